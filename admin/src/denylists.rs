@@ -157,48 +157,10 @@ async fn add(
 
 /// The rule that a request describes.
 fn parse_order(request: AddRule) -> Result<Order, ApiError> {
-    let AddRule { rule, cid, path, name, url, below, allow, reason, status, double_hash, deep } = request;
-    if status.is_some_and(|status| !matches!(status, 410 | 451)) {
-        return Err(bad_request("status must be 410 or 451"));
-    }
-    if reason.as_ref().is_some_and(|reason| reason.chars().count() > REASON_MAX) {
-        return Err(bad_request(format!("reason has at most {REASON_MAX} characters")));
-    }
-    let subjects = [
-        cid.map(|text| Subject::of_cid(&text)),
-        path.map(|text| Subject::of_path(&text)),
-        name.map(|text| Subject::of_name(&text)),
-        url.map(|text| Subject::of_url(&text)),
-    ];
-    let mut subjects = subjects.into_iter().flatten();
-    let (item, subject, own) = match (rule, subjects.next(), subjects.next()) {
-        (Some(line), None, None) => {
-            if below || allow || double_hash {
-                return Err(bad_request(
-                    "below, allow and double_hash cannot be combined with rule: write them into the rule itself",
-                ));
-            }
-            let own = parse(&line)?;
-            let item = line.split_ascii_whitespace().next().unwrap_or_default().to_owned();
-            (item, subject_of(&own.target), Some(own))
-        }
-        (None, Some(subject), None) => {
-            let subject = subject.map_err(bad_request)?;
-            if double_hash && below {
-                return Err(bad_request(
-                    "double_hash cannot be combined with below: a double hash matches exactly one path",
-                ));
-            }
-            parse(&subject.rule_text(below))?;
-            let item = if double_hash { subject.double_hash() } else { subject.rule_text(below) };
-            (format!("{}{item}", if allow { "!" } else { "" }), Some(subject), None)
-        }
-        _ => return Err(bad_request("exactly one of rule, cid, path, name and url is required")),
-    };
-    let rule = match own {
-        Some(own) => own,
-        None => parse(&item)?,
-    };
+    let (status, reason) = (request.status, request.reason.clone());
+    check_hints(status, reason.as_deref())?;
+    let (deep, double_hash) = (request.deep, request.double_hash);
+    let Described { item, rule, subject } = describe(request)?;
     if deep && (rule.allows || subject.is_none()) {
         return Err(bad_request(
             "deep requires a rule that withholds a subject in the clear: not an allow rule or a double hash",
@@ -207,6 +169,60 @@ fn parse_order(request: AddRule) -> Result<Order, ApiError> {
     let rule = hints(rule, status, reason.as_deref());
     let hints: String = rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
     Ok(Order { line: format!("{item}{hints}"), rule, subject, deep, double_hash })
+}
+
+fn check_hints(status: Option<u16>, reason: Option<&str>) -> Result<(), ApiError> {
+    if status.is_some_and(|status| !matches!(status, 410 | 451)) {
+        return Err(bad_request("status must be 410 or 451"));
+    }
+    if reason.is_some_and(|reason| reason.chars().count() > REASON_MAX) {
+        return Err(bad_request(format!("reason has at most {REASON_MAX} characters")));
+    }
+    Ok(())
+}
+
+/// A rule without the hints of its request.
+struct Described {
+    /// What the rule matches, as it is written in a list.
+    item: String,
+    rule: Rule,
+    /// The subject, unless the rule is a double hash.
+    subject: Option<Subject>,
+}
+
+/// The rule of a request, which is either written out or made of its one subject.
+fn describe(request: AddRule) -> Result<Described, ApiError> {
+    let AddRule { rule, cid, path, name, url, below, allow, double_hash, .. } = request;
+    let subjects = [
+        cid.map(|text| Subject::of_cid(&text)),
+        path.map(|text| Subject::of_path(&text)),
+        name.map(|text| Subject::of_name(&text)),
+        url.map(|text| Subject::of_url(&text)),
+    ];
+    let mut subjects = subjects.into_iter().flatten();
+    match (rule, subjects.next(), subjects.next()) {
+        (Some(_), None, None) if below || allow || double_hash => Err(bad_request(
+            "below, allow and double_hash cannot be combined with rule: write them into the rule itself",
+        )),
+        (Some(line), None, None) => {
+            let rule = parse(&line)?;
+            let item = line.split_ascii_whitespace().next().unwrap_or_default().to_owned();
+            Ok(Described { item, subject: subject_of(&rule.target), rule })
+        }
+        (None, Some(subject), None) => describe_subject(subject.map_err(bad_request)?, below, allow, double_hash),
+        _ => Err(bad_request("exactly one of rule, cid, path, name and url is required")),
+    }
+}
+
+fn describe_subject(subject: Subject, below: bool, allow: bool, double_hash: bool) -> Result<Described, ApiError> {
+    if double_hash && below {
+        return Err(bad_request("double_hash cannot be combined with below: a double hash matches exactly one path"));
+    }
+    let text = subject.rule_text(below);
+    parse(&text)?;
+    let item = if double_hash { subject.double_hash() } else { text };
+    let item = format!("{}{item}", if allow { "!" } else { "" });
+    Ok(Described { rule: parse(&item)?, item, subject: Some(subject) })
 }
 
 fn parse(line: &str) -> Result<Rule, ApiError> {

@@ -149,7 +149,7 @@ mod tests {
         }
         assert_eq!(*session_roots.lock().expect("is sound"), [*root.cid()]);
         let (status, message) = get(&router, &of(&nowhere)).await;
-        assert_eq!((status, String::from_utf8_lossy(&message).contains("is not held here")), (404, true));
+        assert_eq!((status, String::from_utf8_lossy(&message).contains("is not stored locally")), (404, true));
         assert_eq!(get(&router, "bafkqac3imvwgy3zao5xxe3de/bafkqac3imvwgy3zao5xxe3de").await.0, 200);
         for wrong in ["a/b", &format!("{}/b", root.cid()), &format!("{}?fetch=1", of(&leaf))] {
             assert_eq!(get(&router, wrong).await.0, 400, "{wrong}");

@@ -53,9 +53,10 @@ use http_body::Body as _;
 use services::access::Principal;
 use services::audit::Detail;
 use services::limiter::{Limiter, Permit};
-use services::pinning::{Owner, Pins, PinsError};
+use services::pinning::adopt::{AdoptError, Adoption};
+use services::pinning::{Meta, Owner, Pins, PinsError};
 use services::uploads::request_body::{Upload, boxed};
-use services::uploads::{Uploads, claims, memory_for};
+use services::uploads::{Uploads, memory_for};
 use services::views::store as store_views;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -397,37 +398,28 @@ impl StoreApi {
         let addition = self.uploads.begin_addition().await.map_err(|error| import_error(error.into()))?;
         let taken = cache::take_car(addition, upload, roots_in, &check).await.map_err(import_error)?;
         let TakenCar { addition, roots, blocks, bytes } = taken;
-        // Protects the pins from removal by other requests until their owner is recorded.
-        let protected: Vec<_> = roots.iter().map(|root| self.pins.protect(*root)).collect();
-        let pinned = match addition.pin(&roots, name).await {
-            Ok(pins) => {
-                let summary = ImportSummary { pins, blocks, bytes };
-                record(&self.pins, owner, &summary).await.map(|()| summary)
+        let adoption = Adoption { owner, name, meta: &Meta::new(), renames: true };
+        match self.pins.adopt(addition, &roots, adoption).await {
+            Ok(adopted) => {
+                let pins = adopted.into_iter().map(|adopted| adopted.pin).collect();
+                Ok(ImportSummary { pins, blocks, bytes })
             }
-            Err(error) => Err(import_error(error.into())),
-        };
-        drop(protected);
-        if pinned.is_err() {
-            claims::let_go(&self.pins, &roots).await;
+            Err(AdoptError::Add(error)) => Err(import_error(error.into())),
+            Err(AdoptError::Pins(error)) => Err(unrecorded(error)),
         }
-        pinned
     }
 }
 
-/// Records the owner of the new pins.
-async fn record(pins: &Arc<Pins>, owner: &Owner, summary: &ImportSummary) -> Result<(), ApiError> {
-    for pin in &summary.pins {
-        let recorded = pins.record_once(owner, pin.root, pin.name.clone()).await;
-        recorded.map_err(|error| match error {
-            PinsError::Store(error) => ApiError::from(error),
-            PinsError::Full(_) => ApiError(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
-            PinsError::Invalid(_) => bad_request(error),
-            PinsError::Quota(_) | PinsError::NotHeld { .. } | PinsError::NotFound => {
-                ApiError(StatusCode::CONFLICT, error.to_string())
-            }
-        })?;
+/// Maps why the pins of an import were not recorded.
+fn unrecorded(error: PinsError) -> ApiError {
+    match error {
+        PinsError::Store(error) => ApiError::from(error),
+        PinsError::Full(_) => ApiError(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
+        PinsError::Invalid(_) => bad_request(error),
+        PinsError::Quota(_) | PinsError::NotHeld { .. } | PinsError::NotFound => {
+            ApiError(StatusCode::CONFLICT, error.to_string())
+        }
     }
-    Ok(())
 }
 
 /// Maps a failed import to a status that says whether the client, the policy or the node is the cause.

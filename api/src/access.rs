@@ -1,44 +1,44 @@
-//! What a token authorises, and how much may be stored for it.
+//! Scopes and quotas of tokens.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use utoipa::ToSchema;
 
-/// How much the owner of a token may keep.
+/// The storage quota of a token's owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
-    /// Pins, in whatever state. `null`: as many as the gateway takes.
+    /// The maximum number of pins, in any state. `null`: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pins_max: Option<u64>,
-    /// Bytes of the DAGs that are pinned, each counted in full. `null`: as many as the gateway takes.
+    /// The maximum size of the pinned DAGs in bytes, each counted in full. `null`: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_max: Option<u64>,
 }
 
-/// Under which name the operator owns pins.
+/// The name under which the operator owns pins.
 pub const OPERATOR: &str = "operator";
 
-/// One thing that a token may be good for. None includes another.
+/// A permission of a token. No scope includes another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Looking: metrics, figures, peers, requests, settings, content.
+    /// Read access: metrics, statistics, peers, requests, settings, content.
     Read,
-    /// Pinning and uploading, and seeing and removing what this token has pinned.
+    /// Pin and upload; list and remove the token's own pins.
     Pin,
-    /// Changing how the gateway runs: its store, caches and peers, names and their keys, draining, everybody's pins.
+    /// Change the running gateway: the store, caches, peers, names and their keys, draining, the pins of all owners.
     Operate,
-    /// Deciding what is not served.
+    /// Change what is withheld.
     Takedown,
 }
 
 impl Scope {
-    /// All there are.
+    /// All scopes.
     pub const ALL: [Self; 4] = [Self::Read, Self::Pin, Self::Operate, Self::Takedown];
 
-    /// As it is written.
+    /// The name of the scope.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -55,9 +55,9 @@ impl fmt::Display for Scope {
     }
 }
 
-/// A text that is no scope.
+/// The text is not a scope.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no scope: there are read, pin, operate and takedown")]
+#[error("\"{0}\" is not a scope: it must be read, pin, operate or takedown")]
 pub struct UnknownScope(String);
 
 impl FromStr for Scope {
@@ -68,7 +68,7 @@ impl FromStr for Scope {
     }
 }
 
-/// Several scopes.
+/// A set of scopes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<Scope>", into = "Vec<Scope>")]
 pub struct Scopes(u8);
@@ -79,17 +79,17 @@ impl Scopes {
         Scope::ALL.into_iter().collect()
     }
 
-    /// Whether one is among them.
+    /// Whether the set has the scope.
     pub fn contains(self, scope: Scope) -> bool {
         self.0 & bit(scope) != 0
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each of them, in the order of [`Scope::ALL`].
+    /// The scopes, in the order of [`Scope::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Scope> {
         Scope::ALL.into_iter().filter(move |scope| self.contains(*scope))
     }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_scope_is_one_of_its_own() {
+    fn each_scope_is_distinct() {
         for scope in Scope::ALL {
             let alone: Scopes = [scope].into_iter().collect();
             for other in Scope::ALL {

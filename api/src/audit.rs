@@ -5,48 +5,47 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// The last changes.
+/// The latest entries of the audit log.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AuditView {
-    /// The newest first.
+    /// The entries, the newest first.
     pub entries: Vec<Entry>,
 }
 
-/// A change.
+/// An entry of the audit log: a change that was requested.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Entry {
-    /// Tells changes apart: the record that is written before a change and the one that is written after it have the
-    /// same. Empty in records of releases that wrote one record only.
+    /// Identifies the change: the entry that is written before the change and the one that is written after it have the
+    /// same ID. Empty in entries of releases that wrote only one.
     #[serde(default)]
     pub id: String,
-    /// When its answer began, in seconds since the Unix epoch; of a change without a status, when it was begun.
+    /// When the response began, in seconds since the Unix epoch; in an entry without a status, when the change began.
     pub at: f64,
-    /// The id of the token that was sent.
+    /// The ID of the token.
     pub token: String,
-    /// What the operator calls the token.
+    /// The name of the token.
     pub name: String,
-    /// The scope that the change needs.
+    /// The required scope.
     pub scope: Scope,
-    /// Where the request came from: an address and a port. Of a command on the data folder itself, "uid" and the user's
-    /// number.
+    /// The client's address and port. For a command that uses the data folder directly, "uid" and the user's number.
     pub from: Option<String>,
-    /// The method of the request; "command" for a command on the data folder itself.
+    /// The method of the request; "command" for a command that uses the data folder directly.
     pub method: String,
-    /// Its path and query; the words of a command.
+    /// The path and query; for a command, its arguments.
     pub path: String,
-    /// The status of the answer; 499 if the client left before there was one. Left out while the change is under way,
-    /// and for ever if the process ended before it was done: then it may have been made or not.
+    /// The status of the response; 499 if the client disconnected before it. Omitted while the change is in progress,
+    /// and if the process ended before it was completed: then the change may have been made or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How long the answer took, in seconds.
+    /// The duration of the request, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// What the operation says besides.
+    /// More details of the operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<Value>,
 }
 
-/// What is written for the status when the client left before there was an answer: what it began may have been done.
+/// The status when the client disconnected before the response: the change may have been made.
 pub const LEFT: u16 = 499;
 
 #[cfg(test)]
@@ -54,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_of_former_releases_are_read() {
+    fn entries_of_earlier_releases_are_read() {
         let line = r#"{"at":1.5,"token":"operator","name":"operator","scope":"operate","from":null,"method":"POST","path":"/x",
             "status":200,"seconds":0.25}"#;
         let entry: Entry = serde_json::from_str(line).expect("reads");

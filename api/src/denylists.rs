@@ -1,4 +1,4 @@
-//! Denylists, allowlists, their rules, and what they decide.
+//! Denylists, allowlists, their rules, and decisions.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,73 +6,73 @@ use utoipa::ToSchema;
 /// All lists.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ListsView {
-    /// "deny" serves what no list withholds, "allow" what is on a list.
+    /// "deny" serves content that no list withholds; "allow" serves only content on a list.
     pub mode: String,
-    /// Rises with every change of the rules.
+    /// Increases with every change of the rules.
     pub generation: u64,
-    /// CIDs that the settings withhold (`policy.deny`), which count for more than any list.
+    /// The number of CIDs that the settings withhold (`policy.deny`), which take precedence over all lists.
     pub settings_rules: u64,
-    /// The lists, in the order in which they count: of those that say anything, the last one does.
+    /// The lists, in ascending order of precedence.
     pub lists: Vec<ListView>,
 }
 
-/// One list.
+/// A list.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ListView {
-    /// What it is called: the place that the settings name, or "local".
+    /// The list's ID: its location in the settings, or "local".
     pub id: String,
     /// "file", "subscription" or "local".
     pub kind: String,
-    /// Whether it says what is served, and not what is withheld.
+    /// Whether it is an allowlist.
     pub allows: bool,
-    /// How it refuses content that no rule of it says more about: 410 or 451.
+    /// The default status of its rules: 410 or 451.
     pub status: u16,
-    /// What it is called by whoever makes it.
+    /// The name in the list's header.
     pub name: Option<String>,
-    /// What it is for.
+    /// The description in the list's header.
     pub description: Option<String>,
-    /// Who makes it.
+    /// The author in the list's header.
     pub author: Option<String>,
-    /// Rules that are in force.
+    /// The number of rules in force.
     pub rules: u64,
-    /// Its text, in bytes.
+    /// The size of the list, in bytes.
     pub bytes: u64,
-    /// What its rules take in memory, in bytes.
+    /// The memory that its rules use, in bytes.
     pub memory_bytes: u64,
-    /// Whether it is longer than a list may be, and what comes beyond is not read.
+    /// Whether the list exceeds the maximum size, so that its end is ignored.
     pub cut_off: bool,
-    /// Lines that are no rules.
+    /// The number of invalid rules.
     pub malformed: u64,
-    /// The first of these.
+    /// The first of the invalid rules.
     pub reported: Vec<ReportedView>,
-    /// When it was last looked at with success, in seconds since the epoch.
+    /// When it was last checked successfully, in seconds since the epoch.
     pub checked_at: Option<u64>,
     /// When it last changed, in seconds since the epoch.
     pub changed_at: Option<u64>,
-    /// What was wrong the last time, if anything.
+    /// The error of the last check, if it failed.
     pub error: Option<String>,
-    /// How often in a row.
+    /// The number of consecutive failures.
     pub failures: u32,
-    /// Bytes that came so far of what is being fetched.
+    /// Bytes received of the fetch in progress.
     pub fetching_bytes: Option<u64>,
-    /// What the last fetch was that brought anything: "whole" or "appended".
+    /// The kind of the last fetch that received data: "whole" or "appended".
     pub fetched: Option<String>,
 }
 
-/// A line that is no rule.
+/// An invalid denylist rule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReportedView {
-    /// Its number, from 1 on.
+    /// The line number, from 1.
     pub line: u64,
-    /// What is wrong with it.
+    /// Why the rule is invalid.
     pub error: String,
 }
 
-/// A rule to be added: exactly one of the first five fields says what it is about.
+/// A rule to add. Exactly one of the first five fields is required.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AddRule {
-    /// A line as in a list, with its hints.
+    /// A rule as in a list, with its hints.
     pub rule: Option<String>,
     /// A CID.
     pub cid: Option<String>,
@@ -80,48 +80,48 @@ pub struct AddRule {
     pub path: Option<String>,
     /// An IPNS name or a domain.
     pub name: Option<String>,
-    /// The address of a page, at whatever gateway.
+    /// The URL of a page, at any gateway.
     pub url: Option<String>,
-    /// Withhold everything whose path begins so as well.
+    /// Also withhold everything below the path.
     pub below: bool,
-    /// Let it out, whatever other lists say.
+    /// Add an exception instead: the content is served even if other lists withhold it.
     pub allow: bool,
-    /// Why.
+    /// The reason.
     pub reason: Option<String>,
-    /// How it is refused: 410 or 451.
+    /// The status: 410 or 451.
     pub status: Option<u16>,
-    /// Write it as a double hash, so that the list does not tell what it is about.
+    /// Write the rule as a double hash, which does not reveal its subject.
     pub double_hash: bool,
-    /// Withhold every block below that is held here by its own hash as well.
+    /// Also withhold each block below it that is stored locally, by its own hash.
     pub deep: bool,
 }
 
-/// What adding a rule did.
+/// The result of adding a rule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AddedView {
-    /// The line that says so.
+    /// The rule.
     pub rule: String,
-    /// Whether it is new.
+    /// Whether the rule is new.
     pub added: bool,
-    /// Rules that were added for what lies below.
+    /// The number of rules that were added for blocks below it.
     pub deep_rules: u64,
-    /// Whether these are all; if not, there were too many blocks below.
+    /// Whether these are all blocks below it; `false` if there are too many.
     pub complete: bool,
-    /// Blocks that left the store.
+    /// The number of blocks that were evicted.
     pub evicted_blocks: u64,
-    /// What they took there, in bytes.
+    /// The size of the evicted blocks on the disk, in bytes.
     pub evicted_bytes: u64,
     /// The roots of pins that were removed.
     pub unpinned: Vec<String>,
-    /// Caches in front of the gateway that are sent a purge request, now or as soon as they can be reached.
+    /// The number of caches in front of the gateway that are sent a purge request, now or when they become reachable.
     #[serde(default)]
     pub caches_notified: u64,
 }
 
-/// What removing a rule did.
+/// The result of removing a rule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RemovedView {
-    /// Lines that are gone.
+    /// The number of removed lines.
     pub removed: u64,
 }
 
@@ -130,61 +130,61 @@ pub struct RemovedView {
 pub struct RulesView {
     /// The rules, in the order of their lines.
     pub rules: Vec<RuleView>,
-    /// What to ask for as `after` to have the next ones; absent when there are none.
+    /// The value of `after` for the next page; absent on the last page.
     pub next: Option<u64>,
 }
 
 /// A rule.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RuleView {
-    /// Its line.
+    /// The line number.
     pub line: u64,
-    /// As it stands there, in its usual form.
+    /// The rule in its canonical form.
     pub rule: String,
     /// Whether it is an exception.
     pub allows: bool,
-    /// How it refuses content, if it says so.
+    /// The status, if the rule has one.
     pub status: Option<u16>,
-    /// Why, if it says so.
+    /// The reason, if the rule has one.
     pub reason: Option<String>,
-    /// When it was added, in seconds since the epoch, if that is known.
+    /// When it was added, in seconds since the epoch, if known.
     pub added_at: Option<u64>,
 }
 
-/// Whether something is withheld.
+/// The result of checking a subject.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = DecidedView)]
 pub struct CheckView {
-    /// What was asked about, as a path.
+    /// The subject, as a path.
     pub subject: String,
     /// Whether it is withheld.
     pub blocked: bool,
-    /// What it is answered with, if it is: 403, 410 or 451. If only a part of it is withheld, what that part is
-    /// answered with.
+    /// The status if it is withheld: 403, 410 or 451. If only a part of it is withheld, the status of that part.
     pub status: Option<u16>,
-    /// What a request for it is answered with; left out if that cannot be told by what is held here.
+    /// The status of a request for it; omitted if that cannot be determined from local blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<u16>,
-    /// Why that cannot be told, or not to its end.
+    /// Why the status or the decisions cannot be determined completely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
-    /// What was decided at each step that can be told from what is held here.
+    /// The decision of each step that can be determined from local blocks.
     pub decisions: Vec<DecisionView>,
 }
 
-/// What was decided about one block, path or name.
+/// The decision about a block, path or name.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DecisionView {
-    /// Which.
+    /// The block, path or name.
     pub of: String,
     /// Whether it is withheld.
     pub blocked: bool,
-    /// What it is answered with, if it is.
+    /// The status, if it is withheld.
     pub status: Option<u16>,
-    /// The list whose rule decided; "settings" is `policy.deny`. Absent if there is none, or if it is on no allowlist.
+    /// The list with the decisive rule; "settings" is `policy.deny`. Absent if there is no such rule, or if the subject
+    /// is on no allowlist.
     pub list: Option<String>,
-    /// The rule's line.
+    /// The line number of the rule.
     pub line: Option<u32>,
-    /// That line.
+    /// The rule.
     pub rule: Option<String>,
 }

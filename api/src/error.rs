@@ -1,40 +1,40 @@
-//! Error bodies: those of our own API, of the Pinning Service API, and of Kubo's RPC.
+//! Error bodies: of the admin API, the Pinning Service API, and Kubo's RPC.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What is answered when something goes wrong.
+/// An error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorView {
-    /// What went wrong, and what to do.
+    /// The cause, and how to resolve it.
     pub error: String,
 }
 
-/// The same in the Pinning Service API (<https://ipfs.github.io/pinning-services-api-spec/>, schema "Failure").
+/// An error of the Pinning Service API (<https://ipfs.github.io/pinning-services-api-spec/>, schema "Failure").
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = PinningFailure)]
 pub struct PinningError {
-    /// What went wrong.
+    /// The error.
     pub error: PinningErrorWords,
 }
 
-/// What went wrong.
+/// The reason and the details of an error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PinningErrorWords {
-    /// For programs: the reason in capitals, such as `UNAUTHORIZED`.
+    /// The reason for programs, in capitals, such as `UNAUTHORIZED`.
     pub reason: String,
-    /// For people: what went wrong, and what to do.
+    /// The cause, and how to resolve it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<String>,
 }
 
-/// The same in Kubo's RPC (`Error` of go-ipfs-cmds).
+/// An error of Kubo's RPC (`Error` of go-ipfs-cmds).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "PascalCase")]
 pub struct KuboError {
-    /// What went wrong, and what to do.
+    /// The cause, and how to resolve it.
     pub message: String,
-    /// 0: anything; 1: the client's fault; 2: not implemented; 3: too many requests; 4: forbidden.
+    /// 0: any other error; 1: a client error; 2: not implemented; 3: rate limited; 4: forbidden.
     pub code: u32,
     /// Always "error".
     #[serde(rename = "Type")]

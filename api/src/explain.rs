@@ -1,105 +1,105 @@
-//! How a request would be answered, and why.
+//! Explanations of how a request would be answered.
 
 use crate::names::NameStepView;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// What would be answered to a request, and why.
+/// How a request would be answered, and why.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainView {
     /// The method: `GET`.
     pub method: String,
-    /// The host that is asked; none if a path was to be explained.
+    /// The requested host; `null` when a path is explained.
     pub host: Option<String>,
     /// The path and query.
     pub path: String,
-    /// Where the host and the path lead.
+    /// The route of the host and the path.
     pub route: Option<RouteView>,
-    /// The format that is asked for.
+    /// The requested format.
     pub format: Option<String>,
-    /// The names on the way, with what is known of each.
+    /// The names on the path, with their cached state.
     pub names: Vec<NameStepView>,
-    /// The path with what names stand for put in their place.
+    /// The path with the values of its names.
     pub resolved: Option<String>,
-    /// Its root.
+    /// The root CID.
     pub root: Option<String>,
-    /// Whether it may be served.
+    /// The policy's decision.
     pub policy: Option<PolicyView>,
-    /// What is remembered of the path, so that it need not be walked.
+    /// The cached resolution of the path.
     pub remembered: Option<RememberedView>,
-    /// The blocks on the way, from the root to what the path leads to, as far as they are here.
+    /// The blocks on the path that are stored locally, from the root to the target.
     pub blocks: Vec<HeldView>,
-    /// The first block on the way that is not here.
+    /// The first block on the path that is not stored locally.
     pub missing: Option<String>,
-    /// What the path leads to, and how much of it is here.
+    /// The target of the path, and how much of it is stored locally.
     pub content: Option<ContentView>,
-    /// What the network knows of the root; none if the node is offline.
+    /// The network's state for the root; `null` if the node is offline.
     pub network: Option<NetworkView>,
-    /// What would be answered; none if that cannot be told without fetching something.
+    /// The response; `null` if it cannot be determined without fetching blocks.
     pub answer: Option<AnswerView>,
-    /// What became of fetching it, if that was asked for.
+    /// The result of the fetch, if one was requested.
     pub fetched: Option<FetchedView>,
-    /// What else is worth knowing.
+    /// Further notes.
     pub notes: Vec<String>,
-    /// How long it took to find all this out.
+    /// How long the explanation took, in seconds.
     pub seconds: f64,
-    /// The same for where the answer redirects to, if that is an address of this gateway.
+    /// The same for the redirect's target, if it is on this gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(no_recursion)]
     pub then: Option<Box<ExplainView>>,
 }
 
-/// Where a request leads.
+/// The route of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RouteView {
     /// `content`, `landing`, `redirect` or `error`.
     pub kind: String,
-    /// The path to the content.
+    /// The content path.
     pub path: Option<String>,
-    /// How pages refer to other content: `path`, `subdomain` or `dnslink`.
+    /// The form of links to other content: `path`, `subdomain` or `dnslink`.
     pub links: Option<String>,
-    /// Whether the content has the origin for itself.
+    /// Whether the content has its own origin.
     pub isolated: Option<bool>,
-    /// Whether files and pages are served there, and not only what clients can check.
+    /// Whether deserialised responses are served, and not only formats that clients can verify.
     pub deserialized: Option<bool>,
-    /// Where a redirect leads.
+    /// The target of a redirect.
     pub location: Option<String>,
-    /// Why it leads nowhere.
+    /// The error, if the request has no route.
     pub error: Option<String>,
 }
 
-/// Whether content may be served.
+/// The policy's decision about content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyView {
     /// `allow`, `gone` (410), `legal` (451), or `unlisted` (403).
     pub verdict: String,
-    /// The block or path that is refused.
+    /// The block or path that is withheld.
     pub refused: Option<String>,
-    /// Which list says so, and where.
+    /// The list and the line of the decisive rule.
     pub decided_by: Option<String>,
-    /// Changes with what is refused: what was remembered under another one counts no longer.
+    /// Changes with the rules; cached resolutions of another generation are not used.
     pub generation: u64,
 }
 
-/// A path that is known to lead to a file.
+/// A cached path of a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RememberedView {
-    /// What it is remembered under.
+    /// The cache key.
     pub key: String,
-    /// The file.
+    /// The CID of the file.
     pub cid: String,
-    /// Its length.
+    /// The length of the file, in bytes.
     pub bytes: u64,
-    /// Its media type.
+    /// The media type.
     pub content_type: Option<String>,
-    /// The policy's generation when the path was walked.
+    /// The policy's generation at the resolution.
     pub generation: u64,
-    /// Whether that still counts.
+    /// Whether the entry is valid under the current generation.
     pub is_current: bool,
 }
 
-/// Where a block is held.
+/// Where a block is stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HeldView {
     /// The block.
@@ -108,206 +108,207 @@ pub struct HeldView {
     pub ram: bool,
     /// Whether it is on the disk.
     pub disk: bool,
-    /// How it lies there: `raw`, `zstd` or `envelope`.
+    /// The stored form: `raw`, `zstd` or `envelope`.
     pub form: Option<String>,
-    /// What it takes there.
+    /// The size on the disk, in bytes.
     pub stored_bytes: Option<u64>,
     /// Whether a pin protects it.
     pub pinned: bool,
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ContentView {
-    /// Its root.
+    /// The CID.
     pub cid: String,
     /// `file`, `directory`, `symlink`, `raw`, `document` or `other`.
     pub kind: String,
-    /// The length of a file.
+    /// The length of a file, in bytes.
     pub bytes: Option<u64>,
-    /// Blocks below it that are here, with itself.
+    /// The number of blocks that are stored locally, with the root.
     pub blocks_here: u64,
-    /// Those of them that are in memory.
+    /// The number of these blocks in memory.
     pub ram_blocks: u64,
-    /// Those of them that are on the disk.
+    /// The number of these blocks on the disk.
     pub disk_blocks: u64,
-    /// Those of them that a pin protects.
+    /// The number of these blocks that a pin protects.
     pub pinned_blocks: u64,
-    /// Blocks below it that are not here. What is below these is not known.
+    /// The number of known blocks that are not stored locally. Blocks below these are unknown.
     pub missing_blocks: u64,
-    /// Whether all of it was counted.
+    /// Whether the count is complete.
     pub counted_all: bool,
-    /// Whether it is known to be sent compressed to clients who accept zstd, and how many bytes of that are in memory.
+    /// Whether the file is known to be sent as zstd, and how much of that is in memory.
     pub encoded: Option<EncodedView>,
 }
 
-/// How a file is sent to clients who accept zstd.
+/// The zstd encoding of a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EncodedView {
-    /// Whether it is sent compressed.
+    /// Whether it is sent as zstd.
     pub compressed: bool,
-    /// Bytes of that in memory.
+    /// The size of the encoded body in memory, in bytes.
     pub ram_bytes: u64,
 }
 
-/// What the network knows of a root.
+/// The network's state for a root.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = ExplainedNetworkView)]
 pub struct NetworkView {
-    /// Connected peers.
+    /// The number of connected peers.
     pub peers: usize,
-    /// What those who read it share; none if nobody has of late.
+    /// The session of the root; `null` if there was none recently.
     pub session: Option<SessionView>,
-    /// How the last search for its providers went.
+    /// The last search for providers.
     pub search: Option<SearchView>,
-    /// Who had it when it was last read.
+    /// The cached providers of earlier reads.
     pub remembered_providers: Vec<ProviderView>,
 }
 
-/// A provider and where it is.
+/// A provider with its addresses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProviderView {
-    /// Its name.
+    /// The peer ID.
     pub peer_id: String,
-    /// Where it was.
+    /// The addresses.
     pub addresses: Vec<String>,
 }
 
-/// What those who read a DAG share.
+/// The session that all readers of a DAG share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionView {
-    /// Connected peers that proved to hold it.
+    /// The connected peers that have proved to have the root.
     pub members: Vec<MemberView>,
-    /// Peers that routing named.
+    /// The number of providers from routing.
     pub providers: usize,
     /// `idle`, `running` or `done`.
     pub search: String,
-    /// Peers that were asked.
+    /// The number of peers that were asked.
     pub asked: usize,
-    /// Those of them that answered.
+    /// The number of these that answered.
     pub answered: usize,
-    /// Blocks that somebody waits for.
+    /// The number of blocks that are waited for.
     pub wanted: usize,
-    /// The first of these.
+    /// The first of these blocks.
     pub wants: Vec<WantView>,
-    /// How long ago it was last used.
+    /// The time since the session was last used, in seconds.
     pub idle_seconds: f64,
 }
 
-/// A peer that proved to hold a DAG.
+/// A peer of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MemberView {
-    /// Its name.
+    /// The peer ID.
     pub peer_id: String,
-    /// Whether it sent a block of the DAG.
+    /// Whether it has sent a block of the DAG.
     pub gave: bool,
-    /// Blocks that it owes us, of whatever DAG.
+    /// The number of outstanding blocks from this peer, of any DAG.
     pub owes_blocks: usize,
-    /// How long it takes to answer.
+    /// The peer's response time, in seconds.
     pub response_seconds: Option<f64>,
-    /// What it sends at best.
+    /// The peer's maximum transfer rate.
     pub bytes_per_second: Option<u64>,
-    /// Whether it lets us wait for too long.
+    /// Whether the peer is stalled.
     pub is_silent: bool,
 }
 
-/// A block that somebody waits for.
+/// A block that is waited for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WantView {
     /// The block.
     pub cid: String,
-    /// For how long.
+    /// The waiting time, in seconds.
     pub waited_seconds: f64,
-    /// Who owes it.
+    /// The peers that were asked to send it.
     pub debtors: Vec<String>,
-    /// Peers that were asked whether they have it and did not answer yet.
+    /// The number of peers that were asked whether they have it and have not answered yet.
     pub probed: usize,
-    /// Peers that said no.
+    /// The number of peers that do not have it.
     pub denied: usize,
 }
 
-/// How a search for providers went.
+/// A search for providers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SearchView {
-    /// How long ago it began.
+    /// The time since its start, in seconds.
     pub seconds_ago: f64,
-    /// How long it took; none while it is under way.
+    /// Its duration, in seconds; `null` while it is in progress.
     pub seconds: Option<f64>,
-    /// Who was asked: `dht-wan`, `dht-lan` or `router`.
+    /// The routing systems that were asked: `dht-wan`, `dht-lan` or `router`.
     pub asked: Vec<AskedView>,
-    /// Those that were named, in order.
+    /// The providers, in the order in which they were found.
     pub providers: Vec<FoundView>,
-    /// How many more were named.
+    /// The number of further providers.
     pub further: usize,
 }
 
-/// Somebody who was asked for providers.
+/// A routing system that was asked for providers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AskedView {
-    /// Who.
+    /// The routing system.
     pub whom: String,
-    /// When they had said all that they know, after the search began.
+    /// When its answer was complete, in seconds after the start of the search.
     pub seconds: Option<f64>,
 }
 
-/// A provider that was named, and what became of it.
+/// A provider that was found, with its connection state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FoundView {
-    /// Its name.
+    /// The peer ID.
     pub peer_id: String,
-    /// Who named it (`memory`, `caller`, `dht-wan`, `dht-lan` or `router`), and when after the search began.
+    /// The routing systems that returned it (`memory`, `caller`, `dht-wan`, `dht-lan` or `router`), with the time after
+    /// the start of the search.
     pub named_by: Vec<NamedView>,
-    /// Whether it was connected when it was first named.
+    /// Whether it was already connected.
     pub was_connected: bool,
-    /// Its last dial.
+    /// The last dial.
     pub dial: Option<DialView>,
-    /// When it proved to hold the DAG, after the search began.
+    /// When it proved to have the root, in seconds after the start of the search.
     pub proved_seconds: Option<f64>,
 }
 
-/// Who named a provider.
+/// A routing system that returned a provider.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NamedView {
-    /// Who.
+    /// The routing system.
     pub whom: String,
-    /// When, after the search began.
+    /// The time, in seconds after the start of the search.
     pub seconds: f64,
 }
 
 /// A dial.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DialView {
-    /// When, after the search began.
+    /// The start, in seconds after the start of the search.
     pub after_seconds: f64,
-    /// How long it took; none while it is under way.
+    /// The duration, in seconds; `null` while the dial is in progress.
     pub seconds: Option<f64>,
-    /// Why it failed, if it did.
+    /// The error, if it failed.
     pub error: Option<String>,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AnswerView {
     /// The status.
     pub status: u16,
-    /// The headers that say something of the content.
+    /// The headers that depend on the content.
     pub headers: BTreeMap<String, String>,
-    /// The length of the body, if that is known beforehand.
+    /// The length of the body, if known in advance.
     pub bytes: Option<u64>,
-    /// Where it redirects to.
+    /// The target of a redirect.
     pub location: Option<String>,
-    /// What went wrong, if the answer is no content.
+    /// The error, if the response is one.
     pub problem: Option<String>,
-    /// What the body breaks off with after the head was sent, if it does.
+    /// The error that aborts the body after the head was sent, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub breaks_off: Option<String>,
 }
 
-/// What became of fetching.
+/// The result of a fetch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FetchedView {
-    /// How long it took until the answer could begin.
+    /// The time until the response could begin, in seconds.
     pub seconds: f64,
-    /// Whether it could, before this was given up.
+    /// Whether the response could begin before the timeout.
     pub in_time: bool,
 }

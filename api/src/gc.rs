@@ -3,28 +3,28 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How much is to go.
+/// Options of a garbage collection.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CollectRequest {
-    /// How much cached blocks may take after it, in bytes. All of them go if this is left out.
+    /// The maximum size of cached blocks afterwards, in bytes. By default all are deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_bytes_max: Option<u64>,
-    /// Whether to say only what would go.
+    /// Report what would be deleted, without deleting it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
 }
 
-/// What went; of a dry run, what would go.
+/// The result of a garbage collection, or of a dry run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CollectedView {
-    /// Blocks that went. Left out of a dry run that would keep some: it is not known which go before they do.
+    /// The number of deleted blocks. Omitted in a dry run that would keep some, since it does not select them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u64>,
-    /// What these took.
+    /// The size of the deleted blocks on the disk, in bytes.
     pub bytes: u64,
-    /// What cached blocks take after it.
+    /// The size of cached blocks afterwards, in bytes.
     pub cached_bytes: u64,
-    /// What pinned blocks take, which never go.
+    /// The size of pinned blocks, which are never deleted, in bytes.
     pub pinned_bytes: u64,
 }

@@ -1,76 +1,76 @@
-//! IPNS keys, and what is published with them.
+//! IPNS keys, and the records that are published with them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// A key, as it is shown.
+/// An IPNS key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeyView {
-    /// What the operator calls it.
+    /// The name of the key.
     pub name: String,
-    /// The name that it publishes, after `/ipns/`.
+    /// The IPNS name of the key, without `/ipns/`.
     pub id: String,
-    /// What it signs with.
+    /// The type of the key.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
-/// What is published with a key, as it is shown.
+/// The record that is published with a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PublishedView {
-    /// What the operator calls the key, if it is there.
+    /// The name of the key, if the key exists.
     pub key: Option<String>,
-    /// The name: a path beginning with `/ipns/`.
+    /// The IPNS name: a path beginning with `/ipns/`.
     pub name: String,
-    /// What it stands for.
+    /// The path that the name resolves to.
     pub value: String,
-    /// How often it has changed.
+    /// The sequence number of the record.
     pub sequence: u64,
-    /// Until when the record holds, in seconds since the Unix epoch. It is renewed long before.
+    /// When the record expires, in seconds since the Unix epoch. It is republished long before.
     pub valid_until_at: u64,
-    /// How long others may remember it.
+    /// How long resolvers may cache the record, in seconds.
     pub ttl_seconds: u64,
-    /// Where the record is: on how many peers of which DHT, or with which routers.
+    /// Where the record is stored: the number of peers in each DHT, and the routers.
     pub puts: BTreeMap<String, usize>,
-    /// What has become of it, in words.
+    /// The state of publishing, as text.
     pub status: String,
 }
 
-/// The keys, in the answer to a question for all.
+/// All keys.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct KeysView {
-    /// Sorted by name.
+    /// The keys, sorted by name.
     pub keys: Vec<KeyView>,
 }
 
-/// What is published, in the answer to a question for all.
+/// All published records.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct PublishedList {
-    /// In no order that means anything.
+    /// The records, in no particular order.
     pub published: Vec<PublishedView>,
 }
 
-/// Asks for a new key.
+/// Creates a key.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateKey {
-    /// What to call it.
+    /// The name of the key.
     pub name: String,
-    /// What it is to sign with; Ed25519 if that is left out.
+    /// The type of the key; Ed25519 by default.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
 }
 
-/// Brings a key.
+/// Imports a key.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportKey {
-    /// What to call it.
+    /// The name of the key.
     pub name: String,
     /// PEM text, or the protobuf message in base64 with padding.
     pub key: String,
-    /// Which of the two; what it looks like if that is left out.
+    /// The format of the key; detected by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
 }
@@ -91,27 +91,27 @@ pub struct ExportedKey {
     pub key: String,
 }
 
-/// Asks for another name of a key.
+/// Renames a key.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RenameKey {
-    /// The name that it gets.
+    /// The new name.
     pub to: String,
 }
 
-/// Asks to publish.
+/// Publishes a record.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Publish {
-    /// What the name is to stand for.
+    /// The path that the name shall resolve to.
     pub path: String,
-    /// What the key is called; the node's own if that is left out.
+    /// The name of the key; the node's own by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// How long each record lives.
+    /// The validity of each record, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_seconds: Option<u64>,
-    /// How long others may remember it.
+    /// How long resolvers may cache the record, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
 }

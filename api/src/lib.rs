@@ -1,9 +1,9 @@
-//! What the admin API sends and receives: the JSON bodies of requests and responses, error bodies, scopes and quotas.
+//! The types of the admin API: JSON bodies of requests and responses, error bodies, scopes and quotas.
 //!
-//! Goals: one definition for the server, the commands and the description of the API; each type can be written and read; text for
-//! people that the commands print alike for a running gateway and for a store on the disk.
+//! Goals: one definition for the server, the commands and the OpenAPI document; each type can be serialised and
+//! deserialised; commands print the same text for a running gateway and for a store on the disk.
 //!
-//! Non-goals: how a request is answered, which `admin` does; any I/O.
+//! Non-goals: handling of requests (`admin`), and any I/O.
 
 pub mod access;
 pub mod audit;

@@ -3,25 +3,25 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How much is to be said.
+/// A change of the log level.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LevelRequest {
-    /// As `log.level` has it: "info", or "info,p2p_bridge=debug".
+    /// A filter as in `log.level`: "info", or "info,p2p_bridge=debug".
     pub level: String,
-    /// After that time it is what the settings say again.
+    /// The time after which the configured level is restored, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 604800)]
     pub duration_seconds: Option<u64>,
 }
 
-/// How much is said.
+/// The current log level.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LevelView {
     /// The level.
     pub level: String,
-    /// That of the settings.
+    /// The configured level.
     pub configured: String,
-    /// When it goes back to that by itself.
+    /// When the configured level is restored, in seconds since the Unix epoch.
     pub until_at: Option<u64>,
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Which name is looked up.
+/// Resolves a name again.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RefreshRequest {
@@ -11,41 +11,42 @@ pub struct RefreshRequest {
     pub name: String,
 }
 
-/// What is known of one of the names on the way.
+/// The cached state of a name on a path.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NameStepView {
     /// The name.
     pub name: String,
-    /// Where that comes from: `list` (names.dnslink_map), `published` (here), `network`, `dns`, or `unknown`: it would
-    /// have to be looked up.
+    /// The source of the value: `list` (names.dnslink_map), `published` (by this node), `network`, `dns`, or `unknown`:
+    /// a look-up would be needed.
     pub source: String,
-    /// What it stands for.
+    /// The value of the name.
     pub value: Option<String>,
-    /// Why it stands for nothing.
+    /// The error of the resolution.
     pub error: Option<String>,
-    /// How long that has been known.
+    /// The age of the value, in seconds.
     pub age_seconds: Option<f64>,
-    /// How long it counts as fresh. `null`: readers get it as long as it holds, and it is looked up again behind.
+    /// How long the value is fresh, in seconds. `null`: it is used until the record expires, and refreshed in the
+    /// background.
     pub fresh_for_seconds: Option<f64>,
-    /// Until when the record holds.
+    /// When the record expires, in seconds since the Unix epoch.
     pub valid_until_at: Option<u64>,
-    /// How often the record was changed.
+    /// The sequence number of the record.
     pub sequence: Option<u64>,
 }
 
-/// What a name stood for and stands for.
+/// The result of resolving a name again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RefreshedView {
     /// The name.
     pub name: String,
-    /// Where it led to as far as was known, as a path.
+    /// The previous path, if one was cached.
     pub old: Option<String>,
-    /// Where it leads to.
+    /// The new path.
     pub new: Option<String>,
-    /// Why it leads nowhere, or could not be looked up: what was known and still holds is answered with.
+    /// The error of the resolution. If the previous value is still valid, it stays in use.
     pub error: Option<String>,
-    /// Whether it leads elsewhere now.
+    /// Whether the path changed.
     pub changed: bool,
-    /// What is known now of each name on the way.
+    /// The new state of each name on the path.
     pub steps: Vec<NameStepView>,
 }

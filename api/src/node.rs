@@ -3,36 +3,36 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A node.
+/// The node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodeView {
-    /// Its name among peers.
+    /// Its peer ID.
     pub peer_id: String,
-    /// Where peers reach it now; nowhere if it is offline.
+    /// The addresses that peers can reach; empty if it is offline.
     pub addresses: Vec<String>,
-    /// The release.
+    /// The version of Causeway.
     pub version: String,
-    /// When it was started.
+    /// When it was started, in seconds since the Unix epoch.
     pub started_at: u64,
-    /// For how long it has run.
+    /// The time since the start, in seconds.
     pub uptime_seconds: f64,
-    /// Addresses and ports that answer the public.
+    /// The addresses and ports of the public listener.
     pub gateway_listeners: Vec<String>,
-    /// Addresses and ports that answer the operator.
+    /// The addresses and ports of the admin listener.
     pub admin_listeners: Vec<String>,
     /// `starting`, `serving` or `draining`.
     pub stage: String,
-    /// Whether the process is about to end.
+    /// Whether the process is about to stop.
     pub stopping: bool,
-    /// Whether it asks nobody and answers no peers.
+    /// Whether it is offline: without any peer-to-peer network.
     pub offline: bool,
-    /// Connected peers.
+    /// The number of connected peers.
     #[serde(default)]
     pub peers: usize,
-    /// What to do if it has none although it is online.
+    /// What to do if it is online without peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// The root of the welcome site, unless it is switched off or unpinned.
+    /// The root of the welcome site, unless it is disabled or unpinned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub welcome: Option<String>,
 }

@@ -3,112 +3,112 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A connection with a peer.
+/// A connection to a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectionView {
-    /// Where the peer is.
+    /// The remote address.
     pub address: String,
-    /// `in`: the peer opened it; `out`: we did.
+    /// The direction: `in` if the peer dialled, `out` if this node did.
     pub direction: String,
 }
 
 /// A connected peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PeerView {
-    /// Its name.
+    /// The peer ID.
     pub peer_id: String,
-    /// Its connections, oldest first.
+    /// The connections, oldest first.
     pub connections: Vec<ConnectionView>,
-    /// For how long it has been connected.
+    /// How long it has been connected, in seconds.
     pub connected_seconds: f64,
-    /// What it calls itself, once it said so.
+    /// The agent version from the identify protocol.
     pub agent: Option<String>,
-    /// The protocols that it says it speaks.
+    /// The protocols from the identify protocol.
     pub protocols: Vec<String>,
-    /// The last round trip of a ping.
+    /// The last round-trip time of a ping, in seconds.
     pub rtt_seconds: Option<f64>,
-    /// Bytes of its Bitswap messages.
+    /// Bytes of Bitswap messages from the peer.
     pub bitswap_received_bytes: u64,
-    /// Bytes of Bitswap messages that it took.
+    /// Bytes of Bitswap messages to the peer.
     pub bitswap_sent_bytes: u64,
-    /// Whether it owes us blocks now.
+    /// Whether requested blocks of this peer are outstanding.
     pub owes_blocks: bool,
-    /// How long ago it sent a block that was wanted.
+    /// The time since it last sent a requested block, in seconds.
     pub useful_seconds_ago: Option<f64>,
-    /// Whether the operator named it: it always has a place.
+    /// Whether it is a configured peer, which always has a slot.
     pub is_trusted: bool,
-    /// Whether it is served last, for what it did.
+    /// Whether it is served with the lowest priority, because it misbehaved.
     pub is_throttled: bool,
 }
 
 /// The connected peers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PeersView {
-    /// How many there are.
+    /// The number of peers.
     pub count: usize,
-    /// Those that have been connected for longest come first.
+    /// The peers, the oldest connections first.
     pub peers: Vec<PeerView>,
 }
 
-/// Whom to connect with.
+/// Connects to a peer.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConnectRequest {
-    /// A multiaddr that ends in `/p2p/ID`; or `/p2p/ID` alone, or an ID, for which the DHT is asked.
+    /// A multiaddr that ends in `/p2p/ID`; or `/p2p/ID` or an ID alone, whose addresses are looked up in the DHT.
     pub address: String,
-    /// How long it may take.
+    /// The timeout, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 120)]
     pub timeout_seconds: Option<u64>,
 }
 
-/// A connection that was asked for.
+/// The result of connecting to a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectedView {
     /// The peer.
     pub peer_id: String,
-    /// Where it is.
+    /// The remote address.
     pub address: String,
-    /// Whether it was connected before.
+    /// Whether it was already connected.
     pub already: bool,
 }
 
-/// A peer that was let go.
+/// The result of disconnecting from a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DisconnectedView {
     /// The peer.
     pub peer_id: String,
 }
 
-/// What travelled between peers, in bytes since the start.
+/// The traffic with peers, in bytes since the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BandwidthView {
-    /// What came, over all transports but circuits, whose bytes come over another.
+    /// Bytes received over all transports, except circuits, whose bytes are counted in another transport.
     pub received_bytes: u64,
-    /// What left.
+    /// Bytes sent.
     pub sent_bytes: u64,
     /// The same by transport: `tcp`, `quic`, `websocket`, `circuit`.
     pub transports: Vec<CarriedView>,
-    /// Bitswap's part of it with the peers that are connected now.
+    /// The Bitswap traffic with the peers that are connected now.
     pub bitswap: TrafficView,
 }
 
-/// What a transport carried.
+/// The traffic of a transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CarriedView {
     /// Its name.
     pub transport: String,
-    /// Bytes that came.
+    /// Bytes received.
     pub received_bytes: u64,
-    /// Bytes that left.
+    /// Bytes sent.
     pub sent_bytes: u64,
 }
 
-/// Bytes both ways.
+/// Traffic in both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TrafficView {
-    /// Bytes that came.
+    /// Bytes received.
     pub received_bytes: u64,
-    /// Bytes that left.
+    /// Bytes sent.
     pub sent_bytes: u64,
 }

@@ -1,4 +1,5 @@
-//! Pins: objects of the Pinning Service API (<https://ipfs.github.io/pinning-services-api-spec/>), and the pins of all owners.
+//! Pins: objects of the Pinning Service API (<https://ipfs.github.io/pinning-services-api-spec/>), and the pins of all
+//! owners.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -7,59 +8,59 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use utoipa::ToSchema;
 
-/// What is to be pinned.
+/// A pin request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Pin)]
 pub struct PinView {
     /// The root of the DAG that is pinned, with all of its blocks.
     #[schema(max_length = 1200)]
     pub cid: String,
-    /// What it is called.
+    /// The name of the pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 255, nullable = false)]
     pub name: Option<String>,
-    /// Multiaddrs of peers who have it, each ending in `/p2p/` and the peer's id.
+    /// Multiaddrs of peers that have the DAG, each ending in `/p2p/` and the peer ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 20, nullable = false)]
     pub origins: Option<Vec<String>>,
-    /// Texts that are kept with it: 1000 at most, and 16 KiB of them with their keys.
+    /// Metadata: at most 1000 entries, and at most 16 KiB with their keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub meta: Option<BTreeMap<String, String>>,
 }
 
-/// How far a pin has come.
+/// The status of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = Status)]
 pub enum StatusView {
-    /// It waits for its turn, or for the next attempt.
+    /// Waiting for a slot, or for the next attempt.
     Queued,
-    /// It is being fetched.
+    /// Being fetched.
     Pinning,
-    /// It is here.
+    /// Complete.
     Pinned,
-    /// It will not come.
+    /// Failed permanently.
     Failed,
 }
 
-/// A pin, and how far it has come.
+/// A pin with its status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = PinStatus)]
 pub struct PinStatusView {
-    /// What it is called by.
+    /// The ID of the pin.
     pub requestid: String,
-    /// How far it has come.
+    /// The status.
     pub status: StatusView,
-    /// When it was asked for (RFC 3339), to the millisecond; no other pin has the same time.
+    /// When it was requested (RFC 3339), in milliseconds; unique among pins.
     #[schema(format = DateTime)]
     pub created: String,
-    /// What was asked for.
+    /// The pin request.
     pub pin: PinView,
-    /// Multiaddrs of this node, for those who have what is to be pinned.
+    /// Multiaddrs of this node, for providers of the DAG.
     #[schema(min_items = 1, max_items = 20)]
     pub delegates: Vec<String>,
-    /// `blocks` and `bytes` so far, `dag_size` when that is all, `attempts` that failed, and `status_details`.
+    /// `blocks` and `bytes` so far, `dag_size` when complete, the number of failed `attempts`, and `status_details`.
     #[serde(default)]
     pub info: BTreeMap<String, String>,
 }
@@ -68,96 +69,96 @@ pub struct PinStatusView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = PinResults)]
 pub struct PinResultsView {
-    /// How many there are on all pages.
+    /// The number of pins on all pages.
     #[schema(minimum = 0)]
     pub count: i32,
-    /// The newest of them, the newest first.
+    /// The pins, the newest first.
     #[schema(max_items = 1000)]
     pub results: Vec<PinStatusView>,
 }
 
-/// A time as the specification has it, to the millisecond.
+/// A time in RFC 3339, in milliseconds.
 pub fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);
     let fine = time.replace_nanosecond(time.nanosecond() / 1_000_000 * 1_000_000).unwrap_or(time);
     let text = fine.format(&Rfc3339).unwrap_or_default();
-    // Always with a fraction, so that texts are in the order of the times.
+    // Always with a fraction, so that the lexical order is that of time.
     match text.split_once('.') {
         Some((whole, fraction)) => format!("{whole}.{:0<3}Z", fraction.trim_end_matches('Z')),
         None => format!("{}.000Z", text.trim_end_matches('Z')),
     }
 }
 
-/// A pin, and whose it is.
+/// A pin with its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OwnedPinView {
-    /// What it is called by.
+    /// The ID of the pin.
     pub requestid: String,
-    /// The identifier of the token that asked for it.
+    /// The ID of the owner's token.
     pub owner: String,
-    /// What that token is called; left out if it was revoked.
+    /// The name of that token; omitted if it was revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner_name: Option<String>,
     /// The root of the DAG.
     pub cid: String,
-    /// What it is called.
+    /// The name of the pin.
     pub name: Option<String>,
-    /// What is kept with it.
+    /// The metadata.
     pub meta: BTreeMap<String, String>,
-    /// Who was said to have it.
+    /// The providers from the request.
     pub origins: Vec<String>,
-    /// How far it has come.
+    /// The status.
     pub status: StatusView,
-    /// Distinct blocks so far.
+    /// The number of distinct blocks so far.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Why it failed, or what stopped the last attempt.
+    /// Why it failed, or the error of the last attempt.
     pub details: Option<String>,
-    /// Attempts that failed.
+    /// The number of failed attempts.
     pub attempts: u32,
-    /// When the next one is due.
+    /// The time of the next attempt.
     pub next_attempt_at: Option<u64>,
-    /// When it was asked for.
+    /// When it was requested.
     pub created_at: u64,
 }
 
 /// Pins, the newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OwnedPinsView {
-    /// How many there are on all pages.
+    /// The number of pins on all pages.
     pub count: u64,
-    /// Those of this page. The next page is of those that are `older_than` the last.
+    /// The pins of this page. For the next page, pass the last one as `older_than`.
     pub pins: Vec<OwnedPinView>,
 }
 
-/// What somebody has.
+/// The pins of an owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OwnerView {
-    /// The identifier of the token.
+    /// The ID of the token.
     pub owner: String,
-    /// What it is called; left out if it was revoked.
+    /// The name of the token; omitted if it was revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner_name: Option<String>,
-    /// Pins, whatever became of them.
+    /// The number of pins, in any state.
     pub pins: u64,
-    /// Bytes of their DAGs as far as they are here, each counted in full and once.
+    /// The size of their locally stored blocks in bytes, each DAG counted in full and once.
     pub bytes: u64,
 }
 
-/// Who has how much.
+/// The pins of all owners.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OwnersView {
-    /// Everybody who has pins.
+    /// All owners with pins.
     pub owners: Vec<OwnerView>,
-    /// Pins that wait or are being fetched.
+    /// The number of pins that are queued or being fetched.
     pub pending: u64,
-    /// Pins that are here.
+    /// The number of complete pins.
     pub pinned: u64,
-    /// Pins that failed.
+    /// The number of failed pins.
     pub failed: u64,
-    /// DAGs that wait to be fetched.
+    /// The number of DAGs that are queued.
     pub queued_roots: u64,
-    /// DAGs that are being fetched.
+    /// The number of DAGs that are being fetched.
     pub active_roots: u64,
 }

@@ -3,58 +3,57 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What is to be purged: one of these.
+/// Options of a purge. Exactly one of the first four fields is required.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PurgeRequest {
-    /// A block, and everything below it.
+    /// A block, with everything below it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cid: Option<String>,
-    /// What a path leads to, `/ipfs/…` or `/ipns/…`, and everything below that; and what is known of the name that it
-    /// begins with.
+    /// The target of a path, `/ipfs/…` or `/ipns/…`, with everything below it; and the cached state of the path's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// A key of the header `Surrogate-Key`: a root CID, for everything below it; or a name, for what is known of it and
-    /// everything that it stood for.
+    /// A key of the header `Surrogate-Key`: a root CID, with everything below it; or a name, with its cached state and
+    /// everything that it resolved to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub surrogate_key: Option<String>,
-    /// An IPNS key or a domain: what is known of it. What it stood for stays.
+    /// An IPNS key or a domain: its cached state only, without the content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `false`: the block alone, and nothing below it. Everything below it goes if this is left out.
+    /// `false`: only the block itself. By default everything below it is purged too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub below: Option<bool>,
-    /// Whether to say only what would be purged.
+    /// Report what would be purged, without purging it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
 }
 
-/// What was purged; of a dry run, what would be.
+/// The result of a purge, or of a dry run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PurgedView {
-    /// Where the purge began.
+    /// The roots of the purge.
     pub roots: Vec<String>,
-    /// Blocks that were in memory.
+    /// The number of blocks that were in memory.
     pub ram_blocks: u64,
-    /// Blocks that were cached on the disk.
+    /// The number of cached blocks that were on the disk.
     pub disk_blocks: u64,
-    /// What these took there.
+    /// The size of these blocks on the disk, in bytes.
     pub disk_bytes: u64,
-    /// Blocks that stay on the disk because they are pinned.
+    /// The number of blocks that stay on the disk because they are pinned.
     pub pinned_blocks: u64,
-    /// Blocks that are not here, so that what is below them could not be found.
+    /// The number of blocks that are not stored locally; what is below them is unknown.
     pub missing_blocks: u64,
-    /// Remembered paths.
+    /// The number of cached paths.
     pub paths: u64,
-    /// Remembered pages of listings.
+    /// The number of cached pages of listings.
     pub listings: u64,
-    /// Sites of which it was known what they say of missing paths.
+    /// The number of sites with cached `_redirects`.
     pub sites: u64,
-    /// Files of which it was known how they are sent compressed.
+    /// The number of files with a cached content encoding.
     pub encoded: u64,
-    /// Names that are known no longer.
+    /// The names whose cached state was deleted.
     pub names: Vec<String>,
-    /// Caches in front of the gateway that are sent a purge request, now or as soon as they can be reached.
+    /// The number of caches in front of the gateway that are sent a purge request, now or when they become reachable.
     #[serde(default)]
     pub caches_notified: u64,
 }

@@ -1,37 +1,37 @@
-//! Requests that are being answered.
+//! Requests in progress.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A request that is being answered.
+/// A request in progress.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RequestView {
-    /// Tells it from others, for as long as it is there.
+    /// An ID, unique among requests in progress.
     pub id: u64,
-    /// Its method.
+    /// The method.
     pub method: String,
-    /// Its path and query, cut if they are long.
+    /// The path and query, truncated if long.
     pub path: String,
-    /// The host that it asks.
+    /// The requested host.
     pub host: String,
-    /// Who asks: an IPv4 address, or an IPv6 network of 64 bits.
+    /// The client: an IPv4 address, or an IPv6 network of 64 bits.
     pub client: String,
-    /// How long it has been here.
+    /// The time since the request was received, in seconds.
     pub seconds: f64,
-    /// The status of its response, once that has begun.
+    /// The status of the response, once it has begun.
     pub status: Option<u16>,
-    /// Bytes of the body that were handed over to be sent.
+    /// Bytes of the body that were passed to the connection.
     pub sent_bytes: u64,
-    /// What it waits for: `route` (where its host leads), `name`, `content`, `more` (of the content), or `client` (who
-    /// has yet to take in what was sent).
+    /// What it waits for: `route` (its host), `name` (name resolution), `content` (the first block), `more` (further
+    /// blocks), or `client` (which has not received all that was sent).
     pub waits_for: String,
 }
 
-/// Requests that are being answered.
+/// Requests in progress.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RequestsView {
-    /// How many there are.
+    /// The number of requests.
     pub count: usize,
-    /// Those that have been here for longest come first.
+    /// The requests, the oldest first.
     pub requests: Vec<RequestView>,
 }

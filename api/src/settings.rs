@@ -1,4 +1,4 @@
-//! Settings and where each comes from.
+//! Settings with their origins.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -8,15 +8,15 @@ use utoipa::ToSchema;
 /// A setting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SettingView {
-    /// Its value, with secrets hidden.
+    /// The value, with secrets hidden.
     pub value: Value,
-    /// Who set it: "the default", a file and line, an environment variable, or a flag.
+    /// The origin: "the default", a file and line, an environment variable, or a flag.
     pub origin: String,
 }
 
 /// The settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SettingsView {
-    /// By key, such as `http.listen`.
+    /// The settings by key, such as `http.listen`.
     pub settings: BTreeMap<String, SettingView>,
 }

@@ -1,52 +1,52 @@
-//! Figures of the running node, in total and for the last second.
+//! Statistics of the running node: totals, and rates since the last sample.
 
 use crate::peers::CarriedView;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// What a tier was asked.
+/// Look-ups in a tier.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TierView {
-    /// Blocks that it had, since the start.
+    /// The number of blocks found, since the start.
     pub hits: u64,
-    /// Blocks that it did not have.
+    /// The number of blocks not found.
     pub misses: u64,
-    /// Questions that it failed to answer.
+    /// The number of failed look-ups.
     pub errors: u64,
-    /// Bytes of the blocks that it had.
+    /// The size of the blocks found, in bytes.
     pub bytes: u64,
 }
 
-/// The local tiers and the network behind them.
+/// The local tiers and the network.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TiersView {
     /// Memory.
     pub ram: TierView,
-    /// The store.
+    /// The block store.
     pub disk: TierView,
-    /// Whoever is asked for what is not here.
+    /// The network.
     pub network: TierView,
 }
 
-/// What the public listener did since the start.
+/// The public listener, since the start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HttpView {
-    /// Requests that were answered, by the class of the status: `2xx` to `5xx`.
+    /// Answered requests by class of status: `2xx` to `5xx`.
     pub requests: BTreeMap<String, u64>,
-    /// Requests that are being answered.
+    /// Requests in progress.
     pub in_flight: i64,
-    /// Those of them that were not answered at once.
+    /// Requests in progress that were not answered at once.
     pub waiting: usize,
-    /// Open connections, the operator's included.
+    /// Open connections, including those of the admin listener.
     pub connections: i64,
     /// Bytes of response bodies.
     pub sent_bytes: u64,
-    /// Responses that broke off.
+    /// Aborted responses.
     pub aborted: u64,
 }
 
-/// What is stored.
+/// The block store.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StoreView {
     /// Bytes in memory.
@@ -55,15 +55,15 @@ pub struct StoreView {
     pub ram_blocks: u64,
     /// Blocks on the disk.
     pub blocks: u64,
-    /// What those take that may be evicted.
+    /// The size of blocks that may be evicted, in bytes.
     pub cached_bytes: u64,
-    /// What those take that are pinned.
+    /// The size of pinned blocks, in bytes.
     pub pinned_bytes: u64,
     /// Blocks evicted since the start.
     pub evicted_blocks: u64,
-    /// Whether nothing is stored at the moment.
+    /// Whether the store currently accepts no blocks.
     pub degraded: bool,
-    /// Why: `full`, `no_inodes`, `failing` or `broken`.
+    /// The reason: `full`, `no_inodes`, `failing` or `broken`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -73,25 +73,24 @@ pub struct StoreView {
 pub struct NetworkView {
     /// Connected peers.
     pub peers: usize,
-    /// DAGs that are being read from the network, or were a moment ago.
+    /// The number of DAGs that are or recently were read from the network.
     pub sessions: usize,
-    /// Blocks that somebody waits for.
+    /// The number of blocks that are waited for.
     pub wanted_blocks: usize,
-    /// Searches for providers under way.
+    /// The number of provider searches in progress.
     pub searches: usize,
-    /// What each transport carried since the start.
+    /// The traffic of each transport since the start.
     pub transports: Vec<CarriedView>,
-    /// How long it took on average until the first peer proved to hold a DAG, of those that were found in the last
-    /// interval.
+    /// The average time until the first peer proved to have a DAG, of the searches in the last interval, in seconds.
     pub discovery_seconds: Option<f64>,
-    /// How long it took on average until a block came that a peer was asked for, in the last interval.
+    /// The average time from the request of a block to its receipt, in the last interval, in seconds.
     pub transfer_seconds: Option<f64>,
 }
 
-/// What happened each second, on average since the last figures; none of it in the first.
+/// Rates per second since the last sample; `null` in the first.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RatesView {
-    /// Requests that were answered.
+    /// Answered requests.
     pub requests: f64,
     /// Bytes of response bodies.
     pub sent_bytes: f64,
@@ -101,18 +100,18 @@ pub struct RatesView {
     pub disk_hits: f64,
     /// Blocks from the network.
     pub network_hits: f64,
-    /// Bytes from peers.
+    /// Bytes received from peers.
     pub p2p_received_bytes: f64,
-    /// Bytes to peers.
+    /// Bytes sent to peers.
     pub p2p_sent_bytes: f64,
 }
 
-/// The figures of a moment.
+/// A sample of the statistics.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StatsView {
-    /// When.
+    /// When it was taken, in seconds since the Unix epoch.
     pub taken_at: u64,
-    /// For how long the node has run.
+    /// The time since the start, in seconds.
     pub uptime_seconds: f64,
     /// `starting`, `serving` or `draining`.
     pub stage: String,
@@ -124,9 +123,9 @@ pub struct StatsView {
     pub store: StoreView,
     /// The network.
     pub network: NetworkView,
-    /// Pins: `pinned`, `pending` and `failed` ones, and how many roots are being fetched (`active_roots`) or wait for that
-    /// (`queued_roots`).
+    /// Pins: the numbers of `pinned`, `pending` and `failed` ones, and of roots that are being fetched (`active_roots`)
+    /// or queued (`queued_roots`).
     pub pins: BTreeMap<String, u64>,
-    /// What happened each second.
+    /// Rates per second.
     pub rates: Option<RatesView>,
 }

@@ -1,4 +1,4 @@
-//! The block store: figures, checks, imports.
+//! The block store: statistics, checks, imports.
 
 use crate::text::{count, size};
 use serde::{Deserialize, Serialize};
@@ -6,62 +6,62 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use utoipa::ToSchema;
 
-/// Which release answers.
+/// The version of Causeway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VersionView {
-    /// Such as "0.1.0".
+    /// The version, such as "0.1.0".
     pub version: String,
 }
 
-/// Blocks of one sort.
+/// The number and size of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AmountView {
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Their bytes, as blocks.
+    /// Their uncompressed size, in bytes.
     pub block_bytes: u64,
-    /// Their bytes, as they are stored.
+    /// Their size on the disk, in bytes.
     pub stored_bytes: u64,
 }
 
-/// The segment files of one kind.
+/// Segment files of pinned or of cached blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SegmentsView {
-    /// How many.
+    /// The number of segments.
     pub segments: u64,
-    /// Bytes in them.
+    /// Their size, in bytes.
     pub bytes: u64,
-    /// Those of them that nothing needs any more.
+    /// The part of their size that compaction can reclaim, in bytes.
     pub dead_bytes: u64,
 }
 
-/// What a store holds.
+/// The content of a block store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FiguresView {
-    /// Blocks of every sort.
+    /// All blocks.
     pub all: AmountView,
     /// Blocks that a pin protects.
     pub pinned: AmountView,
     /// Blocks that may be evicted.
     pub cached: AmountView,
-    /// Blocks that are stored as they are.
+    /// Blocks that are stored uncompressed.
     pub raw: AmountView,
     /// Blocks that are stored as one zstd frame.
     pub frames: AmountView,
-    /// Leaves of which the file's bytes are a zstd frame.
+    /// Leaves whose file data are stored as a zstd frame.
     pub envelopes: AmountView,
-    /// The segments of pinned blocks, in a store that has segments.
+    /// Segments of pinned blocks, if the store has segments.
     pub pinned_segments: SegmentsView,
-    /// The segments of cached blocks.
+    /// Segments of cached blocks, if the store has segments.
     pub cached_segments: SegmentsView,
-    /// Pins that are complete.
+    /// The number of complete pins.
     pub pins: u64,
-    /// Pins that are not.
+    /// The number of partial pins.
     pub partial_pins: u64,
 }
 
 impl FiguresView {
-    /// For people.
+    /// The statistics as text.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let mut amount = |what: &str, amount: AmountView| {
@@ -95,40 +95,40 @@ impl FiguresView {
     }
 }
 
-/// How far a check has come.
+/// The progress of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProgressView {
-    /// Blocks that were checked.
+    /// The number of checked blocks.
     pub blocks: u64,
-    /// Their bytes on the disk.
+    /// Their size on the disk, in bytes.
     pub bytes: u64,
-    /// Blocks whose value is not what was written, or not what their hash says.
+    /// The number of blocks with a wrong checksum or hash.
     pub damaged: u64,
-    /// Blocks that the system refused to read.
+    /// The number of blocks that could not be read.
     pub unreadable: u64,
 }
 
-/// What is wrong with a block.
+/// The fault of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FaultView {
-    /// Its value is not what was written, or not what its hash says.
+    /// The checksum or the hash is wrong.
     Damaged,
-    /// The system refused to read it.
+    /// A read error.
     Unreadable,
 }
 
-/// A block that did not pass.
+/// A faulty block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FindingView {
-    /// What is wrong with it.
+    /// The fault.
     pub fault: FaultView,
-    /// Its name, with the codec of raw blocks: the store does not know which codec it is asked for by.
+    /// The CID, always with the codec `raw`, since the store does not record codecs.
     pub cid: String,
 }
 
 impl FindingView {
-    /// A line for people.
+    /// The finding as a line of text.
     pub fn line(&self) -> String {
         let word = match self.fault {
             FaultView::Damaged => "damaged",
@@ -138,29 +138,29 @@ impl FindingView {
     }
 }
 
-/// A pin of which blocks are missing.
+/// A pin with missing blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LackingPinView {
     /// The root of the DAG.
     pub root: String,
-    /// What the operator calls it.
+    /// The name of the pin.
     pub name: Option<String>,
-    /// How many of its blocks are not here, or are damaged.
+    /// The number of missing or damaged blocks.
     pub missing: u64,
-    /// How many it has.
+    /// The total number of blocks.
     pub blocks: u64,
 }
 
-/// Where an index does not agree with itself or with the files.
+/// Rows of the index that are inconsistent with each other or with the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IndexView {
-    /// Blocks.
+    /// Rows of blocks.
     pub blocks: u64,
-    /// Places.
+    /// Rows of locations.
     pub places: u64,
-    /// Segments.
+    /// Rows of segments.
     pub segments: u64,
-    /// Files.
+    /// Rows of files.
     pub files: u64,
 }
 
@@ -170,26 +170,27 @@ impl IndexView {
     }
 }
 
-/// What a check came to, its findings aside.
+/// The result of a check, without its findings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CheckView {
-    /// Whether nothing is wrong.
+    /// Whether no fault was found.
     pub clean: bool,
-    /// What was checked.
+    /// The checked blocks.
     #[serde(flatten)]
     pub checked: ProgressView,
-    /// Pins that lack blocks, damaged ones included.
+    /// Pins with missing or damaged blocks.
     pub pins_lacking_blocks: Vec<LackingPinView>,
-    /// The index, which is looked at while no gateway runs.
+    /// Inconsistencies of the index, which is checked only while no gateway runs.
     pub index_disagreements: Option<IndexView>,
-    /// Roots that the list of pins says are pinned, and of which the store has no pin. Looked for while no gateway runs.
+    /// Roots that are pinned according to the pin metadata, but not in the store. Checked only while no gateway runs.
     pub pins_missing: Vec<String>,
-    /// Blocks that are kept although no pin is known to have them: index and pin journal were damaged at once.
+    /// The number of blocks that are kept without a known pin, because the index and the pin journal were damaged at
+    /// the same time.
     pub unclaimed_blocks: u64,
 }
 
 impl CheckView {
-    /// For people.
+    /// The report as text.
     pub fn text(&self) -> String {
         let mut out = String::new();
         for LackingPinView { root, name, missing, blocks } in &self.pins_lacking_blocks {
@@ -199,22 +200,22 @@ impl CheckView {
         for root in &self.pins_missing {
             _ = writeln!(
                 out,
-                "pin {root} is in the list of pins and not in the store: the gateway pins it again when it runs"
+                "pin {root} is in the pin metadata but not in the store: a running gateway pins it again"
             );
         }
         if self.unclaimed_blocks > 0 {
             let blocks = count(self.unclaimed_blocks, "block");
             _ = writeln!(
                 out,
-                "kept although no pin is known to have them: {blocks}. When \"causeway pin ls\" shows every pin that you \
-                 expect as pinned, \"causeway store repair --release-unclaimed\" lets go of the rest"
+                "blocks that are kept without a known pin: {blocks}. When \"causeway pin ls\" lists all expected pins \
+                 as pinned, run \"causeway store repair --release-unclaimed\" to unpin the rest"
             );
         }
         if let Some(index) = self.index_disagreements.filter(|index| index.total() > 0) {
             let IndexView { blocks, places, segments, files } = index;
             _ = writeln!(
                 out,
-                "rows of the index that disagree: blocks {blocks}, places {places}, segments {segments}, files {files}"
+                "inconsistent rows of the index: blocks {blocks}, places {places}, segments {segments}, files {files}"
             );
         }
         let ProgressView { blocks, bytes, damaged, unreadable } = self.checked;
@@ -227,7 +228,7 @@ impl CheckView {
         out
     }
 
-    /// With the findings, for scripts.
+    /// The report with the findings as JSON, for scripts.
     pub fn json(&self, findings: &[FindingView]) -> Value {
         let cids = |fault| {
             let found = findings.iter().filter(|finding| finding.fault == fault);
@@ -247,62 +248,62 @@ impl CheckView {
     }
 }
 
-/// A line of the answer to a request for a check. The last is a report or an error.
+/// A line of the response to a check. The last line is a report or an error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckLine {
-    /// How far it has come.
+    /// The progress.
     Progress(ProgressView),
-    /// A block that did not pass.
+    /// A faulty block.
     Finding(FindingView),
-    /// What it came to.
+    /// The report.
     Report(CheckView),
-    /// Why it did not come to its end.
+    /// The error that stopped the check.
     Error(String),
 }
 
-/// What compacting a store gave back.
+/// The result of a compaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CompactedView {
-    /// What the blocks took before, in bytes.
+    /// The size of the blocks on the disk before, in bytes.
     pub bytes_before: u64,
-    /// What they take now.
+    /// The size afterwards, in bytes.
     pub bytes_after: u64,
 }
 
 impl CompactedView {
-    /// For people.
+    /// The result as text.
     pub fn text(self) -> String {
         format!("{} before, {} now\n", size(self.bytes_before), size(self.bytes_after))
     }
 }
 
-/// A pin that was made.
+/// A new pin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PinView {
     /// The root of the DAG.
     pub root: String,
-    /// What the operator calls it.
+    /// The name of the pin.
     pub name: Option<String>,
-    /// Its distinct blocks.
+    /// The number of distinct blocks.
     pub blocks: u64,
-    /// Their bytes.
+    /// Their size, in bytes.
     pub bytes: u64,
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImportedView {
-    /// The pin of each distinct root, in the archive's order.
+    /// The pin of each distinct root, in the order of the archive.
     pub pins: Vec<PinView>,
-    /// Blocks in the archive, repeated ones included.
+    /// The number of blocks in the archive, duplicates included.
     pub blocks: u64,
-    /// Their bytes.
+    /// Their size, in bytes.
     pub bytes: u64,
 }
 
 impl ImportedView {
-    /// For people.
+    /// The result as text.
     pub fn text(&self) -> String {
         let mut out: String = self.pins.iter().map(|pin| format!("pinned {}\n", pin.root)).collect();
         _ = writeln!(out, "imported {}, {}", count(self.blocks, "block"), count(self.bytes, "byte"));
@@ -310,23 +311,23 @@ impl ImportedView {
     }
 }
 
-/// Asks for blocks.
+/// Queries which blocks are stored locally.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HaveQuestion {
-    /// Which blocks.
+    /// The blocks.
     #[schema(max_items = 4096)]
     pub cids: Vec<String>,
 }
 
-/// Which of them are here.
+/// The result of a query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HaveView {
-    /// For each block of the question, in its order, whether it is here.
+    /// For each requested block, in the same order, whether it is stored locally.
     pub held: Vec<bool>,
 }
 
-/// The media type of archives (<https://www.iana.org/assignments/media-types/application/vnd.ipld.car>).
+/// The media type of CAR archives (<https://www.iana.org/assignments/media-types/application/vnd.ipld.car>).
 pub const CAR: &str = "application/vnd.ipld.car";
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! Numbers as people read them, and as JSON has them.
+//! Numbers as text and as JSON.
 
 use std::time::Duration;
 
-/// A number of things for people.
+/// A count with its noun.
 pub fn count(number: u64, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A number of bytes for people.
+/// A size in binary units.
 pub fn size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|(_, bits)| bytes >> bits > 0) {
@@ -16,7 +16,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// A duration as JSON has it: seconds, to the microsecond.
+/// A duration in JSON: seconds, rounded to microseconds.
 pub fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e6
 }

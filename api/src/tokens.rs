@@ -4,55 +4,55 @@ use crate::access::{Quota, Scope};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A token, as it is shown.
+/// A token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenView {
-    /// By what it is found, and what its pins belong to.
+    /// The ID, which also identifies the owner of pins.
     pub id: String,
-    /// What the operator calls it.
+    /// The name.
     pub name: String,
-    /// What it is good for.
+    /// The scopes that it authorises.
     pub scopes: Vec<Scope>,
-    /// How much may be kept for it.
+    /// The quota.
     pub quota: Quota,
-    /// When it was made, in seconds since the Unix epoch; not said of the operator's own.
+    /// When it was created, in seconds since the Unix epoch; omitted for the operator's own token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<u64>,
-    /// From when on it is good for nothing, in seconds since the Unix epoch; left out if never.
+    /// When it expires, in seconds since the Unix epoch; omitted if never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<u64>,
 }
 
-/// The tokens, in the answer to a question for all.
+/// All tokens.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct TokensView {
-    /// In the order in which they were made.
+    /// The tokens, in the order of creation.
     pub tokens: Vec<TokenView>,
 }
 
-/// Asks for a new token.
+/// Creates a token.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateToken {
-    /// What it is to be good for.
+    /// The scopes that it authorises.
     pub scopes: Vec<Scope>,
-    /// What to call it; "token-" and a number if that is left out.
+    /// The name; "token-" and a number by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// How much may be kept for it.
+    /// The quota.
     #[serde(default)]
     pub quota: Quota,
-    /// For how long it is to be good; until it is revoked if that is left out.
+    /// The time until it expires, in seconds; by default it is valid until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_seconds: Option<u64>,
 }
 
-/// A token that was made.
+/// A new token.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct CreatedToken {
-    /// What is borne. It is shown this once.
+    /// The bearer token. It is shown only once.
     pub token: String,
-    /// What is kept of it.
+    /// The stored metadata.
     #[serde(flatten)]
     pub kept: TokenView,
 }

@@ -3,106 +3,107 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What became of an upload.
+/// The result of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UploadView {
-    /// Each thing at the top of the upload, in the order of names; or the folder around them; or the distinct roots of a CAR.
+    /// The top-level entries of the upload, sorted by name; or the directory that wraps them; or the distinct roots of
+    /// a CAR.
     pub roots: Vec<RootView>,
-    /// Bytes of content that came: of files, or of a CAR's blocks.
+    /// The number of bytes received: of files, or of a CAR's blocks.
     pub bytes: u64,
-    /// Blocks that were made or came, repeated ones included.
+    /// The number of blocks that were created or received, duplicates included.
     pub blocks: u64,
 }
 
 /// A root of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RootView {
-    /// Its name in the upload; `null` for a folder around everything and in a CAR.
+    /// The name in the upload; `null` for a wrapping directory and in a CAR.
     pub name: Option<String>,
-    /// Its CID.
+    /// The CID.
     pub cid: String,
-    /// Where a gateway serves it.
+    /// The path on a gateway.
     pub path: String,
-    /// The content of the files in it, in bytes; of a CAR's root, the bytes of its distinct blocks.
+    /// The size of the files in it, in bytes; for a CAR's root, the size of its distinct blocks.
     pub bytes: u64,
-    /// The request in the pin service that keeps it; `null` if nothing was pinned.
+    /// The ID of the pin; `null` if nothing was pinned.
     pub pin: Option<String>,
 }
 
-/// How far an upload has come.
+/// The progress of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GlanceView {
-    /// Files and symlinks that are complete.
+    /// The number of complete files and symlinks.
     pub files: u64,
-    /// Bytes of content that were read.
+    /// The number of bytes read.
     pub bytes: u64,
-    /// The file that is being read; empty if it has no name.
+    /// The name of the current file; empty if it has none.
     pub path: String,
 }
 
-/// Why an upload was not taken in, where the status was sent already.
+/// The error of an upload, after the status was sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailureView {
-    /// The status that it would have had.
+    /// The status that the error would have had.
     pub status: u16,
-    /// What went wrong, and what to do.
+    /// The cause, and how to resolve it.
     pub error: String,
 }
 
-/// A line of the answer. The last is `done` or `error`.
+/// A line of the response. The last line is `done` or `error`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum UploadLine {
-    /// How far it has come.
+    /// The progress.
     Progress(GlanceView),
-    /// What became of it.
+    /// The result.
     Done(UploadView),
-    /// Why nothing became of it.
+    /// The error.
     Error(FailureView),
 }
 
-/// How a resumable upload goes.
+/// A resumable upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PartialView {
-    /// What it is called by.
+    /// The ID of the upload.
     pub id: String,
-    /// Where it is: the path that pieces are sent to.
+    /// The path of the upload, to which chunks are sent.
     pub path: String,
-    /// `open`: bytes are to come; `complete`: all are here and are being taken in; `done`; `failed`.
+    /// `open`: bytes are missing; `complete`: all bytes were received and are being imported; `done`; `failed`.
     pub state: PartialState,
-    /// How many bytes are here.
+    /// The number of bytes received.
     pub offset: u64,
-    /// How many it will have.
+    /// The total number of bytes.
     pub length: u64,
-    /// What the content is called.
+    /// The name of the content.
     pub name: Option<String>,
-    /// When it was begun, in seconds since the Unix epoch.
+    /// When it was created, in seconds since the Unix epoch.
     pub created_at: u64,
-    /// When it is removed if nothing more is done with it.
+    /// When it expires if no more bytes are sent, in seconds since the Unix epoch.
     pub expires_at: u64,
-    /// What became of it.
+    /// The result.
     pub result: Option<UploadView>,
-    /// Why nothing became of it.
+    /// The error.
     pub failure: Option<FailureView>,
 }
 
-/// How far a resumable upload has come.
+/// The state of a resumable upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PartialState {
-    /// Bytes are to come.
+    /// Bytes are missing.
     Open,
-    /// All bytes are here; they are being taken in, or wait for that.
+    /// All bytes were received; they are being imported, or wait for it.
     Complete,
-    /// It is pinned.
+    /// The content is pinned.
     Done,
-    /// It was not taken in.
+    /// The import failed.
     Failed,
 }
 
-/// A token's resumable uploads.
+/// The resumable uploads of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PartialsView {
-    /// The oldest first.
+    /// The uploads, the oldest first.
     pub uploads: Vec<PartialView>,
 }

@@ -3,74 +3,75 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What is to be fetched: a CID or a path.
+/// The content to fetch: a CID or a path.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WarmRequest {
-    /// A root.
+    /// A root CID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cid: Option<String>,
-    /// A path, `/ipfs/…` or `/ipns/…`: the blocks on the way, and what it leads to.
+    /// A path, `/ipfs/…` or `/ipns/…`: its blocks, and its target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// How far below that: 0 is the block alone, 1 what it links to as well. All of it if this is left out.
+    /// The maximum depth below the root: 0 is the block alone, 1 includes its links. By default everything is fetched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depth: Option<u32>,
-    /// Ends when the blocks have so many bytes in all.
+    /// Stops when the blocks reach this total size, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_max: Option<u64>,
 }
 
-/// How far it has come.
+/// The progress.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WarmProgress {
-    /// Where it began: the root, or what the path leads to.
+    /// The root: the CID, or the target of the path.
     pub root: String,
-    /// Blocks that are here now.
+    /// The number of blocks that are stored locally now.
     pub blocks: u64,
-    /// Their bytes, as far as they were read: leaves that were here before are not.
+    /// The size of the blocks that were read, in bytes; leaves that were already stored are not read.
     pub bytes: u64,
-    /// Those of them that came from the network.
+    /// The number of blocks that were fetched from the network.
     pub fetched_blocks: u64,
-    /// Their bytes.
+    /// Their size, in bytes.
     pub fetched_bytes: u64,
-    /// Blocks that did not come.
+    /// The number of blocks that could not be fetched.
     pub failed_blocks: u64,
-    /// For how long.
+    /// The duration so far, in seconds.
     pub seconds: f64,
 }
 
-/// How it ended.
+/// The result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WarmReport {
-    /// How far it came.
+    /// The final progress.
     #[serde(flatten)]
     pub progress: WarmProgress,
-    /// Whether everything that was asked for is here.
+    /// Whether all requested blocks are stored locally.
     pub complete: bool,
-    /// Why not: `bytes_max`, `blocks` (http.dag_blocks_max), `links` (more beside each other than may wait) or `failures`.
+    /// Why not: `bytes_max`, `blocks` (http.dag_blocks_max), `links` (too many pending links on one level) or
+    /// `failures`.
     pub stopped_by: Option<String>,
-    /// What went wrong with the first blocks that did not come.
+    /// The errors of the first blocks that could not be fetched.
     pub failures: Vec<WarmFailure>,
 }
 
-/// A block that did not come.
+/// A block that could not be fetched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WarmFailure {
     /// The block.
     pub cid: String,
-    /// Why.
+    /// The error.
     pub error: String,
 }
 
-/// One line.
+/// A line of the response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WarmLine {
-    /// How far it has come.
+    /// The progress.
     Progress(WarmProgress),
-    /// The last line: how it ended.
+    /// The last line: the result.
     Report(WarmReport),
-    /// The last line, if it could not begin.
+    /// The last line, if the operation could not begin.
     Error(String),
 }

@@ -1,13 +1,14 @@
-//! Blocks whose roots are known last, into the store, and the roots pinned.
+//! Stores blocks whose roots become known last, and pins the roots.
 //!
-//! Goals: content larger than memory and larger than the cache's budget is taken in; a block that is here already is not
-//! written again; what is pinned is on the disk, and of what was not pinned nothing stays protected.
+//! Goals: content may be larger than memory and than the cache's budget; stored blocks are not written again; pins are
+//! durable, and blocks that end up in no pin do not stay protected.
 //!
-//! How: blocks are protected by a scaffold as they come, since the first must still be there when the last has come. Then
-//! each root is walked from the store and pinned, and the scaffold is let go. One that a killed process leaves standing is
-//! let go when the store is next opened.
+//! How: a temporary pin protects the blocks, since the first must still be stored when the last arrives. Then each
+//! root's DAG is traversed in the store and pinned, and the temporary pin is released. If the process is killed, the
+//! next start releases it.
 //!
-//! Non-goal: making blocks. They come out of an archive ([`crate::import`]) or out of files ([`content::importer`]).
+//! Non-goal: creating blocks. They are read from an archive ([`crate::import`]) or built from files
+//! ([`content::importer`]).
 
 use crate::disk::StoreError;
 use crate::pins::{Attempt, PinError, PinSummary};
@@ -18,27 +19,27 @@ use content::{Block, Cid, SourceError, dag};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Blocks that a walk reads from the store at the same time.
+/// Blocks that a traversal reads concurrently.
 const WALK_CONCURRENCY: usize = 8;
 
-/// Blocks that are being taken in. They are protected until this is dropped; after that those stay that a pin has, and the
-/// rest is left to the cache.
+/// Blocks that are being added. They are protected until this is dropped; after that, blocks without a pin are cached
+/// blocks.
 #[derive(Debug)]
 pub struct Addition {
     store: Arc<dyn BlockStore>,
-    scaffold: Arc<Attempt>,
-    /// What walks may take memory from, if there is a limit.
+    temporary_pin: Arc<Attempt>,
+    /// The memory budget of traversals, if there is one.
     memory: Option<Arc<Budget>>,
 }
 
-/// Why what was taken in is not pinned. Pins of roots before the one that failed stay.
+/// Why added blocks could not be pinned. Pins of earlier roots stay.
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
     /// The disk failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A block was to be here already, and is not.
-    #[error("{missing} was here, and is not any more")]
+    /// A block that the caller did not send is no longer stored.
+    #[error("{missing} is no longer stored: send it as well")]
     Missing {
         /// That block.
         missing: Cid,
@@ -48,63 +49,63 @@ pub enum AddError {
     Pin {
         /// That root.
         root: Cid,
-        /// What went wrong.
+        /// The reason.
         error: Box<PinError>,
     },
 }
 
 impl Addition {
-    /// Begins.
+    /// Begins an addition.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn begin(store: &dyn BlockStore) -> Result<Self, StoreError> {
-        Ok(Self { store: store.handle(), scaffold: store.begin_scaffold().await?, memory: None })
+        Ok(Self { store: store.handle(), temporary_pin: store.begin_temporary_pin().await?, memory: None })
     }
 
-    /// The same, whose walks take their memory from a budget, and fail when it has no more.
+    /// Makes traversals take their memory from a budget, and fail when it is exhausted.
     #[must_use]
     pub fn within(mut self, memory: Arc<Budget>) -> Self {
         self.memory = Some(memory);
         self
     }
 
-    /// Takes a block in, in any order and as often as it occurs; waits while the disk is behind. A block that is written
-    /// into its CID needs no place.
+    /// Adds a block, in any order, repeatedly if need be; waits while the disk is behind (backpressure). Blocks with an
+    /// identity CID are not stored.
     ///
     /// # Errors
-    /// What the disk said, to this block or to one before it; or that one before it was not here.
+    /// [`AddError`], for this block or an earlier one.
     pub async fn put(&self, block: &Block) -> Result<(), AddError> {
-        self.store.put_member(block, &self.scaffold).await.map_err(failure)
+        self.store.put_member(block, &self.temporary_pin).await.map_err(failure)
     }
 
-    /// Takes a block in that is here already, and of which nobody has the bytes.
+    /// Adds a block that is already stored, without its bytes.
     ///
     /// # Errors
-    /// The same; here or later, that it is not here.
-    pub async fn put_held(&self, cid: &Cid) -> Result<(), AddError> {
+    /// The same; by this call or a later one, that the block is missing.
+    pub async fn put_stored(&self, cid: &Cid) -> Result<(), AddError> {
         if Block::inline(cid).is_some() {
             return Ok(());
         }
-        self.store.put_held_member(*cid, &self.scaffold).await.map_err(failure)
+        self.store.put_held_member(*cid, &self.temporary_pin).await.map_err(failure)
     }
 
-    /// Done when everything that was put before is here. Nothing is synced by that.
+    /// Completes when all blocks added before are readable. Does not sync.
     ///
     /// # Errors
-    /// What the disk said to one of them; or that it was not here.
+    /// [`AddError`], for any of them.
     pub async fn written(&self) -> Result<(), AddError> {
         self.store.written().await?;
-        self.scaffold.check().map_err(failure)
+        self.temporary_pin.check().map_err(failure)
     }
 
-    /// Ends: pins each root, once, in the order given, all under `name` if there is one. The pins are on the disk when this
-    /// returns.
+    /// Finishes: pins each distinct root in the given order, all with `name` if there is one. The pins are durable when
+    /// this returns.
     ///
     /// # Errors
-    /// [`AddError`]: among them that a block below a root is not here.
+    /// [`AddError`], also if a block below a root is missing.
     pub async fn pin(self, roots: &[Cid], name: Option<&str>) -> Result<Vec<PinSummary>, AddError> {
-        // A walk reads what has been written, not what is queued.
+        // The traversal cannot read queued blocks.
         self.written().await?;
         let mut seen = HashSet::new();
         let mut pins = Vec::new();
@@ -119,11 +120,11 @@ impl Addition {
 
 impl Drop for Addition {
     fn drop(&mut self) {
-        self.store.release(&self.scaffold);
+        self.store.release(&self.temporary_pin);
     }
 }
 
-/// A scaffold has no root, so only the disk can fail it, and a block that is not here.
+/// A temporary pin has no root, so that it fails only for disk errors and missing blocks.
 fn failure(error: PinError) -> AddError {
     match (missing(&error), error) {
         (Some(missing), _) => AddError::Missing { missing },
@@ -132,7 +133,7 @@ fn failure(error: PinError) -> AddError {
     }
 }
 
-/// The block that is not here, if that is what went wrong.
+/// The missing block, if that is the reason.
 pub(crate) fn missing(error: &PinError) -> Option<Cid> {
     let PinError::Blocks(error) = error else { return None };
     match error.downcast_ref::<DagError>()? {

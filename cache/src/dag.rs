@@ -1,19 +1,19 @@
-//! Which blocks a DAG has, as far as they are stored.
+//! Traverses a DAG within the store.
 //!
-//! The walk is that of [`content::dag`], without its waiting: here every block is at hand or missing. Blocks that have no links
-//! by their codec are not read.
+//! The traversal is that of [`content::dag`] without waiting: every block is either stored or missing. Blocks whose
+//! codec has no links are not read.
 
 use crate::error::StoreError;
 use bytes::Bytes;
 use content::fingerprints::Fingerprints;
 use content::{Block, BlockKey, Cid, codec, dag};
 
-/// What a walk asks of a store. Everything here may block.
+/// What a traversal needs of a store. The methods may block.
 pub(crate) trait Stored {
-    /// The length of a block that is held; `None` if it is not, or is known to be damaged.
+    /// The length of a block; `None` if it is missing or known to be corrupt.
     fn block_bytes(&self, key: &BlockKey) -> Result<Option<usize>, StoreError>;
 
-    /// The bytes of a block that is held; `None` if they turn out damaged.
+    /// The bytes of a stored block; `None` if it turns out corrupt.
     fn block(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError>;
 }
 
@@ -21,27 +21,27 @@ pub(crate) trait Stored {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Visited {
     pub(crate) key: BlockKey,
-    /// The length of the block; `None` if it is not here, or damaged.
+    /// The length of the block; `None` if it is missing or corrupt.
     pub(crate) block_bytes: Option<usize>,
 }
 
-/// Shows each block of the DAG below a root, the root included, and says whether all links could be followed. A block that is
-/// linked under two codecs is shown twice. Memory: some 40 bytes for each block.
+/// Calls `visit` with each block of the DAG, including the root, and returns whether all links could be followed. A
+/// block that is linked under two codecs is visited twice. Memory: some 40 bytes for each block.
 ///
 /// # Errors
-/// What the store said, or what `visit` said.
+/// [`StoreError`], of the store or of `visit`.
 pub(crate) fn walk(
     store: &dyn Stored,
     root: Cid,
     visit: &mut dyn FnMut(Visited) -> Result<(), StoreError>,
 ) -> Result<bool, StoreError> {
-    let (mut seen, mut waiting, mut complete) = (Fingerprints::default(), vec![root], true);
+    let (mut seen, mut pending, mut complete) = (Fingerprints::default(), vec![root], true);
     seen.insert((root.codec(), root.hash()));
-    while let Some(cid) = waiting.pop() {
+    while let Some(cid) = pending.pop() {
         let links = match BlockKey::of(&cid) {
             None => Block::inline(&cid).and_then(|block| dag::links(&block).ok()),
             Some(key) => {
-                let found = look(store, cid, &key)?;
+                let found = links_of(store, cid, &key)?;
                 let (block_bytes, links) = found.map_or((None, None), |(bytes, links)| (Some(bytes), links));
                 visit(Visited { key, block_bytes })?;
                 links
@@ -49,16 +49,16 @@ pub(crate) fn walk(
         };
         complete &= links.is_some();
         let new = links.into_iter().flatten().filter(|link| seen.insert((link.codec(), link.hash())));
-        waiting.extend(new);
+        pending.extend(new);
     }
     Ok(complete)
 }
 
 /// The length of a block in bytes, and its links if they can be read.
-type Looked = (usize, Option<Vec<Cid>>);
+type BlockLinks = (usize, Option<Vec<Cid>>);
 
-/// Reads a block that is here.
-fn look(store: &dyn Stored, cid: Cid, key: &BlockKey) -> Result<Option<Looked>, StoreError> {
+/// The length and links of a block, if it is stored.
+fn links_of(store: &dyn Stored, cid: Cid, key: &BlockKey) -> Result<Option<BlockLinks>, StoreError> {
     let Some(bytes) = store.block_bytes(key)? else { return Ok(None) };
     if matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON) {
         return Ok(Some((bytes, Some(Vec::new()))));

@@ -1,43 +1,43 @@
-//! [`Database`]: a RocksDB that serves reads although the disk has no space to open it for writing.
+//! [`Database`]: a RocksDB that serves reads even if the disk has no space to open it for writing.
 //!
-//! Goals: opening for writing needs space, for a log and a manifest of its own and for what is recovered from the former log;
-//! where there is none, the database is opened for reading alone, and for writing later, in the place where it is.
+//! Goals: opening for writing needs space, for a new write-ahead log, a manifest and the data recovered from the old
+//! log. Without that space, the database is opened read-only, and reopened for writing later without closing it.
 //!
-//! How: the database that is open for reading is kept until the process ends, so that whoever reads goes on; every later call
-//! meets the one that is open for writing. Nothing is written in between, so both hold the same.
+//! How: the read-only instance stays open until the process ends, so that readers are not interrupted; later calls use
+//! the writable one. Nothing is written in between, so both have the same contents.
 //!
-//! Non-goals: damage, which fails as before.
+//! Non-goals: recovering from corruption, which fails as usual.
 
 use crate::error::StoreError;
 use rocksdb::{ColumnFamily, DB, Options};
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// How a database is to be opened.
+/// How a database is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     ReadOnly,
     Write,
 }
 
-/// What every database begins with. RocksDB allocates megabytes for each file that it is about to write; where there is less left,
-/// one file is given all of it and the next one none.
+/// The base options of every database. By default, RocksDB preallocates megabytes for each new file; on a nearly full
+/// disk, one file would take all the space and the next would fail.
 pub(crate) fn options() -> Options {
     Options::default().get_options_from_string("allow_fallocate=false").unwrap_or_default()
 }
 
-/// Opens it.
+/// Opens the database.
 type Open = Box<dyn Fn(Access) -> Result<DB, rocksdb::Error> + Send + Sync>;
 
-/// See the module.
+/// See the module documentation.
 pub(crate) struct Database {
-    /// The first that was opened.
+    /// The instance that was opened first.
     first: DB,
-    /// The one that is open for writing, if that came later.
+    /// The writable instance, if it was opened later.
     writable: OnceLock<DB>,
-    /// Held by the thread that opens it for writing.
+    /// Held while the database is opened for writing.
     opening: Mutex<()>,
-    /// `None` if the first is open for writing.
+    /// `None` if the first instance is writable.
     open: Option<Open>,
 }
 
@@ -48,14 +48,14 @@ impl fmt::Debug for Database {
 }
 
 impl Database {
-    /// Opens a database for writing, or for reading where there is no space for that.
+    /// Opens a database for writing, or read-only if there is no space.
     pub(crate) fn open(
         open: impl Fn(Access) -> Result<DB, rocksdb::Error> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
         match open(Access::Write).map_err(StoreError::from) {
             Ok(first) => Ok(Self { first, writable: OnceLock::new(), opening: Mutex::default(), open: None }),
             Err(full @ StoreError::Full { .. }) => {
-                // One that is not there yet cannot be read either.
+                // A database that does not exist yet cannot be opened read-only either.
                 let first = open(Access::ReadOnly).map_err(|_| full)?;
                 let open: Option<Open> = Some(Box::new(open));
                 Ok(Self { first, writable: OnceLock::new(), opening: Mutex::default(), open })
@@ -64,17 +64,12 @@ impl Database {
         }
     }
 
-    /// The database, as it is open now.
+    /// The current instance.
     pub(crate) fn now(&self) -> &DB {
         self.writable.get().unwrap_or(&self.first)
     }
 
-    /// The same for a change of what families there are, before anybody else has it.
-    pub(crate) fn exclusive(&mut self) -> &mut DB {
-        self.writable.get_mut().unwrap_or(&mut self.first)
-    }
-
-    /// The database with one of its families: both as they are open now, for a handle of one is none of the other.
+    /// The current instance with one of its column families; family handles are valid for one instance only.
     pub(crate) fn family(&self, name: &str) -> Result<(&DB, &ColumnFamily), StoreError> {
         let db = self.now();
         let family = db.cf_handle(name);
@@ -85,15 +80,15 @@ impl Database {
         self.open.is_none() || self.writable.get().is_some()
     }
 
-    /// Opens it for writing if it is not.
+    /// Opens the database for writing, unless it is.
     ///
     /// # Errors
-    /// [`StoreError::Full`] while there is no space; whoever reads goes on.
+    /// [`StoreError::Full`] while there is no space; reads still work.
     pub(crate) fn make_writable(&self) -> Result<(), StoreError> {
         if self.is_writable() {
             return Ok(());
         }
-        let _one_at_a_time = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = self.open.as_ref().filter(|_| self.writable.get().is_none()) {
             _ = self.writable.set(open(Access::Write)?);
         }

@@ -1,14 +1,14 @@
-//! [`StoreError`]: what can go wrong with the disk, and what its owner can do about it.
+//! [`StoreError`]: errors of the block store, with what the operator can do about them.
 
 use content::SourceError;
 use rustix::io::Errno;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why the store does not open or does not do what it was asked.
+/// Why the store cannot be opened, or why an operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// Another process works on the same directory.
+    /// Another process uses the same directory.
     #[error(
         "the store in {} is in use by another process: stop that process, or give this one a data directory of its own",
         dir.display()
@@ -17,27 +17,26 @@ pub enum StoreError {
         /// The store's directory.
         dir: PathBuf,
     },
-    /// A process on another machine may work on the same directory.
+    /// A process on another machine may use the same directory.
     #[error(
-        "the store in {} is in use by {owner}, or was when that ended: if nothing there uses it any more, delete {} and start \
-         again",
+        "the store in {} is or was in use by {owner}: if no process there uses it any more, delete {} and start again",
         dir.display(), file.display()
     )]
     InUseElsewhere {
         /// The store's directory.
         dir: PathBuf,
-        /// Who it is.
+        /// The host and process that hold the lock.
         owner: String,
-        /// Where that is noted.
+        /// The lock file.
         file: PathBuf,
     },
-    /// There is none to be looked at.
+    /// There is no store in the directory.
     #[error("there is no store in {}", dir.display())]
     Missing {
         /// The store's directory.
         dir: PathBuf,
     },
-    /// A later release wrote the store.
+    /// A later release wrote this store.
     #[error(
         "the store in {} was written by a newer release (schema {found}; this release knows {known}): \
          run that release or a later one, or give this one a data directory of its own",
@@ -51,24 +50,24 @@ pub enum StoreError {
         /// The latest schema that this release knows.
         known: u32,
     },
-    /// The operating system refused to read or write.
+    /// An I/O error.
     #[error("the store cannot read or write ({0}): check the disk's free space, permissions and health")]
     Io(Arc<str>),
-    /// The file system is as full as it may become.
+    /// The file system has less free space than it must keep.
     #[error(
-        "the disk has {} MiB left, and {} MiB are to stay free (cache.disk_free_bytes_min, and what the index needs): make room \
-         on it, or unpin something",
+        "the disk has {} MiB left and must keep {} MiB free (cache.disk_free_bytes_min, and what the index needs): \
+         delete files on it, or unpin content",
         free >> 20, needed >> 20
     )]
     Full {
-        /// What is left, in bytes.
+        /// Free space, in bytes.
         free: u64,
-        /// What is to stay free, in bytes.
+        /// The space that must stay free, in bytes.
         needed: u64,
     },
-    /// The file system has space, and no file can be made on it.
+    /// The file system has no free inodes, so that no file can be created.
     #[error(
-        "the file system of {} has no inodes left, though it may have space: delete files on it, or make it anew with more \
+        "the file system of {} has no inodes left, even if it has space: delete files on it, or recreate it with more \
          inodes",
         dir.display()
     )]
@@ -76,23 +75,24 @@ pub enum StoreError {
         /// A path on that file system.
         dir: PathBuf,
     },
-    /// A store in memory has no room for more pins.
+    /// A memory store has no room for more pins.
     #[error(
-        "pinned blocks take all of the {} MiB that the store in memory has (cache.memory_bytes_max): give it more, or choose \
-         a store on a disk",
+        "pinned blocks take all {} MiB of the memory store (cache.memory_bytes_max): raise that setting, unpin \
+         content, or choose a store on a disk",
         bytes_max >> 20
     )]
     MemoryFull {
-        /// What the store may take, in bytes.
+        /// The store's budget, in bytes.
         bytes_max: u64,
     },
-    /// What was read is not what was written.
+    /// Stored data is corrupt.
     #[error("the store is damaged ({0}): check the disk's health, stop the gateway and run \"causeway store repair\"")]
     Corrupt(Arc<str>),
-    /// The index cannot be read, or lost what was acknowledged. The blocks are there, and a start rebuilds it from them.
+    /// The index is corrupt or lost acknowledged writes. The blocks are intact; the next start rebuilds the index from
+    /// them.
     #[error(
-        "the index of the store is damaged ({0}): check the disk's health and start the gateway again, or stop it and run \
-         \"causeway store repair\"; either rebuilds the index from the stored blocks"
+        "the index of the store is damaged ({0}): check the disk's health and start the gateway again, or stop it and \
+         run \"causeway store repair\"; either rebuilds the index from the stored blocks"
     )]
     IndexDamaged(Arc<str>),
     /// The store was closed.
@@ -109,7 +109,7 @@ impl StoreError {
         Self::IndexDamaged(what.to_string().into())
     }
 
-    /// Whether there is no room for what was to be stored.
+    /// Whether the error is a lack of space or inodes.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::NoInodes { .. } | Self::MemoryFull { .. })
     }
@@ -123,21 +123,21 @@ impl From<rocksdb::Error> for StoreError {
     fn from(error: rocksdb::Error) -> Self {
         match error.kind() {
             rocksdb::ErrorKind::Corruption => Self::index_damaged(error),
-            // One of its files is gone.
+            // A file is missing.
             rocksdb::ErrorKind::IOError if error.as_ref().contains("No such file") => Self::index_damaged(error),
             rocksdb::ErrorKind::ShutdownInProgress => Self::Closed,
-            // By how much the disk is full, whoever knows where it is may add.
-            _ if says_full(error.as_ref()) => Self::Full { free: 0, needed: 0 },
+            // The caller adds the figures if it knows the path.
+            _ if is_full_message(error.as_ref()) => Self::Full { free: 0, needed: 0 },
             _ => Self::io(error),
         }
     }
 }
 
-/// Whether the text of an error has the system's words for a disk without space. RocksDB hands on nothing else of it.
-fn says_full(text: &str) -> bool {
+/// Whether an error's text is the system's message for a full disk. RocksDB passes on only the text.
+fn is_full_message(text: &str) -> bool {
     [Errno::NOSPC, Errno::DQUOT].into_iter().any(|errno| {
-        let words = std::io::Error::from(errno).to_string();
-        words.split(" (os error").next().is_some_and(|words| text.contains(words))
+        let message = std::io::Error::from(errno).to_string();
+        message.split(" (os error").next().is_some_and(|message| text.contains(message))
     })
 }
 
@@ -155,10 +155,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_from_a_broken_one() {
+    fn a_full_disk_is_distinguished_from_a_broken_one() {
         let table = [
             (
-                "IO error: No space left on device: While appending to file: /store/000012.log: No space left on device",
+                "IO error: No space left on device: While appending to file: /store/000012.log: No space left on \
+                 device",
                 true,
             ),
             ("IO error: Disk quota exceeded: While open a file for appending", true),
@@ -166,7 +167,7 @@ mod tests {
             ("", false),
         ];
         for (text, full) in table {
-            assert_eq!(says_full(text), full, "{text}");
+            assert_eq!(is_full_message(text), full, "{text}");
         }
     }
 }

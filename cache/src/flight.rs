@@ -1,13 +1,13 @@
-//! Single flight: one piece of work for one key, however many wait for what comes of it. A block is fetched so
-//! ([`crate::tiers`]); the gateway walks paths and writes listings so.
+//! Singleflight: concurrent calls with the same key share one execution and its result. Block fetches use it
+//! ([`crate::tiers`]), and so do the gateway's path resolution and directory listings.
 //!
-//! The waiting rule: whoever asks for what is under way waits for that and gets its outcome, the error as well as what was
-//! wanted. The work lives for as long as anyone waits, whoever began it, and is dropped the moment that the last waiter
-//! leaves. Whoever begins it may put it into a task of its own, so that a waiter who does not poll holds nobody up ([`aside`]);
-//! the flight itself needs none. An outcome that says nothing about those who joined is none for them ([`Flights::land`]); but
-//! nobody waits until everybody before them has been turned away ([`FLIGHTS_MAX`]).
+//! The waiting rule: the first caller of a key, the leader, supplies the work; later callers, the followers, wait for
+//! the same result, success or error. The work runs as long as at least one caller waits, and is dropped when the last
+//! one leaves. The leader may run it in a task of its own, so that a caller that does not poll delays no other
+//! ([`aside`]); singleflight itself needs no task. Followers do not accept a leader-only error and retry
+//! ([`Flights::land`]), at most [`FLIGHTS_MAX`] times.
 //!
-//! Non-goals: remembering outcomes. A flight that has landed is forgotten; what came of it is wherever its work put it.
+//! Non-goals: caching results. A completed call is removed; the work itself stores what it found.
 
 use content::{Block, SourceError};
 use futures::future::{BoxFuture, FutureExt as _, Shared, WeakShared};
@@ -20,30 +20,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use tokio_util::task::AbortOnDropHandle;
 
-/// What the flight of a block ends with. The block or error names the CID that the flight was begun for.
+/// The result of fetching a block. The block or error names the leader's CID.
 pub type Outcome = Result<Block, SourceError>;
 
-/// Work under way: a future that every waiter holds a clone of.
+/// A call in flight: a future of which every caller has a clone.
 pub type Flight<T> = Shared<BoxFuture<'static, T>>;
 
-/// Whose flights one who waits takes part in, if nothing comes of them: so many, and then no more, or the last of a thousand would
-/// wait a thousand times as long as anybody waits for a place.
+/// The most calls that a caller waits for if they end with leader-only errors. Without this limit, the last of a
+/// thousand followers would wait a thousand times as long as the first.
 pub const FLIGHTS_MAX: usize = 2;
 
-/// Locks are held for a look-up only; several of them keep cores from queueing for one.
+/// Each lock is held for one look-up; shards reduce contention between cores.
 const SHARDS: usize = 16;
 
-type Shard<K, T, S> = Mutex<HashMap<K, Entry<T, S>>>;
+type Shard<K, T, S> = Mutex<HashMap<K, InFlight<T, S>>>;
 
-struct Entry<T, S> {
-    /// Tells this flight from a later one of the same key.
+struct InFlight<T, S> {
+    /// Distinguishes this call from a later one with the same key.
     id: u64,
-    flight: WeakShared<BoxFuture<'static, T>>,
-    sight: S,
+    future: WeakShared<BoxFuture<'static, T>>,
+    state: S,
 }
 
-/// The flights that are under way: by their keys, each to end with a `T`. `S` is what those who wait can see of a flight
-/// before it lands. Clones share them.
+/// The calls in flight, by key, each with a result of type `T`. `S` is state that callers can observe before the
+/// result. Clones share the calls.
 pub struct Flights<K: Eq + Hash, T, S = ()> {
     inner: Arc<Inner<K, T, S>>,
 }
@@ -74,7 +74,7 @@ impl<K: Eq + Hash, T, S> std::fmt::Debug for Flights<K, T, S> {
 }
 
 impl<K: Eq + Hash, T, S> Flights<K, T, S> {
-    /// How many flights are under way.
+    /// The number of calls in flight.
     pub fn under_way(&self) -> usize {
         self.inner.shards.iter().map(|shard| lock(shard).len()).sum()
     }
@@ -86,31 +86,31 @@ where
     T: Clone + Send + Sync + 'static,
     S: Clone + Send + Sync + 'static,
 {
-    /// The flight of a key, what can be seen of it, and whether it was under way already. If it was not, `begin` makes the
-    /// work and what is seen of it; it runs under a lock and must only build the two. Nothing happens until the flight is
-    /// polled.
+    /// Joins the call in flight for a key, or starts one with the future and the state that `begin` returns. Returns
+    /// the call, its state, and whether the caller is a follower. `begin` runs under a lock and must only construct the
+    /// two. The work starts when the call is first polled.
     pub fn join_in_sight<F>(&self, key: K, begin: impl FnOnce() -> (F, S)) -> (Flight<T>, S, bool)
     where
         F: Future<Output = T> + Send + 'static,
     {
         let mut shard = self.inner.shard(&key);
         if let Some(entry) = shard.get(&key)
-            && let Some(flight) = entry.flight.upgrade()
+            && let Some(flight) = entry.future.upgrade()
         {
-            return (flight, entry.sight.clone(), true);
+            return (flight, entry.state.clone(), true);
         }
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
-        let landing = Landing { inner: Arc::clone(&self.inner), key: key.clone(), id };
-        let (work, sight) = begin();
+        let removal = RemoveOnDrop { inner: Arc::clone(&self.inner), key: key.clone(), id };
+        let (work, state) = begin();
         let flight = async move {
-            let _landing = landing;
+            let _removal = removal;
             work.await
         };
         let flight = flight.boxed().shared();
         if let Some(weak) = flight.downgrade() {
-            shard.insert(key, Entry { id, flight: weak, sight: sight.clone() });
+            shard.insert(key, InFlight { id, future: weak, state: state.clone() });
         }
-        (flight, sight, false)
+        (flight, state, false)
     }
 }
 
@@ -119,62 +119,62 @@ where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// The flight of a key, and whether it was under way already: [`Flights::join_in_sight`] where there is nothing to see.
+    /// [`Flights::join_in_sight`] without state: the call of a key, and whether the caller is a follower.
     pub fn join<F>(&self, key: K, begin: impl FnOnce() -> F) -> (Flight<T>, bool)
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let (flight, (), joined) = self.join_in_sight(key, || (begin(), ()));
-        (flight, joined)
+        let (flight, (), is_follower) = self.join_in_sight(key, || (begin(), ()));
+        (flight, is_follower)
     }
 
-    /// Waits for a flight that was joined. Whoever joined somebody else's, of whose outcome `again` says that it is of no use
-    /// to others, joins or begins the next one: so one of them begins anew, and the rest wait for that one. After
-    /// [`FLIGHTS_MAX`] of these everybody does the work alone. Returns the outcome, and whether it is of a flight that somebody
-    /// else began.
+    /// Waits for the result of a joined call. If the caller is a follower and `is_leader_only` says that the result
+    /// does not apply to followers, it joins or starts another call; so one follower becomes the leader and the rest
+    /// wait for it. After [`FLIGHTS_MAX`] such results the caller runs the work alone. Returns the result, and whether
+    /// it is another caller's.
     pub async fn land<F>(
         &self,
         key: K,
-        (mut flight, mut joined): (Flight<T>, bool),
+        (mut flight, mut is_follower): (Flight<T>, bool),
         begin: impl Fn() -> F,
-        again: impl Fn(&T) -> bool,
+        is_leader_only: impl Fn(&T) -> bool,
     ) -> (T, bool)
     where
         F: Future<Output = T> + Send + 'static,
     {
         for _ in 1..FLIGHTS_MAX {
             let outcome = flight.await;
-            if !joined || !again(&outcome) {
-                return (outcome, joined);
+            if !is_follower || !is_leader_only(&outcome) {
+                return (outcome, is_follower);
             }
-            (flight, joined) = self.join(key.clone(), &begin);
+            (flight, is_follower) = self.join(key.clone(), &begin);
         }
         let outcome = flight.await;
-        if joined && again(&outcome) { (begin().await, false) } else { (outcome, joined) }
+        if is_follower && is_leader_only(&outcome) { (begin().await, false) } else { (outcome, is_follower) }
     }
 }
 
 impl<K: Eq + Hash, T, S> Inner<K, T, S> {
-    fn shard(&self, key: &K) -> MutexGuard<'_, HashMap<K, Entry<T, S>>> {
+    fn shard(&self, key: &K) -> MutexGuard<'_, HashMap<K, InFlight<T, S>>> {
         let slot = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0);
         lock(&self.shards[slot])
     }
 }
 
-/// A panic while a lock is held leaves a map that is still whole: every change is one call.
-fn lock<K, T, S>(shard: &Shard<K, T, S>) -> MutexGuard<'_, HashMap<K, Entry<T, S>>> {
+/// Every change of the map is one call, so that it stays consistent if a thread panics while it holds the lock.
+fn lock<K, T, S>(shard: &Shard<K, T, S>) -> MutexGuard<'_, HashMap<K, InFlight<T, S>>> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Strikes a flight off when its future is done or dropped. Between the last waiter's leaving and this, somebody may have
-/// begun a newer flight of the same key: that one stays.
-struct Landing<K: Eq + Hash, T, S> {
+/// Removes a call when its future completes or is dropped, unless a newer call with the same key has replaced it after
+/// the last caller left.
+struct RemoveOnDrop<K: Eq + Hash, T, S> {
     inner: Arc<Inner<K, T, S>>,
     key: K,
     id: u64,
 }
 
-impl<K: Eq + Hash, T, S> Drop for Landing<K, T, S> {
+impl<K: Eq + Hash, T, S> Drop for RemoveOnDrop<K, T, S> {
     fn drop(&mut self) {
         let mut shard = self.inner.shard(&self.key);
         if shard.get(&self.key).is_some_and(|entry| entry.id == self.id) {
@@ -183,11 +183,11 @@ impl<K: Eq + Hash, T, S> Drop for Landing<K, T, S> {
     }
 }
 
-/// Work that goes on in a task of its own as soon as it has to wait, and ends with whoever waits for it: its waiters are woken
-/// once, at its end, and one who does not poll holds nobody up. `None` if it panicked, whenever it did, or the runtime is
-/// stopping: a flight whose work panics where it is polled would have all panic who wait for it.
+/// Runs work in a task of its own as soon as it has to wait, and aborts it when the returned future is dropped. Callers
+/// are woken once, at its end, and a caller that does not poll delays no other. `None` if the work panicked or the
+/// runtime is shutting down; a panic in a polled future would panic in every caller.
 pub async fn aside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
-    // Nothing of it is looked at afterwards.
+    // Unwind safety: nothing of the work is used after a panic.
     let mut work = Box::pin(AssertUnwindSafe(work).catch_unwind());
     if let Poll::Ready(done) = futures::poll!(work.as_mut()) {
         return done.ok();

@@ -1,6 +1,7 @@
-//! Folders whose names outlive power loss.
+//! Creates directories durably.
 //!
-//! A file that was synced is found again if its name was too, and the name of its folder, and so on upwards. Everything here blocks.
+//! After power loss, a synced file is found only if its directory entry was synced too, and so on up to the root. All
+//! functions here block.
 
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -8,9 +9,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Makes a folder, and those above it that are missing, and forces their names to the disk: all the way up on its file
-/// system, since whoever made one of them may have been killed before that.
-pub(crate) fn make(dir: &Path) -> io::Result<()> {
+/// Creates a directory and its missing ancestors, and syncs their entries, up to the root of the file system: a process
+/// that created one of them may have been killed before it synced.
+pub(crate) fn create(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let dir = dir.canonicalize()?;
     let device = dir.metadata()?.dev();
@@ -19,7 +20,7 @@ pub(crate) fn make(dir: &Path) -> io::Result<()> {
             break;
         }
         match sync(parent) {
-            // Somebody else's, who lets us in and does not let us look.
+            // Another user's directory, which this process may traverse but not open.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => break,
             synced => synced?,
         }
@@ -27,7 +28,8 @@ pub(crate) fn make(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Forces the names in a folder to the disk. File systems that have no such thing refuse it, and have them there at once.
+/// Syncs a directory's entries. File systems without this operation fail with `EINVAL`; they write entries
+/// synchronously.
 pub(crate) fn sync(folder: &Path) -> io::Result<()> {
     match File::open(folder).and_then(|folder| folder.sync_all()) {
         Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
@@ -40,15 +42,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_are_made_where_they_are_missing() {
+    fn missing_directories_are_created() {
         let dir = tempfile::tempdir().expect("a directory");
         for path in ["a/b/c", "a/b/c", "a/d", ""] {
             let path = dir.path().join(path);
-            make(&path).expect("makes");
+            create(&path).expect("creates");
             assert!(path.is_dir());
         }
         fs::write(dir.path().join("file"), "in the way").expect("writes");
-        make(&dir.path().join("file")).expect_err("it is a file");
+        create(&dir.path().join("file")).expect_err("it is a file");
         sync(&dir.path().join("nowhere")).expect_err("it is not there");
     }
 }

@@ -1,9 +1,9 @@
-//! CAR files into the store, pinned.
+//! Imports CAR files into the store, and pins their roots.
 //!
-//! Goals: an archive larger than memory and larger than the cache's budget imports; one that is incomplete is refused by
-//! naming what is missing; blocks that nothing pins are not kept.
+//! Goals: an archive may be larger than memory and than the cache's budget; an incomplete archive is rejected with the
+//! CID of a missing block; blocks that no pin has are not kept.
 //!
-//! How: an archive may be in any order, so its blocks are taken in as [`crate::add`] does it.
+//! How: the blocks of an archive may be in any order, so they are added with [`crate::add`].
 
 use crate::add::{AddError, Addition, missing};
 use crate::disk::StoreError;
@@ -17,21 +17,21 @@ use std::pin::pin;
 use std::{io, thread};
 use tokio::io::AsyncRead;
 
-/// A block of less, in bytes, is verified sooner than it is handed over.
-const HANDED_BYTES_MIN: usize = 16 * 1024;
+/// Smaller blocks are verified inline, since that is faster than passing them to another thread.
+const OFFLOADED_BYTES_MIN: usize = 16 * 1024;
 
-/// Where an archive names the roots that are to be pinned.
+/// Where an archive lists the roots to pin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RootsIn {
-    /// In its header, as usual.
+    /// In its header, as CARv1 specifies.
     #[default]
     Header,
-    /// In its last block, which is not kept ([`content::car::roots_block`]); the header names none. Such an archive may name
-    /// blocks without bringing them, which are here already ([`content::car::reference`]).
+    /// In its last block, which is not stored ([`content::car::roots_block`]); the header has no roots. Such an archive
+    /// may refer to blocks that are already stored ([`content::car::reference`]).
     LastBlock,
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportSummary {
     /// The pin of each distinct root, in the archive's order.
@@ -42,14 +42,14 @@ pub struct ImportSummary {
     pub bytes: u64,
 }
 
-/// Why an archive was not imported. Pins of roots before the one that failed stay.
+/// Why an archive was not imported. Pins of earlier roots stay.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The archive cannot be read.
     #[error(transparent)]
     Car(#[from] CarError),
-    /// The archive names no roots, so there is nothing to pin.
-    #[error("the archive names no roots, so there is nothing to pin")]
+    /// The archive has no roots.
+    #[error("the archive has no roots, so there is nothing to pin")]
     NoRoots,
     /// Part of a DAG is neither in the archive nor in the store.
     #[error("the DAG of {root} is incomplete: {missing} is neither in the archive nor in the store")]
@@ -59,8 +59,8 @@ pub enum ImportError {
         /// The first block found missing.
         missing: Cid,
     },
-    /// A block that the archive names without bringing it is not here.
-    #[error("{missing} was here, and is not any more: send it as well")]
+    /// A block that the archive refers to is no longer stored.
+    #[error("{missing} is no longer stored: send it as well")]
     Gone {
         /// That block.
         missing: Cid,
@@ -70,10 +70,10 @@ pub enum ImportError {
     Pin {
         /// That root.
         root: Cid,
-        /// What went wrong.
+        /// The reason.
         error: PinError,
     },
-    /// Whoever looks at the archive's blocks does not want one, and says why.
+    /// The caller's check rejected a block.
     #[error(transparent)]
     Refused(Box<dyn std::error::Error + Send + Sync>),
     /// The disk failed.
@@ -81,13 +81,13 @@ pub enum ImportError {
     Store(#[from] StoreError),
 }
 
-/// Looks at the CID of each block before it is kept, and of each root before it is pinned. An error ends the import.
-pub type Look<'a> = &'a (dyn Fn(&Cid) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + Sync);
+/// Checks the CID of each block before it is stored, and of each root before it is pinned. An error ends the import.
+pub type CidCheck<'a> = &'a (dyn Fn(&Cid) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + Sync);
 
-/// Reads a CARv1, keeps its blocks and pins every root that it names, under `name` if there is one.
+/// Imports a CARv1 and pins each of its roots, with `name` if there is one.
 ///
 /// # Errors
-/// [`ImportError`]. Blocks that were read are let go where no pin has them.
+/// [`ImportError`]. Stored blocks that no pin has are no longer protected.
 pub async fn import_car(
     store: &dyn BlockStore,
     reader: impl AsyncRead + Unpin,
@@ -96,7 +96,7 @@ pub async fn import_car(
     import_car_with(store, reader, name, RootsIn::Header, &|_| Ok(())).await
 }
 
-/// The same, with the roots where `roots_in` says, as long as `look` lets the blocks in.
+/// The same, with the roots in `roots_in`, if `check` accepts every block.
 ///
 /// # Errors
 /// The same.
@@ -105,12 +105,12 @@ pub async fn import_car_with(
     reader: impl AsyncRead + Unpin,
     name: Option<String>,
     roots_in: RootsIn,
-    look: Look<'_>,
+    check: CidCheck<'_>,
 ) -> Result<ImportSummary, ImportError> {
-    import_car_into(Addition::begin(store).await?, reader, name, roots_in, look).await
+    import_car_into(Addition::begin(store).await?, reader, name, roots_in, check).await
 }
 
-/// The same into what was begun already.
+/// The same into an existing addition.
 ///
 /// # Errors
 /// The same.
@@ -119,19 +119,19 @@ pub async fn import_car_into(
     reader: impl AsyncRead + Unpin,
     name: Option<String>,
     roots_in: RootsIn,
-    look: Look<'_>,
+    check: CidCheck<'_>,
 ) -> Result<ImportSummary, ImportError> {
-    let taken = take_car(addition, reader, roots_in, look).await?;
+    let taken = take_car(addition, reader, roots_in, check).await?;
     let pins = taken.addition.pin(&taken.roots, name.as_deref()).await?;
     Ok(ImportSummary { pins, blocks: taken.blocks, bytes: taken.bytes })
 }
 
-/// An archive that was read to its end, and nothing of which is pinned yet.
+/// An archive that was read completely and is not pinned yet.
 #[derive(Debug)]
 pub struct TakenCar {
-    /// Its blocks, protected.
+    /// Its blocks, protected from eviction.
     pub addition: Addition,
-    /// The roots that it names, perhaps repeated; at least one.
+    /// Its roots, at least one, perhaps repeated.
     pub roots: Vec<Cid>,
     /// Blocks in the archive, repeated ones included.
     pub blocks: u64,
@@ -139,49 +139,49 @@ pub struct TakenCar {
     pub bytes: u64,
 }
 
-/// Reads a CARv1 and keeps its blocks in an addition, as long as `look` lets them in.
+/// Reads a CARv1 and adds its blocks to an addition, if `check` accepts them.
 ///
 /// # Errors
-/// [`ImportError`]. Blocks that were read are let go.
+/// [`ImportError`]. The stored blocks are no longer protected.
 pub async fn take_car(
     addition: Addition,
     reader: impl AsyncRead + Unpin,
     roots_in: RootsIn,
-    look: Look<'_>,
+    check: CidCheck<'_>,
 ) -> Result<TakenCar, ImportError> {
     let car = CarReader::new(reader).await?;
     let named = car.roots().to_vec();
     match roots_in {
         RootsIn::Header if named.is_empty() => return Err(ImportError::NoRoots),
         RootsIn::LastBlock if !named.is_empty() => {
-            return Err(CarError::Roots("its header names roots already".to_owned()).into());
+            return Err(CarError::Roots("its header must have no roots".to_owned()).into());
         }
         _ => {}
     }
     let (mut count, mut bytes) = (0, 0);
-    // In the archive's order, which is that in which they will be read, as often as not.
+    // In the archive's order, which is often the order of later reads.
     let items =
-        car.into_sections().map(|section| async { item(section?, roots_in).await }).buffered(verified_at_once());
+        car.into_sections().map(|section| async { item(section?, roots_in).await }).buffered(verify_concurrency());
     let mut items = pin!(items);
     let mut last = None;
     while let Some(item) = items.next().await {
         let block = match item? {
             Item::Block(block) => block,
-            Item::Held(cid) => {
-                look(&cid).map_err(ImportError::Refused)?;
-                addition.put_held(&cid).await?;
+            Item::Reference(cid) => {
+                check(&cid).map_err(ImportError::Refused)?;
+                addition.put_stored(&cid).await?;
                 continue;
             }
         };
         let block = match roots_in {
             RootsIn::Header => block,
-            // It is the list of roots unless another one follows.
+            // The last block is the list of roots.
             RootsIn::LastBlock => match last.replace(block) {
                 Some(before) => before,
                 None => continue,
             },
         };
-        look(block.cid()).map_err(ImportError::Refused)?;
+        check(block.cid()).map_err(ImportError::Refused)?;
         count += 1;
         bytes += block.data().len() as u64;
         addition.put(&block).await?;
@@ -190,47 +190,47 @@ pub async fn take_car(
     if roots.is_empty() {
         return Err(ImportError::NoRoots);
     }
-    roots.iter().try_for_each(look).map_err(ImportError::Refused)?;
+    roots.iter().try_for_each(check).map_err(ImportError::Refused)?;
     Ok(TakenCar { addition, roots, blocks: count, bytes })
 }
 
-/// The most blocks that are verified at a time: each may have 2 MiB.
-const VERIFIED_AT_ONCE_MAX: usize = 8;
+/// The most blocks that are verified concurrently, each of up to 2 MiB.
+const VERIFY_CONCURRENCY_MAX: usize = 8;
 
-/// What one import holds of its archive, in bytes: the blocks that are verified, and the one that is read.
-pub const IMPORT_BYTES_MAX: usize = (VERIFIED_AT_ONCE_MAX + 1) * MAX_BLOCK_BYTES;
+/// The memory of one import, in bytes: the blocks being verified, and the one being read.
+pub const IMPORT_BYTES_MAX: usize = (VERIFY_CONCURRENCY_MAX + 1) * MAX_BLOCK_BYTES;
 
-/// Blocks that are verified at a time: enough that no processor waits for one that reads.
-fn verified_at_once() -> usize {
-    (2 * thread::available_parallelism().map_or(1, NonZero::get)).min(VERIFIED_AT_ONCE_MAX)
+/// Blocks that are verified concurrently: enough to keep every processor busy.
+fn verify_concurrency() -> usize {
+    (2 * thread::available_parallelism().map_or(1, NonZero::get)).min(VERIFY_CONCURRENCY_MAX)
 }
 
-/// What an archive brings.
+/// An entry of an archive.
 enum Item {
     Block(Block),
-    /// It only names a block.
-    Held(Cid),
+    /// A reference to a block that is already stored.
+    Reference(Cid),
 }
 
 async fn item(section: Section, roots_in: RootsIn) -> Result<Item, CarError> {
     let may_be_reference = roots_in == RootsIn::LastBlock && section.block_bytes() == 0;
     let cid = *section.cid();
     match verify(section).await {
-        Err(CarError::Block(_)) if may_be_reference => Ok(Item::Held(cid)),
+        Err(CarError::Block(_)) if may_be_reference => Ok(Item::Reference(cid)),
         block => block.map(Item::Block),
     }
 }
 
-/// The blocks of an archive, in its order, as many verified at a time as keep every processor busy.
+/// The verified blocks of an archive, in its order. Verification runs concurrently on several threads.
 pub fn verified(
     sections: impl Stream<Item = Result<Section, CarError>>,
 ) -> impl Stream<Item = Result<Block, CarError>> {
-    sections.map(|section| async { verify(section?).await }).buffered(verified_at_once())
+    sections.map(|section| async { verify(section?).await }).buffered(verify_concurrency())
 }
 
-/// Hashing takes its time, so it is done on other threads, unless handing over would take longer.
+/// Hashes large blocks on blocking threads, and small ones inline.
 async fn verify(section: Section) -> Result<Block, CarError> {
-    if section.block_bytes() < HANDED_BYTES_MIN {
+    if section.block_bytes() < OFFLOADED_BYTES_MIN {
         return Ok(section.verify()?);
     }
     let verifying = tokio::task::spawn_blocking(move || section.verify());

@@ -1,31 +1,31 @@
-//! The local tiers: RAM, disk, single flight and pins.
+//! The local tiers: RAM cache, block store, singleflight and pins.
 //!
-//! Goals: a block that is at hand is answered without waiting; a block that is not is fetched once however many ask;
-//! every cache, queue and buffer has a byte budget; a pinned block is never evicted, and an acknowledged pin survives
-//! `kill -9` and power loss.
+//! Goals: a block in RAM is returned without waiting; concurrent requests for a missing block share one fetch; every
+//! cache, queue and buffer has a byte budget; a pinned block is never evicted, and an acknowledged pin survives `kill
+//! -9` and power loss.
 //!
-//! Non-goals: HTTP, peers and providers. What lies behind the disk is a [`content::BlockSource`] that the caller hands in.
+//! Non-goals: HTTP, peers and providers. The upstream is a [`content::BlockSource`] that the caller supplies.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`ram`] | [`Ram`]: the hot set, weighed in bytes |
-//! | [`store`] | [`BlockStore`]: what the store below owes everybody above |
-//! | [`disk`] | [`Disk`]: RocksDB, one writer thread, eviction by age, schema |
-//! | [`flat`] | a store of one file for each block |
+//! | [`ram`] | [`Ram`]: the RAM cache, weighed in bytes |
+//! | [`store`] | [`BlockStore`]: the interface of block stores |
+//! | [`disk`] | [`Disk`]: RocksDB index, segment files, one writer thread, eviction by age, schema |
+//! | [`flat`] | a store with one file for each block |
 //! | [`memory`] | a store in memory |
-//! | `ledger`, `ledger_store` | a store's index in memory, and a store over it |
-//! | `folder` | folders whose names outlive power loss |
-//! | `space` | what a file system has left |
-//! | `database` | a RocksDB that serves reads where there is no space to open it for writing |
-//! | `lock` | a store's directory belongs to one owner at a time |
-//! | [`stored`] | how a block lies on disk, compressed where that pays, and goes from there to a browser |
-//! | [`pins`] | recursive pins on the disk |
-//! | [`register`] | small records beside the store |
-//! | [`add`] | blocks whose roots are known last, into the store and pinned |
-//! | [`import`] | CAR files into the store, pinned |
-//! | [`flight`] | one piece of work for one key, however many wait: a block's fetch, and in the gateway a walk or a listing |
-//! | [`tiers`] | [`Tiers`]: policy, RAM, disk and an upstream put together |
-//! | [`metrics`] | what a scrape says of all of these |
+//! | `memory_index`, `indexed_store` | an in-memory index, and a store that uses it |
+//! | `folder` | creates directories durably |
+//! | `space` | free space of a file system |
+//! | `database` | a RocksDB that serves reads when there is no space to open it for writing |
+//! | `lock` | exclusive lock on a store's directory |
+//! | [`stored`] | how a block is stored, compressed where that saves space, and how it is sent to a browser |
+//! | [`pins`] | recursive pins |
+//! | [`register`] | metadata records beside the store |
+//! | [`add`] | stores blocks whose roots become known last, and pins the roots |
+//! | [`import`] | imports and pins CAR files |
+//! | [`flight`] | singleflight: concurrent calls with the same key share one result |
+//! | [`tiers`] | [`Tiers`]: policy, RAM, store and upstream combined |
+//! | [`metrics`] | metrics of all of these |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
@@ -38,10 +38,10 @@ pub mod flat;
 pub mod flight;
 mod folder;
 pub mod import;
-mod ledger;
-mod ledger_store;
+mod indexed_store;
 mod lock;
 pub mod memory;
+mod memory_index;
 pub mod metrics;
 mod pin_journal;
 pub mod pins;

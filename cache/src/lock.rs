@@ -1,11 +1,11 @@
-//! [`DirLock`]: a store's directory belongs to one owner at a time.
+//! [`DirLock`]: an exclusive lock on a store's directory.
 //!
-//! Goals: a second process is refused at once; a store that this process has just closed can be opened again without a race.
+//! Goals: a second process fails at once; a store that this process has just closed can be opened again without a race.
 //!
-//! A store is closed when its last handle is gone, but the lock is freed later: a read on a blocking thread may hold the store
-//! for a moment longer, and a child process that was forked meanwhile has the locked file open until it executes its program.
-//! So the process keeps a table of the directories that it has locked. Opening a directory that is in use is refused at
-//! once; opening one whose owner has closed it waits until the lock is free, for a bounded time.
+//! A store is closed when its last handle is dropped, but the lock is released later: a read on a blocking thread may
+//! keep the store open for a moment, and a forked child process has the locked file open until `exec`. So the process
+//! keeps a table of the directories that it has locked. Opening a directory that is in use fails at once; opening one
+//! whose owner has closed it waits until the lock is free, for a bounded time.
 //!
 //! Non-goals: locks across machines, which `flat::lock` adds.
 
@@ -20,44 +20,45 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// The file that is locked.
+/// The lock file.
 const LOCK_FILE: &str = "causeway.lock";
 
-/// How long an owner of this process that has closed a store may still hold it.
+/// The maximum wait for a lock whose owner in this process has closed its store.
 const RELEASE_MAX: Duration = Duration::from_secs(10);
 
-/// A forked child closes its copy of the file without telling: the lock is tried again this often.
+/// A forked child closes its copy of the file without a notification: the lock is polled at this interval.
 const RETRY_EVERY: Duration = Duration::from_millis(5);
 
 /// The device and the inode of a lock file.
 type Id = (u64, u64);
 
-/// What this process has to do with a directory that it has or had locked.
+/// The state of a directory that this process has or had locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// A store that is in use.
+    /// The store is in use.
     Active,
-    /// A store that was closed, and whose lock is free or soon will be.
+    /// The store was closed; its lock is free or soon will be.
     Closed,
 }
 
-/// The directories that this process locked. An entry stays when the lock is freed, for a forked child may still hold it.
+/// The directories that this process locked. An entry stays when the lock is released, since a forked child may still
+/// hold it.
 static OWNERS: Mutex<Option<HashMap<Id, Owner>>> = Mutex::new(None);
 
-/// Notified when this process has freed a lock.
-static FREED: Condvar = Condvar::new();
+/// Notified when this process releases a lock.
+static RELEASED: Condvar = Condvar::new();
 
 fn owners() -> MutexGuard<'static, Option<HashMap<Id, Owner>>> {
-    // Every change is one call: a panic leaves a table that is whole.
+    // Every change is one call, so that a panic leaves a consistent table.
     OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a directory is not locked.
+/// Why a directory could not be locked.
 #[derive(Debug)]
 pub(crate) enum LockError {
-    /// It has another owner.
+    /// It is locked already.
     InUse,
-    /// The file system does not lock files, or not this one.
+    /// The file system does not support locking this file.
     Unsupported,
     /// The lock file cannot be used.
     Io(io::Error),
@@ -69,40 +70,40 @@ impl From<io::Error> for LockError {
     }
 }
 
-/// A locked directory. Dropping it frees the lock.
+/// A locked directory. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct DirLock {
-    /// `None` once it is being dropped.
+    /// `None` while this is being dropped.
     file: Option<File>,
     id: Id,
-    /// Cancelled when the lock is free.
-    freed: CancellationToken,
+    /// Cancelled when the lock is released.
+    released: CancellationToken,
 }
 
 impl DirLock {
-    /// Locks a directory that is there. Blocks the thread while a predecessor of this process that has closed its store
-    /// still holds the lock, for [`RELEASE_MAX`] at most.
+    /// Locks an existing directory. Blocks the thread while the lock is held by a store that this process has closed
+    /// already, for [`RELEASE_MAX`] at most.
     ///
     /// # Errors
     /// [`LockError`].
     pub(crate) fn take(dir: &Path) -> Result<Self, LockError> {
-        Self::take_within(dir, RELEASE_MAX)
+        Self::take_with_timeout(dir, RELEASE_MAX)
     }
 
-    fn take_within(dir: &Path, patience: Duration) -> Result<Self, LockError> {
+    fn take_with_timeout(dir: &Path, timeout: Duration) -> Result<Self, LockError> {
         let path = dir.join(LOCK_FILE);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             let file = File::options().create(true).truncate(false).write(true).open(&path)?;
             let metadata = file.metadata()?;
             let id = (metadata.dev(), metadata.ino());
-            // Held while the lock is tried, so that an owner does not come or go between the two.
+            // Locked until the attempt is done, so that the owner does not change in between.
             let mut table = owners();
             let known = table.get_or_insert_default();
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
                     known.insert(id, Owner::Active);
-                    return Ok(Self { file: Some(file), id, freed: CancellationToken::new() });
+                    return Ok(Self { file: Some(file), id, released: CancellationToken::new() });
                 }
                 Err(Errno::WOULDBLOCK) => {}
                 Err(Errno::NOLCK | Errno::NOTSUP | Errno::NOSYS | Errno::INVAL) => {
@@ -113,21 +114,21 @@ impl DirLock {
             if known.get(&id) != Some(&Owner::Closed) || Instant::now() >= deadline {
                 return Err(LockError::InUse);
             }
-            drop(FREED.wait_timeout(table, RETRY_EVERY));
+            drop(RELEASED.wait_timeout(table, RETRY_EVERY));
         }
     }
 
-    /// Says that the store is closed: whoever opens it again waits until the lock is free.
-    pub(crate) fn note_closed(&self) {
+    /// Records that the store is closed: the next opener waits until the lock is free.
+    pub(crate) fn mark_closed(&self) {
         owners().get_or_insert_default().insert(self.id, Owner::Closed);
     }
 
-    /// Done when the lock is free, as far as this process is concerned.
-    pub(crate) fn freed(&self) -> WaitForCancellationFutureOwned {
-        self.freed.clone().cancelled_owned()
+    /// Completes when this process has released the lock.
+    pub(crate) fn released(&self) -> WaitForCancellationFutureOwned {
+        self.released.clone().cancelled_owned()
     }
 
-    /// The file, to ask which file system it is on.
+    /// The lock file, to find its file system.
     pub(crate) fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
@@ -138,8 +139,8 @@ impl Drop for DirLock {
         let mut table = owners();
         self.file = None;
         table.get_or_insert_default().insert(self.id, Owner::Closed);
-        FREED.notify_all();
-        self.freed.cancel();
+        RELEASED.notify_all();
+        self.released.cancel();
     }
 }
 
@@ -154,7 +155,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let lock = DirLock::take(dir.path()).expect("is free");
         for _ in 0..2 {
-            let refused = DirLock::take_within(dir.path(), Duration::from_secs(3600));
+            let refused = DirLock::take_with_timeout(dir.path(), Duration::from_secs(3600));
             assert!(matches!(refused, Err(LockError::InUse)));
         }
         drop(lock);
@@ -165,13 +166,13 @@ mod tests {
     fn a_closed_directory_is_waited_for() {
         let dir = tempfile::tempdir().expect("a directory");
         let lock = DirLock::take(dir.path()).expect("is free");
-        lock.note_closed();
-        let refused = DirLock::take_within(dir.path(), Duration::from_millis(20));
-        assert!(matches!(refused, Err(LockError::InUse)), "not for ever");
+        lock.mark_closed();
+        let refused = DirLock::take_with_timeout(dir.path(), Duration::from_millis(20));
+        assert!(matches!(refused, Err(LockError::InUse)), "the wait is bounded");
         let (begun, waits) = mpsc::channel();
         let path = dir.path().to_owned();
         let successor = thread::spawn(move || {
-            begun.send(()).expect("somebody listens");
+            begun.send(()).expect("the receiver exists");
             DirLock::take(&path).map(drop).is_ok()
         });
         waits.recv().expect("it runs");
@@ -179,14 +180,14 @@ mod tests {
         assert!(successor.join().expect("does not panic"));
     }
 
-    /// What a child process is between `fork` and `exec`: somebody who has the same open file.
+    /// Simulates a child process between `fork` and `exec`, which has the same open file.
     #[test]
     fn a_copy_of_the_file_that_outlives_the_owner_is_waited_for() {
         let dir = tempfile::tempdir().expect("a directory");
         let lock = DirLock::take(dir.path()).expect("is free");
         let copy = lock.file().expect("is open").try_clone().expect("is copied");
         drop(lock);
-        let refused = DirLock::take_within(dir.path(), Duration::from_millis(20));
+        let refused = DirLock::take_with_timeout(dir.path(), Duration::from_millis(20));
         assert!(matches!(refused, Err(LockError::InUse)), "the copy keeps the lock");
         let path = dir.path().to_owned();
         let successor = thread::spawn(move || DirLock::take(&path).map(drop).is_ok());

@@ -1,15 +1,15 @@
-//! The store in memory: for tests, for benchmarks, and for gateways that are to leave nothing behind.
+//! The memory store: for tests, for benchmarks, and for gateways that must leave no data behind.
 //!
-//! Goals: everything that a store promises but for outliving the process; a bound in bytes on all of it, pins included: cached
-//! blocks make room for pinned ones, and a pin that finds none fails and says so. Values are kept as zstd frames where that
-//! pays, as on a disk, so that a gateway sends the same bytes over it.
+//! Goals: all guarantees of a store except durability; one budget in bytes for all blocks: cached blocks are evicted to
+//! make room for pinned ones, and a pin without room fails. Values are compressed with zstd where that saves space, as
+//! on disk, so that a gateway sends the same bytes.
 //!
-//! Non-goals: speed beyond that of [`crate::Ram`], which lies above it and keeps blocks as they are; several processes.
+//! Non-goals: the speed of [`crate::Ram`], which is in front of it and keeps blocks uncompressed; several processes.
 
 use crate::disk::StoreError;
-use crate::ledger::{Key, Ledger};
-use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
-use crate::ledger_store::{LedgerStore, Limits};
+use crate::indexed_store::backing::{Backing, NewValue, ScrubPosition};
+use crate::indexed_store::{IndexedStore, StoreLimits};
+use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::{PinId, PinRecord};
 use crate::space::Space;
 use crate::store::BlockStore;
@@ -20,20 +20,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// What a block costs beside its value, in bytes: its places in the map and in the ledger, the two copies of its key, and the
-/// headers of their allocations.
+/// The overhead of a block, in bytes: its entries in the map and in the index, the two copies of its key, and their
+/// allocation headers.
 const OVERHEAD_BYTES: u64 = 512;
 
-/// How a store is to be run.
+/// Options of a memory store.
 #[derive(Debug, Clone)]
 pub struct MemoryOptions {
-    /// The most that all blocks may take, in bytes: their values, and 512 bytes for each. For a moment it is up to 6 MiB more.
+    /// The budget of all blocks, in bytes: their values, and 512 bytes for each. Temporarily up to 6 MiB more.
     pub bytes_max: u64,
-    /// The most of these that blocks which are not pinned may take.
+    /// The part of it that unpinned blocks may take.
     pub cache_bytes_max: u64,
     /// How blocks are compressed.
     pub zstd: stored::Options,
-    /// The most that may wait to be taken in, in bytes.
+    /// The size of the write queue, in bytes.
     pub queue_bytes_max: usize,
 }
 
@@ -51,30 +51,30 @@ impl Default for MemoryOptions {
 /// Opens an empty store.
 ///
 /// # Errors
-/// When there is no memory or thread for its writer.
+/// If the writer thread cannot be started.
 pub fn open(options: &MemoryOptions) -> Result<Arc<dyn BlockStore>, StoreError> {
-    let limits = Limits {
+    let limits = StoreLimits {
         cache_bytes_max: options.cache_bytes_max.min(options.bytes_max),
         bytes_max: options.bytes_max,
         free_bytes_min: 0,
         zstd: options.zstd,
         queue_bytes_max: options.queue_bytes_max,
-        // What looks at many blocks: scrubs and figures.
+        // For scrubs and figures, which read many blocks.
         reads_max: 2,
     };
-    Ok(Arc::new(LedgerStore::start(Map::default(), Ledger::default(), &limits)?))
+    Ok(Arc::new(IndexedStore::start(Map::default(), MemoryIndex::default(), &limits)?))
 }
 
-/// Values by key. Pins are in the ledger, and nowhere else.
+/// Values by key. Pins exist only in the index.
 #[derive(Debug, Default)]
 struct Map {
     values: RwLock<HashMap<Key, Stored>>,
     pins: AtomicU64,
-    scrub: Mutex<ScrubNote>,
+    scrub: Mutex<ScrubPosition>,
 }
 
 impl Map {
-    /// A map stays whole even if a thread panicked while it held the lock.
+    /// The map stays consistent if a thread panics while it holds the lock.
     fn values(&self) -> RwLockReadGuard<'_, HashMap<Key, Stored>> {
         self.values.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,25 +84,25 @@ impl Map {
     }
 }
 
-/// A value in one piece that keeps nothing else alive: a block may be a slice of a larger message.
+/// A value in a buffer of its own, since a block may be a slice of a larger message.
 fn own(value: &NewValue) -> Result<Stored, StoreError> {
     Stored::read(Bytes::from(value.pieces.concat())).map_err(StoreError::corrupt)
 }
 
 impl Backing for Map {
-    /// Unpacking a block takes a millisecond at most.
+    /// Decompressing a block takes a millisecond at most.
     const READS_BLOCK: bool = false;
 
     fn cost(&self, _: &[u8], value_bytes: usize) -> u64 {
         value_bytes as u64 + OVERHEAD_BYTES
     }
 
-    /// The bound of the store is what counts.
+    /// Only the store's own budget applies.
     fn space(&self) -> Result<Space, StoreError> {
-        Ok(Space { free_bytes: u64::MAX, free_files: None, total_bytes: u64::MAX })
+        Ok(Space { free_bytes: u64::MAX, free_inodes: None, total_bytes: u64::MAX })
     }
 
-    fn refusal(&self, space: Space, needed: u64) -> StoreError {
+    fn shortage_error(&self, space: Space, needed: u64) -> StoreError {
         StoreError::Full { free: space.free_bytes, needed }
     }
 
@@ -112,9 +112,9 @@ impl Backing for Map {
 
     fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {
         let owned: Vec<_> = values.iter().map(own).collect();
-        let mut held = self.values_mut();
+        let mut stored = self.values_mut();
         let insert = |(value, owned): (&NewValue, Result<Stored, StoreError>)| {
-            held.insert(Arc::clone(&value.key), owned?);
+            stored.insert(Arc::clone(&value.key), owned?);
             Ok(())
         };
         values.iter().zip(owned).map(insert).collect()
@@ -133,7 +133,7 @@ impl Backing for Map {
         Ok(())
     }
 
-    fn take_pin(&self) -> Result<PinId, StoreError> {
+    fn allocate_pin_id(&self) -> Result<PinId, StoreError> {
         Ok(PinId(self.pins.fetch_add(1, Ordering::Relaxed) + 1))
     }
 
@@ -153,11 +153,11 @@ impl Backing for Map {
         Ok(())
     }
 
-    fn scrub_note(&self) -> ScrubNote {
+    fn scrub_position(&self) -> ScrubPosition {
         self.scrub.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn note_scrub(&self, note: &ScrubNote) {
-        *self.scrub.lock().unwrap_or_else(PoisonError::into_inner) = note.clone();
+    fn save_scrub_position(&self, position: &ScrubPosition) {
+        *self.scrub.lock().unwrap_or_else(PoisonError::into_inner) = position.clone();
     }
 }

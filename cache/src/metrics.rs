@@ -1,9 +1,9 @@
-//! What a scrape says of the tiers.
+//! Metrics of the tiers.
 //!
-//! Goals: a hit costs a few relaxed atomic additions and no lock. Handles are resolved once, at registration; what a tier
-//! can count by itself (its size, its evictions) is read from it at scrape time.
+//! Goals: a hit costs a few relaxed atomic additions and no lock. Handles are resolved once, at registration; values
+//! that a tier counts itself (its size, its evictions) are read at scrape time.
 //!
-//! A Prometheus histogram is a mutex, so the latency of RAM is observed for about one hit in 64.
+//! A Prometheus histogram takes a mutex, so the latency of RAM is sampled for about one hit in 64.
 
 use crate::ram::Ram;
 use crate::store::{BlockStore, Stats};
@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Upper bounds of the latency buckets, in seconds: from a copy within memory to a search that runs out of patience.
+/// Upper bounds of the latency buckets, in seconds: from a copy in memory to a fetch that times out.
 const LATENCY_BUCKETS_SECONDS: [f64; 20] = [
     10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0, 30.0, 60.0,
@@ -68,37 +68,37 @@ impl Tier {
     }
 }
 
-/// What a tier was asked since the start.
+/// Requests of a tier since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TierFigures {
-    /// Blocks that it had.
+    /// Requests for blocks that it had.
     pub hits: u64,
-    /// Blocks that it did not have.
+    /// Requests for blocks that it did not have.
     pub misses: u64,
-    /// Requests that it failed to answer.
+    /// Requests that failed.
     pub errors: u64,
-    /// Bytes of the blocks that it had.
+    /// Bytes of the blocks that it returned.
     pub bytes: u64,
 }
 
-/// What all tiers were asked since the start.
+/// Requests of all tiers since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TiersFigures {
-    /// Memory.
+    /// The RAM cache.
     pub ram: TierFigures,
-    /// The store.
+    /// The block store.
     pub disk: TierFigures,
-    /// Whoever is asked for what is not here.
+    /// The upstream.
     pub network: TierFigures,
 }
 
-/// Metrics of the tiers. Clones are the same metrics.
+/// Metrics of the tiers. Clones share them.
 #[derive(Debug, Clone)]
 pub struct TierMetrics {
     pub(crate) ram: Tier,
     pub(crate) disk: Tier,
     pub(crate) network: Tier,
-    pub(crate) joined: Counter,
+    pub(crate) followers: Counter,
     stores: Arc<OnceLock<Stores>>,
 }
 
@@ -116,21 +116,21 @@ impl TierMetrics {
             registry.register(name, help, family.clone());
             family
         };
-        let hits = counters(registry, "causeway_tier_hits", "Blocks that the tier had");
+        let hits = counters(registry, "causeway_tier_hits", "Blocks that the tier returned");
         let misses = counters(registry, "causeway_tier_misses", "Blocks that the tier did not have");
-        let errors = counters(registry, "causeway_tier_errors", "Requests that the tier failed to answer");
-        let bytes = counters(registry, "causeway_tier_bytes", "Bytes of the blocks that the tier gave");
+        let errors = counters(registry, "causeway_tier_errors", "Requests that failed in the tier");
+        let bytes = counters(registry, "causeway_tier_bytes", "Bytes of the blocks that the tier returned");
         let latency = Family::<TierLabel, Histogram>::new_with_constructor(|| Histogram::new(LATENCY_BUCKETS_SECONDS));
         registry.register(
             "causeway_tier_latency_seconds",
-            "Time that the tier took to answer, in seconds; RAM is sampled, about one hit in 64",
+            "Response time of the tier, in seconds; RAM is sampled, about one hit in 64",
             latency.clone(),
         );
-        let joined = Counter::default();
+        let followers = Counter::default();
         registry.register(
             "causeway_flight_joined",
-            "Requests that waited for a fetch which another request had begun",
-            joined.clone(),
+            "Requests that shared a fetch started by another request (singleflight followers)",
+            followers.clone(),
         );
         let tier = |tier| {
             let label = TierLabel { tier };
@@ -143,23 +143,23 @@ impl TierMetrics {
             }
         };
         let stores = Arc::default();
-        let metrics = Self { ram: tier("ram"), disk: tier("disk"), network: tier("network"), joined, stores };
+        let metrics = Self { ram: tier("ram"), disk: tier("disk"), network: tier("network"), followers, stores };
         registry.register_collector(Box::new(AtScrape(metrics.clone())));
         metrics
     }
 
-    /// What all tiers were asked.
+    /// The figures of all tiers.
     pub(crate) fn figures(&self) -> TiersFigures {
         TiersFigures { ram: self.ram.figures(), disk: self.disk.figures(), network: self.network.figures() }
     }
 
-    /// Names the tiers whose sizes are read at each scrape. The first call counts.
+    /// Sets the tiers whose sizes are read at each scrape. Only the first call has an effect.
     pub(crate) fn attach(&self, ram: &Ram, disk: &dyn BlockStore) {
         _ = self.stores.set(Stores { ram: ram.clone(), disk: disk.live_stats() });
     }
 }
 
-/// Reads what the tiers know about themselves when it is asked for.
+/// Reads the tiers' own figures at scrape time.
 #[derive(Debug)]
 struct AtScrape(TierMetrics);
 
@@ -167,7 +167,7 @@ impl Collector for AtScrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let metrics = &self.0;
         let tiers = [("ram", &metrics.ram), ("disk", &metrics.disk), ("network", &metrics.network)];
-        let help = "Blocks that the tier was asked for";
+        let help = "Blocks requested from the tier";
         let mut family = encoder.encode_descriptor("causeway_tier_requests", help, None, MetricType::Counter)?;
         for (tier, counters) in tiers {
             let requests = ConstCounter::new(counters.requests());
@@ -175,35 +175,35 @@ impl Collector for AtScrape {
         }
         let Some(Stores { ram, disk }) = self.0.stores.get() else { return Ok(()) };
         let mut out = Out(encoder);
-        out.gauge("causeway_ram_bytes", "Bytes in memory, with the overhead of each entry", ram.bytes())?;
-        out.gauge("causeway_ram_entries", "Blocks in memory", ram.entries())?;
+        out.gauge("causeway_ram_bytes", "Bytes in the RAM cache, with the overhead of each entry", ram.bytes())?;
+        out.gauge("causeway_ram_entries", "Blocks in the RAM cache", ram.entries())?;
         let stats = disk.now();
         let cached = "Bytes on disk of blocks that may be evicted, with the overhead of each in the index";
         out.gauge("causeway_disk_cached_bytes", cached, stats.cached_bytes)?;
         let pinned = "Bytes on disk of pinned blocks, with the overhead of each in the index";
         out.gauge("causeway_disk_pinned_bytes", pinned, stats.pinned_bytes)?;
         out.gauge("causeway_disk_blocks", "Blocks on disk", stats.blocks)?;
-        out.counter("causeway_disk_evicted_blocks", "Blocks removed to stay within the budget", stats.evicted_blocks)?;
-        out.counter("causeway_disk_evicted_bytes", "Bytes removed to stay within the budget", stats.evicted_bytes)?;
-        let dropped = "Blocks that were not cached: the disk was too slow, failed or was closing";
+        out.counter("causeway_disk_evicted_blocks", "Blocks evicted to stay within the budget", stats.evicted_blocks)?;
+        out.counter("causeway_disk_evicted_bytes", "Bytes evicted to stay within the budget", stats.evicted_bytes)?;
+        let dropped = "Blocks that were not cached because the disk was too slow, failed or was closing";
         out.counter("causeway_disk_dropped_writes", dropped, stats.dropped_writes)?;
-        out.counter("causeway_disk_write_errors", "Write batches that the disk refused", stats.write_errors)?;
-        let corrupt = "Blocks found damaged on disk, forgotten and to be fetched again";
+        out.counter("causeway_disk_write_errors", "Write batches that failed", stats.write_errors)?;
+        let corrupt = "Blocks found corrupt on disk and deleted, so that they are fetched again";
         out.counter("causeway_disk_corrupt_blocks", corrupt, stats.corrupt_blocks)?;
-        let scrubbed = "Blocks that a scrub checked";
+        let scrubbed = "Blocks that scrubs checked";
         out.counter("causeway_disk_scrubbed_blocks", scrubbed, stats.scrubbed_blocks)?;
-        let scrubbed = "Bytes on disk that a scrub checked";
+        let scrubbed = "Bytes on disk that scrubs checked";
         out.counter("causeway_disk_scrubbed_bytes", scrubbed, stats.scrubbed_bytes)?;
-        out.counter("causeway_disk_scrub_passes", "Scrubs that reached the end", stats.scrub_passes)?;
-        let saved = "Bytes on disk that compressing pinned blocks anew saved";
+        out.counter("causeway_disk_scrub_passes", "Completed scrubs", stats.scrub_passes)?;
+        let saved = "Bytes on disk saved by recompressing pinned blocks";
         out.counter("causeway_disk_recompressed_saved_bytes", saved, stats.recompressed_saved_bytes)?;
-        let lacking = "Pins of which the last scrub missed blocks; they come back when they are asked for";
+        let lacking = "Pins that the last scrub found incomplete; missing blocks are fetched on demand";
         out.gauge("causeway_disk_lacking_pins", lacking, stats.lacking_pins)?;
         let rebuilds = "1 if the index was damaged when the store was opened, and was rebuilt, else 0";
         out.gauge("causeway_disk_index_rebuilt", rebuilds, stats.index_rebuilds)?;
-        let damaged = "1 if the index turned out damaged since: restart the gateway, which rebuilds it; else 0";
+        let damaged = "1 if the index is damaged: restart the gateway, which rebuilds it; else 0";
         out.gauge("causeway_disk_index_damaged", damaged, u64::from(stats.index_damaged))?;
-        let degraded = "1 while the disk refuses writes and nothing is stored, else 0";
+        let degraded = "1 while writes to the disk fail and nothing is stored, else 0";
         out.gauge("causeway_disk_degraded", degraded, u64::from(stats.degraded()))
     }
 }

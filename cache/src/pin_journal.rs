@@ -1,15 +1,15 @@
-//! [`PinJournal`]: a second durable record of the pins of a store, in a file of its own.
+//! [`PinJournal`]: a second durable record of a store's pins, in a separate file.
 //!
-//! Goals: the index of a store can be rebuilt without losing a pin; an index that lost acknowledged writes is found out
-//! when the store is opened; damage to one entry costs that entry alone; removing a pin needs no space.
+//! Goals: the index can be rebuilt without losing a pin; an index that lost acknowledged writes is detected when the
+//! store is opened; damage to one entry affects only that entry; removing a pin needs no space.
 //!
-//! Non-goals: the members of pins, which a walk over the stored blocks finds; who asked for a pin.
+//! Non-goals: the members of pins, which traversing the stored blocks finds; who requested a pin.
 //!
 //! | bytes | the header |
 //! |---|---|
 //! | 8 | [`MAGIC`] |
 //! | 4 | the schema of the store |
-//! | 4 | CRC-32 of all that |
+//! | 4 | CRC-32 of the above |
 //! | 24 | the [`Watermark`]: three numbers |
 //! | 4 | CRC-32 of the watermark |
 //! | 20 | zeros |
@@ -17,18 +17,19 @@
 //! | bytes | an entry |
 //! |---|---|
 //! | 4 | [`ENTRY`] |
-//! | 1 | 0 for a pin that stands, 255 for one that was removed; a bit that flips makes neither of the other |
-//! | 4 | length of what follows the checksum |
-//! | 4 | CRC-32 of that length and of what follows |
-//! | … | length of the root (2 bytes), root CID, [`PinRecord`] |
+//! | 1 | 0 for an active pin, 255 for a removed one (tombstone); a flipped bit does not turn one into the other |
+//! | 4 | length of the body, which follows the checksum |
+//! | 4 | CRC-32 of the length and the body |
+//! | … | body: length of the root (2 bytes), root CID, [`PinRecord`] |
 //!
-//! Numbers are big-endian. Entries are appended; the last of a pin counts, and a removal is written over its state byte.
+//! Numbers are big-endian. Entries are appended; the last entry of a pin applies, and a removal overwrites its state
+//! byte.
 //!
-//! The order is what makes the journal a witness: a pin is entered after the index has it on the disk and before it is
-//! acknowledged, and is struck out before the index lets it go. So the index of a store that lost nothing has every
-//! complete pin of the journal, whenever the process was killed or the power went.
+//! The write order makes the journal a check on the index: a pin is appended after the index has synced it and before
+//! it is acknowledged, and is marked removed before the index deletes it. So an index that lost nothing has every
+//! complete pin of the journal, whenever the process was killed or power failed.
 //!
-//! Everything here blocks.
+//! All functions here block.
 
 use crate::folder;
 use crate::pins::{PinId, PinRecord};
@@ -40,77 +41,77 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
-/// What the file is called.
+/// The file name.
 pub(crate) const NAME: &str = "pins.journal";
 
 const MAGIC: [u8; 8] = *b"cw-pins\x01";
 const ENTRY: [u8; 4] = [0xc5, b'p', b'i', b'n'];
 const HEADER_BYTES: usize = 64;
 const ENTRY_HEAD_BYTES: usize = 13;
-/// No entry is longer: a CID has at most some hundred bytes and a name at most 1,020.
+/// The maximum size of an entry's body: a CID has at most some hundred bytes and a name at most 1,020.
 const BODY_BYTES_MAX: usize = 16 * 1024;
 
-/// Fewer entries that do not count are left where they are.
-const DEAD_ENTRIES_MIN: usize = 4_096;
+/// Compaction starts only with more obsolete entries than this.
+const OBSOLETE_ENTRIES_MIN: usize = 4_096;
 
-/// The schema in a journal that is not filled yet.
-const UNFILLED: u32 = 0;
+/// The schema in a journal that was never written with pins.
+const UNINITIALISED: u32 = 0;
 
-const STANDS: u8 = 0;
+const ACTIVE: u8 = 0;
 const REMOVED: u8 = 255;
 
-/// How far the index had come when it was last known to be on the disk.
+/// The position of the index at its last known sync.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Watermark {
-    /// The number of its last write; 0 if that is not known.
+    /// The sequence number of its last write; 0 if unknown.
     pub(crate) sequence: u64,
-    /// The number of its manifest, and how long that was, in bytes; 0 if that is not known.
+    /// The number and the length in bytes of its manifest; 0 if unknown.
     pub(crate) manifest: u64,
     pub(crate) manifest_bytes: u64,
 }
 
-/// In which state a journal was found.
+/// The state in which a journal was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Condition {
-    /// There was none.
+pub(crate) enum JournalState {
+    /// There is no journal.
     Missing,
-    /// Part of it cannot be read, before its end.
+    /// A part before its end cannot be read.
     Damaged,
-    /// All of it was read. What an append that was cut off left at its end does not count.
-    Whole,
+    /// All of it was read, except for an interrupted append at its end.
+    Intact,
 }
 
-/// What a journal says.
+/// The contents of a journal.
 #[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) condition: Condition,
-    /// The schema of the store, if that can be read.
+pub(crate) struct JournalContents {
+    pub(crate) state: JournalState,
+    /// The schema of the store, if it can be read.
     pub(crate) schema: Option<u32>,
     /// `None` if it cannot be read.
     pub(crate) watermark: Option<Watermark>,
-    /// The pins that stand, as they were last entered.
+    /// The active pins, with their last records.
     pub(crate) pins: BTreeMap<PinId, (Cid, PinRecord)>,
-    /// Pins that were removed.
+    /// Removed pins.
     pub(crate) removed: BTreeSet<PinId>,
-    /// Entries that newer ones have replaced, or whose pins were removed.
-    dead: usize,
+    /// Obsolete entries: replaced by newer ones, or of removed pins.
+    obsolete: usize,
 }
 
-impl Found {
+impl JournalContents {
     fn missing() -> Self {
         Self {
-            condition: Condition::Missing,
+            state: JournalState::Missing,
             schema: None,
             watermark: None,
             pins: BTreeMap::new(),
             removed: BTreeSet::new(),
-            dead: 0,
+            obsolete: 0,
         }
     }
 
-    /// Whether rewriting it would mend it, or make it much smaller.
+    /// Whether rewriting would repair it, or make it much smaller.
     pub(crate) fn is_worth_rewriting(&self) -> bool {
-        self.condition != Condition::Whole || is_mostly_dead(self.dead, self.pins.len())
+        self.state != JournalState::Intact || is_mostly_obsolete(self.obsolete, self.pins.len())
     }
 }
 
@@ -118,75 +119,76 @@ impl Found {
 #[derive(Debug)]
 pub(crate) struct PinJournal {
     path: PathBuf,
-    /// `None` if it is not there and could not be made.
+    /// `None` if the file does not exist and could not be created.
     file: Option<File>,
-    /// Where the next entry goes, in bytes.
+    /// The offset of the next entry, in bytes.
     end: u64,
-    /// The last entry of each pin that stands.
+    /// The offset of the last entry of each active pin.
     entries: HashMap<PinId, u64>,
-    /// The entry that was struck out last.
-    struck_out: Option<(PinId, u64)>,
-    /// Entries that newer ones have replaced, or whose pins were removed.
-    dead: usize,
+    /// The entry that was marked removed last.
+    last_removed: Option<(PinId, u64)>,
+    /// Obsolete entries: replaced by newer ones, or of removed pins.
+    obsolete: usize,
 }
 
 impl PinJournal {
-    /// What the journal of a folder says, without keeping it open.
+    /// Reads the journal in a directory, without keeping it open.
     ///
     /// # Errors
-    /// What the file system said.
-    pub(crate) fn read(dir: &Path) -> io::Result<Found> {
+    /// I/O errors.
+    pub(crate) fn read(dir: &Path) -> io::Result<JournalContents> {
         match fs::read(dir.join(NAME)) {
             Ok(bytes) => Ok(parse(&bytes).0),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Found::missing()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(JournalContents::missing()),
             Err(error) => Err(error),
         }
     }
 
-    /// Opens the journal of a folder. One that is not there is made, and counts as damaged until it is first
-    /// [rewritten](Self::rewrite): that nothing is in it says nothing.
+    /// Opens the journal in a directory, or creates it. A new journal counts as damaged until it is first
+    /// [rewritten](Self::rewrite), since its lack of pins means nothing.
     ///
     /// # Errors
-    /// What the file system said.
-    pub(crate) fn open(dir: &Path) -> io::Result<(Self, Found)> {
+    /// I/O errors.
+    pub(crate) fn open(dir: &Path) -> io::Result<(Self, JournalContents)> {
         let path = dir.join(NAME);
         let (found, entries) = match fs::read(&path) {
             Ok(bytes) => parse(&bytes),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let mut journal = Self { path, file: None, end: 0, entries: HashMap::new(), struck_out: None, dead: 0 };
-                if let Err(error) = journal.make_unfilled() {
-                    warn!(%error, "the pin journal cannot be made: no pin can be completed");
+                let mut journal =
+                    Self { path, file: None, end: 0, entries: HashMap::new(), last_removed: None, obsolete: 0 };
+                if let Err(error) = journal.create_uninitialised() {
+                    warn!(%error, "the pin journal cannot be created, so that no pin can be completed");
                 }
-                return Ok((journal, Found::missing()));
+                return Ok((journal, JournalContents::missing()));
             }
             Err(error) => return Err(error),
         };
         let file = File::options().read(true).write(true).open(&path)?;
-        let Parsed { end, entries } = entries;
-        let dead = found.dead;
-        Ok((Self { path, file: Some(file), end, entries, struck_out: None, dead }, found))
+        let JournalOffsets { end, entries } = entries;
+        let obsolete = found.obsolete;
+        Ok((Self { path, file: Some(file), end, entries, last_removed: None, obsolete }, found))
     }
 
-    fn make_unfilled(&mut self) -> io::Result<()> {
-        self.rewrite(UNFILLED, Watermark::default(), std::iter::empty())
+    fn create_uninitialised(&mut self) -> io::Result<()> {
+        self.rewrite(UNINITIALISED, Watermark::default(), std::iter::empty())
     }
 
-    /// Puts a journal of these pins in the place of the present one, durably.
+    /// Replaces the journal by one of these pins, durably.
     ///
     /// # Errors
-    /// What the file system said; the present one stays then, unless it was the folder that could not be synced.
+    /// I/O errors; the old journal stays, unless only syncing the directory failed.
     pub(crate) fn rewrite(
         &mut self,
         schema: u32,
         watermark: Watermark,
         pins: impl Iterator<Item = (Cid, PinRecord)>,
     ) -> io::Result<()> {
-        // From the renaming on it is the journal, whatever becomes of the folder.
-        *self = Self::make(self.path.clone(), schema, watermark, pins)?;
+        // The renamed file is the journal, even if syncing the directory fails.
+        *self = Self::create(self.path.clone(), schema, watermark, pins)?;
         folder::sync(self.path.parent().unwrap_or(&self.path))
     }
 
-    fn make(
+    fn create(
         path: PathBuf,
         schema: u32,
         watermark: Watermark,
@@ -198,104 +200,104 @@ impl PinJournal {
             entries.insert(record.id, bytes.len() as u64);
             put_entry(&mut bytes, &root, &record);
         }
-        let unfinished = path.with_extension("journal.new");
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&unfinished)?;
+        let temporary = path.with_extension("journal.new");
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&temporary)?;
         file.write_all_at(&bytes, 0)?;
         file.sync_data()?;
-        fs::rename(&unfinished, &path)?;
-        Ok(Self { path, file: Some(file), end: bytes.len() as u64, entries, struck_out: None, dead: 0 })
+        fs::rename(&temporary, &path)?;
+        Ok(Self { path, file: Some(file), end: bytes.len() as u64, entries, last_removed: None, obsolete: 0 })
     }
 
-    /// Enters pins. They are on the disk when this returns if they are to be `durable`.
+    /// Appends pins; syncs them if `durable`.
     ///
     /// # Errors
-    /// What the file system said; they may or may not be entered then.
-    pub(crate) fn enter(&mut self, pins: &[(Cid, PinRecord)], durable: bool) -> io::Result<()> {
+    /// I/O errors; the entries may or may not be written.
+    pub(crate) fn append(&mut self, pins: &[(Cid, PinRecord)], durable: bool) -> io::Result<()> {
         if self.file.is_none() {
-            self.make_unfilled()?;
+            self.create_uninitialised()?;
         }
         let Some(file) = &self.file else { return Ok(()) };
         let mut bytes = Vec::new();
-        let mut places = Vec::with_capacity(pins.len());
+        let mut offsets = Vec::with_capacity(pins.len());
         for (root, record) in pins {
-            places.push((record.id, self.end + bytes.len() as u64));
+            offsets.push((record.id, self.end + bytes.len() as u64));
             put_entry(&mut bytes, root, record);
         }
         let written = file.write_all_at(&bytes, self.end);
         if let Err(error) = written.and_then(|()| if durable { file.sync_data() } else { Ok(()) }) {
-            // An entry that is there by half would stand for a pin that is removed later. Cutting takes no space.
+            // An entry that was not acknowledged must not become active later. Truncating needs no space.
             if let Err(error) = file.set_len(self.end) {
-                warn!(%error, "an entry of the pin journal that was not acknowledged could not be taken back");
+                warn!(%error, "an unacknowledged entry of the pin journal could not be truncated");
             }
             return Err(error);
         }
         self.end += bytes.len() as u64;
-        for (pin, place) in places {
-            self.dead += usize::from(self.entries.insert(pin, place).is_some());
+        for (pin, offset) in offsets {
+            self.obsolete += usize::from(self.entries.insert(pin, offset).is_some());
         }
-        // They are entered, whether or not the others can be left out.
-        if is_mostly_dead(self.dead, self.entries.len())
+        // The entries are written, even if compaction fails.
+        if is_mostly_obsolete(self.obsolete, self.entries.len())
             && let Err(error) = self.compact()
         {
-            warn!(%error, "the pin journal could not be made shorter");
+            warn!(%error, "compacting the pin journal failed");
         }
         Ok(())
     }
 
-    /// Leaves out what does not count any more.
+    /// Rewrites the journal without obsolete entries.
     fn compact(&mut self) -> io::Result<()> {
         let found = parse(&fs::read(&self.path)?).0;
-        match (found.condition, found.schema, found.watermark) {
-            (Condition::Whole, Some(schema), Some(watermark)) => {
+        match (found.state, found.schema, found.watermark) {
+            (JournalState::Intact, Some(schema), Some(watermark)) => {
                 self.rewrite(schema, watermark, found.pins.into_values())
             }
-            // Whoever opens it next has what it lacks.
+            // The next start repairs it from the index.
             _ => Ok(()),
         }
     }
 
-    /// Strikes a pin out, durably. One that was never entered is no error.
+    /// Marks a pin removed, durably. A pin without an entry is not an error.
     ///
     /// # Errors
-    /// What the file system said.
-    pub(crate) fn strike_out(&mut self, pin: PinId) -> io::Result<()> {
-        let Some(place) = self.entries.get(&pin).copied() else { return Ok(()) };
-        self.set_state(place, REMOVED)?;
+    /// I/O errors.
+    pub(crate) fn mark_removed(&mut self, pin: PinId) -> io::Result<()> {
+        let Some(offset) = self.entries.get(&pin).copied() else { return Ok(()) };
+        self.set_state(offset, REMOVED)?;
         self.file.as_ref().map_or(Ok(()), File::sync_data)?;
         self.entries.remove(&pin);
-        (self.struck_out, self.dead) = (Some((pin, place)), self.dead + 1);
+        (self.last_removed, self.obsolete) = (Some((pin, offset)), self.obsolete + 1);
         Ok(())
     }
 
-    /// Takes back that a pin was struck out, if it was the last.
+    /// Reverts [`Self::mark_removed`] of a pin, if it was the last.
     ///
     /// # Errors
-    /// What the file system said.
+    /// I/O errors.
     pub(crate) fn restore(&mut self, pin: PinId) -> io::Result<()> {
-        let Some((_, place)) = self.struck_out.take().filter(|(last, _)| *last == pin) else { return Ok(()) };
-        self.set_state(place, STANDS)?;
-        self.entries.insert(pin, place);
-        self.dead -= 1;
+        let Some((_, offset)) = self.last_removed.take().filter(|(last, _)| *last == pin) else { return Ok(()) };
+        self.set_state(offset, ACTIVE)?;
+        self.entries.insert(pin, offset);
+        self.obsolete -= 1;
         Ok(())
     }
 
-    fn set_state(&self, place: u64, state: u8) -> io::Result<()> {
+    fn set_state(&self, offset: u64, state: u8) -> io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
-        file.write_all_at(&[state], place + ENTRY.len() as u64)
+        file.write_all_at(&[state], offset + ENTRY.len() as u64)
     }
 
-    /// Notes how far the index has come on the disk. That is no promise, so this is not synced.
+    /// Writes the index's watermark. It is advisory, so it is not synced.
     ///
     /// # Errors
-    /// What the file system said.
-    pub(crate) fn note(&self, watermark: Watermark) -> io::Result<()> {
+    /// I/O errors.
+    pub(crate) fn write_watermark(&self, watermark: Watermark) -> io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         file.write_all_at(&watermark_bytes(watermark), (MAGIC.len() + 8) as u64)
     }
 }
 
-fn is_mostly_dead(dead: usize, standing: usize) -> bool {
-    dead > standing + DEAD_ENTRIES_MIN
+fn is_mostly_obsolete(obsolete: usize, active: usize) -> bool {
+    obsolete > active + OBSOLETE_ENTRIES_MIN
 }
 
 fn header(schema: u32, watermark: Watermark) -> Vec<u8> {
@@ -322,7 +324,7 @@ fn put_entry(bytes: &mut Vec<u8>, root: &Cid, record: &PinRecord) {
     let length = u32::try_from(2 + root.len() + record.len()).unwrap_or(u32::MAX).to_be_bytes();
     let body = [&u16::try_from(root.len()).unwrap_or(u16::MAX).to_be_bytes()[..], &root, &record].concat();
     bytes.extend_from_slice(&ENTRY);
-    bytes.push(STANDS);
+    bytes.push(ACTIVE);
     bytes.extend_from_slice(&length);
     bytes.extend_from_slice(&checksum(length, &body).to_be_bytes());
     bytes.extend_from_slice(&body);
@@ -335,18 +337,18 @@ fn checksum(length: [u8; 4], body: &[u8]) -> u32 {
     sum.finalize()
 }
 
-/// Where things are in a file.
-struct Parsed {
+/// Offsets of a parsed journal.
+struct JournalOffsets {
     end: u64,
     entries: HashMap<PinId, u64>,
 }
 
-fn parse(bytes: &[u8]) -> (Found, Parsed) {
-    let mut found = Found { condition: Condition::Whole, ..Found::missing() };
+fn parse(bytes: &[u8]) -> (JournalContents, JournalOffsets) {
+    let mut found = JournalContents { state: JournalState::Intact, ..JournalContents::missing() };
     let head = bytes.first_chunk::<HEADER_BYTES>();
     found.schema = head.and_then(parse_schema);
     found.watermark = head.and_then(parse_watermark);
-    let mut parsed = Parsed { end: HEADER_BYTES as u64, entries: HashMap::new() };
+    let mut parsed = JournalOffsets { end: HEADER_BYTES as u64, entries: HashMap::new() };
     let mut at = HEADER_BYTES;
     while at < bytes.len() {
         let Some(entry) = parse_entry(&bytes[at..]) else {
@@ -354,32 +356,32 @@ fn parse(bytes: &[u8]) -> (Found, Parsed) {
             continue;
         };
         let former = parsed.entries.remove(&entry.record.id);
-        // What cannot be read lies before something that can: it is no torn end.
+        // The unreadable part is followed by an entry, so it is not an interrupted append.
         if at as u64 != parsed.end {
-            found.condition = Condition::Damaged;
+            found.state = JournalState::Damaged;
         }
-        found.dead += usize::from(former.is_some()) + usize::from(entry.removed);
+        found.obsolete += usize::from(former.is_some()) + usize::from(entry.removed);
         if !entry.removed {
             parsed.entries.insert(entry.record.id, at as u64);
         }
-        found.take(entry.root, entry.record, entry.removed);
+        found.apply(entry.root, entry.record, entry.removed);
         at += entry.bytes;
         parsed.end = at as u64;
     }
     if found.schema.is_none() || found.watermark.is_none() {
-        found.condition = Condition::Damaged;
+        found.state = JournalState::Damaged;
     }
     (found, parsed)
 }
 
-impl Found {
-    fn take(&mut self, root: Cid, record: PinRecord, removed: bool) {
+impl JournalContents {
+    fn apply(&mut self, root: Cid, record: PinRecord, removed: bool) {
         let id = record.id;
         if removed {
             self.pins.remove(&id);
             self.removed.insert(id);
         } else {
-            // Its removal failed, and it was pinned again.
+            // The removal failed, and the root was pinned again.
             self.removed.remove(&id);
             self.pins.insert(id, (root, record));
         }
@@ -388,26 +390,26 @@ impl Found {
 
 fn parse_schema(head: &[u8; HEADER_BYTES]) -> Option<u32> {
     let (summed, rest) = head.split_at(12);
-    let whole = summed.starts_with(&MAGIC) && rest[..4] == crc32fast::hash(summed).to_be_bytes();
+    let valid = summed.starts_with(&MAGIC) && rest[..4] == crc32fast::hash(summed).to_be_bytes();
     let schema = u32::from_be_bytes([summed[8], summed[9], summed[10], summed[11]]);
-    Some(schema).filter(|schema| whole && *schema != UNFILLED)
+    Some(schema).filter(|schema| valid && *schema != UNINITIALISED)
 }
 
 fn parse_watermark(head: &[u8; HEADER_BYTES]) -> Option<Watermark> {
     let (numbers, sum) = head[16..44].split_at(24);
     let number = |at: usize| numbers[at..].first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
-    let whole = sum == crc32fast::hash(numbers).to_be_bytes();
-    whole.then_some(Watermark { sequence: number(0)?, manifest: number(8)?, manifest_bytes: number(16)? })
+    let valid = sum == crc32fast::hash(numbers).to_be_bytes();
+    valid.then_some(Watermark { sequence: number(0)?, manifest: number(8)?, manifest_bytes: number(16)? })
 }
 
-struct Entry {
+struct JournalEntry {
     root: Cid,
     record: PinRecord,
     removed: bool,
     bytes: usize,
 }
 
-fn parse_entry(bytes: &[u8]) -> Option<Entry> {
+fn parse_entry(bytes: &[u8]) -> Option<JournalEntry> {
     let (head, rest) = bytes.strip_prefix(&ENTRY)?.split_first_chunk::<{ ENTRY_HEAD_BYTES - ENTRY.len() }>()?;
     let [state, length @ .., a, b, c, d] = *head;
     let body_bytes = usize::try_from(u32::from_be_bytes(length)).ok().filter(|bytes| *bytes <= BODY_BYTES_MAX)?;
@@ -417,7 +419,7 @@ fn parse_entry(bytes: &[u8]) -> Option<Entry> {
     }
     let (root_bytes, body) = body.split_first_chunk()?;
     let (root, record) = body.split_at_checked(usize::from(u16::from_be_bytes(*root_bytes)))?;
-    Some(Entry {
+    Some(JournalEntry {
         root: Cid::try_from(root).ok()?,
         record: PinRecord::from_bytes(record)?,
         removed: state.count_ones() > 4,
@@ -441,64 +443,64 @@ mod tests {
 
     fn filled(dir: &Path, ids: std::ops::Range<u64>) -> PinJournal {
         let (mut journal, found) = PinJournal::open(dir).expect("opens");
-        assert_eq!(found.condition, Condition::Missing);
+        assert_eq!(found.state, JournalState::Missing);
         journal.rewrite(7, Watermark::default(), std::iter::empty()).expect("rewrites");
         for id in ids {
-            journal.enter(&[pin(id)], true).expect("enters");
+            journal.append(&[pin(id)], true).expect("appends");
         }
         journal
     }
 
-    fn ids(found: &Found) -> Vec<u64> {
+    fn ids(found: &JournalContents) -> Vec<u64> {
         found.pins.keys().map(|id| id.0).collect()
     }
 
     #[test]
-    fn what_was_entered_is_found_and_what_was_struck_out_is_not() {
+    fn appended_pins_are_found_and_removed_ones_are_not() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut journal = filled(dir.path(), 1..6);
-        journal.strike_out(PinId(2)).expect("strikes out");
-        journal.strike_out(PinId(3)).expect("strikes out");
+        journal.mark_removed(PinId(2)).expect("marks removed");
+        journal.mark_removed(PinId(3)).expect("marks removed");
         journal.restore(PinId(3)).expect("restores");
-        journal.strike_out(PinId(99)).expect("was never there");
+        journal.mark_removed(PinId(99)).expect("has no entry");
         let named = PinRecord { name: Some("another".to_owned()), ..pin(5).1 };
-        journal.enter(&[(pin(5).0, named.clone())], false).expect("enters");
-        journal.strike_out(PinId(1)).expect("strikes out");
-        journal.enter(&[pin(1)], false).expect("enters what is pinned again");
+        journal.append(&[(pin(5).0, named.clone())], false).expect("appends");
+        journal.mark_removed(PinId(1)).expect("marks removed");
+        journal.append(&[pin(1)], false).expect("appends a pin again");
         let watermark = Watermark { sequence: 10, manifest: 20, manifest_bytes: 30 };
-        journal.note(watermark).expect("notes");
+        journal.write_watermark(watermark).expect("writes");
         let (_, found) = PinJournal::open(dir.path()).expect("opens");
-        assert_eq!((found.condition, found.schema, found.watermark), (Condition::Whole, Some(7), Some(watermark)));
+        assert_eq!((found.state, found.schema, found.watermark), (JournalState::Intact, Some(7), Some(watermark)));
         assert_eq!(ids(&found), [1, 3, 4, 5]);
         assert_eq!(found.pins[&PinId(5)].1, named);
         assert_eq!(found.removed, [PinId(2)].into());
     }
 
     #[test]
-    fn what_does_not_count_any_more_is_left_out_in_time() {
+    fn obsolete_entries_are_compacted() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut journal = filled(dir.path(), 1..4);
         let length = || dir.path().join(NAME).metadata().expect("is there").len();
         let before = length();
-        journal.strike_out(PinId(2)).expect("strikes out");
-        for _ in 0..2 * DEAD_ENTRIES_MIN + 9 {
-            journal.enter(&[pin(1)], false).expect("enters");
+        journal.mark_removed(PinId(2)).expect("marks removed");
+        for _ in 0..2 * OBSOLETE_ENTRIES_MIN + 9 {
+            journal.append(&[pin(1)], false).expect("appends");
         }
-        assert!(length() < before * DEAD_ENTRIES_MIN as u64);
+        assert!(length() < before * OBSOLETE_ENTRIES_MIN as u64);
         assert_eq!(ids(&PinJournal::read(dir.path()).expect("reads")), [1, 3]);
-        journal.strike_out(PinId(1)).expect("strikes out");
+        journal.mark_removed(PinId(1)).expect("marks removed");
         assert_eq!(ids(&PinJournal::read(dir.path()).expect("reads")), [3]);
     }
 
     #[test]
-    fn one_that_was_never_filled_is_not_believed() {
+    fn an_uninitialised_journal_counts_as_damaged() {
         let dir = tempfile::tempdir().expect("a directory");
         drop(PinJournal::open(dir.path()).expect("opens"));
-        assert_eq!(PinJournal::read(dir.path()).expect("reads").condition, Condition::Damaged);
+        assert_eq!(PinJournal::read(dir.path()).expect("reads").state, JournalState::Damaged);
     }
 
     #[test]
-    fn a_torn_end_is_written_over() {
+    fn an_interrupted_append_is_overwritten() {
         let dir = tempfile::tempdir().expect("a directory");
         drop(filled(dir.path(), 1..4));
         let path = dir.path().join(NAME);
@@ -506,31 +508,31 @@ mod tests {
         for torn in [bytes.len() - 1, bytes.len() - 50] {
             fs::write(&path, &bytes[..torn]).expect("writes");
             let (mut journal, found) = PinJournal::open(dir.path()).expect("opens");
-            assert_eq!((found.condition, ids(&found)), (Condition::Whole, vec![1, 2]));
-            journal.enter(&[pin(9)], true).expect("enters");
+            assert_eq!((found.state, ids(&found)), (JournalState::Intact, vec![1, 2]));
+            journal.append(&[pin(9)], true).expect("appends");
             assert_eq!(ids(&PinJournal::read(dir.path()).expect("reads")), [1, 2, 9]);
         }
     }
 
     proptest! {
         #[test]
-        fn a_flipped_bit_costs_one_entry_at_most_and_is_told(at in any::<prop::sample::Index>(), bit in 0..8_u32) {
+        fn a_flipped_bit_costs_one_entry_at_most_and_is_detected(at in any::<prop::sample::Index>(), bit in 0..8_u32) {
             let dir = tempfile::tempdir().expect("a directory");
-            filled(dir.path(), 1..8).strike_out(PinId(4)).expect("strikes out");
+            filled(dir.path(), 1..8).mark_removed(PinId(4)).expect("marks removed");
             let path = dir.path().join(NAME);
             let mut bytes = fs::read(&path).expect("reads");
             let at = at.index(bytes.len());
             bytes[at] ^= 1 << bit;
             let (found, parsed) = parse(&bytes);
-            let standing = ids(&found);
-            prop_assert!(standing.len() >= 5 && !standing.contains(&4), "{:?}", standing);
+            let active = ids(&found);
+            prop_assert!(active.len() >= 5 && !active.contains(&4), "{:?}", active);
             for (id, (root, record)) in &found.pins {
                 prop_assert_eq!((*root, record.clone()), pin(id.0));
             }
-            // At the end it looks like an append that was cut off: the index knows better.
+            // At the end it looks like an interrupted append, which only the index can detect.
             let of_last = at as u64 >= parsed.end;
-            let is_silent = found.condition == Condition::Whole;
-            prop_assert!(standing.len() == 6 || of_last || !is_silent);
+            let is_undetected = found.state == JournalState::Intact;
+            prop_assert!(active.len() == 6 || of_last || !is_undetected);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Recursive pins: DAGs whose every block stays in the store until the pin is removed.
+//! Recursive pins: no block of a pinned DAG is evicted until the pin is removed.
 //!
-//! Goals: an acknowledged pin survives `kill -9` and power loss; a pin that was interrupted keeps what it has and can be
-//! taken up again; memory does not grow with the DAG.
+//! Goals: an acknowledged pin survives `kill -9` and power loss; an interrupted pin keeps its blocks and can be
+//! resumed; memory does not grow with the DAG.
 //!
-//! Non-goals: walking. The caller supplies the blocks, from a walk over any source ([`content::dag::walk_all`]), and
-//! answers for their being the whole DAG.
+//! Non-goals: traversing DAGs. The caller supplies the blocks, from any source ([`content::dag::walk_all`]), and is
+//! responsible for supplying the whole DAG.
 
 use crate::error::StoreError;
 use content::dag::DagError;
@@ -14,36 +14,36 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 
-/// The longest name of a pin, in characters
+/// The maximum length of a pin's name, in characters
 /// (<https://ipfs.github.io/pinning-services-api-spec/>, schema "Pin").
 pub const NAME_CHARS_MAX: usize = 255;
 
-/// How far a pin has come.
+/// Whether a pin is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PinState {
-    /// Some blocks are missing, those that are here are protected. Pinning the root again goes on from here. A complete
-    /// pin that loses a block is partial from then on.
+    /// Some blocks are missing; the others are protected. Pinning the root again resumes. A complete pin that loses a
+    /// block becomes partial.
     Partial,
-    /// Every block is here.
+    /// Every block is stored.
     Complete,
 }
 
-/// What is known of a pin.
+/// A pin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PinSummary {
     /// The root of the DAG.
     pub root: Cid,
-    /// Names the pin for as long as the store lives; never used twice.
+    /// Identifies the pin within the store; never reused.
     pub id: u64,
-    /// What the operator calls it.
+    /// The pin's name.
     pub name: Option<String>,
-    /// When it was first asked for, to the millisecond.
+    /// When it was first requested, with a precision of a millisecond.
     pub created: SystemTime,
-    /// Whether every block is here.
+    /// Whether every block is stored.
     pub state: PinState,
     /// Distinct blocks so far.
     pub blocks: u64,
-    /// Their bytes, as blocks rather than as stored.
+    /// Their size as blocks, not as stored, in bytes.
     pub bytes: u64,
 }
 
@@ -53,48 +53,48 @@ pub enum PinError {
     /// The disk failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The blocks could not be supplied. What came before is kept and protected; pin again to go on.
-    #[error("the DAG could not be read to its end: {0}")]
+    /// The blocks could not be supplied. Earlier blocks stay protected; pin again to resume.
+    #[error("the DAG could not be read completely: {0}")]
     Blocks(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The blocks ended without the root being among them.
-    #[error("the block of {root} itself is missing from its DAG")]
+    /// The root was not among the blocks.
+    #[error("the root block {root} is missing from its DAG")]
     RootMissing {
-        /// The root that was to be pinned.
+        /// The root of the pin.
         root: Cid,
     },
-    /// Somebody removed the pin while it was being made.
-    #[error("the pin of {root} was removed while it was being made")]
+    /// The pin was removed while it was in progress.
+    #[error("the pin of {root} was removed while it was in progress")]
     Removed {
-        /// The root that was to be pinned.
+        /// The root of the pin.
         root: Cid,
     },
-    /// Blocks of the pin turned out damaged, or were deleted, while it was being made.
-    #[error("blocks of {root} were lost while it was being pinned: pin it again to go on")]
+    /// Blocks of the pin were found corrupt or were deleted while it was in progress.
+    #[error("blocks of {root} were lost while it was being pinned: pin it again to resume")]
     Lost {
-        /// The root that was to be pinned.
+        /// The root of the pin.
         root: Cid,
     },
-    /// The name is too long.
+    /// The name exceeds [`NAME_CHARS_MAX`].
     #[error("a pin's name has at most {NAME_CHARS_MAX} characters, this one has {chars}")]
     NameTooLong {
-        /// The length found.
+        /// The length of the name.
         chars: usize,
     },
 }
 
 impl PinError {
-    /// Part of the DAG is not here.
+    /// A block of the DAG is missing.
     pub(crate) fn missing(cid: Cid) -> Self {
         Self::unread(SourceError::NotFound { cid })
     }
 
-    /// Part of the DAG could not be read.
+    /// A block of the DAG could not be read.
     pub(crate) fn unread(error: SourceError) -> Self {
         Self::Blocks(Box::new(DagError::Source(error)))
     }
 }
 
-/// Whether a pin may be called this.
+/// Checks the length of a pin's name.
 ///
 /// # Errors
 /// [`PinError::NameTooLong`].
@@ -103,67 +103,68 @@ pub fn check_name(name: Option<&str>) -> Result<(), PinError> {
     if chars > NAME_CHARS_MAX { Err(PinError::NameTooLong { chars }) } else { Ok(()) }
 }
 
-/// One effort to pin something: its members go to the writer without waiting for each, so the first failure is kept here.
+/// A pin operation in progress. Members are queued without waiting for each write, so the first failure is recorded
+/// here.
 #[derive(Debug)]
 pub struct Attempt {
     pub(crate) pin: PinId,
-    /// How often the pin had lost blocks when this began.
+    /// The pin's loss count when this began.
     losses: u64,
-    /// `None` for a scaffold.
+    /// `None` for a temporary pin.
     pub(crate) root: Option<Cid>,
-    failure: OnceLock<Failure>,
+    failure: OnceLock<MemberFailure>,
 }
 
 /// Why a member was not written.
 #[derive(Debug, Clone)]
-pub(crate) enum Failure {
+pub(crate) enum MemberFailure {
     Store(StoreError),
     Removed,
     Missing(Cid),
 }
 
-impl From<StoreError> for Failure {
+impl From<StoreError> for MemberFailure {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
 impl Attempt {
-    pub(crate) fn new(begun: Begun, root: Option<Cid>) -> Arc<Self> {
-        let Begun { pin, losses } = begun;
+    pub(crate) fn new(begun: BegunPin, root: Option<Cid>) -> Arc<Self> {
+        let BegunPin { pin, losses } = begun;
         Arc::new(Self { pin, losses, root, failure: OnceLock::new() })
     }
 
-    pub(crate) fn fail(&self, failure: Failure) {
+    pub(crate) fn fail(&self, failure: MemberFailure) {
         _ = self.failure.set(failure);
     }
 
-    /// The first thing that went wrong, if anything did.
+    /// The first failure, if there was one.
     pub(crate) fn check(&self) -> Result<(), PinError> {
         match (self.failure.get(), self.root) {
             (None, _) => Ok(()),
-            (Some(Failure::Store(error)), _) => Err(PinError::Store(error.clone())),
-            (Some(Failure::Missing(cid)), _) => Err(PinError::missing(*cid)),
-            (Some(Failure::Removed), Some(root)) => Err(PinError::Removed { root }),
-            (Some(Failure::Removed), None) => Err(PinError::Store(StoreError::Closed)),
+            (Some(MemberFailure::Store(error)), _) => Err(PinError::Store(error.clone())),
+            (Some(MemberFailure::Missing(cid)), _) => Err(PinError::missing(*cid)),
+            (Some(MemberFailure::Removed), Some(root)) => Err(PinError::Removed { root }),
+            (Some(MemberFailure::Removed), None) => Err(PinError::Store(StoreError::Closed)),
         }
     }
 }
 
-/// Names one pin for as long as the store lives; never used twice.
+/// Identifies a pin within the store; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PinId(pub(crate) u64);
 
-/// A pin that was begun or is gone on with.
+/// A pin that was begun or resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Begun {
+pub(crate) struct BegunPin {
     pub(crate) pin: PinId,
-    /// How often it had lost blocks by then.
+    /// Its loss count at that time.
     pub(crate) losses: u64,
 }
 
-/// The roots of pins that lost blocks or got some of them back, for the pin service: each root once, however often
-/// that happened, so that the memory is bounded by the number of pins.
+/// Change notifications for the pin service: the roots of pins that lost blocks or got some back. Each root is listed
+/// once, so that memory is bounded by the number of pins.
 #[derive(Debug, Default)]
 pub struct PinChanges {
     roots: Mutex<BTreeSet<Cid>>,
@@ -171,13 +172,13 @@ pub struct PinChanges {
 }
 
 impl PinChanges {
-    /// Has the pin of a root looked at.
+    /// Reports a change of a root's pin.
     pub fn note(&self, root: Cid) {
         self.roots.lock().unwrap_or_else(PoisonError::into_inner).insert(root);
         self.noted.notify_one();
     }
 
-    /// The roots that were noted since this was last called. Waits until there are some. For one caller at a time.
+    /// Waits for changes and returns the roots reported since the last call. For one caller at a time.
     pub async fn next(&self) -> BTreeSet<Cid> {
         loop {
             let roots = std::mem::take(&mut *self.roots.lock().unwrap_or_else(PoisonError::into_inner));
@@ -189,24 +190,24 @@ impl PinChanges {
     }
 }
 
-/// How often pins lost blocks since the store was opened. Kept by the writer.
+/// Loss counts of pins since the store was opened; owned by the writer.
 #[derive(Debug, Default)]
-pub(crate) struct Losses {
+pub(crate) struct PinLosses {
     counts: HashMap<PinId, u64>,
-    /// Whether some pin lacks blocks, or may: blocks that come are looked up among the members only then.
+    /// Whether some pin may lack blocks: only then are new blocks looked up among the members.
     any: bool,
     changes: Arc<PinChanges>,
 }
 
-impl Losses {
+impl PinLosses {
     /// `any` says whether some pin is partial already.
     pub(crate) fn new(changes: Arc<PinChanges>, any: bool) -> Self {
         Self { counts: HashMap::new(), any, changes }
     }
 
-    /// A pin that is begun now.
-    pub(crate) fn begun(&self, pin: PinId) -> Begun {
-        Begun { pin, losses: self.count(pin) }
+    /// A pin that begins now.
+    pub(crate) fn begin(&self, pin: PinId) -> BegunPin {
+        BegunPin { pin, losses: self.count(pin) }
     }
 
     fn count(&self, pin: PinId) -> u64 {
@@ -220,7 +221,7 @@ impl Losses {
         self.changes.note(root);
     }
 
-    /// Notes that a pin may have a block back.
+    /// Reports that a pin may have got a block back.
     pub(crate) fn returned(&self, root: Cid) {
         self.changes.note(root);
     }
@@ -230,7 +231,7 @@ impl Losses {
         self.any
     }
 
-    /// Whether a pin lost nothing since an attempt began.
+    /// Checks that a pin lost no blocks since an attempt began.
     pub(crate) fn check(&self, attempt: &Attempt) -> Result<(), PinError> {
         match attempt.root {
             Some(root) if self.count(attempt.pin) != attempt.losses => Err(PinError::Lost { root }),
@@ -238,12 +239,12 @@ impl Losses {
         }
     }
 
-    pub(crate) fn forget(&mut self, pin: PinId) {
+    pub(crate) fn remove(&mut self, pin: PinId) {
         self.counts.remove(&pin);
     }
 }
 
-/// One recursive pin.
+/// The stored record of a recursive pin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PinRecord {
     pub(crate) id: PinId,

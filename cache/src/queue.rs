@@ -1,7 +1,7 @@
-//! [`Queue`]: the way to the one thread that changes a store, bounded in bytes.
+//! [`Queue`]: the command queue of a store's writer thread, bounded in bytes.
 //!
-//! Goals: who brings a block waits for room instead of filling memory; what has room is written, also if everybody has let go
-//! of the store since.
+//! Goals: backpressure: callers wait for room in the queue instead of filling memory; what is queued is written even if
+//! all handles of the store are dropped.
 
 use crate::error::StoreError;
 use std::fmt;
@@ -11,22 +11,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-/// What a command takes in the queue beside its block, in bytes.
+/// The size of a command in the queue without its block, in bytes.
 pub(crate) const COMMAND_BYTES: usize = 512;
 
-/// Room that a command holds in the queue until it has been dealt with.
+/// A command's permit: room in the queue until the command is done.
 pub(crate) type Room = OwnedSemaphorePermit;
 
-/// The way back of an answer.
+/// The channel for a command's reply.
 pub(crate) type Reply<T> = oneshot::Sender<T>;
 
-/// Commands of type `C` on their way. Dropping it ends the writer after what is queued, and waits for that.
+/// A queue of commands of type `C`. Dropping it ends the writer after the queued commands, and waits for it.
 pub(crate) struct Queue<C> {
     sender: Option<Sender<C>>,
     room: Arc<Semaphore>,
     bytes_max: usize,
     thread: Option<JoinHandle<()>>,
-    /// The thread holds the other end.
+    /// Closed when the writer thread ends.
     ended: watch::Receiver<()>,
 }
 
@@ -37,14 +37,14 @@ impl<C> fmt::Debug for Queue<C> {
 }
 
 impl<C: Send + 'static> Queue<C> {
-    /// Makes a writer, which has to close the room that it is given when it ends, and runs it in a thread of its own.
+    /// Creates a writer and runs it in a thread. The writer must close the semaphore it is given when it ends.
     pub(crate) fn start<W: Send + 'static>(
         bytes_max: usize,
         writer: impl FnOnce(Arc<Semaphore>) -> Result<W, StoreError>,
         run: impl FnOnce(W, &Receiver<C>) + Send + 'static,
     ) -> Result<Self, StoreError> {
         let (sender, receiver) = channel();
-        // The largest block must fit, and tokio counts permits of one caller in 32 bits.
+        // The largest block must fit, and tokio's permits are counted in 32 bits.
         let bytes_max = bytes_max.clamp(content::MAX_BLOCK_BYTES + COMMAND_BYTES, 1 << 30);
         let room = Arc::new(Semaphore::new(bytes_max));
         let writer = writer(Arc::clone(&room))?;
@@ -60,13 +60,13 @@ impl<C: Send + 'static> Queue<C> {
 }
 
 impl<C> Queue<C> {
-    /// Waits until a block of this size has room.
+    /// Waits for room for a block of this size.
     pub(crate) async fn room(&self, data_bytes: usize) -> Result<Room, StoreError> {
         let room = Arc::clone(&self.room).acquire_many_owned(self.permits(data_bytes));
         room.await.map_err(|_| StoreError::Closed)
     }
 
-    /// Room for a block of this size, if there is some now.
+    /// Room for a block of this size, if available now.
     pub(crate) fn try_room(&self, data_bytes: usize) -> Option<Room> {
         Arc::clone(&self.room).try_acquire_many_owned(self.permits(data_bytes)).ok()
     }
@@ -75,43 +75,43 @@ impl<C> Queue<C> {
         u32::try_from((data_bytes + COMMAND_BYTES).min(self.bytes_max)).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn send(&self, command: C) -> Result<(), StoreError> {
+    pub(crate) fn send(&self, command: impl Into<C>) -> Result<(), StoreError> {
         let sender = self.sender.as_ref().ok_or(StoreError::Closed)?;
-        sender.send(command).map_err(|_| StoreError::Closed)
+        sender.send(command.into()).map_err(|_| StoreError::Closed)
     }
 
-    /// Waits until the writer has ended: it was closed, or panicked.
+    /// Completes when the writer has ended: it was closed, or panicked.
     pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + use<C> {
         let mut ended = self.ended.clone();
         async move {
-            // Nothing is ever sent: the only news is that the other end is gone.
+            // Nothing is ever sent; the channel only closes.
             while ended.changed().await.is_ok() {}
         }
     }
 
-    /// Sends a command and waits for its answer.
-    pub(crate) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> C) -> Result<T, StoreError> {
-        let (reply, answer) = oneshot::channel();
+    /// Sends a command and waits for its reply.
+    pub(crate) async fn ask<T, I: Into<C>>(&self, command: impl FnOnce(Reply<T>) -> I) -> Result<T, StoreError> {
+        let (reply, receiver) = oneshot::channel();
         self.send(command(reply))?;
-        answer.await.map_err(|_| StoreError::Closed)
+        receiver.await.map_err(|_| StoreError::Closed)
     }
 }
 
-/// How often a store that cannot write looks whether it can again.
+/// Interval at which a degraded store probes whether it can write again.
 pub(crate) const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a writer waits for its next command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all: there is background work.
+    /// Does not wait: there is background work.
     Never,
-    /// Until it is time to look at the disk again.
+    /// Until the next probe of the disk.
     For(Duration),
-    /// As long as it takes.
+    /// Until a command arrives.
     Forever,
 }
 
-/// A writer's next command; `Some(None)` when it is time for background work; `None` when all handles are gone.
+/// A writer's next command; `Some(None)` when it is time for background work; `None` when all handles are dropped.
 pub(crate) fn next_command<C>(commands: &Receiver<C>, wait: Wait) -> Option<Option<C>> {
     let next = match wait {
         Wait::Forever => return commands.recv().ok().map(Some),
@@ -124,7 +124,7 @@ pub(crate) fn next_command<C>(commands: &Receiver<C>, wait: Wait) -> Option<Opti
     match next {
         Ok(command) => Some(Some(command)),
         Err(RecvTimeoutError::Timeout) => Some(None),
-        // What is left to do is done when the store is opened again.
+        // The remaining background work is done when the store is next opened.
         Err(RecvTimeoutError::Disconnected) => None,
     }
 }
@@ -133,7 +133,7 @@ impl<C> Drop for Queue<C> {
     fn drop(&mut self) {
         self.sender = None;
         if let Some(thread) = self.thread.take() {
-            // A writer that panicked has said so already.
+            // The panic was logged already.
             _ = thread.join();
         }
     }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_writer_is_told_whatever_ended_it() {
+    async fn ended_completes_when_the_writer_returns_or_panics() {
         let works = |_: Arc<Semaphore>, commands: &Receiver<()>| while commands.recv().is_ok() {};
         let queue = start(works);
         let ended = queue.ended();

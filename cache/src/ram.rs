@@ -1,11 +1,11 @@
-//! [`Ram`]: the blocks that are asked for most, in memory.
+//! [`Ram`]: the RAM cache of blocks.
 //!
 //! Goals: a hit without waiting, I/O or allocation; a budget in bytes that holds at every moment, not on average.
 //!
-//! Who may stay is a policy ([`RamPolicy`]), and both there are were measured on the same traces (`causeway-load-tests
-//! policies`).
+//! The eviction policy is configurable ([`RamPolicy`]); the policies were measured on the same traces
+//! (`causeway-load-tests policies`).
 //!
-//! Non-goals: knowing what a block means.
+//! Non-goals: interpreting blocks.
 
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
@@ -15,28 +15,28 @@ use moka::sync::Cache;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an entry costs beside its data, in bytes. A [`BlockKey`] is 144 bytes (room for a 128-byte digest) and is held
-/// once; to it come the `Bytes` handle and its shared header (56), moka's entry, its node in the access queue and its
-/// slot in the hash table (about 250). Without it, a budget of 1 GiB filled with 40-byte blocks would take ten times that.
+/// The overhead of an entry, in bytes. A [`BlockKey`] is 144 bytes (room for a 128-byte digest) and is stored once; the
+/// `Bytes` handle and its shared header take 56, moka's entry, its node in the access queue and its slot in the hash
+/// table about 250. Without it, a budget of 1 GiB filled with 40-byte blocks would take ten times that.
 pub const ENTRY_OVERHEAD_BYTES: u32 = 512;
 
-/// Smaller blocks are copied on admission. A `Bytes` does not tell how large a buffer it keeps alive, and a small block
-/// is usually a slice of a network message of up to 4 MiB: a hundredfold of what the budget would count. Copying
+/// Smaller blocks are copied on admission. The size of the buffer that a `Bytes` keeps alive is unknown, and a small
+/// block is usually a slice of a network message of up to 4 MiB: a hundredfold of what the budget would count. Copying
 /// 64 KiB takes a few microseconds, once. From here on up, network code hands over one buffer per block, so that a copy
 /// would double the traffic on memory for nothing.
 pub const COPY_BELOW_BYTES: usize = 64 * 1024;
 
-/// moka evicts when it tidies up, every 512 writes or so: with blocks of 2 MiB that is 1 GiB over budget. So tidying is
-/// asked for after this many bytes.
-const TIDY_AFTER_BYTES: u64 = 8 * 1024 * 1024;
+/// moka evicts in its maintenance, every 512 writes or so: with blocks of 2 MiB that is 1 GiB over budget. So
+/// maintenance is also run after this many bytes.
+const MAINTENANCE_AFTER_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Which blocks stay in memory when not all can.
+/// The eviction policy of the RAM cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RamPolicy {
-    /// What was used last stays (as in the paper's gateway). What is read once pushes out what is read often.
+    /// Least recently used blocks are evicted. One-time reads can evict frequently read blocks.
     Lru,
-    /// A block comes in only if it was asked for more often of late than those that would have to go for it together
-    /// (TinyLFU, Einziger et al. 2017), which are the least recently used. What is read once stays outside.
+    /// A block is admitted only if its recent request frequency exceeds that of the least recently used blocks that it
+    /// would evict, together (TinyLFU, Einziger et al. 2017). One-time reads are not admitted.
     #[default]
     TinyLfu,
 }
@@ -50,12 +50,12 @@ impl From<RamPolicy> for EvictionPolicy {
     }
 }
 
-/// Blocks in memory. Clones share the memory.
+/// A cache of blocks in memory. Clones share it.
 #[derive(Clone)]
 pub struct Ram {
     cache: Cache<BlockKey, Bytes>,
     budget_bytes: u64,
-    untidy_bytes: Arc<AtomicU64>,
+    bytes_since_maintenance: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for Ram {
@@ -70,8 +70,8 @@ impl Ram {
         Self::with_policy(budget_bytes, RamPolicy::default())
     }
 
-    /// An empty cache that holds at most `budget_bytes`, counting data and [`ENTRY_OVERHEAD_BYTES`] for each block, and
-    /// for moments up to 8 MiB (or 1/16 of the budget, if that is less) more. A budget of 0 turns the tier off.
+    /// An empty cache of at most `budget_bytes`, counting data and [`ENTRY_OVERHEAD_BYTES`] for each block, and
+    /// for moments up to 8 MiB (or 1/16 of the budget, if that is less) more. A budget of 0 disables the tier.
     pub fn with_policy(budget_bytes: u64, policy: RamPolicy) -> Self {
         let cache = Cache::builder()
             .name("blocks")
@@ -79,62 +79,62 @@ impl Ram {
             .weigher(|_: &BlockKey, data: &Bytes| weight(data))
             .eviction_policy(policy.into())
             .build();
-        Self { cache, budget_bytes, untidy_bytes: Arc::default() }
+        Self { cache, budget_bytes, bytes_since_maintenance: Arc::default() }
     }
 
-    /// The bytes of a block, which count as used now.
+    /// The bytes of a block. Counts as use.
     pub fn find(&self, key: &BlockKey) -> Option<Bytes> {
         self.cache.get(key)
     }
 
-    /// The same for who has looked before and found nothing: only what came meanwhile counts as used.
+    /// The same after an earlier miss: only a hit counts as use.
     pub(crate) fn find_again(&self, key: &BlockKey) -> Option<Bytes> {
         if self.holds(key) { self.find(key) } else { None }
     }
 
-    /// Whether the block is here. Does not count as use.
+    /// Whether the block is in the cache. Does not count as use.
     pub fn holds(&self, key: &BlockKey) -> bool {
         self.cache.contains_key(key)
     }
 
-    /// Takes a block in, if the budget has room for one of its size at all.
+    /// Inserts a block, unless it is larger than the whole budget.
     ///
-    /// Data under [`COPY_BELOW_BYTES`] is copied. Larger data is kept as it is: hand over a buffer that belongs to this
-    /// block alone, never a slice of a larger message.
+    /// Data under [`COPY_BELOW_BYTES`] is copied. Larger data is kept as it is: pass a buffer that contains only this
+    /// block, never a slice of a larger message.
     pub fn insert(&self, key: BlockKey, data: &Bytes) {
         let weight = u64::from(weight(data));
         if weight > self.budget_bytes {
             return;
         }
-        let own = if data.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(data) } else { data.clone() };
-        self.cache.insert(key, own);
-        self.tidy_after(weight);
+        let owned = if data.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(data) } else { data.clone() };
+        self.cache.insert(key, owned);
+        self.maintain_after(weight);
     }
 
-    /// Forgets a block.
+    /// Invalidates a block.
     pub fn remove(&self, key: &BlockKey) {
         self.cache.invalidate(key);
     }
 
-    /// Bytes held, with the overhead of each entry; exact after [`Ram::tidy`].
+    /// Bytes in the cache, with the overhead of each entry; exact after [`Ram::tidy`].
     pub fn bytes(&self) -> u64 {
         self.cache.weighted_size()
     }
 
-    /// Blocks held; exact after [`Ram::tidy`].
+    /// Blocks in the cache; exact after [`Ram::tidy`].
     pub fn entries(&self) -> u64 {
         self.cache.entry_count()
     }
 
-    /// Applies what is pending: evictions and counts.
+    /// Runs moka's pending maintenance: evictions and counts.
     pub fn tidy(&self) {
         self.cache.run_pending_tasks();
     }
 
-    fn tidy_after(&self, bytes: u64) {
-        let limit = TIDY_AFTER_BYTES.min(self.budget_bytes / 16);
-        if self.untidy_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) >= limit {
-            self.untidy_bytes.store(0, Ordering::Relaxed);
+    fn maintain_after(&self, bytes: u64) {
+        let limit = MAINTENANCE_AFTER_BYTES.min(self.budget_bytes / 16);
+        if self.bytes_since_maintenance.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) >= limit {
+            self.bytes_since_maintenance.store(0, Ordering::Relaxed);
             self.tidy();
         }
     }

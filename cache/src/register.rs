@@ -1,15 +1,15 @@
-//! [`Register`]: small records beside the store, such as who asked for which pin.
+//! [`Register`]: a metadata store for small records beside the block store, such as who requested which pin.
 //!
-//! Goals: what was written is on the disk when [`Register::write`] returns, all of a batch or nothing; a few megabytes
-//! of memory however much there is; the same in memory, for gateways that are to leave nothing behind.
+//! Goals: a batch is durable when [`Register::write`] returns, and atomic; memory stays within a few megabytes; an
+//! in-memory variant for gateways that must leave no data behind.
 //!
-//! Non-goals: blocks; several processes; what a record means.
+//! Non-goals: blocks; several processes; the meaning of records.
 //!
-//! Records lie in a RocksDB of their own and not in the store's: every kind of store has the same register, and a store
-//! that is moved away or begun anew takes nobody's wishes with it.
+//! The records are in a RocksDB of their own: every kind of block store has the same register, and moving or recreating
+//! the block store does not affect it.
 //!
-//! Neither damaged files nor a full disk keep it from opening: what can be read of damaged files is written anew, and on a disk
-//! without space the records can be read until there is some again ([`Register::open_or_salvage`]).
+//! It opens even with damaged files or a full disk: damaged files are replaced by what can be read of them, and on a
+//! full disk the records are read-only until there is space ([`Register::open_or_salvage`]).
 
 mod salvage;
 
@@ -31,13 +31,13 @@ use tracing::{error, warn};
 
 const MIB: usize = 1024 * 1024;
 
-/// The log of the newest records is cut at this size.
-const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024;
+/// The maximum size of the write-ahead log.
+const WAL_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
-/// How often it is tried to open a register of a disk that was full.
-const TRIED_EVERY: Duration = Duration::from_secs(1);
+/// Interval between attempts to open a register for writing on a full disk.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
 
-/// What says that a register is open: nothing of its content.
+/// Lock files, which are not part of the contents.
 const LOCK_FILES: [&str; 2] = ["LOCK", "causeway.lock"];
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -45,13 +45,13 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 /// One change of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Writes a record, in the place of one that has the same key.
+    /// Writes a record, replacing one with the same key.
     Put(Vec<u8>, Vec<u8>),
-    /// Removes a record, if it is there.
+    /// Removes a record, if it exists.
     Delete(Vec<u8>),
 }
 
-/// An open register. Clones are handles to the same one; it closes when the last is gone.
+/// An open register. Clones are handles to the same one; it closes when the last is dropped.
 #[derive(Debug, Clone)]
 pub struct Register {
     kind: Arc<Kind>,
@@ -67,50 +67,50 @@ enum Kind {
         _lock: Lock,
     },
     Memory(RwLock<Rows>),
-    /// What was read of files that cannot be written.
+    /// Records read from files that cannot be written.
     ReadOnly {
         rows: Rows,
         why: StoreError,
         _lock: Lock,
     },
-    /// The files of a disk that was full.
-    Later {
-        later: Later,
+    /// Opened read-only because the disk was full.
+    Deferred {
+        database: DeferredDb,
         _lock: Lock,
     },
 }
 
-/// A database that is read until there is space to open it.
+/// A database that is read-only until there is space to open it for writing.
 #[derive(Debug)]
-struct Later {
+struct DeferredDb {
     dir: PathBuf,
     read: DB,
     opened: OnceLock<DB>,
-    /// When it was tried last, and what that said.
-    tried: Mutex<(Instant, StoreError)>,
+    /// The last attempt and its error.
+    last_attempt: Mutex<(Instant, StoreError)>,
 }
 
-impl Later {
-    /// The database, which is opened now if it was not.
+impl DeferredDb {
+    /// The database, opened for writing now if it was not.
     fn open(&self) -> Result<&DB, StoreError> {
-        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempt = self.last_attempt.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(db) = self.opened.get() {
             return Ok(db);
         }
-        if tried.0.elapsed() < TRIED_EVERY {
-            return Err(tried.1.clone());
+        if attempt.0.elapsed() < RETRY_EVERY {
+            return Err(attempt.1.clone());
         }
-        match open_sound(&self.dir) {
+        match open_checked_for_writing(&self.dir) {
             Ok(db) => Ok(self.opened.get_or_init(|| db)),
             Err(error) => {
-                *tried = (Instant::now(), error.clone());
+                *attempt = (Instant::now(), error.clone());
                 Err(error)
             }
         }
     }
 }
 
-/// Where records are read from.
+/// The source of reads.
 enum View<'a> {
     Db(&'a DB),
     Memory(&'a RwLock<Rows>),
@@ -123,36 +123,38 @@ impl Kind {
             Self::Disk { db, .. } => View::Db(db),
             Self::Memory(rows) => View::Memory(rows),
             Self::ReadOnly { rows, .. } => View::Rows(rows),
-            Self::Later { later, .. } => View::Db(later.opened.get().unwrap_or(&later.read)),
+            Self::Deferred { database, .. } => View::Db(database.opened.get().unwrap_or(&database.read)),
         }
     }
 }
 
 impl Register {
-    /// Opens the register in a folder, which is made if need be. Blocks the thread.
+    /// Opens the register in a directory, which is created if need be. Blocks the thread.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or what the file system said.
+    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or I/O errors.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
-        let lock = take(dir)?;
-        Ok(Self::of(open_sound(dir)?, dir, lock))
+        let lock = create_and_lock(dir)?;
+        Ok(Self::of(open_checked_for_writing(dir)?, dir, lock))
     }
 
-    /// The same, whatever of its files is damaged: the records that can be read are written anew, and the damaged files are kept
-    /// beside ([`Register::salvage`]). If that is not possible, they can be read and not changed; nor can those of a full disk, until
-    /// it has space again.
+    /// The same, but salvages damaged files: readable records are written to new files, and the damaged files are kept
+    /// beside them ([`Register::salvage`]). If that fails, or while the disk is full, the register is read-only.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], or what the file system said.
+    /// [`StoreError::InUse`], or I/O errors.
     pub fn open_or_salvage(dir: &Path) -> Result<Self, StoreError> {
-        let lock = take(dir)?;
-        let damage = match open_sound(dir) {
+        let lock = create_and_lock(dir)?;
+        let damage = match open_checked_for_writing(dir) {
             Ok(db) => return Ok(Self::of(db, dir, lock)),
             Err(StoreError::Corrupt(damage)) => damage,
             Err(full @ StoreError::Full { .. }) => return Self::until_there_is_space(dir, full, lock),
             Err(error) => return Err(error),
         };
-        warn!(dir = %dir.display(), %damage, "the list of pins is damaged: what can be read of it is written anew");
+        warn!(
+            dir = %dir.display(), %damage,
+            "the list of pins is damaged and is being rebuilt from the records that can be read"
+        );
         let rows = salvage::read(dir);
         let (damage, records) = (damage.to_string(), rows.len() as u64);
         let mut salvage = Salvage { damage, records, kept: None, unwritten: None };
@@ -162,7 +164,7 @@ impl Register {
                 kind
             }
             Err(why) => {
-                error!(%why, "the list of pins cannot be written anew: it can be read, and not changed");
+                error!(%why, "the list of pins cannot be rebuilt and is read-only");
                 salvage.unwritten = Some(why.to_string());
                 Kind::ReadOnly { rows, why, _lock: lock }
             }
@@ -170,14 +172,14 @@ impl Register {
         Ok(Self { kind: Arc::new(kind), salvage: Some(Arc::new(salvage)) })
     }
 
-    /// Opens the register in a folder only to look at it: nothing of it is changed.
+    /// Opens the register in a directory read-only.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or what the file system said.
+    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or I/O errors.
     pub fn open_to_look(dir: &Path) -> Result<Self, StoreError> {
         let lock = lock(dir)?;
         let (db, _) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
-        let why = StoreError::io("the list of pins was opened only to look at it");
+        let why = StoreError::io("the list of pins was opened read-only");
         Ok(Self::new(Kind::ReadOnly { rows: salvage::all_rows(&db)?, why, _lock: lock }))
     }
 
@@ -186,10 +188,10 @@ impl Register {
             return Err(full);
         }
         let (read, records) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
-        warn!(dir = %dir.display(), records, "the disk is full: the list of pins can be read, and not changed until there is space");
-        let (opened, tried) = (OnceLock::new(), Mutex::new((Instant::now(), full)));
-        let later = Later { dir: dir.to_owned(), read, opened, tried };
-        Ok(Self::new(Kind::Later { later, _lock: lock }))
+        warn!(dir = %dir.display(), records, "the disk is full, so the list of pins is read-only until there is space");
+        let (opened, last_attempt) = (OnceLock::new(), Mutex::new((Instant::now(), full)));
+        let database = DeferredDb { dir: dir.to_owned(), read, opened, last_attempt };
+        Ok(Self::new(Kind::Deferred { database, _lock: lock }))
     }
 
     fn new(kind: Kind) -> Self {
@@ -200,52 +202,52 @@ impl Register {
         Self::new(Kind::Disk { db, dir: dir.to_owned(), _lock: lock })
     }
 
-    /// How many records there are, if all of them can be read. Nothing is changed.
+    /// Checks that all records can be read, and counts them. Changes nothing.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or what the file system said.
+    /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or I/O errors.
     pub fn check(dir: &Path) -> Result<u64, StoreError> {
         let _lock = lock(dir)?;
         open_checked(dir, |options| DB::open_for_read_only(options, dir, false)).map(|(_, records)| records)
     }
 
-    /// What was done about damaged files when this was opened.
+    /// The result of salvaging damaged files when this was opened.
     pub fn salvage(&self) -> Option<&Salvage> {
         self.salvage.as_deref()
     }
 
-    /// Whether it cannot be changed.
+    /// Whether it is read-only.
     pub fn is_read_only(&self) -> bool {
         match &*self.kind {
             Kind::ReadOnly { .. } => true,
-            Kind::Later { later, .. } => later.opened.get().is_none(),
+            Kind::Deferred { database, .. } => database.opened.get().is_none(),
             Kind::Disk { .. } | Kind::Memory(_) => false,
         }
     }
 
-    /// Where it is; nowhere if it is in memory.
+    /// Its directory; `None` if it is in memory.
     pub fn dir(&self) -> Option<&Path> {
         match &*self.kind {
             Kind::Disk { dir, .. } => Some(dir),
-            Kind::Later { later, .. } => Some(&later.dir),
+            Kind::Deferred { database, .. } => Some(&database.dir),
             Kind::Memory(_) | Kind::ReadOnly { .. } => None,
         }
     }
 
-    /// Whether there is a register in a folder.
+    /// Whether a directory contains a register.
     pub fn is_in(dir: &Path) -> bool {
         dir.join("CURRENT").exists()
     }
 
-    /// An empty register that ends with the process.
+    /// An empty register in memory.
     pub fn memory() -> Self {
         Self::new(Kind::Memory(RwLock::default()))
     }
 
-    /// A record. Blocks the thread, for a moment.
+    /// Reads a record. Blocks the thread briefly.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         match self.kind.view() {
             View::Db(db) => Ok(db.get(key)?),
@@ -254,11 +256,11 @@ impl Register {
         }
     }
 
-    /// Shows the records whose keys begin with `prefix`, in the order of their keys, until `visit` breaks off. Blocks
-    /// the thread.
+    /// Calls `visit` with the records whose keys begin with `prefix`, in the order of their keys, until it breaks off.
+    /// Blocks the thread.
     ///
     /// # Errors
-    /// What the disk said; whatever was shown before is here.
+    /// [`StoreError`]; the records visited before exist.
     pub fn scan(
         &self,
         prefix: &[u8],
@@ -267,7 +269,7 @@ impl Register {
         match self.kind.view() {
             View::Db(db) => {
                 let mut reading = ReadOptions::default();
-                // Who reads everything once leaves the cache to those who read something again.
+                // A full scan must not evict the block cache.
                 reading.fill_cache(false);
                 for row in db.iterator_opt(IteratorMode::From(prefix, Direction::Forward), reading) {
                     let (key, value) = row?;
@@ -282,23 +284,23 @@ impl Register {
         Ok(())
     }
 
-    /// Makes all changes or none, in their order. They are on the disk when this returns. A caller who leaves may or
-    /// may not have made them.
+    /// Applies all changes atomically, in their order. They are durable when this returns. If the future is dropped,
+    /// they may or may not be applied.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn write(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         let register = self.clone();
         tokio::task::spawn_blocking(move || register.write_now(changes)).await.map_err(|_| StoreError::Closed)?
     }
 
-    /// The same for a thread that may wait.
+    /// The same, blocking the thread.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub fn write_now(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         match &*self.kind {
-            Kind::Later { later, .. } => write_to(later.open()?, changes),
+            Kind::Deferred { database, .. } => write_to(database.open()?, changes),
             Kind::ReadOnly { why, .. } => Err(why.clone()),
             Kind::Disk { db, .. } => write_to(db, changes),
             Kind::Memory(map) => {
@@ -337,43 +339,43 @@ fn scan_rows(rows: &Rows, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8]) -> 
     }
 }
 
-/// Takes a folder, which is made if need be, for this process.
-fn take(dir: &Path) -> Result<Lock, StoreError> {
-    let told = |error: std::io::Error| StoreError::io(format!("{}: {error}", dir.display()));
-    salvage::tidy(dir).map_err(told)?;
-    folder::make(dir).map_err(told)?;
+/// Creates a directory if need be, and locks it.
+fn create_and_lock(dir: &Path) -> Result<Lock, StoreError> {
+    let with_path = |error: std::io::Error| StoreError::io(format!("{}: {error}", dir.display()));
+    salvage::recover_interrupted(dir).map_err(with_path)?;
+    folder::create(dir).map_err(with_path)?;
     lock(dir)
 }
 
 fn reopen(dir: &Path) -> Result<Kind, StoreError> {
     let lock = lock(dir)?;
-    Ok(Kind::Disk { db: open_sound(dir)?, dir: dir.to_owned(), _lock: lock })
+    Ok(Kind::Disk { db: open_checked_for_writing(dir)?, dir: dir.to_owned(), _lock: lock })
 }
 
-/// Opens a database of which every record can be read.
-fn open_sound(dir: &Path) -> Result<DB, StoreError> {
+/// Opens a database for writing and checks that every record can be read.
+fn open_checked_for_writing(dir: &Path) -> Result<DB, StoreError> {
     let opened = open_checked(dir, |options| DB::open(options, dir)).map(|(db, _)| db);
     if let Err(StoreError::Full { .. }) = &opened {
-        // Tables that it began to make of its log: there were none that the manifest does not name before. What is in them is in
-        // the log still, and found later they would look like what a damaged manifest leaves.
+        // RocksDB may have started to flush its log to tables, which the manifest does not name yet. Their records are
+        // still in the log, and later they would look like the result of a damaged manifest.
         salvage::remove_unknown_tables(dir);
     }
     opened
 }
 
-/// Opens a database in one way or another, and counts its records, every one of which can be read. The log must be whole,
-/// but for its end.
+/// Opens a database with `open`, and counts its records, all of which must be readable. The log must be intact except
+/// for its end.
 fn open_checked(dir: &Path, open: impl Fn(&Options) -> Result<DB, rocksdb::Error>) -> Result<(DB, u64), StoreError> {
-    if salvage::lost_its_head(dir) {
-        return Err(headless(dir));
+    if salvage::has_lost_current(dir) {
+        return Err(lost_current(dir));
     }
     if salvage::has_unknown_tables(dir) {
-        return Err(StoreError::corrupt("the manifest of the list of pins lost changes"));
+        return Err(StoreError::corrupt("the manifest of the list of pins has lost changes"));
     }
     let mut strict = options();
     strict.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
     let db = match open(&strict).map_err(damage) {
-        // What a power cut leaves of the last record need not look like the beginning of one.
+        // After power loss, the torn last record need not look like the beginning of a record.
         Err(StoreError::Corrupt(_)) if salvage::is_torn_tail(dir) => open(&options()).map_err(damage)?,
         db => db?,
     };
@@ -381,24 +383,27 @@ fn open_checked(dir: &Path, open: impl Fn(&Options) -> Result<DB, rocksdb::Error
     Ok((db, records))
 }
 
-/// What RocksDB says of files that are damaged, missing or cannot be read, as damage; a disk that is full, or a folder that is
-/// somebody else's, is none.
+/// Maps RocksDB's errors: damaged, missing and unreadable files are corruption; a full disk and a directory without
+/// permissions are not.
 fn damage(error: rocksdb::Error) -> StoreError {
     use rocksdb::ErrorKind;
-    let words = error.to_string();
-    let is_unreadable = ["No such file", "Input/output error"].iter().any(|sign| words.contains(sign));
+    let message = error.to_string();
+    let is_unreadable = ["No such file", "Input/output error"].iter().any(|text| message.contains(text));
     match error.kind() {
-        ErrorKind::Corruption | ErrorKind::InvalidArgument | ErrorKind::NotFound => StoreError::corrupt(words),
-        ErrorKind::IOError if is_unreadable => StoreError::corrupt(words),
+        ErrorKind::Corruption | ErrorKind::InvalidArgument | ErrorKind::NotFound => StoreError::corrupt(message),
+        ErrorKind::IOError if is_unreadable => StoreError::corrupt(message),
         _ => error.into(),
     }
 }
 
-fn headless(dir: &Path) -> StoreError {
-    StoreError::corrupt(format!("{} has records, and the file CURRENT, which leads to them, is gone", dir.display()))
+fn lost_current(dir: &Path) -> StoreError {
+    StoreError::corrupt(format!(
+        "{} has records, but the file CURRENT, which RocksDB needs to find them, is missing",
+        dir.display()
+    ))
 }
 
-/// Small in every way: a million records are a few hundred megabytes at most.
+/// Options for a small database: a million records are a few hundred megabytes at most.
 fn options() -> Options {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(2 * MIB));
@@ -406,10 +411,10 @@ fn options() -> Options {
     table.set_format_version(5);
     let mut db = Options::default();
     db.create_if_missing(true);
-    // A process that is killed leaves a log whose end may be torn: keep everything before that.
+    // A killed process may leave a torn record at the end of the log: keep everything before it.
     db.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
-    db.set_max_total_wal_size(LOG_BYTES_MAX);
-    // Small tables: one whose own index is damaged takes its records along.
+    db.set_max_total_wal_size(WAL_BYTES_MAX);
+    // Small tables limit the loss if a table's own index is damaged.
     db.set_write_buffer_size(MIB / 2);
     db.set_target_file_size_base(MIB as u64 / 2);
     db.set_max_open_files(32);

@@ -1,59 +1,59 @@
-//! What a store says of itself: what it holds, and what work on it came to.
+//! Reports of a store: its contents, and the results of scrubs and recompression.
 
 use content::Cid;
 use content::cid::BlockKey;
 use content::cid::codec;
 
-/// How far a pass has come.
+/// Progress of a scrub.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScrubProgress {
-    /// Blocks that were checked.
+    /// Blocks checked.
     pub blocks: u64,
-    /// Their bytes on the disk.
+    /// Their size on the disk, in bytes.
     pub bytes: u64,
-    /// Blocks whose value is not what was written, or not what their hash says.
+    /// Corrupt blocks: the value differs from what was written, or does not match the hash.
     pub damaged: u64,
-    /// Blocks that the system refused to read.
+    /// Blocks whose read failed.
     pub unreadable: u64,
 }
 
 /// What is wrong with a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Its value is not what was written, or not what its hash says.
+    /// The value differs from what was written, or does not match the hash.
     Damaged,
-    /// The system refused to read it.
+    /// The read failed.
     Unreadable,
 }
 
-/// A block that did not pass.
+/// A block that failed the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finding {
-    /// Its name: a CIDv1 of the raw codec, since the store does not know which codec it is asked for by.
+    /// A CIDv1 with the raw codec, since the store does not know the block's codec.
     pub cid: Cid,
     /// What is wrong with it.
     pub fault: Fault,
 }
 
-/// A pin of which blocks are missing.
+/// A pin with missing blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LackingPin {
     /// The root of the DAG.
     pub root: Cid,
-    /// What the operator calls it.
+    /// The pin's name.
     pub name: Option<String>,
-    /// How many of its blocks are not here, or are damaged.
+    /// The number of its blocks that are missing or corrupt.
     pub missing: u64,
-    /// How many it has.
+    /// The number of its blocks.
     pub blocks: u64,
 }
 
-/// What a pass came to.
+/// The result of a scrub.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScrubReport {
-    /// What was checked.
+    /// What the scrub checked.
     pub progress: ScrubProgress,
-    /// Pins that lack blocks, by root. Those that were forgotten in earlier passes count as well.
+    /// Pins with missing blocks, by root. Blocks deleted in earlier passes count as well.
     pub lacking: Vec<LackingPin>,
 }
 
@@ -67,63 +67,63 @@ impl Finding {
     }
 }
 
-/// What came of it.
+/// The result of recompressing pinned blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recompressed {
-    /// Blocks that were looked at.
+    /// Blocks examined.
     pub blocks: u64,
-    /// Those that became smaller.
+    /// Blocks that became smaller.
     pub smaller: u64,
-    /// By how many bytes.
+    /// The bytes saved.
     pub saved_bytes: u64,
 }
 
-/// Blocks of one sort.
+/// An amount of blocks of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// How many.
+    /// The number.
     pub blocks: u64,
-    /// Their bytes, as blocks.
+    /// Their size as blocks, in bytes.
     pub block_bytes: u64,
-    /// Their bytes, as they are stored.
+    /// Their size as stored, in bytes.
     pub stored_bytes: u64,
 }
 
-/// The segment files of one kind.
+/// An amount of segment files of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SegmentsAmount {
-    /// How many.
+    /// The number.
     pub segments: u64,
-    /// Bytes in them.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// Those of them that nothing needs any more.
+    /// The bytes in them that can be reclaimed.
     pub dead_bytes: u64,
 }
 
-/// What a store holds.
+/// The contents of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Blocks that may be evicted.
     pub cached: Amount,
-    /// Blocks that a pin protects.
+    /// Pinned blocks.
     pub pinned: Amount,
-    /// Blocks that are stored as they are.
+    /// Blocks stored uncompressed.
     pub raw: Amount,
-    /// Blocks that are stored as one zstd frame.
+    /// Blocks stored as one zstd frame.
     pub framed: Amount,
-    /// Leaves of which the file's bytes are a zstd frame.
+    /// UnixFS leaves whose file data is stored as a zstd frame.
     pub enveloped: Amount,
-    /// The segments of cached blocks, in a store that has segments.
+    /// The segments of cached blocks, if the store has segments.
     pub cached_segments: SegmentsAmount,
     /// The segments of pinned blocks.
     pub pinned_segments: SegmentsAmount,
-    /// Pins that are complete.
+    /// Complete pins.
     pub pins: u64,
-    /// Pins that are not.
+    /// Partial pins.
     pub partial_pins: u64,
 }
 
-/// A block's name where its codec is not known.
+/// The CID of a block whose codec is unknown.
 pub(crate) fn raw_cid(key: &BlockKey) -> Cid {
     Cid::new_v1(codec::RAW, *key.multihash())
 }

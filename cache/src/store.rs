@@ -1,15 +1,15 @@
-//! [`BlockStore`]: the seam between what uses the local store and what it is made of.
+//! [`BlockStore`]: the interface between the local block store and its users.
 //!
-//! Goals: object-safe, so that a setting chooses the store and nobody above knows which it is; exactly what the tiers, pins,
-//! importers and the upkeep need; whatever one store promises, all do, which `tests/suite` shows of each.
+//! Goals: object-safe, so that a setting chooses the store; exactly the operations that the tiers, pins, importers and
+//! maintenance need; every store gives the same guarantees, which `tests/suite` checks for each.
 //!
 //! | store | values | index | for |
 //! |---|---|---|---|
-//! | [`crate::Disk`] | segment files | RocksDB | a disk of this machine: any number of blocks |
-//! | [`crate::flat`] | a file each | a ledger in memory, made from the files | a network file system; looking at it with other tools |
-//! | [`crate::memory`] | a map | a ledger in memory | what may be gone with the process |
+//! | [`crate::Disk`] | segment files | RocksDB | a local disk: any number of blocks |
+//! | [`crate::flat`] | one file each | in memory, from the files | a network file system; inspection with other tools |
+//! | [`crate::memory`] | a map | in memory | content that need not outlive the process |
 //!
-//! Non-goals: tools of one store, such as [`crate::Offline`], which mends RocksDB's index.
+//! Non-goals: tools of one store, such as [`crate::Offline`], which repairs RocksDB's index.
 
 use crate::error::StoreError;
 use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
@@ -24,114 +24,115 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::SystemTime;
 
-/// What is asked of every block that is to be evicted: whether somebody has it at hand for readers.
-pub type IsFavoured = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
+/// Whether a block that is about to be evicted is in the RAM cache.
+pub type IsHot = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
 
-/// Who watches a scrub: shown the progress after each step, with what the step found.
+/// A scrub's callback: called after each step with the progress and the step's findings.
 pub type OnProgress<'a> = &'a mut (dyn FnMut(&ScrubProgress, &[Finding]) + Send);
 
-/// Which pass a scrub makes.
+/// Where a scrub starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScrubPass {
-    /// Goes on where a pass was left that did not reach the end.
+    /// Resumes an interrupted pass.
     GoOn,
-    /// Begins at the beginning.
+    /// Starts from the first block.
     All,
 }
 
-/// Where blocks are kept between requests: cached ones within a budget, pinned ones until they are unpinned.
+/// A local block store: cached blocks within a budget, pinned blocks until they are unpinned.
 ///
-/// A block that turns out damaged when it is read is not there, and is forgotten so that it is fetched again; a member of a
-/// pin comes back as one. Dropping the last handle writes what is queued and closes the store.
+/// A block that turns out corrupt when it is read is treated as missing and deleted, so that it is fetched again; if a
+/// pin had it, it becomes a member of that pin again. Dropping the last handle writes what is queued and closes the
+/// store.
 pub trait BlockStore: BlockSource + fmt::Debug {
     /// Another handle to the same store.
     fn handle(&self) -> Arc<dyn BlockStore>;
 
-    /// Waits until nothing can be written any more: the store was closed, or its writer ended because of a defect.
+    /// Completes when the writer has ended: the store was closed, or the writer panicked.
     fn ended(&self) -> BoxFuture<'static, ()>;
 
     /// The bytes of a block.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn find<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>>;
 
-    /// The bytes of a block, checked in every way. This counts as no reading, so that what is looked at stays no longer for it.
+    /// The bytes of a block, fully verified. Does not count as use for eviction.
     ///
     /// # Errors
-    /// What the disk said. One that turns out damaged is not here.
+    /// [`StoreError`]; a corrupt block is not an error, but missing.
     fn look<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Bytes>, StoreError>>;
 
     /// A block as it is stored.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn stored<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<Option<Stored>, StoreError>>;
 
-    /// The forms that blocks are stored in, in the order of their keys; `None` for one that is not here. No value is read.
+    /// The stored forms of blocks, in the order of their keys; `None` for a missing block. Reads no values.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn shapes(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Vec<Option<Shape>>, StoreError>>;
 
-    /// Whether a block is protected by a pin, complete or not.
+    /// Whether a pin, complete or partial, has the block.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn is_pinned<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<bool, StoreError>>;
 
     /// Every pin, complete or partial.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn pins(&self) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>>;
 
     /// The pin of a root, complete or partial, if it has one.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>>;
 
-    /// Shows the binary multihash of each block of a kind, without reading the block. Blocks the thread; holds nothing up.
+    /// Calls `visit` with the binary multihash of each selected block, without reading it. Blocks the thread, but no
+    /// other operation.
     ///
     /// # Errors
-    /// What the disk said; whatever was shown before is here.
-    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError>;
+    /// [`StoreError`]; the blocks visited before are stored.
+    fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError>;
 
-    /// Keeps a block for as long as the budget allows. Done when the block has room in the queue, before it is written; until
-    /// then it need not be found here. A write that fails is counted and logged, and the block is gone.
+    /// Queues a block to be cached. Completes when the block has room in the queue, before it is written and readable.
+    /// A failed write is counted and logged, and the block is not cached.
     fn put_cached(&self, block: Block) -> BoxFuture<'_, ()>;
 
-    /// Counts a block that was to be cached and was not.
+    /// Counts a block that was not cached.
     fn count_dropped_write(&self);
 
-    /// The roots of pins that lose blocks, whatever finds that, or get some of them back. A pin that loses a block is
-    /// partial before its root is noted here.
+    /// Change notifications: the roots of pins that lost blocks or got some back. A pin is partial before its root is
+    /// reported.
     fn pin_changes(&self) -> Arc<PinChanges>;
 
-    /// Begins a pin, or goes on with the one that the root has; a `name` replaces the one that it has.
+    /// Begins a pin, or resumes the root's existing pin; a `name` replaces the existing one.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
 
-    /// Begins a scaffold: a pin without a root, which protects blocks until it is released or the store is opened again.
+    /// Begins a temporary pin, which has no root and protects blocks until it is released or the store is next opened.
     ///
     /// # Errors
-    /// What the disk said.
-    fn begin_scaffold(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
+    /// [`StoreError`].
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
 
-    /// Queues a block as a member. Whether it was written, the attempt tells: here before the next member, and when the pin
-    /// is finished.
+    /// Queues a block as a member of a pin. A failed write is reported by a later call with the same attempt.
     ///
     /// # Errors
-    /// What became of members before this one, or [`StoreError::Closed`].
+    /// The failure of an earlier member, or [`StoreError::Closed`].
     fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>>;
 
-    /// Queues a block that is here, and that nobody needs to read, as a member. A store that has to read it does.
+    /// Queues a block that is already stored as a member, without the caller reading it.
     ///
     /// # Errors
-    /// The same; here or later, that the block is not here.
+    /// Those of [`Self::put_member`]; by this call or a later one, that the block is missing.
     fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
         let read = self.get(&cid);
         async move {
@@ -141,98 +142,98 @@ pub trait BlockStore: BlockSource + fmt::Debug {
         .boxed()
     }
 
-    /// Marks a pin complete, if all of its members were written. It is on the disk when this is done.
+    /// Marks a pin complete if all of its members were written. It is durable when this completes.
     ///
     /// # Errors
-    /// [`PinError`]; blocks written before stay protected, as a partial pin.
+    /// [`PinError`]; the pin stays partial and protects the blocks written so far.
     fn finish_pin(&self, attempt: Arc<Attempt>) -> BoxFuture<'_, Result<PinSummary, PinError>>;
 
-    /// Removes a pin and says whether there was one. That is on the disk when this is done; the blocks that no other pin
-    /// has are deleted soon after, but for those that readers have in memory, which become the newest of the cache.
+    /// Removes a pin; returns whether there was one. The removal is durable when this completes. Blocks that no other
+    /// pin has are deleted soon after, except those in the RAM cache, which become the newest of the disk cache.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>>;
 
-    /// Forgets blocks, if they are here: they are not found any more when this is done. What a pin has stays one of its members
-    /// if it goes too, as a damaged block does: the pin is partial from then on. What the disk still has of a value is
-    /// overwritten or deleted with what lies beside it. Any number of keys may be asked for; a few thousand at a time
-    /// hold nobody up.
+    /// Deletes blocks. They cannot be found any more when this completes. A deleted block stays a member of its pins,
+    /// which become partial. Space on the disk is overwritten, or deleted with the values beside it. Any number of keys
+    /// is allowed; up to a few thousand do not delay other operations.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said; some may be gone then.
+    /// [`StoreError`]; some blocks may have been deleted.
     fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> BoxFuture<'_, Result<Evicted, StoreError>>;
 
-    /// What [`Self::evict`] would answer now if these keys, all of them different, were to go unless they are pinned. Nothing goes.
+    /// What [`Self::evict`] with [`Evict::Unpinned`] would return for these distinct keys. Deletes nothing.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn evictable(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Evicted, StoreError>>;
 
-    /// Removes some of the blocks that were cached longest ago, whoever has them in memory, and says whether more are to go until
-    /// the rest takes no more than `cached_bytes`. So much at a time that others can write in between: ask until it is `false`.
+    /// Evicts some of the oldest cached blocks, including those in the RAM cache, and returns whether the cache still
+    /// takes more than `cached_bytes`. One call evicts a bounded amount, so that writes are not delayed: repeat it
+    /// until it returns `false`.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said.
+    /// [`StoreError`].
     fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Lets go of a scaffold, soon. If the store is closed already, that happens when it is opened again.
-    fn release(&self, scaffold: &Attempt);
+    /// Releases a temporary pin in the background. If the store is closed already, the next start does it.
+    fn release(&self, temporary_pin: &Attempt);
 
-    /// Done when everything that was put before can be read, unless it could not be written. Waits for nothing else that the store
-    /// has to do, and for no sync.
+    /// Completes when every block put before is readable or has failed. Does not wait for other work or for a sync.
     ///
     /// # Errors
     /// [`StoreError::Closed`].
     fn written(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Done when everything that was asked for before has been written, what is pinned has been synced, the members of
-    /// removed pins have been let go, and their space has been given back.
+    /// Completes when all earlier operations have been written, pinned blocks are synced, the members of removed pins
+    /// are unpinned, and their space is reclaimed.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said to the sync.
+    /// [`StoreError::Closed`], or the error of the sync.
     fn flush(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Gives back what space there is to be had. May take a while, during which the store works.
+    /// Compacts the store: reclaims all space that can be reclaimed. May take long; the store stays usable.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said.
+    /// [`StoreError`].
     fn compact(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Writes what is queued, syncs and ends writing. Reads go on; later writes are refused.
+    /// Writes what is queued, syncs and stops the writer. Reads still work; later writes are rejected.
     ///
     /// # Errors
-    /// What the disk said to the sync. Closing twice is no error.
+    /// The error of the sync. Closing twice is not an error.
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Done when every handle is gone and nothing in this process holds the store any more, so that it can be opened again. Ask
-    /// before the last handle goes.
+    /// Completes when the last handle is dropped and this process has released the store, so that it can be opened
+    /// again. Call it before dropping the last handle.
     fn released(&self) -> BoxFuture<'static, ()> {
         ready(()).boxed()
     }
 
-    /// Asks this of every block that is to be evicted, and keeps those for which it is true within reason: blocks that
-    /// readers have in memory are not read from here, and would go first. Only the first who wants to be asked is.
-    fn favour(&self, is_favoured: IsFavoured);
+    /// Sets the predicate for blocks in the RAM cache. Eviction spares these within limits: reads of them do not reach
+    /// the store, so they look unused. Only the first call has an effect.
+    fn set_is_hot(&self, is_hot: IsHot);
 
-    /// What the store holds, by kind and form.
+    /// Amounts of stored blocks, by kind and form.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>>;
 
-    /// The figures of its work, for a reader that must not keep the store open.
+    /// The store's counters, which do not keep the store open.
     fn live_stats(&self) -> Arc<Stats>;
 
-    /// This moment's figures.
+    /// The current figures.
     fn stats(&self) -> StoreStats {
         self.live_stats().now()
     }
 
-    /// Checks every value that is here now, at so many bytes a second or as fast as it goes, and forgets what is damaged. Dropping the future interrupts the pass.
+    /// Verifies every stored value, at `bytes_per_second` or unlimited, and deletes corrupt blocks. Dropping the future
+    /// interrupts the pass.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said of the index; damaged values are no errors.
+    /// [`StoreError::Closed`], or an error of the index; corrupt values are not errors.
     fn scrub<'a>(
         &'a self,
         pass: ScrubPass,
@@ -240,17 +241,17 @@ pub trait BlockStore: BlockSource + fmt::Debug {
         on_progress: OnProgress<'a>,
     ) -> BoxFuture<'a, Result<ScrubReport, StoreError>>;
 
-    /// When a pass last reached the end, if one has.
+    /// When the last complete pass ended.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     fn scrubbed_at(&self) -> BoxFuture<'_, Result<Option<SystemTime>, StoreError>>;
 
-    /// Tries a level of zstd on every pinned value that was not tried at it before, at so many bytes a second or as fast as it
-    /// goes, and replaces those that become smaller by enough. A store that leaves values as they are has nothing to do.
+    /// Recompresses pinned values with a zstd level that was not tried before, at `bytes_per_second` or unlimited, and
+    /// replaces those that become sufficiently smaller. The default does nothing.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said of the index.
+    /// [`StoreError::Closed`], or an error of the index.
     fn recompress_pinned(
         &self,
         level: u8,
@@ -261,34 +262,34 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     }
 }
 
-/// Some of what a store holds.
+/// A set of stored blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// The roots of the pins that are complete.
+    /// The roots of complete pins.
     Roots,
-    /// Every block that a pin protects, complete or not.
+    /// Every block of a pin, complete or partial.
     Pinned,
     /// Every block.
     All,
 }
 
-/// Which of the blocks that are to be forgotten go.
+/// Which of the given blocks are deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evict {
-    /// Those that no pin protects.
+    /// Those that no pin has.
     Unpinned,
     /// All of them.
     Everything,
 }
 
-/// What became of blocks that were to be forgotten.
+/// The result of deleting blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Evicted {
-    /// Blocks that are gone.
+    /// Blocks deleted.
     pub blocks: u64,
-    /// What they took in the store, in bytes.
+    /// Their size in the store, in bytes.
     pub bytes: u64,
-    /// Blocks that stayed because a pin protects them.
+    /// Blocks kept because a pin has them.
     pub pinned: u64,
 }
 
@@ -300,70 +301,72 @@ impl std::ops::AddAssign for Evicted {
     }
 }
 
-/// A moment's figures of a store.
+/// Figures of a store at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// What blocks that may be evicted take, in bytes.
+    /// Size of the blocks that may be evicted, in bytes.
     pub cached_bytes: u64,
-    /// What pinned blocks take, in bytes, with what is still to be collected.
+    /// Size of the pinned blocks, in bytes, including those not yet unpinned.
     pub pinned_bytes: u64,
-    /// Blocks of both kinds.
+    /// Cached and pinned blocks.
     pub blocks: u64,
     /// Blocks evicted since the store was opened.
     pub evicted_blocks: u64,
     /// Bytes evicted since the store was opened.
     pub evicted_bytes: u64,
-    /// Blocks that were to be cached and were not.
+    /// Blocks that were not cached.
     pub dropped_writes: u64,
-    /// Writes that the disk refused.
+    /// Failed writes.
     pub write_errors: u64,
-    /// Blocks found damaged and forgotten.
+    /// Blocks found corrupt and deleted.
     pub corrupt_blocks: u64,
-    /// Blocks that a scrub checked since the store was opened.
+    /// Blocks that scrubs checked since the store was opened.
     pub scrubbed_blocks: u64,
-    /// Their bytes on the disk.
+    /// Their size on the disk, in bytes.
     pub scrubbed_bytes: u64,
-    /// Scrubs that reached the end since then.
+    /// Scrubs completed since then.
     pub scrub_passes: u64,
-    /// Pins that the last of these found to lack blocks.
+    /// Pins that the last complete scrub found incomplete.
     pub lacking_pins: u64,
-    /// Whether the index was rebuilt when the store was opened, because it was damaged: 1 or 0.
+    /// 1 if the index was damaged when the store was opened, and was rebuilt; else 0.
     pub index_rebuilds: u64,
-    /// The index turned out damaged: what it cannot find is fetched, nothing is stored, and the next start rebuilds it.
+    /// Whether the index is damaged: blocks that it does not find are fetched, nothing is stored, and the next start
+    /// rebuilds it.
     pub index_damaged: bool,
-    /// Bytes on the disk that recompressing pinned blocks saved since then.
+    /// Bytes that recompressing pinned blocks saved since then.
     pub recompressed_saved_bytes: u64,
-    /// Why nothing is stored at the moment, if that is so.
+    /// Why the store is degraded, if it is.
     pub trouble: Option<Trouble>,
 }
 
 impl StoreStats {
-    /// Whether nothing is stored at the moment.
+    /// Whether the store is degraded: it stores nothing at the moment.
     pub fn degraded(&self) -> bool {
         self.trouble.is_some()
     }
 }
 
-/// Why a store stores nothing at the moment. In each of these states it serves what it holds, and pins can be removed.
+/// Why a store is degraded, so that it stores nothing. In each of these states it serves stored blocks, and pins can be
+/// removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Trouble {
-    /// There is no space. Ends by itself when there is.
+    /// There is no space. Recovers when there is.
     Full = 1,
-    /// The file system has no inodes left. Ends by itself when it has.
+    /// The file system has no inodes left. Recovers when it has.
     NoInodes,
-    /// The disk refuses to write. Ends by itself when it writes again.
+    /// Writes fail. Recovers when they succeed.
     Failing,
-    /// The disk did not keep what it had taken. Ends when the store is opened again.
+    /// The disk lost data that it had acknowledged. Lasts until the store is reopened.
     Broken,
-    /// The index is damaged. Ends when the store is opened again, which rebuilds it.
+    /// The index is damaged. Lasts until the store is reopened, which rebuilds it.
     IndexDamaged,
 }
 
 impl Trouble {
     const ALL: [Self; 5] = [Self::Full, Self::NoInodes, Self::Failing, Self::Broken, Self::IndexDamaged];
 
-    /// What an error of a write stands for.
+    /// The state that a write error causes.
     pub(crate) fn of(error: &StoreError) -> Self {
         match error {
             StoreError::Full { .. } | StoreError::MemoryFull { .. } => Self::Full,
@@ -372,7 +375,7 @@ impl Trouble {
         }
     }
 
-    /// A word for it.
+    /// A short identifier.
     pub fn word(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -388,30 +391,30 @@ impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Full => {
-                "the disk is full, so nothing is stored: make room on it, or unpin something; what is stored is served, and \
-                 storing goes on by itself when there is space"
+                "the disk is full, so nothing is stored: delete files on it, or unpin content; stored blocks are \
+                 served, and writes resume automatically when there is space"
             }
             Self::NoInodes => {
-                "the file system has no inodes left, so nothing is stored: delete files on it; what is stored is served, and \
-                 storing goes on by itself when there are inodes"
+                "the file system has no inodes left, so nothing is stored: delete files on it; stored blocks are \
+                 served, and writes resume automatically when there are inodes"
             }
             Self::Failing => {
-                "the disk refuses to write, so nothing is stored: check its health and its permissions; what is stored is \
-                 served, and storing goes on by itself when the disk writes again"
+                "writes to the disk fail, so nothing is stored: check its health and its permissions; stored blocks \
+                 are served, and writes resume automatically when the disk accepts them"
             }
             Self::Broken => {
-                "the disk did not keep what it had taken, so nothing is pinned: check its health, and restart; what is \
-                 stored is served"
+                "the disk lost data that it had acknowledged, so nothing is pinned: check its health, and restart the \
+                 gateway; stored blocks are served"
             }
             Self::IndexDamaged => {
-                "the index of the store is damaged, so nothing is stored: check the disk's health, and restart, which rebuilds \
-                 the index; what it still finds is served"
+                "the index of the store is damaged, so nothing is stored: check the disk's health, and restart the \
+                 gateway, which rebuilds the index; blocks that the index finds are served"
             }
         })
     }
 }
 
-/// Where a store leaves its figures while it works.
+/// A store's counters, updated while it runs.
 #[derive(Debug, Default)]
 pub struct Stats {
     pub(crate) cached_bytes: AtomicU64,
@@ -434,7 +437,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// This moment's figures.
+    /// The current figures.
     pub fn now(&self) -> StoreStats {
         StoreStats {
             cached_bytes: self.cached_bytes.load(Ordering::Relaxed),
@@ -456,7 +459,7 @@ impl Stats {
         }
     }
 
-    /// Why nothing is stored at the moment, if that is so.
+    /// Why the store is degraded, if it is.
     pub fn trouble(&self) -> Option<Trouble> {
         if self.index_damaged.load(Ordering::Relaxed) {
             return Some(Trouble::IndexDamaged);

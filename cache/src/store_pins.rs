@@ -1,4 +1,4 @@
-//! Pinning a DAG in any store, from a stream of its blocks.
+//! Pins a DAG in any store, from a stream of its blocks.
 
 use crate::pins::{PinError, PinSummary, check_name};
 use crate::store::BlockStore;
@@ -8,14 +8,14 @@ use futures::stream::{Stream, StreamExt as _};
 use std::pin::pin;
 
 impl dyn BlockStore {
-    /// Pins a DAG: writes its blocks as members of the pin and, when they have all been written, marks it complete. The
-    /// pin is on the disk when this returns. Blocks that are here already are not written again.
+    /// Pins a DAG: writes its blocks as members of the pin, then marks it complete. The pin is durable when this
+    /// returns. Blocks that are already stored are not written again.
     ///
-    /// A root that has a pin keeps it: a partial one is gone on with, a complete one stays complete. A `name` replaces
-    /// the one that it has.
+    /// An existing pin of the root is resumed if it is partial, and stays complete if it is complete. A `name` replaces
+    /// the existing one.
     ///
     /// # Errors
-    /// [`PinError`]; blocks written before stay protected, as a partial pin.
+    /// [`PinError`]; the pin stays partial and protects the blocks written so far.
     pub async fn pin_recursive<E>(
         &self,
         root: Cid,
@@ -28,10 +28,10 @@ impl dyn BlockStore {
         self.pin_visited(root, name, blocks.map(|block| block.map(Visited::Block))).await
     }
 
-    /// The same for a DAG whose blocks are here: leaves that were not read are members as they are.
+    /// The same for a DAG whose blocks are stored: leaves become members without being read.
     ///
     /// # Errors
-    /// The same; among them that a leaf is not here.
+    /// The same, also if a leaf is missing.
     pub(crate) async fn pin_visited<E>(
         &self,
         root: Cid,

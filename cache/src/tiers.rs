@@ -1,14 +1,15 @@
 //! [`Tiers`]: RAM, disk and an upstream as one source.
 //!
-//! The way of a request, top to bottom: the policy is asked; an identity CID is its own answer; a hash that nobody should
-//! trust is refused; RAM answers without waiting, and so does the disk for what the system has in its memory; then one flight for all who want the block asks the disk and the
-//! upstream, and leaves what it found in the faster tiers.
+//! The order of checks for a request: the policy; an identity CID, which contains its block; hash functions that are
+//! not accepted; RAM; then the disk, if the operating system has the block in its page cache; then one singleflight
+//! call per block, which reads the disk and then the upstream, and fills the faster tiers.
 //!
-//! Goals: what the policy refuses leaves by no way out; a hit in RAM takes no lock, future or allocation; one fetch for
-//! one block; a failing disk costs speed and nothing else.
+//! Goals: a block that the policy rejects is not served by any tier; a hit in RAM takes no lock, future or allocation;
+//! one fetch per block; a failing disk costs only speed.
 //!
-//! [`Tiers::local`] asks nobody else. It neither joins nor begins a flight, so that serving a stranger can never start a
-//! fetch or wait for one, and it brings nothing into RAM, so that strangers cannot flush what our own readers use.
+//! [`Tiers::local`] never asks the upstream. It neither joins nor starts a singleflight call, so that serving untrusted
+//! peers can neither start a fetch nor wait for one, and it does not fill RAM, so that untrusted peers cannot evict the
+//! blocks that this gateway's own clients use.
 
 use crate::disk::StoreError;
 use crate::flight::{Flights, Outcome};
@@ -25,12 +26,11 @@ use std::time::{Duration, Instant};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
-/// How long a fetched block waits for room in the disk's queue. Waiting slows readers down to what the disk takes in, which
-/// is what keeps memory bounded; a disk that takes nothing for this long is stuck, and nobody waits for it again until it
-/// has room.
+/// The maximum wait of a fetched block for room in the disk's queue. Waiting is the backpressure that bounds memory; a
+/// disk that accepts nothing for this long counts as stuck, and later blocks do not wait until it has room.
 const DISK_ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Blocks that are evicted at once, so that others can read and write in between.
+/// Blocks evicted in one call, so that reads and writes can happen in between.
 const EVICTED_AT_ONCE: usize = 1024;
 
 /// The local tiers. Clones are handles to the same ones.
@@ -45,7 +45,7 @@ struct Inner {
     policy: Arc<dyn Policy>,
     metrics: TierMetrics,
     flights: Flights<BlockKey, Outcome>,
-    /// Whether the disk took nothing for [`DISK_ROOM_WAIT_MAX`] when it was last asked to.
+    /// Whether the last write timed out after [`DISK_ROOM_WAIT_MAX`].
     disk_is_stuck: AtomicBool,
 }
 
@@ -57,40 +57,40 @@ impl std::fmt::Debug for Tiers {
 }
 
 impl Tiers {
-    /// Puts the tiers together. The store is the disk tier, whatever it is made of.
+    /// Combines the tiers. `disk` may be any kind of store.
     pub fn new(ram: Ram, disk: Arc<dyn BlockStore>, policy: Arc<dyn Policy>, metrics: TierMetrics) -> Self {
         metrics.attach(&ram, &*disk);
         let hot = ram.clone();
-        disk.favour(Box::new(move |key| hot.holds(key)));
+        disk.set_is_hot(Box::new(move |key| hot.holds(key)));
         let flights = Flights::default();
         let disk_is_stuck = AtomicBool::new(false);
         Self { inner: Arc::new(Inner { ram, disk, policy, metrics, flights, disk_is_stuck }) }
     }
 
-    /// What is held here, and nothing else: for the Bitswap server and for `Cache-Control: only-if-cached`. A block that is
-    /// in RAM is answered from there and counts as used; one that is not stays out.
+    /// The blocks stored locally, for the Bitswap server and for `Cache-Control: only-if-cached`. A block in RAM is
+    /// read from there and counts as used; other blocks do not fill RAM.
     pub fn local(&self) -> Local {
         Local { inner: Arc::clone(&self.inner), fills_ram: false }
     }
 
-    /// The same for readers of our own: what they read goes to RAM.
+    /// The same for the gateway's own clients: blocks read from disk fill RAM.
     pub fn held(&self) -> Local {
         Local { inner: Arc::clone(&self.inner), fills_ram: true }
     }
 
-    /// What is held here or can be had from `upstream`.
+    /// The blocks stored locally or available from `upstream`.
     ///
-    /// Everyone who wants a block shares one flight, whatever their upstreams: the flight asks the upstream of whoever
-    /// began it, and what that one fails with is the outcome for all who wait, except for those who joined late: they ask
-    /// their own upstream then.
+    /// All requests for a block share one singleflight call, even with different upstreams: the call asks the leader's
+    /// upstream, and its error applies to the followers, except for followers that joined late, which then ask their
+    /// own upstream.
     pub fn through(&self, upstream: Arc<dyn BlockSource>) -> Through {
         Through { inner: Arc::clone(&self.inner), upstream }
     }
 
-    /// The forms that blocks have on the disk, without reading them: in the order of the CIDs, `None` for what is not there.
+    /// The stored forms of blocks, without reading them: in the order of the CIDs, `None` for a missing block.
     ///
     /// # Errors
-    /// [`SourceError::Refused`] if the policy refuses any of them, or what the disk said.
+    /// [`SourceError::Refused`] if the policy rejects any of them, or an error of the disk.
     pub async fn shapes(&self, cids: &[Cid]) -> Result<Vec<Option<Shape>>, SourceError> {
         let mut keys = Vec::with_capacity(cids.len());
         for cid in cids {
@@ -102,7 +102,7 @@ impl Tiers {
         Ok(self.inner.disk.shapes(keys).await?)
     }
 
-    /// A block as it is on the disk, if it is there.
+    /// A block in its stored form, if it is on the disk.
     ///
     /// # Errors
     /// The same.
@@ -119,53 +119,52 @@ impl Tiers {
         Ok(found?)
     }
 
-    /// Takes blocks out of every tier, for somebody who wants them gone. A fetch that is under way may bring one back, unless
-    /// the policy refuses it by then.
+    /// Deletes blocks from every tier. A fetch in flight may store one again, unless the policy rejects it by then.
     ///
     /// # Errors
-    /// What the store said; some may be gone then.
+    /// [`StoreError`]; some blocks may have been deleted.
     pub async fn evict(&self, keys: &[BlockKey], which: Evict) -> Result<Evicted, StoreError> {
         let mut evicted = Evicted::default();
         for keys in keys.chunks(EVICTED_AT_ONCE) {
             keys.iter().for_each(|key| self.inner.ram.remove(key));
             evicted += self.inner.disk.evict(keys.to_vec(), which).await?;
-            // Somebody may have read one from the disk meanwhile.
+            // A concurrent read may have filled RAM from the disk.
             keys.iter().for_each(|key| self.inner.ram.remove(key));
         }
         Ok(evicted)
     }
 
-    /// What the tiers were asked since the start.
+    /// Requests of the tiers since the start.
     pub fn figures(&self) -> TiersFigures {
         self.inner.metrics.figures()
     }
 
-    /// What decides which blocks leave.
+    /// The policy that decides which blocks are served.
     pub fn policy(&self) -> &Arc<dyn Policy> {
         &self.inner.policy
     }
 
-    /// The store below.
+    /// The block store.
     pub fn disk(&self) -> &Arc<dyn BlockStore> {
         &self.inner.disk
     }
 
-    /// The memory tier.
+    /// The RAM cache.
     pub fn ram(&self) -> &Ram {
         &self.inner.ram
     }
 }
 
-/// Where an admitted request goes on.
+/// A request that passed the checks.
 enum Admitted {
-    /// The CID carries its content.
+    /// An identity CID, which contains its block.
     Inline(Block),
-    /// The tiers have to look.
+    /// A block to look up in the tiers.
     Stored(BlockKey),
 }
 
 impl Inner {
-    /// The checks that come before any look-up.
+    /// The checks before any look-up.
     fn admit(&self, cid: &Cid) -> Result<Admitted, SourceError> {
         self.check_policy(cid)?;
         let Some(key) = BlockKey::of(cid) else {
@@ -182,12 +181,12 @@ impl Inner {
         }
     }
 
-    /// The block of an identity CID, unless the policy refuses it.
+    /// The block of an identity CID, unless the policy rejects it.
     fn inline(&self, cid: &Cid) -> Option<Block> {
         Block::inline(cid).filter(|_| self.check_policy(cid).is_ok())
     }
 
-    /// The answer that takes no waiting. A refusal is no answer here: `get` gives its reason.
+    /// A block available without waiting. `None` also if the policy rejects it: `get` returns the reason.
     fn peek(&self, cid: &Cid) -> Option<Block> {
         match self.admit(cid).ok()? {
             Admitted::Inline(block) => Some(block),
@@ -205,7 +204,7 @@ impl Inner {
         Some(Block::from_checked(*cid, data))
     }
 
-    /// The answer from the disk that takes no waiting.
+    /// A block that the disk returns without waiting.
     fn read_now(&self, cid: &Cid, fills_ram: bool) -> Option<Block> {
         let Admitted::Stored(key) = self.admit(cid).ok()? else { return None };
         let start = Instant::now();
@@ -218,8 +217,9 @@ impl Inner {
         Some(block)
     }
 
-    /// Counts a miss in RAM for what was found below it. One who found nothing asks again, and is counted then.
-    fn missed(&self, below: Option<Block>) -> Option<Block> {
+    /// Counts a miss in RAM for a block found below it. If nothing was found, the caller calls `get`, which counts the
+    /// miss.
+    fn count_ram_miss(&self, below: Option<Block>) -> Option<Block> {
         below.inspect(|_| _ = self.metrics.ram.misses.inc())
     }
 
@@ -235,7 +235,7 @@ impl Inner {
         Ok(found?)
     }
 
-    async fn ask(&self, upstream: &dyn BlockSource, cid: &Cid) -> Outcome {
+    async fn get_upstream(&self, upstream: &dyn BlockSource, cid: &Cid) -> Outcome {
         let (tier, start) = (&self.metrics.network, Instant::now());
         let outcome = upstream.get(cid).await;
         tier.observe_since(start);
@@ -247,16 +247,16 @@ impl Inner {
         outcome?.under(cid).ok_or(SourceError::Corrupt { cid: *cid })
     }
 
-    /// A flight in a task of its own, which ends with whoever waits. A reader who does not read does not poll what it
-    /// waits for either; it must not hold a place in a queue meanwhile that others stand in.
-    async fn take_off(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
-        let task = tokio::spawn(self.fly(upstream, cid, key));
+    /// Fetches a block in a task of its own, which is aborted when the last caller leaves. A client that does not read
+    /// does not poll the fetch either, and must not occupy a slot in a queue meanwhile.
+    async fn spawn_fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
+        let task = tokio::spawn(self.fetch(upstream, cid, key));
         AbortOnDropHandle::new(task).await.unwrap_or(Err(SourceError::Closed))
     }
 
-    /// The work of a flight.
-    async fn fly(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
-        // An earlier flight may have landed between this caller's look at RAM and the start of this one.
+    /// Fetches a block from the disk or the upstream.
+    async fn fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
+        // An earlier call may have completed between this caller's look-up in RAM and the start of this call.
         if let Some(data) = self.ram.find_again(&key) {
             return Ok(Block::from_checked(cid, data));
         }
@@ -267,7 +267,7 @@ impl Inner {
             }
             Ok(None) => None,
             Err(error) => {
-                debug!(%cid, %error, "the disk failed to answer: asking upstream");
+                debug!(%cid, %error, "the disk read failed; the block is requested from upstream");
                 Some(error)
             }
         };
@@ -275,10 +275,10 @@ impl Inner {
             self.fill_ram(&cid, key, block.data());
             return Ok(block);
         }
-        let block = match (self.ask(&*upstream, &cid).await, failed) {
-            // That others do not have it says nothing while the disk may.
+        let block = match (self.get_upstream(&*upstream, &cid).await, failed) {
+            // The upstream does not have it, but the disk may: report the disk's error.
             (Err(SourceError::NotFound { .. }), Some(failed)) => return Err(failed),
-            (asked, _) => asked?,
+            (result, _) => result?,
         };
         self.check_policy(&cid)?;
         self.fill_ram(&cid, key, block.data());
@@ -289,8 +289,8 @@ impl Inner {
         Ok(block)
     }
 
-    /// Keeps a block in memory, unless it was refused meanwhile. Whoever takes content down evicts it after the policy knows, so
-    /// that either they see what was put here or this sees what they decided.
+    /// Stores a block in RAM, unless the policy rejects it by then. A takedown updates the policy before it evicts, so
+    /// that either its eviction sees this block or this check sees the new policy.
     fn fill_ram(&self, cid: &Cid, key: BlockKey, data: &Bytes) {
         self.ram.insert(key, data);
         if self.policy.check(cid) != Verdict::Allow {
@@ -300,8 +300,8 @@ impl Inner {
 
     async fn cache_on_disk(&self, block: Block) {
         let stuck = self.disk_is_stuck.load(Ordering::Relaxed);
-        let patience = if stuck { Duration::ZERO } else { DISK_ROOM_WAIT_MAX };
-        let taken = tokio::time::timeout(patience, self.disk.put_cached(block)).await.is_ok();
+        let timeout = if stuck { Duration::ZERO } else { DISK_ROOM_WAIT_MAX };
+        let taken = tokio::time::timeout(timeout, self.disk.put_cached(block)).await.is_ok();
         if !taken {
             self.disk.count_dropped_write();
         }
@@ -309,31 +309,30 @@ impl Inner {
     }
 
     async fn join(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
-        let begun = Instant::now();
-        let fly = || Arc::clone(&self).take_off(Arc::clone(&upstream), cid, key);
-        let seat = self.flights.join(key, fly);
-        if seat.1 {
-            self.metrics.joined.inc();
+        let start = Instant::now();
+        let fetch = || Arc::clone(&self).spawn_fetch(Arc::clone(&upstream), cid, key);
+        let call = self.flights.join(key, fetch);
+        if call.1 {
+            self.metrics.followers.inc();
         }
-        // Whoever began it had no place on the way there, which says nothing about others.
+        // The leader found no free slot, which does not apply to followers.
         let busy = |outcome: &Outcome| matches!(outcome, Err(SourceError::Busy));
-        let (outcome, joined) = self.flights.land(key, seat, fly, busy).await;
+        let (outcome, is_follower) = self.flights.land(key, call, fetch, busy).await;
         let outcome = match outcome {
-            // Whoever began it may have asked in another place. One who joined late has patience left for a search of
-            // its own.
-            Err(SourceError::Stalled { stall, .. }) if joined && begun.elapsed() < stall.waited / 2 => {
-                Arc::clone(&self).take_off(upstream, cid, key).await
+            // The leader may have asked another upstream. A follower that joined late still has time for a search.
+            Err(SourceError::Stalled { stall, .. }) if is_follower && start.elapsed() < stall.waited / 2 => {
+                Arc::clone(&self).spawn_fetch(upstream, cid, key).await
             }
             outcome => outcome,
         };
         let block = outcome.map_err(|error| rename(error, &cid))?;
-        // A fetch may take long enough for the policy to change.
+        // The policy may have changed during the fetch.
         self.check_policy(&cid)?;
         block.under(&cid).ok_or(SourceError::Corrupt { cid })
     }
 
     async fn get_local(self: Arc<Self>, cid: Cid, key: BlockKey, fills_ram: bool) -> Outcome {
-        // A peer does not peek before it asks.
+        // The Bitswap server does not call `read_now` before this.
         if let Some(block) = self.read_now(&cid, fills_ram) {
             return Ok(block);
         }
@@ -354,29 +353,29 @@ impl Inner {
         }
     }
 
-    /// Answers from RAM, or goes on with `further` when it has nothing.
+    /// Reads a block from RAM, or else with `below`.
     fn get(
         self: &Arc<Self>,
         cid: &Cid,
-        further: impl FnOnce(Arc<Self>, BlockKey) -> BoxFuture<'static, Outcome>,
+        below: impl FnOnce(Arc<Self>, BlockKey) -> BoxFuture<'static, Outcome>,
     ) -> BoxFuture<'static, Outcome> {
         let key = match self.admit(cid) {
             Err(error) => return ready(Err(error)).boxed(),
             Ok(Admitted::Inline(block)) => return ready(Ok(block)).boxed(),
             Ok(Admitted::Stored(key)) => key,
         };
-        // Who peeked before is not counted twice.
+        // A caller that called `peek` before is not counted twice.
         if self.ram.holds(&key)
             && let Some(block) = self.peek_ram(cid, &key)
         {
             return ready(Ok(block)).boxed();
         }
         self.metrics.ram.misses.inc();
-        further(Arc::clone(self), key)
+        below(Arc::clone(self), key)
     }
 }
 
-/// The flight was begun by whoever came first, perhaps under another codec: an error names what this caller asked for.
+/// Replaces the leader's CID in an error, which may have another codec, by this caller's.
 fn rename(error: SourceError, cid: &Cid) -> SourceError {
     let cid = *cid;
     match error {
@@ -405,7 +404,7 @@ impl BlockSource for Local {
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
-        self.inner.missed(self.inner.read_now(cid, self.fills_ram))
+        self.inner.count_ram_miss(self.inner.read_now(cid, self.fills_ram))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
@@ -435,7 +434,7 @@ impl BlockSource for Through {
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
-        self.inner.missed(self.inner.read_now(cid, true))
+        self.inner.count_ram_miss(self.inner.read_now(cid, true))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {

@@ -30,7 +30,9 @@ pub fn exit_code(error: &anyhow::Error) -> i32 {
     }
     match error.downcast_ref() {
         Some(RequestError::Unreachable(_)) => EXIT_UNREACHABLE,
-        Some(RequestError::Rejected { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => EXIT_UNAUTHORISED,
+        Some(RequestError::Rejected { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => {
+            EXIT_UNAUTHORISED
+        }
         Some(RequestError::Rejected { .. }) | None => EXIT_FAILURE,
     }
 }

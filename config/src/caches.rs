@@ -1,6 +1,6 @@
-//! [`FrontCache`]: a cache in front of the gateway, and how it is told that content is not served any more.
+//! [`FrontCache`]: a cache in front of the gateway, and how it is purged.
 //!
-//! Written as a text, `KIND+URL`, or as a table, for what a text has no room for.
+//! FrontCacheSetting as a string, `KIND+URL`, or as a table with more fields.
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
@@ -10,29 +10,29 @@ use std::path::PathBuf;
 /// A cache in front of the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontCache {
-    /// What it understands.
+    /// The purge protocol.
     pub kind: CacheKind,
-    /// Where it is asked: http or https, without a user, a query or a slash at the end.
+    /// The base URL: http or https, without user information, query or trailing slash.
     pub url: String,
-    /// The hosts whose pages it has; those of `http.hosts` if there are none.
+    /// The public host names of the cached pages; if empty, those of `http.hosts`.
     pub hosts: Vec<String>,
-    /// The file with the token that it asks for.
+    /// The file with the API token.
     pub token_file: Option<PathBuf>,
-    /// The environment variable with the token.
+    /// The environment variable with the API token.
     pub token_env: Option<String>,
 }
 
-/// How a cache is told.
+/// The purge protocol of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheKind {
-    /// The addresses of the content are asked for past the cache, which keeps the new answer: nginx.
+    /// Requests each URL of the content, bypassing the cache, which stores the new response: nginx.
     Refresh,
-    /// `PURGE` of the addresses of the content.
+    /// `PURGE` of each URL of the content.
     Purge,
-    /// `BAN` with the surrogate keys of the content: Varnish.
+    /// `BAN` by the surrogate keys of the content: Varnish.
     Ban,
-    /// `PURGE` with the surrogate keys of the content: Varnish with xkey.
+    /// `PURGE` by the surrogate keys of the content: Varnish with xkey.
     Xkey,
     /// Fastly's API.
     Fastly,
@@ -41,10 +41,10 @@ pub enum CacheKind {
 }
 
 impl CacheKind {
-    /// All there are.
+    /// All kinds.
     pub const ALL: [Self; 6] = [Self::Refresh, Self::Purge, Self::Ban, Self::Xkey, Self::Fastly, Self::Cloudflare];
 
-    /// As settings have it.
+    /// The name in the settings.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Refresh => "refresh",
@@ -56,12 +56,12 @@ impl CacheKind {
         }
     }
 
-    /// Whether it goes by surrogate keys, and not by addresses.
+    /// Whether the cache is purged by surrogate key instead of by URL.
     pub fn goes_by_keys(self) -> bool {
         !matches!(self, Self::Refresh | Self::Purge)
     }
 
-    /// Whether it does nothing without a token.
+    /// Whether the API requires a token.
     pub fn needs_token(self) -> bool {
         matches!(self, Self::Fastly | Self::Cloudflare)
     }
@@ -73,20 +73,20 @@ impl fmt::Display for FrontCache {
     }
 }
 
-/// A cache as it is written.
+/// A cache in the configuration file.
 #[derive(Serialize, Deserialize)]
 #[serde(
     untagged,
     expecting = "a cache is KIND+URL, such as \"refresh+http://127.0.0.1\", or a table with kind and url"
 )]
-enum Written {
+enum FrontCacheSetting {
     Text(String),
-    Table(Table),
+    Table(FrontCacheTable),
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
+struct FrontCacheTable {
     kind: String,
     url: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -101,49 +101,49 @@ impl Serialize for FrontCache {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { kind, url, hosts, token_file, token_env } = self.clone();
         if hosts.is_empty() && token_file.is_none() && token_env.is_none() {
-            return Written::Text(self.to_string()).serialize(serializer);
+            return FrontCacheSetting::Text(self.to_string()).serialize(serializer);
         }
-        Written::Table(Table { kind: kind.as_str().to_owned(), url, hosts, token_file, token_env })
+        FrontCacheSetting::Table(FrontCacheTable { kind: kind.as_str().to_owned(), url, hosts, token_file, token_env })
             .serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for FrontCache {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let table = match Written::deserialize(deserializer)? {
-            Written::Table(table) => table,
-            Written::Text(text) => {
+        let table = match FrontCacheSetting::deserialize(deserializer)? {
+            FrontCacheSetting::Table(table) => table,
+            FrontCacheSetting::Text(text) => {
                 let Some((kind, url)) = text.trim().split_once('+') else {
                     return Err(D::Error::custom(format!(
-                        "\"{text}\" is no cache: write KIND+URL, such as refresh+http://127.0.0.1"
+                        "\"{text}\" is not a cache: write KIND+URL, such as refresh+http://127.0.0.1"
                     )));
                 };
                 let (kind, url) = (kind.to_owned(), url.to_owned());
-                Table { kind, url, hosts: Vec::new(), token_file: None, token_env: None }
+                FrontCacheTable { kind, url, hosts: Vec::new(), token_file: None, token_env: None }
             }
         };
         read(table).map_err(D::Error::custom)
     }
 }
 
-fn read(table: Table) -> Result<FrontCache, String> {
-    let Table { kind: named, url, hosts, token_file, token_env } = table;
+fn read(table: FrontCacheTable) -> Result<FrontCache, String> {
+    let FrontCacheTable { kind: named, url, hosts, token_file, token_env } = table;
     let known = || CacheKind::ALL.map(CacheKind::as_str).join(", ");
     let kind = CacheKind::ALL.into_iter().find(|kind| kind.as_str() == named);
-    let kind = kind.ok_or_else(|| format!("\"{named}\" is no kind of cache; there are {}", known()))?;
+    let kind = kind.ok_or_else(|| format!("\"{named}\" is not a kind of cache; the kinds are {}", known()))?;
     let url = url.trim().trim_end_matches('/').to_owned();
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://")).unwrap_or_default();
     if rest.is_empty() || rest.starts_with('/') || rest.contains(['@', '?', '#']) || rest.contains(char::is_whitespace)
     {
         return Err(
-            "the address of a cache begins with http:// or https://, and has no user, query or fragment".to_owned()
+            "the URL of a cache must begin with http:// or https://, without user, query or fragment".to_owned()
         );
     }
     if token_file.is_some() && token_env.is_some() {
-        return Err("a cache has a token_file or a token_env, and not both".to_owned());
+        return Err("a cache must have token_file or token_env, not both".to_owned());
     }
     if kind.needs_token() && token_file.is_none() && token_env.is_none() {
-        return Err(format!("a cache of the kind {named} needs a token_file or a token_env"));
+        return Err(format!("a {named} cache needs a token_file or a token_env"));
     }
     Ok(FrontCache { kind, url, hosts, token_file, token_env })
 }
@@ -179,10 +179,10 @@ mod tests {
         );
         let wrong = [
             ("\"http://127.0.0.1\"", "KIND+URL"),
-            ("\"flush+http://127.0.0.1\"", "no kind of cache"),
-            ("\"purge+ftp://127.0.0.1\"", "begins with http"),
-            ("\"purge+http://a:b@127.0.0.1\"", "no user"),
-            ("\"purge+http:///x\"", "begins with http"),
+            ("\"flush+http://127.0.0.1\"", "not a kind of cache"),
+            ("\"purge+ftp://127.0.0.1\"", "begin with http"),
+            ("\"purge+http://a:b@127.0.0.1\"", "without user"),
+            ("\"purge+http:///x\"", "begin with http"),
             ("\"cloudflare+https://api.cloudflare.com\"", "token"),
             ("{ kind = \"purge\", url = \"http://a\", token_env = \"T\", token_file = \"f\" }", "not both"),
             ("{ kind = \"purge\", url = \"http://a\", port = 1 }", ""),

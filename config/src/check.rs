@@ -1,35 +1,36 @@
-//! What is wrong with values that parse: too small, too large, at odds with each other. Each complaint is about one key.
+//! Validation across settings: values that parse but are too small, too large or inconsistent. Each error names one
+//! key.
 
 use crate::caches::FrontCache;
 use crate::loaded::{ConfigError, Loaded, Origin};
 use crate::schema::Config;
 
-/// A year. Longer times would overflow the clock.
+/// One year. Longer durations would overflow the clock.
 const SECONDS_MAX: u64 = 365 * 24 * 3600;
 const HOURS_MAX: u64 = SECONDS_MAX / 3600;
 
-/// Checks what no single value shows to its own type.
+/// Validates what the types of single values cannot.
 ///
 /// # Errors
-/// [`ConfigError::Value`] about the first thing that is wrong.
+/// [`ConfigError::Value`] about the first invalid setting.
 pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     let Config { data_dir, http, .. } = &loaded.config;
     if data_dir.as_os_str().is_empty() {
-        return Err(loaded.error("data_dir", "names no folder"));
+        return Err(loaded.error("data_dir", "must not be empty"));
     }
     if http.listen.is_empty() {
         return Err(loaded.error("http.listen", "needs at least one address"));
     }
-    nothing_is_too_little(loaded)?;
-    nothing_is_too_much(loaded)?;
-    zstd_knows_its_levels(loaded)?;
-    records_outlive_their_renewal(loaded)?;
-    caches_have_keys(loaded)?;
-    caches_know_hosts(loaded)?;
+    values_reach_their_minimum(loaded)?;
+    durations_are_at_most_a_year(loaded)?;
+    zstd_levels_are_valid(loaded)?;
+    records_outlive_the_republish_interval(loaded)?;
+    key_caches_have_surrogate_keys(loaded)?;
+    url_caches_have_hosts(loaded)?;
     admin_is_not_exposed(loaded)
 }
 
-fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
+fn values_reach_their_minimum(loaded: &Loaded) -> Result<(), ConfigError> {
     let Config { http, uploads, p2p, names, cache, pinning, policy, .. } = &loaded.config;
     let at_least = [
         ("http.stall_timeout_seconds", http.stall_timeout_seconds, 1),
@@ -56,7 +57,7 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
         ("uploads.bytes_max", uploads.bytes_max, 1),
         ("uploads.entries_max", uploads.entries_max, 1),
         ("uploads.at_once_max", uploads.at_once_max, 1),
-        // What one import of the largest blocks takes, and a walk.
+        // What one import of the largest blocks and one DAG walk take.
         ("uploads.memory_bytes_max", uploads.memory_bytes_max, 64 << 20),
         ("uploads.parts_hours", uploads.parts_hours, 1),
         ("p2p.reprovide_hours", p2p.reprovide_hours, 1),
@@ -83,13 +84,13 @@ fn nothing_is_too_little(loaded: &Loaded) -> Result<(), ConfigError> {
     ];
     for (key, value, least) in at_least {
         if value < least {
-            return Err(loaded.error(key, format!("{value} is too little: at least {least} is needed")));
+            return Err(loaded.error(key, format!("{value} is too small: the minimum is {least}")));
         }
     }
     Ok(())
 }
 
-fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
+fn durations_are_at_most_a_year(loaded: &Loaded) -> Result<(), ConfigError> {
     let Config { http, uploads, p2p, names, cache, pinning, policy, .. } = &loaded.config;
     let at_most = [
         ("http.stall_timeout_seconds", http.stall_timeout_seconds, SECONDS_MAX),
@@ -112,23 +113,23 @@ fn nothing_is_too_much(loaded: &Loaded) -> Result<(), ConfigError> {
     ];
     for (key, value, most) in at_most {
         if value > most {
-            return Err(loaded.error(key, format!("{value} is too much: at most {most}, a year, is allowed")));
+            return Err(loaded.error(key, format!("{value} is too large: the maximum is {most}, a year")));
         }
     }
     Ok(())
 }
 
-fn zstd_knows_its_levels(loaded: &Loaded) -> Result<(), ConfigError> {
+fn zstd_levels_are_valid(loaded: &Loaded) -> Result<(), ConfigError> {
     let cache = &loaded.config.cache;
     let levels = [("cache.zstd_level", cache.zstd_level), ("cache.zstd_pinned_level", cache.zstd_pinned_level)];
     match levels.into_iter().find(|(_, level)| *level > 22) {
         None => Ok(()),
-        Some((key, level)) => Err(loaded.error(key, format!("{level} is too much: zstd's highest level is 22"))),
+        Some((key, level)) => Err(loaded.error(key, format!("{level} is too large: the highest zstd level is 22"))),
     }
 }
 
-/// What is published has to be published again before it expires.
-fn records_outlive_their_renewal(loaded: &Loaded) -> Result<(), ConfigError> {
+/// Published records must be published again before they expire.
+fn records_outlive_the_republish_interval(loaded: &Loaded) -> Result<(), ConfigError> {
     let Config { p2p, names, .. } = &loaded.config;
     let pairs = [
         ("p2p.reprovide_hours", p2p.reprovide_hours, "p2p.provider_record_hours", p2p.provider_record_hours),
@@ -138,49 +139,50 @@ fn records_outlive_their_renewal(loaded: &Loaded) -> Result<(), ConfigError> {
         if often >= long {
             let reason =
                 format!("{renewal} ({often}) must be less than {lifetime} ({long}), or records expire in between");
-            return Err(loaded.error(blamed(loaded, renewal, lifetime), reason));
+            return Err(loaded.error(key_to_report(loaded, renewal, lifetime), reason));
         }
     }
-    let (behind, at_all) = (names.stale_while_revalidate_seconds, names.stale_if_error_seconds);
-    if at_all < behind {
-        let key = blamed(loaded, "names.stale_if_error_seconds", "names.stale_while_revalidate_seconds");
+    let (revalidate, if_error) = (names.stale_while_revalidate_seconds, names.stale_if_error_seconds);
+    if if_error < revalidate {
+        let key = key_to_report(loaded, "names.stale_if_error_seconds", "names.stale_while_revalidate_seconds");
         let reason = format!(
-            "names.stale_if_error_seconds ({at_all}) is less than names.stale_while_revalidate_seconds ({behind}): what is \
-             given at once is given at all"
+            "names.stale_if_error_seconds ({if_error}) must not be less than names.stale_while_revalidate_seconds \
+             ({revalidate})"
         );
         return Err(loaded.error(key, reason));
     }
     let (ttl, lifetime) = (names.publish_ttl_seconds, names.publish_lifetime_hours * 3600);
     if ttl > lifetime {
-        let key = blamed(loaded, "names.publish_ttl_seconds", "names.publish_lifetime_hours");
-        let reason = format!("names.publish_ttl_seconds ({ttl}) is more than the record's whole lifetime ({lifetime})");
+        let key = key_to_report(loaded, "names.publish_ttl_seconds", "names.publish_lifetime_hours");
+        let reason =
+            format!("names.publish_ttl_seconds ({ttl}) must not exceed the validity of the record ({lifetime})");
         return Err(loaded.error(key, reason));
     }
     Ok(())
 }
 
-/// A cache that goes by surrogate keys finds nothing by them that has none.
-fn caches_have_keys(loaded: &Loaded) -> Result<(), ConfigError> {
+/// Caches that are purged by surrogate key need `http.surrogate_keys`.
+fn key_caches_have_surrogate_keys(loaded: &Loaded) -> Result<(), ConfigError> {
     let Config { http, policy, .. } = &loaded.config;
     match policy.caches.iter().find(|cache| cache.kind.goes_by_keys()) {
         Some(cache) if !http.surrogate_keys => {
             let kind = cache.kind.as_str();
-            let reason = format!("a cache of the kind {kind} goes by surrogate keys: set http.surrogate_keys = true");
+            let reason = format!("a {kind} cache is purged by surrogate key: set http.surrogate_keys = true");
             Err(loaded.error("policy.caches", reason))
         }
         _ => Ok(()),
     }
 }
 
-/// A cache that goes by addresses has none of this machine's own name, which is what `http.hosts` is by itself.
-fn caches_know_hosts(loaded: &Loaded) -> Result<(), ConfigError> {
-    let by_address = |cache: &&FrontCache| !cache.kind.goes_by_keys() && cache.hosts.is_empty();
-    match loaded.config.policy.caches.iter().find(by_address) {
+/// Caches that are purged by URL need the public host names, which the default of `http.hosts` does not have.
+fn url_caches_have_hosts(loaded: &Loaded) -> Result<(), ConfigError> {
+    let by_url = |cache: &&FrontCache| !cache.kind.goes_by_keys() && cache.hosts.is_empty();
+    match loaded.config.policy.caches.iter().find(by_url) {
         Some(cache) if loaded.origin("http.hosts") == Origin::Default || loaded.config.http.hosts.is_empty() => {
             let kind = cache.kind.as_str();
             let reason = format!(
-                "a cache of the kind {kind} is told the addresses of what is taken down: set http.hosts to the names under which \
-                 the gateway is reached, or give the cache hosts of its own"
+                "a {kind} cache is purged by URL: set http.hosts to the public host names of the gateway, or set the \
+                 hosts of the cache"
             );
             Err(loaded.error("policy.caches", reason))
         }
@@ -188,8 +190,8 @@ fn caches_know_hosts(loaded: &Loaded) -> Result<(), ConfigError> {
     }
 }
 
-/// Which of two keys at odds somebody has set: the first, unless only the second was.
-fn blamed<'a>(loaded: &Loaded, first: &'a str, second: &'a str) -> &'a str {
+/// The key to name in an error about two inconsistent keys: the first, unless only the second was set.
+fn key_to_report<'a>(loaded: &Loaded, first: &'a str, second: &'a str) -> &'a str {
     if loaded.origin(first) == Origin::Default { second } else { first }
 }
 
@@ -203,8 +205,8 @@ fn admin_is_not_exposed(loaded: &Loaded) -> Result<(), ConfigError> {
     let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());
     if let Some(address) = exposed.filter(|_| !certificate && !admin.plaintext) {
         let reason = format!(
-            "{address} can be reached from other machines: set admin.tls_certificate and admin.tls_key, use a loopback address \
-             behind a proxy with TLS, or set admin.plaintext if nobody else is on that network"
+            "{address} can be reached from other machines: set admin.tls_certificate and admin.tls_key, use a loopback \
+             address behind a TLS proxy, or set admin.plaintext on a trusted network"
         );
         return Err(loaded.error("admin.listen", reason));
     }

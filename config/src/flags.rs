@@ -1,10 +1,10 @@
-//! The command-line flags that set keys. Values are taken as text here and checked in [`mod@crate::load`], so that a flag,
-//! a variable and a line of the file are refused with the same words.
+//! The command-line flags that set keys. They take values as text, which [`mod@crate::load`] validates, so that a flag,
+//! an environment variable and a line of the file give the same errors.
 
 use std::path::PathBuf;
 use toml::Value;
 
-/// Settings on the command line; they beat the environment, which beats the file, which beats the defaults.
+/// Settings on the command line. They override the environment, which overrides the file, which overrides the defaults.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Flags {
     /// Read settings from this TOML file
@@ -13,49 +13,49 @@ pub struct Flags {
     /// Keep blocks, pins and the peer's identity in this folder
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<String>,
-    /// Answer the public on this address and port (repeatable)
+    /// Address and port of the public listener (repeatable)
     #[arg(long, value_name = "ADDR")]
     pub listen: Vec<String>,
-    /// Answer the operator on this address and port (repeatable; "none" for no admin listener)
+    /// Address and port of the admin listener (repeatable; "none" turns it off)
     #[arg(long, value_name = "ADDR")]
     pub admin_listen: Vec<String>,
-    /// Ask for this bearer token on the admin listener; CAUSEWAY_ADMIN_TOKEN keeps it out of the process list
+    /// Accept this bearer token on the admin listener; CAUSEWAY_ADMIN_TOKEN keeps it out of the process list
     #[arg(long, value_name = "TOKEN")]
     pub admin_token: Option<String>,
     /// Listen for peers on this multiaddr (repeatable)
     #[arg(long, value_name = "MULTIADDR")]
     pub p2p_listen: Vec<String>,
-    /// Tell peers to reach this node on this multiaddr, and on no other (repeatable)
+    /// Announce this multiaddr to peers, and no others (repeatable)
     #[arg(long, value_name = "MULTIADDR")]
     pub announce: Vec<String>,
-    /// Take this part in the DHT: auto, server, client or off
+    /// DHT mode: auto, server, client or off
     #[arg(long, value_name = "MODE")]
     pub dht: Option<String>,
-    /// Dial private addresses that the network names; for tests and private networks
+    /// Dial private addresses from the DHT, provider records and routers; for tests and private networks
     #[arg(long)]
     pub dial_private: bool,
-    /// Announce this as to be had here: roots, pinned, all or none
+    /// Content to announce in the DHT: roots, pinned, all or none
     #[arg(long, value_name = "WHAT")]
     pub provide: Option<String>,
-    /// Ask this /routing/v1 service for providers and IPNS records too (repeatable)
+    /// Also query this /routing/v1 service for providers and IPNS records (repeatable)
     #[arg(long, value_name = "URL")]
     pub router: Vec<String>,
-    /// Ask this trustless gateway for blocks too (repeatable)
+    /// Also fetch blocks from this trustless gateway (repeatable)
     #[arg(long, value_name = "URL")]
     pub gateway: Vec<String>,
-    /// Join the private network of the key in this file
+    /// Join the private network with the pre-shared key in this file
     #[arg(long, value_name = "FILE")]
     pub swarm_key: Option<String>,
-    /// Join the network through this peer (repeatable; "none" for nobody)
+    /// Bootstrap peer (repeatable; "none" for no bootstrap peers)
     #[arg(long, value_name = "MULTIADDR")]
     pub bootstrap: Vec<String>,
-    /// Stay connected to this peer and ask it first (repeatable)
+    /// Stay connected to this peer and request blocks from it first (repeatable)
     #[arg(long, value_name = "MULTIADDR")]
     pub peering: Vec<String>,
-    /// Resolve the names in this file of NAME:PATH entries without looking them up
+    /// Resolve names from this file of NAME:PATH entries without lookups
     #[arg(long, value_name = "FILE")]
     pub dnslink_map: Option<String>,
-    /// Serve only what is held here, without any peer
+    /// Serve only content that is stored locally, without connecting to peers
     #[arg(long)]
     pub offline: bool,
 }

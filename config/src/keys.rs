@@ -4,10 +4,10 @@
 use crate::schema::Config;
 use toml::{Table, Value};
 
-/// What every variable of ours starts with.
+/// The prefix of all environment variables of Causeway.
 pub const PREFIX: &str = "CAUSEWAY_";
 
-/// The defaults as a tree: what every layer is laid upon.
+/// The defaults as a tree, which the layers override.
 pub(crate) fn default_tree() -> Table {
     Table::try_from(Config::default()).unwrap_or_default()
 }
@@ -29,7 +29,7 @@ pub fn changed(before: &Config, after: &Config) -> Vec<String> {
     let differs = |(a, b): &((String, Value), (String, Value))| a.1 != b.1;
     let mut changed: Vec<String> =
         keys(before).into_iter().zip(keys(after)).filter(differs).map(|(a, _)| a.0).collect();
-    // Two tokens look alike as values, since both are masked.
+    // Serialised tokens are masked, so the trees do not show a changed one.
     let token = "admin.token".to_owned();
     if before.admin.token != after.admin.token && !changed.contains(&token) {
         changed.push(token);

@@ -1,23 +1,24 @@
-//! What a node can be told, and how it is told: typed settings, their defaults, and the layers that override them.
+//! The configuration of a node: typed settings, their defaults, and the layers that override them.
 //!
-//! Goals: every setting is documented where it is typed; the same key works in the file, as an environment variable and,
-//! where there is one, as a flag; anything wrong is refused before anything starts, in one line that names the key and
-//! where its value came from.
+//! Goals: every setting is documented where it is typed; the same key works in the file, as an environment variable
+//! and,
+//! for some, as a flag; invalid settings are rejected before anything starts, with one line that names the key and
+//! the layer that set it.
 //!
-//! Non-goals: reloading while running; settings that only one deployment needs.
+//! Non-goals: reloading at run time; settings that only one deployment needs.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`schema`] | [`Config`]: the tree of settings and their defaults |
-//! | [`p2p`] | [`P2p`]: the part of the tree that is about the peer-to-peer network |
-//! | [`caches`] | caches in front of the gateway, and how they are told of take-downs |
+//! | [`p2p`] | [`P2p`]: the settings of the peer-to-peer network |
+//! | [`caches`] | caches in front of the gateway, and how they are purged |
 //! | [`size`] | sizes such as "1GiB" |
-//! | [`values`] | values that are checked as they are read: addresses, CIDs, URLs, secrets |
+//! | [`values`] | validated values: addresses, CIDs, URLs, secrets |
 //! | [`keys`] | the list of keys and the names of their environment variables, taken from the tree itself |
 //! | [`flags`] | the command-line flags that set keys |
-//! | [`mod@load`] | defaults < file < environment < flags, and what is wrong with them |
-//! | `shape` | whether a value has its key's type, in words |
-//! | `check` | what is wrong with values that parse: too small, too large, at odds with each other |
+//! | [`mod@load`] | merges defaults < file < environment < flags, and reports errors |
+//! | `shape` | type checks of values, with messages for the operator |
+//! | `check` | validation across settings: too small, too large, inconsistent |
 
 pub mod caches;
 pub mod flags;

@@ -1,7 +1,7 @@
-//! Defaults < file < environment < flags, and one clear line about whatever is wrong.
+//! Merges defaults < file < environment < flags, and reports the first error in one line.
 //!
-//! Each value that a layer sets is tried on the defaults by itself, so that a bad one is blamed on its own key and place,
-//! however many others there are.
+//! Each value that a layer sets is first tried alone on the defaults, so that an error names the key and the layer of
+//! the invalid value.
 
 use crate::check::check;
 use crate::flags::Flags;
@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-/// Puts the layers together and checks the whole.
+/// Merges the layers and validates the result.
 ///
 /// # Errors
-/// [`ConfigError`] about the first thing that is wrong.
+/// [`ConfigError`] about the first invalid setting.
 pub fn load(flags: &Flags, environment: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Loaded, ConfigError> {
-    let variables = our_variables(environment)?;
+    let variables = causeway_variables(environment)?;
     let mut layers = Layers { tree: keys::default_tree(), known: keys::all(), origins: BTreeMap::new() };
     let from_environment = variables.get(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     if let Some(path) = flags.config.clone().or(from_environment) {
@@ -34,15 +34,16 @@ pub fn load(flags: &Flags, environment: impl IntoIterator<Item = (OsString, OsSt
     layers.finish()
 }
 
-/// Names the file, as `--config` does.
+/// The path of the configuration file, like `--config`.
 const FILE_VARIABLE: &str = "CAUSEWAY_CONFIG";
 
-/// Our variables by name. Those that Kubernetes sets in every container for a service named "causeway"
-/// (<https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables>) are not ours.
-fn our_variables(
+/// The environment variables with Causeway's prefix, by name, without those that Kubernetes sets in every container for
+/// a service named "causeway"
+/// (<https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables>).
+fn causeway_variables(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Result<BTreeMap<String, String>, ConfigError> {
-    let mut ours = BTreeMap::new();
+    let mut variables = BTreeMap::new();
     for (name, value) in environment {
         let Some(name) = name.to_str().filter(|name| name.starts_with(keys::PREFIX)) else { continue };
         let rest = &name[keys::PREFIX.len()..];
@@ -54,9 +55,9 @@ fn our_variables(
             reason: "the value is not UTF-8 text".to_owned(),
             origin: Origin::Variable(name.to_owned()),
         })?;
-        ours.insert(name.to_owned(), value);
+        variables.insert(name.to_owned(), value);
     }
-    Ok(ours)
+    Ok(variables)
 }
 
 struct Layers {
@@ -66,7 +67,7 @@ struct Layers {
 }
 
 impl Layers {
-    /// Sets one key, after trying it on the defaults.
+    /// Sets one key, after trying the value alone on the defaults.
     fn lay(&mut self, key: &str, value: Value, origin: Origin) -> Result<(), ConfigError> {
         let wrong = |reason| ConfigError::Value { key: key.to_owned(), reason, origin: origin.clone() };
         let value = sized(key, value).map_err(wrong)?;
@@ -75,7 +76,7 @@ impl Layers {
         }
         let mut trial = keys::default_tree();
         keys::set(&mut trial, key, value.clone());
-        trial.try_into::<Config>().map_err(|error| wrong(shape::in_words(error.message())))?;
+        trial.try_into::<Config>().map_err(|error| wrong(shape::message_for_operator(error.message())))?;
         keys::set(&mut self.tree, key, value);
         self.origins.insert(key.to_owned(), origin);
         Ok(())
@@ -95,9 +96,9 @@ impl Layers {
         };
         let values: Table = text.parse().map_err(syntax)?;
         let spans = DeTable::parse(&text).map_err(syntax)?;
-        let mut places = BTreeMap::new();
-        collect_places("", spans.get_ref(), &mut places);
-        self.lay_table("", &values, &|key| at(places.get(key).copied().unwrap_or_default()))
+        let mut offsets = BTreeMap::new();
+        collect_offsets("", spans.get_ref(), &mut offsets);
+        self.lay_table("", &values, &|key| at(offsets.get(key).copied().unwrap_or_default()))
     }
 
     fn lay_table(&mut self, prefix: &str, table: &Table, at: &dyn Fn(&str) -> Origin) -> Result<(), ConfigError> {
@@ -144,7 +145,7 @@ impl Layers {
     fn finish(self) -> Result<Loaded, ConfigError> {
         let config = self.tree.try_into::<Config>().map_err(|error| ConfigError::Value {
             key: "configuration".to_owned(),
-            reason: shape::in_words(error.message()),
+            reason: shape::message_for_operator(error.message()),
             origin: Origin::Default,
         })?;
         let loaded = Loaded { config, origins: self.origins };
@@ -153,18 +154,18 @@ impl Layers {
     }
 }
 
-/// Where each key of the file begins, in bytes.
-fn collect_places(prefix: &str, table: &DeTable<'_>, places: &mut BTreeMap<String, usize>) {
+/// The offset of each key in the file, in bytes.
+fn collect_offsets(prefix: &str, table: &DeTable<'_>, offsets: &mut BTreeMap<String, usize>) {
     for (name, value) in table {
         let key = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
         if let Some(inner) = value.get_ref().as_table() {
-            collect_places(&key, inner, places);
+            collect_offsets(&key, inner, offsets);
         }
-        places.insert(key, name.span().start);
+        offsets.insert(key, name.span().start);
     }
 }
 
-/// The text of a size, such as "1GiB", as a number of bytes. Any other value stays as it is.
+/// Converts the text of a size, such as "1GiB", to a number of bytes. Any other value is returned unchanged.
 fn sized(key: &str, value: Value) -> Result<Value, String> {
     match value {
         Value::String(text) if shape::is_size(key) => crate::size::toml_value(text.trim()),
@@ -172,7 +173,7 @@ fn sized(key: &str, value: Value) -> Result<Value, String> {
     }
 }
 
-/// A variable's text as the type that the key's default has.
+/// Parses the text of an environment variable as the type of the key's default.
 fn typed(key: &str, text: &str, default: &Value) -> Result<Value, String> {
     let text = text.trim();
     match default {

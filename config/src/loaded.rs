@@ -1,14 +1,14 @@
-//! [`Loaded`]: the settings, and which layer each comes from; [`ConfigError`]: why they cannot be followed.
+//! [`Loaded`]: the settings and the layer that set each; [`ConfigError`]: why a configuration is invalid.
 
 use crate::schema::Config;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a value came from.
+/// The layer that set a value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody set it.
+    /// The value is the default.
     #[default]
     Default,
     /// A line of the configuration file.
@@ -30,7 +30,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What is wrong with the settings: always one line.
+/// An invalid configuration. The message is always one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -38,7 +38,7 @@ pub enum ConfigError {
     Unreadable {
         /// Its path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         reason: String,
     },
     /// The file is not TOML.
@@ -46,57 +46,57 @@ pub enum ConfigError {
     Syntax {
         /// The line.
         origin: Origin,
-        /// What the parser found.
+        /// The error of the parser.
         reason: String,
     },
-    /// There is no such key.
-    #[error("{origin}: there is no setting \"{key}\"; the nearest is \"{nearest}\"")]
+    /// The key does not exist.
+    #[error("{origin}: unknown setting \"{key}\"; the most similar one is \"{nearest}\"")]
     UnknownKey {
-        /// What was written.
+        /// The unknown key.
         key: String,
         /// What was perhaps meant.
         nearest: String,
-        /// Where.
+        /// The layer that set it.
         origin: Origin,
     },
-    /// A variable with our prefix names no key.
-    #[error("environment variable {name}: there is no such setting; the nearest is {nearest} (\"{key}\")")]
+    /// An environment variable with Causeway's prefix matches no key.
+    #[error("environment variable {name}: there is no such setting; the most similar one is {nearest} (\"{key}\")")]
     UnknownVariable {
-        /// What was set.
+        /// The name of the variable.
         name: String,
         /// What was perhaps meant.
         nearest: String,
-        /// The key of that.
+        /// The key of that variable.
         key: String,
     },
-    /// The value does not fit the key.
+    /// The value is invalid for the key.
     #[error("{key}: {reason} (set by {origin})")]
     Value {
         /// The key.
         key: String,
-        /// What is wrong.
+        /// Why it is invalid.
         reason: String,
-        /// Who set it.
+        /// The layer that set it.
         origin: Origin,
     },
 }
 
-/// Settings and, for each key that is not at its default, who set it.
+/// The settings and, for each key that is not at its default, the layer that set it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
     /// The settings.
     pub config: Config,
-    /// Who set what, by key.
+    /// The layer that set each key.
     pub origins: BTreeMap<String, Origin>,
 }
 
 impl Loaded {
-    /// Who set a key.
+    /// The layer that set a key.
     pub fn origin(&self, key: &str) -> Origin {
         self.origins.get(key).cloned().unwrap_or_default()
     }
 
-    /// An error about a key's value, found out later than here (a port in use, for example), in the same words.
+    /// An error about a key's value that is detected after loading (a port in use, for example), in the same format.
     pub fn error(&self, key: &str, reason: impl Into<String>) -> ConfigError {
         ConfigError::Value { key: key.to_owned(), reason: reason.into(), origin: self.origin(key) }
     }

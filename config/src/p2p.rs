@@ -1,5 +1,4 @@
-//! [`P2p`]: the settings of the peer-to-peer network. Part of the [`crate::schema`]; what holds for its comments holds for
-//! these.
+//! [`P2p`]: the settings of the peer-to-peer network. Part of the [`crate::schema`], with the same rules for comments.
 
 use crate::values::{AddressPattern, ServeTo, as_text, gateways, multiaddrs, patterns, peers, routers};
 use libp2p::Multiaddr;
@@ -11,126 +10,133 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct P2p {
-    /// Multiaddrs to listen on for peers: TCP (/ip4/0.0.0.0/tcp/4001), QUIC (/ip4/0.0.0.0/udp/4001/quic-v1) and, for peers
-    /// in browsers behind a proxy that speaks TLS, WebSocket (/ip4/0.0.0.0/tcp/4002/ws). Port 0 takes a free one.
+    /// Multiaddrs to listen on for peers: TCP (/ip4/0.0.0.0/tcp/4001), QUIC (/ip4/0.0.0.0/udp/4001/quic-v1) and, for
+    /// browsers behind a TLS proxy, WebSocket (/ip4/0.0.0.0/tcp/4002/ws). Port 0 selects a free port.
     #[serde(deserialize_with = "multiaddrs")]
     pub listen: Vec<Multiaddr>,
-    /// Multiaddrs to tell other peers instead of those that are listened on, which are kept to ourselves then. Meant for
-    /// nodes whose own addresses cannot be reached from outside: behind a port forwarding, or in a cluster. Empty: the
-    /// listening ones, and what peers report.
+    /// Multiaddrs to announce instead of the listen addresses, for nodes whose own addresses cannot be reached from
+    /// outside: behind port forwarding, or in a cluster. Empty: the listen addresses, and those that other peers
+    /// observe.
     #[serde(deserialize_with = "multiaddrs")]
     pub announce: Vec<Multiaddr>,
-    /// Multiaddrs to tell other peers beside those, such as a name: /dns4/peer.example.org/tcp/4001.
+    /// Multiaddrs to announce in addition, such as a name: /dns4/peer.example.org/tcp/4001.
     #[serde(deserialize_with = "multiaddrs")]
     pub announce_also: Vec<Multiaddr>,
-    /// Networks (10.0.0.0/8), addresses or multiaddrs that no peer is told of, whoever reports them. A multiaddr stands for
-    /// every address that begins with it. Private addresses are kept from the public DHT without being listed here.
+    /// Networks (10.0.0.0/8), addresses or multiaddrs that are never announced. A multiaddr matches every address that
+    /// begins with it. Private addresses are never announced in the public DHT.
     #[serde(deserialize_with = "patterns", serialize_with = "as_text")]
     pub no_announce: Vec<AddressPattern>,
-    /// Peers to join the network through, each ending in /p2p/PEERID. Empty ("none" on the command line and in the
-    /// environment): nobody is contacted who is not a peering.
+    /// Bootstrap peers, each ending in /p2p/PEERID. Empty ("none" on the command line and in the environment): the node
+    /// connects to peerings only.
     #[serde(deserialize_with = "peers")]
     pub bootstrap: Vec<Multiaddr>,
-    /// Peers to stay connected to and to ask first, each ending in /p2p/PEERID.
+    /// Peering: peers to stay connected to and to request blocks from first, each ending in /p2p/PEERID.
     #[serde(deserialize_with = "peers")]
     pub peering: Vec<Multiaddr>,
-    /// Serve only what is held here: no listener for peers, no connection to any.
+    /// Serve only content that is stored locally: no p2p listener and no connections to peers.
     pub offline: bool,
-    /// The part that is taken in the DHT. "auto": ask it as a client, and answer others as a server from when peers show
-    /// that they can reach us; the local network's own DHT is always answered. "server": answer at once, for nodes that are
-    /// known to be reachable. "client": never answer, which saves traffic and helps nobody. "off": neither ask nor answer;
-    /// content is then found through peerings, routers and gateways alone.
+    /// The DHT mode. "auto": a client, and a server once peers confirm that this node is reachable; always a server in
+    /// the DHT of the local network. "server": a server from the start, for nodes that are known to be reachable.
+    /// "client": never a server, which saves traffic. "off": the DHT is not used, and providers are found through
+    /// peerings, routers and gateways only.
     pub dht: DhtMode,
-    /// Find peers in the local network by multicast DNS. Hosters may take that for a scan, so it is for homes and offices.
+    /// Find peers in the local network by multicast DNS. For homes and offices: hosting providers may take it for a
+    /// scan.
     pub mdns: bool,
-    /// Dial private, loopback and link-local addresses that the public DHT, a provider record or a router names. For tests
-    /// and for networks of one's own: on the public network, anybody could have us knock at our neighbours' doors.
+    /// Dial private, loopback and link-local addresses from the public DHT, provider records or routers. For tests and
+    /// private networks: on the public network, untrusted peers could make this node probe its local network.
     pub dial_private: bool,
-    /// What is announced in the DHT as to be had here. "roots": the CIDs that are pinned, which is enough for whoever asks
-    /// for a path from its root. "pinned": every block of the pinned DAGs too, for those who ask in the middle. "all": whatever
-    /// is held, cached blocks included. "none": nothing. Each step costs more announcements.
+    /// The content to announce in the DHT. "roots": the CIDs of pins, which is enough for clients that request a path
+    /// from its root. "pinned": also every block of the pinned DAGs. "all": all stored blocks, including cached ones.
+    /// "none": nothing. Each step needs more announcements.
     pub provide: Provide,
-    /// How often what is announced is announced again. It must be less than provider_record_hours, or it would be forgotten
-    /// in between.
+    /// The interval at which provider records are announced again. It must be less than provider_record_hours, or
+    /// records expire in between.
     pub reprovide_hours: u64,
-    /// How long an announcement counts, ours among other peers and theirs here. The public network agreed on 48.
+    /// How long provider records are valid, both this node's and those it stores for other peers. The public network
+    /// uses 48.
     pub provider_record_hours: u64,
-    /// Base URLs of services that are asked for providers and IPNS records beside the DHT, such as "https://example.org" for
-    /// those that answer at https://example.org/routing/v1. They learn what is asked for here.
+    /// Base URLs of Delegated Routing V1 services to query for providers and IPNS records in addition to the DHT, such
+    /// as "https://example.org" for https://example.org/routing/v1. They learn which content is requested.
     #[serde(deserialize_with = "routers")]
     pub routers: Vec<String>,
-    /// Base URLs of trustless gateways that are asked for blocks beside peers, such as "https://example.org" for those that
-    /// answer at https://example.org/ipfs/CID. What they send is verified. They learn what is asked for here.
+    /// Base URLs of trustless gateways to fetch blocks from in addition to peers, such as "https://example.org" for
+    /// https://example.org/ipfs/CID. Their responses are verified. They learn which content is requested.
     #[serde(deserialize_with = "gateways")]
     pub gateways: Vec<String>,
-    /// Also ask the trustless gateways that provider records name.
+    /// Also fetch from trustless gateways that provider records name.
     pub http_retrieval: bool,
-    /// The file with the key of a private network, in any of the encodings of swarm.key. Only peers that have the same key
-    /// are spoken to, over TCP alone. Empty: DATA_DIR/swarm.key if that exists, and otherwise the public network.
+    /// The file with the pre-shared key of a private network, in any encoding of swarm.key. The node connects only to
+    /// peers with the same key, over TCP only. Empty: DATA_DIR/swarm.key if it exists, and otherwise the public
+    /// network.
     pub swarm_key: PathBuf,
-    /// Refuse to start without the key of a private network, so that a lost file does not make a node public. The
-    /// environment variable LIBP2P_FORCE_PNET=1 asks for the same.
+    /// Fail to start without the key of a private network, so that a lost file does not make a node public. The
+    /// environment variable LIBP2P_FORCE_PNET=1 does the same.
     pub private_only: bool,
-    /// Listen through relays, public peers that pass connections on, when others show that they cannot reach us.
+    /// Listen through circuit relays when peers report that this node cannot be reached.
     pub relay_client: bool,
-    /// Relays to listen through, each ending in /p2p/PEERID. Empty: those that are met on the network.
+    /// Relays to listen through, each ending in /p2p/PEERID. Empty: relays that the node discovers in the network.
     #[serde(deserialize_with = "peers")]
     pub relays: Vec<Multiaddr>,
-    /// Replace connections that came through a relay by direct ones: both sides dial at the same moment (DCUtR).
+    /// Upgrade relayed connections to direct ones by hole punching (DCUtR).
     pub hole_punching: bool,
-    /// Ask the router of a home or office to forward our ports, by UPnP.
+    /// Request port mappings from the router of a home or office, by UPnP.
     pub upnp: bool,
-    /// Connections with peers at a time. Beyond it, the least useful ones are closed; peerings are kept.
+    /// The maximum number of peer connections. Above it, the least useful connections are closed; peerings stay
+    /// connected.
     pub connections_max: u64,
-    /// Connections that others open from one IP address at a time. Loopback addresses do not count.
+    /// The maximum number of inbound connections from one IP address. Loopback addresses do not count.
     pub connections_per_ip_max: u64,
-    /// Connections that others open from one network at a time: 24 bits of an IPv4 address, 48 bits of an IPv6 one. Loopback
-    /// addresses do not count.
+    /// The maximum number of inbound connections from one network: an IPv4 /24 or an IPv6 /48. Loopback addresses do
+    /// not count.
     pub connections_per_subnet_max: u64,
-    /// Peers that are dialled at a time. Further ones wait.
+    /// The maximum number of simultaneous dials. Further dials are queued.
     pub pending_dials_max: u64,
-    /// Bytes of messages that are held over all peers: what they sent and was not yet handled, and what they have not taken
-    /// yet. When they are used up, peers are read more slowly. The largest message of Bitswap has 4 MiB.
+    /// The memory budget of messages of all peers: received messages that are not yet handled, and messages that peers
+    /// have not yet read. When it is used up, peers are read more slowly (backpressure). The largest Bitswap message
+    /// has 4 MiB.
     pub network_memory_bytes_max: u64,
-    /// How long a peer that lied or flooded is neither dialled nor accepted. 0: nobody is banned.
+    /// How long a peer that sent invalid blocks or flooded this node is banned: neither dialled nor accepted. 0: no
+    /// bans.
     pub ban_seconds: u64,
-    /// Who gets blocks from us: "everyone", or any of "peerings" (the peers listed as such) and peer ids. Empty: nobody.
-    /// A site whose visitors come by HTTP can save its uplink so.
+    /// The peers to serve blocks to: "everyone", or any of "peerings" (the peers in peering) and peer IDs. Empty: none,
+    /// which saves the uplink of a site whose clients use HTTP.
     pub serve_to: ServeTo,
 }
 
-/// The part that is taken in the DHT.
+/// The DHT mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DhtMode {
-    /// A client of the public DHT until others can reach us; always a server of the local one.
+    /// A client of the public DHT, and a server once peers confirm that this node is reachable; always a server
+    /// locally.
     #[default]
     Auto,
-    /// A server at once.
+    /// A server from the start.
     Server,
     /// Never a server.
     Client,
-    /// Neither DHT is spoken.
+    /// The DHT is not used.
     Off,
 }
 
-/// What is announced in the DHT.
+/// The content to announce in the DHT.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Provide {
-    /// The CIDs that are pinned.
+    /// The root CIDs of pins.
     #[default]
     Roots,
     /// Every block of the pinned DAGs.
     Pinned,
-    /// Every block that is held.
+    /// All stored blocks.
     All,
     /// Nothing.
     #[serde(rename = "none")]
     Nothing,
 }
 
-/// The public network's bootstrap peers, as every IPFS implementation ships them.
+/// The public network's bootstrap peers, as all IPFS implementations ship them.
 const BOOTSTRAP: [&str; 5] = [
     "/dnsaddr/bootstrap.libp2p.io/p2p/QmNnooDu7bfjPFoTZYxMNLWUQJyrVwtbZg5gBMjTezGAJN",
     "/dnsaddr/bootstrap.libp2p.io/p2p/QmQCU2EcMqAqQPR2i9bChDtGNJchTbq5TbXJJ16u19uLTa",
@@ -138,7 +144,7 @@ const BOOTSTRAP: [&str; 5] = [
     "/dnsaddr/bootstrap.libp2p.io/p2p/QmcZf59bWwK5XFi76CZX8cbJ4BhTzzA3gU1ZjYZcYW3dwt",
     "/ip4/104.131.131.82/tcp/4001/p2p/QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ",
 ];
-/// The domain below which the public network's bootstrap peers have their names.
+/// The domain of the public network's bootstrap peers.
 const BOOTSTRAP_DOMAIN: &str = "bootstrap.libp2p.io";
 
 const P2P_LISTEN: [&str; 2] = ["/ip4/0.0.0.0/tcp/4001", "/ip4/0.0.0.0/udp/4001/quic-v1"];
@@ -179,12 +185,12 @@ impl Default for P2p {
     }
 }
 
-/// Parses this file's own constants; a test checks that none is lost.
+/// Parses this file's constants; a test checks that all parse.
 fn known_good(texts: &[&str]) -> Vec<Multiaddr> {
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Whether an address leads to a bootstrap peer of the public network, by its peer id or its name.
+/// Whether an address is that of a bootstrap peer of the public network, by its peer ID or its name.
 pub fn is_public_bootstrap(address: &Multiaddr) -> bool {
     let public = known_good(&BOOTSTRAP);
     address.iter().any(|part| match part {
@@ -209,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn bootstrap_peers_of_the_public_network_are_known_by_id_and_by_name() {
+    fn bootstrap_peers_of_the_public_network_are_recognised_by_id_and_by_name() {
         const PUBLIC: &str = "QmNnooDu7bfjPFoTZYxMNLWUQJyrVwtbZg5gBMjTezGAJN";
         const OTHER: &str = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN";
         let table = [

@@ -1,7 +1,8 @@
 //! [`Config`]: every setting, with its meaning, unit and default.
 //!
-//! The doc comments here are the manual: `examples/causeway.toml` repeats them word for word, and a test keeps the two
-//! equal. Units come last in names. A list replaces the list of the layer below; it never adds to it.
+//! The doc comments are the reference of the settings: `examples/causeway.toml` and `docs/reference/settings.md` are
+//! generated from them, which a test checks. Units come last in names. A list replaces the list of the layer below; it
+//! never adds to it.
 
 use crate::caches::FrontCache;
 use crate::p2p::P2p;
@@ -19,26 +20,27 @@ const GIB: u64 = 1024 * MIB;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The folder for everything that outlives a restart: blocks, pins and the peer's identity. It is created if it does
-    /// not exist, and belongs to one running node at a time.
+    /// The data directory, which holds what must survive a restart: blocks, pins and the peer's identity. It is created
+    /// if it does not exist. Only one running node can use it at a time.
     pub data_dir: PathBuf,
     /// The public HTTP listener.
     pub http: Http,
-    /// The operator's HTTP listener: metrics, health and the admin API, through which commands ask a gateway that runs.
+    /// The operator's HTTP listener: metrics, health checks and the admin API, which commands use while the gateway
+    /// runs.
     pub admin: Admin,
-    /// What is uploaded over the admin listener: POST /upload and its like.
+    /// Uploads through the admin listener: POST /upload and the other upload endpoints.
     pub uploads: Uploads,
     /// The peer-to-peer network.
     pub p2p: P2p,
-    /// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
+    /// The resolution of /ipns/ paths, which begin with an IPNS key or a domain with a DNSLink.
     pub names: Names,
-    /// How much is remembered, and where.
+    /// The sizes of the caches, and the block store.
     pub cache: Cache,
-    /// What is fetched to be kept.
+    /// Pinning: fetching DAGs and keeping them permanently.
     pub pinning: Pinning,
-    /// What is not served.
+    /// Content policy: denylists and allowlists.
     pub policy: PolicySettings,
-    /// What is written to standard error.
+    /// Logging to standard error.
     pub log: Log,
 }
 
@@ -63,99 +65,104 @@ impl Default for Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Addresses and ports that answer the public, such as `0.0.0.0:8080` or `[::]:8080`. Port 0 takes a free one.
+    /// Addresses and ports of the public listener, such as `0.0.0.0:8080` or `[::]:8080`. Port 0 selects a free port.
     #[serde(deserialize_with = "addresses")]
     pub listen: Vec<SocketAddr>,
-    /// How long a request waits while the network delivers nothing, before it is answered with 504. Each block that
-    /// arrives starts the wait anew.
+    /// How long a request waits while the network delivers no block. It is then answered with 504. Each block that
+    /// arrives restarts the timeout.
     pub stall_timeout_seconds: u64,
-    /// How long a client may take to send a request's head. Also how long an idle connection is kept open.
+    /// How long a client may take to send the head of a request. Also the keep-alive timeout of idle connections.
     pub header_timeout_seconds: u64,
-    /// How long a client may leave the response that is being sent to it unread, before its connection is closed.
+    /// How long a client may read nothing of a response that is being sent. The connection is then closed.
     pub send_timeout_seconds: u64,
-    /// How long open requests may take to finish after SIGTERM or SIGINT.
+    /// How long the graceful drain after SIGTERM or SIGINT waits for open requests to finish.
     pub drain_timeout_seconds: u64,
-    /// Connections that are served at a time. When there are as many, one that is idle gives way to a new one; if none is, a request
-    /// waits for up to two seconds and is then answered with 503. /healthz and /readyz are answered all the same.
+    /// The maximum number of simultaneous connections. At the limit, a new connection replaces an idle one; if none is
+    /// idle, a request waits for up to two seconds and is then answered with 503. /healthz and /readyz are always
+    /// answered.
     pub connections_max: u64,
-    /// Connections of one client (an IPv4 address, or an IPv6 network of 64 bits) at a time, and requests of one client behind
-    /// trusted_proxies. The proxies themselves may have any number of connections.
+    /// The maximum number of simultaneous connections of one client (an IPv4 address or an IPv6 /64 network), and of
+    /// simultaneous requests of one client behind trusted_proxies. The proxies themselves are not limited.
     pub client_connections_max: u64,
-    /// Bytes a second that a client has to take of a response that waits for it, and to send of a body, on average over
-    /// rate_window_seconds. Slower ones are disconnected. 0 disconnects nobody for being slow.
+    /// The minimum transfer rate in bytes per second, averaged over rate_window_seconds, at which a client must read a
+    /// response and send a request body. Slower clients are disconnected. 0 turns the check off.
     pub rate_bytes_min: u64,
-    /// How long the time is that rate_bytes_min is averaged over. Only time that is spent waiting for the client counts.
+    /// The averaging window of rate_bytes_min. Only time spent waiting for the client counts.
     pub rate_window_seconds: u64,
-    /// Host names that this gateway answers as, each as a subdomain gateway unless it says otherwise. A name alone stands
-    /// for { name = NAME, subdomains = true, inline_dnslink = true, namespaces = ["ipfs", "ipns"], deserialized = true }.
-    /// What is asked under any other name, or an address, is answered by path.
+    /// Host names of this gateway, each a subdomain gateway unless configured otherwise. A plain name stands for { name
+    /// = NAME, subdomains = true, inline_dnslink = true, namespaces = ["ipfs", "ipns"], deserialized = true }. Requests
+    /// to any other name, or to an IP address, are answered as a path gateway.
     pub hosts: Vec<Host>,
-    /// Serve a domain that has a DNSLink and points here as the website that the DNSLink names.
+    /// Serve a domain that points to this gateway and has a DNSLink as a website: the content of the DNSLink.
     pub dnslink_sites: bool,
-    /// Serve files, pages and archives under names that are not among the hosts. If false, only what the client can
-    /// check for itself is served there: raw blocks, CAR and IPNS records.
+    /// Serve deserialised responses (files, pages and archives) under names that are not in hosts. If false, only
+    /// verifiable responses are served there: raw blocks, CAR and IPNS records.
     pub deserialized: bool,
-    /// Convert between dag-pb, dag-cbor, dag-json and the like when a format other than the content's own is asked for.
-    /// If false, that is answered with 406, as the specification has it.
+    /// Convert between codecs (dag-pb, dag-cbor, dag-json and others) when the requested format is not the content's
+    /// own. If false, such requests are answered with 406, as the specification requires.
     pub convert_codecs: bool,
-    /// Addresses or networks of proxies whose X-Forwarded-Host, -Proto and -For headers are believed, such as
-    /// "127.0.0.1" or "10.0.0.0/8". Anybody else's are ignored.
+    /// Addresses or networks of trusted proxies, such as "127.0.0.1" or "10.0.0.0/8". Their X-Forwarded-Host, -Proto
+    /// and -For headers are used; those of other clients are ignored.
     #[serde(deserialize_with = "networks")]
     pub trusted_proxies: Vec<IpNet>,
-    /// Requests that fetch from the network at a time. Further ones wait for up to two seconds and are then answered with
-    /// 429. What is held here is served whatever the network does.
+    /// The maximum number of simultaneous requests that fetch from the network. Further requests wait for up to two
+    /// seconds and are then answered with 429. Content that is stored locally is always served.
     pub misses_max: u64,
-    /// Requests of one client (an IPv4 address, or an IPv6 network of 64 bits) that fetch from the network at a time.
+    /// The maximum number of simultaneous requests of one client (an IPv4 address or an IPv6 /64 network) that fetch
+    /// from the network.
     pub client_misses_max: u64,
-    /// How long one request may take from its head to the last byte of its response, before the connection is reset.
+    /// The maximum duration of a request, from its head to the last byte of its response. The connection is then reset.
     pub request_timeout_seconds: u64,
-    /// Bytes that one response may have. A longer file can still be read in ranges.
+    /// The maximum size of a response. Longer files can be read with range requests.
     pub response_bytes_max: u64,
-    /// Bytes of files, archives and listings that are fetched ahead of clients, and held back for those of HTTP/1.0, over all
-    /// responses together. When they are used up, further responses are fetched one block after the other.
+    /// The total number of bytes of files, archives and listings that are read ahead for all responses together,
+    /// including what is buffered for HTTP/1.0 clients. When the budget is used up, further responses are fetched block
+    /// by block.
     pub read_ahead_total_bytes_max: u64,
-    /// Entries on one page of a directory listing, in HTML and in JSON.
+    /// The maximum number of entries on one page of a directory listing, in HTML and in JSON.
     pub listing_entries_max: u64,
-    /// Archives (CAR, TAR) that are made at a time. Each may take some megabytes. Requests for further ones are answered with
-    /// 429.
+    /// The maximum number of archives (CAR, TAR) that are generated simultaneously. Each may take some megabytes of
+    /// memory. Further requests are answered with 429.
     pub archives_max: u64,
-    /// Archives of one client (an IPv4 address, or an IPv6 network of 64 bits) that are made at a time.
+    /// The maximum number of simultaneous archives of one client (an IPv4 address or an IPv6 /64 network).
     pub client_archives_max: u64,
-    /// Levels of a DAG that an archive (CAR, TAR) of it may have.
+    /// The maximum depth of a DAG that is sent as an archive (CAR, TAR).
     pub dag_depth_max: u64,
-    /// Blocks of a DAG that an archive remembers in order not to repeat them (CAR), or entries that it may have (TAR).
+    /// The maximum number of blocks that a CAR archive tracks for deduplication, and of entries of a TAR archive.
     pub dag_blocks_max: u64,
-    /// Bytes that an archive may spend on blocks that it has sent before: a small DAG can repeat itself without end.
+    /// The maximum number of bytes of repeated blocks in an archive. A small DAG can link to the same blocks any number
+    /// of times.
     pub dag_repeated_bytes_max: u64,
-    /// Work that one request may cost besides what it sends, in steps of some hundred nanoseconds of a processor: links
-    /// that are looked at, rules that are asked, pieces of blocks that are decoded. Every 8 bytes that are sent earn a
-    /// step more. A request that would take more ends in an error: content can be made so that little of it costs much.
+    /// The work budget of one request, in steps of some hundred nanoseconds of CPU time: links followed, policy rules
+    /// checked, block pieces decoded. Every 8 bytes sent add a step. A request that exceeds the budget fails, because
+    /// crafted content can cost much work for few bytes.
     pub work_steps_max: u64,
-    /// Segments that a path may have after the CID.
+    /// The maximum number of path segments after the CID.
     pub path_depth_max: u64,
-    /// Bytes that a request's path and query may have together.
+    /// The maximum length of the path and query of a request, in bytes.
     pub url_bytes_max: u64,
-    /// Bytes that a request's head may have.
+    /// The maximum length of the head of a request, in bytes.
     pub head_bytes_max: u64,
-    /// Send files that are stored compressed as they are stored, to clients who accept zstd; small ones as brotli or gzip to others.
+    /// Send files that are stored compressed without decompressing them, to clients that accept zstd. Small files are
+    /// sent as brotli or gzip to other clients.
     pub zstd: bool,
-    /// Bytes of a file that are fetched ahead of the client who reads it, for each response.
+    /// The number of bytes of a file that are read ahead of the client, for each response.
     pub read_ahead_bytes_max: u64,
-    /// Bytes of a generated page that are held back to learn its length for an HTTP/1.0 client, who could not tell a
-    /// page that broke off from a complete one. Longer pages need HTTP/1.1.
+    /// The number of bytes of a generated page that are buffered to determine its Content-Length for an HTTP/1.0
+    /// client, which cannot detect a truncated page otherwise. Longer pages require HTTP/1.1.
     pub http10_buffer_bytes_max: u64,
-    /// Answer /routing/v1 on this listener, so that light clients can look for providers, peers and IPNS records through
-    /// this node. Their searches are work for the node and are limited like requests that fetch from the network.
+    /// Serve /routing/v1 (Delegated Routing V1) on this listener, so that light clients can find providers, peers and
+    /// IPNS records through this node. These requests are limited like requests that fetch from the network.
     pub routing_v1: bool,
-    /// Send Surrogate-Key and Cache-Tag with content: its root CID, and the name it was asked for by. Content delivery networks
-    /// purge by them, and so does the admin API here.
+    /// Send Surrogate-Key and Cache-Tag headers with content: its root CID and the requested name. Content delivery
+    /// networks and the admin API purge by them.
     pub surrogate_keys: bool,
-    /// How long shared caches (proxies, content delivery networks) may keep an answer before they ask whether it still holds,
-    /// which costs next to nothing where it does: s-maxage in Cache-Control, beside max-age for browsers. This bounds how long
-    /// content that was taken down may still come from a shared cache. 0 for as long as browsers.
+    /// How long shared caches (proxies, content delivery networks) may use a response before they revalidate it:
+    /// s-maxage in Cache-Control. Revalidation of unchanged content is cheap. The setting bounds how long shared caches
+    /// serve content after a take-down. 0 applies the max-age of browsers.
     pub shared_max_age_seconds: u64,
-    /// Pin the welcome site at the first start, and show the way to it on the page at "/". Once it is unpinned it does not come
-    /// back, whatever this says; switched off later, it stays pinned until it is unpinned.
+    /// Pin the welcome site at the first start, and link to it on the page at "/". Once it is unpinned it is not pinned
+    /// again; once pinned, it stays pinned until it is unpinned, whatever this setting is.
     pub welcome_site: bool,
 }
 
@@ -202,24 +209,26 @@ impl Default for Http {
     }
 }
 
-/// The operator's HTTP listener: `/metrics`, `/healthz`, `/readyz`, `/psa`, and `/api/…`, which commands ask while the gateway runs.
+/// The operator's HTTP listener: `/metrics`, `/healthz`, `/readyz`, `/psa` and `/api/…`, which commands use while the
+/// gateway runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Addresses and ports that answer the operator. Anything but loopback needs TLS, or plaintext. An empty list turns the
-    /// listener off.
+    /// Addresses and ports of the admin listener. Any address but loopback requires TLS, or plaintext = true. An empty
+    /// list turns the listener off.
     #[serde(deserialize_with = "addresses")]
     pub listen: Vec<SocketAddr>,
-    /// A token that is good for everything: what "Authorization: Bearer TOKEN" may carry on the admin listener. It is asked for on
-    /// every path but /healthz and /readyz, as are the tokens that "causeway token create" makes, and the one in the file
-    /// admin.token of the data folder, which commands use. Empty: only those.
+    /// A bearer token ("Authorization: Bearer TOKEN") with all scopes. Every path of the admin listener but /healthz
+    /// and /readyz requires a token: this one, one from "causeway token create", or the one that commands read from the
+    /// file admin.token in data_dir. Empty: only the latter two.
     pub token: Secret,
-    /// A file of certificates in PEM, the listener's own first: it speaks TLS then. It is read again when it changes.
+    /// A file with the TLS certificate chain in PEM format, the server certificate first. It turns TLS on, and is
+    /// reloaded when it changes.
     pub tls_certificate: PathBuf,
-    /// The file of the certificate's private key, in PEM.
+    /// The file with the private key of the certificate, in PEM format.
     pub tls_key: PathBuf,
-    /// Answer other machines without TLS: for a network that only a proxy with TLS, or a container's host, can reach. Whoever
-    /// sees the traffic has the tokens.
+    /// Accept connections from other machines without TLS. Use it only on a network that only a TLS proxy or the
+    /// container host can reach, because tokens are sent unencrypted.
     pub plaintext: bool,
 }
 
@@ -235,26 +244,28 @@ impl Default for Admin {
     }
 }
 
-/// What is uploaded over the admin listener: POST /upload and its like.
+/// Uploads through the admin listener: POST /upload and the other upload endpoints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Uploads {
-    /// Bytes that one upload may have. A token's quota may allow less.
+    /// The maximum size of an upload. The quota of a token may be lower.
     pub bytes_max: u64,
-    /// Files, folders and links that one upload may have.
+    /// The maximum number of files, folders and links in an upload.
     pub entries_max: u64,
-    /// Uploads that are taken in at a time. Further ones are answered with 429. One token has at most three quarters of them.
+    /// The maximum number of simultaneous uploads. Further uploads are answered with 429. One token can use at most
+    /// three quarters of them.
     pub at_once_max: u64,
-    /// Bytes of memory that uploads and imports take together, and the walks over the DAGs that they pin. Most uploads take some
-    /// 32 MiB, small ones less. One that finds too little is answered with 503.
+    /// The memory budget of all uploads and imports, and of walking the DAGs that they pin. Most uploads take some 32
+    /// MiB, small ones less. An upload that finds too little memory is answered with 503.
     pub memory_bytes_max: u64,
-    /// Bytes of resumable uploads that lie in data_dir until they are complete, of all tokens together.
+    /// The maximum total size of incomplete resumable uploads in data_dir, of all tokens.
     pub parts_bytes_max: u64,
-    /// Bytes of them that one token may have there.
+    /// The maximum total size of incomplete resumable uploads of one token.
     pub parts_token_bytes_max: u64,
-    /// Resumable uploads that one token may have begun and not completed.
+    /// The maximum number of incomplete resumable uploads of one token.
     pub parts_token_max: u64,
-    /// How long a resumable upload is kept to which nothing is added, and how long the outcome of a complete one is told.
+    /// How long an incomplete resumable upload is kept after the last data was received, and how long the result of a
+    /// complete one can be queried.
     pub parts_hours: u64,
 }
 
@@ -273,43 +284,45 @@ impl Default for Uploads {
     }
 }
 
-/// What /ipns/ paths stand for: IPNS keys and domains with a DNSLink.
+/// The resolution of /ipns/ paths, which begin with an IPNS key or a domain with a DNSLink.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Names {
-    /// A file of names that are not looked up: NAME:PATH entries, such as "example.org:/ipfs/CID" or "k51…:/ipns/example.org",
-    /// separated by commas or line ends. SIGHUP has it read again. Empty: every name is looked up.
+    /// A file of static names that are not looked up: NAME:PATH entries, such as "example.org:/ipfs/CID" or
+    /// "k51…:/ipns/example.org", separated by commas or line ends. SIGHUP reloads it. Empty: all names are looked up.
     pub dnslink_map: PathBuf,
-    /// DNS-over-HTTPS services that are asked for the DNSLinks below a suffix, such as "eth=https://dns.example.org/dns-query".
-    /// The longest suffix wins; "." is everything. Domains without a service are looked up as the system does it.
+    /// DNS-over-HTTPS resolvers for the DNSLinks below a suffix, such as "eth=https://dns.example.org/dns-query". The
+    /// longest suffix wins; "." matches every domain. Other domains are looked up with the system's resolver.
     #[serde(deserialize_with = "crate::values::routes", serialize_with = "crate::values::as_text")]
     pub doh: Vec<crate::values::Route>,
-    /// How long the network is searched for the record of an IPNS key.
+    /// How long a lookup of an IPNS record in the network may take.
     pub timeout_seconds: u64,
-    /// Names that are remembered. A record of more than 1 KiB counts as several.
+    /// The maximum number of names in the name cache. A record of more than 1 KiB counts as several.
     pub cache_entries_max: u64,
-    /// Names that are looked up at a time, keys in the DHT and domains in the DNS each. Requests for further ones are answered
-    /// with 429.
+    /// The maximum number of simultaneous lookups, each of keys in the DHT and of domains in DNS. Further requests are
+    /// answered with 429.
     pub lookups_max: u64,
-    /// Requests of one client (an IPv4 address, or an IPv6 network of 64 bits) that wait at a time for a name to be looked up.
+    /// The maximum number of simultaneous requests of one client (an IPv4 address or an IPv6 /64 network) that wait for
+    /// a lookup.
     pub client_lookups_max: u64,
-    /// How long after its time to live an answer is still given at once, while it is looked up again behind. More makes names
-    /// that are asked for now and then faster; less makes changes of them seen sooner. 0: such a request waits.
+    /// How long after its time to live a cached name is used immediately, while it is refreshed in the background
+    /// (stale-while-revalidate). More makes rarely used names faster; less makes changes visible sooner. 0: such
+    /// requests wait for the lookup.
     pub stale_while_revalidate_seconds: u64,
-    /// How long a request waits for that look-up when the answer has been out of date for longer. Then it gets the old one,
-    /// with its Age. 0: nobody waits.
+    /// How long a request waits for the lookup when the cached name has been stale for longer. It is then answered with
+    /// the stale name and its Age. 0: requests do not wait.
     pub refresh_wait_seconds: u64,
-    /// How long after its time to live an answer is given at all if no look-up succeeds, and no longer than an IPNS record is
-    /// valid. It must not be less than stale_while_revalidate_seconds.
+    /// How long after its time to live a cached name is used while lookups fail (stale-if-error). An IPNS record is
+    /// never used after its validity ends. It must not be less than stale_while_revalidate_seconds.
     pub stale_if_error_seconds: u64,
-    /// How long the IPNS records that are published here are valid. It bounds how long the name outlives its node, and how
-    /// long somebody may show an old record for a new one.
+    /// The validity of the IPNS records that this node publishes. It bounds how long a name resolves after its node is
+    /// gone, and how long an old record can be replayed in place of a newer one.
     pub publish_lifetime_hours: u64,
-    /// How often they are published again. It must be less than publish_lifetime_hours. Peers of the DHT come and go, so a
-    /// few hours keep a name easy to find.
+    /// The interval at which IPNS records are published again. It must be less than publish_lifetime_hours. Peers of
+    /// the DHT come and go, so a few hours keep a name easy to find.
     pub republish_hours: u64,
-    /// How long others may remember what such a record says before they ask again. Less makes a change seen sooner; more
-    /// makes the name faster. It is at most publish_lifetime_hours.
+    /// The time to live of published IPNS records: how long resolvers may cache them. Less makes changes visible
+    /// sooner; more makes the name faster. It is at most publish_lifetime_hours.
     pub publish_ttl_seconds: u64,
 }
 
@@ -332,45 +345,46 @@ impl Default for Names {
     }
 }
 
-/// How much is remembered, and where.
+/// The sizes of the caches, and the block store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cache {
-    /// Bytes of blocks held in memory.
+    /// The capacity of the block cache in memory.
     pub ram_bytes_max: u64,
-    /// Which blocks stay in memory when not all can: "tinylfu", those that are asked for most of late, so that a long file
-    /// that is read once pushes nothing out; or "lru", those that were asked for last.
+    /// The eviction policy of the block cache in memory: "tinylfu" keeps the blocks that are requested most often, so
+    /// that one reading of a long file evicts nothing; "lru" keeps the blocks that were requested last.
     pub ram_policy: RamPolicy,
-    /// What holds blocks beyond ram_bytes_max. "rocksdb": a few large files and an index, for a disk of this machine. "flat": a
-    /// file for each block, which may lie on a network file system, at the price of speed, and of memory for each block.
-    /// "memory": nothing outlives the process. Each has a place of its own in data_dir (store, flat): another choice begins
-    /// empty, and what was stored by this one lies there until it is chosen again. What is pinned is carried over by "causeway
-    /// store export" and "import".
+    /// The block store beyond ram_bytes_max. "rocksdb": a few large segment files and a RocksDB index, for a local
+    /// disk. "flat": one file per block, also for a network file system; slower, and takes memory for each block.
+    /// "memory": nothing survives a restart. Each store has a directory of its own in data_dir (store, flat): after a
+    /// change of this setting the new store is empty, and the old one stays on the disk. "causeway store export" and
+    /// "import" transfer the pinned content.
     pub store: StoreKind,
-    /// Bytes of blocks cached on disk. Pinned blocks do not count and are never evicted.
+    /// The maximum size of the cached blocks on disk. Pinned blocks do not count and are never evicted.
     pub disk_bytes_max: u64,
-    /// Bytes that are left free on the disk. Where there is less, the cache shrinks; when it is gone, nothing is stored.
+    /// The free disk space to leave. Below it, the cache evicts blocks; when the cache is empty, nothing more is
+    /// stored.
     pub disk_free_bytes_min: u64,
-    /// Bytes that store = "memory" takes at most: cached blocks, at most disk_bytes_max of them, make room for pinned ones, and
-    /// a pin that finds none fails.
+    /// The capacity of store = "memory". Cached blocks, at most disk_bytes_max of them, are evicted for pinned ones. A
+    /// pin that does not fit fails.
     pub memory_bytes_max: u64,
-    /// How hard blocks are compressed on disk, from 1 (fast) to 22 (small). Those that would not shrink are not.
+    /// The zstd compression level of blocks on disk, from 1 (fast) to 22 (small). Incompressible blocks are stored
+    /// uncompressed.
     pub zstd_level: u8,
-    /// Bytes of small files held in memory as they are sent to clients who accept zstd, brotli or gzip.
+    /// The capacity of the cache in memory of small files in their content encodings (zstd, brotli, gzip).
     pub encoded_bytes_max: u64,
-    /// How hard what is pinned is compressed later, in the background and by at most a quarter of a processor core: when
-    /// the gateway starts, and every scrub_hours. 0 leaves it as it is, and so does any store but "rocksdb".
+    /// The zstd level at which pinned content is recompressed in the background, with at most a quarter of a CPU core:
+    /// at the start and every scrub_hours. 0 turns recompression off. Only store = "rocksdb" does it.
     pub zstd_pinned_level: u8,
-    /// Bytes a second that are read from disk in the background to check what lies there, so that damage is found before
-    /// somebody asks for it. What is damaged is forgotten, and fetched again when it is wanted. 0 checks nothing,
-    /// and compresses nothing anew.
+    /// The rate of the background scrub, in bytes per second read from disk to detect corruption before a client reads
+    /// the data. Corrupt blocks are deleted, and fetched again when they are requested. 0 turns the scrub and
+    /// recompression off.
     pub scrub_bytes_per_second: u64,
-    /// How long after the end of one such pass over everything the next one begins.
+    /// How long after the end of a scrub the next one starts.
     pub scrub_hours: u64,
-    /// Bytes of resolved paths held in memory, so that a path that was asked for before is not walked again. A sixteenth of
-    /// them is for what the _redirects files of sites say.
+    /// The capacity of the cache of resolved paths in memory. A sixteenth of it is for the _redirects files of sites.
     pub paths_bytes_max: u64,
-    /// Bytes of pages of directory listings held in memory as they are sent to clients.
+    /// The capacity of the cache in memory of generated directory listings.
     pub listings_bytes_max: u64,
 }
 
@@ -394,18 +408,18 @@ impl Default for Cache {
     }
 }
 
-/// Which blocks stay in memory.
+/// The eviction policy of the block cache in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RamPolicy {
-    /// Those that are asked for most of late.
+    /// Keeps the most frequently requested blocks.
     #[default]
     TinyLfu,
-    /// Those that were asked for last.
+    /// Keeps the most recently requested blocks.
     Lru,
 }
 
-/// What holds the blocks that are kept.
+/// The kind of block store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreKind {
@@ -418,17 +432,17 @@ pub enum StoreKind {
     Memory,
 }
 
-/// What is fetched to be kept.
+/// Pinning: fetching DAGs and keeping them permanently.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Pinning {
-    /// DAGs that are fetched at a time in order to be pinned. Further ones wait for their turn.
+    /// The maximum number of DAGs that are fetched for pins simultaneously. Further pins are queued.
     pub workers_max: u64,
-    /// Pins that everybody may have together, whatever became of them. Each takes about 1 KiB of memory, and what its name and
-    /// metadata take.
+    /// The maximum number of pins of all tokens together, in any state. Each takes about 1 KiB of memory, and its name
+    /// and metadata.
     pub pins_max: u64,
-    /// How long a DAG is tried of which nothing more arrives, before its pin is given up as failed. The first attempts follow
-    /// each other within minutes, later ones within hours.
+    /// How long after the last received block the fetch of a DAG is retried before its pin fails. Retries back off from
+    /// minutes to hours.
     pub give_up_hours: u64,
 }
 
@@ -438,35 +452,36 @@ impl Default for Pinning {
     }
 }
 
-/// What is not served.
+/// Content policy: denylists and allowlists.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicySettings {
-    /// CIDs of blocks that are answered with 410 and never sent to peers, whatever codec or version they are asked for by. No
-    /// list can except them.
+    /// CIDs of blocks that are answered with 410 and never sent to peers, with any codec and CID version. No rule of a
+    /// list can allow them again.
     #[serde(deserialize_with = "cids", serialize_with = "crate::values::as_text")]
     pub deny: Vec<crate::values::Cid>,
-    /// Lists of what is not served, in the compact denylist format (https://specs.ipfs.tech/compact-denylist-format/): files, and
-    /// http:// or https:// addresses, which are fetched again from time to time. A file or address alone stands for
-    /// { from = FILE, status = 410 }; the status 451 says that content is withheld for legal reasons. Rules of later lists count
-    /// for more, and those that are added through the admin API for more than any list's.
+    /// Denylists in the compact denylist format (https://specs.ipfs.tech/compact-denylist-format/): files, or http://
+    /// or https:// URLs, which are fetched periodically. A plain file or URL stands for { from = FILE, status = 410 };
+    /// status = 451 reports that the content is withheld for legal reasons. Rules of later lists override those of
+    /// earlier ones, and rules added through the admin API override all lists.
     pub denylists: Vec<ListSetting>,
-    /// "deny" serves everything that no list withholds. "allow" serves over HTTP only what begins with a root or a name on one of the
-    /// allowlists, and gives peers only blocks that are pinned or on these lists.
+    /// "deny" serves everything that no list withholds. "allow" serves over HTTP only paths that begin with a root or a
+    /// name on an allowlist, and serves to peers only blocks that are pinned or on an allowlist.
     pub mode: PolicyMode,
-    /// Lists of what is served if the mode is "allow", in the same format: /ipfs/CID and /ipns/NAME with everything below,
-    /// /ipfs/CID/path with this path alone, /ipfs/CID/path* with whatever begins so.
+    /// Allowlists for mode = "allow", in the same format: /ipfs/CID and /ipns/NAME with everything below,
+    /// /ipfs/CID/path with this path alone, /ipfs/CID/path* with everything that has this prefix.
     pub allowlists: Vec<ListSetting>,
-    /// How long after a list was fetched from an address it is asked for again.
+    /// The interval at which lists are fetched from their URLs.
     pub refresh_seconds: u64,
-    /// Bytes that a list may have. What a longer one has beyond is not read.
+    /// The maximum size of a list. The rest of a longer list is ignored.
     pub list_bytes_max: u64,
-    /// Caches in front of this gateway that are sent purge requests when content is taken down or purged here:
-    /// "refresh+http://127.0.0.1" (nginx: the addresses are asked for past the cache), "purge+URL" (PURGE of the addresses),
-    /// "ban+URL" and "xkey+URL" (BAN and PURGE with surrogate keys: Varnish), or { kind = "fastly", url =
+    /// Caches in front of this gateway, which receive purge requests when content is taken down or purged:
+    /// "refresh+http://127.0.0.1" (nginx: requests each URL, bypassing the cache), "purge+URL" (PURGE of each URL),
+    /// "ban+URL" and "xkey+URL" (Varnish: BAN and PURGE by surrogate key), or { kind = "fastly", url =
     /// "https://api.fastly.com/service/ID", token_file = FILE } and likewise "cloudflare" with
-    /// "https://api.cloudflare.com/client/v4/zones/ID". token_env names an environment variable instead of a file, and hosts the
-    /// names that pages are asked under if these are not http.hosts. All but the first two need http.surrogate_keys.
+    /// "https://api.cloudflare.com/client/v4/zones/ID". token_env names an environment variable instead of a file, and
+    /// hosts the public host names if they are not http.hosts. All kinds but "refresh" and "purge" require
+    /// http.surrogate_keys.
     pub caches: Vec<FrontCache>,
 }
 
@@ -484,29 +499,30 @@ impl Default for PolicySettings {
     }
 }
 
-/// What is served.
+/// Whether unlisted content is served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyMode {
-    /// Whatever no list withholds.
+    /// Serves everything that no list withholds.
     #[default]
     Deny,
-    /// What is on a list.
+    /// Serves only what is on an allowlist.
     Allow,
 }
 
-/// What is written to standard error.
+/// Logging to standard error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// "error", "warn", "info", "debug" or "trace", and after commas other levels for modules: "info,p2p_bridge=debug". Modules
-    /// are gateway (the public listener), admin, services (pins, uploads, denylists), cache, content, p2p_bridge and causeway.
+    /// The log level: "error", "warn", "info", "debug" or "trace", then levels of single modules after commas:
+    /// "info,p2p_bridge=debug". Modules are gateway (the public listener), admin, services (pins, uploads, denylists),
+    /// cache, content, p2p_bridge and causeway.
     pub level: String,
-    /// "text" for people, "json" for collectors: one object a line.
+    /// The log format: "text" for people, or "json" for log collectors, one object per line.
     pub format: LogFormat,
-    /// "log" writes a line for each request that was answered in public, once its response has ended, with the target "access":
-    /// client, method, host, path without its query, status, duration, bytes, tier that the content came from (ram, disk,
-    /// network), and program. "off" writes none.
+    /// The access log: "log" writes a line when the response to a public request ends, with the target "access":
+    /// client, method, host, path without its query, status, duration, bytes, tier of the content (ram, disk, network),
+    /// and user agent. "off" writes none.
     pub access: AccessLog,
 }
 
@@ -516,18 +532,18 @@ impl Default for Log {
     }
 }
 
-/// Which requests are written down.
+/// The access log of public requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccessLog {
     /// None.
     #[default]
     Off,
-    /// Each, as a line of the log.
+    /// One log line per request.
     Log,
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {

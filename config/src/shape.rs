@@ -1,11 +1,10 @@
-//! Whether a value has the type that its key takes, and what is said if it does not.
+//! Type checks of values, with messages for the operator.
 //!
-//! The deserializer's own messages name types of the program ("expected u64"). People who write a configuration file are told
-//! what to write instead.
+//! The deserialiser's own messages name Rust types ("expected u64"). Messages here say what to write instead.
 
 use toml::Value;
 
-/// Whether a key's unit is bytes. Units stand in the names of settings.
+/// Whether a key's unit is bytes, by its name.
 pub(crate) fn is_size(key: &str) -> bool {
     let name = key.rsplit('.').next().unwrap_or_default();
     name.split('_').any(|word| word == "bytes")
@@ -23,24 +22,24 @@ pub(crate) fn check(key: &str, value: &Value, default: &Value) -> Result<(), Str
         (Value::Array(_), Value::Array(entries)) => match entries.iter().find(|entry| !is_entry(entry)) {
             None => return Ok(()),
             Some(entry) => {
-                return Err(format!("{} is not a text: write each entry of the list in quotes", shown(entry)));
+                return Err(format!("{} is not a string: write each entry of the list in quotes", shown(entry)));
             }
         },
-        (Value::Integer(_), _) if is_size(key) => "a size: write a whole number of bytes, or a text such as \"1GiB\"",
+        (Value::Integer(_), _) if is_size(key) => "a size: write a whole number of bytes, or a string such as \"1GiB\"",
         (Value::Integer(_), _) => "a whole number",
         (Value::Boolean(_), _) => "true or false",
-        (Value::Array(_), _) => "a list: write texts in square brackets, such as [\"a\", \"b\"]",
-        _ => "a text: write it in quotes",
+        (Value::Array(_), _) => "a list: write strings in square brackets, such as [\"a\", \"b\"]",
+        _ => "a string: write it in quotes",
     };
     Err(format!("{} is not {expected}", shown(value)))
 }
 
-/// Entries of lists are texts, and tables for some.
+/// Entries of lists are strings, or tables in some lists.
 fn is_entry(value: &Value) -> bool {
     matches!(value, Value::String(_) | Value::Table(_))
 }
 
-/// A value as it stands in the file; a long one by its type.
+/// A value as it is written in the file; a table or list by its type.
 fn shown(value: &Value) -> String {
     match value {
         Value::Table(_) => "a table".to_owned(),
@@ -49,8 +48,8 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// A message of the deserializer in one line, without the names of the program's types.
-pub(crate) fn in_words(message: &str) -> String {
+/// A message of the deserialiser in one line, without Rust types.
+pub(crate) fn message_for_operator(message: &str) -> String {
     let message = one_line(message);
     let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     if message.starts_with("unknown variant") {
@@ -60,7 +59,7 @@ pub(crate) fn in_words(message: &str) -> String {
     }
     if let Some(rest) = message.strip_prefix("invalid value: integer") {
         let written = quoted(rest).into_iter().next().unwrap_or_default();
-        let why = if written.starts_with('-') { "less than zero" } else { "too much" };
+        let why = if written.starts_with('-') { "less than zero" } else { "too large" };
         return format!("{written} is {why}");
     }
     message
@@ -81,11 +80,11 @@ mod tests {
             ("unknown variant `on`, expected one of `auto`, `off`", "\"on\" is not one of auto, off"),
             ("unknown variant `xml`, expected `text` or `json`", "\"xml\" is not one of text, json"),
             ("invalid value: integer `-1`, expected u64", "-1 is less than zero"),
-            ("invalid value: integer `99999`,\n expected u16", "99999 is too much"),
+            ("invalid value: integer `99999`,\n expected u16", "99999 is too large"),
             ("a host is a name,\n or a table", "a host is a name, or a table"),
         ];
         for (message, expected) in table {
-            assert_eq!(in_words(message), expected);
+            assert_eq!(message_for_operator(message), expected);
         }
     }
 

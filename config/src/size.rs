@@ -1,7 +1,7 @@
-//! Sizes as people write them: a whole number of bytes, alone or with a unit.
+//! Sizes: a whole number of bytes, with or without a unit.
 //!
-//! The units are those of IEC 80000-13 (KiB, MiB, GiB, TiB: powers of 1024) and of the SI (kB, MB, GB, TB: powers of 1000), the
-//! same in the configuration file, in environment variables and on the command line.
+//! The units are those of IEC 80000-13 (KiB, MiB, GiB, TiB: powers of 1024) and of the SI (kB, MB, GB, TB: powers of
+//! 1000), the same in the configuration file, in environment variables and on the command line.
 
 use toml::Value;
 
@@ -30,7 +30,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     })
 }
 
-/// The same as a value of the configuration.
+/// Parses a size into a value of the configuration.
 ///
 /// # Errors
 /// What a size is written like, or that it exceeds what the configuration can hold.

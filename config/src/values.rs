@@ -1,4 +1,4 @@
-//! Values that are checked as they are read, with messages for the person who typed them.
+//! Values that are validated when they are read, with messages for the operator.
 
 use ipnet::IpNet;
 use libp2p::multiaddr::Protocol;
@@ -10,18 +10,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use toml::Value;
 
-/// How a host name is answered.
+/// How requests to a host name are answered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host {
     /// The name, in lower case and without a port.
     pub name: String,
-    /// Give every CID and name an origin of its own, `CID.ipfs.NAME`, and send those who ask by path there.
+    /// Subdomain gateway: give each CID and name its own origin, `CID.ipfs.NAME`, and redirect requests by path there.
     pub subdomains: bool,
-    /// Write a domain as one label, `en-wikipedia--on--ipfs-org.ipns.NAME`, which a wildcard certificate covers.
+    /// Inline DNSLink names into one label, `en-wikipedia--on--ipfs-org.ipns.NAME`, which a wildcard certificate
+    /// covers.
     pub inline_dnslink: bool,
-    /// Which of /ipfs/ and /ipns/ are served.
+    /// The namespaces that are served: "ipfs", "ipns".
     pub namespaces: Vec<String>,
-    /// Serve files, pages and archives, and not only what the client can check for itself.
+    /// Serve deserialised responses (files, pages and archives), not only verifiable ones.
     pub deserialized: bool,
 }
 
@@ -34,16 +35,16 @@ impl Host {
     }
 }
 
-/// A list of what is withheld or served.
+/// A denylist or allowlist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListSetting {
-    /// Where it is.
+    /// The file or URL.
     pub from: ListPlace,
-    /// How content is refused: 410 or 451.
+    /// The status for withheld content: 410 or 451.
     pub status: u16,
 }
 
-/// Where a list is.
+/// The source of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListPlace {
     /// In a file.
@@ -89,8 +90,8 @@ impl Serialize for Secret {
     }
 }
 
-/// An address without what may be secret in it: what stands before the `@`, and behind a `?` or `#`, where services take keys.
-/// Any other text is as it was.
+/// A URL without parts that may be secret: user information, and the query and fragment, where services take keys. Any
+/// other text is returned unchanged.
 pub fn without_secrets(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     let end = rest.find(['?', '#']).unwrap_or(rest.len());
@@ -103,7 +104,7 @@ pub fn without_secrets(text: &str) -> String {
     }
 }
 
-/// Reads a list of texts and checks each.
+/// Reads a list of strings and validates each.
 fn each<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     parse: fn(&str) -> Result<T, String>,
@@ -117,7 +118,7 @@ pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
     each(deserializer, address)
 }
 
-/// An IP address and a port. `localhost` stands for 127.0.0.1 without asking a resolver (RFC 6761, section 6.3).
+/// An IP address and a port. `localhost` stands for 127.0.0.1 without a lookup (RFC 6761, section 6.3).
 fn address(text: &str) -> Result<SocketAddr, String> {
     let loopback = |(host, port): (&str, &str)| {
         let port = port.parse().ok().filter(|_| host.eq_ignore_ascii_case("localhost"))?;
@@ -140,7 +141,7 @@ fn network(text: &str) -> Result<IpNet, String> {
         .map_err(|_| format!("\"{text}\" is neither an address nor a network, such as 127.0.0.1 or 10.0.0.0/8"))
 }
 
-/// A host as it is written: its name, or a table.
+/// A host in the configuration file: its name, or a table.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged, expecting = "a host is a name, or a table with a name")]
 enum HostSetting {
@@ -187,15 +188,15 @@ impl<'de> Deserialize<'de> for Host {
         host.deserialized = table.deserialized.unwrap_or(host.deserialized);
         host.namespaces = table.namespaces.unwrap_or(host.namespaces);
         match host.namespaces.iter().find(|name| !matches!(name.as_str(), "ipfs" | "ipns")) {
-            Some(other) => Err(D::Error::custom(format!("\"{other}\" is not a namespace; there are ipfs and ipns"))),
+            Some(other) => Err(D::Error::custom(format!("\"{other}\" is not a namespace: use ipfs or ipns"))),
             None => Ok(host),
         }
     }
 }
 
-/// A list as it is written: where it is, or a table.
+/// A list in the configuration file: its file or URL, or a table.
 #[derive(Serialize, Deserialize)]
-#[serde(untagged, expecting = "a list is a file or an address, or a table with one")]
+#[serde(untagged, expecting = "a list is a file or a URL, or a table with one")]
 enum ListText {
     From(String),
     Table(ListTable),
@@ -208,7 +209,7 @@ struct ListTable {
     status: Option<u16>,
 }
 
-/// The status of a list that says nothing of it.
+/// The default status of a list.
 const GONE: u16 = 410;
 
 impl Serialize for ListSetting {
@@ -229,7 +230,7 @@ impl<'de> Deserialize<'de> for ListSetting {
         };
         let status = table.status.unwrap_or(GONE);
         if !matches!(status, 410 | 451) {
-            return Err(D::Error::custom(format!("{status} is not a status of a list; there are 410 and 451")));
+            return Err(D::Error::custom(format!("{status} is not a status of a list: use 410 or 451")));
         }
         let from = list_place(table.from.trim()).map_err(D::Error::custom)?;
         Ok(Self { from, status })
@@ -240,17 +241,18 @@ fn list_place(text: &str) -> Result<ListPlace, String> {
     match text.split_once("://") {
         Some(("http" | "https", rest)) if names_a_host(rest) => Ok(ListPlace::Url(text.to_owned())),
         Some(("http" | "https", _)) => Err(format!(
-            "the address of a list that begins with {:?} names no host and port: write / ? # and @ in a password as %2F %3F %23 and %40",
+            "the URL of a list that begins with {:?} has no valid host and port: percent-encode / ? # and @ in a \
+             password as %2F %3F %23 and %40",
             text.chars().take(12).collect::<String>()
         )),
-        Some(_) => Err(format!("\"{text}\" is no address of a list: it has to begin with http:// or https://")),
-        None if text.is_empty() => Err("a list has to be a file or an address".to_owned()),
+        Some(_) => Err(format!("\"{text}\" is not a URL of a list: it must begin with http:// or https://")),
+        None if text.is_empty() => Err("a list must have a file or a URL".to_owned()),
         None => Ok(ListPlace::File(text.into())),
     }
 }
 
-/// Whether what follows the scheme begins with a host, and a port if there is a colon behind that. A password that is written as
-/// it is would be taken for a path, and shown.
+/// Whether the text after the scheme begins with a host and an optional port. A password that is not percent-encoded
+/// would be taken for a path, and shown.
 fn names_a_host(rest: &str) -> bool {
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
@@ -270,7 +272,7 @@ impl Display for ListPlace {
     }
 }
 
-/// A host name without scheme, port and path.
+/// Validates a host name without scheme, port and path.
 fn host_name(text: &str) -> Result<&str, String> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     let text = text.trim();
@@ -285,13 +287,13 @@ pub(crate) fn multiaddrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<V
     each(deserializer, multiaddr)
 }
 
-/// Multiaddrs that end in a peer id.
+/// Multiaddrs that end in a peer ID.
 pub(crate) fn peers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Multiaddr>, D::Error> {
     each(deserializer, |text| {
         let address = multiaddr(text)?;
         match address.iter().last() {
             Some(Protocol::P2p(_)) => Ok(address),
-            _ => Err(format!("\"{text}\" names no peer: it must end in /p2p/PEERID")),
+            _ => Err(format!("\"{text}\" has no peer ID: it must end in /p2p/PEERID")),
         }
     })
 }
@@ -310,17 +312,17 @@ pub(crate) fn cids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cid
     each(deserializer, |text| Cid::try_from(text).map_err(|_| format!("\"{text}\" is not a CID, such as bafkqaaa")))
 }
 
-/// Writes a list of values as texts.
+/// Serialises a list of values as strings.
 pub(crate) fn as_text<S: Serializer, T: Display>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(values.iter().map(ToString::to_string))
 }
 
-/// Whom to ask about the domains below a suffix.
+/// The DNS-over-HTTPS resolver of a domain suffix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// The suffix: "eth", "example.org", or "." for everything.
+    /// The suffix: "eth", "example.org", or "." for every domain.
     pub suffix: String,
-    /// The URL of a service.
+    /// The URL of the resolver.
     pub url: String,
 }
 
@@ -339,7 +341,7 @@ pub(crate) fn routes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<R
     })
 }
 
-/// Addresses of peers that are meant by one entry of a list.
+/// A pattern that matches addresses of peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AddressPattern {
     /// Every address with an IP address in this network.
@@ -375,7 +377,7 @@ pub(crate) fn gateways<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec
     each(deserializer, |text| base_url(text, "/ipfs"))
 }
 
-/// A URL without a slash at its end, for `service` and more to be appended to.
+/// Validates a base URL, to which `service` and more are appended, and removes trailing slashes.
 fn base_url(text: &str, service: &str) -> Result<String, String> {
     let no = |why: &str| Err(format!("\"{text}\" is not a base URL such as https://example.org: {why}"));
     let Some(rest) = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")) else {
@@ -385,16 +387,16 @@ fn base_url(text: &str, service: &str) -> Result<String, String> {
         return no("it has a query, a fragment, or a character that needs percent-encoding");
     }
     if !is_authority(rest.split('/').next().unwrap_or_default()) {
-        return no("after the scheme comes a host, and perhaps a port");
+        return no("it has no valid host and port");
     }
     let base = text.trim_end_matches('/');
     if base.ends_with(service) {
-        return no(&format!("leave {service} out, it is added"));
+        return no(&format!("leave out {service}, which is appended"));
     }
     Ok(base.to_owned())
 }
 
-/// Whether a text is a host with or without a port, and without a user's name.
+/// Whether a text is a host with an optional port, and without user information.
 fn is_authority(text: &str) -> bool {
     let host = match text.rsplit_once(':') {
         Some((host, port)) if !port.starts_with('+') && port.parse::<u16>().is_ok() => host,
@@ -406,17 +408,17 @@ fn is_authority(text: &str) -> bool {
     }
 }
 
-/// Who gets blocks from us. Written as a list: "everyone", or any of "peerings" and peer ids.
+/// The peers that are served blocks. Written as a list: "everyone", or any of "peerings" and peer IDs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ServeTo {
-    /// Whoever asks.
+    /// All peers.
     #[default]
     Everyone,
-    /// Nobody else than these.
+    /// Only these peers.
     Only {
         /// The peers that are configured as peerings.
         peerings: bool,
-        /// Peers by id.
+        /// Peers by ID.
         peers: Vec<PeerId>,
     },
 }
@@ -444,19 +446,19 @@ fn serve_to(mut texts: Vec<&str>) -> Result<ServeTo, String> {
         return Ok(ServeTo::Everyone);
     }
     if texts.contains(&EVERYONE) {
-        return Err(format!("\"{EVERYONE}\" leaves nobody to name beside it"));
+        return Err(format!("\"{EVERYONE}\" cannot be combined with other values"));
     }
     let all = texts.len();
     texts.retain(|text| *text != PEERINGS);
     let peerings = texts.len() < all;
     let peer = |text: &&str| {
         text.parse::<PeerId>()
-            .map_err(|_| format!("\"{text}\" is neither \"{EVERYONE}\" nor \"{PEERINGS}\" nor a peer id"))
+            .map_err(|_| format!("\"{text}\" is neither \"{EVERYONE}\" nor \"{PEERINGS}\" nor a peer ID"))
     };
     Ok(ServeTo::Only { peerings, peers: texts.iter().map(peer).collect::<Result<_, _>>()? })
 }
 
-/// A list of texts as a value; "none" alone, or nothing, is the empty list.
+/// A list of strings as a value; "none" alone, or nothing, is the empty list.
 pub(crate) fn list<'a>(texts: impl Iterator<Item = &'a str>) -> Value {
     let texts: Vec<&str> = texts.map(str::trim).filter(|text| !text.is_empty()).collect();
     if texts == ["none"] {
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_are_served_are_everyone_or_a_list() {
+    fn served_peers_are_everyone_or_a_list() {
         const PEER: &str = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN";
         let peers = vec![PEER.parse().expect("a peer id")];
         let table = [
@@ -533,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_secret_in_an_address_is_hidden() {
+    fn secrets_in_urls_are_masked() {
         let table = [
             ("https://user:password@host/path", "https://***@host/path"),
             ("https://token@host", "https://***@host"),
@@ -541,7 +543,7 @@ mod tests {
             ("https://host?a@b", "https://host?***"),
             ("https://user@host/list?key=1#a", "https://***@host/list?***"),
             ("https://host/path#a", "https://host/path#***"),
-            ("no address@all", "no address@all"),
+            ("not a@url", "not a@url"),
         ];
         for (text, expected) in table {
             assert_eq!(without_secrets(text), expected);
@@ -549,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_at_addresses_that_name_a_host() {
+    fn urls_of_lists_have_a_host() {
         let table = [
             ("https://host/list", true),
             ("http://user:pass%2Fword@host:8080/list?a@b", true),

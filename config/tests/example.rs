@@ -1,14 +1,14 @@
-//! `examples/causeway.toml` and `docs/reference/settings.md` are the typed documentation: every doc comment of the schema, with
-//! its key and default.
+//! `examples/causeway.toml` and `docs/reference/settings.md` are generated from the schema: each doc comment with its
+//! key and default.
 
 use config::Config;
 use toml::{Table, Value};
 
 const SCHEMA: [&str; 2] = [include_str!("../src/schema.rs"), include_str!("../src/p2p.rs")];
 const EXAMPLE: &str = include_str!("../examples/causeway.toml");
-const HEAD: &str = "# Every setting of Causeway with its default. Unknown keys are refused.\n\
+const HEAD: &str = "# Every setting of Causeway with its default. Unknown keys are rejected.\n\
     # Each key is also an environment variable: http.listen is CAUSEWAY_HTTP_LISTEN, lists separated by commas.\n\
-    # Flags beat the environment, which beats this file, which beats the defaults.\n";
+    # Flags override the environment, which overrides this file, which overrides the defaults.\n";
 
 /// The fields of a struct in the schema, as (documentation, name, type).
 fn fields(name: &str) -> Vec<(Vec<&'static str>, &'static str, &'static str)> {
@@ -66,10 +66,12 @@ fn the_example_is_the_typed_documentation_and_equals_the_defaults() {
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/settings.md");
 const REFERENCE_HEAD: &str = "# Settings reference\n\n\
-    <!-- Generated from config/src/schema.rs: CAUSEWAY_BLESS=1 cargo test --release -p causeway-config --test example -->\n\n\
-    Every setting with its default. Each key is also an environment variable: `http.listen` is `CAUSEWAY_HTTP_LISTEN`, lists\n\
-    separated by commas. Flags beat the environment, which beats the file, which beats the defaults. [Settings](../settings.md)\n\
-    says what to set for what you want.\n";
+    <!-- Generated from config/src/schema.rs: CAUSEWAY_BLESS=1 cargo test --release -p causeway-config --test \
+    example -->\n\n\
+    Every setting with its default. Each key is also an environment variable: `http.listen` is \
+    `CAUSEWAY_HTTP_LISTEN`,\n\
+    lists separated by commas. Flags override the environment, which overrides the file, which overrides the\n\
+    defaults. [Settings](../settings.md) says what to set for what you want.\n";
 
 /// A section with a table of its keys, then the sections below it.
 fn render_reference(prefix: &str, name: &str, values: &Table, out: &mut String) {

@@ -1,4 +1,4 @@
-//! Which layer wins, and what is said about what is wrong.
+//! The precedence of the layers, and the error messages.
 
 use clap::Parser;
 use config::{Config, ConfigError, DhtMode, Flags, Loaded, Origin, Provide, keys, load};
@@ -24,8 +24,8 @@ fn file(text: &str) -> (tempfile::TempDir, String) {
     (dir, path.display().to_string())
 }
 
-fn refused(arguments: &[&str], environment: &[(&str, &str)]) -> String {
-    let message = with(arguments, environment).expect_err("is refused").to_string();
+fn error_of(arguments: &[&str], environment: &[(&str, &str)]) -> String {
+    let message = with(arguments, environment).expect_err("is rejected").to_string();
     assert!(!message.contains('\n'), "more than one line: {message}");
     message
 }
@@ -65,8 +65,8 @@ fn the_environment_can_name_the_file() {
     assert_eq!(loaded.config.log.format, config::LogFormat::Json);
 }
 
-/// A value for a key, other than its default, as a variable's text.
-fn another(key: &str, default: &Value) -> String {
+/// A value other than the default, as the text of an environment variable.
+fn other_value(key: &str, default: &Value) -> String {
     const PEER: &str = "/ip4/127.0.0.1/tcp/9/p2p/QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ";
     match (key, default) {
         (_, Value::Integer(number)) => (number + 1).to_string(),
@@ -97,8 +97,8 @@ fn another(key: &str, default: &Value) -> String {
 fn every_key_can_be_set_by_its_variable() {
     for (key, default) in keys::all() {
         let variable = keys::variable(&key);
-        let mut environment = vec![(variable.clone(), another(&key, &default))];
-        // Neither is of use without the other.
+        let mut environment = vec![(variable.clone(), other_value(&key, &default))];
+        // Settings that are only valid together.
         let pair = match &*key {
             "admin.tls_certificate" => Some("admin.tls_key"),
             "admin.tls_key" => Some("admin.tls_certificate"),
@@ -141,7 +141,7 @@ fn lists_can_be_emptied() {
 }
 
 #[test]
-fn routes_of_names_are_suffixes_and_urls() {
+fn doh_resolvers_are_suffixes_and_urls() {
     let names = with(&[], &[("CAUSEWAY_NAMES_DOH", "eth=https://a.example/q,.=https://b.example/")])
         .expect("loads")
         .config
@@ -203,71 +203,67 @@ fn every_flag_sets_its_key() {
 }
 
 #[test]
-fn what_is_wrong_in_the_file_is_named_with_its_line() {
+fn errors_in_the_file_name_the_line() {
     let table = [
-        ("\n[http]\nlistn = []\n", 3, "there is no setting \"http.listn\"; the nearest is \"http.listen\""),
-        ("x = 1\n", 1, "there is no setting \"x\""),
-        ("[htp]\nlisten = []\n", 1, "there is no setting \"htp\""),
+        ("\n[http]\nlistn = []\n", 3, "unknown setting \"http.listn\"; the most similar one is \"http.listen\""),
+        ("x = 1\n", 1, "unknown setting \"x\""),
+        ("[htp]\nlisten = []\n", 1, "unknown setting \"htp\""),
         ("http = 3\n", 1, "http: is a section"),
         ("[http]\n\nlisten = [\"localhost\"]\n", 3, "http.listen: \"localhost\" is not an address and port"),
-        ("[http]\nlisten = 8080\n", 2, "http.listen: 8080 is not a list: write texts"),
+        ("[http]\nlisten = 8080\n", 2, "http.listen: 8080 is not a list: write strings"),
         ("[http]\nconnections_max = -1\n", 2, "http.connections_max: -1 is less than zero"),
-        ("[http]\nconnections_max = 0\n", 2, "http.connections_max: 0 is too little"),
+        ("[http]\nconnections_max = 0\n", 2, "http.connections_max: 0 is too small"),
         ("[p2p]\nlisten = [\"127.0.0.1\"]\n", 2, "p2p.listen: \"127.0.0.1\" is not a multiaddr"),
-        ("[p2p]\npeering = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.peering: \"/ip4/127.0.0.1/tcp/1\" names no peer"),
+        ("[p2p]\npeering = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.peering: \"/ip4/127.0.0.1/tcp/1\" has no peer ID"),
         ("[names]\ndoh = [\"eth\"]\n", 2, "names.doh: \"eth\" is not SUFFIX=URL"),
         ("[names]\ndoh = [\"eth=http://127.0.0.1/\"]\n", 2, "names.doh: \"eth=http://127.0.0.1/\" is not SUFFIX=URL"),
-        ("[names]\ntimeout_seconds = 0\n", 2, "names.timeout_seconds: 0 is too little"),
+        ("[names]\ntimeout_seconds = 0\n", 2, "names.timeout_seconds: 0 is too small"),
         ("[names]\nrepublish_hours = 48\n", 2, "names.republish_hours: names.republish_hours (48) must be less than"),
         ("[names]\npublish_lifetime_hours = 3\n", 2, "names.publish_lifetime_hours: names.republish_hours (4) must be"),
-        ("[names]\npublish_lifetime_hours = 9999\n", 2, "names.publish_lifetime_hours: 9999 is too much"),
+        ("[names]\npublish_lifetime_hours = 9999\n", 2, "names.publish_lifetime_hours: 9999 is too large"),
         ("[names]\npublish_ttl_seconds = 999999\n", 2, "names.publish_ttl_seconds: names.publish_ttl_seconds (999999)"),
         (
             "[names]\nstale_if_error_seconds = 59\n",
             2,
-            "names.stale_if_error_seconds (59) is less than names.stale_while_revalidate_seconds (60)",
+            "names.stale_if_error_seconds (59) must not be less than names.stale_while_revalidate_seconds",
         ),
-        ("[names]\nrefresh_wait_seconds = 99999999\n", 2, "names.refresh_wait_seconds: 99999999 is too much"),
-        ("[names]\npublish_ttl_seconds = 0\n", 2, "names.publish_ttl_seconds: 0 is too little"),
+        ("[names]\nrefresh_wait_seconds = 99999999\n", 2, "names.refresh_wait_seconds: 99999999 is too large"),
+        ("[names]\npublish_ttl_seconds = 0\n", 2, "names.publish_ttl_seconds: 0 is too small"),
         ("[p2p]\ndht = \"on\"\n", 2, "p2p.dht: \"on\" is not one of auto,"),
         ("[cache]\nstore = \"sqlite\"\n", 2, "cache.store: \"sqlite\" is not one of rocksdb, flat"),
         ("[p2p]\nprovide = \"everything\"\n", 2, "p2p.provide: \"everything\" is not one of roots,"),
-        ("[p2p]\nreprovide_hours = 0\n", 2, "p2p.reprovide_hours: 0 is too little"),
+        ("[p2p]\nreprovide_hours = 0\n", 2, "p2p.reprovide_hours: 0 is too small"),
         ("[p2p]\nreprovide_hours = 48\n", 2, "p2p.reprovide_hours: p2p.reprovide_hours (48) must be less than"),
         ("[p2p]\nprovider_record_hours = 22\n", 2, "p2p.provider_record_hours: p2p.reprovide_hours (22) must be less"),
-        ("[p2p]\nprovider_record_hours = 9999\n", 2, "p2p.provider_record_hours: 9999 is too much"),
+        ("[p2p]\nprovider_record_hours = 9999\n", 2, "p2p.provider_record_hours: 9999 is too large"),
         ("[p2p]\nannounce_also = [\"example.org\"]\n", 2, "p2p.announce_also: \"example.org\" is not a multiaddr"),
         ("[p2p]\nno_announce = [\"10.0.0.0/99\"]\n", 2, "p2p.no_announce: \"10.0.0.0/99\" is neither an address nor"),
         ("[p2p]\nno_announce = [\"/ip4\"]\n", 2, "p2p.no_announce: \"/ip4\" is not a multiaddr"),
         ("[p2p]\nrouters = [\"example.org\"]\n", 2, "p2p.routers: \"example.org\" is not a base URL"),
-        ("[p2p]\nrouters = [\"https://a.example/routing/v1\"]\n", 2, "leave /routing/v1 out"),
-        ("[p2p]\ngateways = [\"https://a.example/ipfs/\"]\n", 2, "leave /ipfs out"),
-        ("[p2p]\nrelays = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.relays: \"/ip4/127.0.0.1/tcp/1\" names no peer"),
-        ("[p2p]\nconnections_max = 0\n", 2, "p2p.connections_max: 0 is too little"),
-        ("[p2p]\nconnections_per_ip_max = 0\n", 2, "p2p.connections_per_ip_max: 0 is too little"),
-        ("[p2p]\nconnections_per_subnet_max = 0\n", 2, "p2p.connections_per_subnet_max: 0 is too little"),
-        ("[p2p]\npending_dials_max = 0\n", 2, "p2p.pending_dials_max: 0 is too little"),
-        ("[p2p]\nnetwork_memory_bytes_max = 1000\n", 2, "p2p.network_memory_bytes_max: 1000 is too little"),
-        ("[cache]\nscrub_hours = 0\n", 2, "cache.scrub_hours: 0 is too little"),
-        ("[pinning]\nworkers_max = 0\n", 2, "pinning.workers_max: 0 is too little"),
-        ("[pinning]\ngive_up_hours = 9999\n", 2, "pinning.give_up_hours: 9999 is too much"),
-        ("[cache]\nscrub_hours = 9999\n", 2, "cache.scrub_hours: 9999 is too much"),
-        ("[cache]\nzstd_level = 23\n", 2, "cache.zstd_level: 23 is too much"),
-        ("[cache]\nzstd_pinned_level = 23\n", 2, "cache.zstd_pinned_level: 23 is too much"),
-        ("[p2p]\nban_seconds = 99999999\n", 2, "p2p.ban_seconds: 99999999 is too much"),
+        ("[p2p]\nrouters = [\"https://a.example/routing/v1\"]\n", 2, "leave out /routing/v1"),
+        ("[p2p]\ngateways = [\"https://a.example/ipfs/\"]\n", 2, "leave out /ipfs"),
+        ("[p2p]\nrelays = [\"/ip4/127.0.0.1/tcp/1\"]\n", 2, "p2p.relays: \"/ip4/127.0.0.1/tcp/1\" has no peer ID"),
+        ("[p2p]\nconnections_max = 0\n", 2, "p2p.connections_max: 0 is too small"),
+        ("[p2p]\nconnections_per_ip_max = 0\n", 2, "p2p.connections_per_ip_max: 0 is too small"),
+        ("[p2p]\nconnections_per_subnet_max = 0\n", 2, "p2p.connections_per_subnet_max: 0 is too small"),
+        ("[p2p]\npending_dials_max = 0\n", 2, "p2p.pending_dials_max: 0 is too small"),
+        ("[p2p]\nnetwork_memory_bytes_max = 1000\n", 2, "p2p.network_memory_bytes_max: 1000 is too small"),
+        ("[cache]\nscrub_hours = 0\n", 2, "cache.scrub_hours: 0 is too small"),
+        ("[pinning]\nworkers_max = 0\n", 2, "pinning.workers_max: 0 is too small"),
+        ("[pinning]\ngive_up_hours = 9999\n", 2, "pinning.give_up_hours: 9999 is too large"),
+        ("[cache]\nscrub_hours = 9999\n", 2, "cache.scrub_hours: 9999 is too large"),
+        ("[cache]\nzstd_level = 23\n", 2, "cache.zstd_level: 23 is too large"),
+        ("[cache]\nzstd_pinned_level = 23\n", 2, "cache.zstd_pinned_level: 23 is too large"),
+        ("[p2p]\nban_seconds = 99999999\n", 2, "p2p.ban_seconds: 99999999 is too large"),
         ("[p2p]\nserve_to = [\"everybody\"]\n", 2, "p2p.serve_to: \"everybody\" is neither \"everyone\" nor"),
-        ("[p2p]\nserve_to = [\"everyone\", \"peerings\"]\n", 2, "p2p.serve_to: \"everyone\" leaves nobody"),
-        ("[policy]\ndenylists = [\"ftp://a/b\"]\n", 2, "policy.denylists: \"ftp://a/b\" is no address of a list"),
-        ("[policy]\ncaches = [\"ban+http://a\"]\n", 2, "policy.caches: a cache of the kind ban goes by surrogate keys"),
-        (
-            "[policy]\ncaches = [\"refresh+http://a\"]\n",
-            2,
-            "policy.caches: a cache of the kind refresh is told the addresses",
-        ),
+        ("[p2p]\nserve_to = [\"everyone\", \"peerings\"]\n", 2, "p2p.serve_to: \"everyone\" cannot be combined"),
+        ("[policy]\ndenylists = [\"ftp://a/b\"]\n", 2, "policy.denylists: \"ftp://a/b\" is not a URL of a list"),
+        ("[policy]\ncaches = [\"ban+http://a\"]\n", 2, "policy.caches: a ban cache is purged by surrogate key"),
+        ("[policy]\ncaches = [\"refresh+http://a\"]\n", 2, "policy.caches: a refresh cache is purged by URL"),
         (
             "[policy]\ncaches = [\"purge+http://a\"]\n[http]\nhosts = []\n",
             2,
-            "policy.caches: a cache of the kind purge is told the addresses",
+            "policy.caches: a purge cache is purged by URL",
         ),
         ("[policy]\ndenylists = [{ from = \"a\", status = 404 }]\n", 2, "policy.denylists: 404 is not a status"),
         ("[policy]\nmode = \"some\"\n", 2, "policy.mode: "),
@@ -280,38 +276,38 @@ fn what_is_wrong_in_the_file_is_named_with_its_line() {
             "cache.ram_bytes_max: \"1 GiBs\" is not a size: write a whole number",
         ),
         ("cache.ram_bytes_max = true\n", 1, "cache.ram_bytes_max: true is not a size: write a whole number"),
-        ("http.listen = [8080]\n", 1, "http.listen: 8080 is not a text: write each entry"),
-        ("data_dir = 3\n", 1, "data_dir: 3 is not a text: write it in quotes"),
-        ("data_dir = \"\"\n", 1, "data_dir: names no folder"),
+        ("http.listen = [8080]\n", 1, "http.listen: 8080 is not a string: write each entry"),
+        ("data_dir = 3\n", 1, "data_dir: 3 is not a string: write it in quotes"),
+        ("data_dir = \"\"\n", 1, "data_dir: must not be empty"),
         ("p2p.offline = \"yes\"\n", 1, "p2p.offline: \"yes\" is not true or false"),
     ];
     for (text, line, expected) in table {
         let (_dir, path) = file(text);
-        let message = refused(&["--config", &path], &[]);
+        let message = error_of(&["--config", &path], &[]);
         assert!(message.contains(expected), "{message}");
         assert!(message.contains(&format!("{path}:{line}")), "{message} should name line {line}");
     }
-    assert!(refused(&["--config", "/nowhere.toml"], &[]).contains("/nowhere.toml cannot be read"));
+    assert!(error_of(&["--config", "/nowhere.toml"], &[]).contains("/nowhere.toml cannot be read"));
 }
 
 #[test]
-fn what_is_wrong_in_the_environment_is_named_with_its_variable() {
+fn errors_in_the_environment_name_the_variable() {
     let table = [
-        ("CAUSEWAY_HTTP_LISTN", "x", "the nearest is CAUSEWAY_HTTP_LISTEN (\"http.listen\")"),
+        ("CAUSEWAY_HTTP_LISTN", "x", "the most similar one is CAUSEWAY_HTTP_LISTEN (\"http.listen\")"),
         ("CAUSEWAY_HTTP_LISTEN", "x", "http.listen: \"x\" is not an address and port"),
         ("CAUSEWAY_HTTP_LISTEN", "", "http.listen: needs at least one address"),
         ("CAUSEWAY_P2P_OFFLINE", "maybe", "p2p.offline: \"maybe\" is not true or false"),
         ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "lots", "cache.ram_bytes_max: \"lots\" is not a size: write a whole number"),
-        ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "5", "cache.ram_bytes_max: 5 is too little"),
+        ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "5", "cache.ram_bytes_max: 5 is too small"),
     ];
     for (variable, value, expected) in table {
-        let message = refused(&[], &[(variable, value)]);
+        let message = error_of(&[], &[(variable, value)]);
         assert!(message.contains(expected) && message.contains(variable), "{message}");
     }
 }
 
 #[test]
-fn variables_that_kubernetes_sets_for_a_service_of_that_name_are_not_ours() {
+fn variables_that_kubernetes_sets_for_a_service_are_ignored() {
     let environment = [
         ("CAUSEWAY_SERVICE_HOST", "10.0.0.1"),
         ("CAUSEWAY_PORT", "tcp://10.0.0.1:80"),
@@ -321,24 +317,24 @@ fn variables_that_kubernetes_sets_for_a_service_of_that_name_are_not_ours() {
 }
 
 #[test]
-fn what_is_wrong_on_the_command_line_is_named_with_its_flag() {
-    let message = refused(&["--listen", "8080"], &[]);
+fn errors_on_the_command_line_name_the_flag() {
+    let message = error_of(&["--listen", "8080"], &[]);
     assert!(message.contains("http.listen: \"8080\"") && message.ends_with("(set by --listen)"), "{message}");
 }
 
 #[test]
-fn an_admin_listener_that_others_can_reach_needs_tls_or_a_word_that_it_does_not() {
+fn a_reachable_admin_listener_needs_tls_or_plaintext() {
     let public = &["--admin-listen", "0.0.0.0:8081"];
     let (certificate, key) = (("CAUSEWAY_ADMIN_TLS_CERTIFICATE", "a.pem"), ("CAUSEWAY_ADMIN_TLS_KEY", "b.pem"));
     for environment in [&[][..], &[("CAUSEWAY_ADMIN_TOKEN", "t")]] {
-        let message = refused(public, environment);
+        let message = error_of(public, environment);
         assert!(message.starts_with("admin.listen: 0.0.0.0:8081 can be reached"), "{message}");
     }
     for environment in [&[("CAUSEWAY_ADMIN_PLAINTEXT", "true")][..], &[certificate, key]] {
         assert!(with(public, environment).is_ok(), "{environment:?}");
     }
     for (environment, other) in [(certificate, "tls_key"), (key, "tls_certificate")] {
-        let message = refused(&[], &[environment]);
+        let message = error_of(&[], &[environment]);
         assert!(message.contains(&format!("needs admin.{other}")), "{message}");
     }
 }

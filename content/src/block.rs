@@ -1,21 +1,20 @@
-//! [`Block`]: bytes that are known to match their CID.
+//! [`Block`]: bytes that are verified to match their CID.
 //!
-//! The type is the invariant: bytes from the network, a CAR or a shared tier become a `Block` only by [`Block::verify`].
-//! A store that checked bytes when it took them, and protects them with checksums of its own since, uses
-//! [`Block::from_checked`].
+//! The type guarantees this: bytes from the network, a CAR or a shared tier become a `Block` only by [`Block::verify`].
+//! A store that verified bytes when it stored them, and protects them with checksums, uses [`Block::from_checked`].
 
 use crate::cid::{BlockKey, Cid, is_identity};
 use crate::hashes::{self, HashError};
 use bytes::Bytes;
 
-/// The largest block that is accepted from anyone, in bytes: what Bitswap peers agree to exchange
+/// The maximum size of an accepted block, in bytes: the limit of Bitswap
 /// (<https://specs.ipfs.tech/bitswap-protocol/#block-sizes>).
 pub const MAX_BLOCK_BYTES: usize = 2 * 1024 * 1024;
 
 /// Why bytes are not the block that a CID names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
-    /// The bytes hash to something else.
+    /// The hash of the bytes differs from that of the CID.
     #[error("the bytes do not match {cid}")]
     Mismatch {
         /// The CID that was claimed.
@@ -24,10 +23,10 @@ pub enum BlockError {
     /// The hash function is not accepted.
     #[error(transparent)]
     Hash(#[from] HashError),
-    /// The block is larger than any that is exchanged.
+    /// The block exceeds [`MAX_BLOCK_BYTES`].
     #[error("a block of {bytes} bytes is over the limit of {MAX_BLOCK_BYTES}")]
     TooLarge {
-        /// The size found.
+        /// The size of the block, in bytes.
         bytes: usize,
     },
 }
@@ -56,8 +55,8 @@ impl Block {
         if actual == *hash { Ok(Self { cid, data }) } else { Err(BlockError::Mismatch { cid }) }
     }
 
-    /// Hashes `data` and names it: a CIDv1 of the given codec, hash function and digest length. This is how Bitswap
-    /// blocks arrive, which carry a CID prefix instead of a CID.
+    /// Hashes `data` and returns it with its CID: a CIDv1 of the given codec, hash function and digest length. Bitswap
+    /// messages carry such a CID prefix instead of a CID.
     ///
     /// # Errors
     /// [`BlockError`] when the data is too large, or the hash function or digest length is not accepted.
@@ -74,29 +73,29 @@ impl Block {
         is_identity(cid).then(|| Self { cid: *cid, data: Bytes::copy_from_slice(cid.hash().digest()) })
     }
 
-    /// The block of no bytes, if that is what a CID names: its hash alone says so. Peers of the Go implementation never
-    /// send it (to their Bitswap server a size of zero means "not held").
+    /// The empty block, if `cid` is the CID of an empty block. Kubo never sends an empty block: its Bitswap server
+    /// takes a size of zero for "not stored".
     pub fn empty(cid: &Cid) -> Option<Self> {
         Self::verify(*cid, Bytes::new()).ok()
     }
 
-    /// Wraps bytes that were verified when they were stored and have been protected by checksums since. Only a store may
-    /// call this; bytes from anywhere else go through [`Block::verify`].
+    /// Wraps bytes that were verified when they were stored, and have been protected by checksums since. Only a store
+    /// may call this; other callers use [`Block::verify`].
     pub fn from_checked(cid: Cid, data: Bytes) -> Self {
         Self { cid, data }
     }
 
-    /// The same bytes under another CID of the same multihash (another codec or version), or `None` if the hashes differ.
+    /// The same bytes under another CID of the same multihash (another codec or version); `None` if the hashes differ.
     pub fn under(&self, cid: &Cid) -> Option<Self> {
         (cid.hash() == self.cid.hash()).then(|| Self { cid: *cid, data: self.data.clone() })
     }
 
-    /// The CID that the block was asked for by.
+    /// The CID under which the block was requested.
     pub fn cid(&self) -> &Cid {
         &self.cid
     }
 
-    /// What the tiers store this block under; `None` for an inline block.
+    /// The key under which the tiers store this block; `None` for an inline block.
     pub fn key(&self) -> Option<BlockKey> {
         BlockKey::of(&self.cid)
     }

@@ -1,58 +1,59 @@
-//! [`Budget`]: bytes that many share, and [`Share`]: what one of them has of it.
+//! [`Budget`]: a memory quota that many tasks share, and [`Share`]: the part of it that one task has reserved.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A number of bytes that many may take from and give back to.
+/// A number of bytes that tasks reserve and release.
 #[derive(Debug)]
 pub struct Budget {
     left: AtomicUsize,
 }
 
 impl Budget {
-    /// A budget of that many bytes.
+    /// A budget of so many bytes.
     pub fn new(bytes: usize) -> Self {
         Self { left: AtomicUsize::new(bytes) }
     }
 
-    /// Takes bytes, if as many are left.
+    /// Reserves bytes; `false` if fewer are left.
     pub fn take(&self, bytes: usize) -> bool {
         self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
     }
 
-    /// Gives bytes back that were taken.
+    /// Releases reserved bytes.
     pub fn give(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Bytes that are left.
+    /// The number of bytes that are left.
     pub fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
 }
 
-/// What somebody took from a budget, and gives back when this is dropped.
+/// The bytes that a task has reserved of a budget. Dropping it releases them.
 #[derive(Debug)]
 pub struct Share {
-    /// Without one there is no limit.
+    /// `None` for no limit.
     budget: Option<Arc<Budget>>,
     bytes: usize,
 }
 
 impl Share {
-    /// Nothing of it yet.
+    /// A share of zero bytes.
     pub fn of(budget: Option<Arc<Budget>>) -> Self {
         Self { budget, bytes: 0 }
     }
 
-    /// Takes more bytes, if as many are left; whether they were.
+    /// Reserves further bytes; `false` if fewer are left.
     pub fn grow(&mut self, bytes: usize) -> bool {
         let granted = self.budget.as_ref().is_none_or(|budget| budget.take(bytes));
         self.bytes += if granted { bytes } else { 0 };
         granted
     }
 
-    /// Has so many bytes from now on, more or fewer than before; whether more were left. If not, it has what it had.
+    /// Changes the share to so many bytes. If it grows and the budget has fewer left, it is unchanged, and the result
+    /// `false`.
     pub fn hold(&mut self, bytes: usize) -> bool {
         if let Some(more) = bytes.checked_sub(self.bytes) {
             return more == 0 || self.grow(more);
@@ -64,14 +65,13 @@ impl Share {
         true
     }
 
-    /// Takes `bytes`, or less if they are more than a small part of what is left, so that there is something for those who
-    /// come later.
+    /// Reserves `bytes`, or less if they exceed a small part of what is left, so that some is left for later tasks.
     pub fn grow_modestly(&mut self, bytes: usize) {
         let modest = self.budget.as_ref().map_or(bytes, |budget| bytes.min(budget.left() / MODEST_PART));
         self.grow(modest);
     }
 
-    /// How many bytes were taken.
+    /// The number of reserved bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -85,7 +85,7 @@ impl Drop for Share {
     }
 }
 
-/// Of what is left, nobody modest takes more than this part.
+/// [`Share::grow_modestly`] reserves at most one part in so many of what is left.
 const MODEST_PART: usize = 16;
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_go_back_to_their_budget() {
+    fn dropped_shares_are_released() {
         let budget = Arc::new(Budget::new(1600));
         let mut first = Share::of(Some(Arc::clone(&budget)));
         assert!(first.grow(1000) && !first.grow(601) && first.grow(500));

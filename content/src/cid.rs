@@ -1,27 +1,27 @@
-//! CIDs and the key that blocks are stored under.
+//! CIDs, and the key under which blocks are stored.
 //!
-//! Goals: accept what Kubo accepts (CIDv0, CIDv1, any multibase, identity CIDs to 128 bytes) and refuse the rest with a
-//! sentence that a person understands.
+//! Goals: accept what Kubo accepts (CIDv0, CIDv1, any multibase, identity CIDs up to 128 bytes) and reject the rest
+//! with a clear message.
 //!
-//! Departure from the `cid` crate's default type: its digests end at 64 bytes, while identity CIDs and extendable hash
-//! functions run to 128, so every CID here has room for 128.
+//! Departure from the `cid` crate's default type: its digests have at most 64 bytes, but identity CIDs and
+//! extendable-output functions have up to 128, so every CID here has room for 128.
 
 use crate::hashes;
 pub use crate::hashes::{MAX_DIGEST_BYTES, Multihash};
 use std::fmt;
 
-/// The longest textual CID worth parsing, in bytes: a CIDv1 with a 128-byte digest in base2 and a little room.
+/// The maximum length of a CID as text, in bytes: a CIDv1 with a 128-byte digest in base2, with some margin.
 const MAX_CID_TEXT_BYTES: usize = 1_200;
 
 /// A content identifier (<https://github.com/multiformats/cid>).
 pub type Cid = ::cid::CidGeneric<MAX_DIGEST_BYTES>;
 
-/// Multicodec numbers of the block formats that the project names
+/// Multicodec codes of the block formats in use
 /// (<https://github.com/multiformats/multicodec/blob/master/table.csv>).
 pub mod codec {
     /// Plain CBOR (RFC 8949), without links.
     pub const CBOR: u64 = 0x51;
-    /// Bytes without structure.
+    /// Raw bytes.
     pub const RAW: u64 = 0x55;
     /// MerkleDAG protobuf: the envelope of UnixFS.
     pub const DAG_PB: u64 = 0x70;
@@ -38,12 +38,12 @@ pub mod codec {
 /// Why a string is not a CID that can be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CidError {
-    /// The text is no CID at all.
+    /// The text is not a CID.
     #[error("\"{text}\" is not a CID: {reason}")]
     Malformed {
-        /// The offending text, shortened.
+        /// The text, truncated.
         text: String,
-        /// What the decoder found.
+        /// The error of the decoder.
         reason: String,
     },
     /// The CID is well formed, but its hash function or digest length is not accepted.
@@ -51,10 +51,10 @@ pub enum CidError {
     Hash(#[from] hashes::HashError),
 }
 
-/// Parses a CID in any multibase (or CIDv0's bare base58) and checks that its hash function is an accepted one.
+/// Parses a CID in any multibase, or a CIDv0 in base58, and checks that its hash function is accepted.
 ///
 /// # Errors
-/// [`CidError::Malformed`] when the text is not a CID, [`CidError::Hash`] when its hash cannot be trusted or computed.
+/// [`CidError::Malformed`] when the text is not a CID, [`CidError::Hash`] when its hash function is not accepted.
 pub fn parse(text: &str) -> Result<Cid, CidError> {
     let malformed = |reason: String| CidError::Malformed { text: shorten(text), reason };
     if text.len() > MAX_CID_TEXT_BYTES {
@@ -65,23 +65,23 @@ pub fn parse(text: &str) -> Result<Cid, CidError> {
     Ok(cid)
 }
 
-/// What is wrong with bytes or a text that are no CID, in words.
+/// The message for an error of the CID decoder.
 pub fn why(error: &::cid::Error) -> &'static str {
     use ::cid::Error;
     match error {
         Error::InputTooShort => "it is too short",
-        Error::InvalidCidVersion => "its version is none that exists",
+        Error::InvalidCidVersion => "its version is unknown",
         Error::InvalidCidV0Codec
         | Error::InvalidCidV0Multihash
         | Error::InvalidCidV0Base
-        | Error::InvalidExplicitCidV0 => "it begins as a CIDv0, and is not the base58 of a SHA-256 multihash",
+        | Error::InvalidExplicitCidV0 => "it begins like a CIDv0, but is not a SHA2-256 multihash in base58",
         Error::UnknownCodec | Error::ParsingError | Error::VarIntDecodeError | Error::Io(_) => {
-            "it is cut short, or has characters that do not belong there"
+            "it is truncated or has invalid characters"
         }
     }
 }
 
-/// Whether the CID carries its own content (<https://github.com/multiformats/cid>, identity multihash).
+/// Whether the CID has its content inlined (<https://github.com/multiformats/cid>, identity multihash).
 pub fn is_identity(cid: &Cid) -> bool {
     cid.hash().code() == hashes::IDENTITY
 }
@@ -94,8 +94,8 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// What every tier stores and coalesces by: the multihash alone, since the same bytes may be asked for under several
-/// codecs and both CID versions. Identity CIDs have no key: there is nothing to store.
+/// The key of blocks in every tier and in singleflight fetches: the multihash alone, since the same bytes may be
+/// requested with several codecs and both CID versions. Identity CIDs have no key, because their blocks are not stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey(Multihash);
 
@@ -105,17 +105,17 @@ impl BlockKey {
         (!is_identity(cid)).then(|| Self(*cid.hash()))
     }
 
-    /// The multihash itself.
+    /// The multihash.
     pub fn multihash(&self) -> &Multihash {
         &self.0
     }
 
-    /// The binary multihash: what Kademlia and the disk tier use.
+    /// The binary multihash, as in Kademlia and the disk tier.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0.to_bytes()
     }
 
-    /// Reads back what [`BlockKey::to_bytes`] wrote; `None` for anything else.
+    /// Parses the output of [`BlockKey::to_bytes`]; `None` if the bytes are invalid.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let hash = Multihash::from_bytes(bytes).ok()?;
         (hash.code() != hashes::IDENTITY).then_some(Self(hash))
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_every_form_of_a_cid_and_refuses_the_rest() {
+    fn parses_every_form_of_a_cid_and_rejects_the_rest() {
         let good = [
             "QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt",
             "bafybeig6ka5mlwkl4subqhaiatalkcleo4jgnr3hqwvpmsqfca27cijp3i",

@@ -1,9 +1,9 @@
-//! The links of a block, and every block of a DAG: what recursive pins need.
+//! The links of a block, and the traversal of a whole DAG, as for recursive pins.
 //!
-//! Goals: a whole DAG can be walked however large its blocks' neighbourhoods are, with a bounded number of blocks in
-//! memory; nothing is visited twice.
+//! Goals: any DAG can be traversed with a bounded number of blocks in memory, however many links its blocks have; no
+//! block is visited twice.
 //!
-//! Non-goal: order. Blocks come as they arrive.
+//! Non-goal: order. Blocks are emitted in the order of arrival.
 
 use crate::block::Block;
 use crate::budget::Budget;
@@ -11,37 +11,37 @@ use crate::cid::{BlockKey, Cid};
 use crate::frontier::{Frontier, Step};
 use crate::links::is_leaf;
 pub use crate::links::{DagError, for_each_link, links};
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::work::Work;
 use futures::future::{BoxFuture, FutureExt as _, TryFutureExt as _, ready};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt as _};
 use std::sync::Arc;
 
-/// A block that a walk came to.
+/// A block that a traversal visits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Visited {
-    /// One that was read.
+    /// A block that was read.
     Block(Block),
-    /// One that has no links, by its codec, and was not read. Whether it is there is not known.
+    /// A block whose codec has no links, and which was not read. It may be missing.
     Leaf(Cid),
 }
 
-/// Every block of the DAG below `root`, the root included, each once, as they arrive; up to `concurrency` are fetched at
-/// a time. Inline blocks are not emitted, since there is nothing to keep, but their links are followed. Bytes that are
-/// linked under two codecs are two blocks here, because their links differ.
+/// Emits every block of the DAG below `root`, the root included, once and in the order of arrival. Up to `concurrency`
+/// blocks are fetched at a time. Inline blocks are not emitted, but their links are followed. A block that is linked
+/// under two codecs counts as two, because its links differ.
 ///
-/// Memory: besides `concurrency` blocks, some 40 bytes for every block that was visited, and the links that are left ([`Frontier`]).
-/// Blocks are told apart by 128 bits of a hash with keys that nobody else knows, so that two are as unlikely to be taken for one as
-/// two CIDs are to be equal. After an error the stream ends.
+/// Memory: besides `concurrency` blocks, some 40 bytes for every visited block, and the links that are left
+/// ([`Frontier`]). Visited blocks are compared by 128-bit hashes with secret keys, so that collisions are as unlikely
+/// as those of CIDs. After an error the stream ends.
 ///
 /// # Errors
-/// In the stream: [`DagError`].
+/// The stream ends with a [`DagError`].
 pub fn walk_all(
     source: Arc<dyn BlockSource>,
     root: Cid,
     concurrency: usize,
 ) -> BoxStream<'static, Result<Block, DagError>> {
-    let blocks = Walk::new(source, root, concurrency, None).reading_leaves().stream();
+    let blocks = Traversal::new(source, root, concurrency, None).reading_leaves().stream();
     let block = |visited| match visited {
         Visited::Block(block) => Some(block),
         Visited::Leaf(_) => None,
@@ -49,22 +49,22 @@ pub fn walk_all(
     blocks.filter_map(move |visited| ready(visited.map(block).transpose())).boxed()
 }
 
-/// The same walk for who holds the blocks and only needs their names: those that have no links are not read. What the walk
-/// holds is taken from `memory`, if there is such a limit.
+/// The same traversal for callers that need only the CIDs: blocks without links are not read. The memory is charged to
+/// `memory`, if there is such a budget.
 ///
 /// # Errors
-/// In the stream: [`DagError`].
+/// The stream ends with a [`DagError`].
 pub fn walk_links(
     source: Arc<dyn BlockSource>,
     root: Cid,
     concurrency: usize,
     memory: Option<Arc<Budget>>,
 ) -> BoxStream<'static, Result<Visited, DagError>> {
-    Walk::new(source, root, concurrency, memory).stream()
+    Traversal::new(source, root, concurrency, memory).stream()
 }
 
-/// A walk under way.
-struct Walk {
+/// A traversal in progress.
+struct Traversal {
     source: Arc<dyn BlockSource>,
     work: Work,
     concurrency: usize,
@@ -73,13 +73,13 @@ struct Walk {
     fetches: FuturesUnordered<BoxFuture<'static, Result<Read, SourceError>>>,
 }
 
-/// A block that was read, for the first time or once more.
+/// A block that was read for the first time, or again.
 enum Read {
     First(Block),
     Again(Block),
 }
 
-impl Walk {
+impl Traversal {
     fn new(source: Arc<dyn BlockSource>, root: Cid, concurrency: usize, memory: Option<Arc<Budget>>) -> Self {
         let frontier = Frontier::new(root, memory);
         let (concurrency, fetches) = (concurrency.max(1), FuturesUnordered::new());
@@ -91,7 +91,11 @@ impl Walk {
     }
 
     fn stream(self) -> BoxStream<'static, Result<Visited, DagError>> {
-        stream::try_unfold(self, |mut walk| async move { Ok(walk.next().await?.map(|block| (block, walk))) }).boxed()
+        stream::try_unfold(
+            self,
+            |mut traversal| async move { Ok(traversal.next().await?.map(|block| (block, traversal))) },
+        )
+        .boxed()
     }
 
     async fn next(&mut self) -> Result<Option<Visited>, DagError> {
@@ -127,7 +131,7 @@ impl Walk {
     }
 
     fn fetch(&self, cid: &Cid, read: fn(Block) -> Read) {
-        self.fetches.push(match at_hand(&*self.source, cid) {
+        self.fetches.push(match peek_or_inline(&*self.source, cid) {
             Some(block) => ready(Ok(read(block))).boxed(),
             None => self.source.get(cid).map_ok(read).boxed(),
         });

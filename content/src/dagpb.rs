@@ -1,10 +1,10 @@
 //! MerkleDAG protobuf nodes (<https://ipld.io/specs/codecs/dag-pb/spec/>), decoded in place.
 //!
-//! Goals: no copies, and memory of at most a few bytes for each byte of the block, whatever a stranger put into it. So a
-//! [`PbNode`] remembers only where its links lie and reads one when it is asked for.
+//! Goals: no copies, and memory of at most a few bytes for each byte of the block, even if it is malicious. So a
+//! [`PbNode`] has only the offsets of its links, and decodes a link on access.
 //!
-//! Accepted is what Kubo accepts: links before data (the canonical order) or data before links; names that are not
-//! UTF-8. Fields that the format does not have, repeated fields, and links that are scattered around the data are errors.
+//! Accepts the same as Kubo: links before data (the canonical order) or data before links, and names that are not
+//! UTF-8. Unknown and repeated fields are errors, as are links both before and after the data.
 //!
 //! Non-goal: encoding, which [`crate::importer`] does for UnixFS.
 
@@ -18,29 +18,29 @@ pub enum PbError {
     /// The bytes are not protobuf.
     #[error("not protobuf: {0}")]
     Wire(#[from] prost::DecodeError),
-    /// A field says that it is longer than what is left of the bytes.
-    #[error("a field is longer than what holds it")]
+    /// The length of a field exceeds the rest of the bytes.
+    #[error("a field is longer than the bytes that are left")]
     Truncated,
-    /// A field that the format does not have, or one of the wrong wire type.
-    #[error("field {tag} of wire type {wire_type:?} does not belong here")]
+    /// An unknown field, or one of the wrong wire type.
+    #[error("field {tag} of wire type {wire_type:?} is not allowed here")]
     Unexpected {
         /// The protobuf field number.
         tag: u32,
         /// The wire type found.
         wire_type: WireType,
     },
-    /// A field occurs twice, or links are not next to each other.
+    /// A field is repeated, or links are both before and after the data.
     #[error("field {tag} is repeated")]
     Repeated {
         /// The protobuf field number.
         tag: u32,
     },
-    /// A link has no CID, or one that cannot be read.
+    /// A link has no CID, or an invalid one.
     #[error("a link has no valid CID: {0}")]
     Cid(String),
 }
 
-/// A decoded node. Cloning shares the block's bytes.
+/// A decoded node. Cloning shares the bytes of the block.
 #[derive(Debug, Clone)]
 pub struct PbNode {
     block: Bytes,
@@ -48,8 +48,8 @@ pub struct PbNode {
     links: Vec<Span>,
 }
 
-/// Where a link's message lies in the block. Blocks are far smaller than 4 GiB, and half the size counts here: a hostile
-/// link is as short as eight bytes.
+/// The offsets of a link in the block. 32 bits suffice for blocks, and the small size matters: a malicious link has
+/// only eight bytes.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     start: u32,
@@ -60,11 +60,11 @@ struct Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PbLink<'a> {
     pub(crate) hash: &'a [u8],
-    /// Whether a name is written at all. Only the logical form of a node tells this from an empty one.
+    /// Whether the name field is present. Only the logical form of a node distinguishes absent and empty names.
     pub(crate) named: bool,
-    /// The name, which need not be UTF-8. Absent and empty mean the same to UnixFS.
+    /// The name, which need not be UTF-8. UnixFS treats absent and empty names alike.
     pub name: &'a [u8],
-    /// What the writer of the node believed to be the size of everything below this link, in bytes. Never trust it.
+    /// The cumulative size of the DAG below this link as declared by the writer, in bytes. Not trustworthy.
     pub tsize: Option<u64>,
 }
 
@@ -72,10 +72,10 @@ impl PbNode {
     const DATA: u32 = 1;
     const LINKS: u32 = 2;
 
-    /// Decodes the envelope: the data, and where the links are. Links are checked one by one when they are read.
+    /// Decodes the data and the offsets of the links. Links are validated on access.
     ///
     /// # Errors
-    /// [`PbError`] when the bytes are not such a node.
+    /// [`PbError`] when the bytes are not a node.
     pub fn decode(block: Bytes) -> Result<Self, PbError> {
         let mut rest = &block[..];
         let (mut data, mut links, mut links_ended) = (None, Vec::new(), false);
@@ -101,12 +101,12 @@ impl PbNode {
         Ok(Self { block, data, links })
     }
 
-    /// The node's own data. For UnixFS this is another protobuf message, see [`crate::unixfs`].
+    /// The data of the node. For UnixFS it is another protobuf message, see [`crate::unixfs`].
     pub fn data(&self) -> Option<&Bytes> {
         self.data.as_ref()
     }
 
-    /// How many links the node has.
+    /// The number of links.
     pub fn link_count(&self) -> usize {
         self.links.len()
     }
@@ -118,21 +118,21 @@ impl PbNode {
 
     /// The link at `index`, in stored order; `None` beyond the last.
     ///
-    /// # Errors
+    /// [`PbError`] when the link is malformed.
     /// [`PbError`] when the bytes there are not a link.
     pub fn link(&self, index: usize) -> Option<Result<PbLink<'_>, PbError>> {
         let span = self.links.get(index)?;
         Some(PbLink::decode(&self.block[span.start as usize..span.end as usize]))
     }
 
-    /// Every link, in stored order.
+    /// All links, in stored order.
     pub fn links(&self) -> impl Iterator<Item = Result<PbLink<'_>, PbError>> {
         (0..self.link_count()).filter_map(|index| self.link(index))
     }
 }
 
 impl Span {
-    /// The span of `length` bytes that ends where the last `rest` bytes of the block begin.
+    /// The span of `length` bytes before the last `rest` bytes of the block.
     fn before(block: &Bytes, rest: usize, length: usize) -> Result<Self, PbError> {
         let end = block.len() - rest;
         let (Ok(start), Ok(end)) = (u32::try_from(end - length), u32::try_from(end)) else {
@@ -165,28 +165,28 @@ impl<'a> PbLink<'a> {
         Ok(Self { hash, named: name.is_some(), name: name.unwrap_or_default(), tsize })
     }
 
-    /// The name as it is written, or `None` if it is absent.
+    /// The name, or `None` if the field is absent.
     pub(crate) fn written_name(&self) -> Option<&'a [u8]> {
         self.named.then_some(self.name)
     }
 
-    /// Whether the link carries the block that it points to: a CIDv1 of the identity function, whose code is zero.
+    /// Whether the link has its target inlined: a CIDv1 with an identity hash, whose code is zero.
     pub(crate) fn is_inline(&self) -> bool {
         let mut rest = self.hash;
         let version = decode_varint(&mut rest);
         version.is_ok_and(|version| version == 1) && decode_varint(&mut rest).is_ok() && rest.first() == Some(&0)
     }
 
-    /// What the link points to. Read when asked for, so that looking for a name does not parse every CID on the way.
+    /// The CID of the target. Decoded on access, so that looking for a name does not decode every CID.
     ///
     /// # Errors
-    /// [`PbError::Cid`] when the bytes are not a CID. Whether its hash function is accepted shows when it is fetched.
+    /// [`PbError::Cid`] when the CID is malformed. Whether its hash function is accepted is checked when it is fetched.
     pub fn cid(&self) -> Result<Cid, PbError> {
         Cid::try_from(self.hash).map_err(|error| PbError::Cid(crate::cid::why(&error).to_owned()))
     }
 }
 
-/// Cuts a length and as many bytes off the front of `rest`.
+/// Takes a length-delimited field from the front of `rest`.
 pub(crate) fn take_delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], PbError> {
     let length = usize::try_from(decode_varint(rest)?).map_err(|_| PbError::Truncated)?;
     let (taken, after) = rest.split_at_checked(length).ok_or(PbError::Truncated)?;

@@ -1,40 +1,40 @@
-//! DNSLink (<https://dnslink.dev/>): what the text records of a domain, or a list of the operator's, say that a name stands
-//! for. Pure parsing; who asks the DNS is elsewhere.
+//! DNSLink (<https://dnslink.dev/>): the value of a name, from the TXT records of a domain or from the operator's table
+//! of names. Pure parsing, without DNS queries.
 //!
-//! Goals: one definition of what counts, whoever looks it up; errors of the list quote the entry at fault.
+//! Goals: one definition of valid links for every resolver; errors of the table quote the invalid entry.
 
 use crate::names::{Name, NotAName};
 use crate::path::{self, ContentPath, Namespace, PathError};
 use std::collections::HashMap;
 
-/// The label before a domain that its DNSLink stands under.
+/// The label that is put before a domain to query its DNSLink.
 pub const LABEL: &str = "_dnslink";
-/// What the value of a DNSLink begins with.
+/// The prefix of a TXT record with a DNSLink.
 const PREFIX: &str = "dnslink=";
 
-/// Segments that a path in a link may have.
+/// The maximum number of segments in the path of a link.
 const DEPTH_MAX: usize = 256;
 
-/// The path that the text records of `_dnslink.DOMAIN` name. Records that are no DNSLinks, or none to IPFS or IPNS, are
-/// ignored; of several the lexicographically first that can be read counts, so that everybody takes the same.
+/// The DNSLink among the TXT records of `_dnslink.DOMAIN`. Records that are not DNSLinks to IPFS or IPNS are ignored;
+/// of several, the lexicographically first valid one is selected, so that every resolver selects the same.
 pub fn choose<'a>(records: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let links = records.into_iter().filter_map(|record| record.trim().strip_prefix(PREFIX)).map(str::trim);
     let links = links.filter(|link| Namespace::split(link).is_some_and(|(_, rest)| !rest.is_empty()));
     links.min_by_key(|link| (read(link).is_err(), *link))
 }
 
-/// The domain that a label stands for, in which dots are hyphens and hyphens doubled
+/// The domain that a subdomain label encodes: `--` becomes `-`, and `-` becomes `.`
 /// (<https://specs.ipfs.tech/http-gateways/subdomain-gateway/#host-request-header>).
 pub fn spelt_out(label: &str) -> String {
-    // Doubled hyphens first: what is left of them are dots.
+    // Split at `--` first; the hyphens that are left are dots.
     label.split("--").map(|part| part.replace('-', ".")).collect::<Vec<_>>().join("-")
 }
 
-/// Reads what a DNSLink stands for. Its author may have percent-encoded it, which DNS tools sometimes ask for: what
-/// decodes is decoded, anything else is taken as it is.
+/// Parses the value of a DNSLink. It may be percent-encoded, which some DNS tools require: if it cannot be decoded, it
+/// is parsed as it is.
 ///
 /// # Errors
-/// [`PathError`] says which rule of paths it breaks.
+/// [`PathError`] when the path is invalid.
 pub fn read(link: &str) -> Result<ContentPath, PathError> {
     match path::decode(link) {
         Ok(decoded) => ContentPath::read(&decoded, DEPTH_MAX),
@@ -42,12 +42,12 @@ pub fn read(link: &str) -> Result<ContentPath, PathError> {
     }
 }
 
-/// Names that the operator decided about: `NAME:PATH` entries, separated by commas or line ends, as Kubo's variable
-/// `IPFS_NS_MAP` has them. Lines that begin with `#` are remarks.
+/// A static table of names: `NAME:PATH` entries, separated by commas or line ends, as in Kubo's variable `IPFS_NS_MAP`.
+/// Lines that begin with `#` are comments.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StaticMap(HashMap<Name, ContentPath>);
 
-/// Why a list of names cannot be read.
+/// Why a table of names is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// An entry has no colon.
@@ -56,23 +56,23 @@ pub enum MapError {
         /// The entry.
         entry: String,
     },
-    /// What stands before the colon is no name.
+    /// The text before the colon is not a name.
     #[error("\"{entry}\": {error}")]
     Name {
         /// The entry.
         entry: String,
-        /// What is wrong with it.
+        /// What is wrong with the name.
         error: NotAName,
     },
-    /// What stands after the colon is no path.
+    /// The text after the colon is not a path.
     #[error("\"{entry}\": {error}")]
     Path {
         /// The entry.
         entry: String,
-        /// What is wrong with it.
+        /// What is wrong with the path.
         error: PathError,
     },
-    /// Two entries are about one name.
+    /// Two entries have the same name.
     #[error("\"{entry}\": the name has an entry already")]
     Twice {
         /// The second entry.
@@ -81,10 +81,10 @@ pub enum MapError {
 }
 
 impl StaticMap {
-    /// Reads a list.
+    /// Parses a table.
     ///
     /// # Errors
-    /// [`MapError`] quotes the first entry that is none.
+    /// [`MapError`] for the first invalid entry.
     pub fn parse(text: &str) -> Result<Self, MapError> {
         let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
         let entries = lines.flat_map(|line| line.split(',')).map(str::trim).filter(|entry| !entry.is_empty());
@@ -92,37 +92,37 @@ impl StaticMap {
         for entry in entries {
             let (name, path) = Self::entry(entry)?;
             if map.insert(name, path).is_some() {
-                return Err(MapError::Twice { entry: shown(entry) });
+                return Err(MapError::Twice { entry: truncated(entry) });
             }
         }
         Ok(Self(map))
     }
 
     fn entry(entry: &str) -> Result<(Name, ContentPath), MapError> {
-        let (name, path) = entry.split_once(':').ok_or_else(|| MapError::Form { entry: shown(entry) })?;
-        let name = Name::parse(name.trim()).map_err(|error| MapError::Name { entry: shown(entry), error })?;
-        let path = read(path.trim()).map_err(|error| MapError::Path { entry: shown(entry), error })?;
+        let (name, path) = entry.split_once(':').ok_or_else(|| MapError::Form { entry: truncated(entry) })?;
+        let name = Name::parse(name.trim()).map_err(|error| MapError::Name { entry: truncated(entry), error })?;
+        let path = read(path.trim()).map_err(|error| MapError::Path { entry: truncated(entry), error })?;
         Ok((name, path))
     }
 
-    /// What a name stands for.
+    /// The path of a name.
     pub fn get(&self, name: &Name) -> Option<&ContentPath> {
         self.0.get(name)
     }
 
-    /// How many names there are.
+    /// The number of names.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// An entry, short enough for one line.
-fn shown(entry: &str) -> String {
+/// An entry, truncated for an error message.
+fn truncated(entry: &str) -> String {
     entry.chars().take(120).collect()
 }
 
@@ -135,7 +135,7 @@ mod tests {
     const CID: &str = "bafkqaddjnzzxazldoqwxizltoq";
 
     #[test]
-    fn of_several_links_the_first_in_order_counts() {
+    fn the_lexicographically_first_link_is_selected() {
         let table: [(&[&str], Option<&str>); 8] = [
             (&[], None),
             (&["v=spf1 -all", "dnslink=", "dnslink=/", "dnslink=/ipfs/", "dnslink=/swarm/x"], None),
@@ -161,9 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_names_and_paths() {
+    fn a_table_has_names_and_paths() {
         let text = format!(
-            "# remark\na.example.org:/ipfs/{CID},B.example.org:/ipns/a.example.org/x\n\n12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK:/ipfs/{CID}/y/,"
+            "# remark\na.example.org:/ipfs/{CID},B.example.org:/ipns/a.example.org/x\n\n\
+             12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK:/ipfs/{CID}/y/,"
         );
         let map = StaticMap::parse(&text).expect("a list");
         assert_eq!(map.len(), 3);
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_a_list_quote_the_entry() {
+    fn errors_of_a_table_quote_the_entry() {
         let table = [
             ("example.org", "\"example.org\" is not NAME:PATH, such as example.org:/ipfs/bafkqaaa".to_owned()),
             ("hello:/ipfs/x", "\"hello:/ipfs/x\": \"hello\" is neither an IPNS key nor a domain name".to_owned()),

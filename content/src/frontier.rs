@@ -1,13 +1,13 @@
-//! [`Frontier`]: the links that a walk of a DAG has yet to follow, depth first.
+//! [`Frontier`]: the links that a depth-first traversal of a DAG has yet to follow.
 //!
-//! Goals: memory that is a small part of the blocks that were walked, however wide or deep a hostile DAG is; every block is
-//! named once.
+//! Goals: memory of a small fraction of the blocks that were read, however wide or deep a malicious DAG is; every block
+//! is visited once.
 //!
-//! How: a level is a block whose links are being followed, and holds those that are left as the CIDs' bytes, which are no more
-//! than the block's. When all levels together hold more than [`LEVELS_BYTES_MAX`], the lowest keep only their CID and how many of
-//! their links were followed: some 40 bytes in the place of up to 2 MiB. When the walk comes back to such a level, its block is read
-//! again. At least as much has to be walked before the same level is released a second time, so that what is read twice is a fraction
-//! of what is read once.
+//! How: a level is a block whose links are being followed, and keeps the bytes of the CIDs that are left, which are no
+//! more than those of the block. When all levels together exceed [`LEVELS_BYTES_MAX`], the lowest are released: they
+//! keep only their CID and the number of links that were followed, some 40 bytes instead of up to 2 MiB. When the
+//! traversal returns to a released level, it reads the block again. At least as many bytes are read before the same
+//! level can be released a second time, so the bytes that are read twice are a fraction of those that are read once.
 //!
 //! Non-goal: reading blocks.
 
@@ -19,36 +19,37 @@ use crate::links::{DagError, for_each_link, is_leaf};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of links that the levels of one walk hold. A few blocks of the largest size.
+/// The maximum size of the links that the levels of one traversal keep, in bytes: a few blocks of the maximum size.
 pub const LEVELS_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// What a level takes besides its bytes, in bytes.
+/// The memory that a level takes besides its bytes, in bytes.
 const LEVEL_BYTES: usize = size_of::<Level>() + 32;
-/// How finely a walk takes from its budget, in bytes.
+/// The granularity in which a traversal takes memory from its budget, in bytes.
 const SHARE_STEP: usize = 64 * 1024;
 
-/// What a walk does next.
+/// The next step of a traversal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Visits the block of this CID, which comes for the first time.
+    /// Visit the block of this CID for the first time.
     Visit(Cid),
-    /// Reads this block once more and hands it to [`Frontier::resume`].
+    /// Read this block again and pass it to [`Frontier::resume`].
     ReadAgain(Cid),
-    /// Waits for a block that was asked for.
+    /// Wait for a block that was requested.
     Wait,
-    /// Nothing is left but blocks that were asked for.
+    /// No links are left, except those of blocks that were requested.
     Done,
 }
 
-/// The links that are left.
+/// The links that a traversal has yet to follow.
 #[derive(Debug)]
 pub struct Frontier {
     root: Option<Cid>,
     seen: Fingerprints,
-    /// The lowest levels: the bytes of each CID, how many of its links were followed (4 bytes), and the length of the CID (1 byte).
+    /// The lowest levels: for each the CID, the number of links that were followed (4 bytes), and the length of the CID
+    /// (1 byte).
     released: Vec<u8>,
     /// The levels above, the innermost last.
     levels: VecDeque<Level>,
-    /// What the levels hold, in bytes.
+    /// The memory of the levels, in bytes.
     levels_bytes: usize,
     levels_bytes_max: usize,
     share: Share,
@@ -60,9 +61,9 @@ struct Level {
     cid: Box<[u8]>,
     /// The links that are left, one CID after the other.
     links: Box<[u8]>,
-    /// Where in `links` the next one begins.
+    /// The offset of the next link in `links`.
     at: usize,
-    /// How many links of the block were followed.
+    /// The number of links of the block that were followed.
     followed: u32,
     /// The block is being read again.
     reading: bool,
@@ -88,7 +89,7 @@ impl Level {
 }
 
 impl Frontier {
-    /// Begins at a root. What is held is taken from `memory`, if there is such a limit.
+    /// Begins at a root. The memory is charged to `memory`, if there is such a budget.
     pub fn new(root: Cid, memory: Option<Arc<Budget>>) -> Self {
         Self {
             root: Some(root),
@@ -101,12 +102,12 @@ impl Frontier {
         }
     }
 
-    /// What is held, in bytes.
-    pub fn held_bytes(&self) -> usize {
+    /// The memory in use, in bytes.
+    pub fn memory_bytes(&self) -> usize {
         self.seen.bytes() + self.released.capacity() + self.levels_bytes
     }
 
-    /// How many blocks were named.
+    /// The number of blocks that were visited.
     pub fn visited(&self) -> usize {
         self.seen.len()
     }
@@ -117,7 +118,7 @@ impl Frontier {
     /// [`DagError::Memory`].
     pub fn step(&mut self) -> Result<Step, DagError> {
         if let Some(root) = self.root.take() {
-            return Ok(if self.see(&root)? { Step::Visit(root) } else { Step::Done });
+            return Ok(if self.mark_visited(&root)? { Step::Visit(root) } else { Step::Done });
         }
         loop {
             let Some(level) = self.levels.back_mut() else { return Ok(self.read_again()) };
@@ -125,13 +126,13 @@ impl Frontier {
                 return Ok(Step::Wait);
             }
             let link = level.next();
-            // A chain of blocks with one link each stays short.
+            // Drop the level at its last link, so that a chain of blocks with one link each takes no memory.
             if level.is_exhausted() {
                 self.levels_bytes -= level.bytes();
                 self.levels.pop_back();
             }
             if let Some(cid) = link
-                && self.see(&cid)?
+                && self.mark_visited(&cid)?
             {
                 return Ok(Step::Visit(cid));
             }
@@ -141,17 +142,17 @@ impl Frontier {
     /// Adds the links of a block that was visited.
     ///
     /// # Errors
-    /// [`DagError::Node`] if it cannot be understood, and [`DagError::Memory`].
+    /// [`DagError::Node`] if the block cannot be decoded, and [`DagError::Memory`].
     pub fn push(&mut self, block: &Block) -> Result<(), DagError> {
         let links = links_after(block, 0)?;
         if !links.is_empty() {
             let cid = block.cid().to_bytes().into_boxed_slice();
-            self.hold(Level { cid, links, at: 0, followed: 0, reading: false });
+            self.push_level(Level { cid, links, at: 0, followed: 0, reading: false });
         }
         self.account()
     }
 
-    /// Goes on with the links of a block that was read again.
+    /// Continues with the links of a block that was read again.
     ///
     /// # Errors
     /// As for [`Frontier::push`].
@@ -166,13 +167,13 @@ impl Frontier {
         self.account()
     }
 
-    /// Whether a CID comes for the first time. What is written into a CID is no block to keep: without links it is nothing to
-    /// visit, and with links it is as short as what it stands in.
-    fn see(&mut self, cid: &Cid) -> Result<bool, DagError> {
+    /// Whether a CID is visited for the first time. Inline blocks are not recorded: without links they need no visit,
+    /// and with links they are shorter than the block that has them.
+    fn mark_visited(&mut self, cid: &Cid) -> Result<bool, DagError> {
         if is_identity(cid) {
             return Ok(!is_leaf(cid.codec()));
         }
-        // The version makes no difference to what a block is.
+        // The CID version does not matter.
         let is_new = self.seen.insert((cid.codec(), cid.hash()));
         if is_new {
             self.account()?;
@@ -180,10 +181,10 @@ impl Frontier {
         Ok(is_new)
     }
 
-    fn hold(&mut self, level: Level) {
+    fn push_level(&mut self, level: Level) {
         self.levels_bytes += level.bytes();
         self.levels.push_back(level);
-        // The innermost is in use. One that is being read again would be read once more.
+        // The innermost level is in use. A level that is being read again would have to be read once more.
         while self.levels_bytes > self.levels_bytes_max
             && self.levels.len() > 1
             && let Some(lowest) = self.levels.pop_front_if(|level| !level.reading)
@@ -196,7 +197,7 @@ impl Frontier {
         }
     }
 
-    /// Begins to read the last level again that was released.
+    /// Begins to read the block of the most recently released level again.
     fn read_again(&mut self) -> Step {
         let Some((cid, followed)) = self.pop_released() else { return Step::Done };
         let Ok(asked) = Cid::try_from(&*cid) else { return Step::Done };
@@ -213,22 +214,22 @@ impl Frontier {
         let start = at.checked_sub(length)?;
         let cid = self.released[start..at].into();
         self.released.truncate(start);
-        // What a deep part of the DAG needed is given back.
+        // Release the memory that a deep part of the DAG took.
         if self.released.len() < self.released.capacity() / 4 {
             self.released.shrink_to(2 * self.released.len());
         }
         Some((cid, followed))
     }
 
-    /// Has the share follow what is held, and what the set needs while it grows.
+    /// Adjusts the share of the budget to the memory in use, and to what the set needs while it grows.
     fn account(&mut self) -> Result<(), DagError> {
         let growing = if self.seen.is_full() { 2 * self.seen.bytes() } else { 0 };
-        let bytes = (self.held_bytes() + growing).next_multiple_of(SHARE_STEP);
+        let bytes = (self.memory_bytes() + growing).next_multiple_of(SHARE_STEP);
         if self.share.hold(bytes) { Ok(()) } else { Err(DagError::Memory) }
     }
 }
 
-/// The links of a block after the first so many, one CID after the other.
+/// The links of a block after the first `followed`, as concatenated CIDs.
 fn links_after(block: &Block, followed: u32) -> Result<Box<[u8]>, DagError> {
     let (mut links, mut left) = (Vec::new(), followed);
     for_each_link(block, &mut |cid| match left.checked_sub(1) {
@@ -248,16 +249,16 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// What a walk held at most, and what it read.
+    /// The cost of a traversal: blocks visited, bytes read, and the maximum of memory.
     #[derive(Debug, Default)]
     struct Cost {
         visited: BTreeSet<Vec<u8>>,
         read_bytes: usize,
         read_again_bytes: usize,
-        held_bytes_max: usize,
+        memory_bytes_max: usize,
     }
 
-    /// Walks a DAG to its end.
+    /// Traverses a DAG to its end.
     fn walk(blocks: &MemoryBlocks, root: Cid, levels_bytes_max: usize) -> Cost {
         let mut frontier = Frontier { levels_bytes_max, ..Frontier::new(root, None) };
         let mut cost = Cost::default();
@@ -269,7 +270,7 @@ mod tests {
                     let block = read(&cid);
                     cost.read_bytes += block.data().len();
                     let new = cost.visited.insert(cid.to_bytes());
-                    assert!(new || is_identity(&cid), "{cid} comes twice");
+                    assert!(new || is_identity(&cid), "{cid} is visited twice");
                     frontier.push(&block).expect("it can be read");
                 }
                 Step::ReadAgain(cid) => {
@@ -280,7 +281,7 @@ mod tests {
                 Step::Wait => panic!("nothing is waited for"),
                 Step::Done => return cost,
             }
-            cost.held_bytes_max = cost.held_bytes_max.max(frontier.held_bytes());
+            cost.memory_bytes_max = cost.memory_bytes_max.max(frontier.memory_bytes());
         }
     }
 
@@ -291,7 +292,7 @@ mod tests {
         put(blocks, codec::DAG_CBOR, data.to_vec())
     }
 
-    /// The shortest digest that is accepted makes the most of a byte.
+    /// Blocks have the shortest accepted digest, for the most links in a byte.
     fn put(blocks: &MemoryBlocks, codec: u64, data: Vec<u8>) -> Cid {
         let (code, _) = hashes::named("blake2b-160").expect("a function");
         let block = Block::of(codec, code, 20, data.into()).expect("a block");
@@ -304,7 +305,7 @@ mod tests {
         put(blocks, codec::RAW, number.to_be_bytes().to_vec())
     }
 
-    /// Each node has a link to the next, and one that is left for later.
+    /// A chain of nodes, each of which has a link to the next and `width` further links.
     fn comb(blocks: &MemoryBlocks, depth: u32, width: u32) -> Cid {
         (0..depth).fold(leaf(blocks, u32::MAX), |below, level| {
             let beside = (0..width).map(|number| leaf(blocks, level * width + number));
@@ -312,9 +313,9 @@ mod tests {
         })
     }
 
-    /// A link costs its sender some 30 bytes, and its block an entry of an archive.
+    /// A link costs the sender some 30 bytes, and its block a section of an archive.
     #[test]
-    fn what_a_walk_holds_is_bounded_by_what_was_sent() {
+    fn memory_is_bounded_by_the_bytes_received() {
         let shapes: [(&str, u32, u32); 4] =
             [("deep", 30_000, 1), ("wide", 1, 50_000), ("both", 40, 2_000), ("a few beside each other", 5_000, 8)];
         for (name, depth, width) in shapes {
@@ -325,13 +326,13 @@ mod tests {
             let sent = cost.read_bytes + 26 * cost.visited.len();
             assert_eq!(cost.visited.len(), blocks.len(), "{name}");
             let bound = 2 * sent + 128 * 1024;
-            assert!(cost.held_bytes_max <= bound, "{name}: {} bytes for {sent}", cost.held_bytes_max);
+            assert!(cost.memory_bytes_max <= bound, "{name}: {} bytes for {sent}", cost.memory_bytes_max);
             assert!(cost.read_again_bytes <= cost.read_bytes, "{name}: {cost:?}");
         }
     }
 
     #[test]
-    fn a_walk_ends_where_its_budget_does_and_gives_it_back() {
+    fn a_walk_fails_when_its_budget_is_used_up_and_releases_it() {
         let blocks = MemoryBlocks::new();
         let root = comb(&blocks, 1, 20_000);
         let budget = Arc::new(Budget::new(256 * 1024));
@@ -342,7 +343,7 @@ mod tests {
                     Ok(()) => {}
                     Err(error) => break error,
                 },
-                Ok(step) => panic!("{step:?}: the walk needs more than it was given"),
+                Ok(step) => panic!("{step:?}: the walk exceeds its budget"),
                 Err(error) => break error,
             }
         };
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn inlined_blocks_are_followed_and_not_remembered() {
+    fn inline_blocks_are_followed_and_not_recorded() {
         let blocks = MemoryBlocks::new();
         let below = leaf(&blocks, 1);
         let inlined = |codec: u64, data: Vec<u8>| {
@@ -373,9 +374,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the DAG is, and however little its levels may hold, each block comes once, and all do.
+        /// For all DAGs and memory limits, every block is visited exactly once.
         #[test]
-        fn every_block_comes_once(
+        fn every_block_is_visited_once(
             shape in prop::collection::vec(prop::collection::vec(0_usize..40, 0..12), 1..40),
             levels_bytes_max in 0_usize..3_000,
         ) {

@@ -1,12 +1,12 @@
-//! Which hash functions are accepted, and how bytes are checked against a multihash.
+//! Which hash functions are accepted, and how digests are computed.
 //!
-//! Goal: the same allow-list as Kubo (boxo's `verifcid` defaults), so that a CID which works there works here, and no
-//! weak or truncated hash gets in by being unusual.
+//! Goal: the same allowlist as Kubo (boxo's `verifcid` defaults), so that a CID that works there works here, and no
+//! weak or truncated hash is accepted.
 
 use sha2::Digest as _;
 use sha3::digest::{ExtendableOutput as _, Update as _, XofReader as _};
 
-/// The largest digest of any accepted multihash, in bytes (Kubo's limit for identity and extendable-output functions).
+/// The maximum length of an accepted digest, in bytes (Kubo's limit for identity and extendable-output functions).
 pub const MAX_DIGEST_BYTES: usize = 128;
 
 /// A self-describing digest (<https://github.com/multiformats/multihash>).
@@ -37,10 +37,10 @@ const BLAKE2B_512: u64 = 0xb240;
 const BLAKE2S_8: u64 = 0xb241;
 const BLAKE2S_256: u64 = 0xb260;
 
-/// The shortest digest that is hard enough to collide with, in bytes (Kubo's limit). Identity is exempt.
+/// The minimum length of a digest that is collision-resistant, in bytes (Kubo's limit). Identity is exempt.
 const MIN_DIGEST_BYTES: usize = 20;
 
-/// Why a multihash is refused.
+/// Why a multihash is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HashError {
     /// The function is unknown or considered insecure.
@@ -49,17 +49,17 @@ pub enum HashError {
         /// The multihash code.
         code: u64,
     },
-    /// The digest is too short to be safe or longer than the function gives.
+    /// The digest is too short to be safe, or longer than the output of the function.
     #[error("a digest of {bytes} bytes is not accepted for hash function 0x{code:x}")]
     Length {
         /// The multihash code.
         code: u64,
-        /// The length found.
+        /// The length of the digest, in bytes.
         bytes: usize,
     },
 }
 
-/// The longest digest that a function gives, in bytes; `None` when the function is not accepted.
+/// The maximum length of a function's digest, in bytes; `None` when the function is not accepted.
 fn longest_digest(code: u64) -> Option<usize> {
     Some(match code {
         IDENTITY | SHAKE_256 | BLAKE3 => MAX_DIGEST_BYTES,
@@ -74,9 +74,9 @@ fn longest_digest(code: u64) -> Option<usize> {
     })
 }
 
-/// The function that a name of the multicodec table (<https://github.com/multiformats/multicodec/blob/master/table.csv>)
-/// stands for, as in `ipfs add --hash`: its code, and the length of its digest in bytes. `None` for functions that are
-/// not accepted, and for identity, which hashes nothing.
+/// A function by its name in the multicodec table (<https://github.com/multiformats/multicodec/blob/master/table.csv>),
+/// as in `ipfs add --hash`: its code, and the length of its digest in bytes. `None` for functions that are not
+/// accepted, and for identity.
 pub fn named(name: &str) -> Option<(u64, usize)> {
     let code = match name {
         "sha1" => SHA1,
@@ -91,7 +91,7 @@ pub fn named(name: &str) -> Option<(u64, usize)> {
         "keccak-256" => KECCAK_256,
         "keccak-384" => KECCAK_384,
         "keccak-512" => KECCAK_512,
-        // These two give as many bytes as are asked for. By default that is:
+        // The defaults of these extendable-output functions:
         "shake-256" => return Some((SHAKE_256, 64)),
         "blake3" => return Some((BLAKE3, 32)),
         _ => blake2_named(name)?,
@@ -99,7 +99,7 @@ pub fn named(name: &str) -> Option<(u64, usize)> {
     longest_digest(code).filter(|bytes| *bytes >= MIN_DIGEST_BYTES).map(|bytes| (code, bytes))
 }
 
-/// The code of `blake2b-256` and its like, whose names end with the bits of their digest.
+/// The code of a BLAKE2 function such as `blake2b-256`, whose name ends with the bits of the digest.
 fn blake2_named(name: &str) -> Option<u64> {
     let (family, bits) = name.rsplit_once('-')?;
     let bytes = bits.parse::<u64>().ok().filter(|bits| bits % 8 == 0)?.checked_div(8)?;
@@ -110,10 +110,10 @@ fn blake2_named(name: &str) -> Option<u64> {
     }
 }
 
-/// Checks that a multihash uses an accepted function and a safe digest length, without looking at any data.
+/// Checks that a multihash has an accepted function and a safe digest length.
 ///
 /// # Errors
-/// [`HashError`] says which of the two is wrong.
+/// [`HashError`] for the function or the length.
 pub fn check_accepted(hash: &Multihash) -> Result<(), HashError> {
     let (code, bytes) = (hash.code(), hash.digest().len());
     let longest = longest_digest(code).ok_or(HashError::Function { code })?;
@@ -124,57 +124,57 @@ pub fn check_accepted(hash: &Multihash) -> Result<(), HashError> {
     if (shortest..=longest).contains(&bytes) { Ok(()) } else { Err(HashError::Length { code, bytes }) }
 }
 
-/// The multihash of `data` under a function, cut to `digest_bytes` as the multihash specification allows.
+/// The multihash of `data`, with the digest truncated to `digest_bytes` as the multihash specification allows.
 ///
 /// # Errors
-/// [`HashError`] when the function or the length is not accepted. An identity "digest" that does not have the data's own
-/// length is an error as well.
+/// [`HashError`] when the function or the length is not accepted, or when an identity digest does not have the length
+/// of the data.
 pub fn digest(code: u64, digest_bytes: usize, data: &[u8]) -> Result<Multihash, HashError> {
     let length = HashError::Length { code, bytes: digest_bytes };
     let mut out = [0_u8; MAX_DIGEST_BYTES];
-    let cut = out.get_mut(..digest_bytes).ok_or(length.clone())?;
+    let truncated = out.get_mut(..digest_bytes).ok_or(length.clone())?;
     let shortest = if code == IDENTITY { 0 } else { MIN_DIGEST_BYTES };
     if longest_digest(code).ok_or(HashError::Function { code })? < digest_bytes || digest_bytes < shortest {
         return Err(length);
     }
     match code {
         IDENTITY if data.len() != digest_bytes => return Err(length),
-        IDENTITY => cut.copy_from_slice(data),
-        SHA2_256 => cut_into(cut, &sha2::Sha256::digest(data)),
-        SHA1 => cut_into(cut, &sha1::Sha1::digest(data)),
-        SHA2_512 => cut_into(cut, &sha2::Sha512::digest(data)),
-        DBL_SHA2_256 => cut_into(cut, &sha2::Sha256::digest(sha2::Sha256::digest(data))),
-        SHA3_224 => cut_into(cut, &sha3::Sha3_224::digest(data)),
-        SHA3_256 => cut_into(cut, &sha3::Sha3_256::digest(data)),
-        SHA3_384 => cut_into(cut, &sha3::Sha3_384::digest(data)),
-        SHA3_512 => cut_into(cut, &sha3::Sha3_512::digest(data)),
-        KECCAK_224 => cut_into(cut, &sha3::Keccak224::digest(data)),
-        KECCAK_256 => cut_into(cut, &sha3::Keccak256::digest(data)),
-        KECCAK_384 => cut_into(cut, &sha3::Keccak384::digest(data)),
-        KECCAK_512 => cut_into(cut, &sha3::Keccak512::digest(data)),
-        SHAKE_256 => shake_256(cut, data),
-        BLAKE3 => blake3::Hasher::new().update(data).finalize_xof().fill(cut),
+        IDENTITY => truncated.copy_from_slice(data),
+        SHA2_256 => truncate_into(truncated, &sha2::Sha256::digest(data)),
+        SHA1 => truncate_into(truncated, &sha1::Sha1::digest(data)),
+        SHA2_512 => truncate_into(truncated, &sha2::Sha512::digest(data)),
+        DBL_SHA2_256 => truncate_into(truncated, &sha2::Sha256::digest(sha2::Sha256::digest(data))),
+        SHA3_224 => truncate_into(truncated, &sha3::Sha3_224::digest(data)),
+        SHA3_256 => truncate_into(truncated, &sha3::Sha3_256::digest(data)),
+        SHA3_384 => truncate_into(truncated, &sha3::Sha3_384::digest(data)),
+        SHA3_512 => truncate_into(truncated, &sha3::Sha3_512::digest(data)),
+        KECCAK_224 => truncate_into(truncated, &sha3::Keccak224::digest(data)),
+        KECCAK_256 => truncate_into(truncated, &sha3::Keccak256::digest(data)),
+        KECCAK_384 => truncate_into(truncated, &sha3::Keccak384::digest(data)),
+        KECCAK_512 => truncate_into(truncated, &sha3::Keccak512::digest(data)),
+        SHAKE_256 => shake_256(truncated, data),
+        BLAKE3 => blake3::Hasher::new().update(data).finalize_xof().fill(truncated),
         BLAKE2B_8..=BLAKE2B_512 => {
             let bytes = usize::try_from(code - BLAKE2B_8 + 1).map_err(|_| length)?;
-            cut_into(cut, blake2b_simd::Params::new().hash_length(bytes).hash(data).as_bytes());
+            truncate_into(truncated, blake2b_simd::Params::new().hash_length(bytes).hash(data).as_bytes());
         }
         BLAKE2S_8..=BLAKE2S_256 => {
             let bytes = usize::try_from(code - BLAKE2S_8 + 1).map_err(|_| length)?;
-            cut_into(cut, blake2s_simd::Params::new().hash_length(bytes).hash(data).as_bytes());
+            truncate_into(truncated, blake2s_simd::Params::new().hash_length(bytes).hash(data).as_bytes());
         }
         _ => return Err(HashError::Function { code }),
     }
-    Multihash::wrap(code, cut).map_err(|_| HashError::Length { code, bytes: digest_bytes })
+    Multihash::wrap(code, truncated).map_err(|_| HashError::Length { code, bytes: digest_bytes })
 }
 
-fn cut_into(cut: &mut [u8], digest: &[u8]) {
-    cut.copy_from_slice(&digest[..cut.len()]);
+fn truncate_into(truncated: &mut [u8], digest: &[u8]) {
+    truncated.copy_from_slice(&digest[..truncated.len()]);
 }
 
-fn shake_256(cut: &mut [u8], data: &[u8]) {
+fn shake_256(truncated: &mut [u8], data: &[u8]) {
     let mut hasher = sha3::Shake256::default();
     hasher.update(data);
-    hasher.finalize_xof().read(cut);
+    hasher.finalize_xof().read(truncated);
 }
 
 #[cfg(test)]
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_unknown_and_wrongly_sized_hashes_are_refused() {
+    fn weak_unknown_and_wrongly_sized_hashes_are_rejected() {
         let md5 = Multihash::wrap(0xd5, &[0; 16]).expect("wraps");
         assert_eq!(check_accepted(&md5), Err(HashError::Function { code: 0xd5 }));
         let short = Multihash::wrap(SHA2_256, &[0; 19]).expect("wraps");

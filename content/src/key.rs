@@ -1,21 +1,22 @@
-//! [`Key`]: the public key that an IPNS name is, as a libp2p peer id.
+//! [`Key`]: the public key of an IPNS name, as a libp2p peer ID.
 
 use crate::cid::{Cid, Multihash, codec};
 use ::cid::multibase::Base;
 use libp2p_identity::PeerId;
 use std::fmt;
 
-/// The longest text that can be a name, in bytes: a domain's limit (RFC 1035, section 2.3.4) and every spelling of a key.
+/// The maximum length of a name, in bytes: that of a domain (RFC 1035, section 2.3.4). Every encoding of a key is
+/// shorter.
 pub(crate) const TEXT_BYTES_MAX: usize = 253;
 
-/// The name of a key: the multihash of its public half. Displayed as a CIDv1 in base36, which is the same in upper and
-/// lower case and, of an Ed25519 key, fits into a label of a domain.
+/// The name of a key: the multihash of the public key. Displayed as a CIDv1 in base36, which is case-insensitive and,
+/// for Ed25519 keys, fits into a DNS label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(PeerId);
 
 impl Key {
-    /// Reads the base58 of a peer id, or a CIDv1 in any multibase. Beside `libp2p-key` the codec may be `dag-pb`, which
-    /// names were once written with.
+    /// Parses a peer ID in base58, or a CIDv1 in any multibase. The codec is `libp2p-key`, or `dag-pb` for names in the
+    /// old form.
     pub fn parse(text: &str) -> Option<Self> {
         if text.len() > TEXT_BYTES_MAX {
             return None;
@@ -27,19 +28,19 @@ impl Key {
         PeerId::from_bytes(&cid.hash().to_bytes()).ok().map(Self)
     }
 
-    /// The peer who would have the key.
+    /// The peer ID of the key.
     pub fn peer_id(&self) -> &PeerId {
         &self.0
     }
 
-    /// The name as a CID of the codec `libp2p-key`.
+    /// The name as a CID with the codec `libp2p-key`.
     pub fn to_cid(&self) -> Cid {
-        // A peer id is a multihash of at most 42 bytes of digest.
+        // A peer ID is a multihash with a digest of at most 42 bytes.
         let hash = Multihash::from_bytes(&self.0.to_bytes()).unwrap_or_default();
         Cid::new_v1(codec::LIBP2P_KEY, hash)
     }
 
-    /// What records are stored under in the DHT (<https://specs.ipfs.tech/ipns/ipns-record/#routing-record>).
+    /// The DHT key of the records (<https://specs.ipfs.tech/ipns/ipns-record/#routing-record>).
     pub fn routing_key(&self) -> Vec<u8> {
         [b"/ipns/", &self.0.to_bytes()[..]].concat()
     }

@@ -1,36 +1,36 @@
-//! What IPFS data *is*: CIDs, verified blocks, names and their records, paths, DAG walks, UnixFS and CAR.
+//! IPFS data: CIDs, verified blocks, names and their records, paths, DAG traversals, UnixFS and CAR.
 //!
-//! Goals: one definition of every data rule, usable from a test table, a fuzzer, a command line or a server; bounded
-//! memory and no panics on any input.
+//! Goals: one definition of every data rule, usable in a test table, a fuzzer, a command-line tool or a server; bounded
+//! memory, and no panics on any input.
 //!
-//! Non-goals: sockets, disks and HTTP. This crate knows none of them; where blocks come from is behind [`BlockSource`].
+//! Non-goals: sockets, disks and HTTP. [`BlockSource`] abstracts where blocks come from.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`cid`] | CIDs, multihashes and the key that every tier stores blocks under |
+//! | [`cid`] | CIDs, multihashes, and the key under which every tier stores a block |
 //! | [`hashes`] | which hash functions are accepted, and how bytes are checked against them |
 //! | [`block`] | [`Block`]: bytes that match their CID |
-//! | [`budget`] | [`budget::Budget`]: bytes that many share |
-//! | [`source`] | [`BlockSource`]: the one seam to memory, disk and network |
+//! | [`budget`] | [`budget::Budget`]: a memory quota that many tasks share |
+//! | [`source`] | [`BlockSource`]: the interface to memory, disk and network |
 //! | [`dagpb`] | MerkleDAG protobuf nodes, decoded in place |
 //! | [`unixfs`] | files, directories and symlinks, and readers for them |
-//! | [`importer`] | UnixFS out of bytes and names: the blocks that `ipfs add` makes |
+//! | [`importer`] | builds UnixFS DAGs from files and directories, with the same blocks as `ipfs add` |
 //! | [`ipld`] | documents of every codec as values, and conversions between them |
-//! | [`names`] | [`Name`]: a key or a domain, and [`NameResolver`]: what it stands for |
-//! | [`ipns`] | the records that the owners of keys publish |
-//! | [`dnslink`] | what domains, and the operator's own list, say that names stand for |
+//! | [`names`] | [`Name`]: a public key or a domain, and [`NameResolver`]: resolves a name to a path |
+//! | [`ipns`] | IPNS records: verification and signing |
+//! | [`dnslink`] | DNSLink records, and the operator's table of names |
 //! | [`path`] | [`ContentPath`]: the path of a URL, as a root and names |
 //! | [`redirects`] | the `_redirects` file of a website |
-//! | [`walk`] | from a root and path segments to a block |
-//! | [`dag`] | the links of a block, and every block of a DAG |
-//! | [`frontier`] | the links that a walk over a whole DAG has yet to follow, in bounded memory |
-//! | [`fingerprints`] | what walks have met, in a few bytes for each |
+//! | [`walk`] | resolves a root and path segments to a block |
+//! | [`dag`] | the links of a block, and traversal of a whole DAG |
+//! | [`frontier`] | the links that a traversal has yet to follow, in bounded memory |
+//! | [`fingerprints`] | the visited set of a traversal: a fixed-size hash for each item |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
-//! | [`scope`] | which blocks answer a request for part of a DAG, in order: what a gateway's CARs hold |
+//! | [`scope`] | which blocks a CAR response has, and in which order (`dag-scope`, `entity-bytes`) |
 //! | [`tar`] | a file or a directory tree as a TAR archive |
-//! | [`denylist`] | lists of what is withheld, and whether a block, a path or a name is on one |
-//! | [`policy`] | [`Policy`]: whether content may be emitted at all |
-//! | [`work`] | [`Work`]: the processor budget of one request |
+//! | [`denylist`] | denylists in the compact format, and matching blocks, paths and names against them |
+//! | [`policy`] | [`Policy`]: whether content may be served |
+//! | [`work`] | [`Work`]: the CPU budget of one request |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 

@@ -1,4 +1,4 @@
-//! The links of blocks, whatever their codec.
+//! The links of blocks of every codec.
 
 use crate::block::Block;
 use crate::cid::{Cid, codec};
@@ -7,37 +7,36 @@ use crate::ipld::{self, IpldError};
 use crate::source::SourceError;
 use crate::unixfs::NodeError;
 
-/// Why a DAG cannot be walked.
+/// Why a DAG cannot be traversed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DagError {
-    /// A block cannot be understood.
+    /// A block cannot be decoded.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// A block did not come.
+    /// A block was not received.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// There is no memory left to remember where the walk has been.
-    #[error("there is no memory left at the moment to follow a DAG of so many blocks: try again later")]
+    /// The memory for the state of the traversal is used up.
+    #[error("not enough memory is free to traverse a DAG of so many blocks; retry later")]
     Memory,
 }
 
-/// The CIDs that a block links to, in stored order, repeated as often as they occur: the links of dag-pb nodes and those
-/// of dag-cbor (tag 42, <https://ipld.io/specs/codecs/dag-cbor/spec/#links>) and dag-json documents (`{"/": "…"}`,
-/// <https://ipld.io/specs/codecs/dag-json/spec/#links>). Raw blocks and plain CBOR and JSON have none by definition.
+/// The CIDs that a block links to, in stored order and with repeats: the links of dag-pb nodes, and those of dag-cbor
+/// (tag 42, <https://ipld.io/specs/codecs/dag-cbor/spec/#links>) and dag-json documents (`{"/": "…"}`,
+/// <https://ipld.io/specs/codecs/dag-json/spec/#links>). Raw blocks, plain CBOR and plain JSON have none by definition.
 ///
-/// A CID takes some 150 bytes in memory, and eight in a block: [`for_each_link`] does without all of them at once.
+/// A CID takes some 150 bytes in memory, but as few as eight in a block: [`for_each_link`] needs no list.
 ///
 /// # Errors
-/// [`NodeError::Unsupported`] for other codecs: their links are unknown, which is not the same as none.
-/// [`NodeError::Malformed`] for bytes that break the format, and for dag-json that is too complex to be read
-/// ([`crate::ipld`]).
+/// [`NodeError::Unsupported`] for other codecs, whose links are unknown. [`NodeError::Malformed`] for malformed blocks,
+/// and for dag-json documents beyond the limits of [`crate::ipld`].
 pub fn links(block: &Block) -> Result<Vec<Cid>, NodeError> {
     let mut links = Vec::new();
     for_each_link(block, &mut |cid| links.push(cid))?;
     Ok(links)
 }
 
-/// Hands on what [`links`] would list, one by one. Some may have been handed on before an error.
+/// Calls `each` for every link that [`links`] would return. Some links may precede an error.
 ///
 /// # Errors
 /// Those of [`links`].
@@ -66,7 +65,7 @@ fn links_pb(block: &Block, each: &mut dyn FnMut(Cid)) -> Result<(), crate::dagpb
     Ok(())
 }
 
-/// Whether blocks of a codec have no links, whatever their bytes are.
+/// Whether blocks of a codec never have links.
 pub(crate) fn is_leaf(codec: u64) -> bool {
     matches!(codec, codec::RAW | codec::CBOR | codec::JSON)
 }

@@ -1,9 +1,9 @@
-//! [`Name`]: what may stand after `/ipns/`, and [`NameResolver`], the seam through which it becomes content.
+//! [`Name`]: the root of an `/ipns/` path, and [`NameResolver`], the interface that resolves it.
 //!
-//! Goals: a name is one of two things, told apart without asking anybody: a key (<https://specs.ipfs.tech/ipns/ipns-record/#ipns-name>)
-//! or a domain with a DNSLink (<https://dnslink.dev/>); whoever resolves it says how long the answer holds.
+//! Goals: a name is parsed without a look-up, as a public key (<https://specs.ipfs.tech/ipns/ipns-record/#ipns-name>)
+//! or as a domain with a DNSLink (<https://dnslink.dev/>); every resolution has a TTL.
 //!
-//! Non-goals: how names are looked up, which takes a network. That is behind the trait.
+//! Non-goals: looking names up, which takes a network. Implementations of the trait do that.
 
 use crate::cid::Cid;
 use crate::ipns::Record;
@@ -14,31 +14,31 @@ use futures::future::BoxFuture;
 use std::fmt;
 use std::time::Duration;
 
-/// The longest label of a domain, in bytes.
+/// The maximum length of a domain's label, in bytes.
 const LABEL_BYTES_MAX: usize = 63;
 
-/// What may stand after `/ipns/`.
+/// The root of an `/ipns/` path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Name {
-    /// A public key, whose owner publishes records.
+    /// A public key, whose owner publishes IPNS records.
     Key(Key),
     /// A domain, whose owner publishes a DNSLink.
     Domain(Domain),
 }
 
-/// Why a text is no name.
+/// Why a text is not a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" is neither an IPNS key nor a domain name")]
 pub struct NotAName {
-    /// The offending text, shortened.
+    /// The text, truncated.
     text: String,
 }
 
 impl Name {
-    /// Reads a key in any spelling, or a domain.
+    /// Parses a key in any encoding, or a domain.
     ///
     /// # Errors
-    /// [`NotAName`] quotes what is neither.
+    /// [`NotAName`] when the text is neither.
     pub fn parse(text: &str) -> Result<Self, NotAName> {
         let key = || Key::parse(text).map(Self::Key);
         let domain = || Domain::parse(text).map(Self::Domain);
@@ -55,23 +55,23 @@ impl fmt::Display for Name {
     }
 }
 
-/// A fully qualified domain name in lower case, without the last dot: at least two labels of letters, digits, hyphens and
-/// underscores. Names with other letters have to be in their ASCII form (punycode), as browsers send them.
+/// A fully qualified domain name in lower case, without the trailing dot: at least two labels of letters, digits,
+/// hyphens and underscores. Internationalised names must be in punycode, as browsers send them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Domain(String);
 
 impl Domain {
-    /// Reads a domain; `None` if it is none.
+    /// Parses a domain; `None` if the text is not a domain.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_suffix('.').unwrap_or(text);
-        let label_is_good = |label: &str| {
+        let label_is_valid = |label: &str| {
             (1..=LABEL_BYTES_MAX).contains(&label.len())
                 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
         };
         let is_address = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        let good =
-            text.len() <= TEXT_BYTES_MAX && text.contains('.') && !is_address && text.split('.').all(label_is_good);
-        good.then(|| Self(text.to_ascii_lowercase()))
+        let is_valid =
+            text.len() <= TEXT_BYTES_MAX && text.contains('.') && !is_address && text.split('.').all(label_is_valid);
+        is_valid.then(|| Self(text.to_ascii_lowercase()))
     }
 
     /// The text.
@@ -86,43 +86,43 @@ impl fmt::Display for Domain {
     }
 }
 
-/// What a name stands for, for some time.
+/// The path that a name resolves to, with its TTL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolution {
-    /// Where the walk begins.
+    /// The root of the path.
     pub root: Cid,
-    /// What to follow from there, before anything that the request adds: decoded, none empty, `.` or `..`.
+    /// The segments of the path, before those of the request: decoded, none empty, `.` or `..`.
     pub segments: Vec<String>,
-    /// How long the answer holds from now on: the shortest time to live of all that was resolved on the way, and never
-    /// longer than until the end of life of a record among it.
+    /// The remaining TTL: the minimum of those of all names on the way, and never beyond the end of life of a record
+    /// among them.
     pub ttl: Duration,
-    /// How long ago the oldest answer on the way was learnt, if there may be a newer one for which its time to live has
-    /// passed: nobody could be asked in time.
+    /// The age of the oldest answer on the way, if its TTL has passed and a look-up of a newer one did not succeed in
+    /// time.
     pub stale: Option<Duration>,
-    /// The names on the way, the first one first, and what was to follow from what each stands for, before anything that the
-    /// request adds: a path as policies have it.
+    /// The names on the way, the first one first, each with the path that follows it, without that of the request; in
+    /// the form that policies take.
     pub hops: Vec<(Name, String)>,
 }
 
-/// Why a name cannot be resolved, by what the caller can do about it.
+/// Why a name cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// Nobody who was asked in time has a record of the key that holds.
+    /// No peer that answered in time has a valid record of the key.
     #[error("no record of the name {key} was found ({peers_asked} peers asked in {:.1} s)", waited.as_secs_f32())]
     NoRecord {
         /// The name.
         key: Key,
-        /// How long was waited.
+        /// The duration of the look-up.
         waited: Duration,
-        /// How many peers were asked.
+        /// The number of peers asked.
         peers_asked: usize,
     },
-    /// Only records that do not hold were found.
-    #[error("every record of the name {key} that was found is refused: {reason}")]
+    /// Only invalid or expired records were found.
+    #[error("every record of the name {key} that was found was rejected: {reason}")]
     Refused {
         /// The name.
         key: Key,
-        /// Why the last of them is.
+        /// Why the last record was rejected.
         reason: String,
     },
     /// The domain has no DNSLink.
@@ -131,63 +131,63 @@ pub enum NameError {
         /// The domain.
         domain: Domain,
     },
-    /// DNS did not answer, or not with sense.
-    #[error("the DNSLink of {domain} cannot be looked up: {reason}")]
+    /// DNS did not answer, or its answer is invalid.
+    #[error("the DNSLink of {domain} cannot be resolved: {reason}")]
     Dns {
         /// The domain.
         domain: Domain,
-        /// What went wrong.
+        /// The error.
         reason: String,
     },
-    /// What the name stands for is no path to content.
-    #[error("{name} stands for \"{value}\", which is no path to content")]
+    /// The value of the name is not a content path.
+    #[error("{name} resolves to \"{value}\", which is not a content path")]
     Value {
         /// The name.
         name: Name,
-        /// What it stands for, shortened.
+        /// The value, truncated.
         value: String,
     },
-    /// Names stand for names stand for names.
-    #[error("{name} stands for another name, and so on, more than {max} times")]
+    /// The chain of names is too long.
+    #[error("{name} resolves to a chain of more than {max} names")]
     TooManySteps {
         /// The first name.
         name: Name,
-        /// How many are followed.
+        /// The maximum.
         max: usize,
     },
-    /// It takes too long to follow the names that it stands for, one after the other.
-    #[error("where {name} leads to was not found within {:.1} s", waited.as_secs_f32())]
+    /// Resolving the chain of names takes too long.
+    #[error("{name} was not resolved within {:.1} s", waited.as_secs_f32())]
     TooSlow {
         /// The first name.
         name: Name,
-        /// How long was waited.
+        /// The duration of the look-ups.
         waited: Duration,
     },
-    /// The policy does not let the name be resolved, or not with this path.
+    /// The policy denies the name, or this path below it.
     #[error("{name} is not served here")]
     Withheld {
-        /// The name: the first one, or one that it leads to.
+        /// The denied name: the first one, or one on the way.
         name: Name,
-        /// What the policy said.
+        /// The decision of the policy.
         verdict: Verdict,
     },
-    /// More look-ups are waiting than are allowed.
-    #[error("too many names are being looked up at the moment")]
+    /// The limit of concurrent look-ups is reached.
+    #[error("too many names are being looked up; retry later")]
     Busy,
-    /// The node is offline and does not know the name.
-    #[error("the name {name} is not known here, and this gateway is offline")]
+    /// The node is offline and has no cached record of the name.
+    #[error("no record of the name {name} is stored locally, and this gateway is offline")]
     Offline {
         /// The name.
         name: Name,
     },
 }
 
-/// Turns names into content.
+/// Resolves names to content.
 pub trait NameResolver: Send + Sync {
-    /// What a name stands for, following names that stand for names.
+    /// Resolves a name, and the chain of names that it may begin.
     fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>>;
 
-    /// The best record of a key, verified.
+    /// The newest valid record of a key.
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>>;
 }
 
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_read_in_every_spelling_and_shown_in_one() {
+    fn keys_are_parsed_in_every_encoding_and_displayed_in_one() {
         let table = [
             (
                 "12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK",
@@ -222,9 +222,9 @@ mod tests {
     }
 
     #[test]
-    fn domains_have_labels_and_are_no_addresses() {
-        let good = ["example.org", "EN.wikipedia-on-ipfs.org", "_dnslink.a.b", "xn--nxasmq6b.eth", "example.org."];
-        for text in good {
+    fn domains_have_valid_labels_and_are_not_addresses() {
+        let valid = ["example.org", "EN.wikipedia-on-ipfs.org", "_dnslink.a.b", "xn--nxasmq6b.eth", "example.org."];
+        for text in valid {
             let expected = text.to_ascii_lowercase();
             assert_eq!(Domain::parse(text).expect(text).as_str(), expected.trim_end_matches('.'));
         }

@@ -1,25 +1,25 @@
-//! [`ContentPath`]: the path of a URL, as a root and the names to follow from there.
+//! [`ContentPath`]: the path of a URL, parsed into a root and segments.
 //!
-//! Goals: percent-decoding happens exactly once; nothing climbs above its root; whatever cannot name content is refused
-//! here, before anything is looked up. The reading of a path is Kubo's: the whole path is decoded before it is split, so
-//! an encoded slash separates, empty segments and `.` vanish, and `..` goes up.
+//! Goals: percent-decoding happens exactly once; no path leaves its root; a path that cannot name content is rejected
+//! before any look-up. Paths are parsed as in Kubo: the whole path is decoded before it is split, so an encoded slash
+//! is a separator, empty segments and `.` are dropped, and `..` removes the segment before it.
 
 use crate::cid::{self, Cid, CidError};
 use crate::names::{Name, NotAName};
 use percent_encoding::percent_decode_str;
 use std::borrow::Cow;
 
-/// What a path begins with.
+/// The namespace of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Namespace {
     /// `/ipfs/`: immutable content.
     Ipfs,
-    /// `/ipns/`: what a name stands for now.
+    /// `/ipns/`: mutable names.
     Ipns,
 }
 
 impl Namespace {
-    /// The path up to and with the slash that the root comes after.
+    /// The path up to the root, with the trailing slash.
     pub const fn prefix(self) -> &'static str {
         match self {
             Self::Ipfs => "/ipfs/",
@@ -27,12 +27,12 @@ impl Namespace {
         }
     }
 
-    /// What it is called, without slashes.
+    /// The name of the namespace, without slashes.
     pub fn name(self) -> &'static str {
         self.prefix().trim_matches('/')
     }
 
-    /// The namespace of a path, and what comes after its prefix.
+    /// The namespace of a path, and the rest of the path.
     pub fn split(path: &str) -> Option<(Self, &str)> {
         [Self::Ipfs, Self::Ipns]
             .into_iter()
@@ -40,23 +40,23 @@ impl Namespace {
     }
 }
 
-/// Where a path begins.
+/// The root of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
     /// Immutable content.
     Cid(Cid),
-    /// What a name stands for.
+    /// A mutable name.
     Name(Name),
 }
 
 /// A path to content (<https://specs.ipfs.tech/http-gateways/path-gateway/#request-path>).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContentPath {
-    /// Where the walk begins.
+    /// The root.
     pub root: Root,
-    /// The names to follow from there: decoded, none of them empty, `.` or `..`.
+    /// The segments after the root: decoded, none of them empty, `.` or `..`.
     pub segments: Vec<String>,
-    /// Whether the path ended in a slash, which means a directory.
+    /// Whether the path ends in a slash, which means a directory.
     pub trailing_slash: bool,
 }
 
@@ -66,42 +66,42 @@ pub enum PathError {
     /// The path does not begin with `/ipfs/` or `/ipns/`.
     #[error("a path to content begins with /ipfs/ or /ipns/")]
     Namespace,
-    /// What follows `/ipfs/` is no CID that can be served.
+    /// The root after `/ipfs/` is not a CID, or one that cannot be served.
     #[error(transparent)]
     Cid(#[from] CidError),
-    /// What follows `/ipns/` is no name.
+    /// The root after `/ipns/` is not a name.
     #[error(transparent)]
     Name(#[from] NotAName),
     /// A percent sign is not followed by two hexadecimal digits.
     #[error("the path has a percent sign that is not followed by two hexadecimal digits")]
     Escape,
-    /// The decoded path is not text.
+    /// The decoded path is not UTF-8.
     #[error("the path is not UTF-8 text once it is decoded")]
     NotText,
     /// The path goes above its root.
     #[error("the path goes above its root with \"..\"")]
     AboveRoot,
-    /// The path has more segments than are followed.
+    /// The path has too many segments.
     #[error("the path has more than {max} segments")]
     TooDeep {
-        /// How many are followed.
+        /// The maximum.
         max: usize,
     },
 }
 
 impl ContentPath {
-    /// Reads a URL's path as it was sent: percent-encoded, without its query.
+    /// Parses the path of a URL: percent-encoded, without its query.
     ///
     /// # Errors
-    /// [`PathError`] says which rule the path breaks.
+    /// [`PathError`] when the path is invalid.
     pub fn parse(path: &str, depth_max: usize) -> Result<Self, PathError> {
         Self::read(&decode(path)?, depth_max)
     }
 
-    /// Reads a path that is not percent-encoded, such as an IPNS record or a DNSLink has.
+    /// Parses a path that is not percent-encoded, such as that of an IPNS record or a DNSLink.
     ///
     /// # Errors
-    /// [`PathError`] says which rule the path breaks.
+    /// [`PathError`] when the path is invalid.
     pub fn read(path: &str, depth_max: usize) -> Result<Self, PathError> {
         let (namespace, below) = Namespace::split(path).ok_or(PathError::Namespace)?;
         let (root, rest) = below.split_at(below.find('/').unwrap_or(below.len()));
@@ -112,22 +112,22 @@ impl ContentPath {
         Self::below(root, rest, depth_max)
     }
 
-    /// The path `rest` (decoded) below a root that is known from elsewhere, such as a host name.
+    /// The decoded path `rest` below a root that is given elsewhere, such as in the host name.
     ///
     /// # Errors
-    /// [`PathError`] says which rule the path breaks.
+    /// [`PathError`] when the path is invalid.
     pub fn below(root: Root, rest: &str, depth_max: usize) -> Result<Self, PathError> {
         let trailing_slash = rest.ends_with('/');
         Ok(Self { root, segments: split(rest, depth_max)?, trailing_slash })
     }
 
-    /// The last name, if there is one: what a file is called.
+    /// The last segment, if there is one: the name of the file.
     pub fn name(&self) -> Option<&str> {
         self.segments.last().map(String::as_str)
     }
 }
 
-/// Decodes a path as it was sent.
+/// Percent-decodes a path.
 ///
 /// # Errors
 /// [`PathError::Escape`] and [`PathError::NotText`].
@@ -163,6 +163,7 @@ fn split(rest: &str, depth_max: usize) -> Result<Vec<String>, PathError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
     use proptest::prelude::*;
 
     const CID: &str = "bafkqac3imvwgy3zao5xxe3de";
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_read_as_kubo_reads_them() {
+    fn paths_are_parsed_as_in_kubo() {
         let table: [(&str, &[&str], bool); 14] = [
             ("", &[], false),
             ("/", &[], true),
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_name_content_is_refused() {
+    fn invalid_paths_are_rejected() {
         let table = [
             ("/..", PathError::AboveRoot),
             ("/a/../..", PathError::AboveRoot),
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_roots_too() {
+    fn names_are_roots() {
         let path = ContentPath::parse("/ipns/Example.org/a%20b/", 4).expect("a path");
         assert_eq!(path.root, Root::Name(Name::parse("example.org").expect("a name")));
         assert_eq!((path.segments, path.trailing_slash), (vec!["a b".to_owned()], true));
@@ -230,15 +231,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_names_survive_encoding(names in prop::collection::vec("[^/\u{0}]{1,12}", 0..4)) {
+        fn encoded_names_are_decoded(names in prop::collection::vec("[^/\u{0}]{1,12}", 0..4)) {
             prop_assume!(names.iter().all(|name| name != "." && name != ".."));
-            let encode = |name: &String| percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC).to_string();
+            let encode = |name: &String| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string();
             let path: String = names.iter().map(|name| format!("/{}", encode(name))).collect();
             prop_assert_eq!(parse(&path), Ok((names, false)));
         }
 
         #[test]
-        fn nothing_panics_and_nothing_climbs(path in "(/ipfs/)?[/.%a-fA-F0-9é]{0,40}") {
+        fn no_path_panics_or_leaves_its_root(path in "(/ipfs/)?[/.%a-fA-F0-9é]{0,40}") {
             if let Ok(path) = ContentPath::parse(&path, 8) {
                 prop_assert!(path.segments.len() <= 8);
                 prop_assert!(path.segments.iter().all(|name| !name.is_empty() && name != "." && name != ".."));

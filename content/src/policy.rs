@@ -1,7 +1,7 @@
-//! [`Policy`]: whether content may be emitted, consulted by every tier before a block leaves it.
+//! [`Policy`]: whether content may be served. Every tier checks it before it returns a block.
 //!
-//! Goals: one seam that the HTTP gateway and the Bitswap server both pass through, so that nothing refused on one way
-//! out leaks through another; a generation number, so that answers remembered under an older policy can be told.
+//! Goals: the HTTP gateway and the Bitswap server check the same policy, so that content withheld by one is not served
+//! by the other; a generation number, so that answers cached under an older policy can be invalidated.
 
 use crate::block::Block;
 use crate::cid::{Cid, Multihash, is_identity};
@@ -18,69 +18,69 @@ use futures::future::{BoxFuture, ready};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Decides whether content may leave this node.
+/// Decides whether content may be served.
 ///
-/// A block is withheld from everybody, whatever it is asked for as. A path is withheld from whoever asks for it; what
-/// lies there may be had by other paths, and by its own CID. Paths are decoded, without slashes at their ends.
+/// A block is withheld from all clients, under every CID of its multihash. A path is withheld only under this path: its
+/// content can be served under other paths, and under its own CID. Paths are decoded and have no trailing slash.
 pub trait Policy: Send + Sync {
-    /// Changes whenever an earlier verdict may no longer hold.
+    /// The generation of the rules. It changes whenever an earlier verdict may be outdated.
     fn generation(&self) -> u64;
 
-    /// The verdict on a block, whatever codec or CID version it is asked for by. Called for every block: it must not block
-    /// or allocate, unless what it finds is rare.
+    /// The verdict on a block, whatever the codec and version of its CID. Called for every block: it must not block,
+    /// and allocate only in rare cases.
     fn check(&self, cid: &Cid) -> Verdict;
 
-    /// Whether anything at all may be refused: if not, nobody needs to look for what is.
+    /// Whether the policy may deny anything. If not, callers skip expensive checks.
     fn withholds(&self) -> bool {
         true
     }
 
-    /// Whether a path may have another verdict than its root: if not, nobody needs to ask about any.
+    /// Whether a path may have another verdict than its root. If not, callers skip the checks of paths.
     fn decides_paths(&self) -> bool {
         false
     }
 
-    /// The verdict on what lies at a path below a root. A walk asks at every step, for the rest of its path.
+    /// The verdict on a path below a root. Path resolution calls it at every step, with the rest of the path.
     fn check_path(&self, root: &Cid, path: &str) -> Verdict {
         if path.is_empty() { self.check(root) } else { Verdict::Allow }
     }
 
-    /// The verdict on an answer that holds everything below a path: refused, if something there is known to be withheld.
+    /// The verdict on a response with all content below a path: denied if some of the content is known to be withheld.
     fn check_below(&self, root: &Cid, path: &str) -> Verdict {
         _ = (root, path);
         Verdict::Allow
     }
 
-    /// The verdict on a name, or on a path below what it stands for. Each name is asked about that leads to another.
+    /// The verdict on a name, or on a path below it. Called for every name of a chain.
     fn check_name(&self, name: &Name, path: &str) -> Verdict {
         _ = (name, path);
         Verdict::Allow
     }
 
-    /// The verdict on a request that begins here: where only what is on a list is served, whether this is.
+    /// The verdict on the root of a request, if there is an allowlist: whether it is listed.
     fn check_entry(&self, root: &Root, path: &str) -> Verdict {
         _ = (root, path);
         Verdict::Allow
     }
 
-    /// Whether only what is on a list is served: over HTTP what requests begin with, and to peers, beside those, what is pinned.
+    /// Whether only listed content is served: over HTTP the roots of requests, and to peers also what is pinned.
     fn serves_only_listed(&self) -> bool {
         false
     }
 
-    /// Whether rules may name paths by hashes alone, so that nobody can tell beforehand what lies below a path.
+    /// Whether rules may have hashed paths, so that the withheld paths below a path cannot be enumerated.
     fn hides_paths(&self) -> bool {
         false
     }
 
-    /// Whether a block is on a list of what is served: for other peers, where nothing else is.
+    /// Whether a block is on an allowlist, for peers if only listed content is served.
     fn lists_block(&self, cid: &Cid) -> bool {
         self.check(cid) == Verdict::Allow
     }
 }
 
-/// Whether a block may be taken in, or given to an operator: not if a list withholds it. That it is on no list of what
-/// is served is no reason, for such a list is about requests of the public.
+/// Whether a block may be imported, or shown to an operator: unless a denylist withholds it. Allowlists do not matter,
+/// because they are about public requests.
 ///
 /// # Errors
 /// [`SourceError::Refused`].
@@ -91,23 +91,23 @@ pub fn admit(policy: &dyn Policy, cid: &Cid) -> Result<(), SourceError> {
     }
 }
 
-/// Blocks of a source, but for those that are withheld.
+/// A source that returns only blocks that the policy does not withhold.
 #[derive(Clone)]
 pub struct Permitted {
     source: Arc<dyn BlockSource>,
     policy: Arc<dyn Policy>,
-    /// Whether a block is refused below which a path is withheld: of what is given as a whole.
+    /// Whether a block is denied if a path below it is withheld: for responses with a whole DAG.
     whole: bool,
 }
 
 impl Permitted {
-    /// Blocks that are asked for one by one.
+    /// For blocks that are requested one by one.
     pub fn blocks(source: Arc<dyn BlockSource>, policy: Arc<dyn Policy>) -> Self {
         Self { source, policy, whole: false }
     }
 
-    /// Blocks of a DAG that is given as a whole, in which no path may be withheld either. Rules that are hashes of
-    /// paths are not found by this.
+    /// For the blocks of a whole DAG, in which no path may be withheld either. Rules with hashed paths are not
+    /// detected.
     pub fn whole(source: Arc<dyn BlockSource>, policy: Arc<dyn Policy>) -> Self {
         Self { source, policy, whole: true }
     }
@@ -125,7 +125,7 @@ impl Permitted {
 }
 
 impl BlockSource for Permitted {
-    /// What is refused is not at hand, so that it is asked for, and why it is refused is told.
+    /// A denied block is not returned, so that the caller uses `get`, which returns the error.
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.check(cid).ok().and_then(|()| self.source.peek(cid))
     }
@@ -175,23 +175,23 @@ impl Policy for AllowAll {
     }
 }
 
-/// Asks a policy about the blocks that a block carries in its links, by identity CIDs: whoever gets the one has the
-/// others. The bytes count, whatever codec they are asked for by.
+/// Checks the blocks that a block has inlined in its links by identity CIDs, because they are served with it. The
+/// codecs of the links do not matter.
 ///
 /// # Errors
-/// [`SourceError::Refused`] names the first that is refused.
+/// [`SourceError::Refused`] for the first denied block.
 pub fn check_inlined(policy: &dyn Policy, block: &Block) -> Result<(), SourceError> {
     if !policy.withholds() {
         return Ok(());
     }
-    // Each is shorter than the one that carries it.
+    // The recursion ends because each inlined block is shorter than the block that has it.
     let check = |cid: Cid| match (policy.check(&cid), Block::inline(&cid)) {
         (Verdict::Allow, Some(inlined)) => check_inlined(policy, &inlined),
         (Verdict::Allow, None) => Ok(()),
         (verdict, _) => Err(SourceError::Refused { cid, verdict }),
     };
     if ipld::is_document(block.cid().codec()) {
-        // What cannot be read has no links to anybody.
+        // A block that cannot be decoded has no links.
         let links = dag::links(block).unwrap_or_default();
         return links.into_iter().filter(is_identity).try_for_each(check);
     }
@@ -200,7 +200,7 @@ pub fn check_inlined(policy: &dyn Policy, block: &Block) -> Result<(), SourceErr
     inlined.into_iter().try_for_each(check)
 }
 
-/// Refuses a fixed set of blocks, by multihash, with [`Verdict::Gone`].
+/// Denies a fixed set of blocks, by multihash, with [`Verdict::Gone`].
 #[derive(Debug, Clone, Default)]
 pub struct DenyList {
     hashes: HashSet<Multihash>,

@@ -1,10 +1,10 @@
-//! [`BlockSource`]: the one seam between what reads DAGs and what holds blocks.
+//! [`BlockSource`]: the interface between readers of DAGs and tiers of blocks.
 //!
-//! Goals: object-safe, so that memory, disk, network and their combinations are interchangeable and can be wrapped (with
-//! metrics, limits, faults); errors shaped by what the caller can do about them.
+//! Goals: object-safe, so that memory, disk, network and their combinations are interchangeable and can be wrapped
+//! (with metrics, limits, faults); errors that tell the caller what to do.
 //!
-//! Boxed futures cost nothing beside I/O, and a block that is at hand never gets there: [`BlockSource::peek`] answers it
-//! without waiting or allocating.
+//! The cost of a boxed future is negligible beside I/O, and blocks in memory need none: [`BlockSource::peek`] returns
+//! them without waiting or allocating.
 
 use crate::block::Block;
 use crate::cid::{BlockKey, Cid, is_identity};
@@ -15,37 +15,37 @@ use futures::future::{BoxFuture, ready};
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-/// Somewhere that verified blocks come from.
+/// A source of verified blocks.
 pub trait BlockSource: Send + Sync {
-    /// The block, if it can be had without waiting: no I/O, no lock held over I/O. The default holds nothing at hand.
+    /// The block, if it is available without I/O and without a lock that is held during I/O. `None` by default.
     fn peek(&self, cid: &Cid) -> Option<Block> {
         let _ = cid;
         None
     }
 
-    /// The block, if a slower tier has it where it is read without waiting, at the price of reading it: a disk whose data the
-    /// operating system holds in memory. Asked after [`BlockSource::peek`]; the default has no such tier.
+    /// The block, if a slower tier can read it without blocking: a disk tier whose data is in the page cache. Called
+    /// after [`BlockSource::peek`]; `None` by default.
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         let _ = cid;
         None
     }
 
-    /// The block that an identity CID carries, unless the source has a reason not to give it: [`BlockSource::get`]
-    /// tells that reason. The default knows none.
+    /// The block of an identity CID, unless the source withholds it; then [`BlockSource::get`] returns the error. By
+    /// default nothing is withheld.
     fn inline(&self, cid: &Cid) -> Option<Block> {
         Block::inline(cid)
     }
 
-    /// What counts the work that is done with these blocks. A request's own source has its budget; the default has
-    /// none, and whoever asks has a counter of its own.
+    /// The counter of the work that is done with these blocks. The source of a request has the request's budget. By
+    /// default, each call returns a new counter without a limit.
     fn work(&self) -> Work {
         Work::unlimited()
     }
 
-    /// Finds a block. Dropping the future withdraws the caller's interest; work that nobody waits for is cancelled.
+    /// Fetches a block. Dropping the future cancels the fetch, unless other callers wait for it.
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>>;
 
-    /// Whether [`BlockSource::get`] would find the block here, without reading its bytes and never by asking anybody else.
+    /// Whether the block is stored locally. Reads no data, and never asks the network.
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>>;
 }
 
@@ -75,22 +75,22 @@ impl<S: BlockSource + ?Sized> BlockSource for Arc<S> {
     }
 }
 
-/// The block, if it takes no waiting: it is inline in its CID, or the source has it at hand.
-pub(crate) fn at_hand(source: &dyn BlockSource, cid: &Cid) -> Option<Block> {
+/// The block, if it needs no waiting: it is inline in its CID, or [`BlockSource::peek`] has it.
+pub(crate) fn peek_or_inline(source: &dyn BlockSource, cid: &Cid) -> Option<Block> {
     if is_identity(cid) { source.inline(cid) } else { source.peek(cid) }
 }
 
-/// The block, waiting for it only if it is not at hand.
+/// The block, from [`BlockSource::get`] only if it is not available at once.
 pub(crate) async fn fetch(source: &dyn BlockSource, cid: &Cid) -> Result<Block, SourceError> {
-    match at_hand(source, cid) {
+    match peek_or_inline(source, cid) {
         Some(block) => Ok(block),
         None => source.get(cid).await,
     }
 }
 
-/// Blocks in a map, without limit or eviction: for archives that are small enough to hold, and for tests. Everything it
-/// holds is at hand; anything else is [`SourceError::NotFound`]. Like every tier it ignores codec and CID version, and
-/// it answers inline blocks as well.
+/// Blocks in a map, without limit or eviction: for small archives and for tests. [`BlockSource::peek`] returns every
+/// stored block; for others, `get` fails with [`SourceError::NotFound`]. Like every tier it ignores the codec and the
+/// version of CIDs, and it also returns inline blocks.
 #[derive(Debug, Default)]
 pub struct MemoryBlocks {
     blocks: RwLock<HashMap<BlockKey, Bytes>>,
@@ -102,30 +102,30 @@ impl MemoryBlocks {
         Self::default()
     }
 
-    /// Holds a block from now on. Inline blocks need no holding.
+    /// Stores a block. Inline blocks are not stored.
     pub fn insert(&self, block: &Block) {
         if let Some(key) = block.key() {
             self.blocks.write().unwrap_or_else(PoisonError::into_inner).insert(key, block.data().clone());
         }
     }
 
-    /// Forgets a block; `true` if it was held.
+    /// Deletes a block; `true` if it was stored.
     pub fn remove(&self, cid: &Cid) -> bool {
         let mut blocks = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
         BlockKey::of(cid).is_some_and(|key| blocks.remove(&key).is_some())
     }
 
-    /// How many blocks are held.
+    /// The number of stored blocks.
     pub fn len(&self) -> usize {
         self.read().len()
     }
 
-    /// Whether no block is held.
+    /// Whether no block is stored.
     pub fn is_empty(&self) -> bool {
         self.read().is_empty()
     }
 
-    /// A map stays whole even if a thread panicked while it held the lock, so poisoning means nothing here.
+    /// A map stays consistent even if a thread panics while it holds the lock, so poisoning is ignored.
     fn read(&self) -> RwLockReadGuard<'_, HashMap<BlockKey, Bytes>> {
         self.blocks.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,7 +142,7 @@ impl FromIterator<Block> for MemoryBlocks {
 impl BlockSource for MemoryBlocks {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
-        // The bytes became a `Block` by verification before they were inserted.
+        // The bytes were verified before they were inserted.
         self.read().get(&key).map(|data| Block::from_checked(*cid, data.clone()))
     }
 

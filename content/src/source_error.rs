@@ -1,4 +1,4 @@
-//! [`SourceError`]: why a block is not to be had.
+//! [`SourceError`]: why a [`crate::BlockSource`] returned no block.
 
 use crate::block::BlockError;
 use crate::cid::Cid;
@@ -6,69 +6,69 @@ use crate::verdict::Verdict;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why a source has no block to give.
+/// Why a source returned no block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// This source does not hold the block and asks nobody else (local tiers, offline mode).
-    #[error("{cid} is not held here")]
+    /// The source does not have the block, and does not ask the network (local tiers, offline mode).
+    #[error("{cid} is not stored locally")]
     NotFound {
-        /// The block that was asked for.
+        /// The requested block.
         cid: Cid,
     },
-    /// The network made no progress for as long as the caller allows. Trying later may help.
-    #[error("no block of {cid} arrived in time: {stall}")]
+    /// The network made no progress for as long as the caller allows. A retry may succeed.
+    #[error("the block {cid} did not arrive in time: {stall}")]
     Stalled {
-        /// The block that was asked for.
+        /// The requested block.
         cid: Cid,
         /// How far the search got.
         stall: Stall,
     },
-    /// As many requests as are allowed fetch from the network already. Trying later helps.
-    #[error("too many requests are fetching from the network at the moment")]
+    /// The limit of concurrent network fetches is reached. A retry with back-off succeeds.
+    #[error("too many requests are fetching from the network; retry later")]
     Busy,
-    /// Whoever was asked sent bytes that are not the block.
-    #[error("every copy of {cid} that was sent failed its check")]
+    /// Every peer that sent the block sent an invalid one.
+    #[error("every received copy of {cid} was invalid: its hash did not match the CID")]
     Corrupt {
-        /// The block that was asked for.
+        /// The requested block.
         cid: Cid,
     },
-    /// The policy does not let this content out.
+    /// The policy denies this content.
     #[error("{cid} is not served here")]
     Refused {
-        /// The block that was asked for.
+        /// The requested block.
         cid: Cid,
-        /// What the policy said.
+        /// The decision of the policy.
         verdict: Verdict,
     },
-    /// The request has used up its processor budget ([`crate::work`]).
-    #[error("this takes more than the {max} steps of work that one request may take")]
+    /// The request has used up its CPU budget ([`crate::work`]).
+    #[error("the request exceeds its limit of {max} steps of work")]
     TooMuchWork {
         /// The budget, in steps.
         max: u64,
     },
-    /// The CID cannot be served by anyone: its hash function is not accepted.
+    /// The hash function of the CID is not accepted, so no source can serve it.
     #[error(transparent)]
     Unacceptable(#[from] BlockError),
-    /// A local store failed. The operator has to look.
+    /// A local store failed. The operator has to repair it.
     #[error("the local store failed: {0}")]
     Store(Arc<str>),
-    /// The process is stopping, or the part that would answer is gone.
+    /// The process is shutting down.
     #[error("shutting down")]
     Closed,
 }
 
-/// How far a search got before it stalled: what an error page tells its reader.
+/// The progress of a search before it stalled, for error pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stall {
-    /// How long nothing arrived.
+    /// How long nothing was received.
     pub waited: Duration,
-    /// Distinct providers that routing named.
+    /// Distinct providers that content routing returned.
     pub providers_found: u32,
-    /// Peers that were asked for the block.
+    /// Peers to which a want was sent.
     pub peers_asked: u32,
-    /// Peers that answered anything at all.
+    /// Peers that sent any answer.
     pub peers_answered: u32,
-    /// Nobody was there to ask: the node has no peers at all, so that the search was not begun.
+    /// The node has no connected peers, so the search did not begin.
     pub no_peers: bool,
 }
 
@@ -76,7 +76,7 @@ impl std::fmt::Display for Stall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { waited, providers_found, peers_asked, peers_answered, no_peers } = self;
         if *no_peers {
-            return f.write_str("this gateway has no peers that it could ask");
+            return f.write_str("this gateway has no peers");
         }
         write!(
             f,
@@ -89,13 +89,13 @@ impl std::fmt::Display for Stall {
 }
 
 impl Stall {
-    /// What the search was doing when nothing more arrived.
+    /// The phase of the search in which it stalled.
     pub fn phase(&self) -> &'static str {
         match (self.providers_found, self.peers_asked, self.peers_answered) {
-            (0, 0, _) => "looking for somebody who has it",
-            (_, 0, _) => "connecting to those who have it",
-            (_, _, 0) => "waiting for those who were asked to answer",
-            _ => "waiting for the block itself",
+            (0, 0, _) => "looking for providers",
+            (_, 0, _) => "connecting to the providers",
+            (_, _, 0) => "waiting for the peers to answer",
+            _ => "waiting for the block",
         }
     }
 }

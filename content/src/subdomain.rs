@@ -1,4 +1,4 @@
-//! Labels of subdomain gateways: which DNS label stands for a CID or a name, and what a label stands for
+//! Labels of subdomain gateways: the DNS label of a CID or a name, and the root that a label encodes
 //! (<https://specs.ipfs.tech/http-gateways/subdomain-gateway/>).
 
 use crate::Cid;
@@ -8,30 +8,30 @@ use crate::names::{Key, Name};
 use crate::path::{Namespace, Root};
 use ::cid::multibase::Base;
 
-/// A label of a domain has no more characters (RFC 1035, section 2.3.4).
+/// The maximum length of a DNS label, in characters (RFC 1035, section 2.3.4).
 const LABEL_BYTES_MAX: usize = 63;
 
-/// Why a label stands for nothing, or a root has no label.
+/// Why a label is invalid, or a root has no label.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
-    /// The root is no CID.
+    /// The label is not a valid CID.
     #[error(transparent)]
     Cid(#[from] crate::CidError),
-    /// The root is no name.
+    /// The label is not a valid name.
     #[error(transparent)]
     Name(#[from] crate::names::NotAName),
-    /// The text of the root does not fit into a label in any base.
+    /// The root does not fit into a label in any base.
     #[error("CID incompatible with DNS label length limit of 63: {text}")]
     TooLong {
-        /// The shortest text.
+        /// The shortest encoding.
         text: String,
     },
 }
 
-/// What a label below a host stands for.
+/// The root that a DNS label encodes.
 ///
 /// # Errors
-/// [`LabelError`] when it is nothing of the namespace.
+/// [`LabelError`] when the label is not a valid root of the namespace.
 pub fn root_of_label(namespace: Namespace, label: &str) -> Result<Root, LabelError> {
     match namespace {
         Namespace::Ipfs => Ok(Root::Cid(cid::parse(label)?)),
@@ -40,17 +40,16 @@ pub fn root_of_label(namespace: Namespace, label: &str) -> Result<Root, LabelErr
     }
 }
 
-/// The text that stands for a root in front of `.ipfs.` or `.ipns.`: the same in upper and lower case, and at most 63
-/// characters long. Of CIDs that is base32, or base36 where that is too long; domains are written as one label if they
-/// are to be `inlined`.
+/// The label of a root before `.ipfs.` or `.ipns.`: case-insensitive, and at most 63 characters long. CIDs are encoded
+/// in base32, or in base36 if base32 is too long. With `inlined`, a domain is encoded as one label ([`inline`]).
 ///
 /// # Errors
 /// [`LabelError::TooLong`].
 pub fn label(root: &Root, inlined: bool) -> Result<String, LabelError> {
     match root {
         Root::Cid(cid) => cid_label(cid),
-        Root::Name(Name::Key(key)) => fits(key.to_string()),
-        Root::Name(Name::Domain(domain)) if inlined => fits(inline(domain.as_str())),
+        Root::Name(Name::Key(key)) => check_length(key.to_string()),
+        Root::Name(Name::Domain(domain)) if inlined => check_length(inline(domain.as_str())),
         Root::Name(Name::Domain(domain)) => Ok(domain.to_string()),
     }
 }
@@ -59,14 +58,14 @@ fn cid_label(cid: &Cid) -> Result<String, LabelError> {
     let v1 = Cid::new_v1(cid.codec(), *cid.hash());
     let base = if cid.codec() == codec::LIBP2P_KEY { Base::Base36Lower } else { Base::Base32Lower };
     let text = |base| v1.to_string_of_base(base).unwrap_or_default();
-    fits(text(base)).or_else(|_| fits(text(Base::Base36Lower)))
+    check_length(text(base)).or_else(|_| check_length(text(Base::Base36Lower)))
 }
 
-fn fits(text: String) -> Result<String, LabelError> {
+fn check_length(text: String) -> Result<String, LabelError> {
     if text.len() <= LABEL_BYTES_MAX { Ok(text) } else { Err(LabelError::TooLong { text }) }
 }
 
-/// A domain as one label: hyphens doubled, dots as hyphens.
+/// A domain encoded as one label: `-` becomes `--`, and `.` becomes `-`.
 pub fn inline(domain: &str) -> String {
     domain.replace('-', "--").replace('.', "-")
 }

@@ -1,14 +1,14 @@
-//! What a policy says of content or of a name.
+//! [`Verdict`]: the decision of a policy on content or a name.
 
-/// What a policy says about a piece of content.
+/// The decision of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// May be emitted.
+    /// May be served.
     Allow,
     /// Removed by the operator (HTTP 410).
     Gone,
     /// Withheld for legal reasons (HTTP 451, RFC 7725).
     Legal,
-    /// Not among what this node serves, which serves nothing else (HTTP 403).
+    /// Not on the allowlist of a node that serves only listed content (HTTP 403).
     Unlisted,
 }

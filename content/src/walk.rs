@@ -1,13 +1,12 @@
-//! From a root CID and path segments to a block (<https://specs.ipfs.tech/http-gateways/path-gateway/>).
+//! Path resolution: from a root CID and segments to a block (<https://specs.ipfs.tech/http-gateways/path-gateway/>).
 //!
-//! A segment is a name in a UnixFS directory or a plain dag-pb node, or a key or index in a document (dag-cbor, dag-json and
-//! the plain formats, which merely have no links). A link in a document is followed before the next segment.
+//! A segment is a name in a UnixFS directory or a plain dag-pb node, or a key or index in a document (dag-cbor,
+//! dag-json, and plain CBOR and JSON, which have no links). A link in a document is followed before the next segment.
 //!
-//! Goals: what the gateway's `X-Ipfs-Roots` header and its CAR responses need comes out of the walk itself; every way to
-//! fail names the block and the segment where it did; a document is decoded once, within the bounds of [`crate::ipld`].
+//! Goals: resolution returns what `X-Ipfs-Roots` and CAR responses need; every error names the block and the segment
+//! where it occurred; a document is decoded once, within the limits of [`crate::ipld`].
 //!
-//! Non-goals: following symlinks, which gateways do not do; the logical form of dag-pb (`Links/0/Hash`), which gateways
-//! do not walk either.
+//! Non-goals: following symlinks, and the logical form of dag-pb (`Links/0/Hash`), neither of which gateways support.
 
 use crate::block::Block;
 use crate::cid::Cid;
@@ -17,26 +16,25 @@ use crate::source::{BlockSource, SourceError, fetch};
 use crate::unixfs::dir::{self, DirError};
 use crate::unixfs::{Node, NodeError};
 
-/// Where a path leads.
+/// The result of path resolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// The block of the last segment: the one that it names, or the one that holds the value that it names.
+    /// The block of the last segment: the one that it links to, or the document with the value that it names.
     pub block: Block,
-    /// The root, then the CID of the block that each segment leads to: what `X-Ipfs-Roots` lists. A segment that stays
-    /// inside a document repeats the document's CID. The inner shards of a large directory are not among them: they
-    /// belong to no segment.
+    /// The root, then the CID of the block of each segment: the value of `X-Ipfs-Roots`. A segment inside a document
+    /// repeats the CID of the document. The inner shards of a HAMT directory are left out, because they belong to no
+    /// segment.
     pub roots: Vec<Cid>,
-    /// Every block that was read on the way to the last one, which is not among them, in the order in which they were
-    /// read: what proves the path. Inner shards are among them.
+    /// Every block that was read before `block`, in the order of reading, inner shards included: the proof of the path.
     pub passed: Vec<Cid>,
-    /// The segments that lead to a value inside `block`; none if the path ends with the block itself.
+    /// The segments that lead to a value inside `block`; empty if the path ends at the block.
     pub remainder: Vec<String>,
 }
 
-/// Why a path leads nowhere.
+/// Why a path cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WalkError {
-    /// A directory has no such name, or a document no such key or index there.
+    /// A directory has no entry of this name, or a document no such key or index.
     #[error("there is no link named \"{name}\" under {parent}")]
     NoLink {
         /// The directory or document.
@@ -44,15 +42,15 @@ pub enum WalkError {
         /// The missing segment.
         name: String,
     },
-    /// The path goes on below something that has nothing below it: a file or a symlink.
+    /// The path continues below a file or a symlink.
     #[error("{cid} is not a directory, so it has no \"{name}\"")]
     NotADirectory {
         /// The file or symlink.
         cid: Cid,
-        /// The segment that was to be found in it.
+        /// The segment below it.
         name: String,
     },
-    /// The path goes on below a block whose codec cannot be walked.
+    /// The path continues below a block whose codec does not support paths.
     #[error("{cid} has the codec 0x{codec:x}, in which paths are not supported")]
     Unsupported {
         /// The block.
@@ -68,13 +66,13 @@ pub enum WalkError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A document on the way is larger than what is read here ([`ipld::MAX_ITEMS`], [`ipld::MAX_DEPTH`]).
-    #[error("{cid} is too complex a document to be walked through")]
+    /// A document on the way exceeds [`ipld::MAX_ITEMS`] or [`ipld::MAX_DEPTH`].
+    #[error("the document {cid} has more values or levels than path resolution supports")]
     TooComplex {
         /// The block.
         cid: Cid,
     },
-    /// A block on the way did not come.
+    /// A block on the way was not received.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
@@ -98,29 +96,29 @@ impl From<IpldError> for WalkError {
     }
 }
 
-/// What a block makes of the segments that come to it.
+/// How a block resolves the next segments.
 struct Step {
-    /// How many of them it takes, at least one.
-    taken: usize,
-    /// The block that they lead to, or `None` when they all end at a value inside this one.
+    /// The number of segments that it resolves, at least one.
+    resolved_count: usize,
+    /// The block that they link to, or `None` if they all end at a value inside this one.
     next: Option<Cid>,
-    /// The inner shards that had to be read for it.
+    /// The inner shards that were read.
     shards: Vec<Cid>,
 }
 
-/// Follows `segments` (percent-decoded, none empty) from `root`, and fetches the block at the end, whatever its codec. Only
-/// blocks that are walked through have to be understood.
+/// Resolves `segments` (percent-decoded, none empty) from `root`, and fetches the last block, whatever its codec. Only
+/// the blocks before it are decoded.
 ///
 /// # Errors
-/// [`WalkError`] names the first step that failed.
+/// [`WalkError`] for the first segment that cannot be resolved.
 pub async fn resolve(source: &dyn BlockSource, root: Cid, segments: &[String]) -> Result<Resolved, WalkError> {
     resolve_under(source, &AllowAll, root, segments).await
 }
 
-/// The same, as far as a policy allows: it is asked at each step about the rest of the path, before the block is.
+/// The same under a policy, which is checked at each step for the rest of the path before the block is fetched.
 ///
 /// # Errors
-/// [`WalkError`] names the first step that failed; [`SourceError::Refused`] what begins a path that the policy refuses.
+/// [`WalkError`] for the first segment that cannot be resolved; [`SourceError::Refused`] if the policy denies the path.
 pub async fn resolve_under(
     source: &dyn BlockSource,
     policy: &dyn Policy,
@@ -134,26 +132,27 @@ pub async fn resolve_under(
     roots.push(root);
     let mut rest = segments;
     while let Some(name) = rest.first() {
-        let here = *block.cid();
+        let current = *block.cid();
         work.charge_decoding(&block);
         work.turn().await?;
-        let step = match ipld::is_document(here.codec()) {
-            true => through_document(&block, rest)?,
-            false => through_node(source, &block, name).await?,
+        let step = match ipld::is_document(current.codec()) {
+            true => resolve_in_document(&block, rest)?,
+            false => resolve_in_node(source, &block, name).await?,
         };
-        roots.extend(std::iter::repeat_n(here, step.taken - usize::from(step.next.is_some())));
+        roots.extend(std::iter::repeat_n(current, step.resolved_count - usize::from(step.next.is_some())));
         let Some(next) = step.next else { break };
-        rest = rest.get(step.taken..).unwrap_or_default();
+        rest = rest.get(step.resolved_count..).unwrap_or_default();
         check_path(policy, &next, rest, None)?;
         block = fetch(source, &next).await?;
         roots.push(next);
-        passed.push(here);
+        passed.push(current);
         passed.extend(step.shards);
     }
     Ok(Resolved { block, roots, passed, remainder: rest.to_vec() })
 }
 
-/// Asks a policy about a path that is more than its root, which blocks are checked by, and may go on with `more`.
+/// Checks a path below a root, optionally extended by `more`. Without segments nothing is checked, since the root is
+/// checked as a block.
 ///
 /// # Errors
 /// [`SourceError::Refused`].
@@ -167,7 +166,7 @@ pub fn check_path(policy: &dyn Policy, root: &Cid, rest: &[String], more: Option
     }
 }
 
-/// A path as policies have it.
+/// A path in the form that policies take.
 pub fn joined(segments: &[String], more: Option<&str>) -> String {
     let mut path = segments.join("/");
     if let Some(more) = more {
@@ -180,12 +179,12 @@ pub fn joined(segments: &[String], more: Option<&str>) -> String {
 }
 
 impl Resolved {
-    /// Each root on the way, with what of the path is left there.
+    /// Each root on the way, with the rest of the path from there.
     pub fn ways<'a>(&'a self, segments: &'a [String]) -> impl Iterator<Item = (&'a Cid, &'a [String])> {
         self.roots.iter().enumerate().filter_map(|(index, root)| Some((root, segments.get(index..)?)))
     }
 
-    /// Asks a policy about what is called `more` at the end of a path that was walked, by each root on the way.
+    /// Checks the policy for the path extended by `more`, from each root on the way.
     ///
     /// # Errors
     /// [`SourceError::Refused`].
@@ -193,7 +192,7 @@ impl Resolved {
         self.ways(segments).try_for_each(|(root, rest)| check_path(policy, root, rest, Some(more)))
     }
 
-    /// Asks a policy about an answer that holds everything below the end of a path that was walked.
+    /// Checks the policy for a response with all content below the path, from each root on the way.
     ///
     /// # Errors
     /// [`SourceError::Refused`].
@@ -208,21 +207,21 @@ impl Resolved {
     }
 }
 
-/// Goes down a document as far as it reaches: to the first link, or to where the segments end.
-fn through_document(block: &Block, segments: &[String]) -> Result<Step, WalkError> {
+/// Resolves segments inside a document, up to the first link or the end of the path.
+fn resolve_in_document(block: &Block, segments: &[String]) -> Result<Step, WalkError> {
     let document = ipld::decode(block)?;
     let mut value = &document;
     for (index, name) in segments.iter().enumerate() {
         value = value.get(name).ok_or_else(|| WalkError::NoLink { parent: *block.cid(), name: name.clone() })?;
         if let Ipld::Link(next) = value {
-            return Ok(Step { taken: index + 1, next: Some(**next), shards: Vec::new() });
+            return Ok(Step { resolved_count: index + 1, next: Some(**next), shards: Vec::new() });
         }
     }
-    Ok(Step { taken: segments.len(), next: None, shards: Vec::new() })
+    Ok(Step { resolved_count: segments.len(), next: None, shards: Vec::new() })
 }
 
-/// Goes from a UnixFS directory or a plain dag-pb node to one of its links.
-async fn through_node(source: &dyn BlockSource, block: &Block, name: &str) -> Result<Step, WalkError> {
+/// Resolves one segment in a UnixFS directory or a plain dag-pb node.
+async fn resolve_in_node(source: &dyn BlockSource, block: &Block, name: &str) -> Result<Step, WalkError> {
     let cid = *block.cid();
     let mut shards = Vec::new();
     let found = match Node::decode(block)? {
@@ -230,7 +229,7 @@ async fn through_node(source: &dyn BlockSource, block: &Block, name: &str) -> Re
         _ => dir::lookup_through(source, block, name, &mut shards).await,
     };
     match found {
-        Ok(Some(next)) => Ok(Step { taken: 1, next: Some(next), shards }),
+        Ok(Some(next)) => Ok(Step { resolved_count: 1, next: Some(next), shards }),
         Ok(None) => Err(WalkError::NoLink { parent: cid, name: name.to_owned() }),
         Err(DirError::NotADirectory { cid }) => Err(WalkError::NotADirectory { cid, name: name.to_owned() }),
         Err(DirError::Node(error)) => Err(error.into()),

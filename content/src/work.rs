@@ -1,15 +1,15 @@
-//! [`Work`]: the processor budget of one request, and when it yields to others.
+//! [`Work`]: the CPU budget of one request, and when it yields to the scheduler.
 //!
-//! What is read was written by others, who may have arranged it so that reading costs much and yields nothing. So
-//! whatever walks through blocks counts what it does, in steps: a link that is looked at, a part of a path, a rule that
-//! is asked, a piece of a block that is decoded. The walk gets its counter from its source
-//! ([`crate::BlockSource::work`]), so that all that one request does counts together.
+//! Content is untrusted: an attacker can craft it so that reading takes long and yields little. So every traversal
+//! counts its steps: a link that is followed, a path segment, a rule that is matched, a part of a block that is
+//! decoded. It takes the counter from its source ([`crate::BlockSource::work`]), so that one counter covers the whole
+//! request.
 //!
-//! Two rules follow. A walk yields to the scheduler every [`STEPS_PER_TURN`], which is also when a task ends whose
-//! client has left. And a request that has used up its budget ends in an error; what it emits earns it more, so that
-//! long answers are made to their end and the work for any is linear in what it emits.
+//! A traversal yields every [`STEPS_PER_TURN`] steps, which is also when a task of a disconnected client is cancelled.
+//! A request that exceeds its budget fails. Emitted bytes extend the budget, so that long responses complete and the
+//! work of a request is linear in the size of its response.
 //!
-//! Non-goals: time. A step is some hundred nanoseconds of a processor, whatever it is of.
+//! Non-goals: time. A step takes some hundred nanoseconds of CPU time, whatever kind it is of.
 
 use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::cid::codec;
@@ -18,20 +18,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-/// Steps after which a walk yields: about a millisecond.
+/// The number of steps after which a traversal yields: about a millisecond.
 pub const STEPS_PER_TURN: u64 = 8 * 1024;
-/// Steps that decoding one block takes at most: nothing yields within a block.
+/// The maximum number of steps to decode one block. Decoding a block does not yield.
 pub const STEPS_PER_BLOCK_MAX: u64 = 1 + MAX_BLOCK_BYTES as u64 / DOCUMENT_BYTES_PER_STEP;
-/// Bytes of a dag-pb node that are decoded in a step. A link takes eight at least.
+/// Bytes of a dag-pb node that are decoded in one step. A link has at least eight bytes.
 const NODE_BYTES_PER_STEP: u64 = 32;
-/// Bytes of a document that are decoded in a step. A value takes one at least.
+/// Bytes of a document that are decoded in one step. A value has at least one byte.
 const DOCUMENT_BYTES_PER_STEP: u64 = 16;
-/// Bytes of names and paths that are looked at in a step.
+/// Bytes of names and paths that are processed in one step.
 const TEXT_BYTES_PER_STEP: u64 = 64;
-/// Bytes that are emitted for each step that they earn.
+/// Emitted bytes that extend the budget by one step.
 const EMITTED_BYTES_PER_STEP: u64 = 8;
 
-/// A counter of steps. Clones count together.
+/// A counter of steps. Clones share the counter.
 #[derive(Debug, Clone)]
 pub struct Work(Arc<Counter>);
 
@@ -40,34 +40,33 @@ struct Counter {
     steps_max: u64,
     spent: AtomicU64,
     emitted_bytes: AtomicU64,
-    /// What was spent when the walk yielded last.
-    turn_began: AtomicU64,
+    spent_at_last_yield: AtomicU64,
     longest_turn: AtomicU64,
 }
 
 impl Work {
-    /// A budget of that many steps, besides those that are earned.
+    /// A budget of so many steps, which emitted bytes extend.
     pub fn new(steps_max: u64) -> Self {
         Self(Arc::new(Counter {
             steps_max,
             spent: AtomicU64::new(0),
             emitted_bytes: AtomicU64::new(0),
-            turn_began: AtomicU64::new(0),
+            spent_at_last_yield: AtomicU64::new(0),
             longest_turn: AtomicU64::new(0),
         }))
     }
 
-    /// Counts only, so that the walk yields: for work that the operator asks for.
+    /// A counter without a limit, which only makes traversals yield: for the operator's own commands.
     pub fn unlimited() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// Counts steps that are being done.
+    /// Counts steps.
     pub fn charge(&self, steps: u64) {
         self.0.spent.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// Counts a block that is being decoded.
+    /// Counts the decoding of a block.
     pub fn charge_decoding(&self, block: &Block) {
         let bytes = block.data().len() as u64;
         self.charge(match block.cid().codec() {
@@ -77,68 +76,68 @@ impl Work {
         });
     }
 
-    /// Counts a name or a path of so many bytes that is being looked at.
+    /// Counts the processing of a name or a path of so many bytes.
     pub fn charge_text(&self, bytes: usize) {
         self.charge(1 + bytes as u64 / TEXT_BYTES_PER_STEP);
     }
 
-    /// Counts bytes that are emitted, which earn steps.
+    /// Counts emitted bytes, which extend the budget.
     pub fn earn(&self, bytes: usize) {
         self.0.emitted_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Steps that were done until now.
+    /// The number of steps so far.
     pub fn spent(&self) -> u64 {
         self.0.spent.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were emitted until now.
+    /// The number of bytes emitted so far.
     pub fn emitted_bytes(&self) -> u64 {
         self.0.emitted_bytes.load(Ordering::Relaxed)
     }
 
-    /// The most steps that were done from one yield to the next.
+    /// The maximum number of steps between two yields.
     pub fn longest_turn(&self) -> u64 {
-        self.0.longest_turn.load(Ordering::Relaxed).max(self.since_turn())
+        self.0.longest_turn.load(Ordering::Relaxed).max(self.since_yield())
     }
 
-    fn since_turn(&self) -> u64 {
-        self.spent().saturating_sub(self.0.turn_began.load(Ordering::Relaxed))
+    fn since_yield(&self) -> u64 {
+        self.spent().saturating_sub(self.0.spent_at_last_yield.load(Ordering::Relaxed))
     }
 
     /// Whether it is time to yield.
     pub fn is_due(&self) -> bool {
-        self.since_turn() >= STEPS_PER_TURN
+        self.since_yield() >= STEPS_PER_TURN
     }
 
-    /// Yields if that is due.
+    /// Yields if [`Work::is_due`], then checks the budget.
     ///
     /// # Errors
-    /// [`SourceError::TooMuchWork`] once the budget is used up.
+    /// [`SourceError::TooMuchWork`] when the budget is used up.
     pub async fn turn(&self) -> Result<(), SourceError> {
         if self.is_due() {
-            self.end_turn();
+            self.record_yield();
             tokio::task::yield_now().await;
         }
         self.check()
     }
 
-    /// The same for what is polled: pending, and woken at once, if it is time to yield.
+    /// [`Work::turn`] for `poll` functions: returns `Pending` and wakes the task at once if it is time to yield.
     ///
     /// # Errors
-    /// [`SourceError::TooMuchWork`] once the budget is used up.
+    /// [`SourceError::TooMuchWork`] when the budget is used up.
     pub fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), SourceError>> {
         if self.is_due() {
-            self.end_turn();
+            self.record_yield();
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         Poll::Ready(self.check())
     }
 
-    fn end_turn(&self) {
-        self.0.longest_turn.fetch_max(self.since_turn(), Ordering::Relaxed);
-        self.0.turn_began.store(self.spent(), Ordering::Relaxed);
+    fn record_yield(&self) {
+        self.0.longest_turn.fetch_max(self.since_yield(), Ordering::Relaxed);
+        self.0.spent_at_last_yield.store(self.spent(), Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), SourceError> {
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_emitted_earns_steps_for_all_clones() {
+    fn emitted_bytes_extend_the_budget_of_all_clones() {
         let work = Work::new(10);
         work.charge(20);
         assert!(work.turn().now_or_never().expect("not due").is_err());
@@ -187,12 +186,12 @@ mod tests {
         assert!(work.turn().now_or_never().expect("not due").is_err());
         let unlimited = Work::unlimited();
         unlimited.charge(u64::MAX / 2);
-        assert_eq!(unlimited.turn().now_or_never(), None, "it yields all the same");
+        assert_eq!(unlimited.turn().now_or_never(), None, "unlimited work yields too");
         assert_eq!(unlimited.turn().now_or_never(), Some(Ok(())));
     }
 
     #[test]
-    fn a_poll_yields_once_and_goes_on() {
+    fn a_poll_yields_once() {
         let (work, waker) = (Work::unlimited(), futures::task::noop_waker());
         let cx = Context::from_waker(&waker);
         assert_eq!(work.poll_turn(&cx), Poll::Ready(Ok(())));

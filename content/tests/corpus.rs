@@ -1,4 +1,4 @@
-//! Every input that fuzzing ever found worth keeping, run again: what was wrong once stays right, without a fuzzer.
+//! Runs every input of the fuzzing corpora, so that fixed bugs stay fixed, without a fuzzer.
 
 #[path = "../../fuzz/src/corpus.rs"]
 mod corpus;

@@ -1,4 +1,4 @@
-//! What is fuzzed of `content`: files, archives, records and paths that strangers wrote.
+//! The fuzz targets of `content`: files, archives, records and paths from untrusted sources.
 
 use bytes::Bytes;
 use content::car::{self, CarReader};
@@ -23,10 +23,10 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// A fuzzer's function.
+/// A fuzz target.
 pub type Function = fn(&[u8]);
 
-/// Every function, by the name of its fuzzer and corpus.
+/// All targets, by the name of their fuzzer and corpus.
 pub const TARGETS: [(&str, Function); 11] = [
     ("url_path", url_path),
     ("redirects", redirects),
@@ -41,17 +41,17 @@ pub const TARGETS: [(&str, Function); 11] = [
     ("dnslink", dnslink),
 ];
 
-/// Segments that a path may have here.
+/// The maximum number of segments in a path.
 const DEPTH_MAX: usize = 8;
-/// A root to hang paths on.
+/// The root of paths.
 const ROOT: &str = "bafkqaddjnzzxazldoqwxizltoq";
 
-/// The path of a URL. Paths lead down only, and mean the same when they are written out and read again.
+/// The path of a URL. Paths never leave their root, and survive encoding and parsing.
 pub fn url_path(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let parsed = ContentPath::parse(text, DEPTH_MAX);
     if let Ok(decoded) = path::decode(text) {
-        assert_eq!(parsed, ContentPath::read(&decoded, DEPTH_MAX), "decoding and reading are all there is to parsing");
+        assert_eq!(parsed, ContentPath::read(&decoded, DEPTH_MAX), "parsing is decoding and reading");
     }
     parsed.iter().for_each(check_path);
     let root = Root::Cid(ROOT.parse().expect("a CID"));
@@ -93,21 +93,16 @@ pub fn redirects(data: &[u8]) {
     let (Ok(path), Ok(rules)) = (str::from_utf8(path), Rules::parse(file)) else { return };
     let found = rules.find(path, &Work::unlimited());
     if !path.ends_with('/') {
-        assert_eq!(
-            rules.find(&format!("{path}/"), &Work::unlimited()),
-            found,
-            "a slash at the end makes no difference"
-        );
+        assert_eq!(rules.find(&format!("{path}/"), &Work::unlimited()), found, "a trailing slash is ignored");
     }
     let of_line = |line: &[u8]| Rules::parse(line).expect("a line of a good file").find(path, &Work::unlimited());
-    assert_eq!(file.split(|byte| *byte == b'\n').find_map(of_line), found, "the first line that matches counts");
+    assert_eq!(file.split(|byte| *byte == b'\n').find_map(of_line), found, "the first matching line is used");
     if let Some(found) = found {
         check_match(&found, file.len() + 64 * 3 * path.len());
     }
 }
 
-/// A list of what is withheld. However it arrives, it is the same list; a rule that is written out is read as it was; and what
-/// a list of one rule withholds is what the rule is about.
+/// A denylist. Incremental parsing gives the same list, and a rule survives being displayed and parsed.
 pub fn denylist(data: &[u8]) {
     let whole = List::parse(data);
     let mut builder = ListBuilder::default();
@@ -131,11 +126,11 @@ pub fn denylist(data: &[u8]) {
     }
     for rule in data.split(|byte| *byte == b'\n').filter_map(|line| Rule::parse(str::from_utf8(line).ok()?).ok()?) {
         if matches!(rule.target, content::denylist::Target::Double { other: Some(_), .. }) {
-            // Only one of its two readings is printed.
+            // Only one of its two hashes is displayed.
             continue;
         }
         let printed = rule.to_string();
-        let read = Rule::parse(&printed).expect("what is printed is a rule").expect("and no remark");
+        let read = Rule::parse(&printed).expect("a displayed rule is valid").expect("not a comment");
         assert_eq!((&read.target, read.allows), (&rule.target, rule.allows), "{printed}");
     }
 }
@@ -156,7 +151,7 @@ fn check_match(found: &Match, bytes_max: usize) {
     }
 }
 
-/// A CAR. Its blocks match their CIDs, have no more bytes than the archive, and do not depend on how it arrives.
+/// A CAR. Its blocks match their CIDs, have no more bytes than the archive, and do not depend on how it is received.
 pub fn car(data: &[u8]) {
     let (blocks, failed) = read_car(data);
     assert!(blocks.iter().map(|block| block.data().len()).sum::<usize>() <= data.len());
@@ -166,7 +161,7 @@ pub fn car(data: &[u8]) {
     let header = car::header(&blocks.iter().map(|block| *block.cid()).collect::<Vec<_>>());
     let sections = blocks.iter().map(car::section).flat_map(|(head, data)| [head, data]);
     let written = [header].into_iter().chain(sections).collect::<Vec<_>>().concat();
-    assert_eq!(read_car(&written[..]), (blocks.clone(), false), "what is written is read");
+    assert_eq!(read_car(&written[..]), (blocks.clone(), false), "what is encoded is decoded");
     let at = usize::from(data.last().copied().unwrap_or_default()).min(data.len());
     assert_eq!(read_car(data[..at].chain(&data[at..])), (blocks, failed), "split at {at}");
 }
@@ -186,7 +181,7 @@ fn read_car(archive: impl AsyncRead + Unpin) -> (Vec<Block>, bool) {
     })
 }
 
-/// A block of dag-pb: as a node, and as whatever UnixFS makes of it.
+/// A dag-pb block: as a node, and as UnixFS.
 pub fn dag_pb(data: &[u8]) {
     let block = block(codec::DAG_PB, data);
     let source: Arc<dyn BlockSource> = Arc::new(MemoryBlocks::from_iter([block.clone()]));
@@ -206,7 +201,7 @@ pub fn dag_pb(data: &[u8]) {
             message = message.bytes(2, &link.tsize.into_iter().fold(link_message, |link, size| link.varint(3, size)).0);
         }
         let message = node.data().into_iter().fold(message, |message, data| message.bytes(1, data));
-        let again = PbNode::decode(message.0.into()).expect("what was written is read");
+        let again = PbNode::decode(message.0.into()).expect("what was encoded is decoded");
         let read: Vec<_> = again.links().map(|link| link.expect("a link")).collect();
         assert_eq!(read.len(), links.len());
         assert!(read.iter().zip(&links).all(|(read, (link, cid))| {
@@ -216,17 +211,17 @@ pub fn dag_pb(data: &[u8]) {
     }
 }
 
-/// A recipe for a DAG, read as what UnixFS makes of it.
+/// A recipe for a DAG, which is read as UnixFS.
 pub fn unixfs(data: &[u8]) {
     let (source, blocks) = Recipe(data).cook();
     if let Some(root) = blocks.last() {
         read_unixfs(&source, root);
         let reached = dag::walk_all(Arc::clone(&source), *root.cid(), 4);
-        assert!(block_on(reached.count()) <= blocks.len() + 1, "each block once, and perhaps an error");
+        assert!(block_on(reached.count()) <= blocks.len() + 1, "each block once, and possibly an error");
     }
 }
 
-/// A recipe for a DAG, sent as a CAR of each scope and as a TAR archive. All of them end, however many paths there are.
+/// A recipe for a DAG, from which a CAR of each scope and a TAR archive are made. All of them end.
 pub fn archives(data: &[u8]) {
     let (source, blocks) = Recipe(data).cook();
     let Some(root) = blocks.last() else { return };
@@ -248,7 +243,7 @@ pub fn archives(data: &[u8]) {
         let all = cids.len();
         cids.sort_unstable();
         cids.dedup();
-        assert!(duplicates || cids.len() == all, "a block was sent twice");
+        assert!(duplicates || cids.len() == all, "a block was emitted twice");
         assert!(cids.len() <= blocks.len());
     }
     let limits =
@@ -259,7 +254,7 @@ pub fn archives(data: &[u8]) {
     }
 }
 
-/// A whole archive ends as it must, and every path in it stays below its root.
+/// A complete archive has a valid end, and every path in it is below its root.
 fn check_tar(archive: &[u8]) {
     let (mut rest, end) = archive.split_at(archive.len() - 1024);
     assert!(rest.len().is_multiple_of(512) && end.iter().all(|byte| *byte == 0));
@@ -282,7 +277,7 @@ fn check_tar(archive: &[u8]) {
     }
 }
 
-/// The path among PAX records, each of which begins with its own length: "LENGTH KEY=VALUE\n".
+/// The path in PAX records, each of which begins with its own length: "LENGTH KEY=VALUE\n".
 fn pax_path(mut records: &[u8]) -> Option<String> {
     let mut path = None;
     while !records.is_empty() {
@@ -298,11 +293,11 @@ fn pax_path(mut records: &[u8]) -> Option<String> {
     path
 }
 
-/// Bytes that say how to build a DAG: its nodes link to nodes before them.
+/// Bytes that describe a DAG, whose nodes link to earlier nodes.
 struct Recipe<'a>(&'a [u8]);
 
 impl<'a> Recipe<'a> {
-    /// The blocks in the order of the recipe, which has the root last.
+    /// The blocks in the order of the recipe; the root is the last one.
     fn cook(mut self) -> (Arc<dyn BlockSource>, Vec<Block>) {
         let mut made: Vec<(Block, u64)> = Vec::new();
         while !self.0.is_empty() && made.len() < 64 {
@@ -321,7 +316,7 @@ impl<'a> Recipe<'a> {
         self.0.split_off(..length).unwrap_or_default()
     }
 
-    /// A node, and how many bytes it has as a file. Now and then it lies about something.
+    /// A node, and its size as a file. Sometimes its declared sizes are wrong.
     fn node(&mut self, made: &[(Block, u64)]) -> (Block, u64) {
         let kind = self.byte();
         if kind % 8 == 7 {
@@ -358,18 +353,18 @@ impl<'a> Recipe<'a> {
     }
 }
 
-/// How far files are read. Those of many single bytes are the slowest.
+/// The maximum size of files that are read. Those of many single bytes are the slowest.
 const READ_BYTES_MAX: usize = 4 * 1024;
 const FILE: u8 = 2;
 const HAMT_SHARD: u8 = 5;
 
-/// Lists and reads whatever a block is, as far as some limit, since small DAGs can have very many paths.
+/// Lists and reads a block, up to a limit, because small DAGs can have very many paths.
 fn read_unixfs(source: &Arc<dyn BlockSource>, root: &Block) {
     let entries: Vec<_> = block_on(dir::list(Arc::clone(source), root.clone()).take(100).collect());
     let plain = matches!(Node::decode(root), Ok(Node::Directory(_)));
     for entry in entries.iter().flatten().take(20) {
         let found = block_on(dir::lookup(&**source, root, &entry.name));
-        // A name that is no text is shown differently, and in a sharded directory it may be where nobody looks.
+        // A name that is not UTF-8 is displayed differently, and in a sharded directory it may be in a wrong slot.
         assert!(!plain || entry.name.contains('\u{fffd}') || matches!(found, Ok(Some(_))), "{entry:?}: {found:?}");
     }
     let _ = block_on(dir::lookup(&**source, root, "name"));
@@ -389,7 +384,7 @@ fn read_unixfs(source: &Arc<dyn BlockSource>, root: &Block) {
     );
 }
 
-/// The bytes of a range; `None` if it ends in an error, or does not end soon.
+/// The bytes of a range; `None` if it ends in an error, or is too long.
 fn read_file(source: &Arc<dyn BlockSource>, root: &Block, range: std::ops::Range<u64>) -> Option<Vec<u8>> {
     let length = range.end - range.start;
     let mut reader = FileReader::new(Arc::clone(source), root.clone(), range, ReadLimits::default()).ok()?;
@@ -401,11 +396,11 @@ fn read_file(source: &Arc<dyn BlockSource>, root: &Block, range: std::ops::Range
             return None;
         }
     }
-    assert_eq!(bytes.len() as u64, length, "a file is never shorter than it says");
+    assert_eq!(bytes.len() as u64, length, "a file has its declared size");
     Some(bytes)
 }
 
-/// A block of dag-cbor, of which there is one spelling for each value; and the same bytes as plain CBOR.
+/// A dag-cbor block, which is the only encoding of its value; and the same bytes as plain CBOR.
 pub fn dag_cbor(data: &[u8]) {
     let strict = block(codec::DAG_CBOR, data);
     if let Ok(document) = ipld::decode(&strict) {
@@ -413,27 +408,27 @@ pub fn dag_cbor(data: &[u8]) {
         check_document(&document);
         check_links(&document, dag::links(&strict).expect("a good document"));
         let lenient = ipld::decode(&block(codec::CBOR, data));
-        assert!(lenient.is_ok(), "what is strict is lenient: {lenient:?}");
+        assert!(lenient.is_ok(), "valid dag-cbor is valid CBOR: {lenient:?}");
     }
     if let Ok(document) = ipld::decode(&block(codec::CBOR, data)) {
         check_document(&document);
     }
 }
 
-/// A block of dag-json, and the same bytes as plain JSON.
+/// A dag-json block, and the same bytes as plain JSON.
 pub fn dag_json(data: &[u8]) {
     for codec in [codec::DAG_JSON, codec::JSON] {
         let block = block(codec, data);
         let Ok(document) = ipld::decode(&block) else { continue };
         check_document(&document);
-        // What looks for links in dag-json has narrower limits.
+        // The search for links in dag-json has lower limits.
         if let Ok(found) = dag::links(&block) {
             check_links(&document, found);
         }
     }
 }
 
-/// What is in a document is bounded, and survives being written in either codec if it can be written at all.
+/// The size of a document is bounded, and it survives encoding in either codec if it can be encoded.
 fn check_document(document: &Ipld) {
     let (items, levels) = measure(document);
     assert!(items <= ipld::MAX_ITEMS && levels <= ipld::MAX_DEPTH);
@@ -443,18 +438,18 @@ fn check_document(document: &Ipld) {
         let Ok(written) = ipld::encode(document, codec) else { continue };
         let written = block(codec, &written);
         let read = ipld::decode(&written);
-        // In dag-json links and bytes are maps, which count when it is read.
+        // In dag-json links and bytes are maps, which count against the limits.
         if matches!(read, Err(ipld::IpldError::TooComplex { .. })) {
             assert!(codec == codec::DAG_JSON && (levels + 2 > ipld::MAX_DEPTH || 5 * items > ipld::MAX_ITEMS));
             continue;
         }
         assert_eq!(read.as_ref(), Ok(document), "{:?}", written.data());
         let read = read.expect("compared");
-        assert_eq!(ipld::encode(&read, codec).as_ref(), Ok(written.data()), "one spelling");
+        assert_eq!(ipld::encode(&read, codec).as_ref(), Ok(written.data()), "one encoding");
     }
 }
 
-/// How many values and keys a document has, and how many lists and maps are inside each other.
+/// The number of values and keys of a document, and its depth.
 fn measure(document: &Ipld) -> (usize, usize) {
     let add = |(items, levels): (usize, usize), value: &Ipld| {
         let (more, below) = measure(value);
@@ -467,7 +462,7 @@ fn measure(document: &Ipld) -> (usize, usize) {
     }
 }
 
-/// Whoever looks for links only finds those that are in the document, in whatever order.
+/// The links that are found are exactly those of the document, in any order.
 fn check_links(document: &Ipld, mut found: Vec<Cid>) {
     let mut links = Vec::new();
     collect_links(document, &mut links);
@@ -485,8 +480,8 @@ fn collect_links(document: &Ipld, links: &mut Vec<Cid>) {
     }
 }
 
-/// A record of a key that everybody knows, and a document that this key signs. The first byte says what is done with the
-/// rest: a fuzzer cannot guess a signature.
+/// An IPNS record of a fixed key, and a document that is signed with this key. The first byte selects what is done with
+/// the rest, because a fuzzer cannot guess a signature.
 pub fn ipns_record(data: &[u8]) {
     let Some((mode, data)) = data.split_first() else { return };
     let Ok(keypair) = Keypair::ed25519_from_bytes([7; 32]) else { return };
@@ -511,12 +506,12 @@ fn check_record(key: &Key, bytes: Bytes) {
     let _ = ContentPath::read(record.value(), DEPTH_MAX);
     let other = Keypair::ed25519_from_bytes([8; 32]).expect("any 32 bytes will do");
     let other = Key::from(other.public().to_peer_id());
-    assert!(Record::verify(&other, bytes.clone()).is_err(), "a record is of one key");
+    assert!(Record::verify(&other, bytes.clone()).is_err(), "a record is valid for one key");
     let more = [&bytes[..], &Message::default().bytes(9, b"\xa0").0].concat();
-    assert!(Record::verify(key, more.into()).is_err(), "a record is of one document");
+    assert!(Record::verify(key, more.into()).is_err(), "a record has one document");
 }
 
-/// Signs what the bytes say, and reads it back.
+/// Signs a draft described by the bytes, and verifies the record.
 fn check_draft(keypair: &Keypair, data: &[u8]) {
     let Some((numbers, value)) = data.split_first_chunk::<24>() else { return };
     let number = |at: usize| numbers[at..at + 8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
@@ -530,12 +525,12 @@ fn check_draft(keypair: &Keypair, data: &[u8]) {
     check_record(&Key::from(keypair.public().to_peer_id()), record.bytes().clone());
 }
 
-/// Text records of a domain, one a line, and the same text as an operator's list.
+/// TXT records of a domain, one for each line, and the same text as a table of names.
 pub fn dnslink(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let records: Vec<&str> = text.lines().collect();
     let chosen = dnslink::choose(records.iter().copied());
-    assert_eq!(dnslink::choose(records.iter().rev().copied()), chosen, "whatever the order of the records");
+    assert_eq!(dnslink::choose(records.iter().rev().copied()), chosen, "the order of the records does not matter");
     if let Some(chosen) = chosen {
         assert!(records.iter().any(|record| record.contains(chosen)));
         let readable = |record: &&str| {
@@ -553,12 +548,12 @@ pub fn dnslink(data: &[u8]) {
     }
 }
 
-/// A block of any bytes.
+/// A block with any bytes.
 fn block(codec: u64, data: &[u8]) -> Block {
     Block::of(codec, hashes::SHA2_256, 32, Bytes::copy_from_slice(data)).expect("small enough for a block")
 }
 
-/// A protobuf message under construction.
+/// A protobuf message that is being encoded.
 #[derive(Default)]
 struct Message(Vec<u8>);
 

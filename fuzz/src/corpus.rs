@@ -1,11 +1,11 @@
-//! Runs functions on their corpora. This file is no part of the library: tests of the crates that are fuzzed have it as a
-//! module beside `fuzz`, which has the functions.
+//! Runs fuzz targets on their corpora. This file is not a part of the library: tests of the fuzzed crates have it as a
+//! module beside `fuzz`, which has the targets.
 
 use super::fuzz::Function;
 use std::fs;
 use std::path::Path;
 
-/// Runs each function on every input of the corpus of its name.
+/// Runs each target on every input of the corpus with its name.
 pub fn run(targets: &[(&str, Function)]) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
     for (name, function) in targets {
@@ -13,7 +13,7 @@ pub fn run(targets: &[(&str, Function)]) {
         let mut inputs = 0;
         for file in folder {
             let path = file.expect("a file").path();
-            // A failing test shows what it wrote: the last input is the one at fault.
+            // A failing test shows its output: the last path is that of the failing input.
             println!("{}", path.display());
             function(&fs::read(&path).expect("an input"));
             inputs += 1;

@@ -1,15 +1,15 @@
-//! What is fuzzed: each function takes any bytes and reads them as one kind of thing that strangers write.
+//! The fuzz targets: each function takes any bytes and reads them as one kind of untrusted input.
 //!
-//! Goals: not only that nothing panics, but what has to hold whatever was read: what is accepted survives being written
-//! and read again, bounds are kept, and two ways to the same answer give the same answer.
+//! Goals: to find panics, and violations of properties that hold for all input: accepted input survives encoding and
+//! decoding, limits are kept, and two ways to the same result agree.
 //!
-//! | module | what is read |
+//! | module | untrusted input |
 //! |---|---|
-//! | [`content`] | everything of the crate of that name |
-//! | [`network`] | what peers, routers and operators give to `p2p-bridge` |
+//! | [`content`] | all input of that crate |
+//! | [`network`] | what peers, routers and operators send to `p2p-bridge` |
 //!
-//! Each module is two things: a part of this library, which the fuzzers call, and a module of a test of its crate
-//! (`tests/corpus.rs`), which runs every function on its corpus. So it may use only what both depend on.
+//! Each module is used twice: as a part of this library, which the fuzzers call, and as a module of a test of its crate
+//! (`tests/corpus.rs`), which runs every function on its corpus. So it may use only the dependencies of both.
 
 pub mod content;
 pub mod network;

@@ -1,4 +1,4 @@
-//! What is fuzzed of `p2p-bridge`: messages, records and addresses from the network, and the keys that operators import.
+//! The fuzz targets of `p2p-bridge`: messages, records and addresses from the network, and imported keys.
 
 use bytes::Bytes;
 use content::ipns::{Draft, Record};
@@ -17,7 +17,7 @@ use p2p_bridge::bitswap::message::{
 };
 use p2p_bridge::bitswap::traffic::Traffic;
 use p2p_bridge::dht::providers::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, Added, PER_KEY_MAX};
-use p2p_bridge::dht::store::{KEY_BYTES_MAX, Limits, Refusal, Store};
+use p2p_bridge::dht::store::{KEY_BYTES_MAX, Limits, Rejection, Store};
 use p2p_bridge::dht::values::LIFETIME;
 use p2p_bridge::dht::{Moment, Network, digest, kept};
 use p2p_bridge::dialable::{Host, Shape, TransportKind, first_hop, is_free_port};
@@ -39,10 +39,10 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A fuzzer's function.
+/// A fuzz target.
 pub type Function = fn(&[u8]);
 
-/// Every function, by the name of its fuzzer and corpus.
+/// All targets, by the name of their fuzzer and corpus.
 pub const TARGETS: [(&str, Function); 8] = [
     ("bitswap_message", bitswap_message),
     ("bitswap_frame", bitswap_frame),
@@ -54,7 +54,7 @@ pub const TARGETS: [(&str, Function); 8] = [
     ("key_format", key_format),
 ];
 
-/// A Bitswap message. What it holds is part of what was sent, and survives being written in each version.
+/// A Bitswap message. Its size is bounded by the input, and it survives encoding in each version.
 pub fn bitswap_message(data: &[u8]) {
     let bytes = Bytes::copy_from_slice(data);
     let decoded = Message::decode(bytes.clone());
@@ -67,7 +67,7 @@ pub fn bitswap_message(data: &[u8]) {
     assert!(lists.iter().all(|entries| *entries <= MAX_REPEATED));
     let held: usize = message.blocks.iter().map(|raw| raw.prefix.len() + raw.data.len()).sum();
     assert!(held + 2 * lists.iter().sum::<usize>() <= data.len());
-    // Hashing thousands of blocks four times would be most of the work.
+    // Hashing thousands of blocks four times would take most of the time.
     let blocks: Vec<Block> = message.blocks.iter().take(100).filter_map(hashed).collect();
     for version in Version::ALL {
         check_wants(&message, version);
@@ -75,7 +75,7 @@ pub fn bitswap_message(data: &[u8]) {
     }
 }
 
-/// Two messages, one behind the other, are one with the entries of both.
+/// Two concatenated messages are one message with the entries of both.
 fn check_joined(first: Message, second: Message, joined: &Result<Message, DecodeError>) {
     let wants = [first.wants, second.wants].concat();
     let blocks = [first.blocks, second.blocks].concat();
@@ -92,13 +92,13 @@ fn check_joined(first: Message, second: Message, joined: &Result<Message, Decode
     }
 }
 
-/// A block as the connection's task makes it of what came, if it does.
+/// The block of a received payload, if it is valid.
 fn hashed(raw: &RawBlock) -> Option<Block> {
     let (codec, hash, digest_bytes) = parse_prefix(raw.prefix.clone()).ok()?;
     Block::of(codec, hash, digest_bytes, raw.data.clone()).ok()
 }
 
-/// Old versions have no words for some of it, but what they say is the same.
+/// Old versions cannot express all entries, but the entries that they express are the same.
 fn check_wants(message: &Message, version: Version) {
     let written = read_framed(encode_wants(&message.wants, version));
     let mut expected = message.wants.clone();
@@ -131,19 +131,19 @@ fn check_answer(blocks: &[Block], presences: &[(Cid, bool)], version: Version) {
 fn read_framed(mut frame: Bytes) -> Message {
     let length = encoding::decode_varint(&mut frame).expect("a length");
     assert_eq!(length, frame.len() as u64);
-    Message::decode(frame).expect("what was written is read")
+    Message::decode(frame).expect("what was encoded is decoded")
 }
 
-/// A stream of Bitswap frames. The first byte says whether we asked the peer for something, and for how many times 8 KiB the
-/// stream goes on behind the input, so that large frames can be whole; the second one in which pieces the input arrives.
-/// The frames do not depend on it.
+/// A stream of Bitswap frames. The first byte says whether wants were sent to the peer, and by how many times 8 KiB the
+/// stream is extended, so that large frames can be complete; the second byte says in which chunks the input arrives.
+/// The frames do not depend on the latter.
 pub fn bitswap_frame(data: &[u8]) {
     let [first, pieces, sent @ ..] = data else { return };
-    // Four of the bytes that follow are a length beyond all limits, which ends the stream.
+    // Four of these bytes are a length beyond all limits, which ends the stream.
     let sent = [sent, &vec![0xff; usize::from(first >> 1) * 8 * 1024]].concat();
     let asked = first & 1 == 1;
     let frames = read_frames(&mut Stream::whole(&sent), asked);
-    assert_eq!(read_frames(&mut Stream::in_pieces(&sent, data.len() - 2, *pieces), asked), frames, "in pieces");
+    assert_eq!(read_frames(&mut Stream::in_pieces(&sent, data.len() - 2, *pieces), asked), frames, "in chunks");
     let mut whole = Vec::new();
     let mut again = Vec::new();
     for frame in frames {
@@ -156,10 +156,10 @@ pub fn bitswap_frame(data: &[u8]) {
     }
     assert!(again.len() <= sent.len());
     whole.push(Read::End);
-    assert!(read_frames(&mut Stream::whole(&again), asked) == whole, "what is written is read");
+    assert!(read_frames(&mut Stream::whole(&again), asked) == whole, "what is encoded is decoded");
 }
 
-/// What was read of a stream of frames.
+/// The result of reading a frame.
 #[derive(Debug, PartialEq, Eq)]
 enum Read {
     Whole(Bytes),
@@ -178,7 +178,7 @@ fn read_frames(stream: &mut Stream<'_>, asked: bool) -> Vec<Read> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     runtime.block_on(async {
         loop {
-            // Each frame pays for its own memory.
+            // Each frame accounts for its own memory.
             stream.given = 0;
             let read = match budgets.read_frame(stream).await {
                 Ok(Frame::Whole(bytes, _)) => Read::Whole(bytes),
@@ -196,14 +196,15 @@ fn read_frames(stream: &mut Stream<'_>, asked: bool) -> Vec<Read> {
     })
 }
 
-/// A peer's bytes. Whoever reads them may only offer room for more than [`Stream::FREE_BYTES`] after so many have come.
+/// The bytes of a peer. The reader may offer a buffer of more than [`Stream::FREE_BYTES`] only after it received as
+/// many.
 struct Stream<'a> {
     rest: &'a [u8],
     given: usize,
-    /// How many bytes come in pieces, and how large these are.
+    /// The number of bytes that arrive in chunks, and the size of the chunks.
     in_pieces: usize,
     piece: usize,
-    /// Whether each piece has to be waited for, and whether it was.
+    /// Whether each chunk is pending at first, and whether it was.
     slow: bool,
     waited: bool,
 }
@@ -211,12 +212,12 @@ struct Stream<'a> {
 impl<'a> Stream<'a> {
     const FREE_BYTES: usize = 16 * 1024;
 
-    /// Bytes that are all there.
+    /// Bytes that are available at once.
     fn whole(bytes: &'a [u8]) -> Self {
         Self { rest: bytes, given: 0, in_pieces: 0, piece: 0, slow: false, waited: false }
     }
 
-    /// Bytes of which the first ones come in small pieces.
+    /// Bytes of which the first ones arrive in small chunks.
     fn in_pieces(bytes: &'a [u8], in_pieces: usize, kind: u8) -> Self {
         let piece = 1 + usize::from(kind >> 1);
         Self { in_pieces, piece, slow: kind & 1 == 1, ..Self::whole(bytes) }
@@ -225,7 +226,7 @@ impl<'a> Stream<'a> {
 
 impl AsyncRead for Stream<'_> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
-        assert!(buffer.len() <= self.given.max(Self::FREE_BYTES), "memory is bought with bytes");
+        assert!(buffer.len() <= self.given.max(Self::FREE_BYTES), "memory is bounded by the bytes received");
         if self.slow && !self.waited {
             self.waited = true;
             cx.waker().wake_by_ref();
@@ -243,13 +244,13 @@ impl AsyncRead for Stream<'_> {
     }
 }
 
-/// An answer to FIND_NODE, alone and as it comes from a stream. The peers in it are bounded and survive being written, and
-/// whoever believes them comes to an end.
+/// A FIND_NODE response, alone and from a stream. Its peers are bounded and survive encoding, and a lookup with them
+/// ends.
 pub fn kad_message(data: &[u8]) {
     let kind = data.last().copied().unwrap_or_default();
     let read = |mut stream: Stream<'_>| block_on(announcing::read(&mut stream)).map_err(|error| error.kind());
     let message = read(Stream::whole(data));
-    assert_eq!(read(Stream::in_pieces(data, data.len(), kind)), message, "in pieces");
+    assert_eq!(read(Stream::in_pieces(data, data.len(), kind)), message, "in chunks");
     if let Ok(message) = message {
         assert!(message.len() <= announcing::MESSAGE_BYTES_MAX && message.len() < data.len());
         check_closer_peers(message);
@@ -276,17 +277,17 @@ fn check_closer_peers(message: Bytes) {
     while let Some(Peer { id, .. }) = walk.next_to_ask() {
         walk.answered(&id, peers.iter().cloned());
     }
-    assert!(walk.is_over() && walk.heard() <= peers.len());
+    assert!(walk.is_over() && walk.discovered() <= peers.len());
 }
 
-/// A peer without a key that anybody knows.
+/// A peer whose key is unknown.
 fn stranger(number: u8) -> PeerId {
     let bytes = [&[0x12, 0x20][..], &[number; 32]].concat();
     PeerId::from_bytes(&bytes).expect("a SHA-256")
 }
 
-/// What a server of the DHT is given to keep: steps of which each is a record, a restart or a while. A first byte of 0xff
-/// makes the rest a file that was kept.
+/// The record store of a DHT server: steps, each of which is a record, a restart or a period of time. With a first byte
+/// of 0xff, the rest is a file of stored records.
 pub fn kad_records(data: &[u8]) {
     if let Some(body) = data.strip_prefix(&[0xff]) {
         let file = [kept::MAGIC, body, &digest(&[kept::MAGIC, body].concat())].concat();
@@ -303,14 +304,14 @@ pub fn kad_records(data: &[u8]) {
     server.ends();
 }
 
-/// Steps of one script. Signatures are what takes time.
+/// The maximum number of steps. Signatures take most of the time.
 const STEPS_MAX: usize = 64;
-/// When scripts begin.
+/// The time when scripts begin.
 const BEGINNING: Moment = 1_800_000_000;
-/// Little enough to be used up.
+/// Small limits, which scripts can reach.
 const LIMITS: Limits = Limits { provider_bytes: 8 * 1024, value_bytes: 2 * 1024, own_keys: 0, provider_ttl: 48 * 3600 };
 
-/// Bytes that say what happens.
+/// Bytes that describe the steps.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -323,12 +324,12 @@ impl<'a> Script<'a> {
         self.0.split_off(..length).unwrap_or_default()
     }
 
-    /// One of four keys that everybody knows.
+    /// One of four fixed keys.
     fn keypair(&mut self) -> &'static Keypair {
         &KEYPAIRS[usize::from(self.byte() % 4)]
     }
 
-    /// The key of a name or of a public key that can be signed for, or any.
+    /// The DHT key of a name or a public key that can be signed for, or any other.
     fn key(&mut self) -> RecordKey {
         let peer = |script: &mut Self| script.keypair().public().to_peer_id();
         RecordKey::from(match self.byte() % 3 {
@@ -342,7 +343,7 @@ impl<'a> Script<'a> {
         Network(u64::from(self.byte() % 4))
     }
 
-    /// A record of a name, signed. Its owner may have let it end.
+    /// A signed IPNS record. It may be expired.
     fn signed(&mut self) -> Vec<u8> {
         let keypair = self.keypair();
         let [sequence, hours, ttl] = [self.byte(), self.byte(), self.byte()].map(u64::from);
@@ -352,14 +353,14 @@ impl<'a> Script<'a> {
         Record::sign(keypair, &draft).map(|record| record.bytes().to_vec()).unwrap_or_default()
     }
 
-    /// Any addresses that are some, and some that always are.
+    /// Addresses, arbitrary ones and valid ones.
     fn addresses(&mut self) -> Vec<Multiaddr> {
         let count = self.byte() % 20;
         let address = |_| match self.byte() {
             0 => Multiaddr::try_from(self.bytes().to_vec()).ok(),
             number => Some(Multiaddr::empty().with(Protocol::Ip4([8, 8, 8, number].into())).with(Protocol::Tcp(4001))),
         };
-        // The behaviour passes on what can be dialled, and nothing else is read from a file.
+        // The behaviour forwards only addresses that can be dialled, and files have no others.
         (0..count).filter_map(address).filter(|address| Shape::read(address).is_ok()).collect()
     }
 }
@@ -368,14 +369,14 @@ static KEYPAIRS: LazyLock<[Keypair; 4]> = LazyLock::new(|| {
     [0, 1, 2, 3].map(|number| Keypair::ed25519_from_bytes([number; 32]).expect("any 32 bytes will do"))
 });
 
-/// What keys of public keys begin with.
+/// The prefix of the DHT keys of public keys.
 const PUBLIC_KEY: &[u8] = b"/pk/";
 
 fn at(moment: Moment) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(moment.into())
 }
 
-/// A store, and every key that it heard of.
+/// A store, and all keys that were put into it.
 struct Server {
     store: Store,
     keys: Vec<RecordKey>,
@@ -409,15 +410,15 @@ impl Server {
         self.check_bounds();
     }
 
-    /// A peer says that it has a key.
+    /// A peer announces that it provides a key.
     fn announce(&mut self, script: &mut Script<'_>) {
         let (key, number, network, addresses) = (script.key(), script.byte(), script.network(), script.addresses());
         let peer = stranger(number.max(1));
         let known = self.store.providers(&key).iter().any(|record| record.provider == peer);
         match self.store.keep_provider(&key, peer, network, addresses.clone()) {
             Ok(added) => assert_eq!(added == Added::Renewed, known),
-            Err(Refusal::NoAddress) => assert!(addresses.iter().all(|address| address.len() > ADDRESS_BYTES_MAX)),
-            Err(Refusal::KeyLength(bytes)) => assert!(!(1..=KEY_BYTES_MAX).contains(&bytes)),
+            Err(Rejection::NoAddress) => assert!(addresses.iter().all(|address| address.len() > ADDRESS_BYTES_MAX)),
+            Err(Rejection::KeyLength(bytes)) => assert!(!(1..=KEY_BYTES_MAX).contains(&bytes)),
             Err(error) => panic!("{error}"),
         }
         let records = self.store.providers(&key);
@@ -425,19 +426,19 @@ impl Server {
         for (place, record) in records.iter().enumerate() {
             let bytes: usize = record.addresses.iter().map(Multiaddr::len).sum();
             assert!((1..=ADDRESSES_MAX).contains(&record.addresses.len()) && bytes <= ADDRESS_BYTES_MAX);
-            assert!(records[..place].iter().all(|other| other.provider != record.provider), "a peer counts once");
+            assert!(records[..place].iter().all(|other| other.provider != record.provider), "each peer has one record");
         }
         self.note(key);
     }
 
-    /// A peer wants a value kept. What is kept holds, and only gives way to what is better.
+    /// A peer puts a value. Stored values are valid, and replaced only by newer ones.
     fn put(&mut self, key: RecordKey, value: Vec<u8>, network: Network) {
         let before = self.value(&key);
         let put = self.store.keep_value(&key, value.clone(), network);
         let after = self.value(&key);
         match put {
             Ok(()) => {
-                // What takes most room gives way, and that may be this one.
+                // The largest value is evicted, which may be this one.
                 assert!(after.is_none() || after.as_ref() == Some(&value));
                 let new = after.and_then(|after| self.check_value(&key, after));
                 if let Some((known, new)) = before.and_then(|before| self.check_value(&key, before)).zip(new) {
@@ -446,7 +447,7 @@ impl Server {
             }
             Err(error) => {
                 assert_eq!(before, after, "{error}");
-                assert_ne!(before, Some(value), "what is kept is kept: {error}");
+                assert_ne!(before, Some(value), "a stored value is accepted again: {error}");
             }
         }
         self.note(key);
@@ -458,12 +459,12 @@ impl Server {
         }
     }
 
-    /// What is answered about a key.
+    /// The value that is returned for a key.
     fn value(&self, key: &RecordKey) -> Option<Vec<u8>> {
         self.store.get(key).map(|record| record.into_owned().value)
     }
 
-    /// Whoever asks for a value is given one that holds.
+    /// Values that are returned are valid.
     fn check_value(&self, key: &RecordKey, value: Vec<u8>) -> Option<Record> {
         if let Some(public) = key.as_ref().strip_prefix(PUBLIC_KEY) {
             let decoded = PublicKey::try_decode_protobuf(&value).expect("a public key");
@@ -477,7 +478,7 @@ impl Server {
         Some(record)
     }
 
-    /// Time passes. What ends meanwhile is no longer answered.
+    /// Time passes. Expired values are no longer returned.
     fn wait(&mut self, minutes: u8) {
         self.store.tick(self.store.now() + Moment::from(minutes) * 60);
         for key in &self.keys {
@@ -485,7 +486,7 @@ impl Server {
         }
     }
 
-    /// What is written is read, less what has ended.
+    /// What is encoded is decoded, except expired records.
     fn restart(&mut self) {
         let mut file = kept::encode(&self.store);
         file.extend(digest(&file));
@@ -508,18 +509,18 @@ impl Server {
         assert!(self.store.bytes() <= LIMITS.provider_bytes + LIMITS.value_bytes, "{}", self.store.bytes());
     }
 
-    /// In the end all is forgotten, and takes no room.
+    /// In the end all records are expired and deleted, and take no memory.
     fn ends(mut self) {
         self.check_bounds();
         let end = self.store.now() + LIFETIME.max(LIMITS.provider_ttl);
-        // Not everything is swept every time.
+        // Not everything is swept in each tick.
         (0..60).for_each(|_| self.store.tick(end));
         let store = &self.store;
         assert_eq!((store.provider_records(), store.value_records(), store.bytes()), (0, 0, 0));
     }
 }
 
-/// A line of filters and the answer of a router: as lines, whatever pieces they come in, as a list, and written again.
+/// A line of filters and the response of a router: as lines in any chunks, as a list, and encoded again.
 pub fn routing_v1(data: &[u8]) {
     let Some(at) = data.iter().position(|byte| *byte == b'\n') else { return };
     let (filters, answer) = (str::from_utf8(&data[..at]).ok(), &data[at + 1..]);
@@ -528,7 +529,7 @@ pub fn routing_v1(data: &[u8]) {
     let pieces = answer.chunks(1 + usize::from(data[0]));
     let (in_pieces, end_in_pieces) = read_lines(pieces);
     if answer.len() <= LINES.bytes_max {
-        assert_eq!((&in_pieces, &end_in_pieces), (&records, &end), "in pieces");
+        assert_eq!((&in_pieces, &end_in_pieces), (&records, &end), "in chunks");
     } else {
         assert!(end.is_err() && end_in_pieces.is_err() && records.starts_with(&in_pieces));
     }
@@ -537,8 +538,8 @@ pub fn routing_v1(data: &[u8]) {
         let lines = answer.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty());
         let list = [&b"{\"Peers\":["[..], &lines.collect::<Vec<_>>().join(&b','), b"]}"].concat();
         match types::from_json_list(&list, usize::MAX) {
-            Ok(listed) => assert_eq!(listed, records, "a list of the lines"),
-            // In a list everything is two levels deeper.
+            Ok(listed) => assert_eq!(listed, records, "the list has the same records as the lines"),
+            // In a list everything is nested two levels deeper.
             Err(error) => assert!(error.to_string().contains("recursion limit"), "{error}"),
         }
     }
@@ -548,7 +549,7 @@ pub fn routing_v1(data: &[u8]) {
     }
 }
 
-/// Little enough to be used up.
+/// Small limits, which inputs can reach.
 const LINES: ndjson::Limits = ndjson::Limits { line_bytes_max: 1024, bytes_max: 3 * 1024 };
 const LISTED_MAX: usize = 8;
 
@@ -563,7 +564,7 @@ fn read_lines<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<PeerRecord
     (records, end)
 }
 
-/// Two lists of filters with a `&` between them. As a query they mean the same, and are nothing else in a URL.
+/// Two lists of filters separated by `&`. They survive encoding as a query, which has no other characters.
 fn check_filters(text: Option<&str>) -> Filters {
     let (addrs, protocols) = text.unwrap_or_default().split_once('&').unzip();
     let filters = Filters::read(addrs, protocols);
@@ -578,7 +579,7 @@ fn check_record(record: &PeerRecord, filters: &Filters) {
     assert!(record.addresses.len() <= types::ADDRESSES_MAX && record.protocols.len() <= types::PROTOCOLS_MAX);
     let is_bare = |address: &Multiaddr| !matches!(address.iter().last(), None | Some(Protocol::P2p(_)));
     assert!(record.addresses.iter().all(is_bare), "{record:?}");
-    // What an address is written as may be longer than what it was read from.
+    // The text of an address may be longer than the text from which it was parsed.
     if record.addresses.iter().all(|address| address.to_string().len() <= types::ADDRESS_BYTES_MAX) {
         let lists = [PEERS, PROVIDERS].map(|name| types::to_json_list(name, std::slice::from_ref(record)));
         let again = lists.map(|list| types::from_json_list(list.as_bytes(), 2));
@@ -588,11 +589,11 @@ fn check_record(record: &PeerRecord, filters: &Filters) {
     if let Some(left) = filters.apply(record.clone()) {
         assert!(left.id == record.id && left.protocols == record.protocols);
         assert!(left.addresses.iter().all(|address| record.addresses.contains(address)));
-        assert_eq!(filters.apply(left.clone()), Some(left), "once is enough");
+        assert_eq!(filters.apply(left.clone()), Some(left), "filtering is idempotent");
     }
 }
 
-/// An address: as the bytes of a multiaddr, as the text of one, and as a URL.
+/// An address: as a binary multiaddr, as the text of one, and as a URL.
 pub fn addresses(data: &[u8]) {
     if let Ok(address) = Multiaddr::try_from(data.to_vec()) {
         check_address(&address);
@@ -600,7 +601,7 @@ pub fn addresses(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     if let Ok(address) = text.parse::<Multiaddr>() {
         check_address(&address);
-        assert_eq!(address.to_string().parse().ok(), Some(address), "what is written is read");
+        assert_eq!(address.to_string().parse().ok(), Some(address), "what is encoded is decoded");
     }
     if let Ok(base) = Base::from_url(text) {
         check_base(&base);
@@ -632,7 +633,7 @@ fn check_address(address: &Multiaddr) {
         }
         assert!(!strict.may_dial(scope, address) || lenient.may_dial(scope, address));
     }
-    assert_ne!(Network::of(address), Network::OURS, "nobody's address makes him the node itself");
+    assert_ne!(Network::of(address), Network::OURS, "no address is in the network of the node itself");
     let base = Base::from_multiaddr(address);
     assert_eq!(is_http(address), base != Err(AddressError::NotHttp));
     let Ok(base) = base else { return };
@@ -643,14 +644,14 @@ fn check_address(address: &Multiaddr) {
     }
 }
 
-/// An address of components that the bytes choose, one after the other: any of them may follow any other.
+/// An address of components that the bytes select. Any component may follow any other.
 pub fn dialable(mut data: &[u8]) {
     let mut address = Multiaddr::empty();
     while let Some(component) = component(&mut data) {
         address.push(component);
     }
     check_address(&address);
-    assert_eq!(Multiaddr::try_from(address.to_vec()).ok(), Some(address), "what is written is read");
+    assert_eq!(Multiaddr::try_from(address.to_vec()).ok(), Some(address), "what is encoded is decoded");
 }
 
 fn take<const N: usize>(data: &mut &[u8]) -> Option<[u8; N]> {
@@ -704,8 +705,8 @@ fn component(data: &mut &[u8]) -> Option<Protocol<'static>> {
     })
 }
 
-/// What is understood has one host, at its beginning, and nothing in it that would be more than a part of a request. Where
-/// libp2p's transports would connect is what was read.
+/// A valid shape has one host, at its beginning, and no characters that would change the structure of a request.
+/// libp2p's transports connect to the same address.
 fn check_shape(address: &Multiaddr, shape: &Shape<'_>) {
     let is_host = |part: &Protocol<'_>| {
         use Protocol::{Dns, Dns4, Dns6, Dnsaddr, Ip4, Ip6, Memory};
@@ -735,7 +736,7 @@ fn check_shape(address: &Multiaddr, shape: &Shape<'_>) {
 fn check_dial(address: &Multiaddr, shape: &Shape<'_>) {
     let strict = Borders { dial_private: false };
     if Scope::ALL.into_iter().any(|scope| strict.may_dial(scope, address)) {
-        let Host::Ip(ip) = shape.host else { panic!("a name at an untrusted peer's word: {address}") };
+        let Host::Ip(ip) = shape.host else { panic!("an untrusted peer's address has a host name: {address}") };
         assert!(Reach::of(ip) != Reach::Nowhere && shape.is_dialled(), "{address}");
         assert!(shape.port().is_some_and(is_free_port) && shape.has_plain_path(), "{address}");
     }
@@ -748,14 +749,14 @@ fn check_dial(address: &Multiaddr, shape: &Shape<'_>) {
         TransportKind::WebSocket { .. } => assert_eq!(tcp_end(without_websocket(first)), expected, "{address}"),
         TransportKind::Quic { .. } => {
             let parts: Vec<Protocol<'_>> = first.iter().collect();
-            let [_, Protocol::Udp(port), Protocol::QuicV1] = parts[..] else { panic!("no QUIC: {address}") };
+            let [_, Protocol::Udp(port), Protocol::QuicV1] = parts[..] else { panic!("not QUIC: {address}") };
             assert_eq!(Some(SocketAddr::new(ip, port)), expected, "{address}");
         }
         _ => {}
     }
 }
 
-/// Where libp2p's TCP transport connects: it reads an address from its end.
+/// The address to which libp2p's TCP transport connects: it parses an address from its end.
 fn tcp_end(mut address: Multiaddr) -> Option<SocketAddr> {
     let Some(Protocol::Tcp(port)) = address.pop() else { return None };
     match address.pop()? {
@@ -765,7 +766,7 @@ fn tcp_end(mut address: Multiaddr) -> Option<SocketAddr> {
     }
 }
 
-/// What libp2p's WebSocket transport hands to the one below it.
+/// The address that libp2p's WebSocket transport passes to the transport below.
 fn without_websocket(mut address: Multiaddr) -> Multiaddr {
     while address.iter().last().is_some_and(|part| !matches!(part, Protocol::Tcp(_))) {
         address.pop();
@@ -773,7 +774,8 @@ fn without_websocket(mut address: Multiaddr) -> Multiaddr {
     address
 }
 
-/// A gateway's URL has one spelling, and blocks are asked of the same host. Strangers name public ones alone.
+/// The URL of a gateway has one form, and blocks are requested from the same host. Untrusted peers may name only public
+/// hosts.
 fn check_base(base: &Base) {
     assert_eq!(Base::from_url(&base.to_string()).as_ref(), Ok(base));
     let cid: Cid = "bafkqaddjnzzxazldoqwxizltoq".parse().expect("a CID");
@@ -798,7 +800,7 @@ pub fn key_format(data: &[u8]) {
     if let Ok(key) = SwarmKey::parse(data) {
         let fingerprint = key.fingerprint();
         assert!(fingerprint.len() == 32 && fingerprint.bytes().all(|byte| byte.is_ascii_hexdigit()), "{fingerprint}");
-        // Of an encoding in text, the end of the last line is no part.
+        // In a text encoding, the end of the last line is ignored.
         let is_text = data.split(|byte| *byte == b'\n').nth(1).is_some_and(|line| !line.starts_with(b"/bin/"));
         match SwarmKey::parse(&[data, b"\r\n"].concat()) {
             Ok(again) => assert_eq!(again, key),
@@ -807,13 +809,13 @@ pub fn key_format(data: &[u8]) {
     }
 }
 
-/// Whatever can be used survives being written in each format that there is for it.
+/// A usable key survives encoding in each supported format.
 fn check_secret(secret: &Secret) {
-    let message = secret.write(KeyFormat::Protobuf).expect("every key has a message");
+    let message = secret.write(KeyFormat::Protobuf).expect("every key has a protobuf encoding");
     let again = Secret::read(KeyFormat::Protobuf, &message);
     assert_eq!(again.as_ref(), Ok(secret));
     let Ok(keypair) = secret.keypair() else { return };
-    let signature = keypair.sign(b"message").expect("a key that can be used signs");
+    let signature = keypair.sign(b"message").expect("a usable key signs");
     assert!(keypair.public().verify(b"message", &signature));
     if let Ok(pem) = secret.write(KeyFormat::Pem) {
         assert_eq!(KeyFormat::guess(&pem), KeyFormat::Pem);
@@ -821,7 +823,7 @@ fn check_secret(secret: &Secret) {
     }
 }
 
-/// Where the bytes are cut in two.
+/// The offset at which the bytes are split in two.
 fn cut(data: &[u8]) -> usize {
     usize::from(data.last().copied().unwrap_or_default()).min(data.len())
 }

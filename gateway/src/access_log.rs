@@ -1,7 +1,7 @@
-//! [`AccessLine`]: what the access log says of a request, once its response has ended (`log.access`).
+//! [`AccessLine`]: the access log's record of a request, written when the response has ended (`log.access`).
 //!
-//! A line is an event of the log with the target `access` and the level info: in the log's own format, as fields. It has the path
-//! without its query, which may hold what is nobody's business, and no header but `User-Agent`.
+//! A record is a log event with the target `access` and the level info; its data are fields, in the log's format. It
+//! has the path without its query, which may contain private data, and no header but `User-Agent`.
 
 use crate::request::client::Client;
 use http::header::{HeaderMap, USER_AGENT};
@@ -11,13 +11,13 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The target of access lines.
+/// The target of access log records.
 pub const TARGET: &str = "access";
-/// The longest text that is written, in bytes: paths and hosts, and the names of programs.
+/// The maximum lengths of paths and hosts, and of user agents, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
 const AGENT_BYTES_MAX: usize = 256;
 
-/// A request, until it is written down.
+/// A record, until it is written.
 #[derive(Debug)]
 pub struct AccessLine {
     client: IpAddr,
@@ -31,7 +31,7 @@ pub struct AccessLine {
 }
 
 impl AccessLine {
-    /// A line about a request, if lines are written.
+    /// A record of a request, if the access log is enabled.
     pub fn begin(head: &Parts, client: &Client) -> Option<Box<Self>> {
         if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
             return None;
@@ -48,25 +48,27 @@ impl AccessLine {
         }))
     }
 
-    /// The head of the response is handed over; `tier` is where the content came from, if it is content.
+    /// Records the response's head; `tier` is the source of the content, if the response has content.
     pub fn head(&mut self, status: StatusCode, tier: Option<&'static str>) {
         self.status = status.as_u16();
         self.tier = tier.unwrap_or("");
     }
 
-    /// So many bytes of the body are handed over.
+    /// Counts bytes of the body.
     pub fn sent(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }
 
-    /// Writes the line. A request whose client left before there was a response has the status 499, as in nginx; one whose response
-    /// broke off is not complete.
+    /// Writes the record. The status is 499, as in nginx, if the client disconnected before the response; `complete` is
+    /// false if the response was aborted.
     pub fn write(&self, took: Duration, complete: bool) {
         let Self { client, method, host, path, user_agent, status, tier, bytes } = self;
         let status = if *status == 0 { 499 } else { *status };
         let duration_ms = (took.as_secs_f64() * 1e6).round() / 1e3;
-        tracing::info!(target: "access", %client, method = method.as_str(), host, path, status, duration_ms, bytes, tier,
-            user_agent, complete);
+        tracing::info!(
+            target: "access", %client, method = method.as_str(), host, path, status, duration_ms, bytes, tier,
+            user_agent, complete
+        );
     }
 }
 
@@ -74,7 +76,7 @@ fn agent_of(headers: &HeaderMap) -> String {
     headers.get(USER_AGENT).map(|agent| printable(agent.as_bytes(), AGENT_BYTES_MAX)).unwrap_or_default()
 }
 
-/// The beginning of a text as printable ASCII: other bytes, quotes and backslashes are written as nginx writes them (`\x1B`).
+/// The beginning of a text as printable ASCII: other bytes, quotes and backslashes are escaped as in nginx (`\x1B`).
 fn printable(bytes: &[u8], bytes_max: usize) -> String {
     let mut text = String::with_capacity(bytes.len().min(bytes_max));
     for byte in bytes {
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_short_and_printable() {
+    fn logged_text_is_short_and_printable() {
         let table: [(&[u8], usize, &str); 7] = [
             (b"curl/8.5.0", 256, "curl/8.5.0"),
             (b"", 256, ""),

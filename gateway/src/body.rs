@@ -1,12 +1,12 @@
-//! [`Body`]: what hyper pulls a response's bytes from.
+//! [`Body`]: the body of a response.
 //!
-//! Goals: a body that cannot be completed is never made to look complete: it ends in an error, upon which hyper breaks the
-//! connection; bytes travel uncopied; nothing is produced before it is asked for.
+//! Goals: an incomplete body never looks complete: it ends in an error, and hyper closes the connection; bytes are not
+//! copied; nothing is produced before it is polled.
 
 use crate::errors::Problem;
 use crate::listen::server::Connection;
 use crate::metrics::Exchange;
-use crate::running::Listed;
+use crate::running::RunningRequest;
 use bytes::Bytes;
 use content::unixfs::file::FileReader;
 use futures::stream::{BoxStream, Stream, StreamExt as _};
@@ -16,36 +16,36 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// A response's body and the end of its exchange.
+/// A response's body, which ends its exchange.
 pub struct Body {
     content: Content,
     exchange: Exchange,
     connection: Arc<Connection>,
     limits: BodyLimits,
-    /// In the list of running requests, unless all of it was at hand.
-    listed: Option<Listed>,
+    /// Its entry in the list of running requests, unless the whole body was available at once.
+    listed: Option<RunningRequest>,
 }
 
-/// Where the bytes of a response come from.
+/// The source of a response's bytes.
 pub enum Content {
-    /// There are none (left).
+    /// No (more) bytes.
     Empty,
-    /// They are at hand.
+    /// Bytes in memory.
     Bytes(Bytes),
-    /// A file, of which this much is left.
+    /// A file.
     File {
-        /// What was read already.
+        /// The bytes that were read already.
         first: Option<Bytes>,
         /// The rest.
         reader: Box<FileReader>,
-        /// Bytes to come, the first ones included.
+        /// The number of remaining bytes, those in `first` included.
         remaining: u64,
     },
-    /// A page, an archive or several parts of a file.
+    /// A page, an archive or a multipart range.
     Stream {
         /// The bytes.
         stream: BoxStream<'static, Result<Bytes, Problem>>,
-        /// Bytes to come, if that is known.
+        /// The number of remaining bytes, if known.
         remaining: Option<u64>,
     },
 }
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Content {
 }
 
 impl Content {
-    /// How many bytes there are, if that is known.
+    /// The number of remaining bytes, if known.
     pub fn length(&self) -> Option<u64> {
         match self {
             Self::Empty => Some(0),
@@ -67,8 +67,8 @@ impl Content {
         }
     }
 
-    /// Whether the first step gives all that there is.
-    pub fn is_at_hand(&self) -> bool {
+    /// Whether one poll returns the whole content.
+    pub fn is_in_memory(&self) -> bool {
         match self {
             Self::Empty | Self::Bytes(_) => true,
             Self::File { first, remaining, .. } => first.as_ref().is_some_and(|first| first.len() as u64 == *remaining),
@@ -76,7 +76,7 @@ impl Content {
         }
     }
 
-    /// The next bytes; `None` only at a true end.
+    /// The next bytes; `None` only at the true end.
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Problem>>> {
         match std::mem::replace(self, Self::Empty) {
             Self::Empty => Poll::Ready(None),
@@ -103,8 +103,8 @@ impl Content {
         }
     }
 
-    /// Counts what a source of known length gave. Sources check lengths as well: this is the last line of defence, because
-    /// a `Content-Length` was sent.
+    /// Checks the length of a source against its declared length. Sources check it as well; this is a second check,
+    /// because the `Content-Length` was already sent.
     fn count(
         &mut self,
         next: Poll<Option<Result<Bytes, Problem>>>,
@@ -134,17 +134,17 @@ impl Stream for Content {
     }
 }
 
-/// What a response may cost until its last byte.
+/// The limits of a response.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
-    /// Bytes of it.
+    /// The maximum length, in bytes.
     pub bytes_max: u64,
-    /// When it has to be over.
+    /// The deadline of the last byte.
     pub deadline: Instant,
 }
 
 impl Body {
-    /// A body that ends its exchange when it ends, and has the connection reset if it breaks off.
+    /// A body that ends its exchange, and resets the connection if it is aborted.
     pub fn new(content: Content, mut exchange: Exchange, connection: Arc<Connection>, limits: BodyLimits) -> Self {
         if content.length() == Some(0) {
             exchange.complete();
@@ -152,22 +152,22 @@ impl Body {
         Self { content, exchange, connection, limits, listed: None }
     }
 
-    /// The same for a request that is listed as running, until the body is dropped.
+    /// Keeps the entry in the list of running requests until the body is dropped.
     #[must_use]
-    pub fn listed(self, listed: Option<Listed>) -> Self {
+    pub fn listed(self, listed: Option<RunningRequest>) -> Self {
         Self { listed, ..self }
     }
 
-    /// Waits are bounded by the stall time of what is fetched and the send time-out of who reads, so it suffices to look at
-    /// the clock when there is something to send. What was at hand as a whole is sent, late or not: among it are the pages
-    /// that say that something took too long.
-    fn check(&mut self, next: Option<Result<Bytes, Problem>>, at_hand: bool) -> Option<Result<Bytes, Problem>> {
+    /// Fetches have stall timeouts and writes have send timeouts, so the deadline is checked only when there are bytes
+    /// to send. Content that was available at once is sent even after the deadline: it includes the error page of the
+    /// timeout.
+    fn check(&mut self, next: Option<Result<Bytes, Problem>>, in_memory: bool) -> Option<Result<Bytes, Problem>> {
         let Some(Ok(bytes)) = next else { return next };
         let BodyLimits { bytes_max, deadline } = self.limits;
         let left = bytes_max.checked_sub(bytes.len() as u64);
         let problem = match left {
             None => Problem::TooLong,
-            Some(_) if !at_hand && Instant::now() > deadline => Problem::TooSlow,
+            Some(_) if !in_memory && Instant::now() > deadline => Problem::TooSlow,
             Some(left) => {
                 self.limits.bytes_max = left;
                 return Some(Ok(bytes));
@@ -190,7 +190,7 @@ impl Body {
             }
             Some(Err(problem)) => {
                 self.connection.reset_on_close();
-                tracing::warn!(%problem, "a response broke off after its head");
+                tracing::warn!(%problem, "a response was aborted after its head was sent");
                 self.exchange.abort(problem.abort_reason());
             }
             None => self.exchange.complete(),
@@ -203,14 +203,14 @@ impl http_body::Body for Body {
     type Error = Problem;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
-        let at_hand = matches!(self.content, Content::Bytes(_));
+        let in_memory = matches!(self.content, Content::Bytes(_));
         let Poll::Ready(next) = self.content.poll_bytes(cx) else {
             if let Some(listed) = &self.listed {
                 listed.waits();
             }
             return Poll::Pending;
         };
-        let next = self.check(next, at_hand);
+        let next = self.check(next, in_memory);
         self.note(&next);
         Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))
     }

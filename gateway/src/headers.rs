@@ -2,7 +2,7 @@
 
 use http::HeaderValue;
 
-/// A header value of text without control characters. Text that has some makes an empty value.
+/// A header value of text. Text with control characters gives an empty value.
 pub fn header(text: &str) -> HeaderValue {
     HeaderValue::from_bytes(text.as_bytes()).unwrap_or(HeaderValue::from_static(""))
 }

@@ -1,23 +1,23 @@
-//! [`invalidate_where`]: takes what is concerned out of a memory, or only counts it.
+//! [`invalidate_where`]: removes the selected entries of a cache, or only counts them.
 //!
-//! Goals: whatever is remembered above the blocks is forgotten and counted by one rule, so that a dry run tells what the real one
-//! does.
+//! Goals: all caches above the block store are purged and counted by the same code, so that a dry run reports the real
+//! counts.
 //!
-//! Non-goals: the blocks themselves, which the store counts ([`cache::BlockStore::evictable`]).
+//! Non-goals: the blocks, which the store counts ([`cache::BlockStore::evictable`]).
 
 use moka::sync::Cache;
 use std::hash::Hash;
 
-/// What a purge does with what it finds.
+/// Whether a purge removes entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PurgeMode {
-    /// It goes.
+    /// Remove and count them.
     Remove,
-    /// It stays, and is counted.
+    /// Only count them.
     DryRun,
 }
 
-/// Forgets the entries that `concerns` says are concerned, or counts them; how many these are. Reads all that is remembered.
+/// Invalidates the entries that `concerns` selects, or counts them; returns their number. Scans the whole cache.
 pub fn invalidate_where<K, V>(memory: &Cache<K, V>, concerns: impl Fn(&K, &V) -> bool, mode: PurgeMode) -> u64
 where
     K: Hash + Eq + Send + Sync + 'static,
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dry_run_counts_what_the_real_one_takes() {
+    fn a_dry_run_counts_what_a_purge_removes() {
         let memory = Cache::new(100);
         (0..10_u32).for_each(|number| memory.insert(number, ()));
         let is_even = |number: &u32, (): &()| number.is_multiple_of(2);

@@ -1,4 +1,4 @@
-//! The page at `/`: a field for a CID or a name, and the way to the welcome site.
+//! The page at `/`: a field for a CID or a name, and a link to the welcome site.
 
 use crate::html;
 use content::Cid;
@@ -6,7 +6,7 @@ use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use maud::{DOCTYPE, html};
 
-/// The page; `welcome` is the root of the site that it shows the way to.
+/// The page; `welcome` is the root of the site that it links to.
 pub fn page(welcome: Option<&Cid>) -> Response<String> {
     let markup = html! {
         (DOCTYPE)
@@ -14,10 +14,14 @@ pub fn page(welcome: Option<&Cid>) -> Response<String> {
             (html::head("Causeway", STYLE))
             body {
                 h1 { "Causeway" }
-                p { "A gateway to IPFS. Everything that it sends was checked against its address." }
+                p { "An IPFS gateway. All content is verified against its CID." }
                 form action="/ipfs/" {
                     label for="uri" { "CID, ipfs:// address or name" }
-                    div { input id="uri" name="uri" required autofocus autocapitalize="off" spellcheck="false" placeholder="bafy… or example.org"; button { "Open" } }
+                    div {
+                        input id="uri" name="uri" required autofocus autocapitalize="off" spellcheck="false"
+                            placeholder="bafy… or example.org";
+                        button { "Open" }
+                    }
                 }
                 @if let Some(root) = welcome { p { a href={ "/ipfs/" (root) "/" } { "What is this?" } } }
             }

@@ -1,27 +1,27 @@
-//! The public front: HTTP requests for content, and the responses to them.
+//! The public listener: HTTP requests for content, and their responses.
 //!
-//! Goals: one request can be read from top to bottom in [`pipeline`]; everything that can be decided without I/O is a
-//! pure function with a table of tests; a response that cannot be completed never looks complete.
+//! Goals: one request can be read from top to bottom in [`pipeline`]; decisions without I/O are pure functions with
+//! table tests; an incomplete response never looks complete.
 //!
-//! Non-goals: what IPFS data means (`content`), how it is stored (`cache`), where it is found (`p2p-bridge`), what operators ask of a
-//! node (`admin`), and how a node is started (`causeway`).
+//! Non-goals: IPFS data formats (`content`), storage (`cache`), the network (`p2p-bridge`), the admin API (`admin`),
+//! and starting a node (`causeway`).
 //!
-//! In the order that a request meets them:
+//! In the order of a request:
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`listen`] | connections: limits, timeouts, tunnels, graceful drain |
 //! | [`pipeline`] | one request, top to bottom |
-//! | [`request`] | what a request asks for, read from its head |
-//! | [`resolve`] | what a path leads to, and where blocks come from |
-//! | [`represent`] | the response: one module for each representation that content has |
-//! | [`respond`], [`body`], [`headers`] | what every response carries, and its bytes |
-//! | [`errors`] | the status and text of every problem |
+//! | [`request`] | parsing of the request's head |
+//! | [`resolve`] | resolution of paths, and the sources of blocks |
+//! | [`represent`] | the response: one module for each representation of content |
+//! | [`respond`], [`body`], [`headers`] | the headers that all responses share, and bodies |
+//! | [`errors`] | the status and text of each error |
 //! | [`routing_v1`] | the Delegated Routing V1 HTTP API |
-//! | [`limits`], [`workers`] | what one request may cost; threads for responses that take processor time |
-//! | [`running`], [`access_log`], [`metrics`] | requests under way; requests that ended; what is counted of them |
-//! | [`landing`], [`mod@html`] | the page at `/`; what all pages have in common |
-//! | [`invalidate`] | how a purge invalidates caches |
+//! | [`limits`], [`workers`] | limits of one request; threads for CPU-bound responses |
+//! | [`running`], [`access_log`], [`metrics`] | requests in progress; the log of ended requests; metrics |
+//! | [`landing`], [`mod@html`] | the page at `/`; parts that all pages share |
+//! | [`invalidate`] | cache invalidation by a purge |
 
 #![allow(clippy::result_large_err, reason = "problems name the CID, whose digest has room for 128 bytes, and are rare")]
 

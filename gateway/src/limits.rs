@@ -1,4 +1,4 @@
-//! [`Limits`]: what one request to the public listener may cost, as configured.
+//! [`Limits`]: the configured limits of one request to the public listener.
 
 use content::budget::Budget;
 use content::scope::ScopeLimits;
@@ -7,42 +7,42 @@ use content::unixfs::file::ReadLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a request may cost.
+/// The limits of a request.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of a path and query.
+    /// The maximum length of a path and query, in bytes.
     pub url_bytes_max: usize,
-    /// Segments of a path.
+    /// The maximum number of path segments.
     pub path_depth_max: usize,
-    /// How far files are read ahead of a response's reader.
+    /// The read-ahead of files.
     pub read: ReadLimits,
-    /// Bytes collected for an HTTP/1.0 client.
+    /// The maximum size of a buffered HTTP/1.0 response, in bytes.
     pub http10_buffer_bytes_max: u64,
-    /// Bytes of remembered paths, and of what sites say of those that are not there.
+    /// The size of the caches of resolved paths and of sites' `_redirects`, in bytes.
     pub paths_bytes_max: u64,
-    /// Bytes of remembered pages of listings.
+    /// The size of the cache of listings, in bytes.
     pub listings_bytes_max: u64,
-    /// Bytes of one response.
+    /// The maximum length of a response, in bytes.
     pub response_bytes_max: u64,
-    /// From a request's head to the last byte of its response.
+    /// The timeout from a request's head to the last byte of its response.
     pub request_timeout: Duration,
-    /// Entries on one page of a listing.
+    /// The maximum number of entries on one page of a listing.
     pub listing_entries_max: usize,
-    /// Archives that are made at a time.
+    /// The maximum number of concurrent archives.
     pub archives_max: usize,
-    /// Archives that are made for one client at a time.
+    /// The maximum number of concurrent archives of one client.
     pub client_archives_max: usize,
-    /// Requests of one client behind trusted proxies that are answered at a time.
+    /// The maximum number of concurrent requests of one client behind trusted proxies.
     pub client_requests_max: usize,
-    /// Requests of one client that wait for names at a time.
+    /// The maximum number of concurrent name look-ups of one client.
     pub client_lookups_max: usize,
-    /// What a CAR may hold.
+    /// The limits of a CAR.
     pub scope: ScopeLimits,
-    /// What a TAR may hold.
+    /// The limits of a TAR.
     pub tar: TarLimits,
     /// Whether codecs are converted.
     pub convert_codecs: bool,
-    /// Steps of work, besides those that are earned by what is sent.
+    /// The processor budget in steps, in addition to the steps that sent bytes earn.
     pub work_steps_max: u64,
 }
 
@@ -54,7 +54,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The limits that are configured.
+    /// The configured limits.
     pub fn of(http: &config::Http, cache: &config::Cache) -> Self {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let window_bytes_max = size(http.read_ahead_bytes_max);

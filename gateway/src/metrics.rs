@@ -1,7 +1,7 @@
-//! What a scrape says of HTTP.
+//! HTTP metrics.
 //!
-//! Goals: every request is counted once, whatever becomes of it, because an [`Exchange`] counts when it is dropped;
-//! handles are resolved at start, so a request costs atomic additions and two histograms, and no look-up by label.
+//! Goals: every request is counted once, however it ends, because an [`Exchange`] counts when it is dropped; handles
+//! are resolved at start, so that a request needs no look-up by label.
 
 use crate::access_log::AccessLine;
 use http::{Method, StatusCode};
@@ -14,13 +14,13 @@ use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Upper bounds of the buckets, in seconds: from an answer out of memory to a long download.
+/// The upper bounds of histogram buckets, in seconds: from an answer from memory to a long download.
 const SECONDS: [f64; 18] = [
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0,
 ];
 
-/// Bytes of one body that are added up before they are counted.
-const BYTES_AT_ONCE: u64 = 1 << 20;
+/// Bytes of one body that are added up before the counter is increased.
+const COUNTED_BYTES_MIN: u64 = 1 << 20;
 
 const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
@@ -41,18 +41,18 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// Why a response ended before its end.
+/// Why a response was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abort {
-    /// The client went away.
+    /// The client disconnected.
     Client,
     /// The rest of the content did not arrive.
     Stalled,
-    /// The rest of the content is damaged, or failed its check.
+    /// The rest of the content is invalid.
     Corrupt,
-    /// Something of ours failed.
+    /// An internal error.
     Internal,
-    /// The rest would be more than one response may have.
+    /// The response would exceed a limit.
     Limit,
 }
 
@@ -70,65 +70,70 @@ pub struct HttpMetrics {
     duration: Histogram,
     /// Open connections.
     pub connections: Gauge,
-    /// Connections that ended in a panic: always a defect.
+    /// Connections that ended in a panic: always a bug.
     pub panics: Counter,
-    /// Paths answered from the memory of resolved paths.
+    /// Paths that were answered from the cache of resolved paths.
     pub path_hits: Counter,
-    /// Paths that were walked.
+    /// Paths that were resolved.
     pub path_misses: Counter,
-    /// Requests that waited for a walk which another request had begun.
+    /// Requests that joined the path resolution of another request.
     pub walks_joined: Counter,
-    /// What became of requests for pages of listings.
+    /// Requests for pages of listings, by result.
     pub listings: ListingMetrics,
 }
 
-/// What the public listener did since the start, and is doing.
+/// The counters and gauges of the public listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpFigures {
-    /// Requests that were answered, by the class of the status.
+    /// Answered requests, by class of status.
     pub requests: Vec<(&'static str, u64)>,
-    /// Requests that are being answered.
+    /// Requests in progress.
     pub in_flight: i64,
     /// Open connections.
     pub connections: i64,
     /// Bytes of response bodies that have ended.
     pub bytes: u64,
-    /// Responses that broke off.
+    /// Aborted responses.
     pub aborted: u64,
 }
 
-/// What became of requests for pages of listings.
+/// Requests for pages of listings, by result.
 #[derive(Debug, Clone)]
 pub struct ListingMetrics {
-    /// The page was remembered.
+    /// The page was cached.
     pub hits: Counter,
-    /// It was written.
+    /// The page was generated.
     pub misses: Counter,
-    /// It was being written for another request.
+    /// The request joined the generation of the page for another request.
     pub joined: Counter,
 }
 
 impl HttpMetrics {
-    /// Registers every metric under its full name. Call it once for a registry.
+    /// Registers all metrics under their full names. Call it once for a registry.
     pub fn register(registry: &mut Registry) -> Self {
         let requests = Family::<RequestLabels, Counter>::default();
         registry.register(
             "causeway_http_requests",
-            "Requests answered, by method and class of status",
+            "Answered requests, by method and class of status",
             requests.clone(),
         );
         let aborted = Family::<ReasonLabel, Counter>::default();
         registry.register(
             "causeway_http_responses_aborted",
-            "Responses that broke off after their head was sent, by reason",
+            "Responses that were aborted after their head was sent, by reason",
             aborted.clone(),
         );
         let paths = Family::<ResultLabel, Counter>::default();
-        registry.register("causeway_http_path_lookups", "Look-ups in the memory of resolved paths", paths.clone());
+        registry.register(
+            "causeway_http_path_lookups",
+            "Look-ups in the cache of resolved paths, by result",
+            paths.clone(),
+        );
         let listings = Family::<ResultLabel, Counter>::default();
         registry.register(
             "causeway_http_listings",
-            "Pages of listings that were remembered (hit), written (miss), or read along with another request (joined)",
+            "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
+             generates the page (joined)",
             listings.clone(),
         );
         let listing = |result| listings.get_or_create_owned(&ResultLabel { result });
@@ -152,7 +157,7 @@ impl HttpMetrics {
         metrics
     }
 
-    /// What was counted until now.
+    /// The current values.
     pub fn figures(&self) -> HttpFigures {
         let of_class = |class: usize| self.requests.iter().map(|of_method| of_method[class].get()).sum();
         HttpFigures {
@@ -165,12 +170,12 @@ impl HttpMetrics {
     }
 
     fn register_plain(&self, registry: &mut Registry) {
-        let cancelled = "Requests whose client went away before the head of a response";
+        let cancelled = "Requests whose client disconnected before the response began";
         registry.register("causeway_http_requests_cancelled", cancelled, self.cancelled.clone());
-        let joined = "Requests that waited for a walk which another request had begun";
+        let joined = "Requests that joined the path resolution of another request (singleflight)";
         registry.register("causeway_http_walks_joined", joined, self.walks_joined.clone());
         registry.register("causeway_http_response_bytes", "Bytes of response bodies", self.bytes.clone());
-        registry.register("causeway_http_requests_in_flight", "Requests being answered", self.in_flight.clone());
+        registry.register("causeway_http_requests_in_flight", "Requests in progress", self.in_flight.clone());
         registry.register(
             "causeway_http_first_byte_seconds",
             "Time from a request's head to its response's head, in seconds",
@@ -182,7 +187,7 @@ impl HttpMetrics {
             self.duration.clone(),
         );
         registry.register("causeway_http_connections", "Open connections", self.connections.clone());
-        registry.register("causeway_http_panics", "Connections that a defect ended", self.panics.clone());
+        registry.register("causeway_http_panics", "Connections that ended in a panic", self.panics.clone());
     }
 
     fn requests(&self, method: usize, status: StatusCode) -> &Counter {
@@ -195,22 +200,22 @@ fn method_index(method: &Method) -> usize {
     METHODS.iter().position(|name| *name == method.as_str()).unwrap_or(METHODS.len() - 1)
 }
 
-/// One request and its response, from the first to the last byte. Whatever ends it, its drop is the end.
+/// A request and its response, from the head to the last byte. Dropping it ends and counts it.
 #[derive(Debug)]
 pub struct Exchange {
     metrics: Arc<HttpMetrics>,
     started: Instant,
     method: usize,
     head_sent: bool,
-    /// Those that are not counted yet.
+    /// Bytes that are not counted yet.
     body_bytes: u64,
     end: Option<Abort>,
-    /// What the access log will say, if there is one.
+    /// The record for the access log, if it is enabled.
     access: Option<Box<AccessLine>>,
 }
 
 impl Exchange {
-    /// A request's head was read.
+    /// Begins with a request's head.
     pub fn begin(metrics: &Arc<HttpMetrics>, method: &Method) -> Self {
         metrics.in_flight.inc();
         Self {
@@ -224,7 +229,7 @@ impl Exchange {
         }
     }
 
-    /// Has the exchange written to the access log when it ends.
+    /// Writes this record to the access log at the end.
     pub fn log(&mut self, access: Option<Box<AccessLine>>) {
         self.access = access;
     }
@@ -234,12 +239,12 @@ impl Exchange {
         self.started
     }
 
-    /// How long ago that was.
+    /// The time since then.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The head of the response is handed over; `tier` is where the content came from, if it is content.
+    /// Records the response's head; `tier` is the source of the content, if the response has content.
     pub fn head(&mut self, status: StatusCode, tier: Option<&'static str>) {
         self.head_sent = true;
         if let Some(access) = &mut self.access {
@@ -249,24 +254,24 @@ impl Exchange {
         self.metrics.first_byte.observe(self.started.elapsed().as_secs_f64());
     }
 
-    /// Some of the body is handed over.
+    /// Counts bytes of the body.
     pub fn sent(&mut self, bytes: usize) {
         self.body_bytes += bytes as u64;
         if let Some(access) = &mut self.access {
             access.sent(bytes);
         }
-        // A long body counts while it is sent, so that rates are those of this moment.
-        if self.body_bytes >= BYTES_AT_ONCE {
+        // A long body is counted while it is sent, so that rates are current.
+        if self.body_bytes >= COUNTED_BYTES_MIN {
             self.metrics.bytes.inc_by(std::mem::take(&mut self.body_bytes));
         }
     }
 
-    /// All of the body is handed over.
+    /// The whole body was sent.
     pub fn complete(&mut self) {
         self.end = None;
     }
 
-    /// The body breaks off here.
+    /// The body is aborted.
     pub fn abort(&mut self, reason: Abort) {
         self.end = Some(reason);
     }
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_body_counts_while_it_is_sent() {
+    fn a_long_body_is_counted_while_it_is_sent() {
         let metrics = Arc::new(HttpMetrics::register(&mut Registry::default()));
         let mut exchange = Exchange::begin(&metrics, &Method::GET);
         exchange.sent(10);

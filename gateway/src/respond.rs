@@ -1,4 +1,4 @@
-//! The last step of every response: what all of them carry, and what HTTP/1.0 needs.
+//! The last step of every response: common headers, and buffering for HTTP/1.0.
 
 use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
@@ -6,7 +6,7 @@ use crate::headers::header;
 use crate::listen::server::Connection;
 use crate::metrics::Exchange;
 use crate::resolve::source::Tier;
-use crate::running::Listed;
+use crate::running::RunningRequest;
 use bytes::{Bytes, BytesMut};
 use content::budget::Share;
 use content::cid;
@@ -23,13 +23,13 @@ use std::time::Duration;
 const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
 const CACHE_TAG: HeaderName = HeaderName::from_static("cache-tag");
 
-/// CIDs of a path that are keys of its answer.
+/// The maximum number of a path's CIDs among the surrogate keys.
 const ROOTS_KEYED_MAX: usize = 16;
 
-/// A response that is complete but for what [`finish`] adds.
+/// A response before [`finish`].
 pub type Draft = Response<Content>;
 
-/// A page of ours as a response.
+/// A generated page as a response.
 pub fn page(response: Response<String>) -> Draft {
     let mut draft = response.map(|text| Content::Bytes(Bytes::from(text)));
     let length = draft.body().length().unwrap_or_default();
@@ -37,27 +37,26 @@ pub fn page(response: Response<String>) -> Draft {
     draft
 }
 
-/// Bounds for how long caches that many share keep an answer without asking whether it still holds: `s-maxage` (RFC
-/// 9111, section
-/// 5.2.2.10) beside a longer `max-age`, which is for browsers.
+/// Limits the age in shared caches: adds `s-maxage` (RFC 9111, section 5.2.2.10) if `max-age`, which then applies to
+/// private caches only, is longer.
 pub fn bound_shared_age(headers: &mut HeaderMap, seconds: u64) {
-    let Some(told) = headers.get(CACHE_CONTROL).and_then(|value| value.to_str().ok()) else { return };
-    let directives = || told.split(',').map(str::trim);
+    let Some(cache_control) = headers.get(CACHE_CONTROL).and_then(|value| value.to_str().ok()) else { return };
+    let directives = || cache_control.split(',').map(str::trim);
     let max_age = directives().find_map(|directive| directive.strip_prefix("max-age=")?.parse::<u64>().ok());
     let is_shared = directives().any(|directive| directive == "public");
     if is_shared && max_age.is_some_and(|max_age| max_age > seconds) {
-        let bounded = header(&format!("{told}, s-maxage={seconds}"));
+        let bounded = header(&format!("{cache_control}, s-maxage={seconds}"));
         headers.insert(CACHE_CONTROL, bounded);
     }
 }
 
-/// Adds what content delivery networks purge a response by: the CIDs on its path, the root's first, and the name if it
-/// was asked for by one. `Surrogate-Key` has them with spaces between, `Cache-Tag` with commas. What is no content has
-/// none, and does not live long.
+/// Adds the surrogate keys, by which content delivery networks purge: the CIDs on the response's path, beginning with
+/// the root, and the name if the path has one. `Surrogate-Key` separates them by spaces, `Cache-Tag` by commas.
+/// Responses without content have none, since they are cached only for a short time.
 pub fn add_surrogate_keys(headers: &mut HeaderMap) {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let roots: Vec<&str> = text("x-ipfs-roots").unwrap_or_default().split(',').collect();
-    // The first, and the last of those behind it: what is shown, and the folders right above.
+    // The root and the last CIDs: the content and its nearest parent directories.
     let skipped = roots.len().saturating_sub(ROOTS_KEYED_MAX - 1).max(1);
     let keyed = roots.iter().take(1).chain(roots.iter().skip(skipped));
     let keyed = keyed.filter_map(|root| cid::parse(root).ok()).map(|root| surrogate_keys::of_root(&root));
@@ -74,7 +73,8 @@ pub fn add_surrogate_keys(headers: &mut HeaderMap) {
     }
 }
 
-/// Every origin may read what is public (<https://specs.ipfs.tech/http-gateways/path-gateway/#access-control-allow-origin-response-header>).
+/// CORS for all origins
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#access-control-allow-origin-response-header>).
 fn allow_every_origin(headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, OPTIONS"));
@@ -91,23 +91,23 @@ fn allow_every_origin(headers: &mut HeaderMap) {
     );
 }
 
-/// What ends a response.
+/// The parameters of [`finish`].
 pub struct Finish {
-    /// Whether only the head was asked for.
+    /// Whether the method is HEAD.
     pub head_only: bool,
-    /// The exchange that the response ends.
+    /// The exchange of the request.
     pub exchange: Exchange,
-    /// The connection that it is sent on.
+    /// The connection.
     pub connection: Arc<Connection>,
-    /// Bytes that it may have.
+    /// The maximum length of the response, in bytes.
     pub response_bytes_max: u64,
-    /// How long the exchange may take.
+    /// The timeout of the exchange.
     pub request_timeout: Duration,
-    /// The request's place in the list of those that run, if it has one.
-    pub listed: Option<Listed>,
+    /// The request's entry in the list of running requests, if it has one.
+    pub listed: Option<RunningRequest>,
 }
 
-/// Adds what every response has, and ties the body to the exchange that it ends.
+/// Adds the common headers, and attaches the exchange to the body, which ends it.
 pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     let Finish { head_only, mut exchange, connection, response_bytes_max, request_timeout, listed } = finish;
     allow_every_origin(draft.headers_mut());
@@ -122,24 +122,24 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     draft.map(|content| body(content).listed(listed))
 }
 
-/// Bytes that were collected, and what they count for among those of all responses.
-struct Collected {
+/// A buffered body, counted against the budget of all responses.
+struct BufferedBody {
     bytes: BytesMut,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Collected {
+impl AsRef<[u8]> for BufferedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// For a client of HTTP/1.0, to whom a page of unknown length that broke off would look complete: collects the page. Until
-/// it is sent it counts against the budget of `share`.
+/// Buffers a page of unknown length for an HTTP/1.0 client, to which an aborted page would look complete. The buffer
+/// counts against the budget of `share` until it is sent.
 ///
 /// # Errors
-/// [`Problem::NeedsHttp11`] when it has more than `bytes_max`, [`Problem::NoRoom`] when the budget is used up, or whatever
-/// the page broke off with.
+/// [`Problem::NeedsHttp11`] when the page exceeds `bytes_max`, [`Problem::Http10BufferFull`] when the budget is used
+/// up, or the error of the page.
 pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Share) -> Result<Draft, Problem> {
     let Content::Stream { stream, remaining: None } = draft.body_mut() else { return Ok(draft) };
     let mut collected = BytesMut::new();
@@ -149,11 +149,11 @@ pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Shar
             return Err(Problem::NeedsHttp11 { max: bytes_max });
         }
         if !share.grow(chunk.len()) {
-            return Err(Problem::NoRoom);
+            return Err(Problem::Http10BufferFull);
         }
         collected.extend_from_slice(&chunk);
     }
     draft.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(collected.len()));
-    *draft.body_mut() = Content::Bytes(Bytes::from_owner(Collected { bytes: collected, _share: share }));
+    *draft.body_mut() = Content::Bytes(Bytes::from_owner(BufferedBody { bytes: collected, _share: share }));
     Ok(draft)
 }

@@ -1,10 +1,10 @@
-//! [`Running`]: the requests that are being answered, for whoever wants to know what is going on.
+//! [`Running`]: the list of requests in progress, for operators.
 //!
-//! Goals: a request that is answered at once, out of memory, is never listed and pays nothing for those that are; one
-//! that waits, or whose body takes more than one step, is listed from then on until its body ends. What is kept of one
-//! is a few hundred bytes, and there are never more of them than connections.
+//! Goals: a request that is answered at once from memory is never listed and costs nothing; one that waits, or whose
+//! body needs more than one step, is listed until its body ends. An entry has a few hundred bytes, and there are never
+//! more entries than connections.
 //!
-//! Non-goals: requests that have ended, which the access log tells of.
+//! Non-goals: ended requests, which the access log records.
 
 use crate::request::client::Client;
 use http::StatusCode;
@@ -16,30 +16,30 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest path and host that are kept, in bytes.
+/// The maximum length of recorded paths and hosts, in bytes.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// What a request waits for.
+/// The state of a request in progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Waits {
-    /// Where its host leads.
+pub enum WaitReason {
+    /// Routing by its host.
     #[default]
     Route,
-    /// What a name stands for.
+    /// Name resolution.
     Name,
-    /// Blocks on the way to the content, or the first of it.
+    /// Path resolution, or the first block of the content.
     Content,
-    /// More of the content, after some of it was sent.
+    /// More blocks, after some content was sent.
     More,
-    /// The client, who has yet to take in what was sent.
+    /// The client has not received all that was sent.
     Client,
 }
 
-impl Waits {
+impl WaitReason {
     const ALL: [Self; 5] = [Self::Route, Self::Name, Self::Content, Self::More, Self::Client];
 
-    /// Its name in answers.
+    /// The name in the admin API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Route => "route",
@@ -51,71 +51,71 @@ impl Waits {
     }
 }
 
-/// What a request waits for at the moment. Changing it is one store and allocates nothing; once the request is listed, the list
+/// The current state of a request. A change is one store without allocation; once the request is listed, its entry
 /// shows each change.
 #[derive(Debug, Default)]
 pub struct Phase {
-    waits: AtomicWaits,
-    listed: OnceLock<Arc<Entry>>,
+    waits: AtomicWaitReason,
+    listed: OnceLock<Arc<RequestState>>,
 }
 
 impl Phase {
-    /// From now on the request waits for this, if it waits.
-    pub fn enter(&self, waits: Waits) {
-        self.listed.get().map_or(&self.waits, |entry| &entry.waits).set(waits);
+    /// Changes the state.
+    pub fn enter(&self, reason: WaitReason) {
+        self.listed.get().map_or(&self.waits, |entry| &entry.waits).set(reason);
     }
 }
 
 #[derive(Debug, Default)]
-struct AtomicWaits(AtomicU8);
+struct AtomicWaitReason(AtomicU8);
 
-impl AtomicWaits {
-    fn set(&self, waits: Waits) {
-        self.0.store(waits as u8, Ordering::Relaxed);
+impl AtomicWaitReason {
+    fn set(&self, reason: WaitReason) {
+        self.0.store(reason as u8, Ordering::Relaxed);
     }
 
-    fn get(&self) -> Waits {
-        Waits::ALL.get(usize::from(self.0.load(Ordering::Relaxed))).copied().unwrap_or_default()
+    fn get(&self) -> WaitReason {
+        WaitReason::ALL.get(usize::from(self.0.load(Ordering::Relaxed))).copied().unwrap_or_default()
     }
 }
 
-/// A request, as it is told.
+/// A snapshot of a request in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Underway {
-    /// Tells it from others, for as long as it is there.
+    /// An identifier, unique among requests in progress.
     pub id: u64,
-    /// Its method.
+    /// The method.
     pub method: String,
-    /// Its path, cut if it is long.
+    /// The path and query, truncated if long.
     pub path: String,
-    /// The host that it asks, as it was sent.
+    /// The requested host, as sent.
     pub host: String,
-    /// Who asks, as limits count them.
+    /// The client's address, as limits count it.
     pub client: IpAddr,
-    /// For how long it has been here.
+    /// The time since the request was received.
     pub since: Duration,
-    /// The status of the response, once that has begun.
+    /// The status of the response, once it has begun.
     pub status: Option<StatusCode>,
-    /// Bytes of the body that were handed over to be sent.
+    /// Bytes of the body that were passed to the connection.
     pub sent_bytes: u64,
-    /// What it waits for.
-    pub waits_for: Waits,
+    /// The state.
+    pub waits_for: WaitReason,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RequestState {
     method: String,
     path: String,
     host: String,
     client: IpAddr,
     since: Instant,
-    /// Zero until there is one.
+    /// Zero before the response begins.
     status: AtomicU16,
     sent_bytes: AtomicU64,
-    waits: AtomicWaits,
+    waits: AtomicWaitReason,
 }
 
-/// The list. Clones are the same one.
+/// The list of requests in progress. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Running {
     inner: Arc<Inner>,
@@ -124,72 +124,72 @@ pub struct Running {
 #[derive(Debug, Default)]
 struct Inner {
     next: AtomicU64,
-    entries: Mutex<HashMap<u64, Arc<Entry>>>,
+    entries: Mutex<HashMap<u64, Arc<RequestState>>>,
 }
 
-/// A request that is listed, until this is dropped.
+/// An entry of the list; dropping it removes the entry.
 #[derive(Debug)]
-pub struct Listed {
+pub struct RunningRequest {
     list: Arc<Inner>,
     id: u64,
-    entry: Arc<Entry>,
-    /// The request's part of what its client may have under way.
+    entry: Arc<RequestState>,
+    /// The permit of a limited client.
     permit: Option<Permit>,
 }
 
-fn cut(text: &str) -> String {
+fn truncated(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
 }
 
 impl Running {
-    /// Lists a request that was received at `since`. Its entry shows what `phase` says from now on.
-    pub fn list(&self, head: &Parts, client: &Client, since: Instant, phase: &Phase) -> Listed {
+    /// Adds a request that was received at `since`. Its entry shows the changes of `phase`.
+    pub fn list(&self, head: &Parts, client: &Client, since: Instant, phase: &Phase) -> RunningRequest {
         let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Arc::new(Entry {
+        let entry = Arc::new(RequestState {
             method: head.method.as_str().chars().take(16).collect(),
-            path: cut(head.uri.path_and_query().map_or_else(|| head.uri.path(), |path| path.as_str())),
-            host: cut(&client.authority),
+            path: truncated(head.uri.path_and_query().map_or_else(|| head.uri.path(), |path| path.as_str())),
+            host: truncated(&client.authority),
             client: client.group(),
             since,
             status: AtomicU16::new(0),
             sent_bytes: AtomicU64::new(0),
-            waits: AtomicWaits::default(),
+            waits: AtomicWaitReason::default(),
         });
         entry.waits.set(phase.waits.get());
-        // A request is listed once.
+        // Each request is listed only once.
         let _ = phase.listed.set(Arc::clone(&entry));
         self.inner.entries().insert(id, Arc::clone(&entry));
-        Listed { list: Arc::clone(&self.inner), id, entry, permit: None }
+        RunningRequest { list: Arc::clone(&self.inner), id, entry, permit: None }
     }
 
-    /// The requests, those first that have been here for longest; how many there are in all.
+    /// At most `max` requests, the oldest first, and the total number.
     pub fn requests(&self, max: usize) -> (Vec<Underway>, usize) {
-        let mut entries: Vec<(u64, Arc<Entry>)> =
+        let mut entries: Vec<(u64, Arc<RequestState>)> =
             self.inner.entries().iter().map(|(id, entry)| (*id, Arc::clone(entry))).collect();
         let all = entries.len();
         entries.sort_by_key(|(id, entry)| (entry.since, *id));
-        (entries.into_iter().take(max).map(|(id, entry)| entry.tell(id)).collect(), all)
+        (entries.into_iter().take(max).map(|(id, entry)| entry.snapshot(id)).collect(), all)
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.inner.entries().len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl Inner {
-    fn entries(&self) -> MutexGuard<'_, HashMap<u64, Arc<Entry>>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<u64, Arc<RequestState>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
-    fn tell(&self, id: u64) -> Underway {
+impl RequestState {
+    fn snapshot(&self, id: u64) -> Underway {
         Underway {
             id,
             method: self.method.clone(),
@@ -204,32 +204,32 @@ impl Entry {
     }
 }
 
-impl Listed {
-    /// The same, which holds a permit until its end.
+impl RunningRequest {
+    /// Keeps a permit until the entry is dropped.
     #[must_use]
-    pub fn holding(mut self, permit: Option<Permit>) -> Self {
+    pub fn with_permit(mut self, permit: Option<Permit>) -> Self {
         self.permit = permit;
         self
     }
 
-    /// The response's head is handed over.
+    /// Records the status of the response.
     pub fn answered(&self, status: StatusCode) {
         self.entry.status.store(status.as_u16(), Ordering::Relaxed);
     }
 
-    /// Some of the body is handed over, and the client has yet to take it in.
+    /// Counts bytes of the body; the state is now [`WaitReason::Client`].
     pub fn sent(&self, bytes: usize) {
         self.entry.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.entry.waits.set(Waits::Client);
+        self.entry.waits.set(WaitReason::Client);
     }
 
-    /// The client is ready for more, and there is none yet.
+    /// The client is ready for more bytes, which are not available yet.
     pub fn waits(&self) {
-        self.entry.waits.set(Waits::More);
+        self.entry.waits.set(WaitReason::More);
     }
 }
 
-impl Drop for Listed {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.list.entries().remove(&self.id);
     }
@@ -253,22 +253,25 @@ mod tests {
         let phases = [Phase::default(), Phase::default()];
         let [first, second] = phases.each_ref().map(|phase| running.list(&head, &client, Instant::now(), phase));
         assert_eq!((running.len(), running.requests(1).0.len(), running.requests(1).1), (2, 1, 2));
-        let told = |place: usize| running.requests(9).0[place].clone();
-        assert_eq!((told(0).id, told(1).id), (first.id, second.id), "the oldest is first");
-        assert_eq!((told(0).method.as_str(), told(0).status, told(0).waits_for), ("GET", None, Waits::Route));
-        assert!(told(0).path.len() <= TEXT_BYTES_MAX && encoded.starts_with(&told(0).path));
-        phases[0].enter(Waits::Name);
-        assert_eq!((told(0).waits_for, told(1).waits_for), (Waits::Name, Waits::Route));
+        let snapshot = |place: usize| running.requests(9).0[place].clone();
+        assert_eq!((snapshot(0).id, snapshot(1).id), (first.id, second.id), "the oldest is first");
+        assert_eq!(
+            (snapshot(0).method.as_str(), snapshot(0).status, snapshot(0).waits_for),
+            ("GET", None, WaitReason::Route)
+        );
+        assert!(snapshot(0).path.len() <= TEXT_BYTES_MAX && encoded.starts_with(&snapshot(0).path));
+        phases[0].enter(WaitReason::Name);
+        assert_eq!((snapshot(0).waits_for, snapshot(1).waits_for), (WaitReason::Name, WaitReason::Route));
         first.answered(StatusCode::PARTIAL_CONTENT);
         first.sent(10);
         first.sent(5);
-        let answered = told(0);
+        let answered = snapshot(0);
         assert_eq!((answered.status, answered.sent_bytes), (Some(StatusCode::PARTIAL_CONTENT), 15));
-        assert_eq!(answered.waits_for, Waits::Client);
+        assert_eq!(answered.waits_for, WaitReason::Client);
         first.waits();
-        assert_eq!(told(0).waits_for, Waits::More);
+        assert_eq!(snapshot(0).waits_for, WaitReason::More);
         drop(first);
-        assert_eq!((running.len(), told(0).id), (1, second.id));
+        assert_eq!((running.len(), snapshot(0).id), (1, second.id));
         drop(second);
         assert!(running.is_empty());
     }

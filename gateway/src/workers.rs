@@ -1,16 +1,13 @@
-//! [`Workers`]: threads of their own for answers that are made and not just read: archives, listings, documents, and
-//! the search of a DAG for what is withheld.
+//! [`Workers`]: threads for CPU-bound responses: archives, listings, documents, and checks of a DAG against the policy.
 //!
-//! Goals: however many of these are asked for, the threads that answer health checks and hits have nothing to do with
-//! them; what is made is made for a client who is there, and ends soon after that one has left; little is made ahead of
-//! what the client takes.
+//! Goals: CPU-bound responses do not delay health checks and cache hits, however many there are; work stops soon after
+//! its client disconnects; little is produced ahead of the client.
 //!
-//! How it works. They are a Tokio runtime with half as many threads as there are processors, which begins with the
-//! first such answer. An answer is a task there, and what it makes comes over a channel that is bounded in bytes. The
-//! task yields every so often ([`content::work`]), which is when it ends if it was aborted, and when the tasks beside
-//! it run.
+//! The workers are a Tokio runtime with half as many threads as there are processors, which starts with the first such
+//! response. Each response is a task there, which sends its output over a channel that is bounded in bytes. The task
+//! yields regularly ([`content::work`]), at which point it can be aborted and other tasks run.
 //!
-//! Non-goals: files. Their bytes are passed on as they are, which costs less than another thread.
+//! Non-goals: files. Their bytes are passed on without processing, which costs less than another thread.
 
 use crate::errors::Problem;
 use bytes::Bytes;
@@ -22,10 +19,10 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::task::AbortOnDropHandle;
 
-/// What is made ahead of a client, in bytes, before the chunk that exceeds it.
+/// The maximum output ahead of a client in bytes, exceeded by its last chunk.
 const AHEAD_BYTES: usize = 256 * 1024;
 
-/// The threads. Clones share them; with the last one they end.
+/// The worker threads. Clones share them; they stop with the last clone.
 #[derive(Clone, Default)]
 pub struct Workers {
     threads: Arc<Threads>,
@@ -33,20 +30,21 @@ pub struct Workers {
 
 #[derive(Default)]
 struct Threads {
-    /// None if the system has no threads to give.
+    /// `None` if the system cannot start threads.
     runtime: OnceLock<Option<Runtime>>,
 }
 
-/// A chunk, and the room that it takes until it is read. The last one is none.
-type Sent = Option<(Result<Bytes, Problem>, OwnedSemaphorePermit)>;
+/// A chunk with its permit, which is released when the chunk is read; `None` is the end.
+type QueueItem = Option<(Result<Bytes, Problem>, OwnedSemaphorePermit)>;
 
 impl Workers {
-    /// Does some work there. It ends when this is dropped; `None` if it panicked or the process is stopping.
+    /// Runs a future on the workers, and aborts it if this is dropped; `None` if it panicked or the process is
+    /// stopping.
     pub async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
         AbortOnDropHandle::new(self.threads.handle().spawn(work)).await.ok()
     }
 
-    /// Has a body made there. It begins with the first look at the stream that is returned, and ends when that is
+    /// Produces a body on the workers. It starts when the returned stream is first polled, and is aborted when that is
     /// dropped.
     pub fn stream(
         &self,
@@ -62,8 +60,8 @@ impl Workers {
     }
 }
 
-/// Sends what there is room for, and last that this was all.
-async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: mpsc::UnboundedSender<Sent>) {
+/// Sends chunks as long as there are permits, and an end marker.
+async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: mpsc::UnboundedSender<QueueItem>) {
     let room = Arc::new(Semaphore::new(AHEAD_BYTES));
     while let Some(chunk) = body.next().await {
         let bytes = chunk.as_ref().map_or(1, |chunk| chunk.len().clamp(1, AHEAD_BYTES));
@@ -76,10 +74,9 @@ async fn send_all(mut body: BoxStream<'static, Result<Bytes, Problem>>, sender: 
     _ = sender.send(None);
 }
 
-/// What is sent. A sender that is gone without having said that this was all has panicked, and nothing of it may look
-/// whole.
+/// Receives chunks. If the sender is gone without an end marker, it has panicked, and the stream ends with an error.
 fn receive<H: Send + 'static>(
-    received: mpsc::UnboundedReceiver<Sent>,
+    received: mpsc::UnboundedReceiver<QueueItem>,
     held: H,
 ) -> BoxStream<'static, Result<Bytes, Problem>> {
     let chunks = stream::unfold(Some((received, held)), |receiving| async move {
@@ -100,14 +97,17 @@ impl Threads {
             let threads = available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
             let started =
                 Builder::new_multi_thread().worker_threads(threads).thread_name("worker").enable_all().build();
-            started.inspect_err(|error| tracing::error!(%error, "no threads for archives and listings")).ok()
+            let log = |error: &std::io::Error| {
+                tracing::error!(%error, "the worker threads cannot be started: the main threads are used instead");
+            };
+            started.inspect_err(log).ok()
         });
         runtime.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
     }
 }
 
 impl Drop for Threads {
-    /// The last of them may be dropped by a task, which must not wait for threads to end.
+    /// The last clone may be dropped by a task, which must not block until the threads stop.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take().flatten() {
             runtime.shutdown_background();
@@ -147,12 +147,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_is_made_elsewhere_and_little_ahead() {
+    async fn bodies_are_produced_on_workers_and_little_ahead() {
         let (workers, made) = (Workers::default(), Arc::<AtomicUsize>::default());
         let mut body = workers.stream(chunks(100, AHEAD_BYTES / 4, &made));
         assert_eq!(made.load(Ordering::SeqCst), 0, "nothing before it is asked for");
         body.next().await.expect("a chunk").expect("is good");
-        // One was read, four have room, and one waits for it.
+        // One chunk was read, four have permits, and one waits for a permit.
         until(|| made.load(Ordering::SeqCst) == 6).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert_eq!(made.load(Ordering::SeqCst), 6);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn chunks_larger_than_the_room_pass_and_errors_are_last() {
+    async fn chunks_larger_than_the_buffer_pass_and_errors_are_last() {
         let workers = Workers::default();
         let items = vec![Ok(Bytes::from(vec![1; 2 * AHEAD_BYTES])), Err(Problem::Busy), Ok(Bytes::new())];
         let got: Vec<_> = workers.stream(stream::iter(items).boxed()).collect().await;

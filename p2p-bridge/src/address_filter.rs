@@ -1,16 +1,17 @@
-//! Address-filtering wrappers around the transports: nothing is dialled but what was judged.
+//! Address-filtering wrappers around the transports: the last check of every dial.
 //!
-//! Addresses are filtered where they come in ([`crate::scope::Borders`]). But they come in at many places, libp2p's behaviours
-//! among them, and a name is not known to lead anywhere until it is resolved, deep within the transports. So there are two
-//! wrappers more, which every dial passes:
+//! Addresses are filtered where they are received ([`crate::scope::Borders`]). But there are many such places, libp2p's
+//! behaviours among them, and the IP address of a host name is known only when the DNS transport resolves it. So every
+//! dial passes two more wrappers:
 //!
-//! - [`Dials`], around all transports. It refuses what is of no known shape, and says how the rest may end.
-//! - [`Sockets`], right above TCP and QUIC, below the DNS. It connects where the address said, if that was an IP address, and
-//!   otherwise only where a name may lead: for the names that the operator gave ([`OperatorAddresses`]) anywhere, for others to
-//!   public addresses.
+//! - [`DialFilter`], around all transports. It rejects unsupported shapes, and decides to which sockets the dial may
+//!   connect.
+//! - [`SocketFilter`], directly above TCP and QUIC, below DNS. It connects to the IP address in the multiaddr, or to
+//!   one that a name was resolved to: for the operator's names ([`OperatorAddresses`]) to any address, for others only
+//!   to public ones.
 //!
-//! One tells the other in a variable of the task, for the time that the dial is polled: no transport between them takes
-//! anything along but the address.
+//! The outer wrapper passes its decision to the inner one in a task-local variable while the dial is polled, because
+//! the transports between them pass on nothing but the address.
 
 use crate::dialable::{Host, Shape, ShapeError, TransportKind, first_hop, is_free_port};
 use crate::scope::Reach;
@@ -24,46 +25,46 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 tokio::task_local! {
-    /// How the dial that is being polled may end.
+    /// Where the dial that is being polled may connect.
     static PERMIT: Permit;
 }
 
 /// Why an address is not dialled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is of no known shape.
+    /// Its shape is not supported.
     #[error("not dialled: {0}")]
     Shape(ShapeError),
-    /// Nothing was permitted, or something else.
-    #[error("not dialled: it leads elsewhere than it said")]
-    Elsewhere,
-    /// A name that is not the operator's led there.
-    #[error("not dialled: its name leads to a private address, or to a port of another service")]
+    /// The socket's address differs from the multiaddr.
+    #[error("not dialled: the resolved address differs from the given one")]
+    Mismatch,
+    /// An untrusted name was resolved to an address that is not public.
+    #[error("not dialled: the name was resolved to a private address, or the port belongs to another service")]
     NotPublic,
-    /// Nobody is there.
-    #[error("not dialled: no host has this address")]
+    /// The IP address is not assigned to any host.
+    #[error("not dialled: no host can have this IP address")]
     Nowhere,
 }
 
-/// What went wrong with a transport that is filtered.
+/// The error of a filtered transport.
 #[derive(Debug, thiserror::Error)]
 pub enum Error<E> {
     /// The address was refused.
     #[error(transparent)]
     Refused(Refusal),
-    /// What the transport itself says.
+    /// The error of the inner transport.
     #[error(transparent)]
     Transport(E),
 }
 
-/// How a dial may end.
+/// Where a dial may connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Permit {
-    /// At this IP address, port and transport, whatever the transports in between make of it.
+    /// Only to this IP address and port, by this transport.
     At(IpAddr, u16, Kind),
-    /// Wherever the name leads.
+    /// To any address that the name is resolved to.
     Anywhere,
-    /// Wherever the name leads, if that is public.
+    /// To any public address that the name is resolved to.
     Public,
 }
 
@@ -74,7 +75,7 @@ enum Kind {
 }
 
 impl Permit {
-    /// What an address permits. `trusted`: the operator gave it.
+    /// The permit of an address. `trusted`: the operator gave it.
     fn of(address: &Multiaddr, trusted: bool) -> Result<Self, Refusal> {
         let shape = Shape::read(address).map_err(Refusal::Shape)?;
         let kind = if matches!(shape.transport, TransportKind::Quic { .. }) { Kind::Quic } else { Kind::Tcp };
@@ -88,20 +89,20 @@ impl Permit {
         })
     }
 
-    /// Whether a socket may connect to an address, which is as the transport is handed it.
+    /// Whether a socket may connect to an address, as passed to the socket's transport.
     fn check(self, address: &Multiaddr) -> Result<(), Refusal> {
         let shape = Shape::read(address).map_err(Refusal::Shape)?;
         let (ip, port, kind) = match (shape.host, shape.transport, shape.circuit) {
             (Host::Ip(ip), TransportKind::Tcp { port }, None) => (ip, port, Kind::Tcp),
             (Host::Ip(ip), TransportKind::Quic { port }, None) => (ip, port, Kind::Quic),
-            _ => return Err(Refusal::Elsewhere),
+            _ => return Err(Refusal::Mismatch),
         };
         if Reach::of(ip) == Reach::Nowhere {
             return Err(Refusal::Nowhere);
         }
         match self {
             Self::At(..) if self == Self::At(ip, port, kind) => Ok(()),
-            Self::At(..) => Err(Refusal::Elsewhere),
+            Self::At(..) => Err(Refusal::Mismatch),
             Self::Anywhere => Ok(()),
             Self::Public if Reach::of(ip) == Reach::Public && is_free_port(port) => Ok(()),
             Self::Public => Err(Refusal::NotPublic),
@@ -109,80 +110,80 @@ impl Permit {
     }
 }
 
-/// The addresses that the operator gave, whose names may lead anywhere. Clones share them.
+/// The addresses that the operator gave, whose names may be resolved to any IP address. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct OperatorAddresses {
-    /// Whether all names may, whoever gave them.
+    /// Whether all addresses are trusted.
     all: bool,
-    /// First hops, and how many callers gave each.
-    given: Arc<Mutex<HashMap<Multiaddr, usize>>>,
+    /// First hops, with reference counts.
+    trusted: Arc<Mutex<HashMap<Multiaddr, usize>>>,
 }
 
-/// Addresses that the operator gave for one connection: they are trusted until this is dropped.
+/// Keeps the operator's addresses for one connection trusted until it is dropped.
 #[derive(Debug)]
-pub struct Given {
+pub struct TrustGuard {
     addresses: OperatorAddresses,
     first_hops: Vec<Multiaddr>,
 }
 
 impl OperatorAddresses {
-    /// Those of the settings, or `all` that there are.
+    /// Trusts the addresses of the settings, or `all` addresses.
     pub fn new<'a>(all: bool, settings: impl IntoIterator<Item = &'a Multiaddr>) -> Self {
-        let given = settings.into_iter().map(|address| (first_hop(address), 1)).collect();
-        Self { all, given: Arc::new(Mutex::new(given)) }
+        let trusted = settings.into_iter().map(|address| (first_hop(address), 1)).collect();
+        Self { all, trusted: Arc::new(Mutex::new(trusted)) }
     }
 
-    /// Trusts addresses until what is returned is dropped.
+    /// Trusts addresses until the returned guard is dropped.
     #[must_use]
-    pub fn give(&self, addresses: &[Multiaddr]) -> Given {
+    pub fn trust(&self, addresses: &[Multiaddr]) -> TrustGuard {
         let first_hops: Vec<Multiaddr> = addresses.iter().map(first_hop).collect();
-        let mut given = self.given();
+        let mut trusted = self.trusted();
         for first_hop in &first_hops {
-            *given.entry(first_hop.clone()).or_default() += 1;
+            *trusted.entry(first_hop.clone()).or_default() += 1;
         }
-        drop(given);
-        Given { addresses: self.clone(), first_hops }
+        drop(trusted);
+        TrustGuard { addresses: self.clone(), first_hops }
     }
 
-    /// Whether the operator gave an address. A relay's counts as given with each circuit through it.
+    /// Whether the operator gave an address. The address of a relay covers all circuits through it.
     pub fn has(&self, address: &Multiaddr) -> bool {
-        self.all || self.given().contains_key(&first_hop(address))
+        self.all || self.trusted().contains_key(&first_hop(address))
     }
 
-    fn given(&self) -> MutexGuard<'_, HashMap<Multiaddr, usize>> {
+    fn trusted(&self) -> MutexGuard<'_, HashMap<Multiaddr, usize>> {
         // No code that holds the lock can leave the table half changed.
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+        self.trusted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Given {
+impl Drop for TrustGuard {
     fn drop(&mut self) {
-        let mut given = self.addresses.given();
+        let mut trusted = self.addresses.trusted();
         for first_hop in &self.first_hops {
-            if let Some(callers) = given.get_mut(first_hop) {
+            if let Some(callers) = trusted.get_mut(first_hop) {
                 *callers -= 1;
                 if *callers == 0 {
-                    given.remove(first_hop);
+                    trusted.remove(first_hop);
                 }
             }
         }
     }
 }
 
-/// All transports, behind the filter of shapes.
-pub struct Dials<T> {
+/// All transports, with a filter of address shapes.
+pub struct DialFilter<T> {
     inner: T,
     operator: OperatorAddresses,
 }
 
-impl<T> Dials<T> {
-    /// Filters what is dialled through a transport, which must have [`Sockets`] below it.
+impl<T> DialFilter<T> {
+    /// Wraps a transport, which must have [`SocketFilter`] below it.
     pub fn new(inner: T, operator: OperatorAddresses) -> Self {
         Self { inner, operator }
     }
 }
 
-impl<T> Transport for Dials<T>
+impl<T> Transport for DialFilter<T>
 where
     T: Transport + Unpin,
     T::Dial: Send + 'static,
@@ -204,7 +205,7 @@ where
     fn dial(&mut self, address: Multiaddr, opts: DialOpts) -> Result<Self::Dial, TransportError<Self::Error>> {
         let permit = Permit::of(&address, self.operator.has(&address));
         let permit = permit.map_err(|refusal| TransportError::Other(Error::Refused(refusal)))?;
-        // Transports that connect at once, without being polled, hear of it too.
+        // The scope also covers transports that connect immediately, without being polled.
         let dial = PERMIT.sync_scope(permit, || self.inner.dial(address, opts));
         let dial = dial.map_err(|error| error.map(Error::Transport))?;
         Ok(PERMIT.scope(permit, dial).map_err(Error::Transport).boxed())
@@ -218,19 +219,19 @@ where
     }
 }
 
-/// A transport that opens sockets, behind the filter of where a dial may end.
-pub struct Sockets<T> {
+/// A transport that opens sockets, with a filter of their destinations.
+pub struct SocketFilter<T> {
     inner: T,
 }
 
-impl<T> Sockets<T> {
-    /// Filters where a transport connects, which must have [`Dials`] above it.
+impl<T> SocketFilter<T> {
+    /// Wraps a transport, which must have [`DialFilter`] above it.
     pub fn new(inner: T) -> Self {
         Self { inner }
     }
 }
 
-impl<T> Transport for Sockets<T>
+impl<T> Transport for SocketFilter<T>
 where
     T: Transport + Unpin,
 {
@@ -248,7 +249,7 @@ where
     }
 
     fn dial(&mut self, address: Multiaddr, opts: DialOpts) -> Result<Self::Dial, TransportError<Self::Error>> {
-        let checked = PERMIT.try_with(|permit| permit.check(&address)).unwrap_or(Err(Refusal::Elsewhere));
+        let checked = PERMIT.try_with(|permit| permit.check(&address)).unwrap_or(Err(Refusal::Mismatch));
         checked.map_err(|refusal| TransportError::Other(Error::Refused(refusal)))?;
         let dial = self.inner.dial(address, opts).map_err(|error| error.map(Error::Transport))?;
         Ok(dial.map_err(Error::Transport as fn(T::Error) -> Self::Error))
@@ -262,10 +263,10 @@ where
     }
 }
 
-/// An upgrade whose errors are those of a filtered transport.
+/// An upgrade that maps the inner transport's errors.
 type Upgrade<U, E> = MapErr<U, fn(E) -> Error<E>>;
 
-/// An event of one.
+/// An event of the inner transport with mapped errors.
 fn filtered<U, E>(event: TransportEvent<U, E>) -> TransportEvent<Upgrade<U, E>, Error<E>>
 where
     U: TryFuture<Error = E>,
@@ -289,17 +290,17 @@ mod tests {
         text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
-    /// Dials through libp2p's WebSocket and DNS transports, and says where a socket was opened and why none was.
+    /// Dials through libp2p's WebSocket and DNS transports; returns the sockets that were opened, and the error.
     async fn dial(text: &str, operator: OperatorAddresses) -> (Vec<SocketAddr>, String) {
         let recorder = Recorder::default();
         let resolving = || {
             let (config, opts) = (dns::ResolverConfig::default(), dns::ResolverOpts::default());
-            dns::tokio::Transport::custom(Sockets::new(recorder.clone()), config, opts)
+            dns::tokio::Transport::custom(SocketFilter::new(recorder.clone()), config, opts)
         };
         let opts = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
         let over_websocket = websocket::Config::new(resolving()).map(|_, _| ());
         let transports = OrTransport::new(over_websocket, resolving().map(|_, _| ()));
-        let why = match Dials::new(transports, operator).dial(address(text), opts) {
+        let why = match DialFilter::new(transports, operator).dial(address(text), opts) {
             Ok(dial) => dial.await.err().map(|error| crate::connecting::innermost(&error)),
             Err(TransportError::Other(error)) => Some(crate::connecting::innermost(&error)),
             Err(TransportError::MultiaddrNotSupported(_)) => Some("not supported".to_owned()),
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_is_opened_where_the_address_said_or_not_at_all() {
+    async fn sockets_connect_only_to_the_address_given() {
         let at = |text: &str| vec![text.parse::<SocketAddr>().expect(text)];
         let table = [
             ("/ip4/8.8.8.8/tcp/4001", at("8.8.8.8:4001")),
@@ -334,14 +335,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_name_stands_for_is_judged_when_it_is_resolved() {
+    async fn names_are_checked_when_they_are_resolved() {
         const NAMES: [&str; 3] =
             ["/dns4/localhost/tcp/5001", "/dns/localhost/tcp/5001/ws", "/dns4/localhost/udp/5001/quic-v1"];
         for text in NAMES {
             let (dialled, why) = dial(text, OperatorAddresses::default()).await;
             assert!(dialled.is_empty() && why.contains("private address"), "{text}: {dialled:?} {why}");
-            let given = address(&format!("{text}/p2p/{PEER}"));
-            for operator in [OperatorAddresses::new(true, []), OperatorAddresses::new(false, [&given])] {
+            let trusted = address(&format!("{text}/p2p/{PEER}"));
+            for operator in [OperatorAddresses::new(true, []), OperatorAddresses::new(false, [&trusted])] {
                 let (dialled, why) = dial(text, operator).await;
                 let to_loopback = |socket: &SocketAddr| socket.ip().is_loopback() && socket.port() == 5001;
                 assert!(!dialled.is_empty() && dialled.iter().all(to_loopback), "{text}: {dialled:?} {why}");
@@ -350,12 +351,12 @@ mod tests {
     }
 
     #[test]
-    fn where_a_dial_may_end() {
+    fn permits_decide_where_a_dial_may_connect() {
         let check = |from: &str, trusted, to: &str| {
             Permit::of(&address(from), trusted).and_then(|permit| permit.check(&address(to)))
         };
         let (name, nested) = ("/dns4/example.org/tcp/4001", "/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/1");
-        // The address, whether the operator gave it, what it was resolved to, and whether that is dialled.
+        // The address, whether the operator gave it, the resolved address, and whether it is dialled.
         let table = [
             (name, false, "/ip4/8.8.8.8/tcp/4001", Ok(())),
             (name, false, "/ip4/10.0.0.1/tcp/4001", Err(Refusal::NotPublic)),
@@ -365,12 +366,12 @@ mod tests {
             (name, false, "/ip4/8.8.8.8/tcp/25", Err(Refusal::NotPublic)),
             (name, true, "/ip4/10.0.0.1/tcp/4001", Ok(())),
             (name, true, "/ip4/0.0.0.0/tcp/4001", Err(Refusal::Nowhere)),
-            (name, true, "/ip4/8.8.8.8/tcp/4001/ws", Err(Refusal::Elsewhere)),
+            (name, true, "/ip4/8.8.8.8/tcp/4001/ws", Err(Refusal::Mismatch)),
             ("/dnsaddr/example.org", true, "/ip4/8.8.8.8/udp/4001/quic-v1", Ok(())),
             ("/ip4/8.8.8.8/tcp/1", true, "/ip4/8.8.8.8/tcp/1", Ok(())),
-            ("/ip4/8.8.8.8/tcp/1", true, "/ip4/8.8.8.8/tcp/2", Err(Refusal::Elsewhere)),
-            ("/ip4/8.8.8.8/tcp/1", true, "/ip4/8.8.8.8/udp/1/quic-v1", Err(Refusal::Elsewhere)),
-            ("/ip4/8.8.8.8/tcp/1", true, "/ip4/127.0.0.1/tcp/1", Err(Refusal::Elsewhere)),
+            ("/ip4/8.8.8.8/tcp/1", true, "/ip4/8.8.8.8/tcp/2", Err(Refusal::Mismatch)),
+            ("/ip4/8.8.8.8/tcp/1", true, "/ip4/8.8.8.8/udp/1/quic-v1", Err(Refusal::Mismatch)),
+            ("/ip4/8.8.8.8/tcp/1", true, "/ip4/127.0.0.1/tcp/1", Err(Refusal::Mismatch)),
         ];
         for (from, trusted, to, expected) in table {
             assert_eq!(check(from, trusted, to), expected, "{from} {trusted} {to}");
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_trusted_for_as_long_as_somebody_gives_it() {
+    fn an_address_is_trusted_until_the_last_guard_is_dropped() {
         let relay = address(&format!("/dns4/relay/tcp/4001/p2p/{PEER}"));
         let through = address(&format!("/dns4/relay/tcp/4001/p2p/{PEER}/p2p-circuit/p2p/{PEER}"));
         let (settled, other) = (address("/dns4/kubo/tcp/4001"), address("/dns4/other/tcp/4001"));
@@ -389,7 +390,7 @@ mod tests {
         let trusted = || [&relay, &through, &settled, &other].map(|address| operator.has(address));
         assert_eq!(trusted(), [false, false, true, false]);
         let (one, another) =
-            (operator.give(std::slice::from_ref(&through)), operator.give(&[relay.clone(), settled.clone()]));
+            (operator.trust(std::slice::from_ref(&through)), operator.trust(&[relay.clone(), settled.clone()]));
         assert_eq!(trusted(), [true, true, true, false]);
         drop(one);
         assert_eq!(trusted(), [true, true, true, false]);

@@ -1,9 +1,9 @@
-//! [`Announced`]: which of our addresses other peers are told, by identify, in the DHT, in provider records and by multicast
-//! DNS.
+//! [`Announced`]: which of the node's addresses are announced by identify, in the DHT, in provider records and by
+//! multicast DNS.
 //!
-//! Goals: the operator has the last word: what is announced instead, beside, and not at all. One rule for every protocol, and
-//! [`Telling`] to have libp2p's protocols obey it. Non-goals: whether anybody can reach us there, and which scope of the DHT
-//! an address belongs to ([`crate::scope`]).
+//! Goals: the operator's settings take precedence: what is announced instead, in addition, and never. One rule for all
+//! protocols, which [`AnnounceFilter`] applies to libp2p's behaviours. Non-goals: whether peers can reach an address,
+//! and which scope of the DHT it belongs to ([`crate::scope`]).
 
 use crate::options::{BridgeOptions, NoAnnounce};
 use crate::scope::Borders;
@@ -17,7 +17,7 @@ use libp2p::{Multiaddr, PeerId};
 use std::ops::{Deref, DerefMut};
 use std::task::{Context, Poll};
 
-/// The operator's word on our addresses.
+/// The operator's settings for announced addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Announced {
     instead: Vec<Multiaddr>,
@@ -26,20 +26,20 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// What the settings say.
+    /// The settings of the options.
     pub fn new(options: &BridgeOptions) -> Self {
         let (instead, also) = (options.announce.clone(), options.announce_also.clone());
         Self { instead, also, hidden: options.no_announce.clone() }
     }
 
-    /// Whether peers may be told of an address: one that is listened on, that was confirmed, or that the operator named.
-    /// What is hidden is hidden, whoever named it.
+    /// Whether an address may be announced: a listening address, a confirmed one, or one that the operator configured.
+    /// Hidden addresses are never announced.
     pub fn tells(&self, address: &Multiaddr) -> bool {
         !self.hidden.hides(address) && (self.names(address) || self.instead.is_empty())
     }
 
-    /// Whether an address is told for no other reason than that peers confirmed it, and so no longer when they do not. What
-    /// the operator named is told whatever peers find out.
+    /// Whether an address is announced only because peers confirmed it, so that it is withdrawn when they no longer do.
+    /// Configured addresses stay.
     pub fn depends_on_peers(&self, address: &Multiaddr) -> bool {
         self.tells(address) && !self.names(address)
     }
@@ -48,36 +48,36 @@ impl Announced {
         self.instead.contains(address) || self.also.contains(address)
     }
 
-    /// The addresses that the operator named, less those that are hidden.
+    /// The configured addresses, without hidden ones.
     pub fn named(&self) -> impl Iterator<Item = &Multiaddr> {
         self.instead.iter().chain(&self.also).filter(|address| self.tells(address))
     }
 
-    /// Whether every address is told.
-    pub fn tells_all(&self) -> bool {
+    /// Whether all addresses are announced.
+    pub fn announces_all(&self) -> bool {
         self.instead.is_empty() && self.hidden == NoAnnounce::default()
     }
 }
 
-/// A protocol that tells peers our addresses, and hears only of those that it may tell. What it knows of others' addresses is
-/// dialled if an untrusted peer may name it.
+/// An address-filtering wrapper for a behaviour. The behaviour learns only those of the node's addresses that may be
+/// announced, and the peer addresses that it supplies are dialled only if an untrusted peer may supply them.
 ///
-/// A protocol that was told to hide its listening addresses may need to know them all the same: identify compares them with
-/// what others observe. So `as_external` passes all of them, and those that may be told as external ones beside.
-pub struct Telling<B> {
+/// A behaviour that hides its listening addresses may still need them: identify compares them with observed addresses.
+/// With `as_external` it receives all listening addresses, and those that may be announced also as external addresses.
+pub struct AnnounceFilter<B> {
     inner: B,
     announced: Announced,
     as_external: bool,
 }
 
-impl<B> Telling<B> {
-    /// Puts a protocol under the rule. `as_external` is for one that hides its listening addresses.
+impl<B> AnnounceFilter<B> {
+    /// Wraps a behaviour. `as_external` is for behaviours that hide their listening addresses.
     pub fn new(inner: B, announced: Announced, as_external: bool) -> Self {
         Self { inner, announced, as_external }
     }
 }
 
-impl<B> Deref for Telling<B> {
+impl<B> Deref for AnnounceFilter<B> {
     type Target = B;
 
     fn deref(&self) -> &B {
@@ -85,13 +85,13 @@ impl<B> Deref for Telling<B> {
     }
 }
 
-impl<B> DerefMut for Telling<B> {
+impl<B> DerefMut for AnnounceFilter<B> {
     fn deref_mut(&mut self) -> &mut B {
         &mut self.inner
     }
 }
 
-impl<B: NetworkBehaviour> NetworkBehaviour for Telling<B> {
+impl<B: NetworkBehaviour> NetworkBehaviour for AnnounceFilter<B> {
     type ConnectionHandler = THandler<B>;
     type ToSwarm = B::ToSwarm;
 
@@ -122,7 +122,7 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Telling<B> {
         role: Endpoint,
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
         let mut known = self.inner.handle_pending_outbound_connection(connection, peer, addresses, role)?;
-        // Multicast DNS names whatever was in a packet.
+        // Multicast DNS returns any address that a packet contains.
         known.retain(|address| Borders::default().may_dial_in_any(address));
         Ok(known)
     }
@@ -182,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_has_the_last_word() {
+    fn configured_addresses_take_precedence() {
         const HOME: &str = "/ip4/10.0.0.1/tcp/4001";
         const SEEN: &str = "/ip4/198.51.100.1/tcp/4001";
         const NAME: &str = "/dns4/peer.example.org/tcp/4001";
         let hidden =
             |network: &str| NoAnnounce { networks: vec![network.parse().expect("a network")], prefixes: vec![] };
-        // What is announced instead, beside and not at all, and which of the three addresses are told.
+        // `announce`, `announce_also`, `no_announce`, and which of the three addresses are announced.
         let table = [
             (vec![], vec![], NoAnnounce::default(), [true, true, true]),
             (vec![NAME], vec![], NoAnnounce::default(), [false, false, true]),
@@ -205,15 +205,15 @@ mod tests {
             let announced = Announced::new(&options);
             assert_eq!([HOME, SEEN, NAME].map(|text| announced.tells(&address(text))), told, "{options:?}");
             assert!(announced.named().all(|address| announced.tells(address)));
-            // What the operator named stays, whatever becomes of the proofs for it.
+            // Configured addresses are announced even when they are no longer confirmed.
             let dependent = [HOME, SEEN, NAME].map(|text| announced.depends_on_peers(&address(text)));
             let named = [HOME, SEEN, NAME].map(|text| instead.contains(&text) || also.contains(&text));
             assert_eq!(dependent, std::array::from_fn(|i| told[i] && !named[i]), "{options:?}");
-            assert_eq!(announced.tells_all(), told == [true; 3]);
+            assert_eq!(announced.announces_all(), told == [true; 3]);
         }
     }
 
-    /// Where a node says it is reached, asked by identify.
+    /// The addresses of a node, asked by identify.
     async fn told(options: BridgeOptions) -> Vec<Multiaddr> {
         let mut registry = prometheus_client::registry::Registry::default();
         let bridge = crate::Bridge::start(options, Arc::new(content::MemoryBlocks::default()), &mut registry).await;
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn identify_obeys() {
+    async fn identify_sends_only_announced_addresses() {
         const NAME: &str = "/dns4/peer.example.org/tcp/4001";
         let directory = tempfile::tempdir().expect("directory");
         let options = |change: &dyn Fn(&mut BridgeOptions)| {

@@ -1,4 +1,4 @@
-//! [`Bridge`]: the handle by which the rest of the process uses the network.
+//! [`Bridge`]: the handle through which other crates use the network.
 
 use crate::address_filter::OperatorAddresses;
 use crate::admission::Admission;
@@ -14,7 +14,7 @@ use crate::dht::behaviour::Scoped;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
-use crate::finders::{PeerSearch, Sought};
+use crate::finders::{PeerSearch, SearchTarget};
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
@@ -32,7 +32,7 @@ use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
 use crate::task::announce::Announcing;
 use crate::task::nat::Nat;
-use crate::task::{Acquaintances, Command, Delegation, Task};
+use crate::task::{Command, Delegation, KnownPeers, Task};
 use crate::wants::Wants;
 use crate::{http_source, identity, tls, transport, udp};
 use bytes::Bytes;
@@ -52,56 +52,56 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// Commands that may wait for the swarm task.
+/// The maximum number of commands in the swarm task's queue.
 const COMMANDS_MAX: usize = 64;
-/// Searches for value records that run at once. Callers beyond it wait for their turn.
+/// The maximum number of concurrent searches for value records. Further callers wait.
 const SEARCHES_MAX: usize = 256;
-/// Searches for providers and peers that run at once on behalf of others. Callers beyond it wait for their turn.
+/// The maximum number of concurrent searches for providers and peers on behalf of clients. Further callers wait.
 const FINDERS_MAX: usize = 256;
-/// Connections that are opened on request at once. Callers beyond it wait for their turn.
+/// The maximum number of connections that are opened on request at once. Further callers wait.
 const CONNECTS_MAX: usize = 32;
-/// Peers that are told of at most.
+/// The maximum number of peers in [`Bridge::peers`].
 const PEERS_MAX: usize = 10_000;
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A wildcard listener reports one address after another; after this long without a further one, that was all.
+/// A wildcard listener reports one address after another. After this long without a new address, the list is complete.
 const MORE_ADDRESSES: Duration = Duration::from_millis(20);
 
-/// Why the bridge did not start.
+/// Why the bridge cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The key pair is not to be had.
+    /// The key pair cannot be loaded or created.
     #[error(transparent)]
     Identity(#[from] identity::IdentityError),
-    /// An address cannot be listened on.
+    /// The node cannot listen on an address.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
         /// The address as configured.
         address: Multiaddr,
-        /// What the system said.
+        /// The error of the operating system.
         reason: String,
     },
-    /// The routers cannot be asked.
+    /// The delegated routers cannot be used.
     #[error(transparent)]
     Routers(#[from] RoutersError),
-    /// The key of the private network is not to be had.
+    /// The key of the private network cannot be read.
     #[error("cannot use the swarm key {path}: {error}", path = path.display())]
     Private {
         /// The file as configured.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         error: KeyError,
     },
     /// The transports cannot be built.
     #[error("cannot build the network transports: {0}")]
     Transport(String),
-    /// The gateways that are configured cannot be asked.
-    #[error("cannot ask gateways: {0}")]
+    /// The configured gateways cannot be used.
+    #[error("cannot use the trustless gateways: {0}")]
     Gateways(#[from] SetupError),
 }
 
-/// A handle to the network. Cloning shares it; the network stops when [`Bridge::shutdown`] is called or every handle is
-/// gone.
+/// A handle to the network. Clones share it; the network stops when [`Bridge::shutdown`] is called or all handles are
+/// dropped.
 #[derive(Clone)]
 pub struct Bridge {
     shared: Arc<Shared>,
@@ -119,11 +119,11 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Binds every listener and starts the swarm task. Questions of other peers are answered from `local`, which must
-    /// never ask the network itself.
+    /// Binds all listeners and starts the swarm task. Requests of peers are answered from `local`, which must not fetch
+    /// from the network.
     ///
     /// # Errors
-    /// [`StartError`] names the file or the address at fault.
+    /// [`StartError`] names the file or the address.
     pub async fn start(
         options: BridgeOptions,
         local: Arc<dyn BlockSource>,
@@ -132,7 +132,7 @@ impl Bridge {
         tls::use_ring();
         tokio::task::spawn_blocking(tls::gather_entropy);
         let private = private_key(&options)?;
-        let options = if private.is_some() { options.confined() } else { options };
+        let options = if private.is_some() { options.for_private_network() } else { options };
         let keypair = identity::load_or_create(&options.data_dir)?;
         let peer_id = keypair.public().to_peer_id();
         let metrics = Metrics::register(registry);
@@ -150,7 +150,10 @@ impl Bridge {
             from_sessions,
             local,
             framing::Memory::new(options.budget.memory_bytes_max),
-            behaviour::Circle { favoured: peerings.peers().collect(), serve_to: options.bitswap.serve_to.clone() },
+            behaviour::PeerSettings {
+                favoured: peerings.peers().collect(),
+                serve_to: options.bitswap.serve_to.clone(),
+            },
         );
         let bitswap = bitswap.with_http(gateways(&options, wants.clone(), registry)?);
         let trusted = peerings.peers().chain(bootstraps.peers()).collect();
@@ -171,11 +174,11 @@ impl Bridge {
         let delegation = Delegation::new(routers.clone(), options.dial_private);
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
-        let acquaintances = Acquaintances { peerings, bootstraps, peerbook, memory };
+        let known_peers = KnownPeers { peerings, bootstraps, peerbook, memory };
         let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
         let nat = Nat::new(&options, NatMetrics::register(registry));
         let (of_task, metrics, bandwidth) = (metrics.clone(), Arc::new(metrics), Arc::new(bandwidth));
-        tokio::spawn(Task::new(swarm, inbox, of_task, acquaintances, delegation, announcing, nat).run());
+        tokio::spawn(Task::new(swarm, inbox, of_task, known_peers, delegation, announcing, nat).run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         let connects = Arc::new(Semaphore::new(CONNECTS_MAX));
@@ -198,18 +201,18 @@ impl Bridge {
         })
     }
 
-    /// The network as a source of one DAG's blocks, but for those that the policy refuses. Everybody who reads that DAG shares
-    /// what is learnt about it.
+    /// A block source for one DAG, which serves no blocks that the policy refuses. All sessions of a DAG share what is
+    /// learnt about its providers.
     pub fn session(&self, root: &Cid) -> Arc<dyn BlockSource> {
         Arc::new(Session::new(self.shared.clone(), root))
     }
 
-    /// Who we are.
+    /// The node's peer ID.
     pub fn peer_id(&self) -> PeerId {
         self.peer_id
     }
 
-    /// Every address that peers can use, each ending in our peer id. Empty if the network has stopped.
+    /// The addresses that peers can use, each ending in the node's peer ID. Empty if the network has stopped.
     pub async fn addresses(&self) -> Vec<Multiaddr> {
         let (reply, addresses) = oneshot::channel();
         if self.commands.send(Command::Addresses(reply)).await.is_err() {
@@ -218,12 +221,12 @@ impl Bridge {
         addresses.await.unwrap_or_default()
     }
 
-    /// Connects with a peer, unless it is connected, and waits for what comes of it: by the addresses named, with or without
-    /// `/p2p/ID` at their end, and by those that are known here. If there are none at all, the DHT is asked. Dropping the
-    /// future gives up waiting; the connection may come about all the same.
+    /// Connects to a peer, unless it is connected, and waits for the result. Dials the given addresses, with or without
+    /// a `/p2p/ID` at the end, and the known ones; asks the DHT if there are none. Dropping the future stops waiting,
+    /// but does not cancel the dial.
     ///
     /// # Errors
-    /// [`ConnectError`] says why there is none.
+    /// [`ConnectError`] with the reason.
     pub async fn connect(
         &self,
         peer: PeerId,
@@ -232,9 +235,9 @@ impl Bridge {
         patience: Duration,
     ) -> Result<Connected, ConnectError> {
         let addresses = connecting::allowed(addresses, named_by, self.dial_private)?;
-        let _trusted = (named_by == NamedBy::Operator).then(|| self.operator.give(&addresses));
+        let _trusted = (named_by == NamedBy::Operator).then(|| self.operator.trust(&addresses));
         let connecting = async {
-            let _place = self.connects.acquire().await.map_err(|_| ConnectError::Stopped)?;
+            let _permit = self.connects.acquire().await.map_err(|_| ConnectError::Stopped)?;
             let (reply, outcome) = oneshot::channel();
             let sent = self.commands.send(Command::Connect(peer, addresses, reply)).await;
             sent.map_err(|_| ConnectError::Stopped)?;
@@ -243,14 +246,14 @@ impl Bridge {
         tokio::time::timeout(patience, connecting).await.unwrap_or(Err(ConnectError::TimedOut(patience)))
     }
 
-    /// Closes every connection with a peer. Returns whether there was any.
+    /// Closes all connections to a peer. Returns whether there was any.
     pub async fn disconnect(&self, peer: PeerId) -> bool {
         let (reply, outcome) = oneshot::channel();
         let sent = self.commands.send(Command::Disconnect(peer, reply)).await;
         sent.is_ok() && outcome.await.unwrap_or_default()
     }
 
-    /// The connected peers, those first that have been for longest. None if the network has stopped.
+    /// The connected peers, longest connected first. Empty if the network has stopped.
     pub async fn peers(&self) -> Vec<ConnectedPeer> {
         let (reply, peers) = oneshot::channel();
         if self.commands.send(Command::Peers(PEERS_MAX, reply)).await.is_err() {
@@ -259,11 +262,11 @@ impl Bridge {
         peers.await.unwrap_or_default()
     }
 
-    /// Says who has a DAG, before it is fetched: they are dialled as soon as its providers are searched for, as those are that
-    /// routing names.
+    /// Suggests a provider of a DAG before it is fetched. The peer is dialled as soon as the search for providers
+    /// starts, as if routing had named it.
     ///
     /// # Errors
-    /// [`ConnectError`] when none of the addresses may be dialled.
+    /// [`ConnectError`] if none of the addresses may be dialled.
     pub async fn suggest(
         &self,
         root: &Cid,
@@ -276,14 +279,14 @@ impl Bridge {
         self.commands.send(suggestion).await.map_err(|_| ConnectError::Stopped)
     }
 
-    /// What is known of a DAG and of those who have it, without asking anybody; none if the network has stopped.
+    /// The state of a DAG's session and its known providers, without asking peers; `None` if the network has stopped.
     pub async fn inspect(&self, root: &Cid) -> Option<RootState> {
         let (reply, state) = oneshot::channel();
         self.commands.send(Command::Inspect(*root.hash(), reply)).await.ok()?;
         state.await.ok()
     }
 
-    /// How much the network has to do. Nothing if it has stopped.
+    /// The load of the network; zero if it has stopped.
     pub async fn load(&self) -> Load {
         let (reply, load) = oneshot::channel();
         if self.commands.send(Command::Load(reply)).await.is_err() {
@@ -292,42 +295,42 @@ impl Bridge {
         load.await.unwrap_or_default()
     }
 
-    /// How long the network took until now.
+    /// Latencies since the start.
     pub fn latency(&self) -> Latency {
         let Metrics { discovery_seconds, transfer_seconds, .. } = &*self.metrics;
         Latency { discovery: discovery_seconds.total(), transfer: transfer_seconds.total() }
     }
 
-    /// What every transport carried since the start: what protocols read and wrote.
+    /// Bytes read and written by protocols since the start, by transport.
     pub fn carried(&self) -> Vec<Carried> {
         self.bandwidth.carried().to_vec()
     }
 
-    /// Announces in the DHT that we hold a block, as soon as there is anybody to hear it. It is announced again only if
-    /// the source of [`Bridge::provide_from`] has it as well.
+    /// Announces a block in the DHT, as soon as a peer is known. It is reannounced only if the source of
+    /// [`Bridge::provide_from`] has it too.
     pub async fn provide(&self, cid: &Cid) {
         let Some(key) = BlockKey::of(cid).filter(|_| self.policy.check(cid).is_ok()) else { return };
         // A stopped network announces nothing.
         let _ = self.commands.send(Command::Provide(key.to_bytes())).await;
     }
 
-    /// Announces a block no longer. Records that others hold expire by themselves, in two days at most.
+    /// Stops announcing a block. Records at other peers expire within two days.
     pub async fn withdraw(&self, cid: &Cid) {
         let Some(key) = BlockKey::of(cid) else { return };
         let _ = self.commands.send(Command::Withdraw(key.to_bytes())).await;
     }
 
-    /// Announces everything that a source knows, and again as often as the options say. What was announced before the last
-    /// stop is not until its turn comes.
+    /// Announces all keys of a source, and reannounces them at the configured interval. After a restart, keys are
+    /// reannounced when their turn comes.
     pub async fn provide_from(&self, source: Arc<dyn KeySource>) {
         let source = Arc::new(Permitted { source, policy: self.policy.clone() });
         let _ = self.commands.send(Command::ProvideFrom(source)).await;
     }
 
-    /// Searches the DHT, and asks the routers, for the IPNS records of a key. While no peer is known, the search waits for the first; it goes on
-    /// until every peer that matters was asked, or the [`Search`] is dropped.
+    /// Searches the DHT and the routers for the IPNS records of a key. While no peer is known, the search waits for the
+    /// first. It ends when all relevant peers were asked, or the [`Search`] is dropped.
     pub async fn find_records(&self, key: &Key) -> Search {
-        // The semaphore is never closed, and a stopped network finds nothing: its sink is gone at once.
+        // The semaphore is never closed. If the network has stopped, the sink is dropped and the search ends.
         let permit = Arc::clone(&self.searches).acquire_owned().await.ok();
         let (search, sink) = Search::new(permit);
         if !self.routers.is_empty() {
@@ -337,10 +340,10 @@ impl Bridge {
         search
     }
 
-    /// Puts an IPNS record into the DHT of a scope: on the peers nearest to its key. While no peer is known, this waits for
-    /// the first; dropping it ends the put.
+    /// Puts an IPNS record into the DHT of a scope, at the peers closest to its key. While no peer is known, this waits
+    /// for the first. Dropping the future cancels the put.
     ///
-    /// # Errors
+    /// [`PutError`] if no peer stored it.
     /// [`PutError`] says why nobody has it.
     pub async fn put_record(&self, scope: Scope, key: &Key, record: &ipns::Record) -> PutOutcome {
         if self.policy.refuses_name(key) {
@@ -355,23 +358,23 @@ impl Bridge {
         outcome.await.unwrap_or(Err(PutError::Stopped))
     }
 
-    /// Searches for the providers of a block on behalf of somebody else, by the DHT and by what is known here. Routers are not
-    /// asked, lest two of them ask each other for ever.
+    /// Searches for the providers of a block on behalf of a client, in the DHT and among known providers. Routers are
+    /// not asked, so that two routers cannot ask each other in a loop.
     pub async fn find_providers(&self, key: &BlockKey) -> PeerSearch {
-        self.find(Sought::Providers(RecordKey::new(&key.to_bytes()))).await
+        self.find(SearchTarget::Providers(RecordKey::new(&key.to_bytes()))).await
     }
 
-    /// Searches for a peer's addresses on behalf of somebody else.
+    /// Searches for a peer's addresses on behalf of a client.
     pub async fn find_peer(&self, peer: PeerId) -> PeerSearch {
-        self.find(Sought::Peer(peer)).await
+        self.find(SearchTarget::Peer(peer)).await
     }
 
-    /// Searches for the servers of the DHT that are closest to a key, given as what the DHT hashes: a multihash, usually.
+    /// Searches for the DHT servers closest to a key, which is the preimage of the DHT's hash: usually a multihash.
     pub async fn closest_peers(&self, key: Vec<u8>) -> PeerSearch {
-        self.find(Sought::Closest(key)).await
+        self.find(SearchTarget::Closest(key)).await
     }
 
-    async fn find(&self, sought: Sought) -> PeerSearch {
+    async fn find(&self, sought: SearchTarget) -> PeerSearch {
         let permit = Arc::clone(&self.finders).acquire_owned().await.ok();
         let (search, sink) = PeerSearch::new(permit);
         let _ = self.commands.send(Command::FindPeers(sought, sink)).await;
@@ -383,7 +386,7 @@ impl Bridge {
         !self.routers.is_empty()
     }
 
-    /// Gives every router an IPNS record to publish. Returns how many took it.
+    /// Publishes an IPNS record through all routers. Returns how many accepted it.
     pub async fn publish_through_routers(&self, key: &Key, record: Bytes) -> usize {
         if self.policy.refuses_name(key) {
             return 0;
@@ -391,13 +394,13 @@ impl Bridge {
         self.routers.publish(*key, record).await
     }
 
-    /// Waits until the swarm task has ended: the network was stopped, or the task panicked.
+    /// Waits until the swarm task has ended, because the network was stopped or the task panicked.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let commands = self.commands.clone();
         async move { commands.closed().await }
     }
 
-    /// Stops the network. Returns when everything that outlives a restart is written.
+    /// Stops the network. Returns when all persistent state is written.
     pub async fn shutdown(&self) {
         let (reply, stopped) = oneshot::channel();
         if self.commands.send(Command::Shutdown(reply)).await.is_ok() {
@@ -406,7 +409,7 @@ impl Bridge {
     }
 }
 
-/// What a source has, but for what the policy refuses.
+/// The keys of a source that the policy does not refuse.
 struct Permitted {
     source: Arc<dyn KeySource>,
     policy: Obeyed,
@@ -422,18 +425,19 @@ impl KeySource for Permitted {
     }
 }
 
-/// Both DHTs, public and local, with the records that they kept. Reading those takes a while, so a thread of its own does.
+/// Starts both DHTs, public and local. Loading their records blocks, so it runs on a blocking thread.
 async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Result<[Scoped; 2], StartError> {
     let options = options.clone();
     let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
     tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
 }
 
-/// The key of the private network, if the node is to be on one.
+/// The key of the private network, if one is configured.
 fn private_key(options: &BridgeOptions) -> Result<Option<SwarmKey>, StartError> {
     let Some(path) = &options.private.key_file else { return Ok(None) };
     let key = SwarmKey::read(path).map_err(|error| StartError::Private { path: path.clone(), error })?;
-    tracing::info!(fingerprint = %key.fingerprint(), "on a private network: only peers that hold its key are spoken to");
+    let fingerprint = key.fingerprint();
+    tracing::info!(%fingerprint, "private network: this node connects only to peers with the same key");
     Ok(Some(key))
 }
 
@@ -443,7 +447,8 @@ fn limits(budget: &ConnectionBudget) -> Limits {
     Limits::of(size(*connections_max), size(*per_ip_max), size(*per_subnet_max), size(*pending_dials_max))
 }
 
-/// The gateways to ask. A machine that cannot speak HTTP does without those that only provider records would name.
+/// The trustless gateways. If the HTTP client cannot be built and no gateway is configured, gateways in provider
+/// records are not used, and the node starts without.
 fn gateways(options: &BridgeOptions, wants: Arc<Wants>, registry: &mut Registry) -> Result<HttpPeers, SetupError> {
     let metrics = http_source::metrics::Metrics::register(registry);
     let http = bitswap::http_peers::Options {
@@ -453,15 +458,15 @@ fn gateways(options: &BridgeOptions, wants: Arc<Wants>, registry: &mut Registry)
     };
     match HttpPeers::new(&http, wants, metrics.clone(), Instant::now()) {
         Err(error) if http.gateways.is_empty() => {
-            tracing::warn!(%error, "gateways that provider records name are not asked");
+            tracing::warn!(%error, "trustless gateways in provider records are not used");
             Ok(HttpPeers::none(metrics))
         }
         peers => peers,
     }
 }
 
-/// libp2p listens with SO_REUSEPORT, which would share a TCP port with another program of the same user in silence: half
-/// of the connections would reach the wrong one.
+/// libp2p listens with SO_REUSEPORT, which would silently share a TCP port with another program of the same user: half
+/// of the connections would reach the wrong program.
 fn check_port_is_free(address: &Multiaddr) -> std::io::Result<()> {
     let mut parts = address.iter();
     let ip: IpAddr = match parts.next() {
@@ -475,7 +480,7 @@ fn check_port_is_free(address: &Multiaddr) -> std::io::Result<()> {
     }
 }
 
-/// The UDP ports that are listened on.
+/// The UDP ports of the listeners.
 fn quic_ports(swarm: &Swarm<Behaviour>) -> Vec<u16> {
     let port = |part| match part {
         Protocol::Udp(port) => Some(port),
@@ -484,7 +489,7 @@ fn quic_ports(swarm: &Swarm<Behaviour>) -> Vec<u16> {
     swarm.listeners().filter_map(|address| address.iter().find_map(port)).collect()
 }
 
-/// Binds every address and waits until each is known to be bound.
+/// Binds all addresses and waits until each listener reports an address.
 async fn listen(swarm: &mut Swarm<Behaviour>, addresses: &[Multiaddr]) -> Result<(), StartError> {
     let mut pending: HashMap<ListenerId, Multiaddr> = HashMap::new();
     for address in addresses {
@@ -509,9 +514,10 @@ async fn listen(swarm: &mut Swarm<Behaviour>, addresses: &[Multiaddr]) -> Result
             Err(_) => {
                 return match pending.into_values().next() {
                     None => Ok(()),
-                    Some(address) => {
-                        Err(StartError::Listen { address, reason: "the system did not answer".to_owned() })
-                    }
+                    Some(address) => Err(StartError::Listen {
+                        address,
+                        reason: "the listener reported no address in time".to_owned(),
+                    }),
                 };
             }
         }

@@ -1,11 +1,10 @@
-//! Connections that somebody asked for: who waits for which, and what comes of them.
+//! Connections on request of the API: who waits for which, and their results.
 //!
-//! Goals: whoever asks hears what happened, in words, and within the time that they give; however many ask, no more
-//! dials are under way than the budget has room for; an address that a stranger named leads nowhere that strangers may
-//! not send us.
+//! Goals: the caller gets the result, with a reason, within its timeout; concurrent requests stay within the budget of
+//! dials; an address from an untrusted client is dialled only if an untrusted peer may have it dialled.
 //!
-//! Non-goals: keeping a connection. One that nobody uses is closed as any other is, and the least useful ones go first
-//! when there are too many ([`crate::admission::trim`]).
+//! Non-goals: keeping a connection open. Unused connections are closed as usual, and the least useful are trimmed when
+//! there are too many ([`crate::admission::trim`]).
 
 use crate::admission::budget::Refusal;
 use crate::dialable::{Shape, ShapeError};
@@ -17,78 +16,79 @@ use std::collections::HashMap;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Addresses of one peer that are dialled on request.
+/// The maximum number of addresses of a peer that are dialled on request.
 pub const ADDRESSES_MAX: usize = 16;
-/// Addresses whose failure is told.
+/// The maximum number of failed addresses in an error message.
 const REASONS_MAX: usize = 4;
 
-/// On whose word an address is dialled.
+/// The origin of an address, which decides whether it may be dialled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedBy {
-    /// The operator's: names are resolved, and private addresses dialled.
+    /// The operator: host names are resolved, and private addresses are dialled.
     Operator,
-    /// A stranger's: neither, unless `p2p.dial_private` says so.
+    /// An untrusted client: neither is allowed, unless `p2p.dial_private` is set.
     Stranger,
 }
 
-/// A connection that was asked for.
+/// The result of a successful request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Connected {
     /// The peer.
     pub peer: PeerId,
-    /// Where it is.
+    /// Its address.
     pub address: Multiaddr,
-    /// Whether it was connected before anybody asked.
+    /// Whether the peer was connected before the request.
     pub already: bool,
 }
 
 /// Why there is no connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// It is our own name.
-    #[error("this node is that peer itself")]
+    /// The peer ID is the node's own.
+    #[error("the peer ID is this node's own")]
     Ourselves,
-    /// Nothing is left to dial.
-    #[error("none of its addresses may be dialled: they are private, or host names, and come from outside")]
+    /// None of the addresses may be dialled.
+    #[error("none of the addresses may be dialled: untrusted clients may not give private addresses or host names")]
     NotAllowed,
-    /// An address is of no known shape.
+    /// An address has an unsupported shape.
     #[error(
-        "its address is not understood: {0}; name one as in /ip4/192.0.2.1/tcp/4001/p2p/ID or /dns4/peer.example/tcp/443/wss/p2p/ID"
+        "the address is not supported: {0}; give one such as /ip4/192.0.2.1/tcp/4001/p2p/ID or \
+         /dns4/peer.example/tcp/443/wss/p2p/ID"
     )]
     NotUnderstood(ShapeError),
-    /// There are more addresses than are dialled for anybody.
-    #[error("at most {ADDRESSES_MAX} addresses of a peer are dialled")]
+    /// Too many addresses were given.
+    #[error("too many addresses: give at most {ADDRESSES_MAX} for a peer")]
     TooMany,
-    /// Neither the caller nor the DHT said where it is.
-    #[error("nobody knows an address of this peer; name one, as in /ip4/192.0.2.1/tcp/4001/p2p/ID")]
+    /// Neither the caller nor the DHT has an address of the peer.
+    #[error("no address of this peer is known: give one such as /ip4/192.0.2.1/tcp/4001/p2p/ID")]
     Unknown,
-    /// The peer misbehaved a short while ago.
-    #[error("this peer misbehaved, and is not spoken to for a while")]
+    /// The peer is banned.
+    #[error("this peer misbehaved and is banned for a while")]
     Banned,
-    /// The node has as many connections, or dials, as it may.
-    #[error("there is no room for another connection; try again later")]
+    /// A limit of connections or dials is reached.
+    #[error("a connection limit is reached: try again later")]
     NoRoom,
-    /// Somebody else answers there.
-    #[error("another peer answers there: {0}")]
+    /// A peer with another ID answered.
+    #[error("another peer answers at this address: {0}")]
     AnotherPeer(PeerId),
-    /// Every address failed.
-    #[error("it cannot be reached: {0}")]
+    /// All addresses failed.
+    #[error("the peer cannot be reached: {0}")]
     Unreachable(String),
-    /// It took too long.
-    #[error("it was not reached within {:.0} seconds", .0.as_secs_f64())]
+    /// The timeout expired.
+    #[error("the peer was not reached within {:.0} seconds", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// There is no network (any more).
+    /// The network has stopped.
     #[error("the network has stopped")]
     Stopped,
 }
 
-/// Where the outcome goes.
+/// Receives the result.
 pub type Reply = oneshot::Sender<Result<Connected, ConnectError>>;
 
-/// The addresses that may be dialled on somebody's word.
+/// The addresses that may be dialled, given their origin.
 ///
 /// # Errors
-/// [`ConnectError`] when there are too many, or none may be dialled while some were named.
+/// [`ConnectError`] if there are too many addresses, or if none of the given ones may be dialled.
 pub fn allowed(
     addresses: Vec<Multiaddr>,
     named_by: NamedBy,
@@ -112,7 +112,7 @@ pub fn allowed(
     why_not.filter(|_| allowed.is_empty()).map_or(Ok(allowed), Err)
 }
 
-/// What a failed dial is told as.
+/// A failed dial as an error for the caller.
 pub fn reason(error: &DialError) -> ConnectError {
     match error {
         DialError::LocalPeerId { .. } => ConnectError::Ourselves,
@@ -139,14 +139,16 @@ fn denied(cause: &ConnectionDenied) -> ConnectError {
 
 fn failure(address: &Multiaddr, error: &TransportError<std::io::Error>) -> String {
     match error {
-        TransportError::MultiaddrNotSupported(_) => format!("{address}: no transport here dials such an address"),
+        TransportError::MultiaddrNotSupported(_) => {
+            format!("{address}: no transport of this node supports this address")
+        }
         TransportError::Other(error) => format!("{address}: {}", innermost(error)),
     }
 }
 
-/// What the system said: libp2p's own layers of errors say nothing of their own.
+/// The innermost source of an error: libp2p's outer errors have no message of their own.
 pub fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    // An I/O error that wraps another shows that one's source and skips the one itself.
+    // `source` of an I/O error that wraps another error returns the source of the inner error, not the inner error.
     while let Some(source) = error.source() {
         error = source;
     }
@@ -154,43 +156,43 @@ pub fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 struct Waiting {
-    /// The dial that was begun for it; none as long as an address is searched for.
+    /// The dial for this request; `None` while an address is searched for.
     dial: Option<ConnectionId>,
     reply: Reply,
 }
 
-/// Whoever waits for a connection.
+/// Requests that wait for a connection.
 #[derive(Default)]
-pub struct Connects {
+pub struct PendingConnects {
     waiting: HashMap<PeerId, Vec<Waiting>>,
 }
 
-impl Connects {
-    /// Somebody waits for a peer, which is being dialled, or searched for.
+impl PendingConnects {
+    /// Adds a waiter for a peer that is being dialled or searched for.
     pub fn wait(&mut self, peer: PeerId, dial: Option<ConnectionId>, reply: Reply) {
         self.waiting.entry(peer).or_default().push(Waiting { dial, reply });
     }
 
-    /// A peer is connected.
+    /// Notifies the waiters of a peer that it is connected.
     pub fn connected(&mut self, peer: &PeerId, address: &Multiaddr) {
         for waiting in self.waiting.remove(peer).into_iter().flatten() {
             let connected = Connected { peer: *peer, address: address.clone(), already: false };
-            // Whoever asked may have given up.
+            // The caller may have stopped waiting.
             let _ = waiting.reply.send(Ok(connected));
         }
     }
 
-    /// A dial failed; with it whoever waits for it, and whoever waits for any dial of that peer.
+    /// Notifies the waiters of a dial that it failed, and the waiters of the peer that have no dial of their own.
     pub fn failed(&mut self, peer: &PeerId, dial: ConnectionId, error: &ConnectError) {
         self.end(peer, error, |waiting| waiting.dial.is_none_or(|own| own == dial));
     }
 
-    /// Nobody knows where a peer is.
+    /// Notifies the waiters of a peer that no address was found.
     pub fn not_found(&mut self, peer: &PeerId) {
         self.end(peer, &ConnectError::Unknown, |waiting| waiting.dial.is_none());
     }
 
-    /// Forgets those who gave up.
+    /// Removes waiters whose callers have stopped waiting.
     pub fn tend(&mut self) {
         for waiting in self.waiting.values_mut() {
             waiting.retain(|waiting| !waiting.reply.is_closed());
@@ -198,12 +200,12 @@ impl Connects {
         self.waiting.retain(|_, waiting| !waiting.is_empty());
     }
 
-    /// Whether somebody waits for this peer.
+    /// Whether a caller waits for this peer.
     pub fn is_waited_for(&self, peer: &PeerId) -> bool {
         self.waiting.contains_key(peer)
     }
 
-    /// Whether nobody waits.
+    /// Whether there are no waiters.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -229,9 +231,9 @@ mod tests {
     }
 
     #[test]
-    fn strangers_send_us_to_public_addresses_only() {
-        // An address, and whether it is dialled for the operator, for a stranger, and for one where private ones may
-        // be.
+    fn untrusted_clients_may_give_only_public_addresses() {
+        // An address, and whether it is dialled for the operator, for an untrusted client, and for one if private
+        // addresses are allowed.
         let table = [
             ("/ip4/8.8.8.8/tcp/4001", true, true, true),
             ("/ip4/127.0.0.1/tcp/4001", true, false, true),
@@ -257,10 +259,10 @@ mod tests {
     }
 
     #[test]
-    fn everybody_who_waits_hears_what_concerns_them() {
+    fn waiters_get_the_results_that_concern_them() {
         let (peer, other) = (PeerId::random(), PeerId::random());
         let [first, second] = [1, 2].map(ConnectionId::new_unchecked);
-        let mut connects = Connects::default();
+        let mut connects = PendingConnects::default();
         let mut wait = |peer, dial| {
             let (reply, outcome) = oneshot::channel();
             connects.wait(peer, dial, reply);

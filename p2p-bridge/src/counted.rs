@@ -1,7 +1,7 @@
-//! Bytes that travel between peers, counted by transport.
+//! Bandwidth by transport.
 //!
-//! What is counted is what protocols write and read: not what encryption, multiplexing and the system's own headers
-//! add. Counting costs two relaxed additions for each read and write of a stream, whatever its length.
+//! Counts the bytes that protocols write and read, without the overhead of encryption, multiplexing and the system's
+//! headers. Counting costs two relaxed additions for each read and write of a stream.
 
 use futures::future::BoxFuture;
 use futures::{AsyncRead, AsyncWrite, FutureExt as _, TryFutureExt as _};
@@ -18,7 +18,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// How bytes travel.
+/// A transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Via {
     /// TCP.
@@ -27,15 +27,15 @@ pub enum Via {
     Quic,
     /// WebSocket over TCP.
     WebSocket,
-    /// A circuit through a relay. Its bytes count as the relay's connection's as well.
+    /// A circuit through a relay. Its bytes also count for the transport of the connection to the relay.
     Circuit,
 }
 
 impl Via {
-    /// Every way.
+    /// All transports.
     pub const ALL: [Self; 4] = [Self::Tcp, Self::Quic, Self::WebSocket, Self::Circuit];
 
-    /// Its name in metrics and answers.
+    /// The name in metrics and API responses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -45,7 +45,7 @@ impl Via {
         }
     }
 
-    /// The way that an address leads.
+    /// The transport of an address.
     pub fn of(address: &Multiaddr) -> Self {
         let mut via = Self::Tcp;
         for part in address {
@@ -61,7 +61,7 @@ impl Via {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Way {
+enum Direction {
     In,
     Out,
 }
@@ -69,7 +69,7 @@ enum Way {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     transport: Via,
-    direction: Way,
+    direction: Direction,
 }
 
 impl EncodeLabelValue for Via {
@@ -78,7 +78,7 @@ impl EncodeLabelValue for Via {
     }
 }
 
-impl EncodeLabelValue for Way {
+impl EncodeLabelValue for Direction {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
         encoder.write_str(match self {
             Self::In => "in",
@@ -87,50 +87,53 @@ impl EncodeLabelValue for Way {
     }
 }
 
-/// Counts of one transport. Clones share them.
+/// The counters of one transport. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Meter {
     received: Counter,
     sent: Counter,
 }
 
-/// Counts of every transport. Clones share them.
+/// The counters of all transports. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Bandwidth {
     meters: [Meter; Via::ALL.len()],
 }
 
-/// Bytes of one transport since the start.
+/// The bytes of one transport since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Carried {
     /// The transport.
     pub via: Via,
-    /// Bytes that came.
+    /// Bytes received.
     pub received: u64,
-    /// Bytes that left.
+    /// Bytes sent.
     pub sent: u64,
 }
 
 impl Bandwidth {
-    /// Creates the counts and adds them to a registry.
+    /// Creates the counters and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let family = Family::<Labels, Counter>::default();
         registry.register_with_unit(
             "causeway_p2p_carried",
-            "What protocols read from peers and wrote to them",
+            "Bytes that protocols read from peers and wrote to them",
             Unit::Bytes,
             family.clone(),
         );
         let counter = |transport, direction| family.get_or_create_owned(&Labels { transport, direction });
-        Self { meters: Via::ALL.map(|via| Meter { received: counter(via, Way::In), sent: counter(via, Way::Out) }) }
+        Self {
+            meters: Via::ALL
+                .map(|via| Meter { received: counter(via, Direction::In), sent: counter(via, Direction::Out) }),
+        }
     }
 
-    /// The counts of a transport.
+    /// The counters of a transport.
     pub fn meter(&self, via: Via) -> Meter {
         self.meters[via as usize].clone()
     }
 
-    /// What every transport carried.
+    /// The bytes of all transports.
     pub fn carried(&self) -> [Carried; Via::ALL.len()] {
         Via::ALL.map(|via| {
             let Meter { received, sent } = &self.meters[via as usize];
@@ -139,7 +142,7 @@ impl Bandwidth {
     }
 }
 
-/// A connection, or one of its streams, whose bytes are counted.
+/// A connection, or one of its streams, with byte counters.
 #[derive(Debug)]
 pub struct Counted<T> {
     inner: T,
@@ -147,7 +150,7 @@ pub struct Counted<T> {
 }
 
 impl<T> Counted<T> {
-    /// Counts what goes through `inner`.
+    /// Counts the bytes of `inner`.
     pub fn new(inner: T, meter: Meter) -> Self {
         Self { inner, meter }
     }
@@ -237,7 +240,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     }
 }
 
-/// The yamux multiplexer, as libp2p has it by default, with its streams counted.
+/// The yamux multiplexer with libp2p's default configuration and counted streams.
 #[derive(Debug, Clone)]
 pub struct Yamux {
     config: yamux::Config,
@@ -245,7 +248,7 @@ pub struct Yamux {
 }
 
 impl Yamux {
-    /// The multiplexer of a transport.
+    /// Creates the multiplexer of a transport.
     pub fn new(meter: Meter) -> Self {
         Self { config: yamux::Config::default(), meter }
     }
@@ -287,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_say_which_way_they_lead() {
+    fn the_transport_is_read_from_the_address() {
         let table = [
             ("/ip4/192.0.2.1/tcp/4001", Via::Tcp),
             ("/dns4/example.org/tcp/4001/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo", Via::Tcp),

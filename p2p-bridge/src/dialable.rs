@@ -1,9 +1,9 @@
-//! [`Shape`]: the multiaddrs that are understood, each read as a whole.
+//! [`Shape`]: parses the supported shapes of multiaddrs.
 //!
-//! A multiaddr is a list of components in any order and number, and libp2p's transports do not agree on where to look: TCP
-//! reads it from its end, WebSocket takes the host from its beginning and the path from its end, the DNS transport resolves
-//! every name in it. Whoever judges such an address by its first component judges something else than what is dialled. So
-//! there are few known shapes, everything else is refused, and what was read is all that there is:
+//! A multiaddr has any components in any order and number, and libp2p's transports read them differently: TCP reads
+//! from the end, WebSocket takes the host from the beginning and the path from the end, the DNS transport resolves
+//! every name. A check of the first component alone would judge another address than the one that is dialled. So only a
+//! few shapes are accepted, and a parsed [`Shape`] covers the whole address:
 //!
 //! ```text
 //! ADDRESS  = DIRECT / DIRECT-with-peer "/p2p-circuit" [PEER] / "/memory/N" [PEER]
@@ -16,11 +16,11 @@
 //! PEER     = "/p2p/ID"
 //! ```
 //!
-//! A name is one of hosts (RFC 1123, section 2.1), and none that is read as an IP address. A path is one of a URL (RFC 3986,
-//! section 3.3) without a query. No port is zero. Browsers' transports and HTTP are told to others and not dialled by the
-//! swarm.
+//! A name is a host name (RFC 1123, section 2.1) that cannot be read as an IP address. A path is that of a URL (RFC
+//! 3986, section 3.3) without a query. No port is zero. Browser transports and HTTP are announced, and not dialled by
+//! the swarm.
 //!
-//! Non-goals: which scope an address belongs to, and who may have it dialled ([`crate::scope`]).
+//! Non-goals: which scope an address belongs to, and from which sources it is dialled ([`crate::scope`]).
 
 use libp2p::multiaddr::{Iter, Protocol};
 use libp2p::{Multiaddr, PeerId};
@@ -28,138 +28,138 @@ use std::borrow::Cow;
 use std::iter::Peekable;
 use std::net::IpAddr;
 
-/// The longest address that is read, in bytes.
+/// The maximum length of an address, in bytes.
 const BYTES_MAX: usize = 1024;
-/// The longest path, in bytes.
+/// The maximum length of a path, in bytes.
 const PATH_BYTES_MAX: usize = 256;
-/// The longest host name (RFC 1035, section 2.3.4), and the longest of its labels.
+/// The maximum length of a host name and of a label (RFC 1035, section 2.3.4), in bytes.
 const NAME_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
-/// Certificates of one address: those of today and tomorrow.
+/// The maximum number of certificate hashes: those of the current and the next certificate.
 const CERTHASHES_MAX: usize = 4;
-/// Ports below this belong to services of their own, except for HTTP's two.
+/// Ports below this are reserved for other services, except for 80 and 443.
 const UNPRIVILEGED_PORTS: u16 = 1024;
 
-/// Why an address is not understood. The text continues "it is not dialled: ".
+/// Why an address is not accepted. The text continues "it is not dialled: ".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ShapeError(&'static str);
 
 const TOO_LONG: ShapeError = ShapeError("it is too long");
 const NO_HOST: ShapeError = ShapeError("it does not begin with an IP address or a host name");
-const NO_NAME: ShapeError = ShapeError("its host name is none (letters, digits, hyphens and dots)");
-const NO_TRANSPORT: ShapeError = ShapeError("it names no transport that is known here (TCP, WebSocket, QUIC)");
+const NO_NAME: ShapeError = ShapeError("its host name is invalid (only letters, digits, hyphens and dots are allowed)");
+const NO_TRANSPORT: ShapeError = ShapeError("its transport is not supported (TCP, WebSocket and QUIC are)");
 const NO_PORT: ShapeError = ShapeError("its port is zero");
-const NO_PATH: ShapeError = ShapeError("its path is not one of a URL");
-const NO_RELAY: ShapeError = ShapeError("it does not say which peer the relay is");
-const MORE: ShapeError = ShapeError("something follows where it should end");
+const NO_PATH: ShapeError = ShapeError("its path is not a valid URL path");
+const NO_RELAY: ShapeError = ShapeError("the peer ID of the relay is missing");
+const MORE: ShapeError = ShapeError("it has unexpected components at the end");
 
-/// Where an address leads first: to a peer, or to the relay before it.
+/// The host of the first hop: the peer, or the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host<'a> {
     /// An IP address.
     Ip(IpAddr),
-    /// A host name. What it stands for is known when it is resolved.
+    /// A host name, not yet resolved.
     Name(Cow<'a, str>),
-    /// This process, in tests.
+    /// An in-memory transport, in tests.
     Memory,
 }
 
-/// What is spoken there.
+/// The transport of the first hop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransportKind<'a> {
     /// TCP.
     Tcp {
-        /// Where to.
+        /// The port.
         port: u16,
     },
     /// WebSocket over TCP.
     WebSocket {
-        /// Where to.
+        /// The port.
         port: u16,
-        /// In TLS.
+        /// Whether it uses TLS.
         tls: bool,
-        /// The name that TLS asks for, if it is not the host's.
+        /// The SNI, if it is not the host name.
         sni: Option<Cow<'a, str>>,
-        /// The path of the request.
+        /// The path of the request URI.
         path: Cow<'a, str>,
     },
     /// QUIC, version 1.
     Quic {
-        /// Where to.
+        /// The port.
         port: u16,
     },
-    /// WebTransport or WebRTC, which browsers dial.
+    /// WebTransport or WebRTC, for browsers.
     Browser {
-        /// Where to.
+        /// The port.
         port: u16,
     },
     /// HTTP, which no transport of the swarm dials ([`crate::http_source`]).
     Http {
-        /// Where to, if it is not the scheme's own port.
+        /// The port, if it is not the default of the scheme.
         port: Option<u16>,
-        /// In TLS.
+        /// Whether it uses TLS.
         tls: bool,
-        /// The name that TLS asks for, if it is not the host's.
+        /// The SNI, if it is not the host name.
         sni: Option<Cow<'a, str>>,
-        /// Below which path; empty if that is not said.
+        /// The path prefix; empty if there is none.
         path: Cow<'a, str>,
     },
-    /// `/dnsaddr`: TXT records of the name say it.
+    /// `/dnsaddr`: the TXT records of the name have the addresses.
     Records,
-    /// This process, in tests.
+    /// An in-memory transport, in tests.
     Memory,
 }
 
-/// An address of a known shape.
+/// A parsed address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape<'a> {
-    /// Where it leads first.
+    /// The host of the first hop.
     pub host: Host<'a>,
-    /// What is spoken there.
+    /// The transport of the first hop.
     pub transport: TransportKind<'a>,
-    /// Who is there, if that is said.
+    /// The peer ID of the first hop, if present.
     pub peer: Option<PeerId>,
-    /// Through that peer as a relay, and to whom, if that is said.
+    /// `Some` if the address is a circuit through that peer; inside, the destination's peer ID if present.
     pub circuit: Option<Option<PeerId>>,
 }
 
 impl<'a> Shape<'a> {
-    /// Reads an address. No address of a known shape has a component that is not in what is returned, but for the hashes of
-    /// browsers' certificates and the family of a name.
+    /// Parses an address. Everything in the address is in the result, except for certificate hashes and the IP family
+    /// of a name.
     ///
     /// # Errors
-    /// [`ShapeError`] for every address that is none of the shapes above.
+    /// [`ShapeError`] for all other shapes.
     pub fn read(address: &'a Multiaddr) -> Result<Self, ShapeError> {
         if address.len() > BYTES_MAX {
             return Err(TOO_LONG);
         }
-        let mut parts = Parts(address.iter().peekable());
-        let (host, transport) = parts.first_hop()?;
-        let peer = parts.peer();
-        let circuit = parts.circuit(&transport, peer)?;
-        match parts.0.next() {
+        let mut components = Components(address.iter().peekable());
+        let (host, transport) = components.first_hop()?;
+        let peer = components.peer();
+        let circuit = components.circuit(&transport, peer)?;
+        match components.0.next() {
             None => Ok(Self { host, transport, peer, circuit }),
             Some(_) => Err(MORE),
         }
     }
 
-    /// Whether it says where it leads, so that nothing is left to resolve.
+    /// Whether the host is an IP address, with nothing to resolve.
     pub fn is_literal(&self) -> bool {
         !matches!(self.host, Host::Name(_))
     }
 
-    /// Whether it leads through a relay.
+    /// Whether it is a circuit through a relay.
     pub fn is_circuit(&self) -> bool {
         self.circuit.is_some()
     }
 
-    /// Whether a transport of the swarm dials such addresses.
+    /// Whether a transport of the swarm can dial it.
     pub fn is_dialled(&self) -> bool {
         !matches!(self.transport, TransportKind::Browser { .. } | TransportKind::Http { .. })
     }
 
-    /// The port, where one is named.
+    /// The port, if there is one.
     pub fn port(&self) -> Option<u16> {
         match self.transport {
             TransportKind::Tcp { port }
@@ -171,32 +171,32 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether the port may be dialled at an untrusted peer's word: none of another service, which would take a handshake for
-    /// an attack, or for a request.
+    /// Whether the port may be dialled when an untrusted peer supplies the address: it is not reserved for another
+    /// service, which could take a handshake for an attack or a request.
     pub fn has_free_port(&self) -> bool {
         self.port().is_none_or(is_free_port)
     }
 
-    /// Whether nobody chose what is requested: a WebSocket's path is written into a request of HTTP.
+    /// Whether the WebSocket's path is `/`: an untrusted peer must not choose the path of an HTTP request.
     pub fn has_plain_path(&self) -> bool {
         !matches!(&self.transport, TransportKind::WebSocket { path, .. } if path != "/")
     }
 }
 
-/// Whether a port belongs to no service of its own, or to HTTP.
+/// Whether a port is 80, 443, or not reserved for another service.
 pub fn is_free_port(port: u16) -> bool {
     matches!(port, 80 | 443 | UNPRIVILEGED_PORTS..)
 }
 
-/// The part of an address up to the first peer: where it leads first, and nothing else.
+/// The part of an address before the first peer ID: the first hop.
 pub fn first_hop(address: &Multiaddr) -> Multiaddr {
     address.iter().take_while(|part| !matches!(part, Protocol::P2p(_) | Protocol::P2pCircuit)).collect()
 }
 
-/// The components that are still to be read.
-struct Parts<'a>(Peekable<Iter<'a>>);
+/// The components that remain to be parsed.
+struct Components<'a>(Peekable<Iter<'a>>);
 
-impl<'a> Parts<'a> {
+impl<'a> Components<'a> {
     fn next_if(&mut self, expected: &Protocol<'_>) -> bool {
         self.0.next_if(|part| part == expected).is_some()
     }
@@ -278,7 +278,7 @@ impl<'a> Parts<'a> {
 
     fn http_path(&mut self) -> Result<Cow<'a, str>, ShapeError> {
         match self.0.next_if(|part| matches!(part, Protocol::HttpPath(_))) {
-            // It is written into a URL segment by segment, with what is special in it escaped.
+            // The path is appended to a URL by segments, with special characters escaped.
             Some(Protocol::HttpPath(path)) if path.len() <= PATH_BYTES_MAX && !path.chars().any(char::is_control) => {
                 Ok(path)
             }
@@ -327,13 +327,14 @@ fn checked_path(path: Cow<'_, str>) -> Result<Cow<'_, str>, ShapeError> {
     if is_path { Ok(path) } else { Err(NO_PATH) }
 }
 
-/// What a path consists of: `pchar` of RFC 3986, and slashes.
+/// The bytes of a path: `pchar` of RFC 3986, and slashes.
 fn is_of_path(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@%".contains(&byte)
 }
 
-/// Whether a text is a host name and nothing else. Underscores are no part of one, but containers are named with them. A last
-/// label that is a number makes an IP address of it, in one of many spellings (<https://url.spec.whatwg.org/#ends-in-a-number-checker>).
+/// Whether a text is a host name. Underscores are allowed, because names of containers have them. A name whose last
+/// label is a number would be an IP address in one of many notations
+/// (<https://url.spec.whatwg.org/#ends-in-a-number-checker>).
 fn is_host_name(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';

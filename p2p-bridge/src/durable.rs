@@ -1,26 +1,26 @@
-//! Files that are written whole or not at all, for their owner's eyes only, and that outlive a power cut from the moment
-//! that a call here has returned.
+//! Atomic and durable file writes: a file is replaced as a whole, is readable only by its owner, and is on the disk
+//! when the call returns.
 //!
-//! A file is written beside its place, synced, and moved there; then the folder is synced, for until that is done the move
-//! itself may be undone. Non-goal: several writers of one file, whom the caller has to keep apart.
+//! The new content is written to a temporary file, synced and renamed; then the folder is synced, since a power cut
+//! could undo the rename before that. Non-goal: concurrent writers of one file; the caller serialises them.
 //!
-//! When that last step fails, the change is undone and the call fails, so that what everybody reads is what the caller was told:
-//! the former file, which is kept beside its place until then, is moved back. What a power cut leaves then is the one
-//! or the other. The sync is not tried again: systems tell of a write that failed once, and say that all is well the next time.
+//! If the folder cannot be synced, the change is undone and the call fails, so that readers see what the caller was
+//! told: the former file, which is kept beside it until then, is moved back. After a power cut the file is either the
+//! former or the new one. The sync is not retried: systems report a failed write only once, and later syncs succeed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt as _, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a former file is called until its successor is on the disk.
+/// Suffix of the former file until the new one is on the disk.
 const FORMER: &str = "former";
 
-/// Makes a folder, with those above it, that nobody else can look into. Their names are on the disk when this returns: all the
-/// way up on the file system, since whoever made one of them may have been killed before it was synced.
+/// Creates a folder and its parents, accessible only to the owner. All their names are synced when this returns, up to
+/// the root of the file system, since a process that created a parent may have been killed before it synced.
 ///
 /// # Errors
-/// Whatever the file system says.
+/// Errors of the file system.
 pub fn create_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     let path = path.canonicalize()?;
@@ -30,7 +30,7 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
             break;
         }
         match sync_folder(parent) {
-            // Somebody else's, who lets us in and does not let us look.
+            // A folder of another user, which can be traversed but not read.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => break,
             synced => synced?,
         }
@@ -38,10 +38,10 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file, which may be there already.
+/// Writes or replaces a file.
 ///
 /// # Errors
-/// Whatever the file system says. The file is then as it was.
+/// Errors of the file system. The file is unchanged then.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_with(path, bytes, sync_folder)
 }
@@ -53,10 +53,10 @@ fn write_with(path: &Path, bytes: &[u8], sync: impl Fn(&Path) -> io::Result<()>)
     written.and_then(|()| rename_with(&partial, path, sync)).inspect_err(|_| _ = fs::remove_file(&partial))
 }
 
-/// Moves a file within its folder, over another if there is one.
+/// Renames a file within its folder, replacing another if there is one.
 ///
 /// # Errors
-/// Whatever the file system says. Nothing has changed then.
+/// Errors of the file system. Nothing has changed then.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     rename_with(from, to, sync_folder)
 }
@@ -76,10 +76,10 @@ fn rename_with(from: &Path, to: &Path, sync: impl Fn(&Path) -> io::Result<()>) -
     renamed
 }
 
-/// Removes a file; that it is not there is no error.
+/// Removes a file. A missing file is no error.
 ///
 /// # Errors
-/// Whatever the file system says. Nothing has changed then.
+/// Errors of the file system. Nothing has changed then.
 pub fn remove(path: &Path) -> io::Result<()> {
     remove_with(path, sync_folder)
 }
@@ -88,7 +88,8 @@ fn remove_with(path: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Resul
     let former = former_of(path);
     match fs::rename(path, &former) {
         Err(error) if error.kind() == ErrorKind::NotFound => return sync_parent(path, sync),
-        // A full disk may have no room for another name. Whoever removes something gives space back, and cannot have both.
+        // A full disk may have no space for another directory entry. Removing must still work there, without a way to
+        // undo it.
         Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
             fs::remove_file(path)?;
             return sync_parent(path, sync);
@@ -99,11 +100,11 @@ fn remove_with(path: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Resul
         fs::rename(&former, path).inspect_err(|error| not_undone(path, error)).ok();
         return Err(error);
     }
-    // It has lost its name for good. That what was in it is gone too may be a secret's due, but is no part of the promise.
+    // The removal is durable. Deleting the former file, which may have a secret, need not be durable.
     fs::remove_file(&former)
 }
 
-/// Gives the file at a place a second name, if there is one, under which it can be had back.
+/// Creates a hard link to the file, if there is one, so that the change can be undone.
 fn keep_former(path: &Path) -> io::Result<Option<PathBuf>> {
     let former = former_of(path);
     // Left by a process that was killed.
@@ -114,7 +115,7 @@ fn keep_former(path: &Path) -> io::Result<Option<PathBuf>> {
     match fs::hard_link(path, &former) {
         Ok(()) => Ok(Some(former)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        // A file system without second names.
+        // The file system has no hard links.
         Err(_) => fs::copy(path, &former).map(|_| Some(former)),
     }
 }
@@ -127,13 +128,13 @@ fn former_of(path: &Path) -> PathBuf {
 }
 
 fn not_undone(path: &Path, error: &io::Error) {
-    tracing::error!(path = %path.display(), %error, "a change of a file was refused, and could not be undone");
+    tracing::error!(path = %path.display(), %error, "cannot undo a failed file change: a power cut may revert it");
 }
 
-/// Reads a file that may have so many bytes at most.
+/// Reads a file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// Whatever the file system says, and that there is more.
+/// Errors of the file system, or the file is longer.
 pub fn read(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
@@ -144,9 +145,9 @@ fn sync_parent(path: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Resul
     path.parent().map_or(Ok(()), sync)
 }
 
-/// Forces the names in a folder to the disk. File systems that have no such thing refuse it, and have them there at once.
+/// Syncs a folder. File systems that do not support this return an error, and need no sync.
 fn sync_folder(path: &Path) -> io::Result<()> {
-    // What is above "folder" is the folder that the process is in.
+    // The parent of a relative path "name" is the current directory.
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     match File::open(path).and_then(|folder| folder.sync_all()) {
         Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
@@ -160,7 +161,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn files_are_replaced_whole_and_are_the_owners() {
+    fn files_are_replaced_atomically_and_are_private() {
         let folder = tempfile::tempdir().expect("folder");
         let inside = folder.path().join("a/b");
         create_folder(&inside).expect("makes");
@@ -179,12 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_alone_has_a_folder_too() {
+    fn a_relative_name_has_a_parent_folder() {
         let above = Path::new("name").parent().expect("an empty path");
         assert!(above.as_os_str().is_empty() && sync_folder(above).is_ok());
     }
 
-    /// What is in a folder, by name.
+    /// The files of a folder, by name.
     fn content(folder: &Path) -> Vec<(String, Vec<u8>)> {
         let entries = fs::read_dir(folder).expect("reads").map(|entry| entry.expect("reads").path());
         let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
@@ -196,7 +197,7 @@ mod tests {
     type Change = fn(&Path, fn(&Path) -> io::Result<()>) -> io::Result<()>;
 
     #[test]
-    fn a_change_that_is_not_on_the_disk_is_refused_and_undone() {
+    fn a_change_that_cannot_be_synced_fails_and_is_undone() {
         let changes: [(&str, Change); 6] = [
             ("a file is replaced", |folder, sync| write_with(&folder.join("a.json"), b"new", sync)),
             ("a file is made", |folder, sync| write_with(&folder.join("c.json"), b"new", sync)),
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_in_nobodys_way() {
+    fn leftovers_of_a_killed_process_do_no_harm() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("a.json");
         for left in ["a.json.former", "a.partial"] {

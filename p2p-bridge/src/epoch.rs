@@ -1,15 +1,15 @@
-//! Times of day as seconds since the Unix epoch: as they are kept in files and told in JSON.
+//! Times as seconds since the Unix epoch, for files and JSON.
 //!
-//! A clock that is set to a time before the epoch counts as the epoch itself.
+//! Times before the epoch count as the epoch.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A time of day, in whole seconds since the Unix epoch.
+/// A time in whole seconds since the Unix epoch.
 pub fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// This moment, in whole seconds since the Unix epoch.
+/// The current time in whole seconds since the Unix epoch.
 pub fn now() -> u64 {
     seconds(SystemTime::now())
 }
@@ -20,7 +20,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn seconds_are_whole_and_none_are_before_the_epoch() {
+    fn seconds_are_truncated_and_never_before_the_epoch() {
         let table = [(0, 0), (999, 0), (1_000, 1), (1_799_999_999_999, 1_799_999_999)];
         for (millis, expected) in table {
             assert_eq!(seconds(UNIX_EPOCH + Duration::from_millis(millis)), expected, "{millis}");

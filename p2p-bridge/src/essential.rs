@@ -1,22 +1,21 @@
-//! [`EssentialTasks`]: a sign of life of tasks that come and go, none of which may panic unnoticed.
+//! [`EssentialTasks`]: reports panics in detached tasks.
 //!
-//! A task that nobody waits for takes its panic with it: what it did is done no more, and everything else goes on as if it
-//! were. Each such task runs within [`EssentialTasks::guard`], and whoever keeps the process in order waits for
-//! [`EssentialTasks::failed`].
+//! The panic of a task that is not awaited goes unnoticed: its work stops while the process goes on. So such tasks run
+//! within [`EssentialTasks::guard`], and the supervisor waits for [`EssentialTasks::failed`].
 
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Whether one of a group of tasks panicked. Clones stand for the same group.
+/// Whether one of a group of tasks panicked. Clones share the group.
 #[derive(Debug, Clone, Default)]
 pub struct EssentialTasks {
     failed: Arc<watch::Sender<bool>>,
 }
 
 impl EssentialTasks {
-    /// Runs a task of the group. That it ends, or is aborted, is no failure.
+    /// Runs a task of the group. Completion and abortion are no failures.
     pub async fn guard(self, task: impl Future<Output = ()>) {
-        let _sign = Sign(self);
+        let _guard = PanicGuard(self);
         task.await;
     }
 
@@ -24,15 +23,15 @@ impl EssentialTasks {
     pub fn failed(&self) -> impl Future<Output = ()> + Send + use<> {
         let failed = Arc::clone(&self.failed);
         async move {
-            // The sender is held here, so that this cannot end otherwise.
+            // This future holds the sender, so the channel cannot close.
             let _ = failed.subscribe().wait_for(|failed| *failed).await;
         }
     }
 }
 
-struct Sign(EssentialTasks);
+struct PanicGuard(EssentialTasks);
 
-impl Drop for Sign {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.failed.send_replace(true);

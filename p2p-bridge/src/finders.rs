@@ -1,10 +1,10 @@
-//! Searches of others, by the [`crate::routing_v1`] API, for providers, peers and the neighbours of a key: what was told
-//! already, and which queries belong to which search.
+//! Searches for providers, peers and the peers closest to a key on behalf of clients of the [`crate::routing_v1`] API:
+//! which queries belong to a search, and which results were already sent.
 //!
-//! Goals: each peer is told once, and a second time only if its addresses were not known before; what is found goes over a
-//! bounded channel; a search that nobody listens to any more ends, and so does one that has found enough.
+//! Goals: each peer is sent once, and again only if it had no addresses before; results go over a bounded channel; a
+//! search ends when its receiver is dropped, or when it has enough results.
 //!
-//! Non-goals: finding anything, which `task::finding` does, and when to give up (drop the [`PeerSearch`]).
+//! Non-goals: searching, which `task::finding` does, and timeouts (the caller drops the [`PeerSearch`]).
 
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
@@ -13,27 +13,28 @@ use libp2p::kad::{QueryId, RecordKey};
 use std::collections::{HashMap, HashSet};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// Peers that may wait for whoever searches. Further ones are lost: whoever is so slow does not need them all.
+/// The capacity of a search's channel, in peers. When it is full, further peers are dropped: a slow client does not
+/// need all of them.
 const FOUND_WAITING_MAX: usize = 128;
-/// Peers that end a search.
+/// The maximum number of results of a search.
 const FOUND_MAX: usize = 1024;
 
-/// What is searched for.
+/// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Sought {
-    /// Who provides a key.
+pub enum SearchTarget {
+    /// The providers of a key.
     Providers(RecordKey),
-    /// Where a peer is.
+    /// The addresses of a peer.
     Peer(PeerId),
-    /// The servers of the DHT that are closest to a key, given as what the DHT hashes.
+    /// The DHT servers closest to a key, which is the preimage of the DHT's hash.
     Closest(Vec<u8>),
 }
 
-/// A running search, as seen by whoever searches. Dropping it ends the search.
+/// The receiver of a search. Dropping it ends the search.
 #[derive(Debug)]
 pub struct PeerSearch {
     found: mpsc::Receiver<PeerRecord>,
-    /// One of the searches that may run at once; none if the network has stopped.
+    /// The permit of a concurrent search; `None` if the network has stopped.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -44,8 +45,8 @@ impl PeerSearch {
         (Self { found, _permit: permit }, sink)
     }
 
-    /// The next peer, as it is found; `None` when everybody who matters was asked. A peer without addresses is one of whom
-    /// nobody said where it is.
+    /// The next peer; `None` when all relevant peers were asked. A peer without addresses is one whose addresses are
+    /// unknown.
     pub async fn next(&mut self) -> Option<PeerRecord> {
         self.found.recv().await
     }
@@ -53,14 +54,14 @@ impl PeerSearch {
 
 #[derive(Debug)]
 struct Finder {
-    sought: Sought,
+    sought: SearchTarget,
     sink: mpsc::Sender<PeerRecord>,
     running: HashSet<(Scope, QueryId)>,
-    /// Who was told, and whether with addresses.
-    told: HashMap<PeerId, bool>,
+    /// The peers that were sent, and whether with addresses.
+    sent: HashMap<PeerId, bool>,
 }
 
-/// Every running search.
+/// All running searches.
 #[derive(Debug, Default)]
 pub struct Finders {
     finders: HashMap<u64, Finder>,
@@ -69,14 +70,14 @@ pub struct Finders {
 }
 
 impl Finders {
-    /// A new search. It is over when it has no queries at the next [`Finders::settle`].
-    pub fn add(&mut self, sought: Sought, sink: mpsc::Sender<PeerRecord>) -> u64 {
+    /// Adds a search. It ends if it has no queries at the next [`Finders::settle`].
+    pub fn add(&mut self, sought: SearchTarget, sink: mpsc::Sender<PeerRecord>) -> u64 {
         self.next += 1;
-        self.finders.insert(self.next, Finder { sought, sink, running: HashSet::new(), told: HashMap::new() });
+        self.finders.insert(self.next, Finder { sought, sink, running: HashSet::new(), sent: HashMap::new() });
         self.next
     }
 
-    /// A search's query was started.
+    /// Assigns a started query to its search.
     pub fn started(&mut self, id: u64, scope: Scope, query: QueryId) {
         if let Some(finder) = self.finders.get_mut(&id) {
             finder.running.insert((scope, query));
@@ -84,41 +85,41 @@ impl Finders {
         }
     }
 
-    /// Whose query it is, and what that searches for.
-    pub fn owner(&self, scope: Scope, query: QueryId) -> Option<(u64, &Sought)> {
+    /// The search that a query belongs to, and what it looks for.
+    pub fn owner(&self, scope: Scope, query: QueryId) -> Option<(u64, &SearchTarget)> {
         let id = *self.queries.get(&(scope, query))?;
         self.finders.get(&id).map(|finder| (id, &finder.sought))
     }
 
-    /// Hands over a peer, unless that is no news. Returns whether the search goes on.
-    pub fn tell(&mut self, id: u64, record: PeerRecord) -> bool {
+    /// Sends a peer, unless it was sent before. Returns whether the search continues.
+    pub fn send(&mut self, id: u64, record: PeerRecord) -> bool {
         let Some(finder) = self.finders.get_mut(&id) else { return false };
         let has_addresses = !record.addresses.is_empty();
-        let known = finder.told.get(&record.id).copied();
+        let known = finder.sent.get(&record.id).copied();
         if known.is_none_or(|with_addresses| !with_addresses && has_addresses) {
-            finder.told.insert(record.id, has_addresses);
-            // Full means that whoever searches has enough to do.
+            finder.sent.insert(record.id, has_addresses);
+            // If the channel is full, the peer is dropped.
             let _ = finder.sink.try_send(record);
         }
-        finder.told.len() < FOUND_MAX && !finder.sink.is_closed()
+        finder.sent.len() < FOUND_MAX && !finder.sink.is_closed()
     }
 
-    /// The searches for a peer that have not found it.
+    /// The unfinished searches for a peer.
     pub fn seeking(&self, peer: &PeerId) -> Vec<u64> {
-        let seeks = |finder: &Finder| finder.sought == Sought::Peer(*peer);
+        let seeks = |finder: &Finder| finder.sought == SearchTarget::Peer(*peer);
         self.finders.iter().filter(|(_, finder)| seeks(finder)).map(|(id, _)| *id).collect()
     }
 
-    /// Every peer that is searched for.
+    /// All peers that are searched for.
     pub fn sought_peers(&self) -> HashSet<PeerId> {
         let peer = |finder: &Finder| match finder.sought {
-            Sought::Peer(peer) => Some(peer),
-            Sought::Providers(_) | Sought::Closest(_) => None,
+            SearchTarget::Peer(peer) => Some(peer),
+            SearchTarget::Providers(_) | SearchTarget::Closest(_) => None,
         };
         self.finders.values().filter_map(peer).collect()
     }
 
-    /// A query ended.
+    /// A query has finished.
     pub fn finished(&mut self, scope: Scope, query: QueryId) {
         let Some(id) = self.queries.remove(&(scope, query)) else { return };
         if let Some(finder) = self.finders.get_mut(&id) {
@@ -127,14 +128,14 @@ impl Finders {
         }
     }
 
-    /// Ends a search that asks nobody any more.
+    /// Ends a search that has no running queries.
     pub fn settle(&mut self, id: u64) {
         if self.finders.get(&id).is_some_and(|finder| finder.running.is_empty()) {
             self.finders.remove(&id);
         }
     }
 
-    /// Ends a search. Returns its queries, which are to be ended.
+    /// Ends a search. Returns its queries, which the caller ends.
     pub fn end(&mut self, id: u64) -> Vec<(Scope, QueryId)> {
         let Some(finder) = self.finders.remove(&id) else { return Vec::new() };
         let queries: Vec<_> = finder.running.into_iter().collect();
@@ -142,8 +143,8 @@ impl Finders {
         queries
     }
 
-    /// The searches that nobody listens to any more.
-    pub fn unheard(&self) -> Vec<u64> {
+    /// The searches whose receivers were dropped.
+    pub fn abandoned(&self) -> Vec<u64> {
         self.finders.iter().filter(|(_, finder)| finder.sink.is_closed()).map(|(id, _)| *id).collect()
     }
 }
@@ -154,7 +155,7 @@ mod tests {
     use libp2p::Multiaddr;
     use libp2p::kad::{self, store::MemoryStore};
 
-    /// Query ids can be made by a behaviour only.
+    /// Only a behaviour can create query IDs.
     fn queries<const N: usize>() -> [QueryId; N] {
         let peer = PeerId::random();
         let mut dht = kad::Behaviour::new(peer, MemoryStore::new(peer));
@@ -166,17 +167,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_search_ends_with_its_last_query_and_tells_each_peer_once() {
+    async fn a_search_ends_with_its_last_query_and_sends_each_peer_once() {
         let [wan, lan] = queries();
         let mut finders = Finders::default();
         let (mut search, sink) = PeerSearch::new(None);
-        let sought = Sought::Providers(RecordKey::new(b"key"));
+        let sought = SearchTarget::Providers(RecordKey::new(b"key"));
         let id = finders.add(sought.clone(), sink);
         finders.started(id, Scope::Wan, wan);
         finders.started(id, Scope::Lan, lan);
         assert_eq!(finders.owner(Scope::Lan, lan), Some((id, &sought)));
         let [known, unknown, later] = std::array::from_fn(|_| PeerId::random());
-        let told = [
+        let sent = [
             (known, somewhere()),
             (known, somewhere()),
             (known, Vec::new()),
@@ -186,8 +187,8 @@ mod tests {
             (later, Vec::new()),
             (later, somewhere()),
         ];
-        for (peer, addresses) in told {
-            assert!(finders.tell(id, PeerRecord::new(peer, addresses)));
+        for (peer, addresses) in sent {
+            assert!(finders.send(id, PeerRecord::new(peer, addresses)));
         }
         finders.finished(Scope::Wan, wan);
         finders.settle(id);
@@ -202,28 +203,28 @@ mod tests {
     }
 
     #[test]
-    fn searches_that_nobody_hears_or_that_found_enough_go_no_further() {
+    fn searches_end_without_a_receiver_or_with_enough_results() {
         let [query] = queries();
         let mut finders = Finders::default();
         let (search, sink) = PeerSearch::new(None);
-        let id = finders.add(Sought::Closest(vec![1]), sink);
+        let id = finders.add(SearchTarget::Closest(vec![1]), sink);
         finders.started(id, Scope::Lan, query);
-        let on = (0..FOUND_MAX).filter(|_| finders.tell(id, PeerRecord::new(PeerId::random(), Vec::new()))).count();
+        let on = (0..FOUND_MAX).filter(|_| finders.send(id, PeerRecord::new(PeerId::random(), Vec::new()))).count();
         assert_eq!((on, search.found.len()), (FOUND_MAX - 1, FOUND_WAITING_MAX));
-        assert!(finders.unheard().is_empty());
+        assert!(finders.abandoned().is_empty());
         drop(search);
-        assert_eq!(finders.unheard(), [id]);
-        assert!(!finders.tell(id, PeerRecord::new(PeerId::random(), Vec::new())));
+        assert_eq!(finders.abandoned(), [id]);
+        assert!(!finders.send(id, PeerRecord::new(PeerId::random(), Vec::new())));
         assert_eq!(finders.end(id), [(Scope::Lan, query)]);
         assert!(finders.finders.is_empty() && finders.queries.is_empty() && finders.end(id).is_empty());
     }
 
     #[test]
-    fn a_search_without_queries_is_over_at_once_and_peers_are_known_by_their_searches() {
+    fn a_search_without_queries_ends_at_once() {
         let mut finders = Finders::default();
         let peer = PeerId::random();
         let (_search, sink) = PeerSearch::new(None);
-        let id = finders.add(Sought::Peer(peer), sink);
+        let id = finders.add(SearchTarget::Peer(peer), sink);
         assert_eq!((finders.seeking(&peer), finders.seeking(&PeerId::random())), (vec![id], vec![]));
         assert_eq!(finders.sought_peers(), HashSet::from([peer]));
         finders.settle(id);

@@ -1,4 +1,4 @@
-//! The node's key pair: made once, kept for ever, readable by its owner alone.
+//! The node's key pair: created once, kept permanently, readable only by its owner.
 
 use crate::durable;
 use libp2p::identity::Keypair;
@@ -6,11 +6,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file in the bridge's directory that holds the private key, in libp2p's protobuf encoding
+/// The file of the private key, in libp2p's protobuf encoding
 /// (<https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys>).
 const KEY_FILE: &str = "identity.key";
 
-/// Why there is no identity.
+/// Why the key pair cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The file cannot be read or written.
@@ -18,21 +18,24 @@ pub enum IdentityError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The file does not hold a private key.
-    #[error("{path} does not hold a libp2p private key; restore it from a backup, or delete it to get a new peer id", path = path.display())]
+    /// The file has no valid private key.
+    #[error(
+        "{path} does not contain a libp2p private key: restore it from a backup, or delete it to create a new peer ID",
+        path = path.display()
+    )]
     Malformed {
         /// The file.
         path: PathBuf,
     },
 }
 
-/// Reads the key pair of a directory, making an Ed25519 one if there is none.
+/// Loads the key pair of a directory, or creates an Ed25519 key pair if there is none.
 ///
 /// # Errors
-/// [`IdentityError`] names the file. An unreadable key is never replaced.
+/// [`IdentityError`] names the file. An invalid key is never replaced.
 pub fn load_or_create(directory: &Path) -> Result<Keypair, IdentityError> {
     let path = directory.join(KEY_FILE);
     let at = |path: &Path| {
@@ -58,7 +61,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_same_directory_is_the_same_peer_for_ever() {
+    fn a_directory_keeps_its_key_pair() {
         let directory = tempfile::tempdir().expect("directory");
         let inside = directory.path().join("p2p");
         let first = load_or_create(&inside).expect("creates");

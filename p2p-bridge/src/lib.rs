@@ -1,44 +1,44 @@
 //! The network tier: one swarm task, Kademlia, Bitswap and provider routing.
 //!
-//! Goals: the fastest honest answer to "who has this block", a full citizen of the DHT, and bounded memory whatever peers
-//! do. Non-goals: caching (the `cache` crate) and deciding what may be served (a `Policy` behind the local source).
+//! Goals: find the providers of a block as fast as possible, take full part in the DHT, and bound memory whatever peers
+//! send. Non-goals: caching (the `cache` crate) and deciding what may be served (a `Policy` behind the local source).
 //!
-//! How a miss flows:
+//! The path of a cache miss:
 //!
 //! 1. [`Session::get`](content::BlockSource::get) registers a waiter in [`wants`] and tells the swarm task.
-//! 2. [`bitswap::client`] decides whom to ask, and `task` searches for providers at the same moment.
-//! 3. A connection's own task ([`bitswap::handler`]) reads, hashes and hands the block straight to the waiter.
+//! 2. [`bitswap::client`] decides which peers to ask; in parallel, `task` searches for providers.
+//! 3. The connection's task ([`bitswap::handler`]) reads and verifies the block and hands it to the waiter.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`session`] | the network as a `BlockSource`, per DAG |
-//! | [`wants`] | where waiters and received blocks meet |
-//! | [`bitswap`] | the protocol: two state machines, a connection handler, the glue |
-//! | [`http_source`] | trustless gateways, asked as peers are |
-//! | [`names`] | what names stand for: IPNS records, DNSLinks, the operator's list |
-//! | [`discovery`] | providers: remembered, named, dialled, or absent |
-//! | [`no_peers`] | whether there is anybody to ask |
-//! | [`lookups`], [`puts`] | searches for value records in the DHT, and putting them there |
-//! | [`finders`] | searches for providers and peers on behalf of others |
-//! | [`routing_v1`] | delegated routers, and what they and we exchange |
-//! | [`connecting`], [`peers`] | connections that somebody asked for, and what is told of those that there are |
-//! | `task` | the one task that owns the swarm |
+//! | [`wants`] | registry of waiters for blocks |
+//! | [`bitswap`] | Bitswap: client and server state machines, connection handler, behaviour |
+//! | [`http_source`] | trustless gateways as block sources |
+//! | [`names`] | name resolution: IPNS records, DNSLinks, the operator's list |
+//! | [`discovery`] | provider discovery: cached providers, plans, dials, negative cache |
+//! | [`no_peers`] | detects that there are no peers to ask |
+//! | [`lookups`], [`puts`] | value records in the DHT: GET_VALUE and PUT_VALUE |
+//! | [`finders`] | searches for providers and peers on behalf of clients |
+//! | [`routing_v1`] | delegated routing over HTTP (`/routing/v1`), client and formats |
+//! | [`connecting`], [`peers`] | connections on request, and the state of connected peers |
+//! | `task` | the task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
-//! | [`counted`] | what each transport carried |
-//! | [`admission`] | who may be connected: budgets, bans, trimming |
-//! | [`options`] | what all of it is started with |
-//! | [`obeyed`] | the policy: what is neither fetched nor announced, nor told to others |
-//! | [`dialable`], [`address_filter`] | the shapes of addresses that are known; nothing else is dialled |
-//! | [`scope`], [`dht`] | public and local DHT, the wall between them, and what is kept for others |
-//! | [`announced`] | which of our addresses others are told |
-//! | [`reachability`], [`nat`] | whether peers can reach us, and detours for when they cannot |
-//! | [`private_network`] | the key that keeps strangers out |
-//! | [`durable`], [`epoch`] | files that are whole or not there; times as they are kept in them |
-//! | [`essential`] | tasks that must not panic unnoticed |
-//! | [`udp`] | room in the kernel for QUIC's bursts |
-//! | [`tls`], [`retry_after`] | what HTTP clients encrypt with, and how long servers ask to be spared |
-//! | [`providing`] | announcing what we hold, in sweeps |
-//! | [`redial`], [`peerbook`], [`identity`] | peerings, remembered peers, the key |
+//! | [`counted`] | bandwidth by transport |
+//! | [`admission`] | admission control: connection budgets, bans, trimming |
+//! | [`options`] | options of the bridge |
+//! | [`obeyed`] | the network policy: content that is neither fetched nor announced |
+//! | [`dialable`], [`address_filter`] | accepted shapes of multiaddrs, and the filters that enforce them for dials |
+//! | [`scope`], [`dht`] | the public and the local DHT, their separation, and the record stores |
+//! | [`announced`] | which of the node's addresses are announced |
+//! | [`reachability`], [`nat`] | whether peers can dial the node, and NAT traversal |
+//! | [`private_network`] | pre-shared key of a private network |
+//! | [`durable`], [`epoch`] | atomic writes of files, and timestamps in them |
+//! | [`essential`] | tasks whose panic ends the process |
+//! | [`udp`] | socket buffers for QUIC |
+//! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
+//! | [`providing`] | announcing provider records, in sweeps |
+//! | [`redial`], [`peerbook`], [`identity`] | reconnecting to peerings, the table of known peers, the key pair |
 
 pub mod address_filter;
 pub mod admission;

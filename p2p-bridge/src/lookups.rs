@@ -1,11 +1,11 @@
-//! Searches for the value records of a key in the DHT: which queries belong to which search, and what is still to be asked.
+//! Searches for value records in the DHT: which queries belong to a search, and which scopes are still to be asked.
 //!
-//! Goals: a search that begins before any peer is known, as it does when the node was just started, waits for the first
-//! one instead of failing; a scope whose first peers turn out to be gone is asked again when a new one comes; and that the
-//! neighbours know nothing does not end a search before the first peer outside had a moment to be connected. What is
-//! found goes over a bounded channel, and a search that nobody listens to any more ends.
+//! Goals: a search that starts before any peer is known, as after a restart, waits for the first peer instead of
+//! failing; a scope without any answer is asked again when a new peer connects; a search that found nothing in the
+//! local network waits a moment for peers of the public one. Results go over a bounded channel, and a search ends when
+//! its receiver is dropped.
 //!
-//! Non-goals: whether what is found is any good (whoever searches checks it), and when to give up (drop the [`Search`]).
+//! Non-goals: validating records, and timeouts (the caller drops the [`Search`]).
 
 use crate::scope::Scope;
 use bytes::Bytes;
@@ -17,38 +17,39 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// Records that may wait for whoever searches. Further ones are lost: there are never so many that differ.
+/// The capacity of a search's channel, in records. When it is full, further records are dropped: there are never so
+/// many that differ.
 const FOUND_WAITING_MAX: usize = 32;
 
-/// How long a search that has found nothing lets peers outside have to be connected.
-const HOPE: Duration = Duration::from_secs(3);
+/// How long a search that found nothing waits for peers of the public network to be connected.
+const PUBLIC_PEERS_WAIT: Duration = Duration::from_secs(3);
 
-/// Who had a record.
+/// The source of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// This node, among those that it keeps for the DHT.
+    /// The node's own record store.
     Ourselves,
     /// A peer of the DHT.
     Peer(PeerId),
-    /// A router.
+    /// A delegated router.
     Router,
 }
 
-/// A record that somebody had: nobody has checked it yet.
+/// A record that was found, not yet validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Who had it.
+    /// The source of the record.
     pub holder: Holder,
     /// The record.
     pub bytes: Bytes,
 }
 
-/// A running search, as seen by whoever searches. Dropping it ends the search.
+/// The receiver of a search. Dropping it ends the search.
 #[derive(Debug)]
 pub struct Search {
     found: mpsc::Receiver<Found>,
     peers_asked: Arc<AtomicUsize>,
-    /// One of the searches that may run at once; none if the network has stopped.
+    /// The permit of a concurrent search; `None` if the network has stopped.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -61,7 +62,7 @@ impl Search {
         (Self { found, peers_asked, _permit: permit }, sink)
     }
 
-    /// The next record, as it is found; `None` when every peer that matters was asked.
+    /// The next record; `None` when all relevant peers were asked.
     pub async fn next(&mut self) -> Option<Found> {
         self.found.recv().await
     }
@@ -72,7 +73,7 @@ impl Search {
     }
 }
 
-/// Where the swarm task puts what it finds.
+/// The sender of a search, for the swarm task.
 #[derive(Debug)]
 pub struct Sink {
     sender: mpsc::Sender<Found>,
@@ -80,35 +81,35 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Another end of the same search, for whoever searches elsewhere: the search is not over before it is dropped.
+    /// A further sender for a search outside the DHT. The search does not end before it is dropped.
     pub(crate) fn feeder(&self) -> mpsc::Sender<Found> {
         self.sender.clone()
     }
 
-    /// Hands over a record.
+    /// Sends a record.
     pub(crate) fn put(&self, found: Found) {
-        // Full means that whoever searches has enough to do.
+        // If the channel is full, the record is dropped.
         let _ = self.sender.try_send(found);
     }
 }
 
 #[cfg(test)]
 impl Sink {
-    /// Whether whoever searched no longer does.
+    /// Whether the receiver was dropped.
     pub(crate) fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
 }
 
-/// What became of a search in one scope.
+/// The state of a search in one scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nobody was there to ask.
+    /// There was no peer to ask.
     Waiting,
-    /// The query, and how many peers it asked so far.
+    /// The running query, and the number of peers asked so far.
     Running(QueryId, usize),
-    /// Somebody answered, whatever the answer was.
-    Heard,
+    /// A peer answered, with or without a record.
+    Answered,
 }
 
 #[derive(Debug)]
@@ -121,17 +122,18 @@ struct Lookup {
 }
 
 impl Lookup {
-    /// Whether all that was started has ended with an answer. `hope` says that more peers may be there in a moment.
-    fn is_over(&self, now: Instant, hope: bool) -> bool {
+    /// Whether all queries have finished with an answer. `expects_peers`: more peers may be connected soon.
+    fn is_over(&self, now: Instant, expects_peers: bool) -> bool {
         let any = |state: fn(&State) -> bool| self.scopes.values().any(state);
-        let worth_waiting = hope && !self.found && now.saturating_duration_since(self.begun) < HOPE;
-        any(|state| *state == State::Heard)
+        let worth_waiting =
+            expects_peers && !self.found && now.saturating_duration_since(self.begun) < PUBLIC_PEERS_WAIT;
+        any(|state| *state == State::Answered)
             && !any(|state| matches!(state, State::Running(..)))
             && !(worth_waiting && any(|state| *state == State::Waiting))
     }
 }
 
-/// Every running search.
+/// All running searches.
 #[derive(Debug, Default)]
 pub struct Lookups {
     lookups: HashMap<u64, Lookup>,
@@ -140,21 +142,21 @@ pub struct Lookups {
 }
 
 impl Lookups {
-    /// A new search; [`Lookups::due`] says where to ask.
+    /// Adds a search; [`Lookups::due`] returns where to ask.
     pub fn add(&mut self, key: RecordKey, sink: Sink, now: Instant) {
         self.next += 1;
         let scopes = Scope::ALL.map(|scope| (scope, State::Waiting)).into();
         self.lookups.insert(self.next, Lookup { key, sink, scopes, begun: now, found: false });
     }
 
-    /// The searches that wait for somebody to ask in a scope, and their keys.
+    /// The searches that have not asked a scope yet, and their keys.
     pub fn due(&self, scope: Scope) -> Vec<(u64, RecordKey)> {
         let waiting = |lookup: &&Lookup| lookup.scopes.get(&scope) == Some(&State::Waiting);
         let due = self.lookups.iter().map(|(id, lookup)| (*id, lookup));
         due.filter(|(_, lookup)| waiting(lookup)).map(|(id, lookup)| (id, lookup.key.clone())).collect()
     }
 
-    /// A search's query was started.
+    /// Assigns a started query to its search.
     pub fn started(&mut self, id: u64, scope: Scope, query: QueryId) {
         if let Some(lookup) = self.lookups.get_mut(&id) {
             lookup.scopes.insert(scope, State::Running(query, 0));
@@ -170,7 +172,7 @@ impl Lookups {
         }
     }
 
-    /// A query has asked so many peers by now.
+    /// Updates the number of peers that a query has asked.
     pub fn asked(&mut self, scope: Scope, query: QueryId, peers: usize) {
         let lookup = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get_mut(id));
         if let Some(lookup) = lookup
@@ -181,30 +183,30 @@ impl Lookups {
         }
     }
 
-    /// The queries that run.
+    /// The running queries.
     pub fn running(&self) -> Vec<(Scope, QueryId)> {
         self.queries.keys().copied().collect()
     }
 
-    /// A query ended. Without any answer the scope waits for another peer.
+    /// A query has finished. Without any answer, the scope waits for another peer.
     pub fn finished(&mut self, scope: Scope, query: QueryId, answered: bool) {
         let Some(id) = self.queries.remove(&(scope, query)) else { return };
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        lookup.scopes.insert(scope, if answered { State::Heard } else { State::Waiting });
+        lookup.scopes.insert(scope, if answered { State::Answered } else { State::Waiting });
     }
 
-    /// Ends the searches that are over: all that was started has ended with an answer. With `hope`, which says that peers
-    /// outside may be connected in a moment, those that found nothing wait that moment for them.
-    pub fn settle(&mut self, now: Instant, hope: bool) {
-        self.lookups.retain(|_, lookup| !lookup.is_over(now, hope));
+    /// Ends the searches whose queries have all finished with an answer. If `expects_peers`, because peers of the
+    /// public network may be connected soon, searches without results wait for them for a while.
+    pub fn settle(&mut self, now: Instant, expects_peers: bool) {
+        self.lookups.retain(|_, lookup| !lookup.is_over(now, expects_peers));
     }
 
-    /// Ends the searches that nobody was asked for: nobody is there, nor about to be.
+    /// Ends the searches that asked no peer: there are none, and none are expected.
     pub fn fail_without_peers(&mut self) {
         self.lookups.retain(|_, lookup| lookup.scopes.values().any(|state| *state != State::Waiting));
     }
 
-    /// Forgets the searches that nobody listens to any more. Returns their queries, which are to be ended.
+    /// Removes the searches whose receivers were dropped. Returns their queries, which the caller ends.
     pub fn sweep(&mut self) -> Vec<(Scope, QueryId)> {
         self.lookups.retain(|_, lookup| !lookup.sink.sender.is_closed());
         let orphans: Vec<_> =
@@ -221,7 +223,7 @@ mod tests {
     use super::*;
     use libp2p::kad::{self, store::MemoryStore};
 
-    /// Query ids can be made by a behaviour only.
+    /// Only a behaviour can create query IDs.
     fn queries<const N: usize>() -> [QueryId; N] {
         let peer = PeerId::random();
         let mut dht = kad::Behaviour::new(peer, MemoryStore::new(peer));
@@ -237,13 +239,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_search_waits_for_a_peer_hears_both_scopes_and_ends() {
+    async fn a_search_waits_for_a_peer_asks_both_scopes_and_ends() {
         let [wan, lan] = queries();
         let mut lookups = Lookups::default();
         let (mut search, sink) = Search::new(None);
         lookups.add(key(), sink, Instant::now());
         for scope in Scope::ALL {
-            assert_eq!(lookups.due(scope).len(), 1, "nobody was asked yet");
+            assert_eq!(lookups.due(scope).len(), 1, "no peer was asked yet");
         }
         let id = lookups.due(Scope::Wan)[0].0;
         lookups.started(id, Scope::Wan, wan);
@@ -279,20 +281,20 @@ mod tests {
         lookups.started(id, Scope::Wan, second);
         lookups.finished(Scope::Wan, second, true);
         lookups.settle(Instant::now(), false);
-        assert!(lookups.lookups.is_empty(), "the other scope has nobody");
+        assert!(lookups.lookups.is_empty(), "the other scope has no peers");
     }
 
     #[test]
-    fn neighbours_that_know_nothing_do_not_end_a_search_while_there_is_hope() {
+    fn local_peers_without_the_record_do_not_end_a_search_while_peers_may_connect() {
         let begun = Instant::now();
-        // Whether something was found, whether there is hope, how long it takes, and whether the search is over then.
+        // Whether a record was found, whether peers may connect, the time passed, and whether the search has ended.
         let table = [
             (false, true, Duration::ZERO, false),
-            (false, true, HOPE, true),
+            (false, true, PUBLIC_PEERS_WAIT, true),
             (false, false, Duration::ZERO, true),
             (true, true, Duration::ZERO, true),
         ];
-        for (finds, hope, after, over) in table {
+        for (finds, expects_peers, after, over) in table {
             let [lan] = queries();
             let mut lookups = Lookups::default();
             let (_search, sink) = Search::new(None);
@@ -302,13 +304,13 @@ mod tests {
                 lookups.found(Scope::Lan, lan, found());
             }
             lookups.finished(Scope::Lan, lan, true);
-            lookups.settle(begun + after, hope);
-            assert_eq!(lookups.lookups.is_empty(), over, "{finds} {hope} {after:?}");
+            lookups.settle(begun + after, expects_peers);
+            assert_eq!(lookups.lookups.is_empty(), over, "{finds} {expects_peers} {after:?}");
         }
     }
 
     #[test]
-    fn searches_without_listeners_are_ended_and_floods_are_cut() {
+    fn searches_end_without_a_receiver_and_drop_excess_records() {
         let [query] = queries();
         let mut lookups = Lookups::default();
         let (search, sink) = Search::new(None);
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_search_that_nobody_was_asked_for_ends_when_nobody_will_come() {
+    async fn a_search_that_asked_no_peer_fails_without_peers() {
         let [query] = queries();
         let mut lookups = Lookups::default();
         let (_asks, sink) = Search::new(None);
@@ -336,6 +338,6 @@ mod tests {
         lookups.add(key(), sink, Instant::now());
         lookups.fail_without_peers();
         assert_eq!(alone.next().await, None);
-        assert_eq!(lookups.lookups.len(), 1, "somebody was asked for the other");
+        assert_eq!(lookups.lookups.len(), 1, "the other search asked a peer");
     }
 }

@@ -1,4 +1,4 @@
-//! The network's metrics: what an operator reads to see whether misses are slow to find or slow to arrive.
+//! The network's metrics, which show among others whether cache misses are slow in discovery or in transfer.
 
 use crate::admission::reputation::Offence;
 use crate::scope::Scope;
@@ -11,14 +11,14 @@ use prometheus_client::registry::{Registry, Unit};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// What a received block was to us.
+/// How a received block relates to the client's wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The first copy of a block that was wanted.
+    /// The first copy of a wanted block.
     Wanted,
     /// A further copy.
     Duplicate,
-    /// Bytes that are not what was asked for.
+    /// A block that was not requested.
     Unsolicited,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct DhtLabel {
 impl EncodeLabelValue for Offence {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         encoder.write_str(match self {
-            Self::Lie => "lie",
+            Self::InvalidBlock => "lie",
             Self::Protocol => "protocol",
             Self::Flood => "flood",
             Self::Stall => "stall",
@@ -67,7 +67,7 @@ struct OffenceLabel {
     offence: Offence,
 }
 
-/// A histogram of seconds whose sum can be read back. Clones share it.
+/// A histogram of seconds whose sum can be read. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Timing {
     histogram: Histogram,
@@ -80,50 +80,50 @@ impl Timing {
         Self { histogram, microseconds: Counter::default(), count: Counter::default() }
     }
 
-    /// Something took so many seconds.
+    /// Records a duration in seconds.
     pub fn observe(&self, seconds: f64) {
         self.histogram.observe(seconds);
-        // A float beyond the range becomes its end.
+        // A float outside the range saturates.
         self.microseconds.inc_by((seconds * 1e6) as u64);
         self.count.inc();
     }
 
-    /// How many seconds all of it took, and how often that was.
+    /// The sum in seconds, and the number of observations.
     pub fn total(&self) -> (f64, u64) {
         (self.microseconds.get() as f64 / 1e6, self.count.get())
     }
 }
 
-/// Handles to every metric of the bridge. Cloning shares them.
+/// Handles to the bridge's metrics. Clones share them.
 #[derive(Clone)]
 pub struct Metrics {
-    /// From a session's first question to the first peer that proved to hold its DAG.
+    /// From a session's first request to the first peer that is known to have blocks of its DAG.
     pub discovery_seconds: Timing,
-    /// From asking a peer for a block to its arrival.
+    /// From requesting a block from a peer to receiving it.
     pub transfer_seconds: Timing,
-    /// How long queries of the DHT took.
+    /// The duration of DHT queries.
     pub walk_seconds: Histogram,
-    /// How many peers queries of the DHT asked.
+    /// The number of peers that DHT queries asked.
     pub walk_requests: Histogram,
-    /// Second peers asked because the first was silent.
+    /// Hedged requests: a second peer was asked because the first did not answer in time.
     pub hedges: Counter,
-    /// Wants that failed.
+    /// Wants that timed out.
     pub stalls: Counter,
-    /// Block bytes given to other peers.
+    /// Block bytes sent to peers.
     pub sent_bytes: Counter,
-    /// Blocks given to other peers.
+    /// Blocks sent to peers.
     pub sent_blocks: Counter,
-    /// Messages that could not be decoded, or broke the protocol.
+    /// Messages that could not be decoded, or violated the protocol.
     pub faults: Counter,
-    /// Dials of providers that took longer than such dials do.
+    /// Dials of providers that took longer than usual.
     pub overdue_dials: Counter,
-    /// Overdue dials that were aborted because others needed their place.
+    /// Overdue dials that were aborted because other dials needed their slots.
     pub displaced_dials: Counter,
     /// Established connections.
     pub connections: Gauge,
-    /// Peers disconnected to make room for others.
+    /// Peers disconnected by trimming.
     pub trimmed: Counter,
-    /// Peers that are not spoken to for a while.
+    /// Peers that are banned.
     pub banned: Gauge,
     offences: Family<OffenceLabel, Counter>,
     blocks: Family<KindLabel, Counter>,
@@ -163,58 +163,65 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Creates the metrics and adds them to a registry.
+    /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         let add = registry;
         add.register_with_unit(
             "causeway_upstream_discovery",
-            "From the first question about a DAG to the first peer that proved to hold it",
+            "Time from the first request for a DAG to the first peer that has blocks of it",
             Unit::Seconds,
             m.discovery_seconds.histogram.clone(),
         );
         add.register_with_unit(
             "causeway_upstream_transfer",
-            "From asking a peer for a block to its arrival",
+            "Time from requesting a block from a peer to receiving it",
             Unit::Seconds,
             m.transfer_seconds.histogram.clone(),
         );
-        add.register_with_unit(
-            "causeway_dht_walk",
-            "How long queries of the DHT took",
-            Unit::Seconds,
-            m.walk_seconds.clone(),
+        add.register_with_unit("causeway_dht_walk", "Duration of DHT queries", Unit::Seconds, m.walk_seconds.clone());
+        add.register("causeway_dht_walk_requests", "Peers asked per DHT query", m.walk_requests.clone());
+        add.register(
+            "causeway_bitswap_hedges",
+            "Hedged requests: a second peer was asked because the first did not answer in time",
+            m.hedges.clone(),
         );
-        add.register("causeway_dht_walk_requests", "How many peers queries of the DHT asked", m.walk_requests.clone());
-        add.register("causeway_bitswap_hedges", "Second peers asked because the first was silent", m.hedges.clone());
-        add.register("causeway_bitswap_stalls", "Wanted blocks that did not arrive in time", m.stalls.clone());
-        add.register("causeway_bitswap_sent_bytes", "Block bytes given to other peers", m.sent_bytes.clone());
-        add.register("causeway_bitswap_sent_blocks", "Blocks given to other peers", m.sent_blocks.clone());
-        add.register("causeway_bitswap_faults", "Messages that broke the Bitswap protocol", m.faults.clone());
-        add.register("causeway_bitswap_blocks", "Blocks received, by what they were to us", m.blocks.clone());
+        add.register("causeway_bitswap_stalls", "Wanted blocks that timed out", m.stalls.clone());
+        add.register("causeway_bitswap_sent_bytes", "Block bytes sent to peers", m.sent_bytes.clone());
+        add.register("causeway_bitswap_sent_blocks", "Blocks sent to peers", m.sent_blocks.clone());
+        add.register("causeway_bitswap_faults", "Messages that violated the Bitswap protocol", m.faults.clone());
+        add.register(
+            "causeway_bitswap_blocks",
+            "Blocks received, by kind (wanted, duplicate or unsolicited)",
+            m.blocks.clone(),
+        );
         add.register(
             "causeway_bitswap_block_bytes",
-            "Block bytes received, by what they were to us",
+            "Block bytes received, by kind (wanted, duplicate or unsolicited)",
             m.block_bytes.clone(),
         );
         add.register(
             "causeway_p2p_dials_overdue",
-            "Dials of providers that took longer than such dials usually do, so that others were dialled meanwhile",
+            "Dials of providers that took longer than usual, so that further providers were dialled",
             m.overdue_dials.clone(),
         );
         add.register(
             "causeway_p2p_dials_displaced",
-            "Overdue dials of providers that were aborted because others needed their place",
+            "Overdue dials of providers that were aborted because other dials needed their slots",
             m.displaced_dials.clone(),
         );
         add.register("causeway_p2p_connections", "Established libp2p connections", m.connections.clone());
-        add.register("causeway_p2p_trimmed", "Peers disconnected to make room for others", m.trimmed.clone());
-        add.register("causeway_p2p_banned", "Peers that are not spoken to for a while", m.banned.clone());
-        add.register("causeway_p2p_offences", "What peers did wrong, by kind", m.offences.clone());
-        add.register("causeway_dht_queries", "Queries started", m.queries.clone());
-        add.register("causeway_dht_providers_found", "Providers named by the DHT", m.providers.clone());
-        add.register("causeway_dht_routing_table_peers", "Peers in the routing table", m.table.clone());
-        // A counter that is missing until its first event cannot be told from one that is broken.
+        add.register(
+            "causeway_p2p_trimmed",
+            "Peers disconnected because there were too many connections",
+            m.trimmed.clone(),
+        );
+        add.register("causeway_p2p_banned", "Banned peers", m.banned.clone());
+        add.register("causeway_p2p_offences", "Misbehaviour of peers, by kind", m.offences.clone());
+        add.register("causeway_dht_queries", "DHT queries started", m.queries.clone());
+        add.register("causeway_dht_providers_found", "Providers found in the DHT", m.providers.clone());
+        add.register("causeway_dht_routing_table_peers", "Peers in the DHT's routing tables", m.table.clone());
+        // Initialised with zero: a counter that is missing until its first event looks like a broken one.
         for kind in [Kind::Wanted, Kind::Duplicate, Kind::Unsolicited] {
             m.block_received(kind, 0, 0);
         }
@@ -245,13 +252,13 @@ impl Metrics {
         self.queries.get_or_create(&DhtLabel { dht }).inc();
     }
 
-    /// Notes how a DHT query went.
+    /// Records the result of a DHT query.
     pub fn query_ended(&self, requests: u32, took: Option<Duration>) {
         self.walk_requests.observe(f64::from(requests));
         self.walk_seconds.observe(took.unwrap_or_default().as_secs_f64());
     }
 
-    /// Counts providers that the DHT named.
+    /// Counts providers found in the DHT.
     pub fn providers_found(&self, dht: Scope, count: usize) {
         self.providers.get_or_create(&DhtLabel { dht }).inc_by(count as u64);
     }

@@ -1,102 +1,110 @@
-//! [`NoPeers`]: whether there is anybody to ask, and what is done when there is not.
+//! [`NoPeers`]: detects that there are no peers to ask.
 //!
-//! Goals: a search with nobody to ask fails soon instead of running into its time-out; one that begins while the node starts
-//! waits for the peers that are being dialled; an operator hears of a node without peers after some seconds, with what to do.
+//! Goals: a search without peers to ask fails soon instead of timing out; a search during startup waits for the peers
+//! that are being dialled; the log tells the operator after some seconds that the node has no peers, and what to do.
 //!
-//! A state machine that is handed the clock.
+//! A state machine; the caller passes the time in.
 
 use std::time::{Duration, Instant};
 
-/// How long peers that are being dialled are waited for after the start, or after the last one left.
+/// How long searches wait for peers that are being dialled, after the start or after the last peer disconnected.
 const DIALS_WAITED_FOR: Duration = Duration::from_secs(10);
-/// The same when nobody is dialled: neighbours may be found by multicast DNS, or somebody may connect.
+/// The same if no peers are dialled: multicast DNS may find peers, or peers may connect.
 const OTHERS_WAITED_FOR: Duration = Duration::from_secs(2);
-/// How long it counts that no peer of the routing tables could be reached. After that a search tries them again: not long, for
-/// little else does after an outage.
+/// How long the peers of the routing tables count as unreachable after they were tried. After that a search tries them
+/// again: short, since little else does after an outage.
 const TABLES_TRIED_FOR: Duration = Duration::from_secs(10);
-/// How long after the start, or after the last peer left, it is said that there are none.
-const SAID_AFTER: Duration = Duration::from_secs(10);
+/// The time after the start, or after the last peer disconnected, until the warning is logged.
+const LOGGED_AFTER: Duration = Duration::from_secs(10);
 
-/// What an operator can do about a node that has no peers.
-pub const ADVICE: &str = "check that p2p.bootstrap or p2p.peering names peers that are reachable, that the machine can resolve \
-    host names, and that a firewall lets TCP and UDP out; \"causeway peers connect ADDRESS\" says why a peer cannot be reached";
+/// Advice for the operator of a node without peers.
+pub const ADVICE: &str = "check that p2p.bootstrap or p2p.peering lists reachable peers, that the machine can resolve \
+    host names, and that a firewall allows outbound TCP and UDP; \"causeway peers connect ADDRESS\" shows why a peer \
+    cannot be reached";
 
-/// Who is there now.
+/// Which peers and other sources are available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Available {
     /// Connected peers.
     pub peers: usize,
-    /// Whether anybody else can be asked: routers, gateways, providers whose dials are not overdue.
+    /// Whether other sources can be asked: routers, gateways, providers whose dials are not overdue.
     pub others: bool,
-    /// Whether the routing tables have peers: from an earlier run, it may be, so that they count only until they were tried.
+    /// Whether the routing tables have peers. They may be from an earlier run, so they count only until they were
+    /// tried.
     pub tables: bool,
-    /// Whether peers are being dialled, now or again in a moment.
+    /// Whether peers are being dialled or will be redialled.
     pub dials: bool,
 }
 
-/// What is to be told of a change.
+/// A change to log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
-    /// There have been no peers for a while.
-    None,
-    /// There are some again.
-    Some,
+pub enum Change {
+    /// There have been no peers for some time.
+    NoPeers,
+    /// There are peers again.
+    HasPeers,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct NoPeers {
-    /// Since when no peer has been connected.
+    /// The time since which no peer has been connected.
     without_peers: Option<Instant>,
-    /// Since when there has been nobody to ask at all.
-    without_anybody: Option<Instant>,
-    /// Since when the peers of the routing tables are tried.
+    /// The time since which there have been no sources to ask.
+    without_sources_since: Option<Instant>,
+    /// The time since which the peers of the routing tables are tried.
     tables_tried: Option<Instant>,
     dials: bool,
-    said: bool,
+    logged: bool,
 }
 
 impl NoPeers {
-    /// A node that starts.
+    /// The state of a node that starts.
     pub fn new(now: Instant) -> Self {
-        Self { without_peers: Some(now), without_anybody: Some(now), tables_tried: None, dials: true, said: false }
+        Self {
+            without_peers: Some(now),
+            without_sources_since: Some(now),
+            tables_tried: None,
+            dials: true,
+            logged: false,
+        }
     }
 
-    /// Tells who is there. Call it about every second, and before a decision.
+    /// Updates the availability. Called about every second, and before decisions.
     pub fn note(&mut self, available: Available, now: Instant) {
         let Available { peers, others, tables, dials } = available;
         let counts = |since: &Instant| now.saturating_duration_since(*since) < DIALS_WAITED_FOR + TABLES_TRIED_FOR;
         self.tables_tried = self.tables_tried.filter(|since| peers == 0 && counts(since));
         let in_vain = self.tables_tried.filter(|since| now.saturating_duration_since(*since) >= DIALS_WAITED_FOR);
-        let lonely = peers == 0 && !others && (!tables || in_vain.is_some());
+        let without_sources = peers == 0 && !others && (!tables || in_vain.is_some());
         self.without_peers = (peers == 0).then(|| self.without_peers.unwrap_or(now));
-        self.without_anybody = lonely.then(|| self.without_anybody.or(in_vain).unwrap_or(now));
+        self.without_sources_since = without_sources.then(|| self.without_sources_since.or(in_vain).unwrap_or(now));
         self.dials = dials;
     }
 
-    /// A search asks the peers of the routing tables.
+    /// Records that a search asks the peers of the routing tables.
     pub fn searched(&mut self, now: Instant) {
         if self.without_peers.is_some() {
             self.tables_tried.get_or_insert(now);
         }
     }
 
-    /// Whether it is no use to wait: nobody is there to ask, and has not been for a while.
+    /// Whether waiting is useless: there are no sources to ask, and have not been for some time.
     pub fn is_settled(&self, now: Instant) -> bool {
         let patience = if self.dials { DIALS_WAITED_FOR } else { OTHERS_WAITED_FOR };
-        self.without_anybody.is_some_and(|since| now.saturating_duration_since(since) >= patience)
+        self.without_sources_since.is_some_and(|since| now.saturating_duration_since(since) >= patience)
     }
 
-    /// What is to be said now; each thing once.
-    pub fn news(&mut self, now: Instant) -> Option<News> {
-        let long = self.without_peers.map(|since| now.saturating_duration_since(since) >= SAID_AFTER);
-        let news = match long {
-            Some(true) if !self.said => News::None,
-            None if self.said => News::Some,
+    /// The change to log now, if any; each is returned once.
+    pub fn change_to_log(&mut self, now: Instant) -> Option<Change> {
+        let long = self.without_peers.map(|since| now.saturating_duration_since(since) >= LOGGED_AFTER);
+        let change = match long {
+            Some(true) if !self.logged => Change::NoPeers,
+            None if self.logged => Change::HasPeers,
             _ => return None,
         };
-        self.said = news == News::None;
-        Some(news)
+        self.logged = change == Change::NoPeers;
+        Some(change)
     }
 }
 
@@ -104,17 +112,17 @@ impl NoPeers {
 mod tests {
     use super::*;
 
-    const NOBODY: Available = Available { peers: 0, others: false, tables: false, dials: false };
+    const NOTHING: Available = Available { peers: 0, others: false, tables: false, dials: false };
 
     #[test]
-    fn a_search_waits_for_dials_of_the_start_and_not_for_ever() {
-        // Who is there, and for how many seconds of that a search waits; none: for as long as it takes.
+    fn a_search_waits_for_initial_dials_with_a_limit() {
+        // What is available, and for how many seconds a search waits; `None`: without limit.
         let table = [
-            (NOBODY, Some(OTHERS_WAITED_FOR)),
-            (Available { dials: true, ..NOBODY }, Some(DIALS_WAITED_FOR)),
-            (Available { others: true, ..NOBODY }, None),
-            (Available { tables: true, ..NOBODY }, None),
-            (Available { peers: 1, ..NOBODY }, None),
+            (NOTHING, Some(OTHERS_WAITED_FOR)),
+            (Available { dials: true, ..NOTHING }, Some(DIALS_WAITED_FOR)),
+            (Available { others: true, ..NOTHING }, None),
+            (Available { tables: true, ..NOTHING }, None),
+            (Available { peers: 1, ..NOTHING }, None),
         ];
         let start = Instant::now();
         for (available, patience) in table {
@@ -132,23 +140,23 @@ mod tests {
     }
 
     #[test]
-    fn the_patience_begins_anew_when_the_last_peer_leaves() {
+    fn the_wait_restarts_when_the_last_peer_disconnects() {
         let start = Instant::now();
         let mut no_peers = NoPeers::new(start);
         let later = start + Duration::from_secs(3600);
-        no_peers.note(Available { peers: 1, ..NOBODY }, start);
-        no_peers.note(NOBODY, later);
+        no_peers.note(Available { peers: 1, ..NOTHING }, start);
+        no_peers.note(NOTHING, later);
         assert!(!no_peers.is_settled(later));
-        no_peers.note(NOBODY, later + OTHERS_WAITED_FOR);
+        no_peers.note(NOTHING, later + OTHERS_WAITED_FOR);
         assert!(no_peers.is_settled(later + OTHERS_WAITED_FOR));
-        no_peers.note(Available { others: true, ..NOBODY }, later + OTHERS_WAITED_FOR);
+        no_peers.note(Available { others: true, ..NOTHING }, later + OTHERS_WAITED_FOR);
         assert!(!no_peers.is_settled(later + OTHERS_WAITED_FOR));
     }
 
     #[test]
-    fn peers_of_an_earlier_run_count_until_they_were_tried_in_vain() {
+    fn peers_of_an_earlier_run_count_until_they_prove_unreachable() {
         let (start, seconds) = (Instant::now(), Duration::from_secs);
-        let known = Available { tables: true, ..NOBODY };
+        let known = Available { tables: true, ..NOTHING };
         let mut no_peers = NoPeers::new(start);
         let mut settled_at = |available: Available, from: u64, to: u64, searches: &[u64]| {
             let mut settled = Vec::new();
@@ -162,7 +170,7 @@ mod tests {
             }
             settled
         };
-        assert_eq!(settled_at(known, 0, 100, &[]), [0; 0], "nobody has tried them yet");
+        assert_eq!(settled_at(known, 0, 100, &[]), [0; 0], "they were not tried yet");
         let in_vain: Vec<u64> = (110..120).chain(132..142).collect();
         assert_eq!(
             settled_at(known, 100, 300, &[100, 105, 115, 122]),
@@ -170,20 +178,20 @@ mod tests {
             "for a while; then they are tried again"
         );
         assert_eq!(settled_at(Available { peers: 1, ..known }, 300, 310, &[300]), [0; 0]);
-        assert_eq!(settled_at(known, 310, 330, &[]), [0; 0], "they were there a moment ago");
+        assert_eq!(settled_at(known, 310, 330, &[]), [0; 0], "they were connected until a moment ago");
     }
 
     #[test]
-    fn that_there_are_no_peers_is_said_once_and_taken_back() {
+    fn the_lack_of_peers_is_logged_once_and_its_end_too() {
         let start = Instant::now();
         let mut no_peers = NoPeers::new(start);
-        let mut said = Vec::new();
+        let mut logged = Vec::new();
         for second in 0..100 {
             let now = start + Duration::from_secs(second);
             let peers = usize::from((30..50).contains(&second) || (55..60).contains(&second));
-            no_peers.note(Available { peers, others: true, ..NOBODY }, now);
-            said.extend(no_peers.news(now).map(|news| (second, news)));
+            no_peers.note(Available { peers, others: true, ..NOTHING }, now);
+            logged.extend(no_peers.change_to_log(now).map(|change| (second, change)));
         }
-        assert_eq!(said, [(10, News::None), (30, News::Some), (70, News::None)]);
+        assert_eq!(logged, [(10, Change::NoPeers), (30, Change::HasPeers), (70, Change::NoPeers)]);
     }
 }

@@ -1,17 +1,17 @@
-//! [`Obeyed`]: the policy that the network's part of the node keeps to.
+//! [`Obeyed`]: the network policy.
 //!
-//! What it refuses is not fetched, announced or named to other peers: neither who has it nor what a name stands for. That it is
-//! not sent is up to the block source that the bridge is given.
+//! Content that the policy refuses is not fetched, announced or named to other peers: neither its providers nor a
+//! name's value. The block source that the bridge is given must not serve it either.
 
 use content::names::Key;
 use content::{AllowAll, Cid, Multihash, Name, Policy, SourceError, Verdict, codec};
 use std::fmt;
 use std::sync::Arc;
 
-/// What the keys of IPNS records begin with in the DHT.
+/// Prefix of the keys of IPNS records in the DHT.
 const IPNS: &[u8] = b"/ipns/";
 
-/// A policy among options. No two of them differ as far as those are compared.
+/// The policy as one of the options. All policies compare as equal, so that options can be compared.
 #[derive(Clone)]
 pub struct Obeyed(pub Arc<dyn Policy>);
 
@@ -58,7 +58,7 @@ impl Obeyed {
         self.0.check_name(&Name::Key(*key), "") != Verdict::Allow
     }
 
-    /// Whether a value record of the DHT, by its key, is of a name that is refused.
+    /// Whether a value record of the DHT, given by its key, belongs to a refused name.
     pub fn refuses_record(&self, key: &[u8]) -> bool {
         let peer = key.strip_prefix(IPNS).and_then(|peer| libp2p::PeerId::from_bytes(peer).ok());
         peer.is_some_and(|peer| self.refuses_name(&Key::from(peer)))
@@ -71,7 +71,7 @@ mod tests {
     use content::denylist::{List, Matcher, Source};
 
     #[test]
-    fn blocks_names_and_records_are_told_by_their_bytes() {
+    fn blocks_names_and_records_are_recognised_by_their_bytes() {
         let key = Key::parse("k51qzi5uqu5dhmzyv3zac033i7rl9hkgczxyl81lwoukda2htteop7d3x0y1mf").expect("a key");
         let other = Key::parse("12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK").expect("a key");
         let cid = content::cid::parse("QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt").expect("a CID");

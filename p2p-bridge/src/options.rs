@@ -1,8 +1,7 @@
-//! [`BridgeOptions`]: what the bridge is started with.
+//! [`BridgeOptions`]: options of the bridge.
 //!
-//! Goals: one group of options for each concern, with the same defaults as the node's configuration has, so that whoever
-//! starts a bridge names only what is special about it. Non-goals: reading files and checking values; whoever fills these
-//! in has done so.
+//! Goals: one group of options per concern, with the defaults of the node's configuration, so that callers set only
+//! what differs. Non-goals: reading files and validating values, which the caller does.
 
 use crate::obeyed::Obeyed;
 use ipnet::IpNet;
@@ -15,51 +14,53 @@ use std::time::Duration;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What the bridge is started with.
+/// Options of the bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeOptions {
-    /// Where the identity and the table of good peers are kept. Created if missing.
+    /// The directory of the key pair and the table of known peers. Created if missing.
     pub data_dir: PathBuf,
     /// Addresses to listen on.
     pub listen: Vec<Multiaddr>,
-    /// Addresses to tell other peers instead of those that are listened on. Empty: those, and what peers report.
+    /// Addresses to announce instead of the listening addresses. If empty, those and the observed addresses are
+    /// announced.
     pub announce: Vec<Multiaddr>,
-    /// Addresses to tell other peers beside those.
+    /// Addresses to announce in addition.
     pub announce_also: Vec<Multiaddr>,
-    /// Addresses that nobody is told.
+    /// Addresses that are never announced.
     pub no_announce: NoAnnounce,
-    /// Peers to join the network through, each ending in `/p2p/ID`.
+    /// Bootstrap peers, each ending in `/p2p/ID`.
     pub bootstrap: Vec<Multiaddr>,
     /// Peers to stay connected to and to ask first, each ending in `/p2p/ID`.
     pub peering: Vec<Multiaddr>,
-    /// Find peers in the local network by multicast DNS.
+    /// Discover peers in the local network by multicast DNS.
     pub mdns: bool,
-    /// Dial private, loopback and link-local addresses that were learnt from the public DHT, provider records or routers.
+    /// Dial private, loopback and link-local addresses from the public DHT, provider records or routers.
     pub dial_private: bool,
-    /// How long a wanted block may see no progress.
+    /// The maximum time without progress while fetching a block.
     pub stall_timeout: Duration,
-    /// The part that is taken in the DHT.
+    /// The DHT.
     pub dht: DhtOptions,
-    /// What is announced in the DHT.
+    /// Announcing provider records.
     pub provide: ProvideOptions,
-    /// IPNS records that are published here.
+    /// Publishing IPNS records.
     pub publish: PublishOptions,
-    /// Who is asked over HTTP.
+    /// Routers and gateways over HTTP.
     pub http: HttpOptions,
-    /// How others reach us through NAT.
+    /// NAT traversal.
     pub nat: NatOptions,
-    /// The private network, if it is one.
+    /// The private network, if configured.
     pub private: PrivateNetwork,
-    /// What connections may cost.
+    /// Limits of connections.
     pub budget: ConnectionBudget,
-    /// Blocks given and taken.
+    /// Bitswap.
     pub bitswap: BitswapOptions,
-    /// What is neither fetched nor announced.
+    /// Which content is neither fetched nor announced.
     pub policy: Obeyed,
 }
 
 impl BridgeOptions {
-    /// A node that listens nowhere and knows nobody, with everything else as the configuration has it by default.
+    /// Options of a node without listeners, bootstrap peers and peerings; everything else has the configuration's
+    /// default.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
@@ -85,17 +86,17 @@ impl BridgeOptions {
     }
 }
 
-/// Addresses that no peer is told of, whoever reports them.
+/// Addresses that are never announced, whatever their source.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NoAnnounce {
-    /// Addresses that begin with an IP address in one of these.
+    /// Hides addresses that begin with an IP address in one of these networks.
     pub networks: Vec<IpNet>,
-    /// Addresses that begin with one of these.
+    /// Hides addresses that begin with one of these multiaddrs.
     pub prefixes: Vec<Multiaddr>,
 }
 
 impl NoAnnounce {
-    /// Whether an address is to be kept to ourselves.
+    /// Whether an address is hidden.
     pub fn hides(&self, address: &Multiaddr) -> bool {
         let ip = match address.iter().next() {
             Some(Protocol::Ip4(ip)) => Some(IpAddr::from(ip)),
@@ -107,35 +108,35 @@ impl NoAnnounce {
     }
 }
 
-/// The part that is taken in the DHT.
+/// Options of the DHT.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DhtOptions {
-    /// Asking, answering, both or neither.
+    /// Client, server, both or neither.
     pub mode: DhtMode,
 }
 
-/// Whether the DHT is asked and answered.
+/// The mode of the DHT.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DhtMode {
-    /// A client of the public DHT until others can reach us; always a server of the local one.
+    /// A client of the public DHT until the node is publicly reachable; always a server of the local DHT.
     #[default]
     Auto,
-    /// A server of both at once.
+    /// A server of both DHTs from the start.
     Server,
-    /// A client of both, for ever.
+    /// Always a client of both.
     Client,
-    /// Neither DHT is spoken.
+    /// The DHT is disabled.
     Off,
 }
 
-/// What is announced in the DHT, and how long announcements count.
+/// Announcing provider records, and their lifetime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvideOptions {
-    /// What is announced.
+    /// Which blocks are announced.
     pub strategy: ProvideStrategy,
-    /// How often that is announced again. Less than `record_lifetime`.
+    /// The interval of reannouncing. Less than `record_lifetime`.
     pub every: Duration,
-    /// How long a provider record counts, ours among other peers and theirs here
+    /// The lifetime of provider records, both the node's own and those it stores
     /// (<https://specs.ipfs.tech/routing/kad-dht/#provider-record-routing>).
     pub record_lifetime: Duration,
 }
@@ -146,28 +147,28 @@ impl Default for ProvideOptions {
     }
 }
 
-/// What is announced in the DHT.
+/// Which blocks are announced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ProvideStrategy {
-    /// The CIDs that are pinned.
+    /// The roots of pinned DAGs.
     #[default]
     Roots,
-    /// Every block of the pinned DAGs.
+    /// All blocks of pinned DAGs.
     Pinned,
-    /// Every block that is held.
+    /// All stored blocks.
     All,
     /// Nothing.
     Nothing,
 }
 
-/// How IPNS records are made that are published here.
+/// Publishing IPNS records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishOptions {
-    /// How long a record is valid.
+    /// The validity of a record.
     pub lifetime: Duration,
-    /// How often it is published again. Less than `lifetime`.
+    /// The interval of republishing. Less than `lifetime`.
     pub every: Duration,
-    /// How long others may remember what it says. At most `lifetime`.
+    /// The TTL of a record: how long resolvers may cache its value. At most `lifetime`.
     pub ttl: Duration,
 }
 
@@ -177,12 +178,13 @@ impl Default for PublishOptions {
     }
 }
 
-/// Who is asked over HTTP. Base URLs have no slash at their end.
+/// Routers and gateways over HTTP. Base URLs have no trailing slash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpOptions {
-    /// Base URLs of services whose `/routing/v1` is asked for providers and IPNS records beside the DHT.
+    /// Base URLs of delegated routers (`/routing/v1`), which are asked for providers and IPNS records in addition to
+    /// the DHT.
     pub routers: Vec<String>,
-    /// Base URLs of trustless gateways that are asked for blocks beside peers.
+    /// Base URLs of trustless gateways, which are asked for blocks in addition to peers.
     pub gateways: Vec<String>,
     /// Also ask the trustless gateways that provider records name.
     pub from_records: bool,
@@ -194,16 +196,16 @@ impl Default for HttpOptions {
     }
 }
 
-/// How others reach us through NAT.
+/// NAT traversal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NatOptions {
-    /// Listen through relays when others cannot reach us.
+    /// Reserve slots at relays when the node is not reachable.
     pub relay_client: bool,
-    /// Relays to listen through, each ending in `/p2p/ID`. Empty: those that are met on the network.
+    /// Relays to use, each ending in `/p2p/ID`. If empty, relays are discovered on the network.
     pub relays: Vec<Multiaddr>,
-    /// Replace relayed connections by direct ones (DCUtR).
+    /// Upgrade relayed connections to direct ones by hole punching (DCUtR).
     pub hole_punching: bool,
-    /// Have the local router forward our ports.
+    /// Map ports at the local router by UPnP.
     pub upnp: bool,
 }
 
@@ -213,27 +215,27 @@ impl Default for NatOptions {
     }
 }
 
-/// The private network, if it is one.
+/// The private network, if configured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrivateNetwork {
-    /// The file with its key. None: the public network.
+    /// The key file. `None`: the public network.
     pub key_file: Option<PathBuf>,
 }
 
-/// What connections may cost.
+/// Limits of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionBudget {
-    /// Connections at a time.
+    /// The maximum number of connections.
     pub connections_max: u32,
-    /// Connections that others open from one IP address at a time; loopback addresses do not count.
+    /// The maximum number of inbound connections from one IP address; loopback addresses do not count.
     pub per_ip_max: u32,
-    /// Connections that others open from one IPv4 /24 or IPv6 /48 at a time; loopback addresses do not count.
+    /// The maximum number of inbound connections from one IPv4 /24 or IPv6 /48; loopback addresses do not count.
     pub per_subnet_max: u32,
-    /// Dials at a time.
+    /// The maximum number of concurrent dials.
     pub pending_dials_max: u32,
-    /// Bytes of messages held over all peers.
+    /// The maximum memory of messages over all peers, in bytes.
     pub memory_bytes_max: usize,
-    /// How long a peer that lied or flooded is kept away. Zero: nobody is banned.
+    /// How long a misbehaving peer is banned. Zero disables bans.
     pub ban: Duration,
 }
 
@@ -250,25 +252,25 @@ impl Default for ConnectionBudget {
     }
 }
 
-/// Blocks given and taken.
+/// Options of Bitswap.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BitswapOptions {
-    /// Who gets blocks from us.
+    /// Which peers are served blocks.
     pub serve_to: ServeTo,
 }
 
-/// Who gets blocks from us.
+/// Which peers are served blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ServeTo {
-    /// Whoever asks.
+    /// All peers.
     #[default]
     Everyone,
-    /// These peers and nobody else; those of the peerings who are meant are among them.
+    /// Only these peers. The caller includes the peerings that are to be served.
     Only(HashSet<PeerId>),
 }
 
 impl ServeTo {
-    /// Whether a peer gets blocks.
+    /// Whether a peer is served blocks.
     pub fn admits(&self, peer: &PeerId) -> bool {
         match self {
             Self::Everyone => true,
@@ -282,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_announced_is_a_network_or_a_beginning() {
+    fn addresses_are_hidden_by_network_or_prefix() {
         let hidden = NoAnnounce {
             networks: vec!["10.0.0.0/8".parse().expect("a network"), "fd00::/8".parse().expect("a network")],
             prefixes: ["/ip4/192.0.2.1/tcp/4001", "/dns4/inside.example"]
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_for_everyone_or_for_a_list() {
+    fn blocks_are_served_to_all_peers_or_to_a_list() {
         let (friend, stranger) = (PeerId::random(), PeerId::random());
         let only = ServeTo::Only([friend].into());
         assert!(ServeTo::Everyone.admits(&stranger) && only.admits(&friend));

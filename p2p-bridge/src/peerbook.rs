@@ -1,11 +1,11 @@
-//! The table of good peers that outlives a restart, so that the network is found again without a bootstrap host.
+//! The persistent table of known peers, so that the node finds the network after a restart without a bootstrap peer.
 //!
-//! Holds up to 900 peers, the size of the address book in the published design (*Design and Evaluation of IPFS*, section
-//! 3.2): those of the routing tables stay, then those that were seen last. Written as one JSON file, whole or not at all; a
-//! damaged file costs the memory of peers, not the start.
+//! It has up to 900 peers, the size of the address book in *Design and Evaluation of IPFS*, section 3.2: those of the
+//! routing tables first, then the most recently seen. It is one JSON file, written atomically; if the file is damaged,
+//! the node starts with an empty table.
 //!
-//! A peer may be a neighbour and in the public network at once. What it says of itself over a connection of one scope replaces
-//! what it said over others of that scope, and leaves its addresses of the other scope alone.
+//! A peer may be in the local network and the public one. The addresses that it reports over a connection of one scope
+//! replace the known addresses of that scope, and do not affect those of the other.
 
 use crate::dialable::Shape;
 use crate::{durable, epoch};
@@ -19,56 +19,56 @@ use std::{fs, io};
 
 const FILE: &str = "peers.json";
 const PEERS_MAX: usize = 900;
-/// Addresses kept of one peer in one scope.
+/// The maximum number of addresses of a peer in one scope.
 const ADDRESSES_MAX: usize = 8;
-/// Addresses kept of one peer in all.
+/// The maximum number of addresses of a peer.
 const ALL_ADDRESSES_MAX: usize = 2 * ADDRESSES_MAX;
-/// Peers not seen for this long are forgotten.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Peers not seen for this long are removed.
+const EXPIRY: Duration = Duration::from_secs(30 * 24 * 3600);
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-struct Entry {
+struct PeerEntry {
     addresses: Vec<Multiaddr>,
     /// Seconds since the Unix epoch.
     seen: u64,
-    /// It is in a routing table.
+    /// Whether it is in a routing table.
     table: bool,
 }
 
-/// Peers that were connected and useful to the DHT.
+/// Known DHT servers.
 #[derive(Debug)]
 pub struct Peerbook {
     path: PathBuf,
-    peers: HashMap<PeerId, Entry>,
+    peers: HashMap<PeerId, PeerEntry>,
     changed: bool,
 }
 
 impl Peerbook {
-    /// Reads the table of a directory. A missing or damaged file is an empty table.
+    /// Loads the table of a directory. A missing or damaged file gives an empty table.
     pub fn load(directory: &Path) -> Self {
         let path = directory.join(FILE);
         let peers = fs::read(&path).map_err(|error| error.to_string()).and_then(|bytes| {
-            serde_json::from_slice::<HashMap<String, Entry>>(&bytes).map_err(|error| error.to_string())
+            serde_json::from_slice::<HashMap<String, PeerEntry>>(&bytes).map_err(|error| error.to_string())
         });
         let peers = match peers {
             Ok(peers) => peers.into_iter().filter_map(|(id, entry)| Some((id.parse().ok()?, entry))).collect(),
             Err(reason) => {
-                tracing::debug!(path = %path.display(), reason, "starting without remembered peers");
+                tracing::debug!(path = %path.display(), reason, "cannot load the table of known peers, starting empty");
                 HashMap::new()
             }
         };
         let mut book = Self { path, peers, changed: false };
         for entry in book.peers.values_mut() {
-            // An earlier version may have written others.
+            // An earlier version may have written unsupported addresses.
             entry.addresses.retain(|address| Shape::read(address).is_ok());
             entry.addresses.truncate(ALL_ADDRESSES_MAX);
         }
-        book.make_room();
+        book.evict();
         book
     }
 
-    /// Every peer and its addresses: those of the routing tables first, then the last seen.
+    /// All peers and their addresses: those of the routing tables first, then the most recently seen.
     pub fn peers(&self) -> Vec<(PeerId, Vec<Multiaddr>)> {
         let mut peers: Vec<_> = self.peers.iter().collect();
         peers.sort_by_key(|(_, entry)| std::cmp::Reverse((entry.table, entry.seen)));
@@ -80,8 +80,8 @@ impl Peerbook {
         self.peers.get(peer).map(|entry| entry.addresses.clone()).unwrap_or_default()
     }
 
-    /// A server of the DHT was seen in a scope: `belongs` says which addresses are of that scope. Those given replace the known
-    /// ones of the scope.
+    /// Updates a DHT server that was seen in a scope; `belongs` tells which addresses are of that scope. The new
+    /// addresses replace the known ones of the scope.
     pub fn saw(
         &mut self,
         peer: PeerId,
@@ -98,11 +98,11 @@ impl Peerbook {
         entry.addresses.truncate(ALL_ADDRESSES_MAX);
         entry.seen = epoch::seconds(now);
         self.changed = true;
-        self.make_room();
+        self.evict();
     }
 
-    /// The peers that are in the routing tables now, and those of them that were never seen since the start with the
-    /// addresses that the tables have.
+    /// Updates which peers are in the routing tables. Peers of the tables that are unknown are added with the tables'
+    /// addresses.
     pub fn in_tables(&mut self, table: Vec<(PeerId, Vec<Multiaddr>)>, now: SystemTime) {
         let there: HashSet<PeerId> = table.iter().map(|(peer, _)| *peer).collect();
         for (peer, entry) in &mut self.peers {
@@ -113,15 +113,15 @@ impl Peerbook {
             if !self.peers.contains_key(&peer) && !addresses.is_empty() {
                 addresses.truncate(ADDRESSES_MAX);
                 let seen = epoch::seconds(now);
-                self.peers.insert(peer, Entry { addresses, seen, table: true });
+                self.peers.insert(peer, PeerEntry { addresses, seen, table: true });
                 self.changed = true;
             }
         }
-        self.make_room();
+        self.evict();
     }
 
-    /// Those that are in no table and were not seen for longest go.
-    fn make_room(&mut self) {
+    /// Evicts peers that are in no routing table, least recently seen first.
+    fn evict(&mut self) {
         while self.peers.len() > PEERS_MAX {
             let last = self.peers.iter().min_by_key(|(_, entry)| (entry.table, entry.seen)).map(|(peer, _)| *peer);
             let Some(last) = last else { break };
@@ -129,24 +129,25 @@ impl Peerbook {
         }
     }
 
-    /// What to write, if anything changed since the last call. Writing is left to [`save`], away from the swarm task.
+    /// The content to write, if it changed since the last call. [`save`] writes it outside the swarm task.
     pub fn take_changes(&mut self, now: SystemTime) -> Option<(PathBuf, Vec<u8>)> {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
-        let oldest = epoch::seconds(now).saturating_sub(FORGOTTEN_AFTER.as_secs());
+        let oldest = epoch::seconds(now).saturating_sub(EXPIRY.as_secs());
         self.peers.retain(|_, entry| entry.table || entry.seen >= oldest);
-        let named: HashMap<String, &Entry> = self.peers.iter().map(|(peer, entry)| (peer.to_string(), entry)).collect();
+        let named: HashMap<String, &PeerEntry> =
+            self.peers.iter().map(|(peer, entry)| (peer.to_string(), entry)).collect();
         Some((self.path.clone(), serde_json::to_vec(&named).ok()?))
     }
 }
 
-/// Replaces a file by new contents, whole or not at all, whatever is cut off and whenever.
+/// Replaces a file atomically.
 ///
 /// # Errors
-/// Whatever the file system says.
+/// Errors of the file system.
 pub fn save(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    /// The last writing before the end may come while another one is under way.
+    /// Serialises writers: the last write at shutdown may overlap with another.
     static WRITING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = WRITING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     durable::write(path, bytes)
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn good_peers_outlive_a_restart_and_damage_is_survived() {
+    fn peers_survive_a_restart_and_a_damaged_file_is_ignored() {
         let directory = tempfile::tempdir().expect("directory");
         let now = SystemTime::now();
         let mut book = book(&directory);
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sighting_in_one_scope_leaves_the_addresses_of_the_other() {
+    fn updates_in_one_scope_keep_the_addresses_of_the_other() {
         let directory = tempfile::tempdir().expect("directory");
         let (mut book, peer, now) = (book(&directory), PeerId::random(), SystemTime::now());
         let public: Multiaddr = "/ip4/8.8.8.8/tcp/4001".parse().expect("address");
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_forgets_the_longest_unseen() {
+    fn the_table_is_bounded_and_evicts_the_least_recently_seen() {
         let directory = tempfile::tempdir().expect("directory");
         let mut book = book(&directory);
         let start = SystemTime::now();
@@ -211,7 +212,7 @@ mod tests {
         assert!(book.addresses(&first).is_empty());
         assert_eq!(book.peers()[0], (in_table, vec![address(1)]), "those of the tables stay, and come first");
         assert!(book.peers().iter().all(|(_, addresses)| addresses.len() <= ADDRESSES_MAX));
-        let much_later = start + FORGOTTEN_AFTER + Duration::from_secs(PEERS_MAX as u64 + 2);
+        let much_later = start + EXPIRY + Duration::from_secs(PEERS_MAX as u64 + 2);
         book.take_changes(much_later);
         assert_eq!(book.peers(), [(in_table, vec![address(1)])]);
         book.in_tables(vec![], much_later);

@@ -1,7 +1,6 @@
-//! What is known of connected peers, and of those who have a DAG, for whoever looks after the node.
+//! The state of connected peers, and of a DAG's providers, for the API.
 //!
-//! It is put together when somebody asks. What peers say of themselves is cut to a length, and nothing that they send
-//! makes a list longer than the constants here.
+//! It is collected on request. Values that peers report are truncated to the limits here.
 
 use crate::bitswap::client::inspection::SessionState;
 pub use crate::bitswap::traffic::BitswapBytes;
@@ -10,25 +9,25 @@ use libp2p::{Multiaddr, PeerId, StreamProtocol, identify};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Characters of what a peer calls itself.
+/// The maximum length of a peer's agent version, in characters.
 const AGENT_CHARS_MAX: usize = 96;
-/// Protocols of one peer, and characters of one.
+/// The maximum number of a peer's protocols, and the maximum length of one in characters.
 const PROTOCOLS_MAX: usize = 64;
 const PROTOCOL_CHARS_MAX: usize = 96;
 
 /// Who opened a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// The peer.
+    /// The peer opened it.
     Inbound,
-    /// We.
+    /// This node opened it.
     Outbound,
 }
 
 /// One connection with a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerConnection {
-    /// Where the peer is.
+    /// The peer's address.
     pub address: Multiaddr,
     /// Who opened it.
     pub direction: Direction,
@@ -37,64 +36,64 @@ pub struct PeerConnection {
 /// A connected peer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConnectedPeer {
-    /// Its name.
+    /// Its peer ID.
     pub peer: PeerId,
     /// Its connections, oldest first.
     pub connections: Vec<PeerConnection>,
-    /// For how long it has been connected.
+    /// How long it has been connected.
     pub connected_for: Duration,
-    /// What it calls itself, once it said so.
+    /// Its agent version, once identify has received it.
     pub agent: Option<Arc<str>>,
-    /// The protocols that it speaks, as it says.
+    /// The protocols that it reported by identify.
     pub protocols: Vec<String>,
-    /// The last round trip of a ping.
+    /// The round-trip time of the last ping.
     pub rtt: Option<Duration>,
-    /// What Bitswap had from it and gave it, framing included.
+    /// Bytes that Bitswap received from it and sent to it, framing included.
     pub bitswap: BitswapBytes,
-    /// Whether it owes us blocks now.
+    /// Whether requested blocks are outstanding.
     pub owes_blocks: bool,
-    /// How long ago it sent a block that was wanted.
+    /// The time since it last sent a wanted block.
     pub useful_ago: Option<Duration>,
-    /// Whether the operator named it.
+    /// Whether the operator configured it.
     pub is_trusted: bool,
-    /// Whether it is served last, for what it did.
+    /// Whether it is served with lower priority because of misbehaviour.
     pub is_throttled: bool,
 }
 
-/// What is known of a DAG and of those who have it.
+/// The state of a DAG and its providers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RootState {
-    /// What those who read it share; none if nobody has of late.
+    /// The session of the DAG, if one is open.
     pub session: Option<SessionState>,
-    /// How the last search for its providers went, if there was one.
+    /// The result of the last search for its providers, if there was one.
     pub search: Option<SearchRecord>,
-    /// Who had it when it was last read, and where they were, best first.
+    /// Cached providers and their addresses, best first.
     pub remembered: Vec<(PeerId, Vec<Multiaddr>)>,
 }
 
-/// How much the network has to do.
+/// The load of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Load {
     /// Connected peers.
     pub peers: usize,
-    /// DAGs that are being read, or were a moment ago.
+    /// Open sessions: DAGs that are being read, or were until recently.
     pub sessions: usize,
-    /// Blocks that somebody waits for.
+    /// Blocks that are waited for.
     pub wants: usize,
-    /// Searches for providers under way.
+    /// Running searches for providers.
     pub searches: usize,
 }
 
-/// How long the network takes: sums of seconds, and how many were added up, since the start.
+/// Latencies since the start: sums in seconds, and numbers of observations.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Latency {
-    /// Until the first peer proved to hold a DAG.
+    /// From a session's start to the first peer that has blocks of its DAG.
     pub discovery: (f64, u64),
-    /// From asking a peer for a block to its arrival.
+    /// From requesting a block from a peer to receiving it.
     pub transfer: (f64, u64),
 }
 
-/// What a peer said of itself, cut to size.
+/// What a peer reported by identify, truncated.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub agent: Arc<str>,

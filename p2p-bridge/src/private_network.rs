@@ -1,11 +1,11 @@
-//! Private networks: the key that keeps strangers out, and what a node on one does without.
+//! Private networks: the pre-shared key, and the options of a node on a private network.
 //!
-//! A private network is libp2p with one more layer of encryption below everything else, keyed with 32 bytes that all of its
-//! nodes share (<https://github.com/libp2p/specs/blob/master/pnet/Private-Networks-PSK-V1.md>). Whoever lacks the key cannot
-//! even say which protocol it would like to speak.
+//! A private network encrypts all connections with a 32-byte key that its nodes share, below all other protocols
+//! (<https://github.com/libp2p/specs/blob/master/pnet/Private-Networks-PSK-V1.md>). Peers without the key cannot
+//! negotiate any protocol.
 //!
-//! Goals: the file that Kubo calls `swarm.key`, in each of its three encodings; no byte of the key in any message. Non-goals:
-//! the cipher (libp2p), and confidentiality towards other members, who all hold the same key.
+//! Goals: read Kubo's `swarm.key` in its three encodings; no message contains the key. Non-goals: the cipher (libp2p
+//! does it), and confidentiality among members, who all have the same key.
 
 use crate::options::{BridgeOptions, DhtMode};
 use libp2p::pnet::PreSharedKey;
@@ -17,59 +17,60 @@ use std::path::Path;
 /// The first line of a key file.
 const FORMAT: &[u8] = b"/key/swarm/psk/1.0.0/";
 const KEY_BYTES: usize = 32;
-/// No encoding of a key comes near it.
+/// No encoding of a key is that long.
 const FILE_BYTES_MAX: u64 = 1024;
 
-/// The key of a private network. It does not show itself, only its fingerprint.
+/// The key of a private network. `Debug` shows only its fingerprint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SwarmKey(PreSharedKey);
 
-/// Why there is no key.
+/// Why the key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read.
     #[error("it cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    /// A folder, a device, or something else without content of its own.
-    #[error("it is not a file")]
+    /// The path is a folder, a device or another special file.
+    #[error("it is not a regular file")]
     NotAFile,
-    /// It is longer than any key.
-    #[error("it is longer than {FILE_BYTES_MAX} bytes, which no swarm key is")]
+    /// The file is too long.
+    #[error("it is longer than {FILE_BYTES_MAX} bytes, so it is not a swarm key")]
     TooLong,
-    /// The first line is another one.
+    /// The first line is not the format's.
     #[error("its first line is not /key/swarm/psk/1.0.0/")]
     Format,
-    /// The second line is another one.
-    #[error("its second line names none of the encodings /base16/, /base64/ and /bin/")]
+    /// The encoding is not supported.
+    #[error("its second line is not /base16/, /base64/ or /bin/")]
     Encoding,
-    /// What follows is not what the second line says.
+    /// The key does not match the encoding.
     #[error("its third line is not {KEY_BYTES} bytes in the encoding {0}")]
     Key(&'static str),
 }
 
 impl SwarmKey {
-    /// Reads the key of a private network, and warns when others than its owner may read it too.
+    /// Reads the key, and logs a warning if other users can read the file.
     ///
     /// # Errors
-    /// [`KeyError`], which never says what the file contains.
+    /// [`KeyError`], which never contains content of the file.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
-        // Asked before it is opened: opening a pipe would wait for a writer.
+        // Checked before opening, because opening a named pipe would block.
         let metadata = std::fs::metadata(path)?;
         if !metadata.is_file() {
             return Err(KeyError::NotAFile);
         }
         if is_open_to_others(&metadata) {
-            tracing::warn!(path = %path.display(), "others can read the key of the private network: make it 0600");
+            let path = path.display();
+            tracing::warn!(%path, "other users can read the key of the private network: chmod 0600 the file");
         }
         let mut bytes = Vec::new();
         File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
         Self::parse(&bytes)
     }
 
-    /// The key in the content of a key file. Line ends may be those of Windows, and more of them may follow the key.
+    /// Parses the content of a key file. Line ends may be CRLF, and there may be more of them after the key.
     ///
     /// # Errors
-    /// [`KeyError`], but for those of reading.
+    /// [`KeyError`], except for I/O errors.
     pub fn parse(file: &[u8]) -> Result<Self, KeyError> {
         if file.len() as u64 > FILE_BYTES_MAX {
             return Err(KeyError::TooLong);
@@ -88,12 +89,12 @@ impl SwarmKey {
         key.map(|key| Self(PreSharedKey::new(key))).ok_or(KeyError::Key(encoding))
     }
 
-    /// Sixteen bytes that tell keys apart and reveal nothing about them, in hexadecimal; the same as Kubo prints.
+    /// The fingerprint of the key: sixteen bytes in hexadecimal that do not reveal the key, as Kubo prints it.
     pub fn fingerprint(&self) -> String {
         self.0.fingerprint().to_string()
     }
 
-    /// The key itself, for the cipher. Its own `Display` shows it.
+    /// The key itself, for the cipher. Its `Display` shows the key.
     pub(crate) fn reveal(&self) -> PreSharedKey {
         self.0
     }
@@ -116,7 +117,7 @@ fn is_open_to_others(_: &std::fs::Metadata) -> bool {
     false
 }
 
-/// A line without its end, and what follows.
+/// A line without its line end, and the rest.
 fn line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\n')?;
     let (line, rest) = (bytes.get(..end)?, bytes.get(end + 1..)?);
@@ -137,7 +138,7 @@ fn base16(text: &[u8]) -> Option<[u8; KEY_BYTES]> {
     Some(key)
 }
 
-/// The usual alphabet with padding (RFC 4648, section 4); lines may be broken anywhere.
+/// The standard alphabet with padding (RFC 4648, section 4), with line breaks anywhere.
 fn base64(text: &[u8]) -> Option<[u8; KEY_BYTES]> {
     let mut digits = text.trim_ascii_end().iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n'));
     let mut key = [0; KEY_BYTES];
@@ -166,25 +167,25 @@ fn sextet(digit: u8) -> Option<u32> {
     Some(value.into())
 }
 
-/// The bytes themselves. A line end after them is an editor's; more is another key, or none.
+/// The raw bytes, optionally followed by one line end of an editor.
 fn binary(bytes: &[u8]) -> Option<[u8; KEY_BYTES]> {
     let (key, rest) = bytes.split_first_chunk()?;
     matches!(rest, b"" | b"\n" | b"\r\n").then_some(*key)
 }
 
 impl BridgeOptions {
-    /// What is left of the options on a private network: nothing that would tell strangers of it unless it was asked for by
-    /// name.
+    /// Restricts the options for a private network, so that the node does not reveal it to other peers unless
+    /// configured to:
     ///
     /// - Private addresses are dialled: most members have no others.
-    /// - `auto` makes a server of the DHT: there are no strangers to find out for whether we can be reached.
-    /// - Provider records do not send us to HTTP gateways. Configured routers and gateways are asked.
-    /// - No router is asked to forward ports, and no relay is used but configured ones.
-    /// - Multicast DNS stays as it was set, which is off unless it was asked for. It tells our neighbours that there is a node, and
-    ///   where it listens, but not which network it is of; in exchange, members who share a house find each other without any
-    ///   bootstrap host. A neighbour who lacks the key gets no further than the handshake.
+    /// - DHT mode `auto` becomes `server`: no untrusted peers are asked for the node's reachability.
+    /// - HTTP gateways in provider records are not used. Configured routers and gateways are.
+    /// - UPnP is off, and only configured relays are used.
+    /// - Multicast DNS stays as configured; it is off by default. It reveals the node and its listening addresses to
+    ///   the local network, but not which private network it belongs to; in exchange, local members find each other
+    ///   without a bootstrap peer. Peers without the key fail the handshake.
     #[must_use]
-    pub fn confined(mut self) -> Self {
+    pub fn for_private_network(mut self) -> Self {
         self.dial_private = true;
         if self.dht.mode == DhtMode::Auto {
             self.dht.mode = DhtMode::Server;
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_read_in_each_of_its_encodings() {
+    fn a_key_is_read_in_all_encodings() {
         let broken = [&BASE64[..20], "\n", &BASE64[20..], "\r\n"].concat();
         let windows = format!("/key/swarm/psk/1.0.0/\r\n/base16/\r\n{HEX}\r\n");
         let table = [
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused_without_saying_what_it_is() {
+    fn invalid_keys_are_rejected_without_revealing_them() {
         let secret = "5ec4e7".repeat(20);
         let table = [
             ("nothing", Vec::new(), "its first line"),
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_file_is_read_and_the_key_never_shows() {
+    fn only_regular_files_are_read_and_the_key_is_not_shown() {
         let dir = tempfile::tempdir().expect("a folder");
         assert!(matches!(SwarmKey::read(dir.path()), Err(KeyError::NotAFile)));
         assert!(matches!(SwarmKey::read(&dir.path().join("none")), Err(KeyError::Io(_))));
@@ -293,18 +294,22 @@ mod tests {
     }
 
     #[test]
-    fn a_private_network_keeps_to_itself() {
+    fn private_networks_restrict_the_options() {
         let relay = "/ip4/10.0.0.1/tcp/4001/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN";
         let mut options = BridgeOptions::new("data");
-        let confined = options.clone().confined();
-        assert!(confined.dial_private && !confined.http.from_records);
-        assert!(!confined.nat.upnp && !confined.nat.relay_client && confined.nat.hole_punching);
+        let for_private_network = options.clone().for_private_network();
+        assert!(for_private_network.dial_private && !for_private_network.http.from_records);
+        assert!(
+            !for_private_network.nat.upnp
+                && !for_private_network.nat.relay_client
+                && for_private_network.nat.hole_punching
+        );
         for mdns in [false, true] {
             let options = BridgeOptions { mdns, ..options.clone() };
-            assert_eq!(options.confined().mdns, mdns, "as the operator asked");
+            assert_eq!(options.for_private_network().mdns, mdns, "as the operator asked");
         }
         options.nat.relays = vec![relay.parse().expect("a multiaddr")];
-        assert!(options.clone().confined().nat.relay_client, "configured relays are used");
+        assert!(options.clone().for_private_network().nat.relay_client, "configured relays are used");
         let table = [
             (DhtMode::Auto, DhtMode::Server),
             (DhtMode::Server, DhtMode::Server),
@@ -313,7 +318,7 @@ mod tests {
         ];
         for (mode, expected) in table {
             let options = BridgeOptions { dht: DhtOptions { mode }, ..options.clone() };
-            assert_eq!(options.confined().dht.mode, expected);
+            assert_eq!(options.for_private_network().dht.mode, expected);
         }
     }
 }

@@ -1,47 +1,47 @@
-//! Puts of value records into the DHT: which wait for somebody to take them, which are under way, and what came of them.
+//! Puts of value records into the DHT: the queue, the running queries and their results.
 //!
-//! Goals: a put before any peer of its scope is known waits for the first instead of failing; a put that nobody waits for
-//! any more ends; few enough are under way for the rest of the node to get on.
+//! Goals: a put before any peer of its scope is known waits for the first instead of failing; a put whose caller has
+//! gone is cancelled; the number of concurrent puts is limited, so that other work proceeds.
 //!
-//! Non-goals: what is put, and trying again (whoever puts decides both).
+//! Non-goals: the records, and retries (the caller does both).
 
 use crate::scope::Scope;
 use libp2p::kad::{self, PutRecordError, PutRecordResult, QueryId, Record};
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
 
-/// Puts of one scope that are under way at once: each talks to twenty peers.
+/// The maximum number of concurrent puts in a scope: each asks twenty peers.
 const RUNNING_MAX: usize = 16;
-/// Puts that may wait, in each scope.
+/// The maximum number of queued puts in a scope.
 const WAITING_MAX: usize = 4096;
 
-/// Why a record is with nobody.
+/// Why a record was not put.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PutError {
-    /// Whoever was asked did not take it, or did not answer.
-    #[error("no peer took the record")]
-    NobodyTookIt,
-    /// Our own store, which comes first, refused it.
-    #[error("the record was refused here: {0}")]
+    /// No peer stored it.
+    #[error("no peer accepted the record")]
+    NotAccepted,
+    /// The node's own store, which is asked first, rejected it.
+    #[error("this node's record store rejected the record: {0}")]
     Refused(String),
-    /// The policy does not let the name out.
+    /// The policy refuses the name.
     #[error("the name is withheld by this node's policy")]
     Withheld,
-    /// Too many puts wait.
-    #[error("too many records wait to be put")]
+    /// The queue is full.
+    #[error("too many records are queued: try again later")]
     Busy,
     /// The network has stopped.
     #[error("the network has stopped")]
     Stopped,
 }
 
-/// How many peers took a record, at least.
+/// The minimum number of peers that stored a record.
 pub type PutOutcome = Result<usize, PutError>;
 
-/// Where the outcome goes. Dropping the other end ends the put.
+/// Receives the result. Dropping the receiver cancels the put.
 pub(crate) type Reply = oneshot::Sender<PutOutcome>;
 
-/// The puts of all scopes.
+/// The puts of both scopes.
 #[derive(Debug, Default)]
 pub struct Puts {
     waiting: HashMap<Scope, VecDeque<(Record, Reply)>>,
@@ -49,7 +49,7 @@ pub struct Puts {
 }
 
 impl Puts {
-    /// A new put; [`Puts::next`] says when it is its turn.
+    /// Queues a put; [`Puts::next`] returns it when there is a slot.
     pub(crate) fn add(&mut self, scope: Scope, record: Record, reply: Reply) {
         let waiting = self.waiting.entry(scope).or_default();
         if waiting.len() >= WAITING_MAX {
@@ -62,7 +62,7 @@ impl Puts {
         }
     }
 
-    /// The next record to put in a scope that has peers, if there is room for it.
+    /// The next put of a scope that has peers, if a slot is free.
     pub(crate) fn next(&mut self, scope: Scope) -> Option<(Record, Reply)> {
         if self.running.keys().filter(|(running, _)| *running == scope).count() >= RUNNING_MAX {
             return None;
@@ -71,25 +71,25 @@ impl Puts {
         std::iter::from_fn(|| waiting.pop_front()).find(|(_, reply)| !reply.is_closed())
     }
 
-    /// Whether anything waits in a scope.
+    /// Whether puts are queued in a scope.
     pub fn is_waiting(&self, scope: Scope) -> bool {
         self.waiting.get(&scope).is_some_and(|waiting| !waiting.is_empty())
     }
 
-    /// A record's query was started.
+    /// A put's query was started.
     pub(crate) fn started(&mut self, scope: Scope, query: QueryId, reply: Reply) {
         self.running.insert((scope, query), reply);
     }
 
-    /// A query has ended.
+    /// A query has finished.
     pub fn finished(&mut self, scope: Scope, query: QueryId, result: &PutRecordResult) {
         if let Some(reply) = self.running.remove(&(scope, query)) {
             let takers = takers(result);
-            let _ = reply.send(if takers == 0 { Err(PutError::NobodyTookIt) } else { Ok(takers) });
+            let _ = reply.send(if takers == 0 { Err(PutError::NotAccepted) } else { Ok(takers) });
         }
     }
 
-    /// Forgets the puts that nobody waits for any more. Returns their queries, which are to be ended.
+    /// Removes the puts whose callers have gone. Returns their queries, which the caller ends.
     pub fn sweep(&mut self) -> Vec<(Scope, QueryId)> {
         let left: Vec<_> =
             self.running.iter().filter(|(_, reply)| reply.is_closed()).map(|(query, _)| *query).collect();
@@ -103,8 +103,8 @@ impl Puts {
     }
 }
 
-/// Every peer near the key is asked to take a record, and it is no failure that some do not: there may be fewer peers than
-/// that in the world.
+/// The number of peers that stored the record. All peers closest to the key are asked, and it is no failure if some do
+/// not accept: the network may have fewer peers.
 fn takers(result: &PutRecordResult) -> usize {
     match result {
         Ok(_) => kad::K_VALUE.get(),
@@ -123,7 +123,7 @@ mod tests {
         Record::new(RecordKey::new(b"key"), b"value".to_vec())
     }
 
-    /// Query ids can be made by a behaviour only.
+    /// Only a behaviour can create query IDs.
     fn queries<const N: usize>() -> [QueryId; N] {
         let peer = PeerId::random();
         let mut dht = kad::Behaviour::new(peer, MemoryStore::new(peer));
@@ -136,11 +136,11 @@ mod tests {
     }
 
     #[test]
-    fn whoever_puts_hears_how_many_took_it() {
+    fn a_put_returns_how_many_peers_accepted() {
         let table = [
             (Ok(PutRecordOk { key: RecordKey::new(b"key") }), Ok(20)),
             (failed(3), Ok(3)),
-            (failed(0), Err(PutError::NobodyTookIt)),
+            (failed(0), Err(PutError::NotAccepted)),
         ];
         for (result, expected) in table {
             let [query] = queries();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_under_way_and_those_left_alone_are_ended() {
+    fn concurrency_is_limited_and_abandoned_puts_are_cancelled() {
         let ids: [QueryId; RUNNING_MAX + 1] = queries();
         let mut puts = Puts::default();
         let mut outcomes = Vec::new();
@@ -176,11 +176,11 @@ mod tests {
         outcomes.remove(0);
         assert_eq!(puts.sweep(), [(Scope::Lan, ids[0])]);
         outcomes.pop();
-        assert!(puts.next(Scope::Lan).is_none(), "nobody waits for the last one any more");
+        assert!(puts.next(Scope::Lan).is_none(), "the caller of the last one has gone");
     }
 
     #[test]
-    fn a_crowd_is_turned_away() {
+    fn a_full_queue_rejects_puts() {
         let mut puts = Puts::default();
         let mut outcomes = Vec::new();
         let mut put = |puts: &mut Puts| {
@@ -196,6 +196,6 @@ mod tests {
         outcomes.clear();
         let (reply, mut outcome) = oneshot::channel();
         puts.add(Scope::Wan, record(), reply);
-        assert!(outcome.try_recv().is_err(), "those who left made room");
+        assert!(outcome.try_recv().is_err(), "abandoned puts freed slots");
     }
 }

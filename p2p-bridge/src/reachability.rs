@@ -1,22 +1,22 @@
-//! [`Reachability`]: whether peers can open connections to us, and where.
+//! [`Reachability`]: whether peers can dial the node, and at which addresses.
 //!
-//! A state machine without I/O that is handed the clock. Peers are asked to dial us back (AutoNAT). As in the paper that
-//! measured IPFS (section 2.3), more than three of them have to agree before a node counts as reachable, or as not. Each peer
-//! has one vote, its latest, and only the latest seven votes count: seven cannot be split without a majority of four, so that
-//! four peers in a row turn the verdict, in either direction.
+//! A state machine without I/O; the caller passes the time in. Peers are asked to dial back (AutoNAT). As in the
+//! measurement study of IPFS (section 2.3), more than three of them must agree before a node counts as reachable or
+//! unreachable. Each peer has one vote, its latest, and only the latest seven votes count: seven always have a majority
+//! of four, so four consecutive peers change the verdict, in either direction.
 //!
-//! | what is known | until the votes decide |
+//! | known fact | verdict until the votes decide |
 //! |---|---|
-//! | the operator announces addresses | reachable, whatever the votes say: the operator knows |
-//! | peers dialled an address and brought back the number that they were given (AutoNAT v2) | reachable |
-//! | a public address is an interface's own | reachable; a firewall shows in the votes |
+//! | the operator announces addresses | reachable, whatever the votes |
+//! | peers dialled an address and returned its nonce (AutoNAT v2) | reachable |
+//! | a public address belongs to an interface | reachable; votes reveal a firewall |
 //! | none of these | unknown |
 //!
-//! That a number came back proves that some address of ours was dialled. Which one it was is the peer's word alone, and in the
-//! older protocol everything is. So an address is ours only when two *witnesses* name it, two peers from two networks, or one
-//! whom the operator trusts: otherwise one stranger could have us tell the world that we are at somebody else's address. Peer ids
-//! cost nothing, and a host with an IPv4 and an IPv6 address is on two networks: neither is enough alone. What a witness said
-//! counts for [`LIFETIME`].
+//! A returned nonce proves that one of the node's addresses was dialled, but which one is only the peer's claim, and in
+//! AutoNAT v1 everything is. So an address is confirmed only when two *witnesses* name it: two peers on two networks,
+//! or one peer that the operator trusts. Otherwise a single peer could make the node announce another host's address.
+//! Peer IDs are free, and a host with IPv4 and IPv6 addresses is on two networks, so neither is enough alone. A
+//! witness's claim counts for [`LIFETIME`].
 
 use crate::dht::Network;
 use libp2p::{Multiaddr, PeerId};
@@ -25,27 +25,27 @@ use std::time::{Duration, Instant};
 
 /// "More than three peers".
 const AGREE: usize = 4;
-/// Twice that, less one: whenever all count, one side has enough.
+/// With this many votes, one side always has a majority.
 const VOTES_MAX: usize = 2 * AGREE - 1;
-/// Addresses of each kind that are remembered.
+/// The maximum number of addresses, confirmed and unconfirmed each.
 const ADDRESSES_MAX: usize = 32;
-/// Witnesses that must name an address before it is told to others.
+/// The number of witnesses that an address needs before it is announced.
 const WITNESSES: usize = 2;
 
-/// How long a witness is believed. Providers give homes a new address about once a day and routers forget mappings sooner, so
-/// that an older word says little; and six tests, one an hour, go by before a proof that holds is given up.
+/// How long a claim counts. Access networks assign new addresses about once a day, and routers drop mappings sooner.
+/// Six hourly tests fit in before a valid proof expires.
 pub const LIFETIME: Duration = Duration::from_secs(6 * 3600);
 
-/// What the word of a peer is worth that vouches for an address of ours.
+/// The trust in a peer that confirms one of the node's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Witness {
-    /// A peer that the operator named, or any on a network of one's own.
+    /// A peer that the operator configured, or any peer on a private network.
     Trusted,
-    /// Any other, by the network that it speaks from.
-    Stranger(Network),
+    /// Any other peer, by its network.
+    Untrusted(Network),
 }
 
-/// Whether what two strangers say is what two witnesses say.
+/// Whether two claims are from two witnesses.
 fn are_two((one, from): (PeerId, Witness), (other, elsewhere): (PeerId, Witness)) -> bool {
     one != other && from != elsewhere
 }
@@ -54,7 +54,7 @@ fn are_two((one, from): (PeerId, Witness), (other, elsewhere): (PeerId, Witness)
 struct Vote {
     voter: PeerId,
     witness: Witness,
-    /// The address that was reached, if any was.
+    /// The address that was reached, or `None` if the dial failed.
     reached: Option<Multiaddr>,
     at: Instant,
 }
@@ -67,50 +67,50 @@ struct Proof {
     at: Instant,
 }
 
-/// What is known about our reachability.
+/// Whether the node is reachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Verdict {
-    /// Nothing yet.
+    /// Not known yet.
     #[default]
     Unknown,
-    /// Peers can open connections to us.
+    /// Peers can dial the node.
     Reachable,
-    /// They cannot.
+    /// Peers cannot dial the node.
     Unreachable,
 }
 
 impl Verdict {
-    /// Every verdict.
+    /// All verdicts.
     pub const ALL: [Self; 3] = [Self::Unknown, Self::Reachable, Self::Unreachable];
 }
 
-/// What peers found out about us. See the module's documentation.
+/// The evidence for the node's reachability. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Reachability {
     announced: bool,
     own: Vec<Multiaddr>,
-    /// Oldest first; of each address the latest of [`WITNESSES`] witnesses.
+    /// Oldest first; for each address the latest of [`WITNESSES`] witnesses.
     proofs: Vec<Proof>,
     /// Oldest first.
     votes: VecDeque<Vote>,
 }
 
 impl Reachability {
-    /// Nothing is known yet, but for whether the operator announces addresses.
+    /// No evidence yet. `announced`: the operator announces addresses.
     pub fn new(announced: bool) -> Self {
         Self { announced, ..Self::default() }
     }
 
-    /// A peer says that it reached us at an address.
+    /// A peer reports a successful dial-back.
     pub fn dialled_back(&mut self, voter: PeerId, witness: Witness, address: Multiaddr, now: Instant) {
         if witness == Witness::Trusted {
-            // Its word is as good as a number.
+            // The report counts as a proof.
             self.proved(voter, witness, address.clone(), now);
         }
         self.vote(Vote { voter, witness, reached: Some(address), at: now });
     }
 
-    /// A peer says that it tried and did not reach us.
+    /// A peer reports that its dial-back failed.
     pub fn not_dialled_back(&mut self, voter: PeerId, witness: Witness, now: Instant) {
         self.vote(Vote { voter, witness, reached: None, at: now });
     }
@@ -123,7 +123,7 @@ impl Reachability {
         self.votes.push_back(vote);
     }
 
-    /// A peer reached us, and proved it, at what it says was this address.
+    /// A peer proved a dial-back, and reports the address.
     pub fn proved(&mut self, prover: PeerId, witness: Witness, address: Multiaddr, now: Instant) {
         let is_another = |proof: &Proof| are_two((proof.prover, proof.witness), (prover, witness));
         self.proofs.retain(|proof| proof.address != address || is_another(proof));
@@ -135,9 +135,9 @@ impl Reachability {
         self.bound();
     }
 
-    /// Strangers can make up any number of addresses. Those that one alone has named and those that are confirmed have
-    /// rooms of their own, and in either the newest has its place: whatever was made up before, a true one gets in, and stays
-    /// for the next to confirm it.
+    /// Bounds the addresses, since untrusted peers can invent any number. Those with one witness and confirmed ones
+    /// have separate limits, and the newest replace the oldest: a true address is always added, and stays until another
+    /// peer confirms it.
     fn bound(&mut self) {
         for confirmed in [false, true] {
             let mut addresses: Vec<Multiaddr> = Vec::new();
@@ -151,28 +151,28 @@ impl Reachability {
         }
     }
 
-    /// We listen on a public address.
+    /// The node listens on a public address.
     pub fn listens(&mut self, address: Multiaddr) {
         if self.own.len() < ADDRESSES_MAX && !self.own.contains(&address) {
             self.own.push(address);
         }
     }
 
-    /// An address is not ours any more.
+    /// An address is no longer the node's.
     pub fn lost(&mut self, address: &Multiaddr) {
         self.own.retain(|known| known != address);
         self.proofs.retain(|proof| proof.address != *address);
         self.votes.retain(|vote| vote.reached.as_ref() != Some(address));
     }
 
-    /// Forgets what was said too long ago.
+    /// Removes expired claims.
     pub fn expire(&mut self, now: Instant) {
         let counts = |at: Instant| now.saturating_duration_since(at) < LIFETIME;
         self.proofs.retain(|proof| counts(proof.at));
         self.votes.retain(|vote| counts(vote.at));
     }
 
-    /// Whether peers can open connections to us.
+    /// Whether peers can dial the node.
     pub fn verdict(&self) -> Verdict {
         let reached = self.votes.iter().filter(|vote| vote.reached.is_some()).count();
         let missed = self.votes.len() - reached;
@@ -187,12 +187,13 @@ impl Reachability {
         }
     }
 
-    /// Whether peers are known to be able to open connections to us.
+    /// Whether the node is known to be reachable.
     pub fn reachable(&self) -> bool {
         self.verdict() == Verdict::Reachable
     }
 
-    /// Where they can, as far as they found out; nothing while they cannot. What the operator announces is not among it.
+    /// The confirmed addresses; none while the node is unreachable. Addresses that the operator announces are not
+    /// included.
     pub fn addresses(&self) -> Vec<Multiaddr> {
         if !self.reachable() {
             return Vec::new();
@@ -207,12 +208,12 @@ impl Reachability {
         all
     }
 
-    /// The addresses that were proved and that enough witnesses name, some of them twice.
+    /// The proved addresses that have enough witnesses, with duplicates.
     fn confirmed(&self) -> impl Iterator<Item = &Multiaddr> {
         self.proofs.iter().map(|proof| &proof.address).filter(|address| self.is_confirmed(address))
     }
 
-    /// Whether enough witnesses name an address, in either protocol.
+    /// Whether an address has enough witnesses, in either protocol.
     fn is_confirmed(&self, address: &Multiaddr) -> bool {
         let proofs = self.proofs.iter().filter(|proof| proof.address == *address);
         let votes = self.votes.iter().filter(|vote| vote.reached.as_ref() == Some(address));
@@ -235,17 +236,17 @@ mod tests {
         format!("/ip4/198.51.100.1/tcp/{port}").parse().expect("a multiaddr")
     }
 
-    fn stranger(network: u64) -> Witness {
-        Witness::Stranger(Network(network))
+    fn untrusted(network: u64) -> Witness {
+        Witness::Untrusted(Network(network))
     }
 
-    /// '+' is a peer that reached us, '-' one that did not; each is another peer of another network.
+    /// '+' is a peer that reached the node, '-' one that did not; each is a different peer on a different network.
     fn after(state: &mut Reachability, votes: &str) -> Verdict {
         let now = Instant::now();
         for (network, vote) in (0..).zip(votes.chars()) {
             match vote {
-                '+' => state.dialled_back(PeerId::random(), stranger(network), address(4001), now),
-                _ => state.not_dialled_back(PeerId::random(), stranger(network), now),
+                '+' => state.dialled_back(PeerId::random(), untrusted(network), address(4001), now),
+                _ => state.not_dialled_back(PeerId::random(), untrusted(network), now),
             }
         }
         state.verdict()
@@ -275,19 +276,20 @@ mod tests {
     fn a_peer_votes_once() {
         let (mut state, peer, now) = (Reachability::default(), PeerId::random(), Instant::now());
         for network in 0..10 {
-            state.dialled_back(peer, stranger(network), address(4001), now);
+            state.dialled_back(peer, untrusted(network), address(4001), now);
         }
         assert_eq!(state.verdict(), Unknown);
-        state.not_dialled_back(peer, stranger(0), now);
+        state.not_dialled_back(peer, untrusted(0), now);
         assert_eq!(after(&mut state, "---"), Unreachable, "its latest vote counts");
     }
 
     #[test]
-    fn what_is_known_without_votes_holds_until_they_decide() {
+    fn other_evidence_counts_until_the_votes_decide() {
         let proved = |state: &mut Reachability| state.proved(PeerId::random(), Trusted, address(1), Instant::now());
         let told = |state: &mut Reachability| state.dialled_back(PeerId::random(), Trusted, address(1), Instant::now());
         let listens = |state: &mut Reachability| state.listens(address(1));
-        let ways = [("proved", &proved as &dyn Fn(&mut _)), ("told by a friend", &told), ("listens", &listens)];
+        let ways =
+            [("proved", &proved as &dyn Fn(&mut _)), ("reported by a trusted peer", &told), ("listens", &listens)];
         for (what, learn) in ways {
             let mut state = Reachability::default();
             learn(&mut state);
@@ -299,20 +301,20 @@ mod tests {
             assert_eq!(state.addresses(), [address(4001)]);
         }
         let mut announced = Reachability::new(true);
-        assert_eq!(after(&mut announced, "-------"), Reachable, "the operator knows");
+        assert_eq!(after(&mut announced, "-------"), Reachable, "the operator's setting takes precedence");
     }
 
     #[test]
     fn an_address_needs_witnesses_of_two_networks_or_one_that_is_trusted() {
-        // Who proves it, whose votes name it, and whether it is told.
+        // The witnesses of proofs, the witnesses of votes, and whether the address is confirmed.
         let table: [(&[Witness], &[Witness], bool); 8] = [
-            (&[stranger(1)], &[], false),
-            (&[stranger(1), stranger(1)], &[], false),
-            (&[stranger(1), stranger(2)], &[], true),
+            (&[untrusted(1)], &[], false),
+            (&[untrusted(1), untrusted(1)], &[], false),
+            (&[untrusted(1), untrusted(2)], &[], true),
             (&[Trusted], &[], true),
-            (&[stranger(1)], &[stranger(1)], false),
-            (&[stranger(1)], &[stranger(2)], true),
-            (&[], &[stranger(1), stranger(2)], false),
+            (&[untrusted(1)], &[untrusted(1)], false),
+            (&[untrusted(1)], &[untrusted(2)], true),
+            (&[], &[untrusted(1), untrusted(2)], false),
             (&[], &[Trusted], true),
         ];
         for (proofs, votes, told) in table {
@@ -324,7 +326,7 @@ mod tests {
         }
     }
 
-    /// A host with an IPv4 and an IPv6 address is on two networks, and in either protocol one peer.
+    /// A host with IPv4 and IPv6 addresses is on two networks, but is one peer.
     #[test]
     fn a_peer_is_one_witness_on_however_many_networks() {
         type Says = fn(&mut Reachability, PeerId, Witness, Multiaddr, Instant);
@@ -333,35 +335,35 @@ mod tests {
             for (second, says_again) in protocols {
                 let (mut state, now) = (Reachability::default(), Instant::now());
                 let [dual_stack, other] = [(); 2].map(|()| PeerId::random());
-                says(&mut state, dual_stack, stranger(4), address(1), now);
-                says_again(&mut state, dual_stack, stranger(6), address(1), now);
+                says(&mut state, dual_stack, untrusted(4), address(1), now);
+                says_again(&mut state, dual_stack, untrusted(6), address(1), now);
                 assert!(!state.is_confirmed(&address(1)), "{first}, {second}: one peer alone");
-                says_again(&mut state, other, stranger(7), address(1), now);
+                says_again(&mut state, other, untrusted(7), address(1), now);
                 assert!(state.is_confirmed(&address(1)), "{first}, {second}: and another");
             }
         }
     }
 
     #[test]
-    fn an_address_that_one_network_names_is_not_passed_on() {
+    fn an_address_with_one_network_as_witness_is_not_announced() {
         let (mut state, now) = (Reachability::default(), Instant::now());
         for (port, network) in [(1, 1), (1, 1), (2, 2), (2, 3), (3, 4)] {
-            state.dialled_back(PeerId::random(), stranger(network), address(port), now);
+            state.dialled_back(PeerId::random(), untrusted(network), address(port), now);
         }
         assert_eq!((state.verdict(), state.addresses()), (Reachable, vec![address(2)]));
     }
 
     #[test]
-    fn what_nobody_says_again_is_forgotten() {
+    fn claims_that_are_not_renewed_expire() {
         let (mut state, begun) = (Reachability::default(), Instant::now());
         let (half, over) = (begun + LIFETIME / 2, begun + LIFETIME);
         for network in 0..7 {
-            state.dialled_back(PeerId::random(), stranger(network), address(1), begun);
+            state.dialled_back(PeerId::random(), untrusted(network), address(1), begun);
         }
         for (port, again) in [(2, begun), (3, half)] {
             for network in [1, 2] {
-                state.proved(PeerId::random(), stranger(network), address(port), begun);
-                state.proved(PeerId::random(), stranger(network), address(port), again);
+                state.proved(PeerId::random(), untrusted(network), address(port), begun);
+                state.proved(PeerId::random(), untrusted(network), address(port), again);
             }
         }
         state.expire(over - Duration::from_secs(1));
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn votes_for_an_address_that_is_lost_are_forgotten() {
+    fn votes_for_a_lost_address_are_removed() {
         let mut state = Reachability::default();
         assert_eq!((after(&mut state, "++++"), state.addresses()), (Reachable, vec![address(4001)]));
         state.lost(&address(4001));
@@ -393,15 +395,15 @@ mod tests {
             prop_assert_eq!(after(&mut Reachability::default(), &votes), expected);
         }
 
-        /// Whatever strangers made up before and in between, two who tell the truth are enough, and the memory is bounded.
+        /// Invented addresses do not keep two honest witnesses from confirming one, and memory is bounded.
         #[test]
-        fn made_up_addresses_do_not_keep_a_true_one_out(
+        fn invented_addresses_do_not_displace_a_true_one(
             before in prop::collection::vec((1..100_u16, 0..4_u64), 0..150),
             between in prop::collection::vec(1000..2000_u16, 0..ADDRESSES_MAX),
         ) {
             let (mut state, now) = (Reachability::default(), Instant::now());
             let mut prove = |port, network| {
-                state.proved(PeerId::random(), stranger(network), address(port), now);
+                state.proved(PeerId::random(), untrusted(network), address(port), now);
                 state.proofs.len() <= (WITNESSES + 1) * ADDRESSES_MAX
             };
             for (port, network) in before {

@@ -1,7 +1,6 @@
-//! Whom to dial again, and when: peerings for as long as we run, bootstrap peers while nobody else is known.
+//! Which peers to redial, and when: peerings always, bootstrap peers while no other peer is known.
 //!
-//! A state machine that is handed the clock. Waits double from one second to one minute, so that a peer that restarts is
-//! found soon and one that is gone costs little.
+//! A state machine; the caller passes the time in. The back-off doubles from one second to one minute.
 
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// A connection that was worth making lasts this long.
+/// A connection that lasts this long resets the back-off.
 const LASTING: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -21,13 +20,13 @@ struct Target {
     wait: Duration,
 }
 
-/// A set of peers to keep dialling.
+/// A set of peers to keep connected.
 #[derive(Debug, Default)]
 pub struct Redial {
     targets: HashMap<PeerId, Target>,
 }
 
-/// The peer that a multiaddr ends in.
+/// The peer ID at the end of a multiaddr.
 pub fn peer_of(address: &Multiaddr) -> Option<PeerId> {
     match address.iter().last() {
         Some(Protocol::P2p(peer)) => Some(peer),
@@ -36,7 +35,7 @@ pub fn peer_of(address: &Multiaddr) -> Option<PeerId> {
 }
 
 impl Redial {
-    /// Targets from multiaddrs that end in `/p2p/ID`; others are ignored (the configuration refuses them).
+    /// Targets from multiaddrs that end in `/p2p/ID`; others are ignored (the configuration rejects them).
     pub fn new(addresses: &[Multiaddr], now: Instant) -> Self {
         let mut targets: HashMap<PeerId, Target> = HashMap::new();
         for address in addresses {
@@ -52,7 +51,7 @@ impl Redial {
         Self { targets }
     }
 
-    /// Every target.
+    /// All targets.
     pub fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
         self.targets.keys().copied()
     }
@@ -63,7 +62,7 @@ impl Redial {
     }
 
     /// Whether there are targets, and none of them is connected.
-    pub fn is_lonely(&self) -> bool {
+    pub fn has_none_connected(&self) -> bool {
         !self.targets.is_empty() && self.targets.values().all(|target| target.connected.is_none())
     }
 
@@ -74,8 +73,8 @@ impl Redial {
         }
     }
 
-    /// The last connection to a peer is gone. If it had lasted, the peer is dialled again at once and the waits start over; one
-    /// that accepts and hangs up is waited for as one that does not answer.
+    /// The last connection to a peer was closed. If it had lasted, the peer is redialled immediately and the back-off
+    /// is reset; otherwise the back-off continues as after a failed dial.
     pub fn disconnected(&mut self, peer: &PeerId, now: Instant) {
         let Some(target) = self.targets.get_mut(peer) else { return };
         let Some(since) = target.connected.take() else { return };
@@ -90,7 +89,7 @@ impl Redial {
         self.due_if(now, |_| true)
     }
 
-    /// Peers to dial now, of those whose addresses are wanted.
+    /// Peers to dial now, among those for which `wanted` is true.
     pub fn due_if(
         &mut self,
         now: Instant,
@@ -113,28 +112,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_is_dialled_with_growing_waits_until_it_is_connected_and_again_when_it_leaves() {
+    fn a_peer_is_redialled_with_back_off() {
         let peer = PeerId::random();
         let addresses: Vec<Multiaddr> =
             [4001, 4002].map(|port| format!("/ip4/127.0.0.1/tcp/{port}/p2p/{peer}").parse().expect("address")).into();
         let start = Instant::now();
         let mut redial = Redial::new(&addresses, start);
-        assert_eq!(redial.due_if(start, |_| false), vec![], "nobody wants it");
+        assert_eq!(redial.due_if(start, |_| false), vec![], "it is not wanted");
         assert_eq!(redial.due(start), vec![(peer, addresses)], "both addresses in one dial");
         let mut dials = 0;
         for second in 1..=300 {
             dials += redial.due(start + Duration::from_secs(second)).len();
         }
         assert!((5..=12).contains(&dials), "{dials}");
-        assert!(redial.is_lonely() && !Redial::default().is_lonely());
+        assert!(redial.has_none_connected() && !Redial::default().has_none_connected());
         redial.connected(&peer, start + Duration::from_secs(300));
-        assert!(!redial.is_lonely());
+        assert!(!redial.has_none_connected());
         assert!(redial.due(start + Duration::from_secs(1_000)).is_empty());
         let left = start + Duration::from_secs(2_000);
         redial.disconnected(&peer, left);
         assert_eq!(redial.due(left).len(), 1);
-        assert_eq!(redial.due(left + FIRST_WAIT).len(), 1, "the waits start over");
-        // One that hangs up at once is not dialled any sooner than one that does not answer.
+        assert_eq!(redial.due(left + FIRST_WAIT).len(), 1, "the back-off is reset");
+        // A peer that closes connections immediately is dialled no sooner than an unreachable one.
         let mut dials = 0;
         for second in 0..300 {
             let now = left + Duration::from_secs(10 + second);

@@ -1,13 +1,13 @@
-//! [`retry_after`]: for how long a server that has too much to do asks to be left alone.
+//! [`retry_after`]: the `Retry-After` header of overloaded servers.
 
 use reqwest::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 use std::time::{Duration, SystemTime};
 
-/// Reads `Retry-After`, which is a number of seconds or a date (RFC 9110, section 10.2.3); `None` if it says neither.
+/// Parses `Retry-After`, a number of seconds or a date (RFC 9110, section 10.2.3); `None` if it is missing or invalid.
 ///
-/// A date is counted from the `Date` of the same answer, so that the server's clock need not agree with ours; `now` stands in
-/// for one that is missing. A date that is over asks for no wait. A server may say what it likes: callers have bounds of their
-/// own.
+/// A date is relative to the `Date` of the same response, so that the server's clock may differ from the local one;
+/// without `Date` it is relative to `now`. A date in the past means no wait. The result is not bounded: callers apply
+/// their own limits.
 pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok().map(str::trim);
     let value = text(RETRY_AFTER)?;
@@ -45,7 +45,7 @@ mod tests {
             ("Wed, 21 Oct 2015 07:30:00 GMT", None, Some(120)),
             ("Wednesday, 21-Oct-15 07:30:00 GMT", None, Some(120)),
             ("Wed Oct 21 07:30:00 2015", None, Some(120)),
-            // Its clock is a day ahead of ours, and two days behind.
+            // The server's clock is a day ahead, and two days behind.
             ("Thu, 22 Oct 2015 07:30:00 GMT", Some("Thu, 22 Oct 2015 07:28:00 GMT"), Some(120)),
             ("Mon, 19 Oct 2015 07:30:00 GMT", Some("Mon, 19 Oct 2015 07:28:00 GMT"), Some(120)),
             ("Wed, 21 Oct 2015 07:30:00 GMT", Some("yesterday"), Some(120)),
@@ -65,7 +65,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_a_server_says_is_too_much(value in "[ -~]{0,40}", date in "[ -~]{0,40}") {
+        fn any_header_is_parsed_without_panic(value in "[ -~]{0,40}", date in "[ -~]{0,40}") {
             let _ = read(&value, Some(&date));
         }
     }

@@ -1,21 +1,21 @@
-//! The two scopes of the DHT, public and local, which addresses belong to which, and which are dialled at whose word.
+//! The two scopes of the DHT, public and local: which addresses belong to which, and which may be dialled.
 //!
-//! Kubo runs two Kademlia networks side by side: `/ipfs/kad/1.0.0` among public addresses, `/ipfs/lan/kad/1.0.0` among
-//! private and loopback ones. [`crate::dht::behaviour`] keeps them apart, in both directions. So a private address that an
-//! untrusted peer put into the public DHT is never dialled (hosters complain of such scans), and our private addresses are
-//! never published there.
+//! Kubo runs two Kademlia networks: `/ipfs/kad/1.0.0` for public addresses, `/ipfs/lan/kad/1.0.0` for private and
+//! loopback ones. [`crate::dht::behaviour`] separates them in both directions: a private address that an untrusted peer
+//! put into the public DHT is never dialled (hosting providers report such scans as abuse), and the node's private
+//! addresses are never published there.
 //!
-//! Addresses are judged by their whole shape ([`crate::dialable`]): what is of no known shape belongs nowhere. What a name
-//! stands for is judged when it is resolved ([`crate::address_filter`]).
+//! Addresses are checked by their whole shape ([`crate::dialable`]); those of an unsupported shape belong to no scope.
+//! The IP addresses of a host name are checked when it is resolved ([`crate::address_filter`]).
 
 use crate::dialable::{Host, Shape};
 use libp2p::{Multiaddr, StreamProtocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Which addresses a DHT is about.
+/// The scope of a DHT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Addresses that anybody can reach.
+    /// Publicly reachable addresses.
     Wan,
     /// Private, link-local and loopback addresses.
     Lan,
@@ -25,7 +25,7 @@ impl Scope {
     /// Both scopes.
     pub const ALL: [Self; 2] = [Self::Wan, Self::Lan];
 
-    /// The protocol that this scope's DHT speaks.
+    /// The protocol ID of this scope's DHT.
     pub const fn protocol(self) -> StreamProtocol {
         StreamProtocol::new(match self {
             Self::Wan => "/ipfs/kad/1.0.0",
@@ -33,8 +33,8 @@ impl Scope {
         })
     }
 
-    /// Whether an address belongs here. Host names count as public, but for those that no public server knows. What is of no
-    /// known shape belongs to neither scope.
+    /// Whether an address belongs to this scope. Host names count as public, except for names that public DNS does not
+    /// have. Addresses of an unsupported shape belong to no scope.
     pub fn admits(self, address: &Multiaddr) -> bool {
         Shape::read(address).is_ok_and(|shape| self.has(&shape))
     }
@@ -50,20 +50,20 @@ impl Scope {
     }
 }
 
-/// How far an IP address reaches (IANA special-purpose address registries).
+/// How far an IP address is reachable (IANA special-purpose address registries).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// From everywhere.
+    /// From the public internet.
     Public,
-    /// Within a network of somebody's own, this machine's included.
+    /// Within a private network or this machine.
     Private,
-    /// To no host in particular, or to one that another address hides: unspecified, multicast, broadcast and reserved
-    /// addresses, and those of tunnels, which carry the address of an IPv4 host in them (6to4, Teredo).
+    /// No host, or a host behind an embedded address: unspecified, multicast, broadcast and reserved addresses, and
+    /// tunnels that embed an IPv4 address (6to4, Teredo).
     Nowhere,
 }
 
 impl Reach {
-    /// How far an IP address reaches.
+    /// How far an IP address is reachable.
     pub fn of(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(ip) => Self::of_v4(ip),
@@ -76,7 +76,7 @@ impl Reach {
         let shared = a == 100 && (64..128).contains(&b);
         let protocol_assignments = a == 192 && b == 0 && c == 0;
         let benchmarking = a == 198 && (b == 18 || b == 19);
-        // 192.88.99.0/24 was where tunnels of 6to4 began.
+        // 192.88.99.0/24 was the anycast prefix of 6to4 relays.
         let relay_anycast = a == 192 && b == 88 && c == 99;
         if a == 0 || a >= 224 || relay_anycast {
             Self::Nowhere
@@ -96,7 +96,7 @@ impl Reach {
 
     fn of_v6(ip: Ipv6Addr) -> Self {
         let [first, second, third, fourth, fifth, sixth, high, low] = ip.segments();
-        // NAT64 (RFC 6052): a router translates, and an IPv4 host is what is reached. Only public ones may be named so.
+        // NAT64 (RFC 6052): a router translates to the embedded IPv4 address, which must be public.
         if [first, second, third, fourth, fifth, sixth] == [0x0064, 0xff9b, 0, 0, 0, 0] {
             let [a, b] = high.to_be_bytes();
             let [c, d] = low.to_be_bytes();
@@ -110,8 +110,8 @@ impl Reach {
         if ip.is_loopback() || is_unique_local || is_of_link_or_site || is_documentation {
             return Self::Private;
         }
-        // Only 2000::/3 is global unicast; in it, 2001::/23 is for protocols, of which Teredo (2001::/32) leads to IPv4
-        // addresses as 6to4 (2002::/16) does, and those may be anybody's.
+        // Only 2000::/3 is global unicast. Within it, 2001::/23 is for protocols: Teredo (2001::/32) embeds IPv4
+        // addresses, as 6to4 (2002::/16) does, which may be private.
         let is_assignment = first == 0x2001 && second < 0x0200;
         let is_global = first & 0xe000 == 0x2000 && first != 0x2002 && !is_assignment;
         if is_global { Self::Public } else { Self::Nowhere }
@@ -126,21 +126,21 @@ impl Reach {
     }
 }
 
-/// Whether an IP address is reachable from the public internet.
+/// Whether an IP address is publicly reachable.
 pub fn is_public(ip: IpAddr) -> bool {
     Reach::of(ip) == Reach::Public
 }
 
-/// Whether an address is of a known shape and says where it leads. A name may lead anywhere, our own network included, once
-/// it is resolved: so names are dialled if the operator gave them, and not at an untrusted peer's word.
+/// Whether an address has a supported shape and an IP address as its host. A host name may resolve to any address,
+/// local ones included, so names are dialled only if the operator gave them.
 pub fn is_literal(address: &Multiaddr) -> bool {
     Shape::read(address).is_ok_and(|shape| shape.is_literal())
 }
 
-/// Which addresses belong to which scope on this node.
+/// Decides which addresses belong to which scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Borders {
-    /// The public scope admits private addresses too. For tests, and for networks of one's own.
+    /// The public scope admits private addresses too: for tests and private networks.
     pub dial_private: bool,
 }
 
@@ -155,8 +155,8 @@ impl Borders {
         scope.has(shape) || self.dial_private && scope == Scope::Wan && tolerated()
     }
 
-    /// Whether an address that an untrusted peer named may be dialled in a scope: by a transport of the swarm, without asking
-    /// the DNS, at a port of no other service, and with no request of the peer's choice.
+    /// Whether an address from an untrusted peer may be dialled in a scope: by a transport of the swarm, without DNS,
+    /// at a port that is not reserved for another service, and without a request path of the peer's choice.
     pub fn may_dial(self, scope: Scope, address: &Multiaddr) -> bool {
         Shape::read(address).is_ok_and(|shape| {
             let is_harmless = shape.is_literal() && shape.has_free_port() && shape.has_plain_path();
@@ -164,20 +164,20 @@ impl Borders {
         })
     }
 
-    /// The same for whichever scope the address is of, where it was not the public network that named it.
+    /// The same for either scope, for addresses that are not from the public network.
     pub fn may_dial_in_any(self, address: &Multiaddr) -> bool {
         Scope::ALL.into_iter().any(|scope| self.may_dial(scope, address))
     }
 
-    /// Whether the DHT of a scope is spoken over a connection with this remote address. Not through relays, whose
-    /// connections are few and short.
+    /// Whether the DHT of a scope is used over a connection with this remote address. Relayed connections are excluded,
+    /// because they are few and short.
     pub fn speaks_over(self, scope: Scope, remote: &Multiaddr) -> bool {
         Shape::read(remote).is_ok_and(|shape| self.has(scope, &shape) && !shape.is_circuit())
     }
 }
 
-/// Whether a host name can only be of the local network: one label, as containers have, or a domain that is not public
-/// (RFC 6761, RFC 6762, RFC 8375, and what clusters use).
+/// Whether a host name can only be local: a single label, as of containers, or a domain that is not public (RFC 6761,
+/// RFC 6762, RFC 8375, and the domains of clusters).
 fn is_local_name(name: &str) -> bool {
     const LOCAL: [&str; 6] = [".localhost", ".local", ".internal", ".home.arpa", ".lan", ".test"];
     let name = name.trim_end_matches('.').to_ascii_lowercase();
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_special_range_is_kept_out_of_the_public_scope() {
+    fn special_ranges_are_not_in_the_public_scope() {
         let public = ["8.8.8.8", "192.0.1.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"];
         let special = [
             "0.0.0.0",
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_no_host_is_of_no_scope() {
+    fn unusable_addresses_are_in_no_scope() {
         let nowhere = [
             "0.0.0.0",
             "224.0.0.1",
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_with_more_than_one_host_is_of_no_scope() {
+    fn an_address_with_several_hosts_is_in_no_scope() {
         let others = [
             "/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001",
             "/ip4/8.8.8.8/tcp/1/dns4/localhost/tcp/5001",
@@ -284,8 +284,8 @@ mod tests {
     }
 
     #[test]
-    fn untrusted_peers_choose_neither_names_nor_services_nor_requests() {
-        // An address, and whether it is dialled at an untrusted peer's word: strictly, and with `dial_private`.
+    fn untrusted_peers_cannot_choose_names_reserved_ports_or_paths() {
+        // An address, and whether it is dialled if an untrusted peer supplies it: by default, and with `dial_private`.
         let table = [
             ("/ip4/8.8.8.8/tcp/4001", true, true),
             ("/ip4/8.8.8.8/udp/4001/quic-v1", true, true),
@@ -325,8 +325,8 @@ mod tests {
     }
 
     #[test]
-    fn the_public_scope_takes_private_addresses_only_if_told_to() {
-        // An address, and whether the public DHT is spoken there strictly, and with `dial_private`.
+    fn the_public_scope_admits_private_addresses_only_with_dial_private() {
+        // An address, and whether the public DHT is used over it: by default, and with `dial_private`.
         let table = [
             ("/ip4/8.8.8.8/tcp/4001", true, true),
             ("/ip4/10.0.0.1/tcp/4001", false, true),
@@ -341,7 +341,7 @@ mod tests {
             let speaks = |dial_private| Borders { dial_private }.speaks_over(Scope::Wan, &address);
             assert_eq!((speaks(false), speaks(true)), (strictly, told), "{address}");
             let local = |dial_private| Borders { dial_private }.speaks_over(Scope::Lan, &address);
-            assert_eq!(local(false), local(true), "{address}: the local scope stays what it is");
+            assert_eq!(local(false), local(true), "{address}: the local scope does not change");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! [`Session`]: the network as a [`BlockSource`], for one DAG.
 //!
-//! Everyone who reads one DAG shares its session in the swarm task (it is named by the root), so that the forty assets of
-//! a page cost one search for providers. A session is only a name here: it costs nothing until a block is wanted.
+//! All readers of a DAG share its session in the swarm task (its ID is the root), so that the forty assets of a page
+//! need one search for providers. A `Session` is only a handle: it costs nothing until a block is requested.
 
 use crate::bitswap::behaviour::SessionCommand;
 use crate::discovery::absent::{Absent, Advice, Missing};
@@ -14,20 +14,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Blocks that may be waited for at once over all sessions. Callers beyond it wait for their turn.
+/// The maximum number of pending wants over all sessions. Further callers wait.
 const WANTS_MAX: usize = 16_384;
-/// Blocks that nobody had a moment ago and that are searched again behind, at once.
-const LOOKING_AGAIN_MAX: usize = 64;
-/// Whoever asks for such a block waits this long for that search: somebody who is connected may have it by now.
-const SECOND_CHANCE: Duration = Duration::from_secs(1);
+/// The maximum number of concurrent background searches for blocks in the negative cache.
+const BACKGROUND_SEARCHES_MAX: usize = 64;
+/// How long a request for such a block waits for its background search: a connected peer may have the block by now.
+const BACKGROUND_SEARCH_WAIT: Duration = Duration::from_secs(1);
 
-/// What every session shares with the swarm task.
+/// The state that all sessions share with the swarm task.
 pub(crate) struct Shared {
     pub wants: Arc<Wants>,
     pub commands: mpsc::UnboundedSender<SessionCommand>,
     permits: Arc<Semaphore>,
     absent: Mutex<Absent>,
-    looking_again: Arc<Semaphore>,
+    background_searches: Arc<Semaphore>,
     policy: Obeyed,
 }
 
@@ -38,7 +38,7 @@ impl Shared {
             commands,
             permits: Arc::new(Semaphore::new(WANTS_MAX)),
             absent: Mutex::default(),
-            looking_again: Arc::new(Semaphore::new(LOOKING_AGAIN_MAX)),
+            background_searches: Arc::new(Semaphore::new(BACKGROUND_SEARCHES_MAX)),
             policy,
         }
     }
@@ -49,7 +49,7 @@ impl Shared {
     }
 }
 
-/// Blocks of one DAG, from the network.
+/// A source of one DAG's blocks from the network.
 #[derive(Clone)]
 pub struct Session {
     shared: Arc<Shared>,
@@ -62,8 +62,8 @@ impl Session {
     }
 }
 
-/// Withdraws the want if its future is dropped before the block came.
-struct Waiting {
+/// Withdraws the want if its future is dropped before the block is received.
+struct WantGuard {
     shared: Arc<Shared>,
     session: SessionId,
     key: BlockKey,
@@ -71,12 +71,12 @@ struct Waiting {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Drop for Waiting {
+impl Drop for WantGuard {
     fn drop(&mut self) {
         let Some(permit) = self.permit.take() else { return };
         self.shared.wants.withdraw(&self.key, self.waiter);
         let cancel = SessionCommand::Cancel { session: self.session, key: self.key, permit };
-        // If the swarm task is gone there is nobody to tell.
+        // The swarm task may have ended.
         let _ = self.shared.commands.send(cancel);
     }
 }
@@ -92,23 +92,23 @@ async fn fetch(shared: Arc<Shared>, session: SessionId, cid: Cid) -> Result<Bloc
     match advice {
         Advice::Fetch => ask(shared, missing, cid).await,
         Advice::Fail(error) => Err(error),
-        Advice::FailAndLook(error) => look_again(shared, missing, cid).await.unwrap_or(Err(error)),
+        Advice::FailAndLook(error) => search_in_background(shared, missing, cid).await.unwrap_or(Err(error)),
     }
 }
 
-/// Searches behind for what nobody had a moment ago; the block if it comes soon.
-async fn look_again(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Option<Result<Block, SourceError>> {
-    let Ok(place) = Arc::clone(&shared.looking_again).try_acquire_owned() else {
+/// Searches in the background for a block in the negative cache; returns the block if it is received soon.
+async fn search_in_background(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Option<Result<Block, SourceError>> {
+    let Ok(permit) = Arc::clone(&shared.background_searches).try_acquire_owned() else {
         shared.absent().looked(missing, Err(&SourceError::Busy), Instant::now());
         return None;
     };
-    let looking = tokio::spawn(async move {
+    let search = tokio::spawn(async move {
         let found = ask(shared, missing, cid).await;
-        drop(place);
+        drop(permit);
         found
     });
-    // Dropping the handle leaves the search running.
-    tokio::time::timeout(SECOND_CHANCE, looking).await.ok()?.ok()
+    // Dropping the handle detaches the task, which continues.
+    tokio::time::timeout(BACKGROUND_SEARCH_WAIT, search).await.ok()?.ok()
 }
 
 /// Waits for a block from the network.
@@ -116,12 +116,12 @@ async fn ask(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Result<Block, S
     let (session, key) = missing;
     let permit = shared.permits.clone().acquire_owned().await.map_err(|_| SourceError::Closed)?;
     let (waiter, reply) = shared.wants.register(key, cid, session);
-    let mut waiting = Waiting { shared, session, key, waiter, permit: Some(permit) };
-    waiting.shared.commands.send(SessionCommand::Want { session, cid }).map_err(|_| SourceError::Closed)?;
+    let mut guard = WantGuard { shared, session, key, waiter, permit: Some(permit) };
+    guard.shared.commands.send(SessionCommand::Want { session, cid }).map_err(|_| SourceError::Closed)?;
     let result = reply.await.unwrap_or(Err(SourceError::Closed));
-    // Answered: there is nothing to withdraw.
-    waiting.permit = None;
-    waiting.shared.absent().looked(missing, result.as_ref().map(|_| ()), Instant::now());
+    // Answered, so there is nothing to withdraw.
+    guard.permit = None;
+    guard.shared.absent().looked(missing, result.as_ref().map(|_| ()), Instant::now());
     result
 }
 
@@ -130,7 +130,7 @@ impl BlockSource for Session {
         fetch(self.shared.clone(), self.id, *cid).boxed()
     }
 
-    /// The network holds nothing *here*; asking it whether it holds something is a fetch.
+    /// The network stores nothing *locally*; finding out whether a peer has a block is a fetch.
     fn has(&self, _: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
         async { Ok(false) }.boxed()
     }

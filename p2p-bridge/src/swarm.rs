@@ -1,12 +1,12 @@
 //! Builds the swarm: protocols and limits, over the transports of [`crate::transport`].
 //!
-//! Addresses are tried QUIC first with a head start (Happy Eyeballs, RFC 8305).
+//! Addresses are dialled with a head start for QUIC (Happy Eyeballs, RFC 8305).
 
 use crate::admission::Admission;
-use crate::announced::{Announced, Telling};
+use crate::announced::{AnnounceFilter, Announced};
 use crate::bitswap;
 use crate::dht::behaviour::Scoped;
-use crate::nat::guarded::Guarded;
+use crate::nat::guarded::AddressFiltered;
 use crate::nat::port_mapping::PortMapping;
 use crate::nat::{self, Behaviours};
 use crate::options::BridgeOptions;
@@ -21,10 +21,10 @@ use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::{Multiaddr, Swarm, autonat, dcutr, identify, mdns, ping, relay};
 use std::time::Duration;
 
-/// How long a connection that nobody uses stays open.
+/// How long an unused connection stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Every protocol of the node. The doorkeeper comes first, so that it is asked first.
+/// All protocols of the node. Admission control comes first, so that it decides first.
 #[derive(NetworkBehaviour)]
 pub struct Behaviour {
     pub admission: Admission,
@@ -32,15 +32,15 @@ pub struct Behaviour {
     pub wan: Scoped,
     pub lan: Scoped,
     pub announcer: announcer::Behaviour,
-    pub identify: Telling<identify::Behaviour>,
+    pub identify: AnnounceFilter<identify::Behaviour>,
     ping: ping::Behaviour,
     relay: relay::client::Behaviour,
-    dcutr: Toggle<Guarded<dcutr::Behaviour>>,
+    dcutr: Toggle<AddressFiltered<dcutr::Behaviour>>,
     upnp: Toggle<PortMapping>,
-    autonat: Toggle<Guarded<autonat::v2::client::Behaviour>>,
-    autonat_server: Toggle<Guarded<autonat::v2::server::Behaviour>>,
-    autonat_v1: Toggle<Guarded<autonat::v1::Behaviour>>,
-    mdns: Toggle<Telling<mdns::tokio::Behaviour>>,
+    autonat: Toggle<AddressFiltered<autonat::v2::client::Behaviour>>,
+    autonat_server: Toggle<AddressFiltered<autonat::v2::server::Behaviour>>,
+    autonat_v1: Toggle<AddressFiltered<autonat::v1::Behaviour>>,
+    mdns: Toggle<AnnounceFilter<mdns::tokio::Behaviour>>,
 }
 
 impl Behaviour {
@@ -52,31 +52,31 @@ impl Behaviour {
         }
     }
 
-    /// Has the candidates for our own address tested once more, if any are.
+    /// Tests the candidates for external addresses again, if there are any.
     pub fn test_addresses_again(&mut self) {
         if let Some(autonat) = self.autonat.as_mut() {
             let mapped = self.upnp.as_ref().into_iter().flat_map(PortMapping::mapped);
-            autonat.begin_again(nat::autonat(), mapped);
+            autonat.replace_inner(nat::autonat(), mapped);
         }
     }
 
-    /// Has an address that is not ours any more tested no further.
-    pub fn forget_address(&mut self, address: &Multiaddr) {
+    /// Stops testing an address that is no longer the node's.
+    pub fn stop_testing(&mut self, address: &Multiaddr) {
         if let Some(autonat) = self.autonat.as_mut() {
-            autonat.forget(address);
+            autonat.remove(address);
         }
     }
 
-    /// Addresses at which the router forwards to us.
+    /// The number of addresses that the router has mapped to the node.
     pub fn mapped_addresses(&self) -> usize {
         self.upnp.as_ref().map_or(0, |upnp| upnp.mapped().len())
     }
 }
 
-/// A swarm that listens nowhere yet, on the private network of a key or on the public one.
+/// Builds a swarm without listeners, on a private network if there is a key, else on the public one.
 ///
 /// # Errors
-/// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
+/// If the TLS or Noise keys cannot be derived from the identity, or the system's resolver configuration cannot be read.
 pub fn build(
     keypair: Keypair,
     private: Option<SwarmKey>,
@@ -91,11 +91,11 @@ pub fn build(
         let nat = Behaviours::new(keypair.public().to_peer_id(), options);
         let about = identify::Config::new("ipfs/0.1.0".to_owned(), keypair.public())
             .with_agent_version(concat!("causeway/", env!("CARGO_PKG_VERSION")).to_owned())
-            // Its cache would offer any address that a peer claims to whoever dials, past the wall between the scopes.
+            // Its cache would supply any address that a peer claims to every dial, across the scopes.
             .with_cache_size(0)
-            // Circuits come and go while peers are connected.
+            // Relay circuits are opened and closed while peers are connected.
             .with_push_listen_addr_updates(true)
-            .with_hide_listen_addrs(!announced.tells_all());
+            .with_hide_listen_addrs(!announced.announces_all());
         let mdns = options.mdns.then(|| neighbours(keypair)).flatten();
         Behaviour {
             admission,
@@ -103,7 +103,11 @@ pub fn build(
             wan,
             lan,
             announcer: announcer::Behaviour::default(),
-            identify: Telling::new(identify::Behaviour::new(about), announced.clone(), !announced.tells_all()),
+            identify: AnnounceFilter::new(
+                identify::Behaviour::new(about),
+                announced.clone(),
+                !announced.announces_all(),
+            ),
             ping: ping::Behaviour::default(),
             relay,
             dcutr: nat.dcutr,
@@ -111,15 +115,15 @@ pub fn build(
             autonat: nat.autonat,
             autonat_server: nat.autonat_server,
             autonat_v1: nat.autonat_v1,
-            mdns: Toggle::from(mdns.map(|mdns| Telling::new(mdns, announced.clone(), false))),
+            mdns: Toggle::from(mdns.map(|mdns| AnnounceFilter::new(mdns, announced.clone(), false))),
         }
     };
     let swarm_config = |config: libp2p::swarm::Config| {
         config
             .with_idle_connection_timeout(IDLE_TIMEOUT)
             .with_smart_dial()
-            // Whoever proposes one protocol only sends its request along with the proposal: a round trip less for each
-            // stream of the DHT.
+            // A dialer that proposes a single protocol sends its request with the proposal, which saves a round trip
+            // for each DHT stream.
             .with_substream_upgrade_protocol_override(Version::V1Lazy)
     };
     match private {
@@ -128,10 +132,10 @@ pub fn build(
     }
 }
 
-/// Multicast DNS, if the system has it. A node that cannot find its neighbours is a node all the same.
+/// Multicast DNS, if the system supports it. Without it, the node starts without local discovery.
 fn neighbours(keypair: &Keypair) -> Option<mdns::tokio::Behaviour> {
     let started = mdns::tokio::Behaviour::new(mdns::Config::default(), keypair.public().to_peer_id());
     started
-        .inspect_err(|error| tracing::warn!(%error, "peers of the local network cannot be found by multicast DNS"))
+        .inspect_err(|error| tracing::warn!(%error, "cannot discover local peers: multicast DNS is not available"))
         .ok()
 }

@@ -1,15 +1,14 @@
-//! Which cryptography TLS is made with: ring for HTTP, as the resolver does; libp2p's QUIC and TLS are made with AWS-LC, and
-//! leave no choice.
+//! The cryptography of TLS: ring for HTTP, as for the resolver. libp2p's QUIC and TLS always use AWS-LC.
 
-/// Makes ring the process's choice, unless somebody chose before. Clients of HTTP over TLS cannot be built without a choice.
+/// Makes ring the process's default provider, unless there is one already. HTTPS clients need a default provider.
 pub fn use_ring() {
-    // An error says that there is one already.
+    // An error means that there is a default already.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Gathers AWS-LC's first entropy. It measures the processor's jitter for some 80 ms, once in a process, and whoever makes
-/// the first QUIC connection would have to wait for it. Blocks the thread.
+/// Initialises AWS-LC's entropy source. It measures CPU jitter for about 80 ms once per process, which would otherwise
+/// delay the first QUIC connection. Blocks the thread.
 pub fn gather_entropy() {
-    // Were it to fail, the first connection would fail as well, and say so.
+    // An error here will also fail the first connection, which reports it.
     let _ = rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut [0; 32]);
 }

@@ -1,11 +1,11 @@
-//! How bytes travel between peers.
+//! The transports between peers.
 //!
-//! TCP with Noise or TLS and yamux, QUIC, and WebSocket over TCP; names are resolved as the system does it. Circuits through
-//! relays are a transport too. Around all of them, and above the sockets, addresses are filtered ([`crate::address_filter`]).
+//! TCP with Noise or TLS and yamux, QUIC, and WebSocket over TCP, with the system's DNS configuration, and relay
+//! circuits. Address filters ([`crate::address_filter`]) wrap all of them, and each socket transport.
 //!
-//! On a private network, each of these but QUIC is encrypted with the network's key before anything else is said on it.
+//! On a private network, each of these except QUIC is encrypted with the network's key below all protocols.
 
-use crate::address_filter::{Dials, OperatorAddresses, Sockets};
+use crate::address_filter::{DialFilter, OperatorAddresses, SocketFilter};
 use crate::counted::{Bandwidth, Counted, Via, Yamux};
 use crate::private_network::SwarmKey;
 use futures::future::{BoxFuture, Either, FutureExt as _};
@@ -19,27 +19,27 @@ use libp2p::pnet::PnetConfig;
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::{PeerId, Swarm, SwarmBuilder, Transport, dns, noise, quic, relay, swarm, tcp, tls, websocket, yamux};
 
-/// Streams that a peer may open on one connection.
+/// The maximum number of streams that a peer may open on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 512;
 
 /// Why the transports cannot be built.
 pub type TransportError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the transports of a swarm share with others.
+/// State that the transports of a swarm share with other modules.
 pub struct Shared<'a> {
-    /// What they carry.
+    /// The bandwidth counters.
     pub bandwidth: &'a Bandwidth,
-    /// The names that lead anywhere.
+    /// The addresses that the operator gave, whose names may resolve to any IP address.
     pub operator: OperatorAddresses,
 }
 
 /// A transport of authenticated, multiplexed connections.
 type Connections = Boxed<(PeerId, StreamMuxerBox)>;
 
-/// A swarm over every transport of the public network. Names lead anywhere if the operator gave them.
+/// A swarm over all transports of the public network.
 ///
 /// # Errors
-/// When the TLS or Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
+/// If the TLS or Noise keys cannot be derived from the identity, or the system's resolver configuration cannot be read.
 pub fn public<B: NetworkBehaviour>(
     keypair: Keypair,
     behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
@@ -51,19 +51,19 @@ pub fn public<B: NetworkBehaviour>(
     let noise = noise::Config::new(&keypair)?;
     let (circuits, relay) = relay::client::new(keypair.public().to_peer_id());
     let tcp = authenticated(sockets(), security.clone(), yamux(Via::Tcp));
-    let direct = either(Sockets::new(quic(&keypair).map(counted(bandwidth))).map(boxed).boxed(), tcp);
+    let direct = either(SocketFilter::new(quic(&keypair).map(counted(bandwidth))).map(boxed).boxed(), tcp);
     let direct = dns::tokio::Transport::system(direct).map_err(resolver)?.boxed();
     let over_websocket = authenticated(websocket::Config::new(resolving()?), security, yamux(Via::WebSocket));
     let circuits = authenticated(circuits, noise, yamux(Via::Circuit));
     let all = either(circuits, either(over_websocket, direct));
-    build(keypair, Dials::new(all, operator), relay, behaviour, config)
+    build(keypair, DialFilter::new(all, operator), relay, behaviour, config)
 }
 
-/// A swarm over the transports of a private network: TCP, WebSocket and circuits. QUIC brings an encryption of its own, below
-/// which there is no room for the network's; addresses of it can be neither listened on nor dialled.
+/// A swarm over the transports of a private network: TCP, WebSocket and circuits. QUIC has built-in encryption, with no
+/// layer below it for the network's key, so QUIC addresses can be neither listened on nor dialled.
 ///
 /// # Errors
-/// When the Noise keys cannot be derived from the identity, or the system's resolver is not to be had.
+/// If the Noise keys cannot be derived from the identity, or the system's resolver configuration cannot be read.
 pub fn private<B: NetworkBehaviour>(
     keypair: Keypair,
     key: SwarmKey,
@@ -73,17 +73,17 @@ pub fn private<B: NetworkBehaviour>(
 ) -> Result<Swarm<B>, TransportError> {
     let (circuits, relay) = relay::client::new(keypair.public().to_peer_id());
     let noise = noise::Config::new(&keypair)?;
-    // Circuits too: without it, a relay could connect members with strangers. Kubo does the same.
+    // Circuits too: otherwise a relay could connect members with outside peers. Kubo does the same.
     let sockets = OrTransport::new(circuits, OrTransport::new(websocket::Config::new(resolving()?), resolving()?));
     let protected = sockets.and_then(move |socket, _| PnetConfig::new(key.reveal()).handshake(socket));
     let authenticated = protected.upgrade(Version::V1Lazy).authenticate(noise).multiplex(yamux::Config::default());
     let authenticated = authenticated.map(counted(bandwidth)).map(boxed);
-    build(keypair, Dials::new(authenticated.boxed(), operator), relay, behaviour, config)
+    build(keypair, DialFilter::new(authenticated.boxed(), operator), relay, behaviour, config)
 }
 
 fn build<B: NetworkBehaviour>(
     keypair: Keypair,
-    transport: Dials<Connections>,
+    transport: DialFilter<Connections>,
     relay: relay::client::Behaviour,
     behaviour: impl FnOnce(&Keypair, relay::client::Behaviour) -> B,
     config: impl FnOnce(swarm::Config) -> swarm::Config,
@@ -98,17 +98,17 @@ fn build<B: NetworkBehaviour>(
     Ok(swarm)
 }
 
-/// TCP, behind the filter of where a dial may end.
-fn sockets() -> Sockets<tcp::tokio::Transport> {
-    Sockets::new(tcp::tokio::Transport::new(tcp::Config::default().nodelay(true)))
+/// TCP with the filter of destinations.
+fn sockets() -> SocketFilter<tcp::tokio::Transport> {
+    SocketFilter::new(tcp::tokio::Transport::new(tcp::Config::default().nodelay(true)))
 }
 
-/// The same, with names resolved above it.
-fn resolving() -> Result<dns::tokio::Transport<Sockets<tcp::tokio::Transport>>, TransportError> {
+/// The same with DNS resolution.
+fn resolving() -> Result<dns::tokio::Transport<SocketFilter<tcp::tokio::Transport>>, TransportError> {
     dns::tokio::Transport::system(sockets()).map_err(resolver)
 }
 
-/// A transport of byte streams, with security and yamux on it.
+/// Upgrades a transport of byte streams with security and yamux.
 fn authenticated<T, S, C>(streams: T, security: S, yamux: Yamux) -> Connections
 where
     T: Transport + Send + Unpin + 'static,
@@ -134,7 +134,7 @@ where
     streams.upgrade(Version::V1Lazy).authenticate(security).multiplex(yamux).map(boxed).boxed()
 }
 
-/// The first of two transports that knows an address.
+/// The first of two transports that supports an address.
 fn either(one: Connections, other: Connections) -> Connections {
     OrTransport::new(one, other).map(|either, _| either.into_inner()).boxed()
 }
@@ -148,14 +148,14 @@ where
     (peer, StreamMuxerBox::new(muxer))
 }
 
-/// Noise or TLS, whichever the peers agree on; we propose Noise first.
+/// Noise or TLS, as negotiated; the dialer proposes Noise first.
 #[derive(Clone)]
 struct Security {
     noise: noise::Config,
     tls: tls::Config,
 }
 
-/// What goes wrong with either.
+/// The error of either.
 #[derive(Debug, thiserror::Error)]
 enum SecurityError {
     #[error(transparent)]
@@ -227,7 +227,7 @@ fn quic(keypair: &Keypair) -> quic::tokio::Transport {
     quic::tokio::Transport::new(config)
 }
 
-/// Has a connection's bytes counted, by the way that its address leads.
+/// Counts a connection's bytes by the transport of its address.
 fn counted<M>(bandwidth: &Bandwidth) -> impl Fn((PeerId, M), ConnectedPoint) -> (PeerId, Counted<M>) + Clone + use<M> {
     let bandwidth = bandwidth.clone();
     move |(peer, muxer), endpoint| {

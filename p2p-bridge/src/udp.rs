@@ -1,18 +1,18 @@
-//! Kernel buffers for the UDP sockets that carry QUIC.
+//! Kernel buffers of the UDP sockets for QUIC.
 //!
-//! QUIC libraries enlarge the receive buffer of their sockets, because a sender paces by what is acknowledged and not by
-//! what the receiver's kernel can hold. libp2p leaves it at the system's default, commonly 208 KiB, which is less than a
-//! hundred packets. A Kubo 50 ms away sends far more at once; what overflows is lost, and each loss halves its rate:
-//! 100 MiB took 10 s that way and 2 s with this.
+//! QUIC libraries enlarge the receive buffers of their sockets, because senders pace by acknowledgements and not by the
+//! receiver's kernel buffer. libp2p keeps the system's default, commonly 208 KiB, which is less than a hundred packets.
+//! A Kubo node 50 ms away sends far larger bursts; the overflow is lost, and each loss halves its rate: 100 MiB took 10
+//! s that way and 2 s with this.
 //!
-//! libp2p hands out neither its sockets nor their descriptors. Linux gives a process duplicates of its own descriptors
-//! (`pidfd_getfd`), and what is set on a duplicate holds for the socket. Where that is not to be had, sockets stay as they
-//! are, and the operator can raise `net.core.rmem_default`.
+//! libp2p exposes neither its sockets nor their descriptors. Linux lets a process duplicate its own descriptors
+//! (`pidfd_getfd`), and options set on a duplicate apply to the socket. Where that is not supported, the buffers stay
+//! as they are, and the operator can raise `net.core.rmem_default`.
 
-/// What is asked for, in bytes; the system's `net.core.rmem_max` may allow less. The figure that quic-go asks for.
+/// The requested size in bytes, as in quic-go; the system's `net.core.rmem_max` may allow less.
 #[cfg(target_os = "linux")]
 const BUFFER_BYTES: usize = 7 * 1024 * 1024;
-/// Buffers below this are worth a warning, in bytes.
+/// Smaller buffers cause a warning, in bytes.
 #[cfg(target_os = "linux")]
 const ENOUGH_BYTES: usize = 2 * 1024 * 1024;
 
@@ -29,17 +29,17 @@ pub fn enlarge_buffers(ports: &[u16]) {
                 tracing::warn!(
                     bytes = smallest,
                     wanted = BUFFER_BYTES,
-                    "QUIC loses packets when they come in bursts: raise net.core.rmem_max"
+                    "the receive buffers of QUIC are small, so bursts of packets are lost: raise net.core.rmem_max"
                 );
             }
         }
         Err(error) => {
-            tracing::warn!(%error, "the buffers of QUIC's sockets stay small: raise net.core.rmem_default");
+            tracing::warn!(%error, "cannot enlarge the receive buffers of QUIC: raise net.core.rmem_default");
         }
     }
 }
 
-/// Other systems have larger defaults, and no way to get at the sockets.
+/// Other systems have larger defaults, and no way to access the sockets.
 #[cfg(not(target_os = "linux"))]
 pub fn enlarge_buffers(_: &[u16]) {}
 
@@ -58,7 +58,7 @@ mod linux {
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc/self/fd")? {
             let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // It may have been closed meanwhile.
+            // It may have been closed in the meantime.
             let Ok(descriptor) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) else { continue };
             if port(&descriptor).is_some_and(|port| ports.contains(&port)) {
                 found.push(descriptor);
@@ -75,13 +75,13 @@ mod linux {
         SocketAddr::try_from(getsockname(descriptor).ok()?).ok().map(|address| address.port())
     }
 
-    /// Asks for large buffers; what the socket receives into afterwards, in bytes.
+    /// Requests large buffers; returns the resulting receive buffer in bytes.
     pub fn enlarge(socket: &OwnedFd) -> usize {
         let size = || sockopt::socket_recv_buffer_size(socket).unwrap_or_default();
         let _ = sockopt::set_socket_recv_buffer_size(socket, BUFFER_BYTES);
         let _ = sockopt::set_socket_send_buffer_size(socket, BUFFER_BYTES);
         if size() < BUFFER_BYTES {
-            // Beyond the system's limit: for the privileged only.
+            // Exceeding the system's limit needs a privilege.
             let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER_BYTES);
         }
         size()
@@ -94,14 +94,14 @@ mod tests {
     use std::net::UdpSocket;
 
     #[test]
-    fn the_sockets_of_a_port_are_found_and_their_buffers_grow() {
+    fn the_sockets_of_a_port_get_larger_buffers() {
         let [ours, other] = std::array::from_fn(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
         let port = ours.local_addr().expect("bound").port();
         let before = rustix::net::sockopt::socket_recv_buffer_size(&ours).expect("a socket");
         let untouched = rustix::net::sockopt::socket_recv_buffer_size(&other).expect("a socket");
         let found = linux::sockets(&[port]).expect("Linux 5.6 or newer");
         assert_eq!(found.len(), 1);
-        // How far depends on the system's limit.
+        // The growth depends on the system's limit.
         let grown = linux::enlarge(&found[0]);
         assert!(grown >= before);
         drop(found);

@@ -1,10 +1,10 @@
-//! The meeting place of those who wait for blocks and the connection tasks that receive them.
+//! The registry of waiters for blocks, which connection tasks deliver to.
 //!
-//! Goal: a block goes straight from the task that read and hashed it to whoever waits for it, without passing through the
-//! swarm task, which only learns afterwards that it happened. A waiter can only be given a [`Block`], which cannot exist
-//! without having been hashed.
+//! Goal: the task that read and verified a block delivers it directly to the waiters, without passing through the swarm
+//! task, which is notified afterwards. Waiters only receive a [`Block`], which cannot be constructed without
+//! verification.
 //!
-//! Bounded by its users: every waiter holds a permit of [`crate::session`].
+//! Bounded by its users: each waiter holds a permit of [`crate::session`].
 
 use content::{Block, BlockKey, Cid, Multihash, SourceError};
 use std::collections::HashMap;
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// Shards of the map, so that connection tasks rarely meet on a lock.
+/// Shards of the map, which reduce lock contention between connection tasks.
 const SHARDS: usize = 16;
 
-/// What names a session: the multihash of the DAG's root.
+/// The ID of a session: the multihash of the DAG's root.
 pub type SessionId = Multihash;
 
 struct Waiter {
@@ -29,7 +29,7 @@ struct Waiter {
 
 type Shard = HashMap<BlockKey, Vec<Waiter>>;
 
-/// Everyone who waits for a block from the network.
+/// The waiters for blocks from the network.
 pub struct Wants {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
@@ -49,7 +49,7 @@ impl Wants {
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a waiter. The id withdraws it again.
+    /// Adds a waiter. Its ID is for [`Wants::withdraw`].
     pub fn register(
         &self,
         key: BlockKey,
@@ -62,7 +62,7 @@ impl Wants {
         (id, receiver)
     }
 
-    /// Removes a waiter that lost interest.
+    /// Removes a waiter that was cancelled.
     pub fn withdraw(&self, key: &BlockKey, id: u64) {
         let mut shard = self.shard(key);
         if let Some(waiters) = shard.get_mut(key) {
@@ -73,7 +73,7 @@ impl Wants {
         }
     }
 
-    /// Gives a block to everyone who waits for it; `false` if nobody did.
+    /// Delivers a block to all its waiters; returns whether any received it.
     pub fn deliver(&self, block: &Block) -> bool {
         let Some(key) = block.key() else { return false };
         let waiters = self.shard(&key).remove(&key).unwrap_or_default();
@@ -86,7 +86,7 @@ impl Wants {
         taken
     }
 
-    /// Tells the waiters of one session that the block will not come.
+    /// Fails the waiters of one session.
     pub fn fail(&self, key: &BlockKey, session: &SessionId, error: &SourceError) {
         let mut shard = self.shard(key);
         let Some(waiters) = shard.remove(key) else { return };
@@ -100,17 +100,17 @@ impl Wants {
         }
     }
 
-    /// The CIDs and sessions of everybody who still waits for a block.
+    /// The CIDs and sessions of the waiters for a block.
     pub fn waiting(&self, key: &BlockKey) -> Vec<(Cid, SessionId)> {
         self.shard(key).get(key).into_iter().flatten().map(|waiter| (waiter.cid, waiter.session)).collect()
     }
 
-    /// Whether anybody in a session waits for a block.
+    /// Whether a session waits for a block.
     pub fn is_waiting(&self, key: &BlockKey, session: &SessionId) -> bool {
         self.shard(key).get(key).is_some_and(|waiters| waiters.iter().any(|waiter| waiter.session == *session))
     }
 
-    /// Lets everybody go: nothing will come any more.
+    /// Removes all waiters, which then fail as closed.
     pub fn close(&self) {
         for shard in &self.shards {
             shard.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_reaches_every_waiter_under_the_cid_it_asked_by() {
+    fn a_block_is_delivered_to_each_waiter_under_its_cid() {
         let wants = Wants::default();
         let block = block(b"x");
         let key = block.key().expect("key");
@@ -139,7 +139,7 @@ mod tests {
         assert!(wants.deliver(&block));
         assert_eq!(raw.try_recv().expect("sent"), Ok(block.clone()));
         assert_eq!(*other.try_recv().expect("sent").expect("block").cid(), pb);
-        assert!(!wants.deliver(&block), "nobody waits any more");
+        assert!(!wants.deliver(&block), "there are no waiters left");
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! A network of a hundred nodes that come and go, as *Design and Evaluation of IPFS* (SIGCOMM 2022) measured it, section 5.3:
-//! 87.6 % of sessions are under eight hours, 2.5 % over a day. An hour takes [`HOUR`] here.
+//! A network of a hundred nodes with the churn that *Design and Evaluation of IPFS* (SIGCOMM 2022) measured, section
+//! 5.3: 87.6 % of sessions are under eight hours, 2.5 % over a day. An hour takes [`HOUR`] here.
 //!
-//! Every node is a whole [`Bridge`] over real sockets on loopback. Some are slow, some announce what they do not have, and of
-//! those who left, some leave a port behind that accepts connections and never says a word. Every DAG is held by one node that
-//! stays, so that every retrieval can succeed; the test is that every one does. Its report (`--nocapture`) says how long they
-//! took, and how many peers the walks asked.
+//! Every node is a complete [`Bridge`] over real sockets on loopback. Some nodes are slow, some announce content that
+//! they do not have, and some leave a port behind that accepts connections and stays silent. Every DAG is on one node
+//! that stays, so that every retrieval can succeed; the test asserts that all do. Its report (`--nocapture`) has the
+//! retrieval times, and the number of peers that walks asked.
 //!
-//! Who does what is drawn from one seed, printed at the start; `CAUSEWAY_SEED` sets it, `CAUSEWAY_NODES` the number of nodes.
+//! All choices are derived from one seed, printed at the start; `CAUSEWAY_SEED` sets it, and `CAUSEWAY_NODES` the
+//! number of nodes.
 
 use bytes::Bytes;
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, codec, hashes};
@@ -25,17 +26,17 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const HOUR: Duration = Duration::from_millis(7_500);
-/// How long nodes come and go while others read.
+/// The duration of the churn.
 const RUN: Duration = Duration::from_secs(15);
-/// Retrievals that there have to be meanwhile, however slow the machine is.
+/// The minimum number of retrievals, however slow the machine is.
 const RETRIEVALS_MIN: usize = 100;
-/// A limit against hanging only. On two cores shared with two compilers, 60 retrievals took 90 seconds.
+/// A limit against hanging. On two cores shared with two compilers, 60 retrievals took 90 seconds.
 const RUN_MAX: Duration = Duration::from_secs(400);
-/// Retrievals under way at once.
+/// Concurrent retrievals.
 const READERS: usize = 16;
 const DAGS: usize = 40;
 const LEAVES: usize = 4;
-/// One retrieval, and everything that it has to get past.
+/// The timeout of a retrieval.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
@@ -58,7 +59,7 @@ impl Rng {
         self.below(100) < percent
     }
 
-    /// A session's length, after the distribution of the paper.
+    /// A session length with the distribution of the paper.
     fn session(&mut self) -> Duration {
         let hours = match self.below(1_000) {
             u @ 0..876 => 8.0 * (u as f64 + 1.0) / 876.0,
@@ -69,7 +70,7 @@ impl Rng {
     }
 }
 
-/// A local store that takes its time.
+/// A local store with latency.
 struct Slow {
     blocks: Arc<MemoryBlocks>,
     delay: Duration,
@@ -130,8 +131,8 @@ impl Node {
     }
 }
 
-/// A port that accepts connections and is silent, in the place of a node that left.
-fn haunt(address: &Multiaddr) -> Option<TcpListener> {
+/// A silent listener on the port of a node that left.
+fn listen_silently(address: &Multiaddr) -> Option<TcpListener> {
     let port = address.iter().find_map(|part| match part {
         Protocol::Tcp(port) => Some(port),
         _ => None,
@@ -190,7 +191,7 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
     }
     let deadline = Instant::now() + Duration::from_secs(60);
     while nodes.iter().any(|node| node.table_size() < 8.0) {
-        assert!(Instant::now() < deadline, "the network did not come together");
+        assert!(Instant::now() < deadline, "the nodes did not connect to each other");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 
@@ -202,38 +203,38 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
             dag.holders.insert(holder);
             nodes[holder].bridge.provide(&dag.root).await;
         }
-        // One that announces what it does not have.
+        // A node that announces content that it does not have.
         nodes[stable + rng.below(count - stable)].bridge.provide(&dag.root).await;
     }
-    // An announcement is there when somebody who asks the DHT alone finds it.
+    // The announcements are complete when each DAG is found through the DHT alone.
     let settled = join_all(dags.iter().map(|dag| {
-        let asker = (0..stable).find(|n| !dag.holders.contains(n)).expect("somebody else");
+        let asker = (0..stable).find(|n| !dag.holders.contains(n)).expect("another node");
         read(nodes[asker].bridge.clone(), dag.blocks.clone())
     }));
     for result in settled.await {
-        result.expect("everything is announced");
+        result.expect("the DAG is found");
     }
 
-    let mut ghosts = Vec::new();
+    let mut silent_ports = Vec::new();
     let mut left = 0;
     let mut reads = FuturesUnordered::new();
     let mut times = Vec::new();
     let run = Instant::now();
     let mut asked = vec![HashSet::new(); DAGS];
     while run.elapsed() < RUN || times.len() < RETRIEVALS_MIN {
-        assert!(run.elapsed() < RUN_MAX, "hardly anything was read: {}", times.len());
+        assert!(run.elapsed() < RUN_MAX, "only {} retrievals", times.len());
         let leaving = (stable..count).find(|place| nodes[*place].leaves_at.is_some_and(|at| at <= Instant::now()));
         if let Some(place) = leaving {
             let entries = vec![nodes[rng.below(stable)].address.clone(), nodes[rng.below(stable)].address.clone()];
             let new = Node::start(entries, rng.chance(10), Some(Instant::now() + rng.session())).await;
             let old = std::mem::replace(&mut nodes[place], new);
             let address = old.address.clone();
-            // Nobody is told; the sockets are closed when this returns.
+            // The peers are not notified; the sockets are closed when this returns.
             old.bridge.shutdown().await;
             drop(old);
             left += 1;
             if rng.chance(33) {
-                ghosts.extend(haunt(&address));
+                silent_ports.extend(listen_silently(&address));
             }
             for (n, dag) in dags.iter_mut().enumerate() {
                 dag.holders.remove(&place);
@@ -242,7 +243,7 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
         }
         for _ in 0..4 {
             let (n, reader) = (rng.below(DAGS), rng.below(count));
-            // Somebody who stays until it has ended, and has not read it before.
+            // A node that stays until the end of the retrieval, and does not have the DAG.
             let stays = nodes[reader].leaves_at.is_none_or(|at| at > Instant::now() + PATIENCE);
             if reads.len() < READERS && stays && !dags[n].holders.contains(&reader) && asked[n].insert(reader) {
                 let reading = read(nodes[reader].bridge.clone(), dags[n].blocks.clone());
@@ -268,7 +269,7 @@ async fn every_retrieval_that_can_succeed_does_while_nodes_come_and_go() {
          median {:?}, 90 % {:?}, 99 % {:?}, longest {:?}; {walks} walks of {:.1} requests",
         times.len(),
         failed.len(),
-        ghosts.len(),
+        silent_ports.len(),
         percentile(&taken, 50),
         percentile(&taken, 90),
         percentile(&taken, 99),

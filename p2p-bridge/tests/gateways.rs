@@ -1,4 +1,5 @@
-//! Whole nodes on loopback, and trustless gateways: named by a router, remembered, and silent while a peer has the block.
+//! Nodes on loopback with trustless gateways: found through a router, remembered, and silent while a peer has the
+//! block.
 
 use content::{Block, BlockSource, Cid, MemoryBlocks, codec, hashes};
 use libp2p::{Multiaddr, PeerId};
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// Longer than anything here takes on a busy machine.
+/// Generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn start(dir: &Path, blocks: &[&Block], set: impl FnOnce(&mut BridgeOptions)) -> Bridge {
@@ -34,7 +35,7 @@ fn block(text: &str) -> Block {
     Block::verify(Cid::new_v1(codec::RAW, hash), text.as_bytes().to_vec().into()).expect("its own hash")
 }
 
-/// A server that answers every request with the same, or not at all.
+/// A server with the same answer for every request, or none.
 struct Server {
     port: u16,
 }
@@ -52,16 +53,17 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("is bound").port();
         tokio::spawn(async move {
-            let mut held = Vec::new();
+            let mut open_streams = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.read(&mut [0; 4096]).await;
                 let Some((content_type, body)) = &answer else {
-                    held.push(stream);
+                    open_streams.push(stream);
                     continue;
                 };
                 let length = body.len();
                 let head = format!(
-                    "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+                    "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n\
+                     Connection: close\r\n\r\n"
                 );
                 let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
             }
@@ -79,7 +81,7 @@ impl Server {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_a_router_names_is_asked_and_remembered() {
+async fn a_gateway_from_a_router_is_used_and_remembered() {
     let held = block("behind a gateway");
     let gateway = Server::saying("application/vnd.ipld.raw", held.data().to_vec()).await;
     let mut record = PeerRecord::new(PeerId::random(), vec![gateway.multiaddr()]);
@@ -87,14 +89,14 @@ async fn a_gateway_that_a_router_names_is_asked_and_remembered() {
     let router = Server::saying("application/x-ndjson", record.to_json().into()).await;
     let dir = TempDir::new().expect("a temporary folder");
 
-    // A node that is stopped in the moment in which a block arrives may not remember where it came from.
+    // A node that is stopped while a block arrives may not save its source.
     let begun = Instant::now();
     while !dir.path().join("providers.json").exists() {
         let node = start(dir.path(), &[], |options| options.http.routers = vec![router.url()]).await;
         fetch(&node, &held).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         node.shutdown().await;
-        assert!(begun.elapsed() < PATIENCE, "the gateway is not remembered");
+        assert!(begun.elapsed() < PATIENCE, "the gateway is not saved");
     }
     let again = start(dir.path(), &[], |_| ()).await;
     fetch(&again, &held).await;
@@ -106,12 +108,12 @@ async fn a_gateway_that_a_router_names_is_asked_and_remembered() {
         options.stall_timeout = Duration::from_secs(2);
     })
     .await;
-    assert!(without.session(held.cid()).get(held.cid()).await.is_err(), "it may not");
+    assert!(without.session(held.cid()).get(held.cid()).await.is_err(), "gateways from records are disabled");
     without.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_gateway_holds_no_peer_up() {
+async fn a_silent_gateway_does_not_delay_a_peer() {
     let held = block("with a peer");
     let [one, two] = [(); 2].map(|()| TempDir::new().expect("a temporary folder"));
     let peer = start(one.path(), &[&held], |_| ()).await;

@@ -1,8 +1,8 @@
-//! Announcing to a network of real Kademlia servers on loopback: a sweep is found by everybody, a new key is placed in a few
-//! round trips, and what both cost.
+//! Announcing to a network of real Kademlia servers on loopback: swept keys are found through every server, a new key
+//! is announced within a few round trips, and the cost of both is measured.
 //!
-//! The servers are `libp2p-kad` alone, so that there can be many of them. The measurements are ignored tests:
-//! `cargo test --release -p causeway-p2p-bridge --test providing -- --ignored --nocapture`.
+//! The servers run `libp2p-kad` alone, so that there can be many of them. The measurements are ignored tests: `cargo
+//! test --release -p causeway-p2p-bridge --test providing -- --ignored --nocapture`.
 
 use content::MemoryBlocks;
 use content::{Block, codec, hashes};
@@ -63,7 +63,7 @@ struct Server {
 }
 
 impl Server {
-    /// `keeps` says whether records are kept, or only counted; `delay` what every message takes, one way.
+    /// `keeps` says whether records are stored or only counted; `delay` is the one-way latency.
     async fn start(bootstrap: Option<Multiaddr>, keeps: bool, delay: Option<Duration>) -> Self {
         let behaviour = |keypair: &libp2p::identity::Keypair| {
             let peer = keypair.public().to_peer_id();
@@ -167,12 +167,12 @@ async fn serve(mut swarm: Swarm<Behaviour>, mut asked: mpsc::Receiver<Ask>, reco
             }
             _ => {}
         }
-        // What was stored for others only is of interest here.
+        // Only records stored for other peers matter here.
         debug_assert!(swarm.behaviour_mut().kad.store_mut().provided().next().is_none());
     }
 }
 
-/// An address that leads to another one, with what passes being late.
+/// An address that forwards to another one with latency.
 async fn delayed(to: &Multiaddr, delay: Duration) -> Multiaddr {
     let port = to.iter().find_map(|part| if let Protocol::Tcp(port) = part { Some(port) } else { None }).expect("TCP");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
@@ -180,7 +180,7 @@ async fn delayed(to: &Multiaddr, delay: Duration) -> Multiaddr {
     tokio::spawn(async move {
         while let Ok((inbound, _)) = listener.accept().await {
             tokio::spawn(async move {
-                // The handshake of TCP itself takes a round trip too.
+                // The TCP handshake takes a round trip too.
                 tokio::time::sleep(2 * delay).await;
                 let Ok(outbound) = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).await else { return };
                 let (in_read, in_write) = inbound.into_split();
@@ -226,7 +226,7 @@ async fn network(size: usize, keeps: bool, delay: Option<Duration>) -> Vec<Serve
 async fn until(what: &str, done: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !done().await {
-        assert!(begun.elapsed() < PATIENCE, "in vain: {what}");
+        assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -257,18 +257,18 @@ impl Node {
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("encodes");
         let mut values =
             text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix("{dht=\"lan\"} ")?.parse().ok());
-        values.next().expect("there is such a metric")
+        values.next().expect("the metric exists")
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_sweep_everybody_finds_us_and_new_keys_as_well() {
+async fn after_a_sweep_all_servers_find_the_node_and_new_keys() {
     const KEYS: u64 = 10_000;
     let servers = network(30, true, None).await;
     let node = Node::start(&servers, 1).await;
     let begun = Instant::now();
     node.bridge.provide_from(Arc::new(Numbers(KEYS))).await;
-    until("everything is announced", async || node.sample("causeway_provide_announced_total") >= KEYS).await;
+    until("all keys are announced", async || node.sample("causeway_provide_announced_total") >= KEYS).await;
     println!("{KEYS} keys after {:?}, {} walks", begun.elapsed(), node.sample("causeway_provide_walks_total"));
     assert_eq!((node.sample("causeway_provide_keys"), node.sample("causeway_provide_slots_done")), (KEYS, 4_096));
     assert!(node.sample("causeway_provide_records_total") >= 19 * KEYS);
@@ -292,10 +292,10 @@ async fn many_keys() {
         let node = Node::start(&servers, 1).await;
         let begun = Instant::now();
         node.bridge.provide_from(Arc::new(Numbers(keys))).await;
-        until("everything is announced", async || node.sample("causeway_provide_announced_total") >= keys).await;
+        until("all keys are announced", async || node.sample("causeway_provide_announced_total") >= keys).await;
         let arrived: u64 = servers.iter().map(|server| server.records.load(Ordering::Relaxed)).sum();
         println!(
-            "{keys} keys at 100 peers after {:?}: {} walks, {} records taken, {arrived} arrived, {} failures",
+            "{keys} keys at 100 peers after {:?}: {} walks, {} records accepted, {arrived} arrived, {} failures",
             begun.elapsed(),
             node.sample("causeway_provide_walks_total"),
             node.sample("causeway_provide_records_total"),

@@ -1,4 +1,4 @@
-//! Whole nodes on loopback: what one publishes another resolves, over the DHT, and through routers.
+//! Nodes on loopback: a name published by one node is resolved by another, over the DHT and through routers.
 
 use content::names::Key;
 use content::{MemoryBlocks, Name, NameResolver};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// Longer than anything here takes on a busy machine.
+/// Generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 const CID: &str = "bafkqaddjnzzxazldoqwxizltoq";
 
@@ -49,7 +49,7 @@ impl Node {
         Key::from(self.bridge.peer_id())
     }
 
-    /// What a name leads to, once it leads anywhere.
+    /// The last segment of a name's resolution, once it resolves.
     async fn resolve(&self, key: Key) -> String {
         let begun = Instant::now();
         loop {
@@ -67,14 +67,14 @@ fn folder() -> TempDir {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_node_publishes_another_resolves_from_a_third() {
+async fn a_name_published_by_one_node_is_resolved_by_another_through_a_third() {
     let dirs = [folder(), folder(), folder()];
     let hub = Node::start(dirs[0].path(), |_| {}).await;
     let owner = Node::start(dirs[1].path(), |_| {}).await;
     let path = |segment: &str| format!("/ipfs/{CID}/{segment}");
     let alone = owner.publisher.publish(SELF, &path("a"), None, None).await.expect("publishes");
     let alone = owner.publisher.settled(alone, Duration::from_millis(50)).await;
-    assert!(alone.puts.is_empty(), "nobody is there");
+    assert!(alone.puts.is_empty(), "no peers");
     let key = owner.key();
     assert_eq!(owner.resolve(key).await, "a");
     owner.publisher.stop();
@@ -84,15 +84,15 @@ async fn what_one_node_publishes_another_resolves_from_a_third() {
     let owner = Node::joining(dirs[1].path(), &hub).await;
     let entry = owner.publisher.list().remove(0).1;
     let put = owner.publisher.settled(entry, PATIENCE).await;
-    assert_eq!(put.puts["lan"].peers, 1, "somebody has turned up");
+    assert_eq!(put.puts["lan"].peers, 1, "one peer");
     owner.bridge.shutdown().await;
     drop(owner);
 
     let reader = Node::joining(dirs[2].path(), &hub).await;
-    assert_eq!(reader.resolve(key).await, "a", "its owner is gone");
+    assert_eq!(reader.resolve(key).await, "a", "its publisher is gone");
 }
 
-/// A router that takes every record, and remembers what it was sent.
+/// A router that accepts every record, and stores the requests.
 async fn router() -> (String, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("is bound"));
@@ -130,7 +130,7 @@ async fn router() -> (String, Arc<Mutex<Vec<u8>>>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn routers_are_given_what_is_published() {
+async fn records_are_published_through_routers() {
     let (url, taken) = router().await;
     let dir = folder();
     let node = Node::start(dir.path(), |options| options.http.routers = vec![url]).await;
@@ -139,5 +139,5 @@ async fn routers_are_given_what_is_published() {
     assert_eq!(put.puts["routers"].peers, 1);
     let taken = taken.lock().expect("no panics").clone();
     let record = published.record.bytes();
-    assert!(taken.windows(record.len()).any(|window| window == &record[..]), "the record went there as it is");
+    assert!(taken.windows(record.len()).any(|window| window == &record[..]), "the router got the record");
 }

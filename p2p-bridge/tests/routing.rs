@@ -1,4 +1,4 @@
-//! Whole nodes on loopback: providers, peers and neighbours are found for others, and content by what routers say.
+//! Nodes on loopback: they find providers, peers and closest peers, and find content through routers.
 
 use content::names::Key;
 use content::{Block, BlockKey, BlockSource, Cid, MemoryBlocks, codec, hashes};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// Longer than anything here takes on a busy machine.
+/// Generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Node {
@@ -25,7 +25,7 @@ struct Node {
 }
 
 impl Node {
-    /// A node that has these blocks.
+    /// A node with these blocks.
     async fn start(blocks: &[&Block], set: impl FnOnce(&mut BridgeOptions)) -> Self {
         let dir = TempDir::new().expect("a temporary folder");
         let mut options = BridgeOptions::new(dir.path());
@@ -63,10 +63,10 @@ async fn all(mut search: PeerSearch) -> Vec<PeerRecord> {
         }
         records
     };
-    tokio::time::timeout(PATIENCE, collect).await.expect("a search ends")
+    tokio::time::timeout(PATIENCE, collect).await.expect("the search ends")
 }
 
-/// Searches until a peer is among what is found.
+/// Searches until a peer is found.
 async fn until_found(what: &str, peer: PeerId, search: impl AsyncFn() -> PeerSearch) -> PeerRecord {
     let begun = Instant::now();
     loop {
@@ -79,7 +79,7 @@ async fn until_found(what: &str, peer: PeerId, search: impl AsyncFn() -> PeerSea
     }
 }
 
-/// A router that says the same to whoever asks.
+/// A router with a fixed answer.
 async fn router(content_type: &'static str, body: impl Into<Vec<u8>>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("is bound"));
@@ -90,7 +90,8 @@ async fn router(content_type: &'static str, body: impl Into<Vec<u8>>) -> String 
             let _ = stream.read(&mut request).await;
             let length = body.len();
             let head = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+                "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n\
+                 Connection: close\r\n\r\n"
             );
             let _ = stream.write_all(&[head.as_bytes(), &body].concat()).await;
         }
@@ -99,10 +100,10 @@ async fn router(content_type: &'static str, body: impl Into<Vec<u8>>) -> String 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn providers_peers_and_neighbours_are_found_with_their_addresses() {
+async fn providers_peers_and_closest_peers_are_found_with_their_addresses() {
     let hub = Node::start(&[], |_| ()).await;
     let through_hub = |options: &mut BridgeOptions| options.bootstrap = hub.addresses.clone();
-    let held = block("held by one");
+    let held = block("with one provider");
     let provider = Node::start(&[&held], through_hub).await;
     let asker = Node::start(&[], through_hub).await;
     provider.bridge.provide(held.cid()).await;
@@ -120,9 +121,9 @@ async fn providers_peers_and_neighbours_are_found_with_their_addresses() {
     }
     let itself =
         until_found("the provider", provider.peer(), async || provider.bridge.find_providers(&key).await).await;
-    assert_eq!(itself.addresses, at(&provider), "it provides the block itself");
-    let nobody = BlockKey::of(block("held by nobody").cid()).expect("a key");
-    assert_eq!(all(asker.bridge.find_providers(&nobody).await).await, []);
+    assert_eq!(itself.addresses, at(&provider), "the node itself is a provider");
+    let unprovided = BlockKey::of(block("without providers").cid()).expect("a key");
+    assert_eq!(all(asker.bridge.find_providers(&unprovided).await).await, []);
 
     for (node, peer) in [(&asker, &provider), (&asker, &hub), (&asker, &asker), (&hub, &asker)] {
         let record = until_found("the peer", peer.peer(), async || node.bridge.find_peer(peer.peer()).await).await;
@@ -138,12 +139,12 @@ async fn providers_peers_and_neighbours_are_found_with_their_addresses() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn content_is_found_by_what_a_router_says_and_private_addresses_only_if_they_may_be_dialled() {
+async fn content_is_found_through_routers_and_private_addresses_only_if_allowed() {
     let held = block("known to a router");
     let provider = Node::start(&[&held], |_| ()).await;
     let record = PeerRecord::new(provider.peer(), provider.addresses.clone()).to_json();
     let good = router("application/x-ndjson", record).await;
-    // One is gone, and one talks nonsense.
+    // One router is gone, and one sends invalid records.
     let nonsense = router("application/json", "<html>").await;
     let routers = vec!["http://127.0.0.1:1".to_owned(), nonsense, good];
 
@@ -161,7 +162,7 @@ async fn content_is_found_by_what_a_router_says_and_private_addresses_only_if_th
     let fetched = bold.bridge.session(held.cid()).get(held.cid()).await.expect("is found");
     assert_eq!(fetched.data(), held.data());
     assert_eq!(bold.metric("causeway_router_requests_total{endpoint=\"providers\",result=\"found\"}"), 1);
-    assert!(cautious.bridge.session(held.cid()).get(held.cid()).await.is_err(), "that would be a scan");
+    assert!(cautious.bridge.session(held.cid()).get(held.cid()).await.is_err(), "private addresses are not dialled");
     assert!(cautious.metric("causeway_router_requests_total{endpoint=\"providers\",result=\"found\"}") > 0);
     for node in [provider, bold, cautious] {
         node.bridge.shutdown().await;
@@ -169,15 +170,15 @@ async fn content_is_found_by_what_a_router_says_and_private_addresses_only_if_th
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_living_provider_is_found_behind_many_that_accept_and_say_nothing() {
+async fn a_live_provider_is_found_behind_many_that_accept_and_stay_silent() {
     const DEAD: usize = 40;
-    /// What a dial may hang that nobody gives up.
+    /// The timeout of a dial that is not aborted.
     const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
-    let held = block("held by the last of many");
+    let held = block("of the last of many providers");
     let provider = Node::start(&[&held], |_| ()).await;
     let (mut silent, mut records) = (Vec::new(), Vec::new());
     for _ in 0..DEAD {
-        // The kernel accepts for it.
+        // The kernel accepts connections for it.
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = format!("/ip4/127.0.0.1/tcp/{}", listener.local_addr().expect("is bound").port());
         records.push(PeerRecord::new(PeerId::random(), vec![address.parse().expect("an address")]).to_json());
@@ -201,12 +202,12 @@ async fn a_living_provider_is_found_behind_many_that_accept_and_say_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ipns_records_come_from_routers_too() {
+async fn ipns_records_are_found_through_routers() {
     let key = Key::parse("k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8").expect("a key");
     let url = router("application/vnd.ipfs.ipns-record", "a record").await;
     let node = Node::start(&[], |options| options.http.routers = vec![url]).await;
     let mut search = node.bridge.find_records(&key).await;
     let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("in time").expect("a record");
-    assert_eq!((found.holder, &found.bytes[..]), (Holder::Router, &b"a record"[..]), "whoever searches checks it");
+    assert_eq!((found.holder, &found.bytes[..]), (Holder::Router, &b"a record"[..]), "not verified here");
     node.bridge.shutdown().await;
 }

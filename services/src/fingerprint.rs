@@ -1,15 +1,15 @@
-//! [`Stamp`]: what tells one state of a file from another without reading it.
+//! [`Stamp`]: a fingerprint of a file, for change detection without reading it.
 //!
-//! Goals: one `stat` for each look at a file that others may change at any time. Whoever compares takes the stamp before
-//! reading, so that what is replaced in between is read once more.
+//! One `stat` for each check. Callers take the fingerprint before they read the file, so that a replacement in between
+//! is detected by the next check.
 //!
-//! Non-goals: noticing a change that leaves length and time as they were, in the same file.
+//! Non-goals: detecting a change of the same file that keeps its length and modification time.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// A file at one moment.
+/// The fingerprint of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -20,13 +20,13 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Of a file that is open, or was looked at.
+    /// The fingerprint of an open file, or of metadata.
     pub fn of(file: &Metadata) -> Self {
         let modified = (file.mtime(), file.mtime_nsec());
         Self { device: file.dev(), inode: file.ino(), bytes: file.len(), modified }
     }
 
-    /// Of what is at a path, if there is anything that can be looked at.
+    /// The fingerprint of the file at a path, if it can be read.
     pub fn at(path: &Path) -> Option<Self> {
         std::fs::metadata(path).ok().map(|file| Self::of(&file))
     }
@@ -38,7 +38,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn states_of_a_file_are_told_apart() {
+    fn states_of_a_file_are_distinguished() {
         let dir = tempfile::tempdir().expect("a folder");
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
         assert_eq!(Stamp::at(&path), None);

@@ -1,9 +1,9 @@
-//! [`Health`]: what `/healthz` and `/readyz` answer, on both listeners.
+//! [`Health`]: the responses of `/healthz` and `/readyz`, on both listeners.
 //!
-//! `/readyz` is 200 while everything works. It is 503 while the process starts or drains, and while a part of it is degraded: a
-//! store that stores nothing, because the disk is full, has no inodes left or fails, still serves what it holds and fetches
-//! the rest from the network, but every miss is fetched again, and pins and uploads fail. Balancers prefer another gateway then;
-//! who asks this one all the same is answered.
+//! `/readyz` is 200 while everything works. It is 503 while the process starts or drains, and while a component is
+//! degraded: if the store cannot write, because the disk is full, has no inodes left or fails, it still serves stored
+//! content and fetches the rest from the network, but every miss is fetched again, and pins and uploads fail. Load
+//! balancers then prefer another gateway; requests that arrive are answered.
 
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
@@ -12,39 +12,39 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-/// How far along its life the process is.
+/// The life cycle of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// The store or a listener is not there yet.
+    /// The store is being opened, or a listener bound.
     Starting,
-    /// The store is open and every listener bound.
+    /// The store is open and all listeners are bound.
     Serving,
-    /// No more traffic is wanted; whoever comes is answered all the same.
+    /// Load balancers should send no more traffic; requests are still answered.
     Draining,
-    /// Open requests are being finished, no further connections are taken, and then the process ends.
+    /// Open requests are finished, no further connections are accepted, and then the process ends.
     Ending,
 }
 
-/// Why requests had better go to another gateway although this one answers them.
+/// Why load balancers should prefer another gateway although this one answers requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Degraded {
-    /// What it is that does not work as it should: "store".
+    /// The degraded component: "store".
     pub part: &'static str,
-    /// Why, in a word.
+    /// The reason, as one word.
     pub reason: &'static str,
-    /// The same in a sentence, with what to do about it.
+    /// The reason as a sentence, with what to do about it.
     pub message: String,
 }
 
-/// Asked whenever somebody wants to know.
+/// A health check of a component.
 type Check = Box<dyn Fn() -> Option<Degraded> + Send + Sync>;
 
-/// The stage that the process is in, and what to ask besides.
+/// The stage of the process, and the health checks.
 #[derive(Default)]
 pub struct Health {
     stage: AtomicU8,
-    /// A part without which requests cannot be answered, once it has ended.
+    /// The essential task that has ended, if any.
     failed: OnceLock<&'static str>,
     checks: RwLock<Vec<Check>>,
 }
@@ -55,11 +55,11 @@ impl fmt::Debug for Health {
     }
 }
 
-/// What `/readyz` says in JSON.
+/// The JSON of `/readyz`.
 #[derive(Debug, Serialize)]
 struct Readiness {
     status: &'static str,
-    /// The part that has ended.
+    /// The essential task that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     failed: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -67,12 +67,12 @@ struct Readiness {
 }
 
 impl Health {
-    /// Goes on to a stage. One that is over is not come back to.
+    /// Enters a stage. Earlier stages are ignored.
     pub fn enter(&self, stage: Stage) {
         self.stage.fetch_max(stage as u8, Ordering::Relaxed);
     }
 
-    /// Serves again instead of draining. Returns whether it serves now: not while it starts, and not when it ends.
+    /// Ends draining. Returns whether it is serving now: not while it starts, and not when it ends.
     pub fn resume(&self) -> bool {
         let (draining, serving) = (Stage::Draining as u8, Stage::Serving as u8);
         match self.stage.compare_exchange(draining, serving, Ordering::Relaxed, Ordering::Relaxed) {
@@ -81,7 +81,7 @@ impl Health {
         }
     }
 
-    /// The stage that it is in.
+    /// The current stage.
     pub fn stage(&self) -> Stage {
         match self.stage.load(Ordering::Relaxed) {
             0 => Stage::Starting,
@@ -91,33 +91,33 @@ impl Health {
         }
     }
 
-    /// A part of the process has ended that it cannot do without ([`crate::supervision`]). That is not mended but by a start.
+    /// Reports that an essential task has ended ([`crate::supervision`]). Only a restart recovers from that.
     pub fn fail(&self, part: &'static str) {
-        // The first one is told: it may be what ended the others.
+        // Only the first is reported: it may be the cause of the others.
         _ = self.failed.set(part);
     }
 
-    /// The part that has ended, if one has.
+    /// The essential task that has ended, if any.
     pub fn failed(&self) -> Option<&'static str> {
         self.failed.get().copied()
     }
 
-    /// 200 whenever anything answers at all.
+    /// The response of `/healthz`: always 200.
     pub fn alive() -> Response<String> {
         answer(StatusCode::OK, "ok\n")
     }
 
-    /// Asks this from now on. It must not wait for anything.
+    /// Adds a health check, which must not block.
     pub fn watch(&self, check: impl Fn() -> Option<Degraded> + Send + Sync + 'static) {
         self.checks.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(check));
     }
 
-    /// What does not work as it should.
+    /// The degraded components.
     pub fn degraded(&self) -> Vec<Degraded> {
         self.checks.read().unwrap_or_else(PoisonError::into_inner).iter().filter_map(|check| check()).collect()
     }
 
-    /// 200 while requests are welcome, else 503 with why: a word and then sentences, or JSON for those who accept that.
+    /// The response of `/readyz`: 200 while serving, else 503 with the reasons, as text or, if accepted, as JSON.
     pub fn ready(&self, asked: &HeaderMap) -> Response<String> {
         let failed = self.failed();
         let (status, degraded) = match self.stage() {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_degraded_part_is_told_and_ends_readiness() {
+    fn a_degraded_component_is_reported_and_ends_readiness() {
         let health = Health::default();
         let (full, json) = (Arc::new(AtomicBool::new(false)), json_wanted());
         let is_full = Arc::clone(&full);
@@ -195,7 +195,7 @@ mod tests {
             (said.status().as_u16(), said.into_body())
         };
         full.store(true, Ordering::SeqCst);
-        assert_eq!(says(&HeaderMap::new()), (503, "starting\n".to_owned()), "nothing else counts before it serves");
+        assert_eq!(says(&HeaderMap::new()), (503, "starting\n".to_owned()), "health checks count only while serving");
         health.enter(Stage::Serving);
         assert_eq!(says(&HeaderMap::new()), (503, "degraded\nstore: the disk is full\n".to_owned()));
         let degraded = r#"[{"part":"store","reason":"full","message":"the disk is full"}]"#;
@@ -210,10 +210,10 @@ mod tests {
     }
 
     #[test]
-    fn draining_is_taken_back_and_ending_is_not() {
+    fn draining_can_be_undone_and_ending_cannot() {
         let health = Health::default();
         assert!(!health.resume() && health.stage() == Stage::Starting);
-        // Whoever wants no traffic while it starts gets none afterwards either.
+        // A drain that is requested during the start persists.
         health.enter(Stage::Draining);
         health.enter(Stage::Serving);
         assert_eq!(health.stage(), Stage::Draining);

@@ -1,24 +1,23 @@
-//! What a node does besides answering requests: it keeps pins, takes uploads in, withholds content, and knows who may do what.
+//! The services of a node besides answering public requests: pins, uploads, content policy, access control.
 //!
-//! Goals: each service is used in the same way by the admin API, by Kubo's RPC and by commands that work on a data folder without
-//! a gateway; errors say what the caller can do.
+//! Goals: the admin API, Kubo's RPC and commands that work on a data directory without a gateway use each service in
+//! the same way; errors say what the caller can do.
 //!
-//! Non-goals: HTTP routes and JSON bodies, which are `admin` and [`api`]; what the public is answered, which is `gateway`.
-//!
+//! Non-goals: HTTP routes and JSON bodies, which are `admin` and [`api`]; public responses, which are `gateway`.
 //! | module | concern |
 //! |---|---|
-//! | [`access`] | bearer tokens: who sends a request, and what they may do |
+//! | [`access`] | authentication and authorisation by bearer tokens |
 //! | [`audit`] | the audit log |
-//! | [`pinning`] | the pin service: who asked for which DAG to be kept, and the workers that fetch it |
-//! | [`uploads`] | bytes, folders and CARs that become pinned blocks; resumable uploads |
-//! | [`denylists`] | which content is withheld, and take-downs |
-//! | [`front_caches`] | caches in front of the gateway, which are told of take-downs |
-//! | [`stores`], [`upkeep`] | opening the data folder, and keeping its store in order |
-//! | [`limiter`] | permits, of which each client has a share |
-//! | [`health`], [`supervision`] | how far along its life the process is; the tasks that it cannot do without |
-//! | [`subject`], [`surrogate_keys`] | what an operator refers to; how content delivery networks refer to it |
-//! | [`views`] | what the API and the commands say of stores, tokens, keys and uploads |
-//! | [`url`], [`redact`], [`fingerprint`] | URLs, secrets in them, and files that change |
+//! | [`pinning`] | the pin service: pin requests, and the workers that fetch their DAGs |
+//! | [`uploads`] | uploads of files, folders and CARs, which become pinned blocks; resumable uploads |
+//! | [`denylists`] | content policy: denylists, allowlists and take-downs |
+//! | [`front_caches`] | caches in front of the gateway, which are purged after take-downs |
+//! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
+//! | [`limiter`] | permits, with a limit for each client |
+//! | [`health`], [`supervision`] | the health of the process; supervision of its essential tasks |
+//! | [`subject`], [`surrogate_keys`] | parsing references to content; surrogate keys of content delivery networks |
+//! | [`views`] | API views of stores, tokens, keys and uploads |
+//! | [`url`], [`redact`], [`fingerprint`] | URLs, removal of secrets from them, change detection of files |
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 

@@ -1,11 +1,12 @@
-//! [`Limiter`]: so many permits, of which one client has a share at most.
+//! [`Limiter`]: a limited number of permits, with a limit for each client.
 //!
-//! Goals: no client can take all of what others need as well; what a client has is counted by what it cannot change at will: an IPv4
-//! address, an IPv6 network of 64 bits, a token. Waiting for a permit is short, and then the client is told to come back.
+//! Goals: no client can use all permits. Clients are identified by what they cannot change at will: an IPv4 address, an
+//! IPv6 /64 network, a token. A request waits briefly for a permit, and is then rejected and may retry.
 //!
-//! Where: requests that fetch from the network (`gateway::resolve::source`; what is stored locally is served whatever the network does),
-//! searches of the routing API, requests behind trusted proxies, archives, names that are looked up, uploads, imports, exports and other
-//! operations that take long. Connections are limited by `gateway::listen::admission`, where the oldest idle one gives way.
+//! Used by: requests that fetch from the network (`gateway::resolve::source`; locally stored content needs no permit),
+//! lookups of the routing API, requests behind trusted proxies, archives, name lookups, uploads, imports, exports and
+//! other long-running operations. Connections are limited by `gateway::listen::admission`, which replaces the oldest
+//! idle one.
 
 use crate::access::Principal;
 use std::collections::HashMap;
@@ -15,14 +16,14 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// How long a request waits for a permit.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WAIT: Duration = Duration::from_secs(2);
 
-/// What a client is counted by.
+/// The identity by which a client is limited.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ClientKey {
-    /// An IPv4 address, or an IPv6 network of 64 bits, all of whose addresses one client may have.
+    /// An IPv4 address, or an IPv6 /64 network, all of whose addresses one client may have.
     Network(IpAddr),
-    /// A bearer token, by its identifier.
+    /// A bearer token, by its ID.
     Token(Arc<str>),
 }
 
@@ -32,7 +33,7 @@ impl From<IpAddr> for ClientKey {
     }
 }
 
-/// What a client at an address is counted by: the address, or of IPv6 the network of 64 bits.
+/// The network by which a client is limited: an IPv4 address, or an IPv6 /64 network.
 pub fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -41,81 +42,81 @@ pub fn network_of(address: IpAddr) -> IpAddr {
 }
 
 impl From<&Principal> for ClientKey {
-    fn from(bearer: &Principal) -> Self {
-        Self::Token(Arc::clone(&bearer.id))
+    fn from(principal: &Principal) -> Self {
+        Self::Token(Arc::clone(&principal.id))
     }
 }
 
-/// Why there is no permit.
+/// Why no permit is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// The client has its share.
+    /// The client is at its limit.
     Client,
     /// All permits are taken.
     All,
 }
 
-/// Permits for what only so many may do at a time.
+/// A limiter of concurrent work.
 #[derive(Debug)]
 pub struct Limiter {
     all: Arc<Semaphore>,
     each: usize,
-    patience: Duration,
+    wait: Duration,
     clients: Mutex<HashMap<ClientKey, usize>>,
-    /// A client has less than it had.
+    /// Notified when a client's count decreases.
     freed: Notify,
 }
 
-/// A permit, until it is dropped.
+/// A permit, which is released when it is dropped.
 #[derive(Debug)]
 pub struct Permit {
-    // Dropped in this order: whoever waits for the permit finds the client's share free.
+    // Dropped in this order: when the permit is released, the client's count is already decreased.
     _counted: Counted,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Limiter {
-    /// That many permits in all, and for each client.
+    /// A limiter with `all` permits, and `each` for a single client.
     pub fn new(all: usize, each: usize) -> Self {
         let all = Arc::new(Semaphore::new(all.min(Semaphore::MAX_PERMITS)));
-        Self { all, each: each.max(1), patience: PATIENCE, clients: Mutex::default(), freed: Notify::new() }
+        Self { all, each: each.max(1), wait: WAIT, clients: Mutex::default(), freed: Notify::new() }
     }
 
-    /// That many permits in all, of which one client has three quarters at most, and one is left to others.
+    /// A limiter with `all` permits, of which one client can use at most three quarters, and at least one is left.
     pub fn shared(all: usize) -> Self {
         Self::new(all, all - all.div_ceil(4).min(all.saturating_sub(1)))
     }
 
-    /// A permit, if one is free.
+    /// Acquires a permit without waiting.
     ///
     /// # Errors
     /// [`Full`].
     pub fn try_acquire(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
-        let counted = self.count_in(client.into()).ok_or(Full::Client)?;
+        let counted = self.count(client.into()).ok_or(Full::Client)?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Full::All)?;
         Ok(Permit { _counted: counted, _permit: permit })
     }
 
-    /// A permit, as soon as one comes free within two seconds.
+    /// Acquires a permit, waiting for up to two seconds.
     ///
     /// # Errors
-    /// [`Full`]; at once for a client that has its share.
+    /// [`Full`]; immediately for a client at its limit.
     pub async fn acquire_soon(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
-        let counted = self.count_in(client.into()).ok_or(Full::Client)?;
-        let permit = tokio::time::timeout(self.patience, Arc::clone(&self.all).acquire_owned()).await;
+        let counted = self.count(client.into()).ok_or(Full::Client)?;
+        let permit = tokio::time::timeout(self.wait, Arc::clone(&self.all).acquire_owned()).await;
         let permit = permit.ok().and_then(Result::ok).ok_or(Full::All)?;
         Ok(Permit { _counted: counted, _permit: permit })
     }
 
-    /// A permit, whenever one comes free.
+    /// Acquires a permit, waiting without limit.
     ///
     /// # Errors
-    /// [`Full::All`] never in practice: nobody takes the permits away.
+    /// [`Full::All`], never in practice: the semaphore is not closed.
     pub async fn acquire(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
         let client = client.into();
         let counted = loop {
             let freed = self.freed.notified();
-            match self.count_in(client.clone()) {
+            match self.count(client.clone()) {
                 Some(counted) => break counted,
                 None => freed.await,
             }
@@ -124,7 +125,7 @@ impl Limiter {
         Ok(Permit { _counted: counted, _permit: permit })
     }
 
-    fn count_in(self: &Arc<Self>, client: ClientKey) -> Option<Counted> {
+    fn count(self: &Arc<Self>, client: ClientKey) -> Option<Counted> {
         let mut clients = self.clients();
         let held = clients.entry(client.clone()).or_default();
         if *held >= self.each {
@@ -139,7 +140,7 @@ impl Limiter {
     }
 }
 
-/// A client that was counted in, until this is dropped: a request may leave while it waits.
+/// A client's count, until this is dropped: a request may be cancelled while it waits.
 #[derive(Debug)]
 struct Counted {
     limiter: Arc<Limiter>,
@@ -170,8 +171,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_has_its_share_and_all_have_theirs() {
-        let limiter = Arc::new(Limiter { patience: Duration::from_millis(1), ..Limiter::new(3, 2) });
+    async fn clients_and_all_together_are_limited() {
+        let limiter = Arc::new(Limiter { wait: Duration::from_millis(1), ..Limiter::new(3, 2) });
         let first = limiter.acquire_soon(client(1)).await;
         let second = limiter.try_acquire(client(1));
         assert!(first.is_ok() && second.is_ok());
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_permit_that_comes_free_in_time_is_taken_and_who_leaves_is_forgotten() {
+    async fn a_permit_that_is_released_in_time_is_acquired_and_cancelled_waits_do_not_count() {
         let limiter = Arc::new(Limiter::new(1, 1));
         let first = limiter.try_acquire(client(1));
         let waits = |last| {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_its_own_share_gets_it() {
+    async fn a_wait_at_the_clients_limit_ends() {
         let limiter = Arc::new(Limiter::new(4, 1));
         let key = || ClientKey::Token("token".into());
         let first = limiter.try_acquire(key()).expect("is free");
@@ -218,14 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn one_client_never_has_everything_unless_there_is_only_one_permit() {
+    fn one_client_never_has_all_permits_unless_there_is_only_one() {
         for (all, each) in [(1, 1), (2, 1), (3, 2), (4, 3), (8, 6), (64, 48)] {
             assert_eq!(Limiter::shared(all).each, each, "{all}");
         }
     }
 
     #[test]
-    fn a_client_is_its_address_or_its_network() {
+    fn a_client_is_an_address_or_a_network() {
         let table =
             [("192.0.2.1", "192.0.2.1"), ("::ffff:192.0.2.1", "192.0.2.1"), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::")];
         for (address, key) in table {

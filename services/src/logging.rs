@@ -1,8 +1,6 @@
-//! What the process says of its work, on standard error, and how much: as the settings say, and as an operator says
-//! later.
+//! The log of the process on standard error, and its level, which the operator can change at run time.
 //!
-//! There is one log in a process, so there is one level of it, behind [`level`]. A change takes effect at once, and may
-//! be for a time only.
+//! A process has one log with one level, behind [`level`]. A change takes effect immediately, and may be temporary.
 
 use config::{AccessLog, ConfigError, Loaded, LogFormat};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,13 +9,14 @@ use tokio::task::JoinHandle;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
-/// Said unless the level names the same module. libp2p's AutoNAT warns of every malformed request, and yamux calls it an error, which
-/// any stranger can send; mDNS calls it an error that a network interface carries no multicast.
-const HUSHED: &str = "libp2p_autonat=error,yamux=off,libp2p_mdns=off";
-/// The longest level that is read, in bytes.
+/// Directives before the configured level, which can override them. libp2p's AutoNAT warns of malformed requests, and
+/// yamux reports them as errors, which any untrusted peer can trigger; mDNS reports network interfaces without
+/// multicast as errors.
+const DEFAULT_DIRECTIVES: &str = "libp2p_autonat=error,yamux=off,libp2p_mdns=off";
+/// The maximum length of a level, in bytes.
 const LEVEL_BYTES_MAX: usize = 1024;
 
-/// Said before the level, which may say otherwise: whether there are lines of the access log.
+/// The directive of the access log, which the configured level can override.
 const fn access_directive(access: AccessLog) -> &'static str {
     match access {
         AccessLog::Off => "access=off",
@@ -25,7 +24,7 @@ const fn access_directive(access: AccessLog) -> &'static str {
     }
 }
 
-/// An error and its causes, each once: many say their cause in their own words already.
+/// An error and its causes, without repetitions: many errors repeat their cause in their message.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -42,7 +41,7 @@ static LEVEL: OnceLock<LogLevel> = OnceLock::new();
 
 type Apply = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
 
-/// How much is said.
+/// The level of the log.
 pub struct LogLevel {
     apply: Apply,
     access: AccessLog,
@@ -52,50 +51,50 @@ pub struct LogLevel {
 struct State {
     configured: String,
     now: String,
-    /// When it goes back by itself, and the task that sees to that.
-    back: Option<(SystemTime, JoinHandle<()>)>,
-    /// How often it was changed, so that a task whose time came just then does not undo what was said meanwhile.
+    /// When a temporary level ends, and the task that resets it.
+    reset: Option<(SystemTime, JoinHandle<()>)>,
+    /// The number of changes, so that a reset that races with a later change does not undo it.
     changes: u64,
 }
 
-/// How much is said now.
+/// The current level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LevelNow {
     /// The level.
     pub level: String,
-    /// That of the settings.
+    /// The level of the settings.
     pub configured: String,
-    /// When it goes back to that by itself.
+    /// When a temporary level ends.
     pub until: Option<SystemTime>,
 }
 
-/// Checks a level, as `log.level` has it.
+/// Validates a level, as in `log.level`.
 ///
 /// # Errors
-/// Words that say what is wrong.
+/// Why the level is invalid.
 pub fn read(level: &str) -> Result<(), String> {
     filter(level, AccessLog::Off).map(|_| ())
 }
 
 fn filter(level: &str, access: AccessLog) -> Result<EnvFilter, String> {
     if level.len() > LEVEL_BYTES_MAX {
-        return Err(format!("it has more than {LEVEL_BYTES_MAX} bytes"));
+        return Err(format!("the log level has more than {LEVEL_BYTES_MAX} bytes"));
     }
     let parts: Vec<&str> = level.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
     for part in parts.iter().filter(|part| !part.contains('=')) {
-        // A misspelt level would be taken for the name of a module.
+        // A misspelt level would be parsed as the name of a module.
         if part.parse::<LevelFilter>().is_err() {
             return Err(format!("\"{part}\" is neither off, error, warn, info, debug nor trace, nor MODULE=LEVEL"));
         }
     }
     let access = access_directive(access);
-    EnvFilter::try_new(format!("{HUSHED},{access},{}", parts.join(","))).map_err(|error| error.to_string())
+    EnvFilter::try_new(format!("{DEFAULT_DIRECTIVES},{access},{}", parts.join(","))).map_err(|error| error.to_string())
 }
 
-/// Begins to write the log, as the settings say. Once in a process.
+/// Starts the log as configured. Called once in a process.
 ///
 /// # Errors
-/// [`ConfigError`] when the level cannot be followed.
+/// [`ConfigError`] when the level is invalid.
 pub fn start(loaded: &Loaded) -> Result<(), ConfigError> {
     let level = loaded.config.log.level.clone();
     let access = loaded.config.log.access;
@@ -117,78 +116,79 @@ pub fn start(loaded: &Loaded) -> Result<(), ConfigError> {
             Box::new(move |filter| handle.reload(filter).map_err(words))
         }
     };
-    // Nobody else starts a log.
+    // The log is started only once.
     _ = LEVEL.set(LogLevel::new(level, access, apply));
     Ok(())
 }
 
-/// The level of the process's log, if it writes one.
+/// The level of the process's log, if it was started.
 pub fn level() -> Option<&'static LogLevel> {
     LEVEL.get()
 }
 
 impl LogLevel {
     fn new(configured: String, access: AccessLog, apply: Apply) -> Self {
-        Self { apply, access, state: Mutex::new(State { now: configured.clone(), configured, back: None, changes: 0 }) }
+        let state = State { now: configured.clone(), configured, reset: None, changes: 0 };
+        Self { apply, access, state: Mutex::new(state) }
     }
 
-    /// How much is said now.
+    /// The current level.
     pub fn now(&self) -> LevelNow {
-        self.state().tell()
+        self.state().view()
     }
 
-    /// Says so much from now on; for a time only, if one is given. Must be called inside a Tokio runtime.
+    /// Sets the level, temporarily if a duration is given. Must be called inside a Tokio runtime.
     ///
     /// # Errors
-    /// Words that say what is wrong with the level.
+    /// Why the level is invalid.
     pub fn set(&'static self, level: &str, duration: Option<Duration>) -> Result<LevelNow, String> {
         let filter = filter(level, self.access)?;
         let mut state = self.state();
         (self.apply)(filter)?;
         level.clone_into(&mut state.now);
-        if let Some((_, task)) = state.back.take() {
+        if let Some((_, task)) = state.reset.take() {
             task.abort();
         }
         state.changes += 1;
         let change = state.changes;
-        state.back = duration.map(|duration| {
+        state.reset = duration.map(|duration| {
             let task = tokio::spawn(async move {
                 tokio::time::sleep(duration).await;
-                self.go_back(change);
+                self.reset(change);
             });
             (SystemTime::now() + duration, task)
         });
-        Ok(state.tell())
+        Ok(state.view())
     }
 
-    /// Takes a new level of the settings over. One that an operator set for a time stays until that time ends.
+    /// Applies a new level of the settings. A temporary level stays until it ends.
     ///
     /// # Errors
-    /// Words that say what is wrong with the level.
+    /// Why the level is invalid.
     pub fn configure(&self, level: &str) -> Result<(), String> {
         let filter = filter(level, self.access)?;
         let mut state = self.state();
         level.clone_into(&mut state.configured);
-        if state.back.is_none() {
+        if state.reset.is_none() {
             (self.apply)(filter)?;
             level.clone_into(&mut state.now);
         }
         Ok(())
     }
 
-    /// Says as much as the settings have it, unless there was another change after this one.
-    fn go_back(&self, change: u64) {
+    /// Resets the level to that of the settings, unless it was changed again.
+    fn reset(&self, change: u64) {
         let mut state = self.state();
         if state.changes != change {
             return;
         }
         let configured = state.configured.clone();
         match filter(&configured, self.access).and_then(|filter| (self.apply)(filter)) {
-            Ok(()) => tracing::info!(level = configured, "the log level is that of the settings again"),
-            Err(error) => tracing::warn!(error, "the log level could not be set back"),
+            Ok(()) => tracing::info!(level = configured, "the temporary log level has ended"),
+            Err(error) => tracing::warn!(error, "resetting the log level failed"),
         }
         state.now = configured;
-        state.back = None;
+        state.reset = None;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -197,8 +197,8 @@ impl LogLevel {
 }
 
 impl State {
-    fn tell(&self) -> LevelNow {
-        let until = self.back.as_ref().map(|(at, _)| *at);
+    fn view(&self) -> LevelNow {
+        let until = self.reset.as_ref().map(|(at, _)| *at);
         LevelNow { level: self.now.clone(), configured: self.configured.clone(), until }
     }
 }
@@ -209,7 +209,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn causes_are_not_repeated() {
         let error = anyhow::anyhow!("no such file");
         let error = error.context("it cannot be read: no such file").context("nothing was imported");
         assert_eq!(format!("{error:#}"), "nothing was imported: it cannot be read: no such file: no such file");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_read_strictly() {
+    fn levels_are_parsed_strictly() {
         let long = format!("info,{}=debug", "a".repeat(LEVEL_BYTES_MAX));
         let table = [
             ("info", true),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_access_log_are_written_as_settings_or_level_say() {
+    fn the_access_log_follows_its_setting_and_the_level() {
         for (level, access, written) in [
             ("info", AccessLog::Off, false),
             ("trace", AccessLog::Off, false),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_level_is_set_for_good_or_for_a_time() {
+    async fn a_level_is_set_permanently_or_temporarily() {
         let applied = Arc::<Mutex<Vec<String>>>::default();
         let notes = Arc::clone(&applied);
         let apply = move |filter: EnvFilter| {
@@ -268,12 +268,12 @@ mod tests {
         let set = level.set("debug", None).expect("is good");
         assert_eq!((set.level.as_str(), set.configured.as_str(), set.until), ("debug", "info", None));
         assert!(level.set("trace", Some(Duration::from_secs(60))).expect("is good").until.is_some());
-        // The first of two times is forgotten.
+        // The second temporary level replaces the first.
         level.set("warn", Some(Duration::from_millis(500))).expect("is good");
         assert_eq!(level.now().level, "warn");
         let begun = std::time::Instant::now();
         while level.now().until.is_some() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "it does not go back");
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is not reset");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(level.now(), LevelNow { level: "info".to_owned(), configured: "info".to_owned(), until: None });
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_level_of_the_settings_is_taken_over_behind_one_that_is_set_for_a_time() {
+    async fn a_new_level_of_the_settings_applies_after_a_temporary_level() {
         let level: &'static LogLevel =
             Box::leak(Box::new(LogLevel::new("info".to_owned(), AccessLog::Off, Box::new(|_| Ok(())))));
         level.configure("warn").expect("is good");
@@ -295,21 +295,21 @@ mod tests {
         level.configure("error").expect("is good");
         assert_eq!((level.now().level.as_str(), level.now().configured.as_str()), ("trace", "error"));
         let change = level.state().changes;
-        level.go_back(change);
+        level.reset(change);
         assert_eq!(level.now().level, "error");
         assert!(level.configure("nonsense").is_err() && level.now().configured == "error");
     }
 
     #[tokio::test]
-    async fn a_time_that_ends_late_undoes_nothing() {
+    async fn a_late_reset_undoes_nothing() {
         let apply: Apply = Box::new(|_| Ok(()));
         let level: &'static LogLevel = Box::leak(Box::new(LogLevel::new("info".to_owned(), AccessLog::Off, apply)));
         level.set("debug", Some(Duration::from_secs(60))).expect("is good");
         let first = level.state().changes;
         level.set("warn", Some(Duration::from_secs(60))).expect("is good");
-        level.go_back(first);
+        level.reset(first);
         assert!(level.now().level == "warn" && level.now().until.is_some());
-        level.go_back(first + 1);
+        level.reset(first + 1);
         assert!(level.now().level == "info" && level.now().until.is_none());
     }
 }

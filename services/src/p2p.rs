@@ -1,4 +1,4 @@
-//! What the settings ask of the peer-to-peer network: options of the bridge, files that settings name, the node's identity.
+//! The settings of the peer-to-peer network: options of the bridge, files that settings name, the identity of the peer.
 
 use anyhow::Context as _;
 use config::{AddressPattern, ConfigError, Loaded, Origin};
@@ -16,10 +16,10 @@ use p2p_bridge::{BridgeOptions, identity};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Reads the files that settings of the network name, as a start does.
+/// Validates the files that settings of the network name, as a start does.
 ///
 /// # Errors
-/// [`ConfigError`] about the setting whose file cannot be used.
+/// [`ConfigError`] about the setting whose file is unusable.
 pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     static_map(loaded)?;
     if loaded.config.p2p.offline {
@@ -31,10 +31,10 @@ pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     SwarmKey::read(&path).map(drop).map_err(wrong)
 }
 
-/// The names that the operator decided about.
+/// The static names of `names.dnslink_map`.
 ///
 /// # Errors
-/// [`ConfigError`] about `names.dnslink_map`, if its file cannot be read or understood.
+/// [`ConfigError`] about `names.dnslink_map` if its file cannot be read or parsed.
 pub fn static_map(loaded: &Loaded) -> Result<StaticMap, ConfigError> {
     let path = &loaded.config.names.dnslink_map;
     if path.as_os_str().is_empty() {
@@ -45,37 +45,37 @@ pub fn static_map(loaded: &Loaded) -> Result<StaticMap, ConfigError> {
     StaticMap::parse(&text).map_err(|error| wrong(error.to_string()))
 }
 
-/// How long a command may take that has the keys open when a node starts, and the other way round.
-const KEYS_PATIENCE: Duration = Duration::from_secs(5);
+/// How long opening the keystore waits for a command or node that has it open.
+const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Opens the keys that names are published with, which nobody else may have open.
+/// Opens the keystore of IPNS keys exclusively.
 ///
 /// # Errors
 /// [`ConfigError`] about the data folder.
 pub async fn open_keys(loaded: &Loaded) -> anyhow::Result<Keystore> {
     let dir = state_dir(&loaded.config.data_dir);
-    let opening = tokio::task::spawn_blocking(move || Keystore::open(&dir, KEYS_PATIENCE)).await;
-    let opened = opening.context("opening the keys failed")?;
+    let opening = tokio::task::spawn_blocking(move || Keystore::open(&dir, KEYS_TIMEOUT)).await;
+    let opened = opening.context("opening the keystore failed")?;
     Ok(opened.map_err(|error: KeyError| loaded.error("data_dir", error.to_string()))?)
 }
 
-/// Where what belongs to the network is kept.
+/// The folder of the state of the network.
 pub fn state_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("p2p")
 }
 
-/// Set to "1" where no node may join the public network; libp2p's other implementations honour it too.
+/// Set to "1" if the node must not join the public network, as in other libp2p implementations.
 const FORCE_PRIVATE: &str = "LIBP2P_FORCE_PNET";
 
-/// Whether the environment wants a private network.
+/// Whether the environment requires a private network.
 pub fn forced() -> bool {
     std::env::var_os(FORCE_PRIVATE).is_some_and(|value| value == "1")
 }
 
-/// What the settings ask of the bridge. `forced` says that the environment wants a private network.
+/// The bridge options of the settings. `forced`: the environment requires a private network.
 ///
 /// # Errors
-/// [`ConfigError`] when a private network would not be one.
+/// [`ConfigError`] when the settings do not give a private network that is required.
 pub fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigError> {
     let (config, p2p) = (&loaded.config, &loaded.config.p2p);
     let private = private_network(loaded, forced)?;
@@ -115,7 +115,7 @@ pub fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigErr
     })
 }
 
-/// How names are published, unless whoever publishes says otherwise.
+/// The defaults for publishing names.
 pub fn publish_options(loaded: &Loaded) -> PublishOptions {
     let names = &loaded.config.names;
     PublishOptions {
@@ -125,21 +125,21 @@ pub fn publish_options(loaded: &Loaded) -> PublishOptions {
     }
 }
 
-/// The private network that is configured, or the public one where that is allowed.
+/// The configured private network, or the public one if that is allowed.
 fn private_network(loaded: &Loaded, forced: bool) -> Result<PrivateNetwork, ConfigError> {
     let p2p = &loaded.config.p2p;
     let key_file = key_file(&p2p.swarm_key, &loaded.config.data_dir);
     if key_file.is_some() {
         if let Some(public) = p2p.bootstrap.iter().find(|address| config::p2p::is_public_bootstrap(address)) {
             let reason = format!(
-                "{public} belongs to the public network, and there is a swarm key: name peers of the private network, or \
-                 none"
+                "{public} belongs to the public network, but there is a swarm key: use bootstrap peers of the private \
+                 network, or none"
             );
             return Err(loaded.error("p2p.bootstrap", reason));
         }
     } else if p2p.private_only || forced {
         let path = loaded.config.data_dir.join(SWARM_KEY);
-        let reason = format!("there is no swarm key: set p2p.swarm_key, or put the key into {}", path.display());
+        let reason = format!("there is no swarm key: set p2p.swarm_key, or copy the key to {}", path.display());
         let mut error = loaded.error("p2p.private_only", reason);
         if let (false, ConfigError::Value { origin, .. }) = (p2p.private_only, &mut error) {
             *origin = Origin::Variable(FORCE_PRIVATE.to_owned());
@@ -149,11 +149,11 @@ fn private_network(loaded: &Loaded, forced: bool) -> Result<PrivateNetwork, Conf
     Ok(PrivateNetwork { key_file })
 }
 
-/// What the key of a private network is called in the data directory.
+/// The file name of the swarm key in the data directory.
 const SWARM_KEY: &str = "swarm.key";
 
-/// The file with the key of the private network. Anything that may be there by that name counts as the file: a node whose
-/// key cannot be read must fail, and not join the public network.
+/// The file with the swarm key. Any directory entry of that name counts, also an unreadable one: a node whose key
+/// cannot be read must fail, and not join the public network.
 fn key_file(configured: &Path, data_dir: &Path) -> Option<PathBuf> {
     if !configured.as_os_str().is_empty() {
         return Some(configured.to_owned());
@@ -163,7 +163,8 @@ fn key_file(configured: &Path, data_dir: &Path) -> Option<PathBuf> {
     (!absent).then_some(path)
 }
 
-/// Where to listen. QUIC has no private networks: the defaults go without it, and those who ask for it are told.
+/// The listen addresses. QUIC does not support private networks: default addresses with QUIC are dropped, configured
+/// ones are errors.
 fn listen(loaded: &Loaded, private: &PrivateNetwork) -> Result<Vec<Multiaddr>, ConfigError> {
     let mut addresses = loaded.config.p2p.listen.clone();
     if private.key_file.is_none() {
@@ -172,7 +173,7 @@ fn listen(loaded: &Loaded, private: &PrivateNetwork) -> Result<Vec<Multiaddr>, C
     let over_udp = |address: &Multiaddr| address.iter().any(|part| matches!(part, Protocol::Udp(_)));
     match addresses.iter().find(|address| over_udp(address)) {
         Some(address) if loaded.origin("p2p.listen") != Origin::Default => {
-            let reason = format!("{address} is not TCP, and there is a swarm key: private networks speak TCP alone");
+            let reason = format!("{address} is not TCP, but there is a swarm key: private networks support TCP only");
             Err(loaded.error("p2p.listen", reason))
         }
         _ => {
@@ -223,28 +224,29 @@ fn budget(p2p: &config::P2p) -> ConnectionBudget {
     }
 }
 
-/// Which peers are served: those of the settings.
+/// The peers of `p2p.serve_to`.
 pub fn serve_to(p2p: &config::P2p) -> ServeTo {
     let config::ServeTo::Only { peerings, peers } = &p2p.serve_to else { return ServeTo::Everyone };
-    let meant = p2p.peering.iter().filter(|_| *peerings);
-    let meant = meant.filter_map(|address| match address.iter().last() {
+    let peerings = p2p.peering.iter().filter(|_| *peerings);
+    let peerings = peerings.filter_map(|address| match address.iter().last() {
         Some(Protocol::P2p(peer)) => Some(peer),
         _ => None,
     });
-    ServeTo::Only(meant.chain(peers.iter().copied()).collect())
+    ServeTo::Only(peerings.chain(peers.iter().copied()).collect())
 }
 
-/// The settings allow at most a year of them.
+/// A setting in hours, of which the settings allow at most a year.
 fn hours(hours: u64) -> Duration {
     Duration::from_secs(hours.saturating_mul(3600))
 }
 
-/// The node's name among peers, which is made up when it is first asked for.
+/// The peer ID of the node, whose key is generated when it does not exist.
 ///
 /// # Errors
-/// When the key cannot be read or written.
+/// When the key cannot be read or created.
 pub fn peer_id(data_dir: &Path) -> anyhow::Result<PeerId> {
-    let key = identity::load_or_create(&state_dir(data_dir)).context("the peer's identity cannot be read or made")?;
+    let key =
+        identity::load_or_create(&state_dir(data_dir)).context("reading or creating the peer's identity failed")?;
     Ok(key.public().to_peer_id())
 }
 
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn by_default_the_bridge_is_told_its_own_defaults() {
+    fn the_default_settings_are_the_defaults_of_the_bridge() {
         let dir = tempfile::tempdir().expect("a folder");
         let defaults = config::P2p::default();
         let (listen, bootstrap) = (defaults.listen, defaults.bootstrap);
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_network_is_refused_what_would_make_it_public() {
+    fn settings_that_make_a_private_network_public_are_rejected() {
         let none = ("P2P_BOOTSTRAP", "none");
         let quic = ("P2P_LISTEN", "/ip4/127.0.0.1/tcp/0,/ip4/127.0.0.1/udp/0/quic-v1");
         let key = ("P2P_SWARM_KEY", "some.key");
@@ -295,7 +297,7 @@ mod tests {
                 std::fs::write(dir.path().join("swarm.key"), "").expect("writes");
             }
             match options(&loaded(dir.path(), variables), false) {
-                Ok(_) => assert!(good, "{variables:?} should be refused with {expected}"),
+                Ok(_) => assert!(good, "{variables:?} should be rejected with {expected}"),
                 Err(error) => assert!(!good && error.to_string().starts_with(expected), "{variables:?}: {error}"),
             }
         }
@@ -309,11 +311,11 @@ mod tests {
         let private = loaded(dir.path(), &[("P2P_SWARM_KEY", "some.key"), ("P2P_BOOTSTRAP", "none")]);
         let options = options(&private, true).expect("there is a key");
         assert_eq!(options.private.key_file, Some(PathBuf::from("some.key")));
-        assert_eq!(options.listen, ["/ip4/0.0.0.0/tcp/4001".parse().expect("a multiaddr")], "QUIC is left out");
+        assert_eq!(options.listen, ["/ip4/0.0.0.0/tcp/4001".parse().expect("a multiaddr")], "without QUIC");
     }
 
     #[test]
-    fn those_who_are_served_include_the_peerings_if_they_are_meant() {
+    fn served_peers_include_the_peerings_if_configured() {
         let dir = tempfile::tempdir().expect("a folder");
         let other = PeerId::random();
         let peering = format!("/ip4/127.0.0.1/tcp/1/p2p/{PEER}");

@@ -1,29 +1,29 @@
-//! URIs as logs may have them: without what a client should have put into a header.
+//! Redaction of URIs for logs.
 //!
-//! A token belongs into `Authorization`, and nothing here reads it from anywhere else. People put it into the query all
-//! the same, as other services have it, and logs are read by more people than tokens are for.
+//! Tokens are accepted in the `Authorization` header only. Clients put them into the query by mistake, as other
+//! services allow, and logs have more readers than tokens should.
 //!
-//! Two degrees: the log of the process tells which parameters there were and none of their values ([`without_values`]);
-//! the audit log tells what was asked for, but for parameters that are called like secrets and for whatever looks like
-//! a token ([`without_secrets`]).
+//! Two levels: the process log gets the names of query parameters without values ([`without_values`]); the audit log
+//! gets the whole query, except parameters with names of secrets, and values that look like tokens
+//! ([`without_secrets`]).
 
 use http::Uri;
 use percent_encoding::percent_decode_str;
 
-/// What stands in the place of a value.
+/// Replaces a redacted value.
 const HIDDEN: &str = "…";
-/// What parameters with secrets are called, or have in their names.
+/// Parts of the names of parameters with secrets.
 const SECRET_NAMES: [&str; 11] =
     ["token", "auth", "secret", "passw", "pwd", "credential", "apikey", "api_key", "api-key", "signature", "session"];
-/// What tokens begin with that this gateway makes, and how many bytes a text has at least that may be one.
+/// The prefix of this gateway's tokens, and their minimum length.
 const TOKEN: (&str, usize) = ("cw_", 20);
 
-/// The path, and the names of the query's parameters.
+/// The path, and the names of the query parameters.
 pub fn without_values(uri: &Uri) -> String {
     of(uri, |_, _| true)
 }
 
-/// The path and the query, without parameters that are called like secrets and without tokens.
+/// The path and the query, without parameters with names of secrets and without tokens.
 pub fn without_secrets(uri: &Uri) -> String {
     of(uri, |name, value| {
         let name = decoded(name).to_ascii_lowercase();
@@ -61,8 +61,8 @@ mod tests {
     const TOKEN: &str = "cw_abcdefghij_abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz";
 
     #[test]
-    fn what_is_logged_has_no_secret() {
-        // What was asked for; what the audit log has; what the log of the process has.
+    fn logged_uris_have_no_secrets() {
+        // The request; the audit log; the process log.
         let table = [
             ("/api/v1/purge".to_owned(), "/api/v1/purge", "/api/v1/purge"),
             ("/api/v0/pin/rm?arg=bafy&x".to_owned(), "/api/v0/pin/rm?arg=bafy&x", "/api/v0/pin/rm?arg=…&x"),

@@ -5,13 +5,13 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A file system of its own, if one may be mounted.
+/// A small file system, if this process may mount one.
 pub(crate) struct SmallDisk {
     dir: tempfile::TempDir,
 }
 
 impl SmallDisk {
-    /// One of so many MiB; `None`, with a line on standard error, if this process may not mount a file system.
+    /// Mounts a file system of so many MiB; `None`, with a line on standard error, if this process may not mount.
     pub(crate) fn mount(mebibytes: u32) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a folder");
         let words = format!(
@@ -26,12 +26,12 @@ impl SmallDisk {
         Some(Self { dir })
     }
 
-    /// Where it is.
+    /// The mount point.
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("mounted")
     }
 
-    /// Writes until nothing more fits.
+    /// Fills it completely.
     pub(crate) fn fill(&self) -> PathBuf {
         let path = self.path().join("filling");
         let mut file = File::create(&path).expect("opens");

@@ -1,9 +1,9 @@
-//! Which store the settings want, where it is, and how it is opened.
+//! Opening the configured block store.
 //!
-//! Goals: each kind has a place of its own below the data folder, so that what one wrote is never taken for another's; what
-//! lies there of another kind is left alone, and the log says so.
+//! Goals: each kind of store has its own folder in the data directory, so that stores of different kinds are never
+//! mixed up; a store of another kind is left alone, and logged.
 //!
-//! Non-goals: moving content from one kind to another, which CAR files do.
+//! Non-goals: moving content between kinds, which CAR files do.
 
 use anyhow::{Context as _, ensure};
 use cache::flat::{self, FlatOptions};
@@ -19,13 +19,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the list of pins is.
+/// The folder of the pin metadata store.
 const REGISTER_DIR: &str = "pins";
 
-/// Opens the store of a data folder, which is created if need be.
+/// Opens the store of a data directory, which is created if it does not exist.
 ///
 /// # Errors
-/// When the folder cannot be made or the store does not open.
+/// When creating the folder or opening the store fails.
 pub async fn open(data_dir: &Path, settings: &Cache) -> anyhow::Result<Arc<dyn BlockStore>> {
     let (data_dir, settings) = (data_dir.to_owned(), settings.clone());
     let opening = tokio::task::spawn_blocking(move || open_now(&data_dir, &settings));
@@ -42,21 +42,21 @@ fn open_now(data_dir: &Path, settings: &Cache) -> anyhow::Result<Arc<dyn BlockSt
     })
 }
 
-/// Opens the list of who asked for which pin, beside the store that has them. What can be read of a damaged one is written anew,
-/// and the damaged files are kept ([`Register::salvage`]).
+/// Opens the pin metadata store. If it is damaged, what can be read is written to a new one, and the damaged files are
+/// kept ([`Register::salvage`]).
 ///
 /// # Errors
-/// When the folder cannot be made, or another process has it open.
+/// When creating the folder fails, or another process has the store open.
 pub async fn open_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<Register> {
     if settings.store == StoreKind::Memory {
         return Ok(Register::memory());
     }
     let dir = data_dir.join(REGISTER_DIR);
     let opening = tokio::task::spawn_blocking(move || Register::open_or_salvage(&dir));
-    Ok(opening.await.context("opening the list of pins failed")??)
+    Ok(opening.await.context("opening the pin metadata store failed")??)
 }
 
-/// The list of pins, for a command that only looks at it while no gateway runs, if there is one that can be read.
+/// Opens the pin metadata store read-only, for a command without a gateway, if it exists and can be read.
 ///
 /// # Errors
 /// When it is in use, or the disk fails.
@@ -67,14 +67,13 @@ pub fn open_register_alone(loaded: &Loaded) -> anyhow::Result<Option<Register>> 
     }
     match Register::open_to_look(&dir) {
         Ok(register) => Ok(Some(register)),
-        // Told of by itself ([`check_register`]).
+        // Reported separately ([`check_register`]).
         Err(StoreError::Corrupt(_)) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// How many records the list of pins has, if all of it can be read, and what is wrong with it if not; `None` if there is none.
-/// Nothing of it is changed.
+/// Checks the pin metadata store read-only. The number of records, or the damage; `None` if there is no store.
 ///
 /// # Errors
 /// When another process has it open, or the disk fails.
@@ -90,11 +89,11 @@ pub fn check_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<Optio
     }
 }
 
-/// Opens the store for a command that writes to it. A store that is created for that is named on standard error: a command
-/// that was typed in another folder than the gateway's would otherwise write where nothing is served from.
+/// Opens the store for a command that writes to it. If it creates one, it names it on standard error: a command that
+/// was run in another folder than the gateway's would otherwise write to a store that nothing serves.
 ///
 /// # Errors
-/// As [`open`], and when the store is one in memory, which a command cannot share with the gateway.
+/// As [`open`], and when the store is in memory, which a command cannot share with the gateway.
 pub async fn open_or_create(loaded: &Loaded) -> anyhow::Result<Arc<dyn BlockStore>> {
     let Config { data_dir, cache, .. } = &loaded.config;
     refuse_memory(cache)?;
@@ -103,14 +102,14 @@ pub async fn open_or_create(loaded: &Loaded) -> anyhow::Result<Arc<dyn BlockStor
     if is_new {
         let place = absolute(data_dir);
         eprintln!(
-            "created a store in {}; if the gateway's data folder is another one, name it with --data-dir",
+            "created a store in {}; if the gateway uses another data directory, name it with --data-dir",
             place.display()
         );
     }
     Ok(store)
 }
 
-/// Opens the store for a command that has no use for an empty one.
+/// Opens the store for a command that needs an existing one.
 ///
 /// # Errors
 /// As [`open_or_create`], and when there is no store.
@@ -119,7 +118,7 @@ pub async fn open_existing(loaded: &Loaded) -> anyhow::Result<Arc<dyn BlockStore
     refuse_memory(cache)?;
     ensure!(
         is_in(data_dir, cache.store),
-        "there is no store in {}: name the gateway's data folder with --data-dir",
+        "there is no store in {}: name the gateway's data directory with --data-dir",
         absolute(data_dir).display()
     );
     open(data_dir, cache).await
@@ -132,26 +131,26 @@ fn absolute(path: &Path) -> PathBuf {
 fn refuse_memory(settings: &Cache) -> anyhow::Result<()> {
     ensure!(
         settings.store != StoreKind::Memory,
-        "cache.store is \"memory\": what is stored is in the running gateway and nowhere else"
+        "cache.store is \"memory\": the content is stored in the running gateway only"
     );
     Ok(())
 }
 
-/// Says what lies in a data folder and is not used.
+/// Logs stores in a data directory that are not used.
 pub fn note_unused(data_dir: &Path, settings: &Cache) {
     for kind in unused(data_dir, settings.store) {
         let path = dir(data_dir, kind);
-        tracing::info!(path = %path.display(), "a store of another kind lies here and is not used: see cache.store");
+        tracing::info!(path = %path.display(), "there is a store of another kind, which is not used: see cache.store");
     }
 }
 
-/// The kinds other than `used` of which there is a store.
+/// The kinds other than `used` for which a store exists.
 fn unused(data_dir: &Path, used: StoreKind) -> Vec<StoreKind> {
     let others = [StoreKind::Rocksdb, StoreKind::Flat].into_iter().filter(|kind| *kind != used);
     others.filter(|kind| is_in(data_dir, *kind)).collect()
 }
 
-/// Whether there is a store of a kind in a data folder.
+/// Whether a data directory has a store of a kind.
 fn is_in(data_dir: &Path, kind: StoreKind) -> bool {
     match kind {
         StoreKind::Rocksdb => Disk::is_in(&dir(data_dir, kind)),
@@ -160,7 +159,7 @@ fn is_in(data_dir: &Path, kind: StoreKind) -> bool {
     }
 }
 
-/// Where a store of a kind is. One in memory is nowhere.
+/// The folder of a store of a kind. A store in memory has none.
 fn dir(data_dir: &Path, kind: StoreKind) -> PathBuf {
     match kind {
         StoreKind::Rocksdb => data_dir.join("store"),
@@ -169,7 +168,7 @@ fn dir(data_dir: &Path, kind: StoreKind) -> PathBuf {
     }
 }
 
-/// Where a store notes that the welcome site was pinned in it. One in memory has nothing to note.
+/// The file in which a store records that the welcome site was pinned. A store in memory has none.
 pub fn welcome_note(data_dir: &Path, settings: &Cache) -> Option<PathBuf> {
     (settings.store != StoreKind::Memory).then(|| dir(data_dir, settings.store).join("welcome"))
 }
@@ -205,19 +204,19 @@ fn zstd(settings: &Cache) -> cache::stored::Options {
     cache::stored::Options { level: i32::from(settings.zstd_level) }
 }
 
-/// A store that no gateway runs on, to look at. Nothing of it is changed.
+/// A store opened read-only, while no gateway uses it.
 pub enum Looked {
-    /// With an index, which can be mended.
+    /// A store with an index, which can be repaired.
     Rocksdb(Box<Offline>),
-    /// Of files.
+    /// A store of files.
     Flat(Box<flat::offline::Offline>),
 }
 
 impl Looked {
-    /// Opens the store that the settings want, if there is one.
+    /// Opens the configured store.
     ///
     /// # Errors
-    /// When there is none, or it is in use or does not open.
+    /// When it does not exist, is in use, or cannot be opened.
     pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
         let Config { data_dir, cache: settings, .. } = &loaded.config;
         refuse_memory(settings)?;
@@ -230,10 +229,10 @@ impl Looked {
         })
     }
 
-    /// What the store holds.
+    /// The amounts of stored content.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn figures(&self) -> anyhow::Result<Figures> {
         Ok(match self {
             Self::Rocksdb(store) => store.figures()?,
@@ -241,11 +240,11 @@ impl Looked {
         })
     }
 
-    /// Reads every value and checks it, and whatever else there is to check. After each step the progress is shown, with what
-    /// the step found.
+    /// Verifies all stored blocks and the index. After each step, `on_progress` is called with the findings of the
+    /// step.
     ///
     /// # Errors
-    /// What the disk said of the index; damaged values are no errors.
+    /// Errors of the disk or the index; corrupt blocks are not errors.
     pub fn check(&self, on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> anyhow::Result<CheckReport> {
         Ok(match self {
             Self::Rocksdb(store) => store.check(on_progress)?,
@@ -253,10 +252,10 @@ impl Looked {
         })
     }
 
-    /// What a check found damaged and noted, to be forgotten when the store is next opened.
+    /// Blocks that a check found corrupt and recorded, to be deleted when the store is next opened.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn noted(&self) -> anyhow::Result<Vec<Finding>> {
         Ok(match self {
             Self::Rocksdb(store) => store.noted()?,
@@ -264,10 +263,10 @@ impl Looked {
         })
     }
 
-    /// The roots of the pins that the store has.
+    /// The roots of the pins in the store.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn pinned_roots(&self) -> anyhow::Result<HashSet<Cid>> {
         Ok(match self {
             Self::Rocksdb(store) => store.pins()?,
@@ -278,10 +277,10 @@ impl Looked {
         .collect())
     }
 
-    /// Has the blocks let go that stay although no pin is known to have them.
+    /// Makes blocks evictable that are kept although no known pin has them.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn release_unclaimed(&self) -> anyhow::Result<()> {
         match self {
             Self::Rocksdb(store) => store.release_unclaimed()?,
@@ -291,10 +290,10 @@ impl Looked {
     }
 }
 
-/// Mends what can be mended of the store that the settings want, values aside, while no gateway runs on it.
+/// Repairs what can be repaired of the configured store except corrupt blocks, while no gateway uses it.
 ///
 /// # Errors
-/// When there is none, or it is in use, or what the disk said. What was mended before stays so.
+/// When it does not exist, is in use, or the disk fails. Completed repairs stay.
 pub fn repair(loaded: &Loaded, on_progress: &mut dyn FnMut(&RebuildProgress)) -> anyhow::Result<Repaired> {
     let Config { data_dir, cache: settings, .. } = &loaded.config;
     refuse_memory(settings)?;
@@ -310,7 +309,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_kind_has_a_place_of_its_own_and_sees_those_of_others() {
+    async fn each_kind_has_its_own_folder_and_detects_the_others() {
         let data = tempfile::tempdir().expect("a directory");
         let settings = |store| Cache { store, disk_free_bytes_min: 0, ..Cache::default() };
         let kinds = [StoreKind::Memory, StoreKind::Flat, StoreKind::Rocksdb];

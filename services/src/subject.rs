@@ -1,4 +1,4 @@
-//! [`Subject`]: what an operator means: a CID, a path, a name or the address of a page, in whatever form it was reported.
+//! [`Subject`]: what an operator refers to: a CID, a path, a name or the URL of a page.
 
 use crate::url::PATH_SEGMENT;
 use ::cid::multibase::Base;
@@ -9,21 +9,21 @@ use content::{Cid, ContentPath, Name, cid, codec, hashes};
 use percent_encoding::utf8_percent_encode;
 use std::fmt;
 
-/// Segments that a path may have.
+/// The maximum number of path segments.
 const DEPTH_MAX: usize = 256;
 
 /// Content, or a name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// Where it begins.
+    /// The root of the path.
     pub root: Root,
-    /// The names from there, decoded.
+    /// The decoded path segments.
     pub segments: Vec<String>,
 }
 
-/// Why a text stands for nothing.
+/// Why a text is not a reference to content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{text}\" stands for nothing: {reason}")]
+#[error("\"{text}\" is not a reference to content: {reason}")]
 pub struct NotASubject {
     text: String,
     reason: String,
@@ -41,7 +41,8 @@ impl Subject {
     /// # Errors
     /// [`NotASubject`].
     pub fn of_cid(text: &str) -> Result<Self, NotASubject> {
-        let cid = cid::parse(text.trim()).map_err(|error| NotASubject::new(text, format!("it is no CID: {error}")))?;
+        let cid =
+            cid::parse(text.trim()).map_err(|error| NotASubject::new(text, format!("it is not a CID: {error}")))?;
         Ok(Self { root: Root::Cid(cid), segments: Vec::new() })
     }
 
@@ -51,7 +52,7 @@ impl Subject {
     /// [`NotASubject`].
     pub fn of_path(text: &str) -> Result<Self, NotASubject> {
         let path = ContentPath::parse(text.trim(), DEPTH_MAX);
-        let path = path.map_err(|error| NotASubject::new(text, format!("it is no path to content: {error}")))?;
+        let path = path.map_err(|error| NotASubject::new(text, format!("it is not a content path: {error}")))?;
         Ok(Self { root: path.root, segments: path.segments })
     }
 
@@ -64,20 +65,20 @@ impl Subject {
         Ok(Self { root: Root::Name(name), segments: Vec::new() })
     }
 
-    /// The address of a page, at whatever gateway: by path, by subdomain, of a domain with a DNSLink, or `ipfs://` and `ipns://`.
+    /// The URL of a page at any gateway: by path, by subdomain, of a domain with a DNSLink, or `ipfs://` and `ipns://`.
     ///
     /// # Errors
     /// [`NotASubject`].
     pub fn of_url(text: &str) -> Result<Self, NotASubject> {
         let none = |reason: &str| NotASubject::new(text, reason);
         let (scheme, rest) =
-            text.trim().split_once("://").ok_or_else(|| none("it is no address, since it has no scheme"))?;
+            text.trim().split_once("://").ok_or_else(|| none("it is not a URL, because it has no scheme"))?;
         let rest = rest.split(['?', '#']).next().unwrap_or(rest);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         match scheme.to_ascii_lowercase().as_str() {
             scheme @ ("ipfs" | "ipns") => return Self::of_path(&format!("/{scheme}/{rest}")),
             "http" | "https" => {}
-            _ => return Err(none("it is no address of http, https, ipfs or ipns")),
+            _ => return Err(none("its scheme is not http, https, ipfs or ipns")),
         }
         if Namespace::split(path).is_some() {
             return Self::of_path(path);
@@ -99,7 +100,7 @@ impl Subject {
         Ok(Self { root: path.root, segments: path.segments })
     }
 
-    /// Any of these, told apart by how it begins.
+    /// Parses any of these.
     ///
     /// # Errors
     /// [`NotASubject`].
@@ -114,17 +115,16 @@ impl Subject {
         let key = |cid: &Cid| cid.codec() == codec::LIBP2P_KEY;
         match cid::parse(text) {
             Ok(cid) if !key(&cid) => Self::of_cid(text),
-            _ => Self::of_name(text)
-                .map_err(|_| NotASubject::new(text, "it is neither a CID nor a path, name or address")),
+            _ => Self::of_name(text).map_err(|_| NotASubject::new(text, "it is neither a CID nor a path, name or URL")),
         }
     }
 
-    /// The rest of the path, as policies have it.
+    /// The path below the root, as policies use it.
     pub fn path(&self) -> String {
         self.segments.join("/")
     }
 
-    /// The path of a request for it, percent-encoded.
+    /// The path of a request for the subject, percent-encoded.
     pub fn request_path(&self) -> String {
         let root = match &self.root {
             Root::Cid(cid) => format!("/ipfs/{cid}"),
@@ -134,7 +134,7 @@ impl Subject {
         std::iter::once(root).chain(segments).collect()
     }
 
-    /// What a rule about it is about; `below` means everything that its path begins.
+    /// The target of a rule about the subject; `below` includes everything below its path.
     pub fn target(&self, below: bool) -> Target {
         let path = PathPattern { text: self.path(), prefix: below };
         match &self.root {
@@ -143,7 +143,7 @@ impl Subject {
         }
     }
 
-    /// The rule about it as text, with the CID as it was given.
+    /// The text of a rule about the subject, with the CID as it was given.
     pub fn rule_text(&self, below: bool) -> String {
         let target = self.target(below).to_string();
         match (&self.root, target.strip_prefix("/ipfs/")) {
@@ -155,7 +155,7 @@ impl Subject {
         }
     }
 
-    /// The same as a double hash, which tells nobody what it is about: SHA2-256 of the text that the specification has for it
+    /// The rule as a double hash, which does not reveal the subject: the SHA2-256 of the text in the specification
     /// (<https://specs.ipfs.tech/compact-denylist-format/#double-hash>).
     pub fn double_hash(&self) -> String {
         let slash = if self.segments.is_empty() { "" } else { "/" };
@@ -187,7 +187,7 @@ mod tests {
     const KEY: &str = "k51qzi5uqu5dhmzyv3zac033i7rl9hkgczxyl81lwoukda2htteop7d3x0y1mf";
 
     #[test]
-    fn addresses_of_every_kind_are_read() {
+    fn references_of_every_kind_are_parsed() {
         let table = [
             (CID.to_owned(), format!("/ipfs/{CID}")),
             (format!("/ipfs/{CID}/a%20b/"), format!("/ipfs/{CID}/a%20b")),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_double_hash_is_found_by_what_it_is_of() {
+    fn a_double_hash_matches_its_subject() {
         for text in [CID, &format!("/ipfs/{CID}/a/b"), KEY, &format!("/ipns/{KEY}/x"), "a.example", "/ipns/a.example/x"]
         {
             let subject = Subject::of_anything(text).expect(text);

@@ -1,11 +1,11 @@
-//! [`Supervisor`]: the essential tasks, without which the gateway must not go on.
+//! [`Supervisor`]: supervises the essential tasks of the gateway.
 //!
-//! A task or a thread that panics is gone, and nobody hears of it: blocks are not fetched or not written any more, changes are not
-//! logged, and the process answers on as if nothing were. So each such part is named here. When one ends before it should,
-//! readiness says which (`/readyz` is 503 from then on), an ERROR line does too, and the process ends with a code that is not
-//! zero, for its supervisor (systemd, Kubernetes) to start it again: a start is what mends state that a panic left half changed.
+//! A task or thread that panics ends silently: blocks are no longer fetched or written, changes no longer logged, and
+//! the process goes on serving. So each essential task is named here. When one ends unexpectedly, an ERROR line and
+//! `/readyz` (503 from then on) name it, and the process exits with a non-zero code, so that its supervisor (systemd,
+//! Kubernetes) restarts it: a restart recovers state that a panic left inconsistent.
 //!
-//! Non-goals: parts that are started again by themselves, or whose end costs one request and is answered with an error.
+//! Non-goals: tasks that are restarted, or whose failure only fails one request.
 
 use crate::health::Health;
 use futures::FutureExt as _;
@@ -17,12 +17,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// An essential task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0} ended because of a defect, so the gateway ends too; start it again, and report the panic that the log shows"
-)]
+#[error("{0} ended because of a defect, so the gateway stops; restart it, and report the panic in the log")]
 pub struct EssentialTaskEnded(pub &'static str);
 
-/// Watches over the parts. Clones are the same one.
+/// Supervises the essential tasks. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Supervisor {
     inner: Arc<Inner>,
@@ -31,7 +29,7 @@ pub struct Supervisor {
 #[derive(Debug, Default)]
 struct Inner {
     health: Arc<Health>,
-    /// That a part has ended.
+    /// Cancelled when a task has ended.
     failed: CancellationToken,
     state: Mutex<State>,
 }
@@ -39,14 +37,14 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     ended: Option<EssentialTaskEnded>,
-    /// Parts end because they are told to.
+    /// The gateway is stopping, and tasks end regularly.
     is_over: bool,
-    /// Who waits for the ends of parts that run elsewhere.
+    /// The tasks that wait for the end of threads and other tasks.
     watches: Vec<AbortHandle>,
 }
 
 impl Supervisor {
-    /// One that tells `health` what has ended.
+    /// A supervisor that reports failures to `health`.
     pub fn new(health: Arc<Health>) -> Self {
         Self { inner: Arc::new(Inner { health, ..Inner::default() }) }
     }
@@ -55,13 +53,13 @@ impl Supervisor {
     pub fn spawn(&self, part: &'static str, task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
         let supervisor = self.clone();
         AbortOnDropHandle::new(tokio::spawn(async move {
-            // It is not asked anything after a panic.
+            // The task is not used after a panic.
             _ = AssertUnwindSafe(task).catch_unwind().await;
             supervisor.ended(part);
         }))
     }
 
-    /// Watches a part that runs elsewhere, a thread perhaps: `end` waits until it has ended.
+    /// Supervises a task or thread that runs elsewhere: `end` completes when it has ended.
     pub fn watch(&self, part: &'static str, end: impl Future<Output = ()> + Send + 'static) {
         let supervisor = self.clone();
         let watch = tokio::spawn(async move {
@@ -71,7 +69,7 @@ impl Supervisor {
         self.state().watches.push(watch.abort_handle());
     }
 
-    /// Waits until a part has ended.
+    /// Waits until a task has failed.
     pub async fn failed(&self) -> EssentialTaskEnded {
         loop {
             self.inner.failed.cancelled().await;
@@ -81,7 +79,7 @@ impl Supervisor {
         }
     }
 
-    /// From now on parts end because they are told to.
+    /// Declares that the gateway is stopping: tasks that end from now on have not failed.
     pub fn expect_end(&self) {
         let mut state = self.state();
         state.is_over = true;
@@ -95,7 +93,7 @@ impl Supervisor {
         }
         state.ended = Some(EssentialTaskEnded(part));
         drop(state);
-        tracing::error!(part, "an essential task ended because of a defect; the process ends, to be started again");
+        tracing::error!(part, "an essential task ended because of a defect; the gateway stops and must be restarted");
         self.inner.health.fail(part);
         self.inner.failed.cancel();
     }
@@ -119,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_that_panics_is_named_and_the_gateway_is_not_ready_any_more() {
+    async fn a_task_that_panics_is_named_and_readiness_fails() {
         let (supervisor, health) = serving();
         let _works = supervisor.spawn("the part that works", std::future::pending());
         assert_eq!(health.ready(&HeaderMap::new()).status(), 200);
@@ -127,13 +125,13 @@ mod tests {
         assert_eq!(supervisor.failed().await, EssentialTaskEnded("the part that panics"));
         let ready = health.ready(&HeaderMap::new());
         assert_eq!((ready.status().as_u16(), ready.body().as_str()), (503, "failed: the part that panics has ended\n"));
-        // The first is what the others ended for, maybe.
+        // The first failure may be the cause of others.
         let _ends = supervisor.spawn("another part", std::future::ready(())).await;
         assert_eq!(supervisor.failed().await, EssentialTaskEnded("the part that panics"));
     }
 
     #[tokio::test]
-    async fn a_part_that_returns_or_runs_elsewhere_is_missed_as_well() {
+    async fn a_task_that_returns_or_runs_elsewhere_is_reported() {
         let (supervisor, health) = serving();
         let _returns = supervisor.spawn("the part that returns", std::future::ready(()));
         assert_eq!(supervisor.failed().await, EssentialTaskEnded("the part that returns"));
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_told_to_end_has_not_failed() {
+    async fn tasks_may_end_when_the_gateway_stops() {
         let (supervisor, health) = serving();
         drop(supervisor.spawn("an aborted part", std::future::pending()));
         let (alive, ended) = oneshot::channel::<()>();

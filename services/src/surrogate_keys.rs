@@ -1,27 +1,26 @@
-//! Surrogate keys: what content delivery networks purge responses by, and this gateway with them.
+//! Surrogate keys, by which content delivery networks and this gateway purge responses.
 //!
-//! A response has the root CID of its path, as CIDv1 in base32, so that the version that was asked for makes no
-//! difference; and, if it was asked for by a name, that name in its usual spelling. A key is read back with
-//! [`SurrogateKey::parse`].
+//! A response has the root CID of its path as a key, as CIDv1 in base32, so that the requested CID version makes no
+//! difference; and, if it was requested by a name, the canonical name. [`SurrogateKey::parse`] parses keys.
 
 use content::Name;
 use content::cid::{self, Cid, codec};
 use content::path::Namespace;
 use percent_encoding::percent_decode_str;
 
-/// What a key stands for.
+/// A surrogate key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SurrogateKey {
-    /// Everything below a root.
+    /// All responses below a root.
     Root(Cid),
-    /// Everything that was asked for by a name.
+    /// All responses that were requested by a name.
     Name(Name),
 }
 
 impl SurrogateKey {
-    /// Reads a key as responses carry it.
+    /// Parses a key.
     pub fn parse(text: &str) -> Option<Self> {
-        // A key of IPNS is a CID as well.
+        // An IPNS key is a CID as well.
         match cid::parse(text) {
             Ok(cid) if cid.codec() != codec::LIBP2P_KEY => Some(Self::Root(cid)),
             _ => Name::parse(text).ok().map(Self::Name),
@@ -34,7 +33,7 @@ pub fn of_root(root: &Cid) -> String {
     Cid::new_v1(root.codec(), *root.hash()).to_string()
 }
 
-/// The key of the name that a path begins with, if it begins with one.
+/// The key of the name that a path begins with, if any.
 pub fn of_path(path: &str) -> Option<String> {
     let (Namespace::Ipns, below) = Namespace::split(path)? else { return None };
     let label = percent_decode_str(below.split('/').next()?).decode_utf8().ok()?;

@@ -1,10 +1,9 @@
-//! [`Upkeep`]: what keeps the store in order while the gateway runs.
+//! [`Upkeep`]: background maintenance of the store: scrubbing and recompression.
 //!
-//! Goals: damage is found while the content can still be had from elsewhere; pinned content takes less room over time; a
-//! restart neither puts a pass off nor brings it forward.
+//! Goals: corruption is found while the content can still be fetched from elsewhere; pinned content takes less space
+//! over time; restarts do not change the schedule.
 //!
-//! Non-goals: how it is done without getting in the way, which [`BlockStore::scrub`] sees to; what is over budget, which the
-//! store sees to as it writes.
+//! Non-goals: throttling, which [`BlockStore::scrub`] does; eviction, which the store does as it writes.
 
 use crate::supervision::Supervisor;
 use cache::{BlockStore, ScrubPass, ScrubReport, StoreError};
@@ -12,28 +11,28 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio_util::task::AbortOnDropHandle;
 
-/// How long to wait after the disk failed.
+/// The back-off after the disk failed.
 const RETRY: Duration = Duration::from_secs(3600);
 
-/// Pins that lack blocks that are logged one by one.
+/// The maximum number of pins with missing blocks that are logged individually.
 const PINS_LOGGED_MAX: usize = 20;
 
-/// The task. Dropping it ends it; what it had done is not lost.
+/// The maintenance task. Dropping it aborts the task; completed work is kept.
 pub struct Upkeep {
     task: Option<AbortOnDropHandle<()>>,
 }
 
-/// How often, how fast and how hard.
+/// The schedule, the rate, and the compression level.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     every: Duration,
     bytes_per_second: u64,
-    /// 0 for no recompression.
+    /// 0 turns recompression off.
     pinned_level: u8,
 }
 
 impl Upkeep {
-    /// Begins, if the settings want it.
+    /// Starts the task, if the settings enable it.
     pub fn start(store: &dyn BlockStore, cache: &config::Cache, supervisor: &Supervisor) -> Self {
         let pace = Pace {
             every: Duration::from_secs(cache.scrub_hours.saturating_mul(3600)),
@@ -41,11 +40,11 @@ impl Upkeep {
             pinned_level: cache.zstd_pinned_level,
         };
         let task = (pace.bytes_per_second > 0)
-            .then(|| supervisor.spawn("the upkeep of the store", keep(store.handle(), pace)));
+            .then(|| supervisor.spawn("the maintenance task of the store", run(store.handle(), pace)));
         Self { task }
     }
 
-    /// Ends it.
+    /// Stops the task.
     pub fn stop(&self) {
         if let Some(task) = &self.task {
             task.abort();
@@ -53,26 +52,26 @@ impl Upkeep {
     }
 }
 
-async fn keep(store: Arc<dyn BlockStore>, pace: Pace) {
+async fn run(store: Arc<dyn BlockStore>, pace: Pace) {
     loop {
         match round(&*store, pace).await {
             Ok(()) => {}
-            // Its writer has ended, which is watched by itself, and told as the cause.
+            // The store's writer has ended, which is supervised and reported itself.
             Err(StoreError::Closed) => std::future::pending().await,
             Err(error) => {
-                tracing::warn!(%error, "the store could not be checked");
+                tracing::warn!(%error, "scrubbing the store failed");
                 tokio::time::sleep(RETRY).await;
             }
         }
     }
 }
 
-/// Makes smaller what was pinned meanwhile, waits until a pass is due, and makes it.
+/// Recompresses what was pinned meanwhile, waits until a scrub is due, and scrubs.
 async fn round(store: &dyn BlockStore, pace: Pace) -> Result<(), StoreError> {
     let bytes_per_second = Some(pace.bytes_per_second);
     if pace.pinned_level > 0 {
         let done = store.recompress_pinned(pace.pinned_level, bytes_per_second).await?;
-        tracing::info!(done.blocks, done.smaller, done.saved_bytes, "pinned blocks were compressed anew");
+        tracing::info!(done.blocks, done.smaller, done.saved_bytes, "pinned blocks were recompressed");
     }
     let ended = store.scrubbed_at().await?;
     tokio::time::sleep(due_in(ended, SystemTime::now(), pace.every)).await;
@@ -80,23 +79,23 @@ async fn round(store: &dyn BlockStore, pace: Pace) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// A clock that was set back puts a pass off by one interval at most.
+/// The time until the next scrub. A clock that was set back delays it by one interval at most.
 fn due_in(ended: Option<SystemTime>, now: SystemTime, every: Duration) -> Duration {
     let since = ended.map(|ended| now.duration_since(ended).unwrap_or_default());
     since.map_or(Duration::ZERO, |since| every.saturating_sub(since))
 }
 
-/// Each damaged block was logged when it was forgotten.
+/// Logs a scrub. Each corrupt block was logged when it was deleted.
 fn report(report: &ScrubReport) {
     let ScrubReport { progress, lacking } = report;
     let (blocks, bytes) = (progress.blocks, progress.bytes);
-    tracing::info!(blocks, bytes, progress.damaged, progress.unreadable, "the store was checked");
+    tracing::info!(blocks, bytes, progress.damaged, progress.unreadable, "the store was scrubbed");
     for pin in lacking.iter().take(PINS_LOGGED_MAX) {
         let (root, missing) = (pin.root, pin.missing);
-        tracing::warn!(%root, name = pin.name, missing, "a pin lacks blocks: they are fetched again");
+        tracing::warn!(%root, name = pin.name, missing, "a pin has missing blocks: they are fetched again");
     }
     if lacking.len() > PINS_LOGGED_MAX {
-        tracing::warn!(pins = lacking.len(), "that many pins lack blocks; causeway store check lists them");
+        tracing::warn!(pins = lacking.len(), "more pins have missing blocks; \"causeway store check\" lists them");
     }
 }
 
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_is_due_when_the_last_is_long_enough_ago() {
+    fn a_scrub_is_due_after_the_interval() {
         let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
         let table = [
             (None, Duration::ZERO),

@@ -1,9 +1,10 @@
-//! Paths and queries of URLs: how they are written, and how they are read.
+//! Encoding and decoding of paths and queries of URLs.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode};
 use std::borrow::Cow;
 
-/// What is encoded in a segment of a path: all but what browsers leave as it is (RFC 3986, section 3.3, "pchar").
+/// The characters that are encoded in a path segment: all but those that browsers leave unencoded (RFC 3986, section
+/// 3.3, "pchar").
 pub const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -32,7 +33,7 @@ pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
     })
 }
 
-/// The same as bytes, where the value need not be text.
+/// Like [`parameter`], for values that need not be text.
 pub fn parameter_bytes<'a>(query: &'a str, name: &str) -> Option<Cow<'a, [u8]>> {
     let pair = query.split('&').find_map(|pair| match pair.split_once('=') {
         Some((key, value)) => (key == name).then_some(value),
@@ -44,8 +45,8 @@ pub fn parameter_bytes<'a>(query: &'a str, name: &str) -> Option<Cow<'a, [u8]>> 
     Some(Cow::Owned(form_decoded(pair.as_bytes())))
 }
 
-/// A name or a value as forms are written, decoded: `+` is a space (<https://url.spec.whatwg.org/#urlencoded-parsing>). Escapes that
-/// are none stay as they are.
+/// Decodes a name or value of a form: `+` is a space (<https://url.spec.whatwg.org/#urlencoded-parsing>). Invalid
+/// escapes are kept.
 pub fn form_decoded(text: &[u8]) -> Vec<u8> {
     let spaced: Vec<u8> = text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
     percent_decode(&spaced).collect()

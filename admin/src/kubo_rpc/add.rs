@@ -172,43 +172,34 @@ impl AddStream {
 
     async fn next(&mut self) -> Option<Result<AddView, RpcError>> {
         loop {
-            let event = match &mut self.taking {
-                None => self.events.recv().await,
-                Some(taking) => tokio::select! {
-                    biased;
-                    event = self.events.recv() => event,
-                    taken = taking => {
-                        self.taking = None;
-                        match taken {
-                            Ok(_) => continue,
-                            Err(failed) => return Some(Err(self.refused(failed))),
-                        }
-                    }
-                },
-            };
-            match event {
-                Some(Event::Read { .. }) if !self.progress => {}
-                Some(event) => {
+            match self.next_event().await {
+                Err(failed) => return Some(Err(self.refused(failed))),
+                Ok(Some(Event::Read { .. })) if !self.progress => {}
+                Ok(Some(event)) => {
                     self.added |= matches!(event, Event::Added { .. });
                     return Some(Ok(AddView::of(event, self.cids)));
                 }
-                None if self.taking.is_some() => {
-                    // The upload has closed the channel of events, and is about to return its result.
-                    let (_, silent) = mpsc::channel(1);
-                    self.events = silent;
-                    if let Some(taking) = self.taking.take()
-                        && let Err(failed) = taking.await
-                    {
-                        return Some(Err(self.refused(failed)));
-                    }
-                }
-                None if self.added => return None,
-                None => {
+                Ok(None) if self.added => return None,
+                Ok(None) => {
                     self.added = true;
                     return Some(Err(RpcError::bad_request("expected a file argument")));
                 }
             }
         }
+    }
+
+    /// The next event of the upload; after the last one its result, and then nothing.
+    async fn next_event(&mut self) -> Result<Option<Event>, Failed> {
+        let Some(taking) = &mut self.taking else { return Ok(self.events.recv().await) };
+        let taken = tokio::select! {
+            biased;
+            Some(event) = self.events.recv() => return Ok(Some(event)),
+            taken = taking => taken,
+        };
+        self.taking = None;
+        taken?;
+        // Events that the upload sent just before it returned.
+        Ok(self.events.recv().await)
     }
 }
 

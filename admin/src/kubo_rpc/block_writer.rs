@@ -12,14 +12,11 @@ use content::dag::DagError;
 use content::{Block, Cid, SourceError, Verdict};
 use gateway::errors::Problem;
 use services::access::Principal;
+use services::pinning::adopt::{AdoptError, Adoption};
 use services::pinning::{Meta, Owner, PinsError, Request, Room, Status, Wanted};
 use services::uploads::body::Allowance;
 use services::uploads::{Keep, Keeping, UploadError};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// The initial and the maximum interval at which the status of a pin is polled.
-const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// Writes blocks for an owner, either all to the cache or all as pins.
 pub struct BlockWriter<'a> {
@@ -123,13 +120,13 @@ impl<'a> BlockWriter<'a> {
     pub async fn pin_held(&self, root: Cid, name: Option<&str>) -> Result<(), PinFailure> {
         let (rpc, owner, name) = (self.rpc.clone(), self.owner.clone(), name.map(str::to_owned));
         let pinning = tokio::spawn(async move {
-            let protection = rpc.pins.protect(root);
-            let pinned = rpc.pin_whole(&owner, root, name).await;
-            drop(protection);
-            if pinned.is_err() {
-                rpc.pins.let_go(root).await.map_err(RpcError::from)?;
+            let addition = rpc.uploads.begin_addition().await.map_err(RpcError::from)?;
+            let adoption = Adoption { owner: &owner, name: name.as_deref(), meta: &Meta::new(), renames: false };
+            match rpc.pins.adopt(addition, &[root], adoption).await {
+                Ok(_) => Ok(()),
+                Err(AdoptError::Add(error)) => Err(error.into()),
+                Err(AdoptError::Pins(error)) => Err(RpcError::from(error).into()),
             }
-            pinned
         });
         pinning.await.unwrap_or_else(|_| Err(RpcError::stopping().into()))
     }
@@ -206,14 +203,6 @@ impl From<PinsError> for RpcError {
 pub type OnProgress<'a> = &'a mut (dyn FnMut(&Request) + Send);
 
 impl Rpc {
-    /// Pins a root in the store, and records its owner.
-    async fn pin_whole(&self, owner: &Owner, root: Cid, name: Option<String>) -> Result<(), PinFailure> {
-        let addition = self.uploads.begin_addition().await.map_err(RpcError::from)?;
-        addition.pin(&[root], name.as_deref()).await?;
-        self.pins.record(owner, root, name, Meta::new()).await.map_err(RpcError::from)?;
-        Ok(())
-    }
-
     /// Pins a root for an owner, and waits until it is pinned. An existing request of the owner for the root is reused,
     /// and replaced if the name differs. If the caller drops the future, a new request is withdrawn.
     ///
@@ -251,24 +240,15 @@ impl Rpc {
     /// # Errors
     /// Why it failed.
     pub async fn wait(&self, owner: &str, id: &str, mut on_progress: Option<OnProgress<'_>>) -> Result<(), RpcError> {
-        let (mut every, longest) = POLL_INTERVALS;
-        loop {
-            let request = self
-                .pins
-                .get(owner, id)
-                .ok_or_else(|| RpcError::unprocessable("another request removed the pin meanwhile"))?;
-            match request.status {
-                Status::Pinned => return Ok(()),
-                Status::Failed => {
-                    return Err(RpcError::unprocessable(request.details.as_deref().unwrap_or("the pin failed")));
-                }
-                Status::Queued | Status::Pinning => {}
-            }
+        let report = |request: &Request| {
             if let Some(on_progress) = &mut on_progress {
-                on_progress(&request);
+                on_progress(request);
             }
-            tokio::time::sleep(every).await;
-            every = (2 * every).min(longest);
+        };
+        match self.pins.settled(owner, id, report).await {
+            Ok(request) if request.status == Status::Pinned => Ok(()),
+            Ok(request) => Err(RpcError::unprocessable(request.details.as_deref().unwrap_or("the pin failed"))),
+            Err(_) => Err(RpcError::unprocessable("another request removed the pin meanwhile")),
         }
     }
 }

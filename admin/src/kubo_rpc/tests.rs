@@ -372,7 +372,7 @@ async fn content_that_exceeds_the_cache_is_rejected_with_a_message() {
     let world = World::with([], &options).await;
     let content = noise(100_000, 6);
     let message = world.send("block/put", &[&content]).await.refused(507);
-    assert!(message.contains("cache") && message.contains("Pin it"), "{message}");
+    assert!(message.contains("cache") && message.contains("pin it"), "{message}");
     let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
     let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
     world.send("dag/import?pin-roots=false", &[&archive]).await.refused(507);

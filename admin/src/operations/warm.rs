@@ -133,6 +133,30 @@ impl Warming {
         }
     }
 
+    /// Records one fetch and queues the links of its block; returns the limit that ends the traversal, if one is reached.
+    fn record(
+        &mut self,
+        step: &Step,
+        outcome: Result<(Option<Block>, bool), SourceError>,
+        frontier: &mut Frontier,
+    ) -> Option<&'static str> {
+        let (block, is_new) = match outcome {
+            Ok(fetched) => fetched,
+            Err(error) => {
+                self.failed(&step.cid, &error);
+                return (self.failures.len() >= FAILURES_MAX).then_some("failures");
+            }
+        };
+        self.block_ready(&step.cid, step.again, block.as_ref(), is_new);
+        let block = block.filter(|_| frontier.descends_below(&step.cid, step.depth))?;
+        // A block that cannot be decoded has no links.
+        let links = dag::links(&block).ok()?;
+        match frontier.links(&links, step.depth).err()? {
+            DagLimit::Blocks(_) => Some("blocks"),
+            DagLimit::Queue(_) => Some("links"),
+        }
+    }
+
     /// Whether a revisited block had failed before; it no longer counts as failed then.
     fn recovered(&mut self, cid: &Cid) -> bool {
         let cid = cid.to_string();
@@ -209,27 +233,8 @@ impl Operations {
                 fetches.push(self.fetch_one(Arc::clone(source), step, reads));
             }
             let Some((step, outcome)) = fetches.next().await else { return Ok(None) };
-            let Step { cid, depth, again } = step;
-            match outcome {
-                Ok((block, is_new)) => {
-                    warming.block_ready(&cid, again, block.as_ref(), is_new);
-                    let links = block.filter(|_| frontier.descends_below(&cid, depth)).map(|block| dag::links(&block));
-                    // A block that cannot be decoded has no links.
-                    if let Some(Ok(links)) = links
-                        && let Err(too_many) = frontier.links(&links, depth)
-                    {
-                        return Ok(Some(match too_many {
-                            DagLimit::Blocks(_) => "blocks",
-                            DagLimit::Queue(_) => "links",
-                        }));
-                    }
-                }
-                Err(error) => {
-                    warming.failed(&cid, &error);
-                    if warming.failures.len() >= FAILURES_MAX {
-                        return Ok(Some("failures"));
-                    }
-                }
+            if let Some(limit) = warming.record(&step, outcome, &mut frontier) {
+                return Ok(Some(limit));
             }
             if !warming.send_progress().await {
                 return Ok(None);

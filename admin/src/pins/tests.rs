@@ -187,7 +187,7 @@ async fn invalid_requests_are_rejected_and_change_nothing() {
         (json!({ "cid": good, "name": "n".repeat(256) }).to_string(), "255 characters"),
         (json!({ "cid": good, "origins": "x" }).to_string(), "not a pin"),
         (json!({ "cid": good, "origins": ["x"] }).to_string(), "not a multiaddr"),
-        (json!({ "cid": good, "origins": ["/ip4/127.0.0.1/tcp/1"] }).to_string(), "does not end in /p2p/"),
+        (json!({ "cid": good, "origins": ["/ip4/127.0.0.1/tcp/1"] }).to_string(), "must end in /p2p/"),
         (json!({ "cid": good, "origins": origins(21) }).to_string(), "20 origins"),
         (json!({ "cid": good, "meta": { "a": 1 } }).to_string(), "not a pin"),
         (json!({ "cid": good, "meta": texts(1001) }).to_string(), "1000 keys"),

@@ -284,7 +284,7 @@ async fn invalid_forms_are_rejected_with_a_message() {
         (good[..good.len() - 8].to_vec(), "form"),
         (good[..20].to_vec(), "form"),
         (Vec::new(), "form"),
-        (b"--XX--\r\n".to_vec(), "nothing in the upload"),
+        (b"--XX--\r\n".to_vec(), "the upload is empty"),
         (form(&[(&huge, b"x")]), "headers"),
         (form(&[(&many, b"x")]), "form"),
         (preamble, "headers"),
@@ -294,7 +294,7 @@ async fn invalid_forms_are_rejected_with_a_message() {
         (form(&[("filename=a", b"1"), ("filename=a", b"2")]), "\"a\""),
         (form(&[("filename=a", b"1"), ("filename=a/b", b"2")]), "\"a\""),
         (form(&[("", b"1")]), "filename"),
-        (form(&[("filename=l\r\nContent-Type: application/symlink", b"")]), "leads nowhere"),
+        (form(&[("filename=l\r\nContent-Type: application/symlink", b"")]), "has no target"),
         (form(&[("filename=l\r\nContent-Type: application/symlink", &[b'x'; 5_000])]), "4096"),
     ];
     for (body, message) in table {
@@ -452,16 +452,16 @@ async fn invalid_archives_are_rejected_with_a_message() {
         builder.into_inner().expect("finishes")
     };
     let table: Vec<(&str, Vec<u8>, u16, &str)> = vec![
-        ("cut in a file", good[..1_000].to_vec(), 400, "middle of a file"),
+        ("cut in a file", good[..1_000].to_vec(), 400, "truncated inside a file"),
         ("cut in a head", good[..3_000].to_vec(), 400, "TAR"),
         ("cut between members", good[..512 + 2_048].to_vec(), 400, "end mark"),
         ("nothing", Vec::new(), 400, "end mark"),
-        ("no members", vec![0; 1_024], 400, "nothing in the upload"),
+        ("no members", vec![0; 1_024], 400, "the upload is empty"),
         ("no archive", vec![b'x'; 2_000], 400, "TAR"),
-        ("more than there is", lying("77777777777"), 400, "middle of a file"),
+        ("more than there is", lying("77777777777"), 400, "truncated inside a file"),
         ("less than there is", lying("10"), 400, "TAR"),
-        ("a name of ten megabytes", described(tar::EntryType::GNULongName, 10_000_000), 400, "describes an entry"),
-        ("records of ten megabytes", described(tar::EntryType::XHeader, 10_000_000), 400, "describes an entry"),
+        ("a name of ten megabytes", described(tar::EntryType::GNULongName, 10_000_000), 400, "description of an entry"),
+        ("records of ten megabytes", described(tar::EntryType::XHeader, 10_000_000), 400, "description of an entry"),
         ("holes", sparse, 400, "sparse"),
         ("gzip", vec![0x1f, 0x8b, 8, 0], 415, "gzip"),
         ("upwards", tarball(&[("../a", FILE, "", b"x")]), 400, "upwards"),
@@ -469,9 +469,9 @@ async fn invalid_archives_are_rejected_with_a_message() {
         ("absolute", tarball(&[("/etc/passwd", FILE, "", b"x")]), 400, "absolute"),
         ("a device", tarball(&[("d", tar::EntryType::Char, "", b"")]), 400, "device"),
         ("a pipe", tarball(&[("d", tar::EntryType::Fifo, "", b"")]), 400, "pipe"),
-        ("a link to nothing", tarball(&[("l", LINK, "nothing", b"")]), 400, "no file in the archive"),
+        ("a link to nothing", tarball(&[("l", LINK, "nothing", b"")]), 400, "not a file in the archive"),
         ("a link upwards", tarball(&[("l", LINK, "../a", b"")]), 400, "upwards"),
-        ("a symlink to nothing", tarball(&[("l", SYMLINK, "", b"")]), 400, "leads nowhere"),
+        ("a symlink to nothing", tarball(&[("l", SYMLINK, "", b"")]), 400, "has no target"),
         ("both", tarball(&[("a", FILE, "", b"x"), ("a/b", FILE, "", b"x")]), 400, "\"a\""),
         ("deep", tarball(&[(&"d/".repeat(300), DIRECTORY, "", b"")]), 400, "deeper"),
     ];
@@ -700,7 +700,7 @@ async fn the_number_of_concurrent_uploads_is_limited_in_all_and_for_each_token()
     }
     let answer = site.upload_as(&alice, "", "z").await;
     assert!(answer.status == 429 && answer.headers.contains_key("retry-after"), "{}", answer.status);
-    assert!(answer.error().contains("this token has"), "{}", answer.error());
+    assert!(answer.error().contains("the token has reached"), "{}", answer.error());
     assert_eq!(site.upload_as(&bob, "", "z").await.status, 200);
     running.push(Begun::begin(&site, bob.clone()).await);
     let answer = site.upload_as(&bob, "", "z").await;

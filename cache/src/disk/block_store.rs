@@ -1,9 +1,9 @@
-//! [`Disk`] as a [`BlockStore`]: everything is told where it is done, and boxed here.
+//! Implements [`BlockStore`] for [`Disk`].
 
-use super::writer::Command;
+use super::writer::{Barrier, Change};
 use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
 use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
-use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
+use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid};
@@ -48,8 +48,8 @@ impl BlockStore for Disk {
         self.pin(root).boxed()
     }
 
-    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-        self.visit_keys(held, visit)
+    fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+        self.visit_keys(which, visit)
     }
 
     fn put_cached(&self, block: Block) -> BoxFuture<'_, ()> {
@@ -65,12 +65,12 @@ impl BlockStore for Disk {
     }
 
     fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
-        let begun = self.queue().ask(move |reply| Command::Begin { root, name, reply });
+        let begun = self.queue().ask(move |reply| Change::Begin { root, name, reply });
         async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
     }
 
-    fn begin_scaffold(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
-        let begun = self.queue().ask(|reply| Command::Scaffold { reply });
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+        let begun = self.queue().ask(|reply| Change::BeginTemporary { reply });
         async move { Ok(Attempt::new(begun.await??, None)) }.boxed()
     }
 
@@ -79,7 +79,7 @@ impl BlockStore for Disk {
             attempt.check()?;
             let room = self.queue().room(block.data().len()).await?;
             let (block, attempt) = (block.clone(), Arc::clone(attempt));
-            Ok(self.queue().send(Command::Member { block, attempt, room })?)
+            Ok(self.queue().send(Change::Member { block, attempt, room })?)
         }
         .boxed()
     }
@@ -88,23 +88,23 @@ impl BlockStore for Disk {
         async move {
             attempt.check()?;
             let room = self.queue().room(0).await?;
-            Ok(self.queue().send(Command::Held { cid, attempt: Arc::clone(attempt), room })?)
+            Ok(self.queue().send(Change::StoredMember { cid, attempt: Arc::clone(attempt), room })?)
         }
         .boxed()
     }
 
     fn finish_pin(&self, attempt: Arc<Attempt>) -> BoxFuture<'_, Result<PinSummary, PinError>> {
-        let finished = self.queue().ask(|reply| Command::Finish { attempt, reply });
+        let finished = self.queue().ask(|reply| Change::Finish { attempt, reply });
         async move { finished.await? }.boxed()
     }
 
     fn remove_pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<bool, StoreError>> {
-        let removed = self.queue().ask(|reply| Command::Remove { root: *root, reply });
+        let removed = self.queue().ask(|reply| Barrier::Remove { root: *root, reply });
         async move { removed.await? }.boxed()
     }
 
     fn evict(&self, keys: Vec<BlockKey>, which: Evict) -> BoxFuture<'_, Result<Evicted, StoreError>> {
-        let evicted = self.queue().ask(move |reply| Command::Evict { keys, which, reply });
+        let evicted = self.queue().ask(move |reply| Barrier::Evict { keys, which, reply });
         async move { evicted.await? }.boxed()
     }
 
@@ -113,16 +113,16 @@ impl BlockStore for Disk {
     }
 
     fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>> {
-        let more = self.queue().ask(move |reply| Command::Shrink { cached_bytes, reply });
+        let more = self.queue().ask(move |reply| Barrier::Shrink { cached_bytes, reply });
         async move { more.await? }.boxed()
     }
 
-    fn release(&self, scaffold: &Attempt) {
-        _ = self.queue().send(Command::Release { pin: scaffold.pin });
+    fn release(&self, temporary_pin: &Attempt) {
+        _ = self.queue().send(Barrier::Release { pin: temporary_pin.pin });
     }
 
     fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.queue().ask(|reply| Command::Written { reply }).boxed()
+        self.queue().ask(|reply| Barrier::Written { reply }).boxed()
     }
 
     fn flush(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -141,8 +141,8 @@ impl BlockStore for Disk {
         self.released()
     }
 
-    fn favour(&self, is_favoured: IsFavoured) {
-        self.favour(is_favoured);
+    fn set_is_hot(&self, is_hot: IsHot) {
+        self.set_is_hot(is_hot);
     }
 
     fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>> {

@@ -1,8 +1,8 @@
-//! [`Faults`]: what tests make of the file system below a store: calls that fail, wholly or half-way, and a look at the disk
-//! before each of them. Exists in tests alone.
+//! [`Faults`]: fault injection for tests: file system calls of a store that fail wholly or partially, and hooks before
+//! each of them. Compiled for tests only.
 //!
-//! Non-goals: what RocksDB does with its own files, of which only the calls of [`super::store`] are met here; a real file
-//! system that is full is in `tests/full.rs`.
+//! Non-goals: RocksDB's own file operations, of which only the calls in [`super::store`] are covered; a real full file
+//! system, which `tests/full.rs` uses.
 
 use super::files::Volatile;
 use rustix::io::Errno;
@@ -10,36 +10,36 @@ use std::cell::Cell;
 use std::io;
 use std::sync::{Mutex, MutexGuard};
 
-/// What the store asks of the file system.
+/// A file system call of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Call {
-    /// A segment's file is made.
+    /// Creates a segment's file.
     Create,
-    /// Values are written to a segment.
+    /// Writes values to a segment.
     Write,
-    /// A segment is synced.
+    /// Syncs a segment.
     Sync,
-    /// The names of segments are synced.
+    /// Syncs the directory of segments.
     SyncNames,
-    /// A value is read.
+    /// Reads a value.
     Read,
-    /// A segment's file is deleted.
+    /// Deletes a segment's file.
     Delete,
-    /// A batch is written to RocksDB.
+    /// Writes a batch to RocksDB.
     Batch,
-    /// RocksDB's log is synced.
+    /// Syncs RocksDB's log.
     SyncLog,
 }
 
 /// How a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing is done.
+    /// The call has no effect.
     Refused(Errno),
-    /// Of what is to be written, the first half is. What is to be synced is lost, as after a failed write-back, of which
-    /// systems tell only once. Any other call is refused.
+    /// A write writes only the first half. A sync loses the data, as after a failed writeback, which systems report
+    /// only once. Any other call has no effect.
     Half(Errno),
-    /// It is done and said not to be, as when the sync fails that is part of it.
+    /// The call takes effect but returns an error, as when its implicit sync fails.
     Unheard(Errno),
 }
 
@@ -51,15 +51,15 @@ impl Fault {
 }
 
 thread_local! {
-    /// What the process before left unsynced, for the next store that is opened on this thread.
+    /// Unsynced writes of the previous process, for the next store opened on this thread.
     pub(crate) static INHERITED: Cell<Option<Volatile>> = const { Cell::new(None) };
-    /// What is to happen while that is opened, and after.
+    /// The faults while that store is opened, and after.
     pub(crate) static OPENING: Cell<Option<Plan>> = const { Cell::new(None) };
 }
 
 pub(crate) type Plan = Box<dyn FnMut(Call) -> Option<Fault> + Send>;
 
-/// What is to happen.
+/// The injected faults.
 #[derive(Default)]
 pub(crate) struct Faults {
     plan: Mutex<Option<Plan>>,
@@ -72,39 +72,39 @@ impl std::fmt::Debug for Faults {
 }
 
 impl Faults {
-    /// Those that were planned for the store that is being opened.
+    /// The faults planned for the store that is being opened.
     pub(super) fn opening() -> Self {
         Self { plan: OPENING.take().into() }
     }
 
-    /// Asks this before every call from now on, on the thread that makes it.
+    /// Runs `plan` before every later call, on the calling thread.
     pub(crate) fn plan(&self, plan: impl FnMut(Call) -> Option<Fault> + Send + 'static) {
         *self.lock() = Some(Box::new(plan));
     }
 
-    /// Refuses every call of a kind.
+    /// Fails every call of a kind.
     pub(crate) fn refuse(&self, refused: Call, errno: Errno) {
         self.plan(move |call| (call == refused).then_some(Fault::Refused(errno)));
     }
 
-    /// Lets everything succeed again.
+    /// Removes all faults.
     pub(crate) fn clear(&self) {
         *self.lock() = None;
     }
 
-    /// What is to become of a call.
-    pub(crate) fn meet(&self, call: Call) -> Option<Fault> {
+    /// The fault of a call, if there is one.
+    pub(crate) fn inject(&self, call: Call) -> Option<Fault> {
         self.lock().as_mut().and_then(|plan| plan(call))
     }
 
-    /// The same for calls that are either done or not.
+    /// The same for calls that cannot fail partially.
     pub(crate) fn check(&self, call: Call) -> io::Result<()> {
-        self.meet(call).map_or(Ok(()), |fault| Err(fault.error()))
+        self.inject(call).map_or(Ok(()), |fault| Err(fault.error()))
     }
 
-    /// What is to be written of `bytes`, and what is to be said then.
-    pub(crate) fn cut<'a>(&self, bytes: &'a [u8]) -> (&'a [u8], io::Result<()>) {
-        match self.meet(Call::Write) {
+    /// The part of `bytes` to write, and the result to return.
+    pub(crate) fn truncate_write<'a>(&self, bytes: &'a [u8]) -> (&'a [u8], io::Result<()>) {
+        match self.inject(Call::Write) {
             None => (bytes, Ok(())),
             Some(fault @ Fault::Refused(_)) => (&[], Err(fault.error())),
             Some(fault @ Fault::Half(_)) => (&bytes[..bytes.len() / 2], Err(fault.error())),

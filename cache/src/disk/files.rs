@@ -1,11 +1,11 @@
 //! [`Files`]: the segment files, to which values are appended and which are deleted as a whole.
 //!
-//! Goals: a value is copied once on its way to the disk; space comes back at once; what was synced is on the disk.
+//! Goals: a value is copied once on its way to the disk; deleting reclaims space at once; synced data is durable.
 //!
-//! Non-goals: knowing what is where, which the index does. A file that no segment record names is left over from a write
-//! that was cut off, and is deleted when the store is opened.
+//! Non-goals: the places of values, which the index has. A file without a segment record was left by an interrupted
+//! write, and is deleted when the store is opened.
 //!
-//! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
+//! All functions here block. Any thread may read; only the writer thread writes.
 
 #[cfg(test)]
 use super::faults::{Call, Fault, Faults};
@@ -28,10 +28,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const SUFFIX: &str = "segment";
 
-/// What is written to see whether the disk takes it.
+/// The file that is written to probe the disk.
 const PROBE: &str = "probe";
 
-/// What a device reads at a time: what of it cannot be read is lost as a whole.
+/// The unit in which a device reads: an unreadable sector is lost as a whole.
 const SECTOR_BYTES: u64 = 4096;
 
 /// The segment files of a store.
@@ -39,31 +39,31 @@ const SECTOR_BYTES: u64 = 4096;
 pub(crate) struct Files {
     dir: PathBuf,
     open: Cache<u32, Arc<File>>,
-    /// What was written to and is to be synced. The system tells of a write that failed later, once, and to who had the file
-    /// open meanwhile.
+    /// Files with unsynced writes. They stay open, since the kernel reports an asynchronous write error only once, and
+    /// only to descriptors that were open at the time.
     unsynced: Mutex<HashMap<u32, Arc<File>>>,
-    /// What power loss would take.
+    /// Writes that power loss would undo.
     #[cfg(test)]
     pub(crate) volatile: Mutex<Volatile>,
-    /// What goes wrong.
+    /// Injected faults.
     #[cfg(test)]
     pub(crate) faults: Faults,
 }
 
-/// What has been written and not synced, for tests that lose it. Whoever holds the lock holds up everything that writes.
+/// Unsynced writes, for tests of power loss. Holding its lock blocks all writes.
 #[cfg(test)]
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Volatile {
     /// Places in segments and their lengths.
     pub(crate) values: Vec<(u32, u32, usize)>,
-    /// Segments whose files were made.
+    /// Segments whose files were created.
     pub(crate) names: Vec<u32>,
-    /// How long RocksDB's log was when it was last synced, by the name of its file.
+    /// The length of each of RocksDB's logs at its last sync, by file name.
     pub(crate) logs: HashMap<std::ffi::OsString, u64>,
 }
 
 impl Files {
-    /// Files in `dir`, which is created if need be. At most `open_max` are kept open.
+    /// The segment files in `dir`, which is created if need be. At most `open_max` stay open.
     pub(crate) fn open(dir: PathBuf, open_max: u64) -> Result<Self, StoreError> {
         let sync_parent = || dir.parent().map_or(Ok(()), folder::sync);
         fs::create_dir_all(&dir).and_then(|()| sync_parent()).map_err(|error| failed(&dir, &error))?;
@@ -79,14 +79,15 @@ impl Files {
         })
     }
 
-    /// Writes at a place in a segment, which is created if it is new, and kept open until it is synced if it is to be.
+    /// Writes at a place in a segment, which is created if it is new, and stays open until it is synced if
+    /// `to_be_synced`.
     pub(crate) fn write(&self, segment: u32, offset: u32, bytes: &[u8], to_be_synced: bool) -> Result<(), StoreError> {
         #[cfg(test)]
         if !self.path(segment).exists() {
             self.faults.check(Call::Create).map_err(|error| failed(&self.path(segment), &error))?;
         }
         #[cfg(test)]
-        let (bytes, fault) = self.faults.cut(bytes);
+        let (bytes, fault) = self.faults.truncate_write(bytes);
         #[cfg(test)]
         let mut volatile = self.volatile.lock().expect("no test panics here");
         #[cfg(test)]
@@ -107,7 +108,7 @@ impl Files {
         written.map_err(|error| failed(&self.path(segment), &error))
     }
 
-    /// Reads from a place in a segment. What the file does not hold is not there: the answer may be shorter.
+    /// Reads from a place in a segment. The result is shorter if the file ends earlier.
     pub(crate) fn read(&self, segment: u32, offset: u32, len: usize) -> Result<Bytes, StoreError> {
         self.try_read(segment, offset.into(), len).map_err(|error| failed(&self.path(segment), &error))
     }
@@ -121,15 +122,15 @@ impl Files {
         }
     }
 
-    /// The same past what the device cannot read, which is zeros instead; gives how many bytes of these there are.
+    /// Reads like [`Self::read`], with zeros for unreadable sectors; also returns the number of unreadable bytes.
     pub(crate) fn read_past_damage(&self, segment: u32, offset: u32, len: usize) -> Result<(Bytes, usize), StoreError> {
-        let told = |error: io::Error| failed(&self.path(segment), &error);
+        let with_path = |error: io::Error| failed(&self.path(segment), &error);
         let offset = u64::from(offset);
         match self.try_read(segment, offset, len) {
             Err(error) if is_unreadable(&error) => {}
-            read => return read.map(|bytes| (bytes, 0)).map_err(told),
+            read => return read.map(|bytes| (bytes, 0)).map_err(with_path),
         }
-        let end = self.file(segment, false).and_then(|file| Ok(file.metadata()?.len())).map_err(told)?;
+        let end = self.file(segment, false).and_then(|file| Ok(file.metadata()?.len())).map_err(with_path)?;
         let end = end.min(offset.saturating_add(len as u64));
         let (mut bytes, mut unreadable, mut at) = (Vec::with_capacity(len), 0, offset);
         while at < end {
@@ -137,7 +138,7 @@ impl Files {
             match self.try_read(segment, at, piece) {
                 Ok(read) => bytes.extend_from_slice(&read),
                 Err(error) if is_unreadable(&error) => unreadable += piece,
-                Err(error) => return Err(told(error)),
+                Err(error) => return Err(with_path(error)),
             }
             at += piece as u64;
             bytes.resize(usize::try_from(at - offset).unwrap_or(usize::MAX).min(len), 0);
@@ -145,8 +146,7 @@ impl Files {
         Ok((bytes.into(), unreadable))
     }
 
-    /// Reads several stretches that lie one behind the other, each into a buffer of its own. What the file does not hold is
-    /// not there.
+    /// Reads several adjacent ranges, each into a buffer of its own. Buffers are shorter if the file ends earlier.
     pub(crate) fn read_many(&self, segment: u32, offset: u32, lengths: &[usize]) -> Result<Vec<Bytes>, StoreError> {
         if let [length] = lengths {
             return Ok(vec![self.read(segment, offset, *length)?]);
@@ -178,7 +178,7 @@ impl Files {
         Ok(buffers.into_iter().map(Bytes::from).collect())
     }
 
-    /// Reads from a place in a segment, if all of it is in the system's memory.
+    /// Reads from a place in a segment, if all of it is in the page cache.
     pub(crate) fn read_now(&self, segment: u32, offset: u32, len: usize) -> Option<Bytes> {
         let file = self.open.get(&segment)?;
         let mut buffer = vec![0; len];
@@ -186,19 +186,19 @@ impl Files {
         (read == Ok(len)).then(|| buffer.into())
     }
 
-    /// Has the system begin to write a stretch of a segment to the disk, and does not wait: so that who syncs it later finds
-    /// little left to do. Advice, so that nobody needs to hear that it was not taken.
-    pub(crate) fn begin_to_write(&self, segment: u32, offset: u32, len: u32) {
-        // Of what is not written yet, Linux begins to write when it hears that it will not be needed soon.
+    /// Starts asynchronous writeback of a range of a segment, so that a later sync is short. Advisory, so errors are
+    /// ignored.
+    pub(crate) fn start_writeback(&self, segment: u32, offset: u32, len: u32) {
+        // On `POSIX_FADV_DONTNEED`, Linux starts writeback of dirty pages.
         _ = self
             .file(segment, false)
             .map(|file| fadvise(&file, offset.into(), NonZero::new(len.into()), Advice::DontNeed));
     }
 
-    /// Forces what was written to a segment to the disk.
+    /// Syncs a segment.
     pub(crate) fn sync(&self, segment: u32) -> Result<(), StoreError> {
         #[cfg(test)]
-        self.meet_sync(segment).map_err(|error| failed(&self.path(segment), &error))?;
+        self.inject_sync_fault(segment).map_err(|error| failed(&self.path(segment), &error))?;
         #[cfg(test)]
         self.volatile.lock().expect("no test panics here").values.retain(|(of, ..)| *of != segment);
         let kept = self.unsynced().get(&segment).map(Arc::clone);
@@ -208,9 +208,9 @@ impl Files {
         Ok(())
     }
 
-    /// Makes the next reads of a segment come from the disk itself, where the system can be told to. One that is not there is
-    /// no error.
-    pub(crate) fn forget_cached(&self, segment: u32) -> Result<(), StoreError> {
+    /// Drops a segment from the page cache, where supported, so that the next reads come from the disk. A missing file
+    /// is not an error.
+    pub(crate) fn drop_page_cache(&self, segment: u32) -> Result<(), StoreError> {
         #[cfg(target_os = "linux")]
         let advise = |file: Arc<File>| Ok(fadvise(&*file, 0, None, Advice::DontNeed)?);
         #[cfg(not(target_os = "linux"))]
@@ -221,7 +221,7 @@ impl Files {
         }
     }
 
-    /// Forces to the disk which files there are.
+    /// Syncs the directory entries of the files.
     pub(crate) fn sync_names(&self) -> Result<(), StoreError> {
         #[cfg(test)]
         self.faults.check(Call::SyncNames).map_err(|error| failed(&self.dir, &error))?;
@@ -230,12 +230,12 @@ impl Files {
         folder::sync(&self.dir).map_err(|error| failed(&self.dir, &error))
     }
 
-    /// Whether there is a file of a segment.
+    /// Whether a segment has a file.
     pub(crate) fn has(&self, segment: u32) -> bool {
         self.path(segment).exists()
     }
 
-    /// Deletes a segment. One that is not there is no error. A read that has begun goes on.
+    /// Deletes a segment. A missing one is not an error. Reads in progress complete.
     pub(crate) fn delete(&self, segment: u32) -> Result<(), StoreError> {
         #[cfg(test)]
         self.faults.check(Call::Delete).map_err(|error| failed(&self.path(segment), &error))?;
@@ -246,7 +246,7 @@ impl Files {
         let removed = fs::remove_file(self.path(segment));
         self.unsynced().remove(&segment);
         self.open.invalidate(&segment);
-        // It keeps what it lets go of until it is told to tidy up, and an open file keeps its space.
+        // The cache drops invalidated files only in its maintenance, and an open file keeps its space.
         self.open.run_pending_tasks();
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&self.path(segment), &error)),
@@ -255,8 +255,8 @@ impl Files {
     }
 
     #[cfg(test)]
-    fn meet_sync(&self, segment: u32) -> io::Result<()> {
-        let Some(fault) = self.faults.meet(Call::Sync) else { return Ok(()) };
+    fn inject_sync_fault(&self, segment: u32) -> io::Result<()> {
+        let Some(fault) = self.faults.inject(Call::Sync) else { return Ok(()) };
         let volatile = self.volatile.lock().expect("no test panics here");
         let lost = volatile.values.iter().filter(|(of, ..)| *of == segment && matches!(fault, Fault::Half(_)));
         for (_, offset, len) in lost {
@@ -265,7 +265,7 @@ impl Files {
         Err(fault.error())
     }
 
-    /// The segments that there are files of, in no order.
+    /// The segments that have files, in no order.
     pub(crate) fn list(&self) -> Result<Vec<u32>, StoreError> {
         Self::list_in(&self.dir)
     }
@@ -277,22 +277,22 @@ impl Files {
         names.filter_map(|path| path.map(|path| segment(&path)).transpose()).collect()
     }
 
-    /// What the file system has left for us.
+    /// The free space of the file system.
     pub(crate) fn space(&self) -> Result<Space, StoreError> {
         Space::of(&self.dir).map_err(|error| failed(&self.dir, &error))
     }
 
-    /// Makes the space of what was deleted available.
+    /// Makes the space of deleted files available.
     pub(crate) fn settle(&self) {
         space::settle(&self.dir);
     }
 
-    /// Why there is no space, for who needs so many bytes left.
-    pub(crate) fn refusal(&self, space: Space, needed: u64) -> StoreError {
-        space.refusal(&self.dir, needed)
+    /// The error for an operation that needs `needed` bytes free.
+    pub(crate) fn shortage_error(&self, space: Space, needed: u64) -> StoreError {
+        space.shortage_error(&self.dir, needed)
     }
 
-    /// Makes a file, writes to it, forces it to the disk and deletes it: an error says that values would meet it too.
+    /// Creates, writes, syncs and deletes a file; an error means that writes of values would fail as well.
     pub(crate) fn probe(&self) -> Result<(), StoreError> {
         #[cfg(test)]
         for call in [Call::Create, Call::Write] {
@@ -307,16 +307,16 @@ impl Files {
         probed.map_err(|error| failed(&path, &error))
     }
 
-    /// Cuts a segment off behind so many bytes. What lies there must never have been named.
-    pub(crate) fn cut(&self, segment: u32, len: u32) -> Result<(), StoreError> {
-        let cut = self.file(segment, false).and_then(|file| file.set_len(u64::from(len)));
-        cut.map_err(|error| failed(&self.path(segment), &error))
+    /// Truncates a segment to `len` bytes. No row may ever have referred to the rest.
+    pub(crate) fn truncate(&self, segment: u32, len: u32) -> Result<(), StoreError> {
+        let truncated = self.file(segment, false).and_then(|file| file.set_len(u64::from(len)));
+        truncated.map_err(|error| failed(&self.path(segment), &error))
     }
 
-    /// Gives the space of a stretch of a segment back, and says whether the file system does that. It reads as zeros from then
-    /// on. That nothing in it is needed must be on the disk.
-    pub(crate) fn punch(&self, segment: u32, stretch: Range<u32>) -> Result<bool, StoreError> {
-        let (offset, len) = (u64::from(stretch.start), u64::from(stretch.end.saturating_sub(stretch.start)));
+    /// Punches a hole for a range of a segment, and returns whether the file system supports it. The range reads as
+    /// zeros from then on. That it is dead must have been synced.
+    pub(crate) fn punch(&self, segment: u32, range: Range<u32>) -> Result<bool, StoreError> {
+        let (offset, len) = (u64::from(range.start), u64::from(range.end.saturating_sub(range.start)));
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match self.file(segment, false).and_then(|file| Ok(fallocate(&*file, flags, offset, len)?)) {
             Ok(()) => Ok(true),
@@ -333,7 +333,7 @@ impl Files {
         let file = Arc::new(options()?);
         self.open.insert(segment, Arc::clone(&file));
         if file.metadata()?.nlink() == 0 {
-            // It was deleted meanwhile. An open file would keep its space.
+            // It was deleted concurrently, and an open file would keep its space.
             self.open.invalidate(&segment);
         }
         Ok(file)
@@ -348,7 +348,7 @@ impl Files {
     }
 }
 
-/// Reads until there are so many bytes or the file ends.
+/// Reads `len` bytes, or up to the end of the file.
 fn read_at(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
     let mut buffer = Vec::with_capacity(len);
     while buffer.len() < len {
@@ -359,12 +359,12 @@ fn read_at(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
             Err(error) => return Err(error.into()),
         }
     }
-    // The capacity may be larger than what was asked for.
+    // The capacity may be larger than requested.
     buffer.truncate(len);
     Ok(buffer.into())
 }
 
-/// Whether the device failed to read what it holds.
+/// Whether the device failed to read.
 fn is_unreadable(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::IO.raw_os_error())
 }
@@ -376,7 +376,7 @@ fn segment(path: &Path) -> Option<u32> {
 
 fn failed(path: &Path, error: &io::Error) -> StoreError {
     if space::is_full(error) {
-        // By how much, the writer tells.
+        // The writer adds the figures.
         return StoreError::Full { free: 0, needed: 0 };
     }
     StoreError::io(format!("{}: {error}", path.display()))
@@ -387,19 +387,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_to_be_synced_is_kept_open_until_it_is() {
+    fn unsynced_files_stay_open() {
         let dir = tempfile::tempdir().expect("a directory");
-        // None is kept open for its own sake.
+        // The cache keeps no file open.
         let files = Files::open(dir.path().join("segments"), 0).expect("opens");
         for to_be_synced in [true, false] {
             files.write(1, 0, b"value", to_be_synced).expect("writes");
-            // Another file in its place would have another history.
+            // If the file were opened again, it would not exist.
             fs::remove_file(files.path(1)).expect("deletes");
             assert_eq!(files.sync(1).is_ok(), to_be_synced);
-            files.sync(1).expect_err("it is not kept any more");
+            files.sync(1).expect_err("it is no longer open");
         }
         files.write(1, 0, b"value", true).expect("writes");
         files.delete(1).expect("deletes");
-        files.sync(1).expect_err("it is gone");
+        files.sync(1).expect_err("it is deleted");
     }
 }

@@ -1,7 +1,7 @@
-//! The files of the index, as far as they can be judged without RocksDB; and the mark that says that the index is to be
-//! rebuilt, which outlives the process.
+//! The files of the index, as far as they can be checked without RocksDB; and the durable mark that the index must be
+//! rebuilt.
 //!
-//! Everything here blocks.
+//! All functions here block.
 
 use super::files::Files;
 use super::store::SEGMENTS_DIR;
@@ -15,26 +15,26 @@ use std::path::{Path, PathBuf};
 const CURRENT: &str = "CURRENT";
 const MANIFEST: &str = "MANIFEST-";
 
-/// There while the index is to be rebuilt.
+/// Exists while the index must be rebuilt.
 const MARK: &str = "index.rebuild";
 
-/// There while blocks are kept that no known pin has.
+/// Exists while blocks without a known pin are kept.
 const UNCLAIMED: &str = "pins.unclaimed";
 
-/// Where the damaged index is kept, until the next one is.
+/// The directory of the last damaged index.
 const ASIDE: &str = "index.damaged";
 
-/// How far a rebuild has come.
+/// The stage of a rebuild.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The index is damaged.
     Damaged,
-    /// The damaged index was set aside, and the new one is not complete.
+    /// The damaged index was moved aside, and the new one is not complete.
     Rebuilding,
 }
 
 impl Stage {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::Damaged => "damaged\n",
             Self::Rebuilding => "rebuilding\n",
@@ -42,7 +42,7 @@ impl Stage {
     }
 }
 
-/// Whether there is a store in a folder.
+/// Whether a directory contains a store.
 pub(super) fn is_store(dir: &Path) -> bool {
     dir.join(CURRENT).exists() || dir.join(MARK).exists() || dir.join(pin_journal::NAME).exists() || has_segments(dir)
 }
@@ -51,13 +51,13 @@ fn has_segments(dir: &Path) -> bool {
     Files::list_in(&dir.join(SEGMENTS_DIR)).is_ok_and(|segments| !segments.is_empty())
 }
 
-/// Why the index of a store cannot be used, if its files alone tell.
+/// Why the index of a store cannot be used, as far as its files show.
 ///
 /// # Errors
-/// What the file system said.
+/// I/O errors.
 pub(super) fn unusable(dir: &Path) -> Result<Option<String>, StoreError> {
     if stage(dir)?.is_some() {
-        return Ok(Some("it was found damaged before, and is not rebuilt yet".to_owned()));
+        return Ok(Some("it was found damaged before and has not been rebuilt yet".to_owned()));
     }
     let current = match fs::read(dir.join(CURRENT)) {
         Ok(current) => current,
@@ -70,7 +70,7 @@ pub(super) fn unusable(dir: &Path) -> Result<Option<String>, StoreError> {
     Ok((!dir.join(&name).exists()).then(|| format!("its file {name} is missing")))
 }
 
-/// The name of the manifest that the content of CURRENT tells.
+/// The name of the manifest, from the content of CURRENT.
 fn manifest_name(current: &[u8]) -> Option<String> {
     let name = std::str::from_utf8(current).ok()?.strip_suffix('\n')?;
     manifest_number(name).map(|_| name.to_owned())
@@ -80,52 +80,52 @@ fn manifest_number(name: &str) -> Option<u64> {
     name.strip_prefix(MANIFEST)?.parse().ok()
 }
 
-/// The number of the present manifest and how long it is, in bytes.
+/// The number of the current manifest and its size, in bytes.
 pub(super) fn manifest(dir: &Path) -> Option<(u64, u64)> {
     let name = manifest_name(&fs::read(dir.join(CURRENT)).ok()?)?;
     Some((manifest_number(&name)?, dir.join(&name).metadata().ok()?.len()))
 }
 
-/// How far a rebuild has come that is due.
+/// The stage of a pending rebuild.
 pub(super) fn stage(dir: &Path) -> Result<Option<Stage>, StoreError> {
     match fs::read(dir.join(MARK)) {
-        Ok(word) if word == Stage::Rebuilding.word().as_bytes() => Ok(Some(Stage::Rebuilding)),
+        Ok(content) if content == Stage::Rebuilding.as_str().as_bytes() => Ok(Some(Stage::Rebuilding)),
         Ok(_) => Ok(Some(Stage::Damaged)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(&dir.join(MARK), &error)),
     }
 }
 
-/// Notes, durably, that the index is to be rebuilt.
+/// Marks durably that the index must be rebuilt.
 ///
 /// # Errors
-/// What the file system said.
+/// I/O errors.
 pub(super) fn mark(dir: &Path, stage: Stage) -> Result<(), StoreError> {
-    let (path, unfinished) = (dir.join(MARK), dir.join("index.rebuild.new"));
+    let (path, temporary) = (dir.join(MARK), dir.join("index.rebuild.new"));
     let write = || {
-        let mut file = File::create(&unfinished)?;
-        file.write_all(stage.word().as_bytes())?;
+        let mut file = File::create(&temporary)?;
+        file.write_all(stage.as_str().as_bytes())?;
         file.sync_data()?;
-        fs::rename(&unfinished, &path)?;
+        fs::rename(&temporary, &path)?;
         folder::sync(dir)
     };
     write().map_err(|error: io::Error| failed(&path, &error))
 }
 
-/// Notes, durably, that the index is rebuilt.
+/// Removes the mark durably, when the index is rebuilt.
 ///
 /// # Errors
-/// What the file system said.
+/// I/O errors.
 pub(super) fn unmark(dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(MARK);
     fs::remove_file(&path).and_then(|()| folder::sync(dir)).map_err(|error| failed(&path, &error))
 }
 
-/// Notes, durably, that blocks are kept that no pin of the journal may have: whoever rebuilds the index again keeps them too.
+/// Marks durably that blocks are kept without a pin in the journal, so that another rebuild keeps them too.
 ///
 /// # Errors
-/// What the file system said.
-pub(super) fn note_unclaimed(dir: &Path) -> Result<(), StoreError> {
+/// I/O errors.
+pub(super) fn mark_unclaimed(dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(UNCLAIMED);
     let write = || {
         File::create(&path)?.sync_all()?;
@@ -134,16 +134,16 @@ pub(super) fn note_unclaimed(dir: &Path) -> Result<(), StoreError> {
     write().map_err(|error: io::Error| failed(&path, &error))
 }
 
-/// Whether that is noted.
+/// Whether that mark exists.
 pub(super) fn has_unclaimed(dir: &Path) -> bool {
     dir.join(UNCLAIMED).exists()
 }
 
-/// Takes the note away: the operator lets go of them.
+/// Removes that mark: the operator releases the blocks.
 ///
 /// # Errors
-/// What the file system said.
-pub(super) fn forget_unclaimed(dir: &Path) -> Result<(), StoreError> {
+/// I/O errors.
+pub(super) fn unmark_unclaimed(dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(UNCLAIMED);
     match fs::remove_file(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -151,15 +151,15 @@ pub(super) fn forget_unclaimed(dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Moves the files of the damaged index into a folder of their own, in the place of one that is there. Whoever was
-/// killed meanwhile goes on with it.
+/// Moves the files of the damaged index into a directory of their own, replacing an earlier one. An interrupted move is
+/// continued.
 ///
 /// # Errors
-/// What the file system said.
-pub(super) fn set_aside(dir: &Path) -> Result<PathBuf, StoreError> {
+/// I/O errors.
+pub(super) fn move_aside(dir: &Path) -> Result<PathBuf, StoreError> {
     let aside = dir.join(ASIDE);
     let mut of_index = index_files(dir)?;
-    // It goes first: where it is not, moving has begun.
+    // CURRENT is moved first: if it is missing, the move was interrupted.
     of_index.sort_by_key(|path| path.file_name().is_none_or(|name| name != CURRENT));
     let begins = dir.join(CURRENT).exists() && aside.exists();
     let move_all = || {
@@ -177,11 +177,11 @@ pub(super) fn set_aside(dir: &Path) -> Result<PathBuf, StoreError> {
     Ok(aside)
 }
 
-/// Deletes the damaged index that was set aside, and says whether there was one.
+/// Deletes the damaged index that was moved aside, and returns whether there was one.
 ///
 /// # Errors
-/// What the file system said.
-pub(super) fn clear_aside(dir: &Path) -> Result<bool, StoreError> {
+/// I/O errors.
+pub(super) fn delete_aside(dir: &Path) -> Result<bool, StoreError> {
     match fs::remove_dir_all(dir.join(ASIDE)) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
@@ -189,15 +189,15 @@ pub(super) fn clear_aside(dir: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Deletes the files of an index that was not completed.
+/// Deletes the files of an incomplete index.
 ///
 /// # Errors
-/// What the file system said.
+/// I/O errors.
 pub(super) fn delete(dir: &Path) -> Result<(), StoreError> {
     index_files(dir)?.iter().try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, &error)))
 }
 
-/// RocksDB's own files, but for those that say nothing: its lock and its messages.
+/// RocksDB's files, except for its lock and its message log.
 fn index_files(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let names = fs::read_dir(dir).map_err(|error| failed(dir, &error))?;
     let names = names.map(|entry| Ok(entry.map_err(|error| failed(dir, &error))?.path()));
@@ -214,11 +214,11 @@ fn is_index_file(path: &Path) -> bool {
         || ["sst", "log", "dbtmp"].contains(&suffix)
 }
 
-/// Refuses to rebuild what cannot be: blocks of the first schema lie in RocksDB's blob files, and a newer release may have
-/// other segments.
+/// Fails if the index cannot be rebuilt: blocks of schema 1 are in RocksDB's blob files, and a newer release may have
+/// another segment format.
 ///
 /// # Errors
-/// [`StoreError::NewerSchema`], [`StoreError::Corrupt`], or what the file system said.
+/// [`StoreError::NewerSchema`], [`StoreError::Corrupt`], or I/O errors.
 pub(super) fn check_rebuildable(dir: &Path) -> Result<(), StoreError> {
     let journal = PinJournal::read(dir).map_err(|error| failed(&dir.join(pin_journal::NAME), &error))?;
     if let Some(found) = journal.schema.filter(|found| *found > schema::SCHEMA) {
@@ -228,7 +228,8 @@ pub(super) fn check_rebuildable(dir: &Path) -> Result<(), StoreError> {
     let has_blobs = names.flatten().any(|entry| entry.path().extension().is_some_and(|suffix| suffix == "blob"));
     if has_blobs {
         return Err(StoreError::corrupt(
-            "its index is unusable, and an earlier release kept the blocks in that: nothing can be read without it",
+            "its index is unusable, and an earlier release stored the blocks in it: restore the store from a backup, \
+             or delete it",
         ));
     }
     Ok(())
@@ -243,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn current_names_a_manifest_or_is_damaged() {
+    fn current_has_the_name_of_a_manifest_or_is_damaged() {
         for (current, name) in [
             (&b"MANIFEST-000012\n"[..], Some("MANIFEST-000012")),
             (b"MANIFEST-000012", None),
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_and_a_mark_stays_until_it_is_taken_away() {
+    fn missing_files_are_reported_and_a_mark_stays_until_it_is_removed() {
         let dir = tempfile::tempdir().expect("a directory");
         let unusable = || unusable(dir.path()).expect("looks");
         assert_eq!(unusable(), None, "there is no store");
@@ -272,11 +273,11 @@ mod tests {
         assert_eq!((unusable(), manifest(dir.path())), (None, Some((7, 10))));
         mark(dir.path(), Stage::Damaged).expect("marks");
         assert!(unusable().is_some());
-        set_aside(dir.path()).expect("moves");
+        move_aside(dir.path()).expect("moves");
         mark(dir.path(), Stage::Rebuilding).expect("marks");
         assert_eq!(stage(dir.path()).expect("reads"), Some(Stage::Rebuilding));
         assert!(!dir.path().join(CURRENT).exists() && dir.path().join(ASIDE).join(CURRENT).exists());
-        unmark(dir.path()).expect("takes it away");
+        unmark(dir.path()).expect("removes the mark");
         assert_eq!(stage(dir.path()).expect("reads"), None);
     }
 }

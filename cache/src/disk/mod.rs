@@ -1,77 +1,75 @@
-//! [`Disk`]: the blocks that outlive the process.
+//! [`Disk`]: the store on a local disk.
 //!
-//! Goals: presence and sizes answered without reading values; cached blocks written behind the reader's back, pins
-//! written through to the disk; a budget that eviction keeps; damage found on reading is never served, and forgotten so
-//! that the block is fetched again; a disk that fails degrades to no disk.
+//! Goals: presence and sizes are answered without reading values; cached blocks are written asynchronously, pins are
+//! synced; eviction keeps the budget; a corrupt block is never served, and is deleted so that it is fetched again; a
+//! failing disk degrades to no disk.
 //!
-//! How it is built: values lie in segment files, appended in the order in which they came; RocksDB holds the index that says
-//! where, the pins and the segments' records. A cached value is copied once on its way to the disk and never again, unless it
-//! is read; eviction deletes the oldest segment whole, and its space is back at once. Pinned values have segments of
-//! their own, which are collected when less than half of one is still needed.
+//! Design: values are appended to segment files in the order of their arrival; RocksDB has the index of their
+//! locations, the pins and the segments' records. A cached value is copied once on its way to the disk and never again,
+//! unless it is read; eviction deletes the oldest segment as a whole, which reclaims its space at once. Pinned values
+//! have segments of their own, which are garbage-collected when less than half of one is live.
 //!
-//! One thread owns every change (`writer`), so that eviction, pinning and forgetting never race; it takes commands from a
-//! queue that is bounded in bytes, groups them, and writes each group as one batch. What the system has in its memory is read
-//! where it is asked for, without a thread in between ([`BlockSource::read_now`]). Other reads go to tokio's blocking threads, several
-//! blocks at a time (`reads`), by at most [`DiskOptions::reads_max`] threads. tokio parks and reuses those threads as well as a
-//! pool of our own would; a miss, the common case of a cold fetch, is mostly told from bloom filters in memory without one.
+//! One thread makes every change (`writer`), so that eviction, pinning and deletion never race; it takes commands from
+//! a queue that is bounded in bytes, groups them, and writes each group as one batch. Values in the page cache are read
+//! on the calling thread ([`BlockSource::read_now`]). Other reads run on tokio's blocking threads, several blocks at a
+//! time (`reads`), on at most [`DiskOptions::reads_max`] threads. A miss, the common case of a cold fetch, is mostly
+//! detected with bloom filters in memory, without a thread.
 //!
-//! Measured before, and why it is so: with the values in RocksDB (BlobDB), half of a fetching client's processor time went
-//! to the log, blob files and their collection, each of which copies and sums every block.
+//! This design was measured: with the values in RocksDB (BlobDB), half of a fetching client's processor time was spent
+//! on the write-ahead log, blob files and their collection, each of which copies and checksums every block.
 //!
-//! RocksDB stops taking writes when its own compaction meets damage. The store then goes on reading, says so, and rebuilds its
-//! index when it is next opened: values tell by themselves whose they are, and the pin journal
-//! ([`crate::pin_journal`]) says which pins there were.
+//! RocksDB stops writing when its compaction finds corruption. The store then becomes read-only, reports it, and
+//! rebuilds its index when it is next opened: each value's record names its block, and the pin journal
+//! ([`crate::pin_journal`]) has the pins.
 //!
 //! | module | concern |
 //! |---|---|
-//! | `schema`, `record` | rows of the index; how a value lies in a segment |
+//! | `schema`, `record` | rows of the index; the format of a value in a segment |
 //! | `store` | RocksDB and reads; `files`: the segment files |
-//! | `reads` | look-ups that wait for the disk, several at a time |
-//! | `writer` | the thread that changes all of it |
-//! | `touched` | what was read since it was written |
-//! | [`scrub`] | every value checked, in the background |
-//! | `recompress` | pinned values made smaller, in the background |
-//! | `reserve` | space that is kept for the day when the disk is full |
-//! | [`offline`], `mend` | looking at a store that no gateway runs on, and mending its index |
-//! | [`rebuild`], `scan`, `index_files` | an index that is damaged, made anew from the segments |
-//! | `watermarks` | whether the index has everything that was acknowledged |
-//! | `migrate` | stores of earlier releases |
-//! | `block_store` | all of it as a [`crate::BlockStore`] |
+//! | `reads` | batched look-ups that wait for the disk |
+//! | `writer` | the thread that makes all changes |
+//! | `reference_bits` | which blocks were read since they were written |
+//! | [`scrub`] | verifies every value in the background |
+//! | `recompress` | recompresses pinned values in the background |
+//! | `reserve` | disk space reserved for operations on a full disk |
+//! | [`offline`], `repair` | inspects a store that no gateway uses, and repairs its index |
+//! | [`rebuild`], `scan`, `index_files` | rebuilds a damaged index from the segments |
+//! | `watermarks` | detects whether the index has all acknowledged writes |
+//! | `block_store` | implements [`crate::BlockStore`] |
 //!
-//! Non-goals: exact recency, which would write on every read.
+//! Non-goals: exact recency, which would need a write for every read.
 
 mod block_store;
 #[cfg(test)]
 pub(crate) mod faults;
 pub(crate) mod files;
 mod index_files;
-mod mend;
-mod migrate;
 pub mod offline;
 mod reads;
 pub mod rebuild;
 mod recompress;
 pub(crate) mod record;
+mod reference_bits;
+mod repair;
 pub(crate) mod reserve;
 mod scan;
 pub(crate) mod schema;
 pub(crate) mod scrub;
 pub(crate) mod store;
-mod touched;
 mod watermarks;
 pub(crate) mod writer;
 
-pub use self::mend::Disagreements;
 pub use self::offline::{CheckReport, Figures, Offline, Repaired};
 pub use self::rebuild::{RebuildProgress, Rebuilt};
 pub use self::recompress::Recompressed;
+pub use self::repair::Disagreements;
 pub use self::scrub::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
 pub use crate::error::StoreError;
 
 use self::reads::Reads;
 use self::schema::{INDEX, IndexRecord, PINS, PinRecord};
 use self::store::{Lock, Store};
-use self::writer::{Command, Queue};
+use self::writer::{Barrier, Change, Queue};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
 use futures::future::{BoxFuture, FutureExt as _, ready};
@@ -84,30 +82,29 @@ use crate::pins::{PinChanges, PinState, PinSummary};
 use crate::store::{Evicted, Held, Stats, StoreStats};
 use crate::stored::{self, Shape, Stored};
 
-/// How a store is to be run. Every field has a default that suits a small server.
+/// Options of a store. The defaults suit a small server.
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
-    /// The most that blocks which are not pinned may take on the disk, in bytes: their segment files, and 160 bytes for
-    /// each block in the index. What is written while a segment is being evicted may lie above it for a moment.
+    /// The budget of unpinned blocks, in bytes: their segment files, and 160 bytes for each block in the index. It may
+    /// be exceeded temporarily while a segment is being evicted.
     pub cache_bytes_max: u64,
-    /// What is left free on the file system, in bytes. Where there is less, the cache shrinks; when it is gone, nothing
-    /// is stored and pins fail.
+    /// The space to keep free on the file system, in bytes. With less, the cache shrinks; when there is none left,
+    /// nothing is stored and pins fail.
     pub free_bytes_min: u64,
-    /// The most that is kept for the day when the disk is full, in bytes, out of what is left free: a 32nd of the file system where
-    /// that is less. 0 for nothing.
+    /// The maximum size of the reserve for operations on a full disk, in bytes, as part of the space to keep free: a
+    /// 32nd of the file system if that is less. 0 for no reserve.
     pub reserve_bytes_max: u64,
-    /// How long a segment file grows, in bytes; those of cached blocks at most to a sixteenth of their budget.
+    /// The maximum size of a segment file, in bytes; for cached blocks at most a sixteenth of their budget.
     pub segment_bytes_max: u32,
     /// How blocks are compressed.
     pub zstd: stored::Options,
-    /// The most that may wait to be written, in bytes.
+    /// The size of the write queue, in bytes.
     pub queue_bytes_max: usize,
-    /// Reads that run at the same time.
+    /// The number of concurrent reads.
     pub reads_max: usize,
     /// Memory for RocksDB's indexes, filters and rows, in bytes.
     pub block_cache_bytes: usize,
-    /// The most files that are kept open, RocksDB's and segments, half of each. Below the limit that most systems give a
-    /// process (1,024).
+    /// The maximum number of open files, half RocksDB's and half segments. Below the usual limit of a process (1,024).
     pub open_files_max: i32,
 }
 
@@ -116,7 +113,7 @@ impl Default for DiskOptions {
         Self {
             cache_bytes_max: 20 * 1024 * 1024 * 1024,
             free_bytes_min: 1024 * 1024 * 1024,
-            // Tests copy whole stores, and there are many at a time.
+            // Tests copy whole stores, many concurrently.
             reserve_bytes_max: if cfg!(test) { 0 } else { 64 * 1024 * 1024 },
             segment_bytes_max: 256 * 1024 * 1024,
             zstd: stored::Options::default(),
@@ -128,7 +125,7 @@ impl Default for DiskOptions {
     }
 }
 
-/// An open store. Clones are handles to the same one; it closes when the last is gone.
+/// An open store. Clones are handles to the same one; it closes when the last is dropped.
 #[derive(Debug, Clone)]
 pub struct Disk {
     inner: Arc<Inner>,
@@ -136,7 +133,7 @@ pub struct Disk {
 
 #[derive(Debug)]
 struct Inner {
-    // Dropped in this order: the writer ends before the store is let go.
+    // Dropped in this order: the writer ends before the store is closed.
     queue: Queue,
     look_ups: Arc<Reads>,
     reads: Arc<Semaphore>,
@@ -147,19 +144,18 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A read that nobody waits for any more may hold the store for a moment longer.
-        self.store.lock().note_closed();
+        // A read whose caller is gone may keep the store open for a moment longer.
+        self.store.lock().mark_closed();
     }
 }
 
 impl Disk {
-    /// Opens the store in `dir`, creating it if need be. Blocks the thread: the log of a process that was killed is
-    /// replayed here, a store that an earlier release wrote is brought up to date, and an index that turns out damaged is
-    /// rebuilt, which reads every block. A store that this process has closed, and that a read still holds, is waited for, for ten
-    /// seconds at most.
+    /// Opens the store in `dir`, creating it if need be. Blocks the thread: the write-ahead log of a killed process is
+    /// replayed, a store of an earlier release is migrated, and a damaged index is rebuilt, which reads every block. If
+    /// a store that this process has closed is still being read, waits for it, for ten seconds at most.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], [`StoreError::NewerSchema`], or what the file system said.
+    /// [`StoreError::InUse`], [`StoreError::NewerSchema`], or I/O errors.
     pub fn open(dir: &Path, options: DiskOptions) -> Result<Self, StoreError> {
         let lock = store::lock(dir)?;
         let stats = Arc::<Stats>::default();
@@ -181,16 +177,16 @@ impl Disk {
         Ok(Self { inner: Arc::new(Inner { queue, look_ups, reads, stats, changes, store }) })
     }
 
-    /// Whether there is a store in a directory.
+    /// Whether a directory contains a store.
     pub fn is_in(dir: &Path) -> bool {
         Store::is_in(dir)
     }
 
-    /// Keeps a block for as long as the budget allows. Returns when the block has room in the queue, before it is
-    /// written; until then it is not found here. A write that fails is counted and logged, and the block is gone.
+    /// Queues a block to be cached. Completes when the block has room in the queue, before it is written and readable.
+    /// A failed write is counted and logged, and the block is not cached.
     pub async fn put_cached(&self, block: Block) {
         let sent = match self.inner.queue.room(block.data().len()).await {
-            Ok(room) => self.inner.queue.send(Command::Cache { block, room }),
+            Ok(room) => self.inner.queue.send(Change::Cache { block, room }),
             Err(closed) => Err(closed),
         };
         if sent.is_err() {
@@ -198,10 +194,10 @@ impl Disk {
         }
     }
 
-    /// The size of a block in bytes, if it is here.
+    /// The size of a block in bytes, if it is stored.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn size(&self, key: &BlockKey) -> Result<Option<u64>, StoreError> {
         let block = key.to_bytes();
         if !self.inner.store.may_hold(&block) {
@@ -210,10 +206,10 @@ impl Disk {
         Ok(self.read(move |store| store.index(&block)).await?.map(|record| record.shape.block_bytes() as u64))
     }
 
-    /// Whether a block is protected by a pin, complete or not.
+    /// Whether a pin, complete or partial, has the block.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn is_pinned(&self, key: &BlockKey) -> Result<bool, StoreError> {
         let block = key.to_bytes();
         Ok(self.read(move |store| store.index(&block)).await?.is_some_and(|record| record.pinned()))
@@ -222,7 +218,7 @@ impl Disk {
     /// Every pin, complete or partial, by root.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn pins(&self) -> Result<Vec<PinSummary>, StoreError> {
         self.read(Store::pins).await
     }
@@ -230,21 +226,21 @@ impl Disk {
     /// The pin of a root, complete or partial, if it has one.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn pin(&self, root: &Cid) -> Result<Option<PinSummary>, StoreError> {
         let root = *root;
         let record = self.read(move |store| store.pin(&root.to_bytes())).await?;
         Ok(record.map(|record| record.summary(root)))
     }
 
-    /// Shows the binary multihash of each block of a kind, without reading the block. Blocks the thread, for about a second
-    /// and a million blocks; holds nothing up.
+    /// Calls `visit` with the binary multihash of each selected block, without reading it. Blocks the thread, for about
+    /// a second per million blocks, but no other operation.
     ///
     /// # Errors
-    /// What the disk said; whatever was shown before is here.
-    pub fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+    /// [`StoreError`]; the blocks visited before are stored.
+    pub fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
         let store = &self.inner.store;
-        if held == Held::Roots {
+        if which == Held::Roots {
             for row in store.rows_from(PINS, &[])? {
                 let pin = summary(&row?)?;
                 let key = BlockKey::of(&pin.root).filter(|_| pin.state == PinState::Complete);
@@ -254,77 +250,75 @@ impl Disk {
         }
         for row in store.rows_from(INDEX, &[])? {
             let (key, record) = row?;
-            if held == Held::All || IndexRecord::from_bytes(&record).is_some_and(IndexRecord::pinned) {
+            if which == Held::All || IndexRecord::from_bytes(&record).is_some_and(IndexRecord::pinned) {
                 visit(&key);
             }
         }
         Ok(())
     }
 
-    /// Returns when everything that was asked for before has been written and synced, the members of removed pins have been
-    /// let go, and their space has been given back.
+    /// Completes when all earlier operations have been written and synced, the members of removed pins are unpinned,
+    /// and their space is reclaimed.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said to the sync.
+    /// [`StoreError::Closed`], or the error of the sync.
     pub async fn flush(&self) -> Result<(), StoreError> {
-        self.inner.queue.ask(|reply| Command::Flush { reply }).await?
+        self.inner.queue.ask(|reply| Barrier::Flush { reply }).await?
     }
 
-    /// Gives back what space there is to be had: moves together what is left of pinned segments of which more than a
-    /// sixteenth is not needed any more, and rewrites the index without what was deleted from it. Segments of cached
-    /// blocks are left alone, for they go as a whole. Takes a while, during which the store works.
+    /// Reclaims space: rewrites pinned segments of which more than a sixteenth is dead, and compacts the index.
+    /// Segments of cached blocks are deleted only as a whole. May take long; the store stays usable.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said.
+    /// [`StoreError`].
     pub async fn compact(&self) -> Result<(), StoreError> {
-        self.inner.queue.ask(|reply| Command::Compact { reply }).await??;
+        self.inner.queue.ask(|reply| Barrier::Compact { reply }).await??;
         self.read(Store::compact_index).await
     }
 
-    /// Writes what is queued, syncs and stops the writer. Reads go on; later writes are refused.
+    /// Writes what is queued, syncs and stops the writer. Reads still work; later writes are rejected.
     ///
     /// # Errors
-    /// What the disk said to the sync. Closing twice is no error.
+    /// The error of the sync. Closing twice is not an error.
     pub async fn close(&self) -> Result<(), StoreError> {
-        let closed = self.inner.queue.ask(|reply| Command::Close { reply }).await;
-        self.inner.store.lock().note_closed();
+        let closed = self.inner.queue.ask(|reply| Barrier::Close { reply }).await;
+        self.inner.store.lock().mark_closed();
         closed.unwrap_or(Ok(()))
     }
 
-    /// Done when nothing in this process holds the store any more, so that it can be opened again.
+    /// Completes when this process has released the store, so that it can be opened again.
     pub(crate) fn released(&self) -> BoxFuture<'static, ()> {
-        self.inner.store.lock().freed().boxed()
+        self.inner.store.lock().released().boxed()
     }
 
-    /// Asks this of every block that is to be evicted, and keeps those for which it is true: blocks that readers have in
-    /// memory are not read from here, and would go first.
-    pub(crate) fn favour(&self, is_favoured: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) {
-        self.inner.store.touched.favour(is_favoured);
+    /// Sets the predicate for blocks in the RAM cache, which eviction spares within limits.
+    pub(crate) fn set_is_hot(&self, is_hot: impl Fn(&BlockKey) -> bool + Send + Sync + 'static) {
+        self.inner.store.reference_bits.set_is_hot(is_hot);
     }
 
-    /// This moment's figures.
+    /// The current figures.
     pub fn stats(&self) -> StoreStats {
         self.inner.stats.now()
     }
 
-    /// The figures, for a reader that must not keep the store open.
+    /// The store's counters, which do not keep the store open.
     pub(crate) fn live_stats(&self) -> Arc<Stats> {
         Arc::clone(&self.inner.stats)
     }
 
-    /// The forms that blocks are stored in, in the order of their keys; `None` for one that is not here. No value is read.
+    /// The stored forms of blocks, in the order of their keys; `None` for a missing block. Reads no values.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn shapes(&self, keys: Vec<BlockKey>) -> Result<Vec<Option<Shape>>, StoreError> {
         let shape = |store: &Store, key: &BlockKey| Ok(store.index(&key.to_bytes())?.map(|record| record.shape));
         self.read(move |store| keys.iter().map(|key| shape(store, key)).collect()).await
     }
 
-    /// What an eviction of blocks, all of them different, that spares what is pinned would come to.
+    /// What evicting the unpinned ones of these distinct blocks would remove.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub(crate) async fn evictable(&self, keys: Vec<BlockKey>) -> Result<Evicted, StoreError> {
         self.read(move |store| {
             let mut evictable = Evicted::default();
@@ -340,7 +334,7 @@ impl Disk {
         .await
     }
 
-    /// The bytes of a block. A block that turns out damaged is not here, and is on its way to be forgotten.
+    /// The bytes of a block. A corrupt block counts as missing, and its deletion is queued.
     pub(crate) async fn find(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
         let block = key.to_bytes();
         if !self.inner.store.may_hold(&block) {
@@ -349,10 +343,10 @@ impl Disk {
         self.unless_damaged(key, self.inner.look_ups.block(block).await)
     }
 
-    /// The bytes of a block, checked in every way, which counts as no reading.
+    /// The bytes of a block, fully verified. Does not count as use.
     pub(crate) async fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        let sought = *key;
-        self.unless_damaged(key, self.read(move |store| store.look(&sought)).await)
+        let wanted = *key;
+        self.unless_damaged(key, self.read(move |store| store.look(&wanted)).await)
     }
 
     /// A block as it is stored.
@@ -373,12 +367,12 @@ impl Disk {
         }
         // If the queue is full, the next read of this block reports it.
         if let Some(room) = self.inner.queue.try_room(0) {
-            _ = self.inner.queue.send(Command::Forget { key: *key, room });
+            _ = self.inner.queue.send(Barrier::DropCorrupt { key: *key, room });
         }
         Ok(None)
     }
 
-    /// The pins that lose blocks or get them back, for a reader that must not keep the store open.
+    /// Change notifications of pins, which do not keep the store open.
     pub(crate) fn pin_changes(&self) -> Arc<PinChanges> {
         Arc::clone(&self.inner.changes)
     }
@@ -397,7 +391,7 @@ impl Disk {
         self.inner.stats.lacking_pins.store(lacking_pins as u64, Ordering::Relaxed);
     }
 
-    /// Counts a block that was to be cached and was not.
+    /// Counts a block that was not cached.
     pub(crate) fn count_dropped_write(&self) {
         self.inner.stats.dropped_writes.inc();
     }
@@ -411,7 +405,7 @@ impl Disk {
         &self.inner.store
     }
 
-    /// The permit travels with the work: a caller who leaves does not make room before the thread is free.
+    /// The permit is moved into the work: if the caller is dropped, it is released only when the thread is free.
     async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
@@ -426,7 +420,7 @@ impl Disk {
     }
 }
 
-/// Opens a store whose folder is locked, and brings it up to date.
+/// Opens a store whose folder is locked.
 ///
 /// # Errors
 /// Those of [`Disk::open`], and [`StoreError::IndexDamaged`].
@@ -434,13 +428,7 @@ fn open_store(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<Store, S
     if let Some(reason) = index_files::unusable(dir)? {
         return Err(StoreError::index_damaged(reason));
     }
-    let store = Store::open(dir, options, Lock::clone(lock))?;
-    match store.is_legacy() {
-        // It would be moved, which takes space.
-        true if !store.is_writable() => Err(StoreError::Full { free: 0, needed: 0 }),
-        true => migrate::run(store, options),
-        false => Ok(store),
-    }
+    Store::open(dir, options, Lock::clone(lock))
 }
 
 fn parse_pin((root, record): &store::Row) -> Result<(Cid, PinRecord), StoreError> {
@@ -455,7 +443,7 @@ fn summary(row: &store::Row) -> Result<PinSummary, StoreError> {
 }
 
 impl BlockSource for Disk {
-    /// What is in memory: its place in RocksDB's, its value in the system's.
+    /// Reads a block whose index row is in RocksDB's cache and whose value is in the page cache.
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
         let data = self.inner.store.stored_now(&key.to_bytes())?.block().ok()?;

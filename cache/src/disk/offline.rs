@@ -1,14 +1,14 @@
-//! [`Offline`]: a store that no gateway runs on, opened without its writer, to look at it and to mend its index; and
-//! [`Figures`], what any store holds.
+//! [`Offline`]: a store that no gateway uses, opened without its writer, to inspect it and to repair its index; and
+//! [`Figures`], the contents of any store.
 //!
-//! Goals: looking evicts nothing and forgets nothing; a check notes what it finds damaged, so that pins say that they lack it and
-//! the writer forgets it when it next runs; what it says of sizes comes from the index alone.
+//! Goals: inspection evicts and deletes nothing; a check marks corrupt blocks, so that their pins become partial and
+//! the writer deletes them at the next start; sizes are read from the index alone.
 //!
-//! Everything of [`Offline`] blocks the thread.
+//! All functions of [`Offline`] block the thread.
 
 use super::index_files;
-use super::mend::{self, Disagreements};
 use super::rebuild::{self, OnRebuild, Rebuilt};
+use super::repair::{self, Disagreements};
 use super::schema::{
     DAMAGED, INDEX, IndexRecord, Kind, META, PINS, PINS_BY_BLOCK, PinId, PinRecord, Place, pin_of_block, take_u64,
 };
@@ -24,32 +24,31 @@ use rocksdb::WriteBatch;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// An open store without a writer. Nobody else can open it meanwhile.
+/// An open store without a writer, exclusively locked.
 #[derive(Debug)]
 pub struct Offline {
     store: Store,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// The values.
+    /// The check of the values.
     pub progress: ScrubProgress,
-    /// The index.
+    /// The check of the index.
     pub index: Disagreements,
-    /// Pins that lack blocks, damaged ones included.
+    /// Pins with missing or corrupt blocks.
     pub lacking: Vec<LackingPin>,
-    /// Blocks that stay although no pin is known to have them, since an earlier rebuild of the index found the pin journal
-    /// damaged too.
+    /// Blocks kept without a known pin, because an earlier rebuild of the index found the pin journal damaged too.
     pub unclaimed: u64,
 }
 
-/// What a repair came to.
+/// The result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// Where the index disagreed, and does not any more.
+    /// The repaired inconsistencies of the index.
     pub index: Disagreements,
-    /// What became of an index that had to be rebuilt.
+    /// The result of rebuilding the index, if that was necessary.
     pub rebuilt: Option<Rebuilt>,
 }
 
@@ -75,12 +74,12 @@ impl Figures {
         }
     }
 
-    /// Whether the store keeps values in segments, and has any.
+    /// Whether the store has segments.
     pub fn has_segments(&self) -> bool {
         self.cached_segments.segments + self.pinned_segments.segments > 0
     }
 
-    /// Blocks of every sort.
+    /// All blocks.
     pub fn all(&self) -> Amount {
         let Self { cached, pinned, .. } = self;
         Amount {
@@ -100,17 +99,17 @@ impl Amount {
 }
 
 impl CheckReport {
-    /// Whether nothing is wrong with the store.
+    /// Whether the check found no problems.
     pub fn is_clean(&self) -> bool {
         self.progress.is_clean() && self.index.total() == 0 && self.lacking.is_empty() && self.unclaimed == 0
     }
 }
 
 impl Offline {
-    /// Opens the store in `dir`. One that an earlier release wrote is brought up to date first.
+    /// Opens the store in `dir`, and migrates one of an earlier release.
     ///
     /// # Errors
-    /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::NewerSchema`], or what the file system said.
+    /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::NewerSchema`], or I/O errors.
     pub fn open(dir: &Path, options: &DiskOptions) -> Result<Self, StoreError> {
         if !Store::is_in(dir) {
             return Err(StoreError::Missing { dir: dir.to_owned() });
@@ -118,45 +117,45 @@ impl Offline {
         Ok(Self { store: open_store(dir, options, &store::lock(dir)?)? })
     }
 
-    /// Makes the index of the store in `dir` agree with itself and with the files; one that cannot be read, or that lacks
-    /// blocks of pins, is rebuilt from the segments. Values are for [`super::Disk::scrub`] to judge, after this.
+    /// Repairs inconsistencies of the index of the store in `dir`; an index that cannot be read, or that lacks blocks
+    /// of pins, is rebuilt from the segments. Values are verified by [`super::Disk::scrub`] afterwards.
     ///
     /// # Errors
-    /// Those of [`Offline::open`], or what the disk said. What was mended before stays so.
+    /// Those of [`Offline::open`]. Earlier repairs are kept.
     pub fn repair(dir: &Path, options: &DiskOptions, on_progress: OnRebuild<'_>) -> Result<Repaired, StoreError> {
         if !Store::is_in(dir) {
             return Err(StoreError::Missing { dir: dir.to_owned() });
         }
         let lock = store::lock(dir)?;
-        let mended = open_store(dir, options, &lock).and_then(|store| {
-            let index = mend::survey(&store, true)?;
+        let repaired = open_store(dir, options, &lock).and_then(|store| {
+            let index = repair::check_index(&store, true)?;
             Ok((index, lacking(&store, &BTreeMap::new())?.len()))
         });
-        let reason = match mended {
+        let reason = match repaired {
             Ok((index, 0)) => return Ok(Repaired { index, rebuilt: None }),
-            Ok((_, pins)) => format!("pins that lack blocks, which segments may have: {pins}"),
+            Ok((_, pins)) => format!("pins with missing blocks, which segments may have: {pins}"),
             Err(StoreError::IndexDamaged(reason)) => reason.to_string(),
             Err(error) => return Err(error),
         };
         let rebuilt = rebuild::run(dir, options, &lock, &reason, on_progress)?;
         let store = open_store(dir, options, &lock)?;
-        Ok(Repaired { index: mend::survey(&store, true)?, rebuilt: Some(rebuilt) })
+        Ok(Repaired { index: repair::check_index(&store, true)?, rebuilt: Some(rebuilt) })
     }
 
-    /// Lets go of the blocks that stay although no pin is known to have them ([`CheckReport::unclaimed`]), when the store is
-    /// next opened to be written to.
+    /// Schedules the deletion of blocks kept without a known pin ([`CheckReport::unclaimed`]), at the next start of the
+    /// writer.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub fn release_unclaimed(&self) -> Result<(), StoreError> {
         rebuild::release_unclaimed(&self.store)?;
-        index_files::forget_unclaimed(self.store.dir())
+        index_files::unmark_unclaimed(self.store.dir())
     }
 
-    /// What the store holds.
+    /// The contents of the store.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub fn figures(&self) -> Result<Figures, StoreError> {
         figures(&self.store)
     }
@@ -164,18 +163,18 @@ impl Offline {
     /// Every pin, complete or partial, by root.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub fn pins(&self) -> Result<Vec<PinSummary>, StoreError> {
         self.store.pins()
     }
 
-    /// Reads every value and checks it, and the index against itself. After each step the progress is shown, with what the
-    /// step found.
+    /// Verifies every value, and the consistency of the index. After each step, `on_progress` is called with the
+    /// progress and the step's findings.
     ///
     /// # Errors
-    /// What the disk said of the index; damaged values are no errors.
+    /// Errors of the index; corrupt values are not errors.
     pub fn check(&self, mut on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> Result<CheckReport, StoreError> {
-        let index = mend::survey(&self.store, false)?;
+        let index = repair::check_index(&self.store, false)?;
         let (mut progress, mut damaged) = (ScrubProgress::default(), BTreeMap::new());
         let mut next = Some(Place::default());
         while let Some(from) = next {
@@ -183,16 +182,16 @@ impl Offline {
             progress.add(&step);
             on_progress(&progress, &step.findings);
             step.findings.iter().try_for_each(|finding| self.count_pins(finding, &mut damaged))?;
-            self.note_damaged(&step.findings)?;
+            self.mark_damaged(&step.findings)?;
             next = step.next;
         }
         let lacking = lacking(&self.store, &damaged)?;
-        self.note_lacking(&lacking)?;
+        self.mark_partial(&lacking)?;
         Ok(CheckReport { progress, index, lacking, unclaimed: rebuild::count_unclaimed(&self.store)? })
     }
 
-    /// Makes pins partial that lack blocks.
-    fn note_lacking(&self, lacking: &[LackingPin]) -> Result<(), StoreError> {
+    /// Makes pins with missing blocks partial.
+    fn mark_partial(&self, lacking: &[LackingPin]) -> Result<(), StoreError> {
         let mut batch = WriteBatch::default();
         for pin in lacking {
             let root = pin.root.to_bytes();
@@ -204,9 +203,8 @@ impl Offline {
         if batch.is_empty() { Ok(()) } else { self.store.write(batch, true) }
     }
 
-    /// Notes blocks whose values are damaged: the writer forgets them when the store is next opened, after it has read
-    /// them again.
-    fn note_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
+    /// Marks corrupt blocks: the writer verifies them again and deletes them when the store is next opened.
+    fn mark_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
         let mut batch = WriteBatch::default();
         for key in findings.iter().filter(|finding| finding.fault == Fault::Damaged).filter_map(Finding::key) {
             batch.put_cf(self.store.family(META)?, [DAMAGED, &key.to_bytes()].concat(), []);
@@ -214,7 +212,7 @@ impl Offline {
         if batch.is_empty() { Ok(()) } else { self.store.write(batch, false) }
     }
 
-    /// Counts a block for each pin that has it.
+    /// Increments the count of each pin that has a block.
     fn count_pins(&self, finding: &Finding, by_pin: &mut BTreeMap<u64, u64>) -> Result<(), StoreError> {
         let block = finding.cid.hash().to_bytes();
         for row in self.store.keys_with_prefix(PINS_BY_BLOCK, &block)? {
@@ -225,56 +223,56 @@ impl Offline {
         Ok(())
     }
 
-    /// What a check found damaged and noted, and the writer has not forgotten yet.
+    /// The blocks that a check marked as corrupt and the writer has not deleted yet.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub fn noted(&self) -> Result<Vec<Finding>, StoreError> {
-        let mut noted = Vec::new();
+        let mut marked = Vec::new();
         for row in self.store.keys_with_prefix(META, DAMAGED)? {
-            noted.extend(BlockKey::from_bytes(&row?[DAMAGED.len()..]).map(|key| Finding::new(&key, Fault::Damaged)));
+            marked.extend(BlockKey::from_bytes(&row?[DAMAGED.len()..]).map(|key| Finding::new(&key, Fault::Damaged)));
         }
-        Ok(noted)
+        Ok(marked)
     }
 
     #[cfg(test)]
-    pub(crate) fn mend(&self) -> Result<Disagreements, StoreError> {
-        mend::survey(&self.store, true)
+    pub(crate) fn repair_index(&self) -> Result<Disagreements, StoreError> {
+        repair::check_index(&self.store, true)
     }
 }
 
-/// The pins that lack blocks: members that are not held or are among `damaged`, which counts such by pin, and blocks of their
-/// DAGs that are not even members.
+/// The pins with missing blocks: members that are not stored or are among `damaged`, which counts them by pin, and
+/// blocks of their DAGs that are not listed as members.
 fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<LackingPin>, StoreError> {
-    let mut strays = BTreeMap::new();
+    let mut unlisted = BTreeMap::new();
     for row in store.rows_from(PINS, &[])? {
         let (root, record) = parse_pin(&row?)?;
         if record.state == PinState::Complete {
-            strays.insert(record.id.0, count_strays(store, root, record.id)?);
+            unlisted.insert(record.id.0, count_unlisted(store, root, record.id)?);
         }
     }
     for (pin, damaged) in damaged {
-        *strays.entry(*pin).or_default() += damaged;
+        *unlisted.entry(*pin).or_default() += damaged;
     }
-    strays.retain(|_, blocks| *blocks > 0);
-    scrub::lacking(store, &strays)
+    unlisted.retain(|_, blocks| *blocks > 0);
+    scrub::lacking(store, &unlisted)
 }
 
 /// Blocks of a DAG that are not members of its pin.
-fn count_strays(store: &Store, root: Cid, pin: PinId) -> Result<u64, StoreError> {
-    let mut strays = 0;
+fn count_unlisted(store: &Store, root: Cid, pin: PinId) -> Result<u64, StoreError> {
+    let mut unlisted = 0;
     dag::walk(store, root, &mut |visited| {
-        strays += u64::from(!store.holds(PINS_BY_BLOCK, &pin_of_block(&visited.key.to_bytes(), pin))?);
+        unlisted += u64::from(!store.holds(PINS_BY_BLOCK, &pin_of_block(&visited.key.to_bytes(), pin))?);
         Ok(())
     })?;
-    Ok(strays)
+    Ok(unlisted)
 }
 
 impl Disk {
-    /// What the store holds, from the index alone: about a second for a million blocks.
+    /// The contents of the store, from the index alone: about a second for a million blocks.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn figures(&self) -> Result<Figures, StoreError> {
         self.read(figures).await
     }
@@ -283,7 +281,7 @@ impl Disk {
 fn figures(store: &Store) -> Result<Figures, StoreError> {
     let mut figures = Figures::default();
     for row in store.rows_from(INDEX, &[])? {
-        // Malformed records are for a check to tell of.
+        // Malformed records are reported by a check.
         if let Some(record) = IndexRecord::from_bytes(&row?.1) {
             figures.add(record);
         }

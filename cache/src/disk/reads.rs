@@ -1,14 +1,14 @@
-//! [`Reads`]: look-ups that have to wait for the disk, by a few threads for all of them.
+//! [`Reads`]: look-ups that wait for the disk, batched on a few threads.
 //!
-//! Goals: a reader that looks ahead costs one hand-over to a thread, one look-up in the index for all that it asks for, and one
-//! read for what lies side by side; never more threads than so many; who has left costs no read.
+//! Goals: a caller that prefetches costs one thread hand-over, one index look-up for all of its blocks, and one read
+//! for adjacent values; a bounded number of threads; no reads for callers that are gone.
 //!
-//! How: a look-up is a *want* that stands in a line. A thread takes some at a time, finds their places at once, reads the
-//! first *run* of neighbours, and leaves the other runs to further threads, because a disk is faster when several ask. As
-//! long as a thread is on its way that will take what stands in the line, nobody calls another: the busier the machine,
-//! the more is done at a time.
+//! How: look-ups are queued. A thread takes several at a time, finds their places with one index query, reads the first
+//! *run* of adjacent values, and queues the other runs for further threads, because disks are faster with several
+//! concurrent requests. A new thread is started only if those already starting will not take everything that is queued,
+//! so that batches grow with the load.
 //!
-//! Non-goals: what needs no waiting ([`Store::stored_now`]); order; fairness beyond first come, first served.
+//! Non-goals: reads from memory ([`Store::stored_now`]); order; fairness beyond first come, first served.
 
 use super::StoreError;
 use super::record::record_bytes;
@@ -20,46 +20,46 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot::{self, Receiver, Sender};
 
-/// The most wants that a thread takes at a time.
-const WANTS_MAX: usize = 16;
+/// The maximum number of look-ups that a thread takes at a time.
+const LOOKUPS_MAX: usize = 16;
 
-/// The most that one read brings, in bytes, unless a single value has more.
+/// The maximum size of one read, in bytes, unless a single value is larger.
 const RUN_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// A look-up's result.
-type Found<T> = Result<Option<T>, StoreError>;
+type ReadResult<T> = Result<Option<T>, StoreError>;
 
-/// Look-ups, and the threads that do them. They are those of the runtime, borrowed while there is something to do.
+/// Queued look-ups, and the runtime's blocking threads that do them.
 #[derive(Debug)]
 pub(crate) struct Reads {
     store: Arc<Store>,
     threads_max: usize,
-    line: Mutex<Line>,
+    queue: Mutex<ReadQueue>,
 }
 
-/// What waits, and who works.
+/// Queued look-ups and the state of threads.
 #[derive(Debug, Default)]
-struct Line {
-    wants: VecDeque<Want>,
+struct ReadQueue {
+    lookups: VecDeque<LookUp>,
     runs: VecDeque<Run>,
-    /// Threads that work or have been called.
+    /// Threads that run or are starting.
     threads: usize,
-    /// Those that have been called and are not there yet.
-    called: usize,
+    /// Threads that are starting.
+    starting: usize,
 }
 
-/// A block that somebody waits for.
+/// A queued look-up of a block.
 #[derive(Debug)]
-struct Want {
+struct LookUp {
     block: Vec<u8>,
     reply: Reply,
 }
 
-/// In which form.
+/// The reply channel, by the requested form.
 #[derive(Debug)]
 enum Reply {
-    Block(Sender<Found<Bytes>>),
-    Stored(Sender<Found<Stored>>),
+    Block(Sender<ReadResult<Bytes>>),
+    Stored(Sender<ReadResult<Stored>>),
 }
 
 impl Reply {
@@ -70,7 +70,7 @@ impl Reply {
         }
     }
 
-    fn send(self, found: Found<Stored>) {
+    fn send(self, found: ReadResult<Stored>) {
         match self {
             Self::Block(reply) => {
                 let block = |stored: Stored| stored.block().map_err(unreadable);
@@ -81,178 +81,178 @@ impl Reply {
     }
 }
 
-/// Blocks whose values lie one behind the other.
-type Run = Vec<(IndexRecord, Want)>;
+/// Look-ups whose values are adjacent on the disk.
+type Run = Vec<(IndexRecord, LookUp)>;
 
-/// What a thread takes out of the line.
+/// A thread's work item.
 enum Job {
-    Find(Vec<Want>),
+    Find(Vec<LookUp>),
     Read(Run),
 }
 
-impl Line {
-    /// Whether a thread has to be called for what stands here. It counts as called from then on.
-    fn calls(&mut self, threads_max: usize) -> bool {
-        let jobs = self.runs.len() + self.wants.len().div_ceil(WANTS_MAX);
-        let calls = jobs > self.called && self.threads < threads_max;
-        self.threads += usize::from(calls);
-        self.called += usize::from(calls);
-        calls
+impl ReadQueue {
+    /// Whether another thread is needed for what is queued. If so, it counts as starting from then on.
+    fn reserve_thread(&mut self, threads_max: usize) -> bool {
+        let jobs = self.runs.len() + self.lookups.len().div_ceil(LOOKUPS_MAX);
+        let is_needed = jobs > self.starting && self.threads < threads_max;
+        self.threads += usize::from(is_needed);
+        self.starting += usize::from(is_needed);
+        is_needed
     }
 
     fn take(&mut self) -> Option<Job> {
         if let Some(run) = self.runs.pop_front() {
             return Some(Job::Read(run));
         }
-        let some = self.wants.len().min(WANTS_MAX);
-        (some > 0).then(|| Job::Find(self.wants.drain(..some).collect()))
+        let some = self.lookups.len().min(LOOKUPS_MAX);
+        (some > 0).then(|| Job::Find(self.lookups.drain(..some).collect()))
     }
 }
 
 impl Reads {
     pub(crate) fn new(store: Arc<Store>, threads_max: usize) -> Arc<Self> {
-        Arc::new(Self { store, threads_max: threads_max.max(1), line: Mutex::default() })
+        Arc::new(Self { store, threads_max: threads_max.max(1), queue: Mutex::default() })
     }
 
     /// The bytes of a block.
-    pub(crate) async fn block(self: &Arc<Self>, block: Vec<u8>) -> Found<Bytes> {
+    pub(crate) async fn block(self: &Arc<Self>, block: Vec<u8>) -> ReadResult<Bytes> {
         self.ask(block, Reply::Block).await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// A block as it is stored.
-    pub(crate) async fn stored(self: &Arc<Self>, block: Vec<u8>) -> Found<Stored> {
+    /// A block in its stored form.
+    pub(crate) async fn stored(self: &Arc<Self>, block: Vec<u8>) -> ReadResult<Stored> {
         self.ask(block, Reply::Stored).await.unwrap_or(Err(StoreError::Closed))
     }
 
     fn ask<T>(self: &Arc<Self>, block: Vec<u8>, reply: fn(Sender<T>) -> Reply) -> Receiver<T> {
         let (sender, receiver) = oneshot::channel();
-        let mut line = self.line();
-        line.wants.push_back(Want { block, reply: reply(sender) });
-        self.call(line);
+        let mut queue = self.queue();
+        queue.lookups.push_back(LookUp { block, reply: reply(sender) });
+        self.start_thread_if_needed(queue);
         receiver
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        // Every change is one call: a panic leaves a line that is whole.
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, ReadQueue> {
+        // Every change is one call, so that a panic leaves a consistent queue.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn call(self: &Arc<Self>, mut line: MutexGuard<'_, Line>) {
-        let calls = line.calls(self.threads_max);
-        drop(line);
-        if calls {
+    fn start_thread_if_needed(self: &Arc<Self>, mut queue: MutexGuard<'_, ReadQueue>) {
+        let is_needed = queue.reserve_thread(self.threads_max);
+        drop(queue);
+        if is_needed {
             let reads = Arc::clone(self);
             tokio::task::spawn_blocking(move || reads.work());
         }
     }
 
     fn work(self: Arc<Self>) {
-        let working = Working::begin(&self);
+        let worker = Worker::begin(&self);
         loop {
-            let mut line = self.line();
-            let Some(job) = line.take() else { return working.end(line) };
-            self.call(line);
+            let mut queue = self.queue();
+            let Some(job) = queue.take() else { return worker.end(queue) };
+            self.start_thread_if_needed(queue);
             match job {
-                Job::Find(wants) => self.find(wants),
+                Job::Find(lookups) => self.find(lookups),
                 Job::Read(run) => self.read(run),
             }
         }
     }
 
-    /// Finds where wanted blocks are, reads the first run of them and leaves the others to whoever comes.
-    fn find(self: &Arc<Self>, mut wants: Vec<Want>) {
-        wants.retain(|want| want.reply.is_awaited());
-        wants.sort_unstable_by(|a, b| a.block.cmp(&b.block));
-        let records = self.store.indexes(wants.iter().map(|want| &*want.block));
-        let mut found = Run::with_capacity(wants.len());
-        for (want, record) in wants.into_iter().zip(records) {
+    /// Finds the places of blocks, reads the first run and queues the others.
+    fn find(self: &Arc<Self>, mut lookups: Vec<LookUp>) {
+        lookups.retain(|lookup| lookup.reply.is_awaited());
+        lookups.sort_unstable_by(|a, b| a.block.cmp(&b.block));
+        let records = self.store.multi_index(lookups.iter().map(|lookup| &*lookup.block));
+        let mut found = Run::with_capacity(lookups.len());
+        for (lookup, record) in lookups.into_iter().zip(records) {
             match record {
-                Ok(Some(record)) => found.push((record, want)),
-                Ok(None) => want.reply.send(Ok(None)),
-                Err(error) => want.reply.send(Err(error)),
+                Ok(Some(record)) => found.push((record, lookup)),
+                Ok(None) => lookup.reply.send(Ok(None)),
+                Err(error) => lookup.reply.send(Err(error)),
             }
         }
         let mut runs = runs(found);
         let Some(first) = runs.pop_front() else { return };
         if !runs.is_empty() {
-            let mut line = self.line();
-            line.runs.append(&mut runs);
-            self.call(line);
+            let mut queue = self.queue();
+            queue.runs.append(&mut runs);
+            self.start_thread_if_needed(queue);
         }
         self.read(first);
     }
 
     fn read(&self, mut run: Run) {
-        run.retain(|(_, want)| want.reply.is_awaited());
-        let lengths: Vec<usize> = run.iter().map(|(record, want)| length(*record, want)).collect();
-        // Of a run that somebody has left, what remains may have gaps.
-        let whole = run.windows(2).zip(&lengths).all(|(pair, length)| follows(&pair[0].0, *length, &pair[1].0));
-        let place = run.first().filter(|_| whole).map(|(record, _)| record.place);
+        run.retain(|(_, lookup)| lookup.reply.is_awaited());
+        let lengths: Vec<usize> = run.iter().map(|(record, lookup)| length(*record, lookup)).collect();
+        // The run may have gaps if look-ups were cancelled.
+        let contiguous = run.windows(2).zip(&lengths).all(|(pair, length)| follows(&pair[0].0, *length, &pair[1].0));
+        let place = run.first().filter(|_| contiguous).map(|(record, _)| record.place);
         let read = place.map(|place| self.store.files.read_many(place.segment, place.offset, &lengths));
         let mut values = read.and_then(Result::ok).unwrap_or_default().into_iter();
-        for (record, want) in run {
-            let value = values.next().and_then(|found| self.store.taken(record.place, found, &want.block));
-            // What moved or went meanwhile, or is damaged, is looked for once more, by itself.
-            let found = value.map_or_else(|| self.store.stored(&want.block), |stored| Ok(Some(stored)));
-            want.reply.send(found);
+        for (record, lookup) in run {
+            let value = values.next().and_then(|found| self.store.decode_record(record.place, found, &lookup.block));
+            // If the value was moved or deleted concurrently, or is corrupt, it is looked up once more, alone.
+            let found = value.map_or_else(|| self.store.stored(&lookup.block), |stored| Ok(Some(stored)));
+            lookup.reply.send(found);
         }
     }
 }
 
-/// A thread that works. If it panics, another takes its place.
-struct Working {
+/// A running thread. If it panics, another one replaces it.
+struct Worker {
     reads: Arc<Reads>,
     ended: bool,
 }
 
-impl Working {
+impl Worker {
     fn begin(reads: &Arc<Reads>) -> Self {
-        reads.line().called -= 1;
+        reads.queue().starting -= 1;
         Self { reads: Arc::clone(reads), ended: false }
     }
 
-    /// Under the same lock under which nothing was left to do: whoever asks next calls a thread.
-    fn end(mut self, mut line: MutexGuard<'_, Line>) {
-        line.threads -= 1;
+    /// Ends under the lock under which the queue was empty, so that the next look-up starts a thread.
+    fn end(mut self, mut queue: MutexGuard<'_, ReadQueue>) {
+        queue.threads -= 1;
         self.ended = true;
     }
 }
 
-impl Drop for Working {
+impl Drop for Worker {
     fn drop(&mut self) {
         if !self.ended {
-            let mut line = self.reads.line();
-            line.threads -= 1;
-            self.reads.call(line);
+            let mut queue = self.reads.queue();
+            queue.threads -= 1;
+            self.reads.start_thread_if_needed(queue);
         }
     }
 }
 
-fn length(record: IndexRecord, want: &Want) -> usize {
-    record_bytes(&want.block, record.shape.value_bytes())
+fn length(record: IndexRecord, lookup: &LookUp) -> usize {
+    record_bytes(&lookup.block, record.shape.value_bytes())
 }
 
-/// Whether a value comes right behind one of that length.
+/// Whether a value directly follows one of that length.
 fn follows(first: &IndexRecord, length: usize, next: &IndexRecord) -> bool {
     let end = u64::from(first.place.offset) + length as u64;
     (first.place.segment, end) == (next.place.segment, u64::from(next.place.offset))
 }
 
-/// Puts blocks in the order of the disk and those that are neighbours together.
+/// Sorts look-ups by place and groups adjacent values into runs.
 fn runs(mut found: Run) -> VecDeque<Run> {
     found.sort_by_key(|(record, _)| (record.place.segment, record.place.offset));
     let (mut runs, mut bytes) = (VecDeque::<Run>::new(), 0);
-    for (record, want) in found {
-        let this = length(record, &want);
+    for (record, lookup) in found {
+        let this = length(record, &lookup);
         let neighbour =
             |run: &Run| run.last().is_some_and(|(last, before)| follows(last, length(*last, before), &record));
         match runs.back_mut().filter(|run| bytes + this <= RUN_BYTES_MAX && neighbour(run)) {
             Some(run) => {
-                run.push((record, want));
+                run.push((record, lookup));
                 bytes += this;
             }
             None => {
-                runs.push_back(vec![(record, want)]);
+                runs.push_back(vec![(record, lookup)]);
                 bytes = this;
             }
         }
@@ -266,8 +266,8 @@ mod tests {
     use super::*;
     use crate::stored::Shape;
 
-    fn want(block: u8) -> Want {
-        Want { block: vec![block], reply: Reply::Block(oneshot::channel().0) }
+    fn lookup(block: u8) -> LookUp {
+        LookUp { block: vec![block], reply: Reply::Block(oneshot::channel().0) }
     }
 
     fn record(segment: u32, offset: u32, block_bytes: usize) -> IndexRecord {
@@ -275,37 +275,37 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_read_together_as_far_as_a_run_goes() {
-        let length = |block_bytes| length(record(0, 0, block_bytes), &want(0)) as u32;
+    fn adjacent_values_are_read_together_up_to_the_maximum_of_a_run() {
+        let length = |block_bytes| length(record(0, 0, block_bytes), &lookup(0)) as u32;
         let (small, large) = (length(100), length(RUN_BYTES_MAX / 2));
         let found = vec![
-            (record(1, small, 100), want(2)),
-            (record(0, 2 * small, 100), want(3)),
-            (record(1, 0, 100), want(1)),
-            (record(0, 0, 100), want(4)),
-            (record(1, 2 * small, RUN_BYTES_MAX / 2), want(5)),
-            (record(1, 2 * small + large, RUN_BYTES_MAX / 2), want(6)),
+            (record(1, small, 100), lookup(2)),
+            (record(0, 2 * small, 100), lookup(3)),
+            (record(1, 0, 100), lookup(1)),
+            (record(0, 0, 100), lookup(4)),
+            (record(1, 2 * small, RUN_BYTES_MAX / 2), lookup(5)),
+            (record(1, 2 * small + large, RUN_BYTES_MAX / 2), lookup(6)),
         ];
         let blocks: Vec<Vec<u8>> =
-            runs(found).iter().map(|run| run.iter().map(|(_, want)| want.block[0]).collect()).collect();
+            runs(found).iter().map(|run| run.iter().map(|(_, lookup)| lookup.block[0]).collect()).collect();
         assert_eq!(blocks, [vec![4], vec![3], vec![1, 2, 5], vec![6]]);
     }
 
     #[test]
-    fn a_thread_is_called_for_what_nobody_on_the_way_will_take() {
-        let mut line = Line::default();
-        let add = |line: &mut Line, wants| {
-            line.wants.extend((0..wants).map(|_| want(0)));
-            line.calls(3)
+    fn a_thread_is_started_only_for_what_starting_threads_will_not_take() {
+        let mut queue = ReadQueue::default();
+        let add = |queue: &mut ReadQueue, lookups| {
+            queue.lookups.extend((0..lookups).map(|_| lookup(0)));
+            queue.reserve_thread(3)
         };
-        assert!(!line.calls(3), "nothing is wanted");
-        assert!(add(&mut line, 1));
-        assert!(!add(&mut line, WANTS_MAX - 1), "who is called takes these as well");
-        assert!(add(&mut line, 1));
-        line.called -= 1;
-        assert!(matches!(line.take(), Some(Job::Find(wants)) if wants.len() == WANTS_MAX));
-        assert!(!line.calls(3), "the other one takes the last");
-        assert!(add(&mut line, WANTS_MAX));
-        assert!(!add(&mut line, 10 * WANTS_MAX), "there are three");
+        assert!(!queue.reserve_thread(3), "nothing is queued");
+        assert!(add(&mut queue, 1));
+        assert!(!add(&mut queue, LOOKUPS_MAX - 1), "the starting thread takes these as well");
+        assert!(add(&mut queue, 1));
+        queue.starting -= 1;
+        assert!(matches!(queue.take(), Some(Job::Find(lookups)) if lookups.len() == LOOKUPS_MAX));
+        assert!(!queue.reserve_thread(3), "the other starting thread takes the last");
+        assert!(add(&mut queue, LOOKUPS_MAX));
+        assert!(!add(&mut queue, 10 * LOOKUPS_MAX), "three threads are the maximum");
     }
 }

@@ -1,23 +1,24 @@
-//! An index that is damaged, made anew: from the segments, whose records tell whose they are, and from the pin journal.
+//! Rebuilds a damaged index from the segments, whose records contain the blocks' keys, and from the pin journal.
 //!
-//! Goals: every block that can be read is found again; no pin is lost, and one that cannot be completed says so; nothing
-//! that may be pinned is evicted meanwhile; a rebuild that is cut off is begun again; memory grows with the number of
-//! segments and of pins alone, and with one DAG at a time.
+//! Goals: every readable block is found; no pin is lost, and a pin with missing blocks becomes partial; nothing that
+//! may be pinned is evicted meanwhile; an interrupted rebuild starts again; memory grows only with the number of
+//! segments and pins, and with one DAG at a time.
 //!
-//! How: the damaged index is set aside. Each segment is read ([`super::scan`]); of several values of a block the one that was
-//! written last counts. Then each pin of the journal is walked from its root, which tells its members, those that are missing
-//! included. What no pin has in a segment with members of pins was let go before, and is forgotten; segments without
-//! any are of the cache.
+//! How: the damaged index is moved aside. Each segment is scanned ([`super::scan`]); of several values of a block the
+//! latest counts. Then each pin of the journal is traversed from its root, which finds its members, including missing
+//! ones. Blocks without a pin in a segment with members of pins were unpinned before, and are deleted; segments without
+//! members are cached.
 //!
-//! If the journal was damaged too, what pins may have had is not known: every block stays, as a member of
-//! [`UNCLAIMED`], until the operator lets go of that.
+//! If the journal was damaged too, the pins may be incomplete: every block is kept, as a member of [`UNCLAIMED`], until
+//! the operator releases that.
 //!
-//! Non-goals: which pins were being removed, and what was let go and not overwritten: some of it may be cached again.
+//! Non-goals: pins that were being removed, and blocks that were deleted but not overwritten: some of them may be
+//! cached again.
 //!
-//! Everything here blocks.
+//! All functions here block.
 
 use super::index_files::{self, Stage};
-use super::mend;
+use super::repair;
 use super::scan::{self, FoundValue};
 use super::schema::{
     BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SYNCED, Kind, META, PINS, PINS_BY_BLOCK,
@@ -27,7 +28,7 @@ use super::scrub::{self, LackingPin};
 use super::store::{Lock, SEGMENTS_DIR, Store};
 use super::{DiskOptions, StoreError};
 use crate::dag;
-use crate::pin_journal::{self, Condition, PinJournal, Watermark};
+use crate::pin_journal::{self, JournalState, PinJournal, Watermark};
 use crate::pins::PinState;
 use content::Cid;
 use rocksdb::WriteBatch;
@@ -36,56 +37,56 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// The pin of blocks that may have been pinned while nothing says by which pin. It has no root and no record.
+/// The pin of blocks that may have been pinned by unknown pins. It has no root and no record.
 pub(crate) const UNCLAIMED: PinId = PinId(0);
 
-/// Rows that one batch changes.
+/// Rows per batch.
 const BATCH_ROWS: usize = 2048;
 
-/// Between two lines of progress in the log.
+/// Interval of progress messages in the log.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
-/// How far a rebuild has come.
+/// Progress of a rebuild.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RebuildProgress {
-    /// Segments that were read.
+    /// Segments read.
     pub segments: usize,
-    /// How many there are.
+    /// The total number.
     pub segments_total: usize,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
-    /// Values that were found, the older ones of a block included.
+    /// Values found, including older values of a block.
     pub blocks: u64,
-    /// Bytes of segments that belong to no value which is whole: damaged ones, and what lies between.
+    /// Bytes of segments that belong to no valid record.
     pub damaged_bytes: u64,
-    /// Pins whose members were looked up.
+    /// Pins whose members were restored.
     pub pins: usize,
-    /// How many there are.
+    /// The total number.
     pub pins_total: usize,
 }
 
-/// What a rebuild came to.
+/// The result of a rebuild.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rebuilt {
-    /// Why it was needed.
+    /// Why the rebuild was needed.
     pub reason: String,
-    /// What was read.
+    /// What the rebuild read.
     pub progress: RebuildProgress,
-    /// Pins that lack blocks now.
+    /// Pins with missing blocks.
     pub lacking: Vec<LackingPin>,
-    /// Blocks that stay although no pin is known to have them, since the pin journal was damaged too.
+    /// Blocks kept without a known pin, because the pin journal was damaged too.
     pub unclaimed: u64,
 }
 
-/// Who is shown how far a rebuild has come.
+/// The callback for a rebuild's progress.
 pub type OnRebuild<'a> = &'a mut dyn FnMut(&RebuildProgress);
 
-/// Tells the log every few seconds how far a rebuild has come.
+/// Logs the progress of a rebuild every few seconds.
 pub(super) fn log_progress() -> impl FnMut(&RebuildProgress) {
-    let mut told = Instant::now();
+    let mut logged = Instant::now();
     move |progress| {
-        if told.elapsed() >= PROGRESS_EVERY {
-            told = Instant::now();
+        if logged.elapsed() >= PROGRESS_EVERY {
+            logged = Instant::now();
             let RebuildProgress { segments, segments_total, blocks, pins, pins_total, .. } = progress;
             let mib = progress.bytes >> 20;
             info!(segments, segments_total, mib, blocks, pins, pins_total, "rebuilding the index of the store");
@@ -93,11 +94,11 @@ pub(super) fn log_progress() -> impl FnMut(&RebuildProgress) {
     }
 }
 
-/// Rebuilds the index of the store in `dir`, which is locked and not open.
+/// Rebuilds the index of the store in `dir`, which must be locked and not open.
 ///
 /// # Errors
-/// [`StoreError::NewerSchema`], [`StoreError::Corrupt`] if there is nothing to rebuild it from, or what the file system said. It
-/// is begun again when the store is next opened.
+/// [`StoreError::NewerSchema`], [`StoreError::Corrupt`] if there is nothing to rebuild it from, or I/O errors. The next
+/// start tries again.
 pub(super) fn run(
     dir: &Path,
     options: &DiskOptions,
@@ -105,92 +106,101 @@ pub(super) fn run(
     reason: &str,
     on_progress: OnRebuild<'_>,
 ) -> Result<Rebuilt, StoreError> {
-    warn!(%reason, "the index of the store is damaged: rebuilding it from the stored blocks");
+    warn!(%reason, "the index of the store is damaged and is being rebuilt from the stored blocks");
     index_files::check_rebuildable(dir)?;
     let pins = known_pins(dir, options, lock)?;
     check_mounted(dir, &pins)?;
     if index_files::stage(dir)? != Some(Stage::Rebuilding) {
         index_files::mark(dir, Stage::Damaged)?;
-        let aside = index_files::set_aside(dir)?;
-        info!(path = %aside.display(), "the damaged index is kept here; it is not needed any more");
+        let aside = index_files::move_aside(dir)?;
+        info!(path = %aside.display(), "the damaged index was moved here; it is no longer needed and may be deleted");
         index_files::mark(dir, Stage::Rebuilding)?;
     }
     index_files::delete(dir)?;
     let rebuilt = match rebuild(dir, options, lock, reason, &pins, &mut *on_progress) {
-        // The damaged one may take the space that the new one needs.
-        Err(error) if error.is_full() && index_files::clear_aside(dir)? => {
-            warn!(%error, "the index could not be rebuilt: the damaged one is deleted, and it is tried again");
+        // The damaged index may take the space that the new one needs.
+        Err(error) if error.is_full() && index_files::delete_aside(dir)? => {
+            warn!(
+                %error,
+                "the index could not be rebuilt for lack of space; the damaged one is deleted, and the rebuild is \
+                 retried"
+            );
             index_files::delete(dir)?;
             rebuild(dir, options, lock, reason, &pins, on_progress)?
         }
         rebuilt => rebuilt?,
     };
     index_files::unmark(dir)?;
-    tell(&rebuilt);
+    log_result(&rebuilt);
     Ok(rebuilt)
 }
 
-fn tell(rebuilt: &Rebuilt) {
+fn log_result(rebuilt: &Rebuilt) {
     let Rebuilt { progress, lacking, unclaimed, .. } = rebuilt;
     let RebuildProgress { segments, blocks, damaged_bytes, pins, .. } = *progress;
     warn!(segments, blocks, damaged_bytes, pins, lacking = lacking.len(), "the index of the store was rebuilt");
     for pin in lacking {
-        warn!(root = %pin.root, name = pin.name, missing = pin.missing, "a pin lacks blocks since the index was rebuilt");
+        warn!(
+            root = %pin.root, name = pin.name, missing = pin.missing,
+            "a pin is incomplete since the index was rebuilt"
+        );
     }
     if *unclaimed > 0 {
-        let advice = "when \"causeway pin ls\" shows every pin as complete, \"causeway store repair --release-unclaimed\" lets \
-                      go of the others";
+        let advice = "when \"causeway pin ls\" shows every pin as complete, run \
+                      \"causeway store repair --release-unclaimed\" to delete the blocks without a pin";
         warn!(
             blocks = unclaimed,
-            "blocks are kept that no known pin has, because the pin journal was damaged too: {advice}"
+            "blocks without a known pin are kept, because the pin journal was damaged too: {advice}"
         );
     }
 }
 
-/// The pins that there were, and whether those are all.
+/// The known pins, and whether they are all.
 struct KnownPins {
     pins: BTreeMap<PinId, (Cid, PinRecord)>,
     are_all: bool,
 }
 
-/// What the journal says; and the damaged index, if the journal is not whole.
+/// The pins of the journal, and of the damaged index if the journal is damaged.
 fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPins, StoreError> {
     let path = dir.join(pin_journal::NAME);
     let found = PinJournal::read(dir).map_err(|error| StoreError::io(format!("{}: {error}", path.display())))?;
     let (mut pins, removed) = (found.pins, found.removed);
-    if found.condition == Condition::Whole {
-        // One that was written by a rebuild from less does not know whose the unclaimed blocks are.
+    if found.state == JournalState::Intact {
+        // A journal written by a rebuild with unclaimed blocks does not have their pins.
         return Ok(KnownPins { pins, are_all: !index_files::has_unclaimed(dir) });
     }
-    warn!(condition = ?found.condition, "the pin journal is not whole: looking for pins in the damaged index");
-    let harvested =
-        if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { harvest(dir, options, lock) };
-    let (is_read, are_all) = (harvested.is_some(), harvested.is_some() && !index_files::has_unclaimed(dir));
-    for (root, record) in harvested.into_iter().flatten().filter(|(_, record)| !removed.contains(&record.id)) {
+    warn!(state = ?found.state, "the pin journal is damaged or missing; pins are read from the damaged index as well");
+    let indexed_pins =
+        if index_files::stage(dir)? == Some(Stage::Rebuilding) { None } else { read_indexed_pins(dir, options, lock) };
+    let (is_read, are_all) = (indexed_pins.is_some(), indexed_pins.is_some() && !index_files::has_unclaimed(dir));
+    for (root, record) in indexed_pins.into_iter().flatten().filter(|(_, record)| !removed.contains(&record.id)) {
         pins.entry(record.id).or_insert((root, record));
     }
     if is_read {
-        // Who begins again finds no index to ask.
-        let enter = || PinJournal::open(dir)?.0.rewrite(SCHEMA, Watermark::default(), pins.values().cloned());
-        enter().map_err(|error| StoreError::io(format!("{}: {error}", path.display())))?;
+        // Saved, since an interrupted rebuild has no index to read when it starts again.
+        let save = || PinJournal::open(dir)?.0.rewrite(SCHEMA, Watermark::default(), pins.values().cloned());
+        save().map_err(|error| StoreError::io(format!("{}: {error}", path.display())))?;
     }
     Ok(KnownPins { pins, are_all })
 }
 
 /// The pins of a damaged index, if all of them can be read.
-fn harvest(dir: &Path, options: &DiskOptions, lock: &Lock) -> Option<Vec<(Cid, PinRecord)>> {
+fn read_indexed_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Option<Vec<(Cid, PinRecord)>> {
     index_files::manifest(dir)?;
-    let store = Store::open_families(dir, options, Lock::clone(lock), &[]).ok()?;
+    let store = Store::open_families(dir, options, Lock::clone(lock)).ok()?;
     let rows = store.rows_from(PINS, &[]).ok()?;
     rows.map(|row| super::parse_pin(&row?)).collect::<Result<_, StoreError>>().ok()
 }
 
-/// Pins without any segment are no pins that lost their blocks: what the segments are on is not there.
+/// Fails if there are pins but no segments: the file system of the segments is not mounted.
 fn check_mounted(dir: &Path, known: &KnownPins) -> Result<(), StoreError> {
     let segments = dir.join(SEGMENTS_DIR);
     let has_segments = segments.is_dir() && !super::files::Files::list_in(&segments)?.is_empty();
     if !has_segments && known.pins.values().any(|(_, record)| record.blocks > 0) {
-        return Err(StoreError::io("the folder of segments is empty: is what it is on not mounted?"));
+        return Err(StoreError::io(
+            "the directory of segments is empty: mount the file system that it is on, and start again",
+        ));
     }
     Ok(())
 }
@@ -203,7 +213,7 @@ fn rebuild(
     known: &KnownPins,
     on_progress: OnRebuild<'_>,
 ) -> Result<Rebuilt, StoreError> {
-    let mut store = Store::open_families(dir, options, Lock::clone(lock), &[])?;
+    let mut store = Store::open_families(dir, options, Lock::clone(lock))?;
     let mut rebuild = Rebuild { store: &store, batch: WriteBatch::default(), staged: HashMap::new(), on_progress };
     let mut progress = RebuildProgress { pins_total: known.pins.len(), ..RebuildProgress::default() };
     let segments = rebuild.read_segments(&mut progress)?;
@@ -212,21 +222,21 @@ fn rebuild(
         progress.pins += 1;
         (rebuild.on_progress)(&progress);
     }
-    let unclaimed = rebuild.sort_out(known.are_all)?;
+    let unclaimed = rebuild.classify_blocks(known.are_all)?;
     rebuild.count_segments(&segments, known)?;
     rebuild.write()?;
     store.write_schema()?;
     FAMILIES.iter().try_for_each(|family| store.flush_family(family))?;
     if unclaimed > 0 {
-        index_files::note_unclaimed(dir)?;
+        index_files::mark_unclaimed(dir)?;
     }
     store.rewrite_journal()?;
-    store.agrees = true;
+    store.matches_journal = true;
     let lacking = scrub::lacking(&store, &BTreeMap::new())?;
     Ok(Rebuilt { reason: reason.to_owned(), progress, lacking, unclaimed })
 }
 
-/// A root has one pin: the one that was made last.
+/// The pins by root: of several pins of a root, the latest counts.
 fn latest(pins: &BTreeMap<PinId, (Cid, PinRecord)>) -> impl Iterator<Item = (&Cid, &PinRecord)> {
     pins.values().map(|(root, record)| (root, record)).collect::<HashMap<_, _>>().into_iter()
 }
@@ -240,7 +250,7 @@ struct Rebuild<'a> {
 }
 
 impl Rebuild<'_> {
-    /// Names every value that is whole, as a cached one for now. Gives how long each segment is, in bytes.
+    /// Adds every valid value to the index, as a cached one for now. Returns the length of each segment, in bytes.
     fn read_segments(&mut self, progress: &mut RebuildProgress) -> Result<BTreeMap<u32, u32>, StoreError> {
         let files = &self.store.files;
         let mut segments = files.list()?;
@@ -248,10 +258,10 @@ impl Rebuild<'_> {
         progress.segments_total = segments.len();
         let mut lengths = BTreeMap::new();
         for segment in segments {
-            // What counts is what is on the disk.
+            // Read from the disk, not from the page cache.
             files.sync(segment)?;
-            files.forget_cached(segment)?;
-            let scanned = scan::segment(files, segment, &mut |value| self.name(value))?;
+            files.drop_page_cache(segment)?;
+            let scanned = scan::segment(files, segment, &mut |value| self.add_value(value))?;
             lengths.insert(segment, u32::try_from(scanned.bytes).unwrap_or(u32::MAX));
             progress.segments += 1;
             progress.blocks += scanned.blocks;
@@ -264,7 +274,7 @@ impl Rebuild<'_> {
         Ok(lengths)
     }
 
-    fn name(&mut self, found: FoundValue) -> Result<(), StoreError> {
+    fn add_value(&mut self, found: FoundValue) -> Result<(), StoreError> {
         let FoundValue { key, place, value } = found;
         let block = key.to_bytes();
         let former = match self.staged.get(&block) {
@@ -282,14 +292,14 @@ impl Rebuild<'_> {
         self.write_some()
     }
 
-    /// Finds the members of a pin.
+    /// Restores the members of a pin.
     fn restore_pin(&mut self, root: Cid, record: &PinRecord) -> Result<(), StoreError> {
         let (id, store) = (record.id, self.store);
         let (by_block, by_pin) = (store.family(PINS_BY_BLOCK)?, store.family(BLOCKS_BY_PIN)?);
         let (mut blocks, mut bytes, mut missing) = (0, 0, 0);
         let complete = dag::walk(store, root, &mut |visited| {
             let block = visited.key.to_bytes();
-            // One that is linked under two codecs is one member.
+            // A block that is linked under two codecs is one member.
             let row = pin_of_block(&block, id);
             if store.holds(PINS_BY_BLOCK, &row)? {
                 return Ok(());
@@ -302,15 +312,15 @@ impl Rebuild<'_> {
             missing += u64::from(visited.block_bytes.is_none());
             store.write_unlogged(batch)
         })?;
-        let whole = complete && missing == 0;
-        let state = if whole { record.state } else { PinState::Partial };
+        let is_complete = complete && missing == 0;
+        let state = if is_complete { record.state } else { PinState::Partial };
         let record = PinRecord { blocks, bytes, state, ..record.clone() };
         self.batch.put_cf(store.family(PINS)?, root.to_bytes(), record.to_bytes());
         self.write_some()
     }
 
-    /// Tells pinned blocks from cached ones, and forgets what was let go. Gives how many blocks stay that no pin has.
-    fn sort_out(&mut self, are_all: bool) -> Result<u64, StoreError> {
+    /// Separates pinned from cached blocks, and deletes unpinned ones. Returns the number of unclaimed blocks.
+    fn classify_blocks(&mut self, are_all: bool) -> Result<u64, StoreError> {
         self.write()?;
         let store = self.store;
         let mut has_members: BTreeMap<u32, bool> = BTreeMap::new();
@@ -328,11 +338,11 @@ impl Rebuild<'_> {
             match (store.has_pin(&block)?, is_pinned) {
                 (true, _) => self.keep_pinned(&block, record)?,
                 (false, _) if !are_all => {
-                    self.claim(&block)?;
+                    self.add_to_unclaimed(&block)?;
                     self.keep_pinned(&block, record)?;
                     unclaimed += 1;
                 }
-                (false, true) => self.forget(&block, record)?,
+                (false, true) => self.remove(&block, record)?,
                 (false, false) => {}
             }
             self.write_some()?;
@@ -347,24 +357,24 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    fn claim(&mut self, block: &[u8]) -> Result<(), StoreError> {
+    fn add_to_unclaimed(&mut self, block: &[u8]) -> Result<(), StoreError> {
         self.batch.put_cf(self.store.family(PINS_BY_BLOCK)?, pin_of_block(block, UNCLAIMED), []);
         self.batch.put_cf(self.store.family(BLOCKS_BY_PIN)?, block_of_pin(UNCLAIMED, block), []);
         Ok(())
     }
 
-    fn forget(&mut self, block: &[u8], record: IndexRecord) -> Result<(), StoreError> {
+    fn remove(&mut self, block: &[u8], record: IndexRecord) -> Result<(), StoreError> {
         self.batch.delete_cf(self.store.family(INDEX)?, block);
         self.batch.delete_cf(self.store.family(PLACES)?, record.place.to_key());
         Ok(())
     }
 
-    /// Counts what is in each segment, and which numbers come next.
+    /// Writes the records of segments, and the next IDs.
     fn count_segments(&mut self, lengths: &BTreeMap<u32, u32>, known: &KnownPins) -> Result<(), StoreError> {
         let family = self.store.family(SEGMENTS)?;
-        let counted = mend::count_all(self.store)?;
+        let counted = repair::count_all(self.store)?;
         for (segment, length) in lengths {
-            // One in which nothing can be read is the first to be evicted.
+            // An unreadable segment counts as cached, and is evicted first.
             let record = counted.get(segment).copied().unwrap_or_else(|| SegmentRecord::new(Kind::Cached));
             let record = SegmentRecord { written: record.written.max(*length), ..record };
             self.batch.put_cf(family, segment.to_be_bytes(), record.to_bytes());
@@ -388,7 +398,7 @@ impl Rebuild<'_> {
     }
 }
 
-/// How many blocks stay that no known pin has.
+/// The number of blocks without a known pin.
 pub(super) fn count_unclaimed(store: &Store) -> Result<u64, StoreError> {
     let prefix = UNCLAIMED.0.to_be_bytes();
     let mut unclaimed = 0;
@@ -400,39 +410,39 @@ pub(super) fn count_unclaimed(store: &Store) -> Result<u64, StoreError> {
     Ok(unclaimed)
 }
 
-/// Has the writer let go of them when the store is next opened.
+/// Schedules the unpinning of unclaimed blocks at the next start.
 pub(super) fn release_unclaimed(store: &Store) -> Result<(), StoreError> {
     let mut batch = WriteBatch::default();
     batch.put_cf(store.family(META)?, release_key(UNCLAIMED), []);
     store.write(batch, true)
 }
 
-/// Names the values of a segment that no row names, as far as the index does not have their blocks; gives whether there is
-/// anything in it that is to be kept. One that holds a member of a pin is a segment of pinned blocks, and the rest of it is let go.
+/// Adds the values of a segment without rows to the index, unless it has their blocks; returns whether the file must be
+/// kept. A segment with a member of a pin becomes a pinned segment, without its other blocks.
 ///
 /// # Errors
-/// What the disk said.
+/// [`StoreError`].
 pub(super) fn adopt(store: &Store, segment: u32) -> Result<bool, StoreError> {
-    let (mut found, mut wanted) = (BTreeMap::new(), false);
+    let (mut found, mut has_members) = (BTreeMap::new(), false);
     let scanned = scan::segment(&store.files, segment, &mut |value| {
         let block = value.key.to_bytes();
         if store.index(&block)?.is_none() {
-            wanted |= store.has_pin(&block)?;
+            has_members |= store.has_pin(&block)?;
             found.insert(block, (value.place, value.value.shape()));
         }
         Ok(())
     })?;
-    let kind = if wanted { Kind::Pinned } else { Kind::Cached };
+    let kind = if has_members { Kind::Pinned } else { Kind::Cached };
     let mut record = SegmentRecord::new(kind);
     let mut batch = WriteBatch::default();
     for (block, (place, shape)) in found {
-        if wanted && !store.has_pin(&block)? {
+        if has_members && !store.has_pin(&block)? {
             continue;
         }
         let index = IndexRecord { shape, kind, place };
         batch.put_cf(store.family(INDEX)?, &block, index.to_bytes());
         batch.put_cf(store.family(PLACES)?, place.to_key(), &block);
-        mend::count_block(&mut record, &block, index);
+        repair::count_block(&mut record, &block, index);
     }
     if record.blocks == 0 {
         // Unreadable records may belong to a pin: the file is kept, and scanned again at the next start.
@@ -444,6 +454,6 @@ pub(super) fn adopt(store: &Store, segment: u32) -> Result<bool, StoreError> {
     counters.segment = counters.segment.max(segment.saturating_add(1));
     batch.put_cf(store.family(META)?, KEY_COUNTERS, counters.to_bytes());
     store.write(batch, true)?;
-    warn!(segment, blocks = record.blocks, "a segment that the index did not name was taken in");
+    warn!(segment, blocks = record.blocks, "a segment without a record was added to the index");
     Ok(true)
 }

@@ -1,17 +1,18 @@
-//! Pinned values made smaller in the background, by a higher level of zstd than there is time for when they come.
+//! Recompresses pinned values in the background, with a higher level of zstd than there is time for when they are
+//! written.
 //!
-//! Goals: the processor works at it for at most a quarter of the time; what was tried once is not tried again; a block is
-//! at every moment on the disk.
+//! Goals: at most a quarter of one core is used; a value is tried at most once per level; every block is on the disk at
+//! every moment.
 //!
-//! Pinned values are only ever appended to the youngest of their segments, so one place tells which of them were tried. What
-//! became smaller is appended too, and tried once more, in vain.
+//! Pinned values are only ever appended to the newest of their segments, so one place separates the values that were
+//! tried from the others. Recompressed values are appended too, and tried once more without effect.
 //!
-//! Non-goals: cached values, which are gone before it pays.
+//! Non-goals: cached values, which are evicted before it pays.
 
-use super::schema::{KEY_TRIED, Kind, PLACES, Place, TriedRecord};
-use super::scrub::{Looked, look, rest};
+use super::schema::{KEY_TRIED, Kind, PLACES, Place, RecompressRecord};
+use super::scrub::{PlaceCheck, check_place, pause_after};
 use super::store::Store;
-use super::writer::Command;
+use super::writer::Change;
 use super::{Disk, StoreError};
 pub use crate::reports::Recompressed;
 use crate::reports::raw_cid;
@@ -20,13 +21,13 @@ use content::BlockKey;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// A step ends when it has read this much: about a fifth of a second at the highest levels.
+/// The maximum bytes read in a step: about a fifth of a second at the highest levels.
 const STEP_BYTES: u64 = 256 * 1024;
 
-/// Steps between two notes of how far it has come.
-const REMEMBER_STEPS: u64 = 32;
+/// Steps between two saves of the progress.
+const SAVE_EVERY_STEPS: u64 = 32;
 
-/// One value that became smaller.
+/// A value that became smaller.
 struct Smaller {
     key: BlockKey,
     place: Place,
@@ -34,12 +35,12 @@ struct Smaller {
     saved_bytes: u64,
 }
 
-/// What is still to be done, and with what.
+/// The remaining work.
 struct Work {
     encoder: Encoder,
-    /// Pinned segments and where they end, oldest first.
+    /// Pinned segments and their lengths, oldest first.
     segments: VecDeque<(u32, u32)>,
-    /// What lies before it is done.
+    /// Values before this place are done.
     at: Place,
     read_bytes: u64,
     blocks: u64,
@@ -47,12 +48,11 @@ struct Work {
 }
 
 impl Disk {
-    /// Tries a level of zstd on every pinned value that was not tried at it before, at `bytes_per_second` or as fast as it
-    /// goes, and replaces those that become smaller by enough. Dropping the future interrupts it; it goes on from there when it
-    /// is called again.
+    /// Recompresses pinned values with a zstd level that was not tried before, at `bytes_per_second` or unlimited, and
+    /// replaces those that become sufficiently smaller. Dropping the future interrupts it; the next call resumes.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said of the index.
+    /// [`StoreError::Closed`], or an error of the index.
     pub async fn recompress_pinned(
         &self,
         level: u8,
@@ -61,7 +61,7 @@ impl Disk {
         let mut done = Recompressed::default();
         let mut work = self.read(move |store| Work::find(store, level)).await?;
         for step in 1_u64.. {
-            let begun = Instant::now();
+            let start = Instant::now();
             work = self.read(move |store| work.step(store)).await?;
             done.blocks += std::mem::take(&mut work.blocks);
             for smaller in std::mem::take(&mut work.smaller) {
@@ -70,18 +70,18 @@ impl Disk {
                 self.count_recompressed(smaller.saved_bytes);
                 let Smaller { key, place, value, .. } = smaller;
                 let room = self.queue().room(value.value().len()).await?;
-                self.queue().send(Command::Replace { key, place, value, room })?;
+                self.queue().send(Change::Replace { key, place, value, room })?;
             }
             let is_done = work.segments.is_empty();
-            if is_done || step % REMEMBER_STEPS == 0 {
-                let record = TriedRecord { level, before: work.at }.to_bytes().to_vec();
-                self.queue().send(Command::Remember { key: KEY_TRIED, record })?;
+            if is_done || step % SAVE_EVERY_STEPS == 0 {
+                let record = RecompressRecord { level, before: work.at }.to_bytes().to_vec();
+                self.queue().send(Change::PutMeta { key: KEY_TRIED, record })?;
             }
             if is_done {
                 break;
             }
             let read_bytes = std::mem::take(&mut work.read_bytes);
-            tokio::time::sleep(rest(read_bytes, begun.elapsed(), bytes_per_second)).await;
+            tokio::time::sleep(pause_after(read_bytes, start.elapsed(), bytes_per_second)).await;
         }
         self.flush().await?;
         Ok(done)
@@ -89,9 +89,9 @@ impl Disk {
 }
 
 impl Work {
-    /// What there is to do now; what is pinned from now on is for the next time.
+    /// The values to try now; values pinned later are left for the next call.
     fn find(store: &Store, level: u8) -> Result<Self, StoreError> {
-        let tried = store.tried_record()?;
+        let tried = store.recompress_record()?;
         let at = if tried.level == level { tried.before } else { Place::default() };
         let pinned = store.segments()?.into_iter().filter(|(_, record)| record.kind == Kind::Pinned);
         let left = pinned.filter(|(segment, record)| at < Place { segment: *segment, offset: record.written });
@@ -105,7 +105,7 @@ impl Work {
         })
     }
 
-    /// Some values of the first segment.
+    /// Tries some values of the first segment.
     fn step(mut self, store: &Store) -> Result<Self, StoreError> {
         let Some((segment, end)) = self.segments.front().copied() else { return Ok(self) };
         let end = Place { segment, offset: end };
@@ -128,10 +128,10 @@ impl Work {
     }
 
     fn try_value(&mut self, store: &Store, key: BlockKey, place: Place) -> Result<(), StoreError> {
-        let Looked::Found { bytes, value } = look(store, &key, place)? else { return Ok(()) };
+        let PlaceCheck::Found { bytes, value } = check_place(store, &key, place)? else { return Ok(()) };
         self.read_bytes += bytes;
         self.blocks += 1;
-        // What is damaged is for the scrub.
+        // Corrupt values are handled by the scrub.
         let Ok(stored) = value else { return Ok(()) };
         if let Ok(Some(value)) = self.encoder.recompress(&raw_cid(&key), &stored) {
             let saved_bytes = stored.value().len().saturating_sub(value.value().len()) as u64;

@@ -1,6 +1,6 @@
-//! How one block lies in a segment file: a head that names it, then its value ([`crate::stored`]).
+//! The format of a block's record in a segment file: a head with its key, then its value ([`crate::stored`]).
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 1 | the format, [`FORMAT`] |
 //! | 1 | length of the key |
@@ -9,8 +9,8 @@
 //! | … | the key: the block's binary multihash |
 //! | … | the value |
 //!
-//! Goals: a record that is read through a stale or damaged index, or whose bytes rotted, is told from the one that was
-//! asked for; a segment can be read without an index.
+//! Goals: reading through a stale or damaged index, and corruption, are detected; a segment can be read without an
+//! index.
 
 use crate::stored::SHAPE_HEAD_BYTES;
 use bytes::Bytes;
@@ -18,16 +18,16 @@ use content::{BlockKey, MAX_BLOCK_BYTES};
 
 const FORMAT: u8 = 1;
 
-/// A head without its key.
+/// The size of a head without its key.
 const HEAD_BYTES: usize = 10;
 
-/// The whole length of a record, in bytes.
+/// The size of a record, in bytes.
 pub(crate) fn record_bytes(key: &[u8], value_bytes: usize) -> usize {
     HEAD_BYTES + key.len() + value_bytes
 }
 
-/// The head of a record, with its key; the value, in pieces, follows. `None` for what no record can be: a key of 256
-/// bytes or a value of 4 GiB.
+/// The head of a record, including its key; the value, in pieces, follows. `None` if a length exceeds the format: a key
+/// of 256 bytes or a value of 4 GiB.
 pub(crate) fn head(key: &[u8], value: &[Bytes]) -> Option<Vec<u8>> {
     let value_bytes = u32::try_from(value.iter().map(Bytes::len).sum::<usize>()).ok()?;
     let mut head = Vec::with_capacity(HEAD_BYTES + key.len());
@@ -39,61 +39,63 @@ pub(crate) fn head(key: &[u8], value: &[Bytes]) -> Option<Vec<u8>> {
     Some(head)
 }
 
-/// The value of a record, if the record is whole and of this key.
+/// The value of a record, if the record is valid and has this key.
 pub(crate) fn value(record: Bytes, key: &[u8]) -> Option<Bytes> {
     let (head, rest) = record.split_first_chunk::<HEAD_BYTES>()?;
     let (lengths, sum) = head.split_at(6);
     let found = rest.strip_prefix(key)?;
-    let whole = lengths[0] == FORMAT
+    let valid = lengths[0] == FORMAT
         && usize::from(lengths[1]) == key.len()
         && lengths[2..] == u32::try_from(found.len()).ok()?.to_be_bytes()
         && sum == checksum(lengths, key, [found].into_iter()).to_be_bytes();
-    whole.then(|| record.slice(HEAD_BYTES + key.len()..))
+    valid.then(|| record.slice(HEAD_BYTES + key.len()..))
 }
 
-/// The beginning of a value and how long all of it is, by the beginning of a record of this key. Nothing was checked.
+/// The beginning of a value and its full length, from the beginning of a record with this key. Nothing is verified.
 pub(crate) fn unchecked_value<'a>(record: &'a [u8], key: &[u8]) -> Option<(&'a [u8], usize)> {
     let (head, rest) = record.split_first_chunk::<HEAD_BYTES>()?;
     let value = rest.strip_prefix(key)?;
     let bytes = u32::from_be_bytes(*head[2..].first_chunk()?);
-    let ours = head[0] == FORMAT && usize::from(head[1]) == key.len();
-    ours.then_some((value, usize::try_from(bytes).ok()?))
+    let matches = head[0] == FORMAT && usize::from(head[1]) == key.len();
+    matches.then_some((value, usize::try_from(bytes).ok()?))
 }
 
-/// The longest record that a store writes, in bytes.
+/// The maximum size of a record, in bytes.
 pub(crate) const RECORD_BYTES_MAX: usize = HEAD_BYTES + u8::MAX as usize + SHAPE_HEAD_BYTES + MAX_BLOCK_BYTES;
 
-/// What bytes begin with, for who has no index.
+/// The result of parsing a record without the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Begins {
-    /// A record that is whole, of so many bytes.
+pub(crate) enum ParsedRecord {
+    /// A valid record.
     Record {
-        /// Whose value it has.
+        /// The block's key.
         key: BlockKey,
         /// The value.
         value: Bytes,
         /// The length of the record.
         bytes: usize,
     },
-    /// No record that is whole.
-    Nothing,
+    /// No valid record.
+    Invalid,
 }
 
-/// Whether a record may begin with this.
+/// Whether a record may begin with this byte.
 pub(crate) fn may_begin(byte: u8) -> bool {
     byte == FORMAT
 }
 
-/// Reads the record that bytes begin with.
-pub(crate) fn read_first(bytes: &Bytes) -> Begins {
-    let Some((key, len)) = read_head(bytes).filter(|(_, len)| *len <= bytes.len()) else { return Begins::Nothing };
+/// Parses the record at the beginning of `bytes`.
+pub(crate) fn read_first(bytes: &Bytes) -> ParsedRecord {
+    let Some((key, len)) = read_head(bytes).filter(|(_, len)| *len <= bytes.len()) else {
+        return ParsedRecord::Invalid;
+    };
     match value(bytes.slice(..len), &key.to_bytes()) {
-        Some(value) => Begins::Record { key, value, bytes: len },
-        None => Begins::Nothing,
+        Some(value) => ParsedRecord::Record { key, value, bytes: len },
+        None => ParsedRecord::Invalid,
     }
 }
 
-/// The key of a head, and how long its record is, if they can be true.
+/// The key in a head, and the size of its record, if they are plausible.
 fn read_head(bytes: &[u8]) -> Option<(BlockKey, usize)> {
     let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>()?;
     let value_bytes = usize::try_from(u32::from_be_bytes(*head[2..].first_chunk()?)).ok()?;
@@ -123,8 +125,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_record_gives_back_its_value_and_no_other(
-            key in proptest::collection::vec(any::<u8>(), 0..140), other in proptest::collection::vec(any::<u8>(), 0..140),
+        fn a_record_returns_only_its_own_value(
+            key in proptest::collection::vec(any::<u8>(), 0..140),
+            other in proptest::collection::vec(any::<u8>(), 0..140),
             value in proptest::collection::vec(any::<u8>(), 0..2_000), cut in any::<prop::sample::Index>(),
             flip in any::<prop::sample::Index>(), bit in 0..8_u32
         ) {
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_record_can_be_has_no_head() {
+    fn keys_that_are_too_long_have_no_head() {
         assert!(head(&[0; 255], &[]).is_some());
         assert!(head(&[0; 256], &[]).is_none());
     }

@@ -1,13 +1,13 @@
-//! [`Reserve`]: space that the store keeps for the day when the disk is full.
+//! [`Reserve`]: disk space reserved for operations on a full disk.
 //!
-//! Goals: unpinning, eviction, take-downs and opening the store change the index, which takes some space before it gives any
-//! back: RocksDB writes to its log, and what is recovered from the log when the store is opened becomes a file. The reserve is
-//! given up for that, and made again when there is space.
+//! Goals: unpinning, eviction, takedowns and opening the store change the index, which takes some space before it
+//! reclaims any: RocksDB writes to its log, and opening the store writes the recovered log to tables. The reserve is
+//! released for that, and recreated when there is space.
 //!
-//! It is a folder of several files, so that it holds inodes as well as bytes. Their blocks are allocated and never written. Where the file
-//! system does not allocate without writing, there is no reserve.
+//! It is a directory of several files, so that it reserves inodes as well as bytes. Their blocks are allocated and
+//! never written. If the file system cannot allocate without writing, there is no reserve.
 //!
-//! Non-goals: space for values; a guarantee, for another process may take what was given up.
+//! Non-goals: space for values; a guarantee, since another process may take the released space.
 
 use crate::space::{self, Space};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -18,73 +18,74 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const FOLDER: &str = "reserve";
 
-/// Inodes that are kept: opening RocksDB makes about six files.
+/// The number of reserved inodes: opening RocksDB creates about six files.
 const FILES: u64 = 8;
 
-/// The least that is kept, in bytes, and which part of the file system it is from there on.
+/// The minimum size, in bytes, and the part of the file system that it takes otherwise.
 const BYTES_MIN: u64 = 2 << 20;
 const SHARE: u64 = 32;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Reserve {
     folder: PathBuf,
     bytes: u64,
-    is_held: AtomicBool,
-    /// The file system does not allocate what is not written.
+    is_allocated: AtomicBool,
+    /// The file system does not support `fallocate`.
     is_unsupported: AtomicBool,
 }
 
 impl Reserve {
-    /// The reserve of a store, whether it is there or not, of so many bytes at most.
+    /// The reserve of a store, allocated or not, of at most `bytes_max`.
     pub(crate) fn of(dir: &Path, space: Space, bytes_max: u64) -> Self {
         let folder = dir.join(FOLDER);
-        let is_held = fs::read_dir(&folder).is_ok_and(|files| files.count() as u64 == FILES);
+        let is_allocated = fs::read_dir(&folder).is_ok_and(|files| files.count() as u64 == FILES);
         let bytes = (space.total_bytes / SHARE).max(BYTES_MIN).min(bytes_max);
-        Self { folder, bytes, is_held: AtomicBool::new(is_held), is_unsupported: AtomicBool::new(false) }
+        Self { folder, bytes, is_allocated: AtomicBool::new(is_allocated), is_unsupported: AtomicBool::new(false) }
     }
 
-    /// How much it is to have, in bytes.
+    /// Its intended size, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How much of the file system it takes now, in bytes.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        if self.is_held.load(Ordering::Relaxed) { self.bytes } else { 0 }
+    /// Its current size, in bytes.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        if self.is_allocated.load(Ordering::Relaxed) { self.bytes } else { 0 }
     }
 
-    /// What ordinary writes leave free beside the reserve, in bytes, so that RocksDB does not meet the end of the disk first.
+    /// The space that ordinary writes leave free beside the reserve, in bytes, so that RocksDB does not run out of
+    /// space first.
     pub(crate) fn headroom_bytes(&self) -> u64 {
         self.bytes / 4
     }
 
-    /// What it takes to open the index, in bytes: what was in its log is written to files.
+    /// The space needed to open the index, in bytes, since its log is written to tables.
     pub(crate) fn bytes_to_open(&self) -> u64 {
         self.bytes / 2 + self.headroom_bytes()
     }
 
-    /// Whether the disk has that, without the reserve.
+    /// Whether the disk has that space, without the reserve.
     pub(crate) fn is_enough_to_open(&self, space: Space) -> bool {
-        space.free_bytes >= self.bytes_to_open() && space.free_files.is_none_or(|files| files >= FILES)
+        space.free_bytes >= self.bytes_to_open() && space.free_inodes.is_none_or(|files| files >= FILES)
     }
 
-    /// Whether there is none and there could be one.
+    /// Whether the reserve should be allocated.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.bytes > 0 && self.held_bytes() == 0 && !self.is_unsupported.load(Ordering::Relaxed)
+        self.bytes > 0 && self.allocated_bytes() == 0 && !self.is_unsupported.load(Ordering::Relaxed)
     }
 
-    /// Makes it, if it is not there and leaves as much again. That there is none is no error.
+    /// Allocates the reserve, unless it exists or space is short. Failing to is not an error.
     pub(crate) fn make(&self, space: Space) {
         let has_room = space.free_bytes >= self.bytes + 2 * self.headroom_bytes();
-        let has_files = space.free_files.is_none_or(|files| files >= 2 * FILES);
+        let has_files = space.free_inodes.is_none_or(|files| files >= 2 * FILES);
         if !self.is_wanted() || !has_room || !has_files {
             return;
         }
         match self.allocate() {
-            Ok(()) => self.is_held.store(true, Ordering::Relaxed),
+            Ok(()) => self.is_allocated.store(true, Ordering::Relaxed),
             Err(error) => {
-                tracing::debug!(%error, "there is no reserve for a full disk");
+                tracing::debug!(%error, "the reserve for a full disk could not be allocated");
                 self.is_unsupported.store(error.kind() == ErrorKind::Unsupported, Ordering::Relaxed);
                 _ = fs::remove_dir_all(&self.folder);
             }
@@ -100,16 +101,16 @@ impl Reserve {
         Ok(())
     }
 
-    /// Gives it up, and says whether there was any.
+    /// Releases the reserve, and returns whether there was one.
     pub(crate) fn release(&self) -> bool {
         match fs::remove_dir_all(&self.folder) {
             Ok(()) => {
                 self.folder.parent().into_iter().for_each(space::settle);
-                self.is_held.swap(false, Ordering::Relaxed)
+                self.is_allocated.swap(false, Ordering::Relaxed)
             }
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             Err(error) => {
-                tracing::warn!(%error, "the reserve for a full disk could not be given up");
+                tracing::warn!(%error, "the reserve for a full disk could not be released");
                 false
             }
         }
@@ -121,21 +122,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_given_up_and_found_again() {
+    fn it_is_allocated_released_and_found_again() {
         let dir = tempfile::tempdir().expect("a directory");
-        let space = |free_bytes, free_files| Space { free_bytes, free_files, total_bytes: 100 << 20 };
+        let space = |free_bytes, free_inodes| Space { free_bytes, free_inodes, total_bytes: 100 << 20 };
         let reserve = Reserve::of(dir.path(), space(0, None), 64 << 20);
-        assert_eq!((reserve.bytes(), reserve.held_bytes()), (100 * (1 << 20) / 32, 0));
-        // Neither bytes nor inodes are taken where they are short.
+        assert_eq!((reserve.bytes(), reserve.allocated_bytes()), (100 * (1 << 20) / 32, 0));
+        // It is not allocated if bytes or inodes are short.
         reserve.make(space(4 << 20, None));
         reserve.make(space(50 << 20, Some(8)));
-        assert!(reserve.held_bytes() == 0 && !reserve.release());
+        assert!(reserve.allocated_bytes() == 0 && !reserve.release());
         reserve.make(space(50 << 20, Some(100)));
-        if reserve.held_bytes() == 0 {
+        if reserve.allocated_bytes() == 0 {
             return;
         }
-        assert_eq!(Reserve::of(dir.path(), space(0, None), 64 << 20).held_bytes(), reserve.bytes());
+        assert_eq!(Reserve::of(dir.path(), space(0, None), 64 << 20).allocated_bytes(), reserve.bytes());
         assert!(reserve.release() && !reserve.release());
-        assert_eq!((reserve.held_bytes(), fs::read_dir(dir.path()).expect("lists").count()), (0, 0));
+        assert_eq!((reserve.allocated_bytes(), fs::read_dir(dir.path()).expect("lists").count()), (0, 0));
     }
 }

@@ -1,17 +1,17 @@
 //! Reads the records of a segment without an index.
 //!
-//! Goals: every record that is whole is found, whatever lies between, sectors included that the device cannot read; memory does not
-//! grow with the segment.
+//! Goals: every valid record is found, whatever surrounds it, including unreadable sectors; memory does not grow with
+//! the segment.
 //!
-//! Behind a record that does not pass, the next is looked for byte by byte, since the length in a damaged head may lead
-//! anywhere. What is found like that may be the content of a block that somebody made to look like records, so that the
-//! bytes of every block are hashed: its name is not believed.
+//! After an invalid record, the next one is searched byte by byte, since the length in a damaged head is not reliable.
+//! A record found this way may be the content of a block that was crafted to look like records, so the hash of every
+//! block is verified.
 //!
-//! Everything here blocks.
+//! All functions here block.
 
 use super::StoreError;
 use super::files::Files;
-use super::record::{self, Begins, RECORD_BYTES_MAX};
+use super::record::{self, ParsedRecord, RECORD_BYTES_MAX};
 use super::schema::Place;
 use super::store::check_hash;
 use crate::stored::Stored;
@@ -19,15 +19,15 @@ use bytes::Bytes;
 use content::BlockKey;
 use tracing::warn;
 
-/// What is read at a time: room for several records of the longest sort.
+/// The size of a read: several records of the maximum size.
 const WINDOW_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
-/// Bytes of a segment that may be unreadable, and which part of it at most. With more, the device fails rather than a few sectors
-/// of it, and what it holds may be readable on another day or another machine.
+/// The maximum number of unreadable bytes of a segment, and the maximum part of it. With more, the whole device is
+/// failing, and its data may be readable later or on another machine.
 const UNREADABLE_BYTES_MAX: u64 = 1024 * 1024;
 const UNREADABLE_PART_MAX: u64 = 4;
 
-/// A value that was found.
+/// A value found in a segment.
 #[derive(Debug)]
 pub(super) struct FoundValue {
     pub(super) key: BlockKey,
@@ -35,80 +35,80 @@ pub(super) struct FoundValue {
     pub(super) value: Stored,
 }
 
-/// What a scan came to.
+/// The result of a scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Scanned {
-    /// Records that are whole.
+    /// The number of valid records.
     pub(super) blocks: u64,
-    /// Bytes that were read.
+    /// The bytes read.
     pub(super) bytes: u64,
-    /// Bytes that belong to no record that is whole.
+    /// The bytes that belong to no valid record.
     pub(super) damaged_bytes: u64,
-    /// How many of these the device could not read, about.
+    /// Approximately how many of these the device could not read.
     pub(super) unreadable_bytes: u64,
 }
 
-/// Shows every value of a segment, in the order of the disk.
+/// Calls `visit` with every value of a segment, in disk order.
 ///
 /// # Errors
-/// What the system said when the segment was read, but for a few sectors that cannot be; or what `visit` said.
+/// I/O errors, except for a few unreadable sectors; or the error of `visit`.
 pub(super) fn segment(
     files: &Files,
     segment: u32,
     visit: &mut dyn FnMut(FoundValue) -> Result<(), StoreError>,
 ) -> Result<Scanned, StoreError> {
     let mut scanned = Scanned::default();
-    let (mut from, mut whole_bytes) = (Some(0_u32), 0);
+    let (mut from, mut valid_bytes) = (Some(0_u32), 0);
     while let Some(offset) = from {
         let (window, unreadable) = files.read_past_damage(segment, offset, WINDOW_BYTES)?;
         scanned.unreadable_bytes += unreadable as u64;
         if scanned.unreadable_bytes > UNREADABLE_BYTES_MAX {
-            return Err(much_is_unreadable(files, segment));
+            return Err(too_much_unreadable(files, segment));
         }
         let is_last = window.len() < WINDOW_BYTES;
         let used = read_window(&window, is_last, &mut |at, key, value, bytes| {
             let place = u32::try_from(at).ok().and_then(|at| offset.checked_add(at));
-            // What lies beyond 4 GiB was written by nobody.
+            // Segments never exceed 4 GiB.
             let Some(offset) = place else { return Ok(false) };
-            let Some(value) = whole(&key, value) else { return Ok(false) };
+            let Some(value) = verify(&key, value) else { return Ok(false) };
             scanned.blocks += 1;
-            whole_bytes += bytes as u64;
+            valid_bytes += bytes as u64;
             visit(FoundValue { key, place: Place { segment, offset }, value }).map(|()| true)
         })?;
         scanned.bytes += used as u64;
         from = u32::try_from(used).ok().filter(|_| !is_last).and_then(|used| offset.checked_add(used));
     }
     if scanned.unreadable_bytes > scanned.bytes / UNREADABLE_PART_MAX {
-        return Err(much_is_unreadable(files, segment));
+        return Err(too_much_unreadable(files, segment));
     }
     if scanned.unreadable_bytes > 0 {
         warn!(
             segment,
             bytes = scanned.unreadable_bytes,
-            "the device cannot read some of a segment, which counts as damaged"
+            "parts of a segment cannot be read from the device and count as damaged"
         );
     }
-    scanned.damaged_bytes = scanned.bytes.saturating_sub(whole_bytes);
+    scanned.damaged_bytes = scanned.bytes.saturating_sub(valid_bytes);
     Ok(scanned)
 }
 
-fn much_is_unreadable(files: &Files, segment: u32) -> StoreError {
+fn too_much_unreadable(files: &Files, segment: u32) -> StoreError {
     let path = files.path(segment);
     StoreError::io(format!(
-        "much of {} cannot be read: the device fails, so copy what it holds to a sound one",
+        "much of {} cannot be read, so the device fails: copy its files to another device",
         path.display()
     ))
 }
 
-/// The value, if it is what its name says.
-fn whole(key: &BlockKey, value: Bytes) -> Option<Stored> {
+/// The value, if it matches its key.
+fn verify(key: &BlockKey, value: Bytes) -> Option<Stored> {
     let stored = Stored::read(value).ok()?;
     check_hash(key, &stored).ok()?;
     Some(stored)
 }
 
-/// Shows each record of a window, which says whether it is one, and gives how much of the window need not be looked at
-/// again.
+/// Calls `found` with each record of a window, which returns whether it is valid. Returns how many bytes of the window
+/// are done.
 fn read_window(
     window: &Bytes,
     is_last: bool,
@@ -116,7 +116,7 @@ fn read_window(
 ) -> Result<usize, StoreError> {
     let mut at = 0;
     while at < window.len() {
-        // What begins here may end behind the window.
+        // A record that begins here may end after the window.
         if !is_last && window.len() - at < RECORD_BYTES_MAX {
             return Ok(at);
         }
@@ -125,11 +125,11 @@ fn read_window(
             continue;
         }
         at += match record::read_first(&window.slice(at..)) {
-            Begins::Record { key, value, bytes } => match found(at, key, value, bytes)? {
+            ParsedRecord::Record { key, value, bytes } => match found(at, key, value, bytes)? {
                 true => bytes,
                 false => 1,
             },
-            Begins::Nothing => 1,
+            ParsedRecord::Invalid => 1,
         };
     }
     Ok(at)
@@ -143,7 +143,7 @@ mod tests {
     use proptest::prelude::*;
     use rustix::io::Errno;
 
-    /// A record of a block, and the name of that.
+    /// A block's key and record.
     fn record_of(data: &[u8]) -> (BlockKey, Vec<u8>) {
         let hash = hashes::digest(hashes::SHA2_256, 32, data).expect("sha2-256 is accepted");
         let key = BlockKey::of(&Cid::new_v1(codec::RAW, hash)).expect("not an inline block");
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_whole_is_found_whatever_was_damaged(
+        fn valid_records_are_found_whatever_was_damaged(
             blocks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..300), 1..12),
             damage in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), bit in 0..8_u32,
             gap in proptest::collection::vec(any::<u8>(), 0..40)
@@ -188,19 +188,20 @@ mod tests {
             let (found, scanned) = found(&bytes);
             prop_assert_eq!(&found, &expected);
             prop_assert_eq!(scanned.blocks, expected.len() as u64);
-            let (_, whole) = record_of(&blocks[damaged]);
-            prop_assert_eq!(scanned.damaged_bytes, (whole.len() + gap.len()) as u64);
+            let (_, intact) = record_of(&blocks[damaged]);
+            prop_assert_eq!(scanned.damaged_bytes, (intact.len() + gap.len()) as u64);
             prop_assert_eq!(scanned.bytes, bytes.len() as u64);
         }
     }
 
-    /// A block whose bytes are a record of another block with other bytes: with the first head gone, it comes next.
+    /// The bytes of a block are a record with the wrong hash for its key: when the outer head is damaged, it is found
+    /// next.
     #[test]
-    fn a_name_is_not_believed() {
+    fn a_key_is_verified() {
         let (_, mut inner) = record_of(b"what it says");
         let at = inner.len() - 3;
         inner[at] ^= 1;
-        // Its checksum is made right.
+        // Its checksum is valid.
         let key = record_of(b"what it says").0.to_bytes();
         let value = [Bytes::copy_from_slice(&inner[10 + key.len()..]), Bytes::new()];
         let inner = [record::head(&key, &value).expect("small"), value.concat()].concat();
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_around_unreadable_sectors_is_found() {
+    fn records_around_unreadable_sectors_are_found() {
         let records: Vec<_> = (0..20_u8).map(|seed| record_of(&vec![seed; 3_000])).collect();
         let bytes: Vec<u8> = records.iter().flat_map(|(_, record)| record.clone()).collect();
         let dir = tempfile::tempdir().expect("a directory");
@@ -245,17 +246,17 @@ mod tests {
             files.faults.clear();
             (found, scanned)
         };
-        // The first read is of everything, and the sixth of it alone fails.
+        // The first read is of the whole segment; then the sixth sector fails.
         let (found, scanned) = scan(|read| read == 0 || read == 6);
         let lost = 5 * 4_096..6 * 4_096;
         let length = bytes.len() / records.len();
-        let is_whole = |n: &usize| (n + 1) * length <= lost.start || n * length >= lost.end;
-        let expected: Vec<_> = (0..20).filter(is_whole).map(|n| records[n].0).collect();
+        let is_readable = |n: &usize| (n + 1) * length <= lost.start || n * length >= lost.end;
+        let expected: Vec<_> = (0..20).filter(is_readable).map(|n| records[n].0).collect();
         assert_eq!(found, expected);
-        let scanned = scanned.expect("goes on");
+        let scanned = scanned.expect("continues");
         assert_eq!((scanned.unreadable_bytes, scanned.bytes), (4_096, bytes.len() as u64));
         assert_eq!(scanned.damaged_bytes, ((20 - expected.len()) * length) as u64);
-        // A device that reads nothing at all may read it tomorrow, however little it is.
+        // A device that reads nothing fails the scan, however small the segment is.
         let large = vec![1; UNREADABLE_BYTES_MAX as usize + 10_000];
         for more in [&[][..], &large] {
             files.write(3, 0, more, false).expect("writes");

@@ -1,27 +1,27 @@
-//! The column families, and how their keys and records are written.
+//! The column families, and the formats of their keys and records.
 //!
 //! | family | key | value |
 //! |---|---|---|
-//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`TriedRecord`]; the end of what is synced; `release/` + pin id for members that are to be let go; `members`; `damaged/` + multihash for values to be forgotten |
-//! | `index` | multihash | [`IndexRecord`]: where the value is; answers `has` and sizes without touching it |
-//! | `places` | [`Place`] | multihash of the block whose value is there, in the order of the disk |
+//! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`RecompressRecord`]; synced place; `members` |
+//! | `meta` | `release/`, pin ID | empty: a pin to unpin |
+//! | `meta` | `damaged/`, multihash | empty: a corrupt block to delete |
+//! | `index` | multihash | [`IndexRecord`]: the place of the value; answers `has` and sizes without reading it |
+//! | `places` | [`Place`] | multihash of the block whose value is there; sorted by place |
 //! | `segments` | segment | [`SegmentRecord`] |
 //! | `pins` | root CID | [`PinRecord`] |
-//! | `pins_by_block` | multihash, pin id | nothing |
-//! | `blocks_by_pin` | pin id, multihash | nothing |
+//! | `pins_by_block` | multihash, pin ID | empty |
+//! | `blocks_by_pin` | pin ID, multihash | empty |
 //!
-//! Numbers are big-endian, so that keys sort by them. A binary multihash tells its own length: none is a prefix of
-//! another, and whatever follows one in a key can be told apart.
-//!
-//! Schema 1 had the values in a family `blocks` and the order of those that are not pinned in `fifo`; [`super::migrate`]
-//! moves them.
+//! Numbers are big-endian, so that keys sort by them. A binary multihash contains its length, so none is a prefix of
+//! another, and what follows one in a key is unambiguous.
 
 pub(crate) use crate::pins::{PinId, PinRecord};
 
 use super::record::record_bytes;
 use crate::stored::Shape;
 
-/// The layout that this release reads and writes. A change that an older release would misread adds one.
+/// The schema version that this release reads and writes. It is incremented for changes that older releases would
+/// misread.
 pub(crate) const SCHEMA: u32 = 2;
 
 pub(crate) const META: &str = "meta";
@@ -32,41 +32,41 @@ pub(crate) const PINS: &str = "pins";
 pub(crate) const PINS_BY_BLOCK: &str = "pins_by_block";
 pub(crate) const BLOCKS_BY_PIN: &str = "blocks_by_pin";
 
-/// Every family of this schema. RocksDB insists on "default", which stays empty.
+/// Every family of this schema. RocksDB requires "default", which stays empty.
 pub(crate) const FAMILIES: [&str; 8] = ["default", META, INDEX, PLACES, SEGMENTS, PINS, PINS_BY_BLOCK, BLOCKS_BY_PIN];
 
 pub(crate) const KEY_SCHEMA: &[u8] = b"schema";
 pub(crate) const KEY_COUNTERS: &[u8] = b"counters";
 pub(crate) const KEY_SCRUB: &[u8] = b"scrub";
-/// The [`Place`] before which every pinned value is on the disk for certain. Earlier releases pass it over.
+/// The [`Place`] before which every pinned value is synced. Earlier releases ignore it.
 pub(crate) const KEY_SYNCED: &[u8] = b"synced";
 pub(crate) const KEY_TRIED: &[u8] = b"recompressed";
-/// Says that every pin was compared with the blocks that are here, and that losses were noted since. Where it is
-/// absent, that is done when the store is opened.
+/// Set if every pin was compared with the stored blocks, and losses have been recorded since. If it is absent, the
+/// comparison is done when the store is opened.
 pub(crate) const KEY_MEMBERS: &[u8] = b"members";
-/// Begins the keys of blocks that a check found damaged while no writer ran, before the multihash.
+/// The prefix, before the multihash, of the keys of blocks that an offline check found corrupt.
 pub(crate) const DAMAGED: &[u8] = b"damaged/";
 const RELEASE: &[u8] = b"release/";
 
-/// What a block costs on disk beside its record in a segment, in bytes: its rows in `index` and `places`, and RocksDB's own
-/// framing and filters. Counted so that a cache full of tiny blocks stays within its budget too.
+/// The overhead of a block on the disk, in bytes: its rows in `index` and `places`, and RocksDB's framing and filters.
+/// Counted so that a cache full of tiny blocks stays within its budget.
 pub(crate) const ROW_OVERHEAD_BYTES: u64 = 160;
 
-/// What a segment holds.
+/// The kind of values in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Values that may be evicted.
     Cached,
-    /// Values that a pin protects.
+    /// Pinned values.
     Pinned,
 }
 
-/// Where a value's record begins. Sorts in the order of the disk.
+/// The location of a value's record. Sorts in disk order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
-    /// The segment. Numbers grow with age and are never used twice.
+    /// The segment. Numbers increase and are never reused.
     pub(crate) segment: u32,
-    /// In bytes from the beginning of its file.
+    /// The offset in its file, in bytes.
     pub(crate) offset: u32,
 }
 
@@ -76,7 +76,7 @@ impl Place {
         (u64::from(self.segment) << 32 | u64::from(self.offset)).to_be_bytes()
     }
 
-    /// Reads back what [`Place::to_key`] wrote.
+    /// Parses [`Place::to_key`].
     pub(crate) fn from_key(key: &[u8]) -> Option<Self> {
         let mut rest = key;
         let (segment, offset) = (take_u32(&mut rest)?, take_u32(&mut rest)?);
@@ -84,14 +84,14 @@ impl Place {
     }
 }
 
-/// What the index says about a block.
+/// The index row of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexRecord {
     /// The form and the lengths of its value.
     pub(crate) shape: Shape,
-    /// What the segment of its value holds.
+    /// The kind of its value's segment.
     pub(crate) kind: Kind,
-    /// Where its value is.
+    /// The place of its value.
     pub(crate) place: Place,
 }
 
@@ -100,7 +100,7 @@ impl IndexRecord {
         self.kind == Kind::Pinned
     }
 
-    /// What a block takes in the store, in bytes.
+    /// The size of a block in the store, in bytes.
     pub(crate) fn cost(self, block: &[u8]) -> u64 {
         record_bytes(block, self.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES
     }
@@ -145,19 +145,19 @@ impl IndexRecord {
     }
 }
 
-/// The length of an [`IndexRecord`]; schema 1 had one of 16.
+/// The size of an [`IndexRecord`]; it was 16 in schema 1.
 pub(crate) const INDEX_BYTES: usize = 20;
 
-/// What is in a segment.
+/// The row of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SegmentRecord {
-    /// What it holds.
+    /// The kind of its values.
     pub(crate) kind: Kind,
-    /// Bytes in its file: the next record goes there.
+    /// The size of its file, and the offset of the next record.
     pub(crate) written: u32,
-    /// Bytes of the records that the index names.
+    /// The size of its live records, in bytes.
     pub(crate) live: u32,
-    /// How many those are.
+    /// The number of its live records.
     pub(crate) blocks: u32,
 }
 
@@ -166,7 +166,7 @@ impl SegmentRecord {
         Self { kind, written: 0, live: 0, blocks: 0 }
     }
 
-    /// What it takes on the disk.
+    /// Its size on the disk, in bytes.
     pub(crate) fn cost(self) -> u64 {
         u64::from(self.written) + u64::from(self.blocks) * ROW_OVERHEAD_BYTES
     }
@@ -189,12 +189,12 @@ impl SegmentRecord {
     }
 }
 
-/// The numbers that come next, written in the same batch as what took them.
+/// The next IDs, written in the same batch as the rows that use the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counters {
     /// The next segment.
     pub(crate) segment: u32,
-    /// The id of the next pin.
+    /// The ID of the next pin.
     pub(crate) pin: u64,
 }
 
@@ -205,7 +205,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    pub(crate) fn take_pin(&mut self) -> PinId {
+    pub(crate) fn allocate_pin_id(&mut self) -> PinId {
         let pin = PinId(self.pin);
         self.pin += 1;
         pin
@@ -225,12 +225,12 @@ impl Counters {
     }
 }
 
-/// How far the scrub has come, so that it goes on there after a restart. Advice: earlier releases do without.
+/// The position of the scrub, from which it resumes after a restart. Advisory: earlier releases ignore it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ScrubRecord {
-    /// When a pass last reached the end, in milliseconds since 1970; 0 if none has.
+    /// When the last complete pass ended, in milliseconds since 1970; 0 if there was none.
     pub(crate) ended_ms: u64,
-    /// Where the next step begins: the first place of all if no pass is under way.
+    /// The start of the next step; zero if no pass is in progress.
     pub(crate) at: Place,
 }
 
@@ -248,16 +248,16 @@ impl ScrubRecord {
     }
 }
 
-/// Which pinned values need not be tried at a higher level again. Advice, as [`ScrubRecord`] is.
+/// The progress of recompressing pinned values. Advisory, like [`ScrubRecord`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct TriedRecord {
-    /// The level.
+pub(crate) struct RecompressRecord {
+    /// The zstd level.
     pub(crate) level: u8,
-    /// Those before this place were tried.
+    /// Values before this place were tried at that level.
     pub(crate) before: Place,
 }
 
-impl TriedRecord {
+impl RecompressRecord {
     pub(crate) fn to_bytes(self) -> [u8; 9] {
         let mut out = [self.level; 9];
         out[1..].copy_from_slice(&self.before.to_key());
@@ -285,7 +285,7 @@ pub(crate) fn member(key: &[u8], pin: PinId) -> Option<&[u8]> {
     key.strip_prefix(pin.0.to_be_bytes().as_slice())
 }
 
-/// Key in `meta` of a pin whose members are to be let go: it was removed, or was only ever a scaffold.
+/// Key in `meta` of a pin whose members are to be unpinned: a removed or a temporary pin.
 pub(crate) fn release_key(pin: PinId) -> Vec<u8> {
     [RELEASE, &pin.0.to_be_bytes()].concat()
 }
@@ -332,7 +332,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_come_back_as_they_were_written(
+        fn records_round_trip(
             shape in shape(), place in (any::<u32>(), any::<u32>()), numbers: [u32; 4], large: [u64; 3],
             pinned: bool, name: Option<String>, created_ms in 0..u64::from(u32::MAX) * 1_000
         ) {
@@ -345,8 +345,8 @@ mod tests {
             prop_assert_eq!(SegmentRecord::from_bytes(&record.to_bytes()), Some(record));
             let scrub = ScrubRecord { ended_ms: large[1], at: place };
             prop_assert_eq!(ScrubRecord::from_bytes(&scrub.to_bytes()), Some(scrub));
-            let tried = TriedRecord { level: 19, before: place };
-            prop_assert_eq!(TriedRecord::from_bytes(&tried.to_bytes()), Some(tried));
+            let tried = RecompressRecord { level: 19, before: place };
+            prop_assert_eq!(RecompressRecord::from_bytes(&tried.to_bytes()), Some(tried));
             let counters = Counters { segment, pin: large[0] };
             prop_assert_eq!(Counters::from_bytes(&counters.to_bytes()), Some(counters));
             let pin = PinRecord {
@@ -362,10 +362,10 @@ mod tests {
         }
 
         #[test]
-        fn damaged_records_are_no_records(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn damaged_records_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             _ = (Counters::from_bytes(&bytes), IndexRecord::from_bytes(&bytes), PinRecord::from_bytes(&bytes));
             _ = (SegmentRecord::from_bytes(&bytes), Place::from_key(&bytes), ScrubRecord::from_bytes(&bytes));
-            _ = TriedRecord::from_bytes(&bytes);
+            _ = RecompressRecord::from_bytes(&bytes);
         }
     }
 }

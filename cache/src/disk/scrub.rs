@@ -1,21 +1,22 @@
-//! The scrub: every value is read and checked, in the order in which values lie on the disk, before somebody asks for it.
+//! The scrub: reads and verifies every value, in disk order.
 //!
-//! Goals: damage is found while the content can still be had from elsewhere; a pass costs readers nothing that they
-//! notice: it goes in steps of half a megabyte, each of which is one read among many, at a rate, and works for at most a
-//! quarter of the time; a pass goes on where it stood when the process ended; memory does not grow with the store.
+//! Goals: corruption is found while the content is still available elsewhere; readers are not delayed noticeably: a
+//! pass runs in steps of half a megabyte, at a limited rate, and uses at most a quarter of one core; an interrupted
+//! pass resumes after a restart; memory does not grow with the store.
 //!
-//! A value is checked by its checksum, its form and the hash of its block ([`Store::verified`]). One that fails is forgotten
-//! through the writer, which reads it again first: what moves while it is looked at is not damaged. What the system cannot
-//! read at all is counted and left where it is, since it may be the wire and not the disk.
+//! A value is verified by its checksum, its form and the hash of its block ([`Store::verified`]). A corrupt value is
+//! deleted by the writer, which verifies it again first, since it may have been moved during the check. A value whose
+//! read fails is counted and kept, since the cause may be the connection and not the disk.
 //!
-//! Pins that lack blocks are partial from then on, and whoever looks after pins is told ([`crate::pins::PinChanges`]).
+//! Pins with missing blocks become partial, and the pin service is notified ([`crate::pins::PinChanges`]).
 //!
-//! Non-goals: fetching anew what was forgotten, which the pin service does for pins, and readers do for the rest; what lies in the page cache and not on the disk yet, which the next pass sees.
+//! Non-goals: refetching deleted blocks, which the pin service does for pins, and clients' requests for the rest;
+//! values in the page cache that are not yet on the disk, which the next pass checks.
 
 use super::record;
 use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, Place, ScrubRecord, take_u64};
 use super::store::Store;
-use super::writer::Command;
+use super::writer::{Barrier, Change};
 use super::{Disk, StoreError};
 use crate::pins::PinSummary;
 pub use crate::reports::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
@@ -24,16 +25,16 @@ use content::{BlockKey, Cid};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A step ends when it has read this much,
+/// The maximum bytes read in a step.
 const STEP_BYTES: u64 = 512 * 1024;
-/// or has looked at this many rows.
+/// The maximum rows examined in a step.
 const STEP_ROWS: u32 = 256;
 
-/// How much is checked between two notes of how far the pass has come, in bytes.
-const REMEMBER_BYTES: u64 = 8 * 1024 * 1024;
+/// The scrub's position is saved each time this many bytes have been checked.
+const SAVE_EVERY_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Of the time that work with a rate takes, it rests at least this many times as long: a quarter of a core at most.
-const REST: u32 = 3;
+/// Rate-limited work pauses at least this many times as long as it runs: it uses at most a quarter of a core.
+const PAUSE_FACTOR: u32 = 3;
 
 impl ScrubProgress {
     pub(super) fn add(&mut self, step: &Step) {
@@ -44,7 +45,7 @@ impl ScrubProgress {
         self.unreadable += count(Fault::Unreadable);
     }
 
-    /// Adds what came after.
+    /// Adds the progress of a later step.
     pub(crate) fn add_up(&mut self, more: &Self) {
         let Self { blocks, bytes, damaged, unreadable } = more;
         self.blocks += blocks;
@@ -53,19 +54,19 @@ impl ScrubProgress {
         self.unreadable += unreadable;
     }
 
-    /// Whether everything that was checked is as it should be.
+    /// Whether no faults were found.
     pub fn is_clean(&self) -> bool {
         self.damaged == 0 && self.unreadable == 0
     }
 }
 
 impl Disk {
-    /// Checks every value that is here now, at `bytes_per_second` or as fast as it goes, and forgets what is damaged. Goes on
-    /// where a pass was left that did not reach the end. After each step the progress of this call is shown, with what
-    /// the step found. Dropping the future interrupts the pass.
+    /// Verifies every stored value, at `bytes_per_second` or unlimited, and deletes corrupt blocks. Resumes an
+    /// interrupted pass. After each step, `on_progress` is called with the progress of this call and the step's
+    /// findings. Dropping the future interrupts the pass.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or what the disk said of the index; damaged values are no errors.
+    /// [`StoreError::Closed`], or an error of the index; corrupt values are not errors.
     pub async fn scrub(
         &self,
         bytes_per_second: Option<u64>,
@@ -78,7 +79,7 @@ impl Disk {
     /// The same from the beginning.
     ///
     /// # Errors
-    /// As [`Disk::scrub`].
+    /// Those of [`Disk::scrub`].
     pub async fn scrub_all(
         &self,
         bytes_per_second: Option<u64>,
@@ -96,60 +97,60 @@ impl Disk {
     ) -> Result<ScrubReport, StoreError> {
         let counters = self.read(Store::counters).await?;
         let mut progress = ScrubProgress::default();
-        let (mut next, mut unnoted_bytes) = (Some(record.at), 0);
+        let (mut next, mut unsaved_bytes) = (Some(record.at), 0);
         while let Some(from) = next {
-            let begun = Instant::now();
-            // What is written from now on is not waited for: a pass has an end.
+            let start = Instant::now();
+            // Values written later are left for the next pass, so that this one ends.
             let step = self.read(move |store| step(store, from, counters.segment)).await?;
-            self.forget_damaged(&step.findings).await?;
+            self.delete_damaged(&step.findings).await?;
             self.count_scrubbed(&step);
             progress.add(&step);
             on_progress(&progress, &step.findings);
             next = step.next;
-            unnoted_bytes += step.bytes;
-            if let Some(at) = next.filter(|_| unnoted_bytes >= REMEMBER_BYTES) {
-                self.remember_scrub(ScrubRecord { at, ..record })?;
-                unnoted_bytes = 0;
+            unsaved_bytes += step.bytes;
+            if let Some(at) = next.filter(|_| unsaved_bytes >= SAVE_EVERY_BYTES) {
+                self.save_scrub_record(ScrubRecord { at, ..record })?;
+                unsaved_bytes = 0;
             }
-            tokio::time::sleep(rest(step.bytes, begun.elapsed(), bytes_per_second)).await;
+            tokio::time::sleep(pause_after(step.bytes, start.elapsed(), bytes_per_second)).await;
         }
-        self.remember_scrub(ScrubRecord { ended_ms: now_ms(), at: Place::default() })?;
+        self.save_scrub_record(ScrubRecord { ended_ms: now_ms(), at: Place::default() })?;
         self.flush().await?;
         let lacking = self.read(|store| lacking(store, &BTreeMap::new())).await?;
         self.count_pass(lacking.len());
         let roots: Vec<Cid> = lacking.iter().map(|pin| pin.root).collect();
         if !roots.is_empty() {
-            self.queue().ask(|reply| Command::Lacking { roots, reply }).await??;
+            self.queue().ask(|reply| Barrier::MarkPartial { roots, reply }).await??;
         }
         Ok(ScrubReport { progress, lacking })
     }
 
-    /// When a pass last reached the end, if one has.
+    /// When the last complete pass ended.
     ///
     /// # Errors
-    /// What the disk said.
+    /// [`StoreError`].
     pub async fn scrubbed_at(&self) -> Result<Option<SystemTime>, StoreError> {
         let ended_ms = self.read(Store::scrub_record).await?.ended_ms;
         Ok(UNIX_EPOCH.checked_add(Duration::from_millis(ended_ms)).filter(|_| ended_ms > 0))
     }
 
-    async fn forget_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
+    async fn delete_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
         for key in findings.iter().filter(|finding| finding.fault == Fault::Damaged).filter_map(Finding::key) {
             let room = self.queue().room(0).await?;
-            self.queue().send(Command::Forget { key, room })?;
+            self.queue().send(Barrier::DropCorrupt { key, room })?;
         }
         Ok(())
     }
 
-    fn remember_scrub(&self, record: ScrubRecord) -> Result<(), StoreError> {
-        self.queue().send(Command::Remember { key: KEY_SCRUB, record: record.to_bytes().to_vec() })
+    fn save_scrub_record(&self, record: ScrubRecord) -> Result<(), StoreError> {
+        self.queue().send(Change::PutMeta { key: KEY_SCRUB, record: record.to_bytes().to_vec() })
     }
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Debug, Default)]
 pub(super) struct Step {
-    /// Where the next one begins; `None` at the end.
+    /// The start of the next step; `None` at the end.
     pub(super) next: Option<Place>,
     pub(super) blocks: u64,
     pub(super) bytes: u64,
@@ -162,7 +163,7 @@ pub(super) fn step(store: &Store, from: Place, segments_end: u32) -> Result<Step
     let mut step = Step::default();
     for row in store.rows_from(PLACES, &from.to_key())? {
         let (place, block) = row?;
-        // Rows that are malformed or that the index disagrees with are for the repair of the index.
+        // Malformed and inconsistent rows are handled by the repair of the index.
         let (Some(place), Some(key)) = (Place::from_key(&place), BlockKey::from_bytes(&block)) else { continue };
         if place.segment >= segments_end {
             break;
@@ -172,7 +173,7 @@ pub(super) fn step(store: &Store, from: Place, segments_end: u32) -> Result<Step
             break;
         }
         step.rows += 1;
-        if let Looked::Found { bytes, value } = look(store, &key, place)? {
+        if let PlaceCheck::Found { bytes, value } = check_place(store, &key, place)? {
             step.blocks += 1;
             step.bytes += bytes;
             step.findings.extend(value.err().map(|fault| Finding::new(&key, fault)));
@@ -181,45 +182,44 @@ pub(super) fn step(store: &Store, from: Place, segments_end: u32) -> Result<Step
     Ok(step)
 }
 
-/// What is at a place.
-pub(super) enum Looked {
-    /// Nothing that the index names: it moved or went.
+/// The result of checking a place.
+pub(super) enum PlaceCheck {
+    /// The value was moved or deleted.
     Gone,
     /// A block's value.
     Found {
-        /// What it takes in its segment.
+        /// The size of its record.
         bytes: u64,
         value: Result<Stored, Fault>,
     },
 }
 
-/// Reads and checks the value of a block that is said to be at a place.
-pub(super) fn look(store: &Store, key: &BlockKey, place: Place) -> Result<Looked, StoreError> {
+/// Reads and verifies the value of a block at a place.
+pub(super) fn check_place(store: &Store, key: &BlockKey, place: Place) -> Result<PlaceCheck, StoreError> {
     let block = key.to_bytes();
-    let held = match store.index(&block) {
-        Ok(Some(held)) if held.place == place => held,
-        Err(StoreError::Corrupt(_)) => return Ok(Looked::Found { bytes: 0, value: Err(Fault::Damaged) }),
-        other => return other.map(|_| Looked::Gone),
+    let record = match store.index(&block) {
+        Ok(Some(record)) if record.place == place => record,
+        Err(StoreError::Corrupt(_)) => return Ok(PlaceCheck::Found { bytes: 0, value: Err(Fault::Damaged) }),
+        other => return other.map(|_| PlaceCheck::Gone),
     };
-    let bytes = record::record_bytes(&block, held.shape.value_bytes()) as u64;
-    let found = |value| Ok(Looked::Found { bytes, value });
-    match store.verified(key, held) {
+    let bytes = record::record_bytes(&block, record.shape.value_bytes()) as u64;
+    let found = |value| Ok(PlaceCheck::Found { bytes, value });
+    match store.verified(key, record) {
         Ok(stored) => found(Ok(stored)),
-        Err(_) if store.index(&block)? != Some(held) => Ok(Looked::Gone),
+        Err(_) if store.index(&block)? != Some(record) => Ok(PlaceCheck::Gone),
         Err(StoreError::Corrupt(_)) => found(Err(Fault::Damaged)),
         Err(_) => found(Err(Fault::Unreadable)),
     }
 }
 
-/// How long to wait after a step that took `worked`. Without a rate there is no waiting.
-pub(crate) fn rest(bytes: u64, worked: Duration, bytes_per_second: Option<u64>) -> Duration {
+/// The pause after a step that took `worked`. Without a rate there is none.
+pub(crate) fn pause_after(bytes: u64, worked: Duration, bytes_per_second: Option<u64>) -> Duration {
     let Some(rate) = bytes_per_second else { return Duration::ZERO };
     let due = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-    due.saturating_sub(worked).max(worked * REST)
+    due.saturating_sub(worked).max(worked * PAUSE_FACTOR)
 }
 
-/// The pins of which members are not in the index, or not even known any more, or are among `damaged`, which counts such by
-/// pin.
+/// The pins with missing members: not in the index, no longer listed, or among `damaged`, which counts them by pin.
 pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<LackingPin>, StoreError> {
     let (mut missing, mut members) = (damaged.clone(), BTreeMap::<u64, u64>::new());
     for row in store.rows_from(BLOCKS_BY_PIN, &[])? {
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_kept_and_most_of_the_time_is_rest() {
+    fn the_rate_is_kept_and_most_of_the_time_is_paused() {
         let ms = Duration::from_millis;
         let table = [
             (1 << 20, 0, None, 0),
@@ -263,7 +263,7 @@ mod tests {
             (2, 0, Some(0), 2_000),
         ];
         for (bytes, worked, rate, expected) in table {
-            assert_eq!(rest(bytes, ms(worked), rate), ms(expected), "{bytes} bytes in {worked} ms at {rate:?}");
+            assert_eq!(pause_after(bytes, ms(worked), rate), ms(expected), "{bytes} bytes in {worked} ms at {rate:?}");
         }
     }
 }

@@ -1,24 +1,24 @@
-//! [`Store`]: RocksDB with our column families, the segment files beside it, and reads of single records.
+//! [`Store`]: RocksDB with its column families, the segment files, and reads of single records.
 //!
-//! Everything here blocks. Reads may come from any thread; writes come from the writer thread alone.
+//! All functions here block. Any thread may read; only the writer thread writes.
 
 #[cfg(test)]
 use super::faults::{Call, Fault};
 use super::files::Files;
 use super::index_files::{self, Stage};
+use super::reference_bits::ReferenceBits;
 use super::reserve::Reserve;
 use super::schema::{
     BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, KEY_SCRUB, KEY_SYNCED, KEY_TRIED,
-    Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinRecord, Place, SCHEMA, SEGMENTS, ScrubRecord, SegmentRecord,
-    TriedRecord, release_key, take_u32,
+    Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinRecord, Place, RecompressRecord, SCHEMA, SEGMENTS, ScrubRecord,
+    SegmentRecord, release_key, take_u32,
 };
-use super::touched::Touched;
 use super::watermarks::Watermarks;
-use super::{DiskOptions, migrate, parse_pin, record, summary};
+use super::{DiskOptions, parse_pin, record, summary};
 use crate::database::{self, Access, Database};
 use crate::error::StoreError;
 use crate::lock::{DirLock, LockError};
-use crate::pin_journal::{self, Condition, PinJournal};
+use crate::pin_journal::{self, JournalState, PinJournal};
 use crate::pins::{PinId, PinState, PinSummary};
 use crate::space::Space;
 use crate::store::Stats;
@@ -42,17 +42,17 @@ use tracing::{error, info, warn};
 
 const MIB: usize = 1024 * 1024;
 
-/// Where the segment files are.
+/// The directory of the segment files.
 pub(super) const SEGMENTS_DIR: &str = "segments";
 
-/// How much of a family's newest rows is in memory at most, in bytes, before they become a file.
+/// The maximum size of a column family's memtable, in bytes.
 const WRITE_BUFFER_BYTES_MAX: usize = 8 * MIB;
 
 const BLOOM_BITS_PER_KEY: f64 = 10.0;
 
 pub(crate) type Row = (Box<[u8]>, Box<[u8]>);
 
-/// Keeps others out of a store.
+/// The lock on a store's directory.
 pub(crate) type Lock = Arc<DirLock>;
 
 #[derive(Debug)]
@@ -61,110 +61,104 @@ pub(crate) struct Store {
     database: Database,
     pub(crate) files: Files,
     pub(crate) reserve: Reserve,
-    pub(crate) touched: Touched,
+    pub(crate) reference_bits: ReferenceBits,
     dir: PathBuf,
     watermarks: Mutex<Watermarks>,
-    /// Whether the index is known to have everything that was acknowledged.
-    is_whole: bool,
-    /// Whether the index was found to agree with the journal. One that does not must not tell the journal what it has.
-    pub(super) agrees: bool,
-    /// RocksDB found its own files damaged.
+    /// Whether the index is known to have all acknowledged writes.
+    is_complete: bool,
+    /// Whether the index matches_journal with the journal. Otherwise it must not update the journal.
+    pub(super) matches_journal: bool,
+    /// Whether RocksDB found its own files corrupt.
     damaged: AtomicBool,
-    /// Where that is told.
+    /// Where index damage is reported.
     stats: OnceLock<Arc<Stats>>,
     lock: Lock,
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if self.agrees {
-            self.watermarks().note_manifest(&self.dir);
+        if self.matches_journal {
+            self.watermarks().record_manifest(&self.dir);
         }
     }
 }
 
 impl Store {
-    /// Opens the store in `dir`, which is `lock`ed, and compares its index with the pin journal.
+    /// Opens the store in the locked directory `dir`, and compares its index with the pin journal.
     ///
     /// # Errors
-    /// [`StoreError::IndexDamaged`] if RocksDB or the journal finds it so, [`StoreError::NewerSchema`], or what the file system
-    /// said.
+    /// [`StoreError::IndexDamaged`] if RocksDB or the journal detects damage, [`StoreError::NewerSchema`], or I/O
+    /// errors.
     pub(crate) fn open(dir: &Path, options: &DiskOptions, lock: Lock) -> Result<Self, StoreError> {
         let manifest = index_files::manifest(dir);
-        let legacy = refuse_unknown_families(dir)?;
-        let mut store = Self::open_families(dir, options, lock, &legacy)?;
+        reject_unknown_families(dir)?;
+        let mut store = Self::open_families(dir, options, lock)?;
         store.check_schema(dir)?;
         store.compare_with_journal(manifest).inspect_err(|error| {
-            // Whoever opens it next must not have to find out again.
+            // Marked, so that the next start need not detect it again.
             if matches!(error, StoreError::IndexDamaged(_))
                 && let Err(error) = index_files::mark(dir, Stage::Damaged)
             {
-                warn!(%error, "that the index is damaged could not be noted");
+                warn!(%error, "the index could not be marked as damaged");
             }
         })?;
-        store.agrees = true;
+        store.matches_journal = true;
         Ok(store)
     }
 
-    /// Opens the store in `dir` whatever its journal says.
-    pub(super) fn open_families(
-        dir: &Path,
-        options: &DiskOptions,
-        lock: Lock,
-        legacy: &[String],
-    ) -> Result<Self, StoreError> {
+    /// Opens the store in `dir` without comparing it with its journal.
+    pub(super) fn open_families(dir: &Path, options: &DiskOptions, lock: Lock) -> Result<Self, StoreError> {
         let reserve = reserve(dir, options)?;
         let (bounds, at, settings) = (IndexBounds::of(&reserve), dir.to_owned(), options.clone());
-        let legacy = legacy.to_vec();
-        let database = Database::open(move |access| open_database(&at, &settings, bounds, &legacy, access))?;
+        let database = Database::open(move |access| open_database(&at, &settings, bounds, access))?;
         let open_max = u64::try_from(options.open_files_max).unwrap_or(u64::MAX) / 2;
         let files = Files::open(dir.join(SEGMENTS_DIR), open_max)?;
-        // Only now: a journal without an index tells of one that was lost.
-        let (journal, found) = PinJournal::open(dir).map_err(|error| unjournaled(dir, &error))?;
+        // Created only after the index, since a journal without an index means that the index was lost.
+        let (journal, found) = PinJournal::open(dir).map_err(|error| journal_error(dir, &error))?;
         Ok(Self {
             database,
             files,
             reserve,
-            touched: Touched::default(),
+            reference_bits: ReferenceBits::default(),
             dir: dir.to_owned(),
             watermarks: Watermarks::new(journal, found).into(),
-            is_whole: false,
-            agrees: false,
+            is_complete: false,
+            matches_journal: false,
             damaged: AtomicBool::new(false),
             stats: OnceLock::new(),
             lock,
         })
     }
 
-    /// Where it is.
+    /// The store's directory.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What keeps other owners out of the directory.
+    /// The lock on the store's directory.
     pub(crate) fn lock(&self) -> &Lock {
         &self.lock
     }
 
-    /// Whether there is a store in a directory.
+    /// Whether a directory contains a store.
     pub(crate) fn is_in(dir: &Path) -> bool {
         index_files::is_store(dir)
     }
 
-    /// Where the store tells that its index is damaged.
+    /// Sets the stats in which index damage is reported.
     pub(crate) fn report_to(&self, stats: &Arc<Stats>) {
         _ = self.stats.set(Arc::clone(stats));
     }
 
-    /// Whether the index is known to have everything that was acknowledged, so that what it does not name is garbage.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.is_whole
+    /// Whether the index is known to have all acknowledged writes, so that data that it does not name is garbage.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_complete
     }
 
-    /// Finds out whether the index lost writes that were acknowledged, and brings the journal up to date. `manifest` is what
-    /// was there before RocksDB opened it.
+    /// Checks whether the index lost acknowledged writes, and updates the journal. `manifest` is the state before
+    /// RocksDB opened it.
     fn compare_with_journal(&mut self, manifest: Option<(u64, u64)>) -> Result<(), StoreError> {
-        let Some(found) = self.watermarks().take_found() else { return Ok(()) };
+        let Some(found) = self.watermarks().take_journal_contents() else { return Ok(()) };
         let rewrites = found.is_worth_rewriting();
         let known = found.watermark.unwrap_or_default();
         if self.database.now().latest_sequence_number() < known.sequence {
@@ -173,13 +167,13 @@ impl Store {
         if manifest.is_some_and(|manifest| manifest < (known.manifest, known.manifest_bytes)) {
             return Err(StoreError::index_damaged("its manifest lost changes"));
         }
-        let mut standing = found.pins;
+        let mut journaled = found.pins;
         let (mut missing, mut removed) = (Vec::new(), Vec::new());
         for row in self.rows_from(PINS, &[])? {
             let (root, record) = parse_pin(&row?)?;
-            match standing.remove(&record.id) {
+            match journaled.remove(&record.id) {
                 _ if found.removed.contains(&record.id) => removed.push((root, record.id)),
-                // What is partial grows without a sync, here and there.
+                // Partial pins grow without a sync, in the index and in the journal.
                 Some((_, entered)) if entered.state == PinState::Complete && entered.blocks > record.blocks => {
                     return Err(StoreError::index_damaged(format!("it lost members of the pin of {root}")));
                 }
@@ -187,30 +181,30 @@ impl Store {
                 _ => missing.push((root, record)),
             }
         }
-        let lost = standing.values().filter(|(_, record)| record.state == PinState::Complete);
+        let lost = journaled.values().filter(|(_, record)| record.state == PinState::Complete);
         if let Some((root, _)) = lost.clone().next() {
             let (lost, root) = (lost.count(), *root);
-            return Err(StoreError::index_damaged(format!("it lost {lost} pins, that of {root} among them")));
+            return Err(StoreError::index_damaged(format!("it lost {lost} pins, among them that of {root}")));
         }
-        // An index that is only read is opened again later.
+        // A read-only index is opened again later.
         for (root, pin) in removed.into_iter().filter(|_| self.is_writable()) {
-            info!(%root, "a pin is removed, as was asked for when the store was last open");
+            info!(%root, "an interrupted removal of a pin is completed");
             if let Err(error) = self.remove_pin_rows(&root, pin) {
-                warn!(%root, %error, "it cannot be removed now, and is when the store is next opened");
+                warn!(%root, %error, "the pin cannot be removed now; the next start tries again");
             }
         }
-        self.is_whole = found.condition == Condition::Whole && known.sequence > 0;
-        let entered = match rewrites || !standing.is_empty() {
+        self.is_complete = found.state == JournalState::Intact && known.sequence > 0;
+        let updated = match rewrites || !journaled.is_empty() {
             true => self.rewrite_journal(),
-            false => self.enter_pins(&missing, true),
+            false => self.append_pins(&missing, true),
         };
-        if let Err(error) = entered {
-            warn!(%error, "the pin journal could not be brought up to date, and is when the store is next opened");
+        if let Err(error) = updated {
+            warn!(%error, "the pin journal could not be updated; the next start tries again");
         }
         Ok(())
     }
 
-    /// Takes a pin away whose members are to be let go.
+    /// Removes a pin's record and schedules the unpinning of its members.
     fn remove_pin_rows(&self, root: &Cid, pin: PinId) -> Result<(), StoreError> {
         let mut batch = WriteBatch::default();
         batch.delete_cf(self.family(PINS)?, root.to_bytes());
@@ -218,52 +212,52 @@ impl Store {
         self.write(batch, true)
     }
 
-    /// Makes the journal say what the index says, anew.
+    /// Rewrites the journal from the index.
     pub(super) fn rewrite_journal(&self) -> Result<(), StoreError> {
         let pins: Vec<_> = self.rows_from(PINS, &[])?.map(|row| parse_pin(&row?)).collect::<Result<_, _>>()?;
         self.sync_log()?;
         let mut watermarks = self.watermarks();
-        let noted = watermarks.noted();
-        let rewritten = watermarks.journal.rewrite(SCHEMA, noted, pins.into_iter());
-        rewritten.map_err(|error| unjournaled(&self.dir, &error))
+        let watermark = watermarks.current();
+        let rewritten = watermarks.journal.rewrite(SCHEMA, watermark, pins.into_iter());
+        rewritten.map_err(|error| journal_error(&self.dir, &error))
     }
 
-    /// Enters pins in the journal, which the index has already.
-    pub(crate) fn enter_pins(&self, pins: &[(Cid, PinRecord)], durable: bool) -> Result<(), StoreError> {
+    /// Appends pins to the journal that the index already has.
+    pub(crate) fn append_pins(&self, pins: &[(Cid, PinRecord)], durable: bool) -> Result<(), StoreError> {
         if pins.is_empty() {
             return Ok(());
         }
-        self.watermarks().journal.enter(pins, durable).map_err(|error| unjournaled(&self.dir, &error))
+        self.watermarks().journal.append(pins, durable).map_err(|error| journal_error(&self.dir, &error))
     }
 
-    /// Strikes a pin out of the journal, before the index lets it go.
-    pub(crate) fn strike_out_pin(&self, pin: PinId) -> Result<(), StoreError> {
-        self.watermarks().journal.strike_out(pin).map_err(|error| unjournaled(&self.dir, &error))
+    /// Marks a pin removed in the journal, before the index removes it.
+    pub(crate) fn mark_pin_removed(&self, pin: PinId) -> Result<(), StoreError> {
+        self.watermarks().journal.mark_removed(pin).map_err(|error| journal_error(&self.dir, &error))
     }
 
-    /// The same taken back: the index has not let it go.
+    /// Reverts [`Self::mark_pin_removed`], because the index could not remove the pin.
     pub(crate) fn restore_pin(&self, pin: PinId) {
         if let Err(error) = self.watermarks().journal.restore(pin) {
-            warn!(%error, "a pin could not be removed, and is when the store is next opened");
+            warn!(%error, "a pin could not be removed; the next start removes it");
         }
     }
 
     fn watermarks(&self) -> MutexGuard<'_, Watermarks> {
-        // Every change of them is a write to a file, which may fail as well.
+        // A panic leaves a consistent state: every change is one file write, which may fail anyway.
         self.watermarks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_synced(&self) {
-        self.watermarks().note_sequence(self.database.now().latest_sequence_number(), &self.dir);
+    fn record_synced_sequence(&self) {
+        self.watermarks().record_sequence(self.database.now().latest_sequence_number(), &self.dir);
     }
 
-    /// An error of RocksDB's. If it says that the index is damaged, that is noted for the next start, and told.
-    fn said(&self, error: rocksdb::Error) -> StoreError {
+    /// Converts an error of RocksDB. If the index is damaged, marks it for the next start, logs and reports it.
+    fn db_error(&self, error: rocksdb::Error) -> StoreError {
         let error = StoreError::from(error);
         if matches!(error, StoreError::IndexDamaged(_)) && !self.damaged.swap(true, Ordering::Relaxed) {
             error!(%error, "the index of the store is damaged; the next start rebuilds it");
             if let Err(error) = index_files::mark(&self.dir, Stage::Damaged) {
-                error!(%error, "that could not be noted for the next start");
+                error!(%error, "the index could not be marked as damaged for the next start");
             }
             if let Some(stats) = self.stats.get() {
                 stats.index_damaged.store(true, Ordering::Relaxed);
@@ -272,13 +266,13 @@ impl Store {
         error
     }
 
-    /// A row.
+    /// Reads a row.
     pub(crate) fn pinned(&self, family: &str, key: &[u8]) -> Result<Option<DBPinnableSlice<'_>>, StoreError> {
         let (db, family) = self.database.family(family)?;
-        db.get_pinned_cf(family, key).map_err(|error| self.said(error))
+        db.get_pinned_cf(family, key).map_err(|error| self.db_error(error))
     }
 
-    /// A store of an earlier schema keeps its number until [`super::migrate`] is done with it.
+    /// Writes the schema version of a new store, and rejects one that this release does not know.
     fn check_schema(&self, dir: &Path) -> Result<(), StoreError> {
         match self.pinned(META, KEY_SCHEMA)? {
             None => {
@@ -292,115 +286,101 @@ impl Store {
 
     pub(crate) fn write_schema(&self) -> Result<(), StoreError> {
         let (db, meta) = self.database.family(META)?;
-        db.put_cf(meta, KEY_SCHEMA, SCHEMA.to_be_bytes()).map_err(|error| self.said(error))
+        db.put_cf(meta, KEY_SCHEMA, SCHEMA.to_be_bytes()).map_err(|error| self.db_error(error))
     }
 
-    /// Whether there is anything of an earlier schema.
-    pub(crate) fn is_legacy(&self) -> bool {
-        migrate::FAMILIES.iter().any(|name| self.database.now().cf_handle(name).is_some())
-    }
-
-    /// Takes away what only earlier schemas have.
-    pub(crate) fn drop_legacy(&mut self) -> Result<(), StoreError> {
-        let db = self.database.exclusive();
-        for name in migrate::FAMILIES.iter().filter(|name| db.cf_handle(name).is_some()).collect::<Vec<_>>() {
-            db.drop_cf(name)?;
-        }
-        Ok(())
-    }
-
-    /// A family, for a batch.
+    /// A column family, for a batch.
     pub(crate) fn family(&self, name: &str) -> Result<&ColumnFamily, StoreError> {
         Ok(self.database.family(name)?.1)
     }
 
-    /// Whether the index can be changed. A disk without space may let it be read only.
+    /// Whether the index can be changed. On a full disk it may be read-only.
     pub(crate) fn is_writable(&self) -> bool {
         self.database.is_writable()
     }
 
-    /// Opens the index for writing, if it is not. For the thread that writes.
+    /// Opens the index for writing, unless it is. Called by the writer thread.
     ///
     /// # Errors
-    /// [`StoreError::Full`] while there is no space for that.
+    /// [`StoreError::Full`] while there is no space.
     pub(crate) fn make_writable(&self) -> Result<(), StoreError> {
         self.database.make_writable()
     }
 
-    /// Whether a block may be here, from memory alone: `false` is certain.
+    /// Whether a block may be stored, from memory only: `false` is certain.
     pub(crate) fn may_hold(&self, block: &[u8]) -> bool {
         let is_damaged = self.damaged.load(Ordering::Relaxed);
         is_damaged || self.database.family(INDEX).map_or(true, |(db, index)| db.key_may_exist_cf(index, block))
     }
 
-    /// A block as it is stored. [`StoreError::Corrupt`] means that this value cannot be read and never will.
+    /// A block in its stored form. [`StoreError::Corrupt`] is permanent.
     pub(crate) fn stored(&self, block: &[u8]) -> Result<Option<Stored>, StoreError> {
         let Some((record, value)) = self.find(block)? else { return Ok(None) };
         let stored = Stored::read(value).map_err(unreadable)?;
-        self.touched.touch(record.place.segment, record.place.offset);
+        self.reference_bits.touch(record.place.segment, record.place.offset);
         Ok(Some(stored))
     }
 
-    /// A block as it is stored, if neither the index nor the value has to be waited for. `None` says nothing.
+    /// A block in its stored form, if its index row and its value are in memory. `None` may also mean that they are not
+    /// in memory.
     pub(crate) fn stored_now(&self, block: &[u8]) -> Option<Stored> {
         let record = self.index_now(block)?;
         let len = record::record_bytes(block, record.shape.value_bytes());
-        self.taken(record.place, self.files.read_now(record.place.segment, record.place.offset, len)?, block)
+        self.decode_record(record.place, self.files.read_now(record.place.segment, record.place.offset, len)?, block)
     }
 
-    /// The value in what was read from the place of a block, if it is that. It counts as used.
-    pub(crate) fn taken(&self, place: Place, found: Bytes, block: &[u8]) -> Option<Stored> {
+    /// The value of a block in the bytes read from its place, if they are its record. Counts as use.
+    pub(crate) fn decode_record(&self, place: Place, found: Bytes, block: &[u8]) -> Option<Stored> {
         let stored = Stored::read(record::value(found, block)?).ok()?;
-        self.touched.touch(place.segment, place.offset);
+        self.reference_bits.touch(place.segment, place.offset);
         Some(stored)
     }
 
-    /// A block's record and value. A value that moves or goes while it is looked for is looked for again.
+    /// A block's record and value. Retries if the value is moved or deleted concurrently.
     fn find(&self, block: &[u8]) -> Result<Option<(IndexRecord, Bytes)>, StoreError> {
-        let mut sought = self.index(block)?;
-        while let Some(record) = sought {
+        let mut indexed = self.index(block)?;
+        while let Some(record) = indexed {
             let read = self.value(block, record);
             if read.is_ok() {
                 return read.map(|value| Some((record, value)));
             }
             let now = self.index(block)?;
-            if now == sought {
+            if now == indexed {
                 return read.map(|value| Some((record, value)));
             }
-            sought = now;
+            indexed = now;
         }
         Ok(None)
     }
 
-    /// The value that an index record names.
+    /// The value of an index record.
     pub(crate) fn value(&self, block: &[u8], record: IndexRecord) -> Result<Bytes, StoreError> {
         let len = record::record_bytes(block, record.shape.value_bytes());
         let found = self.files.read(record.place.segment, record.place.offset, len)?;
-        record::value(found, block).ok_or_else(|| StoreError::corrupt("a value is not what was written"))
+        record::value(found, block).ok_or_else(|| StoreError::corrupt("a value differs from what was written"))
     }
 
-    /// The value that an index record names, checked in every way: its checksum, its form, and the hash of its block. A
-    /// checksum tells what the disk did to a value; only the hash tells what was done to it before. This counts as no
-    /// reading: what is checked is not wanted more for it.
+    /// The value of an index record, fully verified: its checksum, its form, and the hash of its block. The checksum
+    /// detects corruption on the disk, the hash also earlier corruption. Does not count as use.
     pub(crate) fn verified(&self, key: &BlockKey, record: IndexRecord) -> Result<Stored, StoreError> {
         let stored = Stored::read(self.value(&key.to_bytes(), record)?).map_err(unreadable)?;
         if stored.shape() != record.shape {
-            return Err(StoreError::corrupt("a value has another form than the index says"));
+            return Err(StoreError::corrupt("a value's form differs from that in the index"));
         }
         check_hash(key, &stored)?;
         Ok(stored)
     }
 
-    /// The bytes of a block, checked like that. A value that moves or goes while it is looked at is looked for again.
+    /// The bytes of a block, fully verified. Retries if the value is moved or deleted concurrently.
     pub(crate) fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
         let block = key.to_bytes();
-        let mut sought = self.index(&block)?;
-        while let Some(record) = sought {
+        let mut indexed = self.index(&block)?;
+        while let Some(record) = indexed {
             match self.verified(key, record) {
                 Ok(stored) => return stored.block().map(Some).map_err(unreadable),
                 Err(error) => match self.index(&block)? {
-                    now if now == sought => return Err(error),
-                    now => sought = now,
+                    now if now == indexed => return Err(error),
+                    now => indexed = now,
                 },
             }
         }
@@ -411,15 +391,15 @@ impl Store {
         self.record(INDEX, block, IndexRecord::from_bytes)
     }
 
-    /// The same without waiting: `None` as well where memory does not tell.
+    /// The same from memory only: `None` may also mean that the row is not in memory.
     fn index_now(&self, block: &[u8]) -> Option<IndexRecord> {
         let (db, index) = self.database.family(INDEX).ok()?;
         let bytes = db.get_pinned_cf_opt(index, block, &from_memory()).ok()??;
         IndexRecord::from_bytes(&bytes)
     }
 
-    /// The records of several blocks, which are in order, in the same order.
-    pub(crate) fn indexes<'a>(
+    /// The records of several sorted blocks, in the same order.
+    pub(crate) fn multi_index<'a>(
         &self,
         blocks: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Vec<Result<Option<IndexRecord>, StoreError>> {
@@ -430,7 +410,7 @@ impl Store {
         let found = db.batched_multi_get_cf(index, blocks, true);
         found
             .into_iter()
-            .map(|row| row.map_err(|error| self.said(error)))
+            .map(|row| row.map_err(|error| self.db_error(error)))
             .map(|row| row?.map(|bytes| read_record(INDEX, &bytes, IndexRecord::from_bytes)).transpose())
             .collect()
     }
@@ -444,17 +424,17 @@ impl Store {
         self.rows_from(PINS, &[])?.map(|row| summary(&row?)).collect()
     }
 
-    /// How far the scrub has come. Advice that cannot be read is no advice.
+    /// The position of the scrub; the default if it cannot be read.
     pub(crate) fn scrub_record(&self) -> Result<ScrubRecord, StoreError> {
         Ok(self.pinned(META, KEY_SCRUB)?.and_then(|bytes| ScrubRecord::from_bytes(&bytes)).unwrap_or_default())
     }
 
-    /// Which pinned values were recompressed. Advice too.
-    pub(crate) fn tried_record(&self) -> Result<TriedRecord, StoreError> {
-        Ok(self.pinned(META, KEY_TRIED)?.and_then(|bytes| TriedRecord::from_bytes(&bytes)).unwrap_or_default())
+    /// The progress of recompression; the default if it cannot be read.
+    pub(crate) fn recompress_record(&self) -> Result<RecompressRecord, StoreError> {
+        Ok(self.pinned(META, KEY_TRIED)?.and_then(|bytes| RecompressRecord::from_bytes(&bytes)).unwrap_or_default())
     }
 
-    /// Up to where pinned values are synced, if that was ever noted.
+    /// The place up to which pinned values are synced, if recorded.
     pub(crate) fn synced(&self) -> Result<Option<Place>, StoreError> {
         Ok(self.pinned(META, KEY_SYNCED)?.and_then(|bytes| Place::from_key(&bytes)))
     }
@@ -481,7 +461,7 @@ impl Store {
         self.pinned(family, key)?.map(|bytes| read_record(family, &bytes, read)).transpose()
     }
 
-    /// The rows of a family from `from` on. Does not fill the block cache: it serves bulk work.
+    /// The rows of a family starting at `from`. Does not fill the block cache, since it serves bulk work.
     pub(crate) fn rows_from(
         &self,
         family: &str,
@@ -493,7 +473,7 @@ impl Store {
         let mode = IteratorMode::From(from, Direction::Forward);
         let (db, family) = self.database.family(family)?;
         let rows = db.iterator_cf_opt(family, options, mode);
-        Ok(rows.map(|row| row.map_err(|error| self.said(error))))
+        Ok(rows.map(|row| row.map_err(|error| self.db_error(error))))
     }
 
     /// The keys that begin with `prefix`.
@@ -510,7 +490,7 @@ impl Store {
         self.keys_with_prefix(PINS_BY_BLOCK, block)?.next().transpose().map(|row| row.is_some())
     }
 
-    /// The keys that begin with `prefix`, from `from` on.
+    /// The keys that begin with `prefix`, starting at `from`.
     pub(crate) fn keys_with_prefix_from<'a>(
         &'a self,
         family: &str,
@@ -518,14 +498,14 @@ impl Store {
         from: &[u8],
     ) -> Result<impl Iterator<Item = Result<Box<[u8]>, StoreError>> + 'a, StoreError> {
         let keys = self.rows_from(family, from)?.map(|row| Ok(row?.0));
-        // An error ends no iteration: whoever reads the keys has to see it.
+        // Errors are passed on, so that the caller sees them.
         Ok(keys.take_while(move |key| !matches!(key, Ok(key) if !key.starts_with(prefix))))
     }
 
-    /// Writes a batch as a whole or not at all. With `sync` it has reached the disk on return, and all before it.
+    /// Writes a batch atomically. With `sync`, it and all earlier writes are durable on return.
     pub(crate) fn write(&self, batch: WriteBatch, sync: bool) -> Result<(), StoreError> {
         #[cfg(test)]
-        let fault = self.files.faults.meet(Call::Batch);
+        let fault = self.files.faults.inject(Call::Batch);
         #[cfg(test)]
         if let Some(fault @ (Fault::Refused(_) | Fault::Half(_))) = fault {
             return Err(of_fault(fault));
@@ -534,7 +514,7 @@ impl Store {
         let volatile = self.files.volatile.lock().expect("no test panics here");
         let mut options = WriteOptions::default();
         options.set_sync(sync);
-        self.database.now().write_opt(batch, &options).map_err(|error| self.said(error))?;
+        self.database.now().write_opt(batch, &options).map_err(|error| self.db_error(error))?;
         #[cfg(test)]
         if let Some(fault) = fault {
             return Err(of_fault(fault));
@@ -544,39 +524,39 @@ impl Store {
             self.note_synced_logs(volatile);
         }
         if sync {
-            self.note_synced();
+            self.record_synced_sequence();
         }
         Ok(())
     }
 
-    /// Writes a batch that is on the disk when its families were flushed.
+    /// Writes a batch without the write-ahead log; it is durable when its families are flushed.
     pub(super) fn write_unlogged(&self, batch: WriteBatch) -> Result<(), StoreError> {
         let mut options = WriteOptions::default();
         options.disable_wal(true);
-        self.database.now().write_opt(batch, &options).map_err(|error| self.said(error))
+        self.database.now().write_opt(batch, &options).map_err(|error| self.db_error(error))
     }
 
-    /// Forces to the disk what was written to a family, log or no log.
+    /// Flushes a family's memtable to the disk.
     pub(super) fn flush_family(&self, family: &str) -> Result<(), StoreError> {
         let (db, family) = self.database.family(family)?;
-        db.flush_cf(family).map_err(|error| self.said(error))
+        db.flush_cf(family).map_err(|error| self.db_error(error))
     }
 
     #[cfg(test)]
     fn note_synced_logs(&self, mut volatile: std::sync::MutexGuard<'_, super::files::Volatile>) {
         for entry in std::fs::read_dir(self.database.now().path()).expect("reads").flatten() {
             let is_log = entry.path().extension().is_some_and(|extension| extension == "log");
-            // One that is done with may go at any time.
+            // RocksDB may delete an obsolete log at any time.
             if let (true, Ok(log)) = (is_log, entry.metadata()) {
                 volatile.logs.insert(entry.file_name(), log.len());
             }
         }
     }
 
-    /// Deletes the file of the oldest cached segment that has one, but for the one that is written to, and says whether there
-    /// was one. Its blocks are not found any more, and their rows go when the segment is evicted. The last file of all stays: a
-    /// store without any looks as if its disk were not mounted.
-    pub(crate) fn give_up_cached(&self, segments: &BTreeMap<u32, SegmentRecord>, tail: Option<u32>) -> bool {
+    /// Deletes the file of the oldest cached segment that has one, except the one being written, and returns whether
+    /// there was one. Its blocks are missing from then on, and their rows are deleted when the segment is evicted. The
+    /// last file is kept: a store without any would look as if its disk were not mounted.
+    pub(crate) fn drop_oldest_cached_file(&self, segments: &BTreeMap<u32, SegmentRecord>, tail: Option<u32>) -> bool {
         let Ok(files) = self.files.list() else { return false };
         let is_cached = |segment: &u32| {
             segments.get(segment).is_some_and(|record| record.kind == Kind::Cached && Some(*segment) != tail)
@@ -584,20 +564,20 @@ impl Store {
         let Some(oldest) = files.iter().copied().filter(is_cached).min().filter(|_| files.len() > 1) else {
             return false;
         };
-        warn!(segment = oldest, "the disk is full: a segment of cached blocks was given up");
+        warn!(segment = oldest, "the disk is full: a segment of cached blocks was deleted");
         let is_deleted = self.files.delete(oldest).is_ok();
         self.files.settle();
         is_deleted
     }
 
-    /// Gives the dead stretches of a segment back to the file system, and says whether it takes them. A segment of which the
-    /// rows do not agree is left as it is.
+    /// Punches holes for the dead ranges of a segment, and returns whether the file system supports it. A segment with
+    /// inconsistent rows is left unchanged.
     pub(crate) fn punch_dead(&self, segment: u32, record: SegmentRecord) -> Result<bool, StoreError> {
-        // What is dead must be so after a power cut too.
+        // The ranges must still be dead after power loss.
         self.sync_index()?;
-        let Some(stretches) = self.dead_stretches(segment, record)? else { return Ok(true) };
-        for stretch in stretches {
-            if !self.files.punch(segment, stretch)? {
+        let Some(ranges) = self.dead_ranges(segment, record)? else { return Ok(true) };
+        for range in ranges {
+            if !self.files.punch(segment, range)? {
                 return Ok(false);
             }
         }
@@ -605,9 +585,9 @@ impl Store {
         Ok(true)
     }
 
-    /// What lies between the records of a segment, in whole blocks of the file system. `None` if a row names what the index
-    /// does not, or no row names what the index does.
-    fn dead_stretches(&self, segment: u32, counted: SegmentRecord) -> Result<Option<Vec<Range<u32>>>, StoreError> {
+    /// The ranges between the records of a segment, in whole file system blocks. `None` if the rows of `index` and
+    /// `places` disagree.
+    fn dead_ranges(&self, segment: u32, counted: SegmentRecord) -> Result<Option<Vec<Range<u32>>>, StoreError> {
         let (mut dead, mut end, mut live) = (Vec::new(), 0, 0_u64);
         for row in self.rows_from(PLACES, &segment.to_be_bytes())? {
             let (place, block) = row?;
@@ -625,7 +605,7 @@ impl Store {
         Ok((live == u64::from(counted.live)).then_some(dead))
     }
 
-    /// Forces to the disk what the index says, also one that is open for reading: another process may have written its log.
+    /// Syncs the index, also if it is read-only: another process may have written its log.
     fn sync_index(&self) -> Result<(), StoreError> {
         if self.is_writable() {
             return self.sync_log();
@@ -641,16 +621,16 @@ impl Store {
         Ok(())
     }
 
-    /// Rewrites every family of the index without what was deleted from it.
+    /// Compacts every column family.
     pub(crate) fn compact_index(&self) -> Result<(), StoreError> {
         for name in FAMILIES {
             let (db, family) = self.database.family(name)?;
-            // It is written anew before the old goes.
+            // The new files are written before the old ones are deleted.
             let bytes = db.property_int_value_cf(family, "rocksdb.live-sst-files-size")?.unwrap_or_default();
             if self.files.space()?.free_bytes < bytes.saturating_add(self.reserve.headroom_bytes()) {
                 warn!(
                     family = name,
-                    bytes, "the disk has no space to rewrite this part of the index: it is left as it is"
+                    bytes, "the disk has too little space to compact this column family; it is skipped"
                 );
                 continue;
             }
@@ -659,17 +639,17 @@ impl Store {
         Ok(())
     }
 
-    /// Forces the log to the disk, with an empty batch. `flush_wal` would not do: RocksDB takes what it says of a log whose last
-    /// append found no space for damage, and then takes no write until it is opened again.
+    /// Syncs the write-ahead log with an empty batch. `flush_wal` is not used: after an append failed for lack of
+    /// space, RocksDB takes its error for corruption, and then rejects writes until it is reopened.
     pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
         #[cfg(test)]
         self.files.faults.check(Call::SyncLog).map_err(StoreError::io)?;
         let mut synced = WriteOptions::default();
         synced.set_sync(true);
-        self.database.now().write_opt(WriteBatch::default(), &synced).map_err(|error| self.said(error))?;
+        self.database.now().write_opt(WriteBatch::default(), &synced).map_err(|error| self.db_error(error))?;
         #[cfg(test)]
         self.note_synced_logs(self.files.volatile.lock().expect("no test panics here"));
-        self.note_synced();
+        self.record_synced_sequence();
         Ok(())
     }
 }
@@ -678,21 +658,21 @@ impl dag::Stored for Store {
     fn block_bytes(&self, key: &BlockKey) -> Result<Option<usize>, StoreError> {
         match self.index(&key.to_bytes()) {
             Err(StoreError::Corrupt(_)) => Ok(None),
-            held => Ok(held?.map(|held| held.shape.block_bytes())),
+            record => Ok(record?.map(|record| record.shape.block_bytes())),
         }
     }
 
     fn block(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
         match self.look(key) {
             Err(StoreError::Corrupt(_)) => Ok(None),
-            looked => looked,
+            block => block,
         }
     }
 }
 
-fn unjournaled(dir: &Path, error: &io::Error) -> StoreError {
+fn journal_error(dir: &Path, error: &io::Error) -> StoreError {
     if crate::space::is_full(error) {
-        // By how much, the writer tells.
+        // The writer adds the figures.
         return StoreError::Full { free: 0, needed: 0 };
     }
     StoreError::io(format!("{}: {error}", dir.join(pin_journal::NAME).display()))
@@ -704,12 +684,12 @@ fn of_fault(fault: Fault) -> StoreError {
     if crate::space::is_full(&error) { StoreError::Full { free: 0, needed: 0 } } else { StoreError::io(error) }
 }
 
-/// What file systems give back at a time, in bytes: most have blocks of this size, and larger ones take what they can.
+/// The granularity of punching holes, in bytes: the block size of most file systems.
 const HOLE_BYTES: u32 = 4096;
 
-/// The whole blocks in a stretch, if there are any. What shares a block with a record is left: it is in one page with it.
-fn whole_blocks(stretch: Range<u32>) -> Option<Range<u32>> {
-    let (start, end) = (stretch.start.checked_next_multiple_of(HOLE_BYTES)?, stretch.end / HOLE_BYTES * HOLE_BYTES);
+/// The whole file system blocks in a range, if there are any. Blocks shared with a record are left.
+fn whole_blocks(range: Range<u32>) -> Option<Range<u32>> {
+    let (start, end) = (range.start.checked_next_multiple_of(HOLE_BYTES)?, range.end / HOLE_BYTES * HOLE_BYTES);
     (start < end).then_some(start..end)
 }
 
@@ -717,17 +697,17 @@ fn read_record<T>(family: &str, bytes: &[u8], read: impl Fn(&[u8]) -> Option<T>)
     read(bytes).ok_or_else(|| StoreError::corrupt(format!("a record in {family} is malformed")))
 }
 
-/// Checks that a value is of the block that a key names.
+/// Checks that a value matches the hash in its key.
 pub(crate) fn check_hash(key: &BlockKey, stored: &Stored) -> Result<(), StoreError> {
     let cid = Cid::new_v1(codec::RAW, *key.multihash());
     match Block::verify(cid, stored.block().map_err(unreadable)?) {
-        // What a later release hashed with a function that this one does not know is not damaged.
+        // A hash function that only a later release knows is no corruption.
         Ok(_) | Err(BlockError::Hash(_)) => Ok(()),
         Err(error) => Err(StoreError::corrupt(error)),
     }
 }
 
-/// What it means that a value cannot be unpacked.
+/// Converts an error of decompressing a value.
 pub(crate) fn unreadable(error: ValueError) -> StoreError {
     match error {
         ValueError::Memory => StoreError::io(error),
@@ -735,36 +715,37 @@ pub(crate) fn unreadable(error: ValueError) -> StoreError {
     }
 }
 
-/// For reads that must not wait.
+/// Options for reads from memory only.
 fn from_memory() -> ReadOptions {
     let mut options = ReadOptions::default();
     options.set_read_tier(ReadTier::BlockCache);
     options
 }
 
-/// Locks a folder, which is made if need be. RocksDB has a lock of its own, but only says so in prose.
+/// Creates a directory if need be, and locks it. RocksDB has a lock of its own, but no distinct error for it.
 pub(crate) fn lock(dir: &Path) -> Result<Lock, StoreError> {
-    folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
+    folder::create(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
     match DirLock::take(dir) {
         Ok(lock) => Ok(Arc::new(lock)),
         Err(LockError::InUse) => Err(StoreError::InUse { dir: dir.to_owned() }),
-        Err(LockError::Unsupported) => {
-            Err(StoreError::io(format!("{}: this file system does not lock files", dir.display())))
-        }
+        Err(LockError::Unsupported) => Err(StoreError::io(format!(
+            "{}: this file system does not support file locks: put the data directory on one that does",
+            dir.display()
+        ))),
         Err(LockError::Io(error)) => Err(StoreError::io(format!("{}: {error}", dir.display()))),
     }
 }
 
-/// The families of earlier schemas that are here. A newer schema may have families that RocksDB would not open without
-/// being told how. So that the refusal can name the schema, it is read from the families that are known, without writing.
-fn refuse_unknown_families(dir: &Path) -> Result<Vec<String>, StoreError> {
+/// Rejects a store with column families that this schema does not have. A newer schema may have families that RocksDB would not
+/// open; to name the schema in the error, it is read from the known families, read-only.
+fn reject_unknown_families(dir: &Path) -> Result<(), StoreError> {
     if index_files::manifest(dir).is_none() {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let mut found = DB::list_cf(&Options::default(), dir)?;
     found.retain(|name| !FAMILIES.contains(&name.as_str()));
-    if found.iter().all(|name| migrate::FAMILIES.contains(&name.as_str())) {
-        return Ok(found);
+    if found.is_empty() {
+        return Ok(());
     }
     let db = DB::open_cf_for_read_only(&Options::default(), dir, ["default", META], false)?;
     let schema = db.cf_handle(META).and_then(|meta| db.get_cf(meta, KEY_SCHEMA).transpose()).transpose()?;
@@ -780,7 +761,7 @@ fn known_schema(dir: &Path, found: &[u8]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The reserve of a store. It is given up now if there is too little space to open the index.
+/// The reserve of a store. It is released if there is too little space to open the index.
 fn reserve(dir: &Path, options: &DiskOptions) -> Result<Reserve, StoreError> {
     let space = Space::of(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
     let reserve = Reserve::of(dir, space, options.reserve_bytes_max);
@@ -790,8 +771,8 @@ fn reserve(dir: &Path, options: &DiskOptions) -> Result<Reserve, StoreError> {
     Ok(reserve)
 }
 
-/// How much of the index is in its log alone, in bytes: what is in the log when a process is killed is written to files when
-/// the store is opened again, and the reserve has room for that.
+/// Bounds for the part of the index that is only in the write-ahead log, in bytes: after a kill, it is written to
+/// tables when the store is next opened, and the reserve has room for that.
 #[derive(Debug, Clone, Copy)]
 struct IndexBounds {
     log_bytes: u64,
@@ -800,21 +781,15 @@ struct IndexBounds {
 
 impl IndexBounds {
     fn of(reserve: &Reserve) -> Self {
-        // A quiet family must not keep all of the log alive, whether there is a reserve or not.
+        // Bounded even without a reserve, so that a rarely written family does not keep the whole log alive.
         let log_bytes = if reserve.bytes() == 0 { 64 * MIB as u64 } else { reserve.bytes() / 2 };
         let write_buffer = usize::try_from(log_bytes / 4).unwrap_or(usize::MAX);
         Self { log_bytes, write_buffer_bytes: write_buffer.min(WRITE_BUFFER_BYTES_MAX) }
     }
 }
 
-fn open_database(
-    dir: &Path,
-    options: &DiskOptions,
-    bounds: IndexBounds,
-    legacy: &[String],
-    access: Access,
-) -> Result<DB, rocksdb::Error> {
-    let (settings, families) = (db_options(options, bounds), families(options, bounds, legacy));
+fn open_database(dir: &Path, options: &DiskOptions, bounds: IndexBounds, access: Access) -> Result<DB, rocksdb::Error> {
+    let (settings, families) = (db_options(options, bounds), families(options, bounds));
     match access {
         Access::Write => DB::open_cf_descriptors(&settings, dir, families),
         Access::ReadOnly => DB::open_cf_descriptors_read_only(&settings, dir, families, false),
@@ -825,13 +800,13 @@ fn db_options(options: &DiskOptions, bounds: IndexBounds) -> Options {
     let mut db = database::options();
     db.create_if_missing(true);
     db.create_missing_column_families(true);
-    // A process that is killed, or a machine that loses its power, leaves a log whose end may be torn in any way: keep everything
-    // before that. Whether more than an end is gone, the watermark in the pin journal tells.
+    // A kill or power loss may leave a torn end of the log: keep everything before it. The watermark in the pin journal
+    // detects whether more was lost.
     db.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
     db.set_max_total_wal_size(bounds.log_bytes);
     db.set_max_open_files((options.open_files_max / 2).max(16));
     db.set_max_background_jobs(2);
-    // Written pages go out steadily instead of in one burst that stalls a synced pin.
+    // Written pages are flushed steadily, instead of in a burst that delays a synced pin.
     db.set_bytes_per_sync(MIB as u64);
     db.set_wal_bytes_per_sync(MIB as u64);
     db.set_keep_log_file_num(4);
@@ -839,12 +814,12 @@ fn db_options(options: &DiskOptions, bounds: IndexBounds) -> Options {
     db
 }
 
-fn families(options: &DiskOptions, bounds: IndexBounds, legacy: &[String]) -> Vec<ColumnFamilyDescriptor> {
+fn families(options: &DiskOptions, bounds: IndexBounds) -> Vec<ColumnFamilyDescriptor> {
     let cache = Cache::new_lru_cache(options.block_cache_bytes);
     let family = |name: &str| {
         let mut table = BlockBasedOptions::default();
         table.set_block_cache(&cache);
-        // Within the budget of the cache, and kept there by preference: `has` is answered from them.
+        // Part of the cache's budget, with priority, since `has` needs them.
         table.set_cache_index_and_filter_blocks(true);
         table.set_cache_index_and_filter_blocks_with_high_priority(true);
         table.set_pin_l0_filter_and_index_blocks_in_cache(true);
@@ -852,14 +827,14 @@ fn families(options: &DiskOptions, bounds: IndexBounds, legacy: &[String]) -> Ve
         table.set_format_version(5);
         let mut cf = Options::default();
         cf.set_block_based_table_factory(&table);
-        // Keys are digests: nothing is left to gain.
+        // Keys are digests, which cannot be compressed.
         cf.set_compression_type(DBCompressionType::None);
         cf.set_write_buffer_size(bounds.write_buffer_bytes);
         if name == BLOCKS_BY_PIN || name == PINS_BY_BLOCK {
-            // Each pin id is repeated for all of its blocks.
+            // Each pin ID is repeated for all of its blocks.
             cf.set_compression_type(DBCompressionType::Lz4);
         }
         ColumnFamilyDescriptor::new(name, cf)
     };
-    FAMILIES.into_iter().chain(legacy.iter().map(String::as_str)).map(family).collect()
+    FAMILIES.into_iter().map(family).collect()
 }

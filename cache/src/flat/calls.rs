@@ -1,24 +1,24 @@
-//! What the store asks of the file system, one function for each call that changes something: so that tests can cut the power
-//! before any of them, know what it takes away, and let calls fail (`power`).
+//! The file system calls of the store, one function for each that changes something, so that tests can simulate power
+//! loss before any of them and inject faults (`power`).
 //!
-//! Everything here blocks.
+//! All functions here block.
 
 #[cfg(test)]
-use super::power::{Call, meet};
+use super::power::{Call, intercept};
 use crate::folder;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Makes a folder.
-pub(super) fn make_folder(path: &Path) -> io::Result<()> {
+/// Creates a directory.
+pub(super) fn create_dir(path: &Path) -> io::Result<()> {
     #[cfg(test)]
-    let _met = meet(Call::Make(path))?;
+    let _guard = intercept(Call::Make(path))?;
     fs::create_dir(path)
 }
 
-/// Makes a file of these pieces. They are on the disk when this returns if it is to be `durable`; its name need not be.
+/// Creates a file with these pieces. If `durable`, its contents are synced when this returns, but not its name.
 pub(super) fn write_new(path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()> {
     let file = write_pieces(path, pieces)?;
     if durable { sync(&file, path) } else { Ok(()) }
@@ -26,49 +26,49 @@ pub(super) fn write_new(path: &Path, pieces: &[&[u8]], durable: bool) -> io::Res
 
 fn write_pieces(path: &Path, pieces: &[&[u8]]) -> io::Result<File> {
     #[cfg(test)]
-    let _met = meet(Call::Write(path, 0))?;
+    let _guard = intercept(Call::Write(path, 0))?;
     let mut file = File::create_new(path)?;
     pieces.iter().try_for_each(|piece| file.write_all(piece))?;
     Ok(file)
 }
 
-/// Writes behind the first `length` bytes of a file, which is made if need be; what came after those is gone. The file is to be
-/// kept open until it is synced: the system tells of a write that failed later to who had it open meanwhile.
+/// Truncates a file to `length` bytes, creating it if need be, and appends `bytes`. The caller keeps the file open
+/// until it is synced, since the kernel reports asynchronous write errors only to open descriptors.
 pub(super) fn append(path: &Path, length: u64, bytes: &[u8]) -> io::Result<File> {
     #[cfg(test)]
-    let _met = meet(Call::Write(path, length))?;
+    let _guard = intercept(Call::Write(path, length))?;
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     file.set_len(length)?;
     file.write_all_at(bytes, length)?;
     Ok(file)
 }
 
-/// Forces the content of a file to the disk.
+/// Syncs a file's contents.
 pub(super) fn sync(file: &File, path: &Path) -> io::Result<()> {
     #[cfg(test)]
-    let _met = meet(Call::Sync(path))?;
+    let _guard = intercept(Call::Sync(path))?;
     #[cfg(not(test))]
     let _ = path;
     file.sync_data()
 }
 
-/// Gives a file another name, in the place of whatever has that.
+/// Renames a file, replacing an existing one.
 pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     #[cfg(test)]
-    let _met = meet(Call::Rename(from, to))?;
+    let _guard = intercept(Call::Rename(from, to))?;
     fs::rename(from, to)
 }
 
 /// Deletes a file.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     #[cfg(test)]
-    let _met = meet(Call::Remove(path))?;
+    let _guard = intercept(Call::Remove(path))?;
     fs::remove_file(path)
 }
 
-/// Forces the names in a folder to the disk.
+/// Syncs a directory's entries.
 pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
     #[cfg(test)]
-    let _met = meet(Call::SyncFolder(path))?;
+    let _guard = intercept(Call::SyncFolder(path))?;
     folder::sync(path)
 }

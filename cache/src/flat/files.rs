@@ -1,16 +1,17 @@
-//! [`Files`]: one file for each block, in the format of a record of a segment ([`crate::disk::record`]).
+//! [`Files`]: one file for each block, in the format of a segment's record ([`crate::disk::record`]).
 //!
-//! Goals: a file that has its name is whole, but for a cached one after power loss, which its checksum tells; a value that is to
-//! be durable is on the disk before it has its name, and its name is when the store is synced.
+//! Goals: a file with its final name is complete, except for a cached one after power loss, which its checksum detects;
+//! a durable value is synced before its file gets its final name, and the name is synced with the store.
 //!
-//! A file is written under another name in its own folder and renamed, which replaces a former one in one step on every file
-//! system. Values that come together are written by several threads: over a network each waits for several answers.
+//! A file is written under a temporary name in its own directory and renamed, which atomically replaces an existing one
+//! on every file system. A batch of values is written by several threads, since on a network each write waits for
+//! several round trips.
 
 use super::{calls, names};
 use super::{failed, sync_folder, temporary};
 use crate::disk::{StoreError, record};
-use crate::ledger::Key;
-use crate::ledger_store::backing::NewValue;
+use crate::indexed_store::backing::NewValue;
+use crate::memory_index::Key;
 use crate::stored::{SHAPE_HEAD_BYTES, Shape, Stored};
 use bytes::Bytes;
 use content::MAX_BLOCK_BYTES;
@@ -25,48 +26,49 @@ use std::thread;
 use std::time::SystemTime;
 use tracing::warn;
 
-/// Threads that write or list at the same time.
+/// The maximum number of threads that write or list concurrently.
 const THREADS: usize = 8;
 
-/// Fewer values than this that need not be synced are not worth a thread more.
+/// The minimum number of unsynced values per thread.
 const VALUES_PER_THREAD: usize = 4;
 
-/// Smaller values are gathered, so that they are written in one call.
-const GATHER_BELOW_BYTES: usize = 64 * 1024;
+/// Smaller values are copied into one buffer, so that they are written in one call.
+const BUFFER_BELOW_BYTES: usize = 64 * 1024;
 
-/// What most file systems give a file at least, and in steps of which it grows.
+/// The allocation unit of most file systems.
 const ALLOCATED_BYTES: u64 = 4096;
 
-/// What a file takes beside its content: its inode and its name.
+/// The overhead of a file: its inode and its name.
 const FILE_BYTES: u64 = 512;
 
-/// How often a file is opened anew that was replaced on the server meanwhile (`ESTALE`).
+/// The number of attempts to open a file that was replaced on the server (`ESTALE`).
 const STALE_TRIES: usize = 3;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Files {
     dir: PathBuf,
-    /// Folders with names that are not on the disk for certain.
+    /// Directories with entries that may not be synced.
     unsynced: Mutex<BTreeSet<PathBuf>>,
 }
 
-/// A file that was found.
+/// The file of a block.
 #[derive(Debug)]
 pub(super) struct FoundFile {
     pub(super) key: Key,
-    /// What it takes.
+    /// Its size on the disk.
     pub(super) bytes: u64,
     pub(super) modified: SystemTime,
 }
 
 impl Files {
-    /// Files below `dir`, which is there. Whoever made folders in it may have been killed before their names were synced.
+    /// The files below `dir`, which exists. The process that created directories in it may have been killed before
+    /// their names were synced.
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { unsynced: Mutex::new([dir.clone()].into()), dir }
     }
 
-    /// What a value takes.
+    /// The size of a value on the disk.
     pub(super) fn cost(key: &[u8], value_bytes: usize) -> u64 {
         cost_of_file(record::record_bytes(key, value_bytes) as u64)
     }
@@ -82,31 +84,31 @@ impl Files {
         let folder = self.dir.join(folder);
         let head = record::head(&value.key, &value.pieces);
         let head = head.ok_or_else(|| StoreError::io("a block is too large for a record"))?;
-        let unfinished = temporary(&folder);
+        let temporary_path = temporary(&folder);
         let written = self
-            .write_unfinished(&folder, &unfinished, &head, value)
-            .and_then(|()| calls::rename(&unfinished, &folder.join(name)));
+            .write_temporary(&folder, &temporary_path, &head, value)
+            .and_then(|()| calls::rename(&temporary_path, &folder.join(name)));
         if let Err(error) = written {
-            _ = fs::remove_file(&unfinished);
-            return Err(failed(&unfinished, &error));
+            _ = fs::remove_file(&temporary_path);
+            return Err(failed(&temporary_path, &error));
         }
         if value.durable {
-            self.note_unsynced(folder);
+            self.add_unsynced(folder);
         }
         Ok(())
     }
 
-    /// Writes a record, and to the disk if it is to be durable, in a folder that is made if need be.
-    fn write_unfinished(&self, folder: &Path, path: &Path, head: &[u8], value: &NewValue) -> io::Result<()> {
+    /// Writes a record, synced if it must be durable, and creates its directory if need be.
+    fn write_temporary(&self, folder: &Path, path: &Path, head: &[u8], value: &NewValue) -> io::Result<()> {
         let bytes: usize = value.pieces.iter().map(Bytes::len).sum();
-        let gathered = if bytes < GATHER_BELOW_BYTES { [head, &value.pieces.concat()].concat() } else { Vec::new() };
+        let buffer = if bytes < BUFFER_BELOW_BYTES { [head, &value.pieces.concat()].concat() } else { Vec::new() };
         let [first, second] = &value.pieces;
-        let pieces: [&[u8]; 3] = if gathered.is_empty() { [head, first, second] } else { [&gathered, &[], &[]] };
+        let pieces: [&[u8]; 3] = if buffer.is_empty() { [head, first, second] } else { [&buffer, &[], &[]] };
         match calls::write_new(path, &pieces, value.durable) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                match calls::make_folder(folder) {
+                match calls::create_dir(folder) {
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-                    _ => self.note_unsynced(self.dir.clone()),
+                    _ => self.add_unsynced(self.dir.clone()),
                 }
                 calls::write_new(path, &pieces, value.durable)
             }
@@ -114,19 +116,19 @@ impl Files {
         }
     }
 
-    fn note_unsynced(&self, folder: PathBuf) {
+    fn add_unsynced(&self, folder: PathBuf) {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(folder);
     }
 
-    /// Forces to the disk which durable values there are.
+    /// Syncs the names of durable values.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         let unsynced = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
         let folders: Vec<_> = unsynced.into_iter().collect();
         in_threads(folders.len(), &folders, |folder| sync_folder(folder)).into_iter().collect()
     }
 
-    /// Takes a block's file out of the way, as one that is not finished: it counts no more, and is deleted with such.
-    pub(super) fn set_aside(&self, key: &[u8]) -> Result<(), StoreError> {
+    /// Quarantines a block's file: renames it to a temporary name, so that the next start deletes it.
+    pub(super) fn quarantine(&self, key: &[u8]) -> Result<(), StoreError> {
         let path = names::path(&self.dir, key);
         let folder = path.parent().unwrap_or(&self.dir);
         match calls::rename(&path, &temporary(folder)) {
@@ -135,24 +137,25 @@ impl Files {
         }
     }
 
-    /// The value of a block, if there is a file of it.
+    /// The value of a block, if it has a file.
     pub(super) fn read(&self, key: &[u8]) -> Result<Option<Stored>, StoreError> {
         let len_max = record::record_bytes(key, MAX_BLOCK_BYTES + SHAPE_HEAD_BYTES);
         let Some(file) = self.read_up_to(key, len_max)? else { return Ok(None) };
-        let value = record::value(file, key).ok_or_else(|| StoreError::corrupt("a value is not what was written"))?;
+        let value =
+            record::value(file, key).ok_or_else(|| StoreError::corrupt("a value differs from what was written"))?;
         Ok(Some(Stored::read(value).map_err(StoreError::corrupt)?))
     }
 
-    /// The form of a block's value, by what the file begins with.
+    /// The form of a block's value, from the beginning of its file.
     pub(super) fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError> {
         let head_bytes = record::record_bytes(key, 0);
         let Some(file) = self.read_up_to(key, head_bytes + SHAPE_HEAD_BYTES)? else { return Ok(None) };
         let value = record::unchecked_value(&file, key);
         let shape = value.and_then(|(head, value_bytes)| Shape::from_head(head, value_bytes));
-        shape.map(Some).ok_or_else(|| StoreError::corrupt("a value is not what was written"))
+        shape.map(Some).ok_or_else(|| StoreError::corrupt("a value differs from what was written"))
     }
 
-    /// The beginning of a block's file. What is not there, or not any more, is not held.
+    /// The beginning of a block's file; `None` if it is missing or was deleted.
     fn read_up_to(&self, key: &[u8], len_max: usize) -> Result<Option<Bytes>, StoreError> {
         let path = names::path(&self.dir, key);
         for _ in 0..STALE_TRIES {
@@ -173,10 +176,10 @@ impl Files {
         }
     }
 
-    /// Every file of a block, in no order. With `tidy`, what a process left unfinished is deleted.
-    pub(super) fn list(&self, tidy: bool) -> Result<Vec<FoundFile>, StoreError> {
+    /// The files of all blocks, in no order. With `clean_up`, temporary files of earlier processes are deleted.
+    pub(super) fn list(&self, clean_up: bool) -> Result<Vec<FoundFile>, StoreError> {
         let folders = entries(&self.dir)?;
-        let listed = in_threads(folders.len().div_ceil(64), &folders, |folder| list_folder(folder, tidy));
+        let listed = in_threads(folders.len().div_ceil(64), &folders, |folder| list_folder(folder, clean_up));
         listed.into_iter().try_fold(Vec::new(), |mut found, folder| {
             found.append(&mut folder?);
             Ok(found)
@@ -184,7 +187,7 @@ impl Files {
     }
 }
 
-/// What a file of this length takes on the disk.
+/// The size on the disk of a file of this length.
 fn cost_of_file(len: u64) -> u64 {
     len.next_multiple_of(ALLOCATED_BYTES) + FILE_BYTES
 }
@@ -192,19 +195,19 @@ fn cost_of_file(len: u64) -> u64 {
 fn read_up_to(path: &Path, len_max: usize) -> io::Result<Bytes> {
     let mut file = File::open(path)?;
     let len = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX).min(len_max);
-    // One more than there should be, so that the end is found by the same read.
+    // One byte more, so that the same read finds the end.
     let mut bytes = Vec::with_capacity(len + 1);
     (&mut file).take(len_max as u64).read_to_end(&mut bytes)?;
     Ok(bytes.into())
 }
 
-fn list_folder(folder: &Path, tidy: bool) -> Result<Vec<FoundFile>, StoreError> {
+fn list_folder(folder: &Path, clean_up: bool) -> Result<Vec<FoundFile>, StoreError> {
     let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut found = Vec::new();
     for path in entries(folder)? {
         let Some(file) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        if file.starts_with(names::UNFINISHED) {
-            if tidy {
+        if file.starts_with(names::TEMPORARY_PREFIX) {
+            if clean_up {
                 discard(&path);
             }
             continue;
@@ -215,8 +218,8 @@ fn list_folder(folder: &Path, tidy: bool) -> Result<Vec<FoundFile>, StoreError> 
             meta => meta.map_err(|error| failed(&path, &error))?,
         };
         if meta.len() <= record::record_bytes(&key, 0) as u64 {
-            // Power was lost before any of it was on the disk.
-            if tidy {
+            // Power was lost before any of it was synced.
+            if clean_up {
                 discard(&path);
             }
             continue;
@@ -229,11 +232,11 @@ fn list_folder(folder: &Path, tidy: bool) -> Result<Vec<FoundFile>, StoreError> 
 
 fn discard(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
-        warn!(path = %path.display(), %error, "what was left unfinished could not be deleted");
+        warn!(path = %path.display(), %error, "a temporary file could not be deleted");
     }
 }
 
-/// What is in a folder; nothing if it is a file.
+/// The entries of a directory; none if it is a file.
 pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let listed = match fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotADirectory => return Ok(Vec::new()),
@@ -242,7 +245,7 @@ pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     listed.map(|entry| Ok(entry.map_err(|error| failed(dir, &error))?.path())).collect()
 }
 
-/// Does something with each item, in so many threads if that is sensible; the results are in the order of the items.
+/// Runs `work` for each item, on up to `threads` threads; the results are in the order of the items.
 fn in_threads<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = threads.min(THREADS).min(items.len());
     if threads <= 1 {
@@ -262,7 +265,7 @@ fn in_threads<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) -
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(some)).collect();
         let mut done = some();
         for other in others {
-            // A panic of ours goes on here.
+            // Propagate panics.
             done.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         done
@@ -276,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_come_in_the_order_of_the_items() {
+    fn results_are_in_the_order_of_the_items() {
         let items: Vec<usize> = (0..1_000).collect();
         for threads in [0, 1, 2, 8, 100] {
             assert_eq!(

@@ -1,14 +1,14 @@
-//! Who a folder belongs to.
+//! The exclusive lock on a store's directory, also across machines.
 //!
-//! Goals: two gateways never work on one folder at a time, also over a network file system; one that was killed leaves nothing
-//! in the way of its successor on the same machine.
+//! Goals: two gateways never use one directory concurrently, even over a network file system; a gateway that was killed
+//! does not block its successor on the same machine.
 //!
-//! A folder is locked in two ways. `flock` goes with its process, and tells whatever runs on this machine; over a network it
-//! may be refused or tell this machine alone, and nothing depends on it there. The owner's note is made by creating a file
-//! that must not exist, which every file system does for one of two who try. A note of this machine is believed as long as its
-//! process lives. One of another machine is believed whatever is true of its process, for that cannot be seen from here: it is
-//! deleted when the store is closed, and by the operator if it never was. On a file system of this machine, `flock` alone
-//! counts, so that a container that comes back under another name is not kept out.
+//! A directory is locked in two ways. `flock` is released with its process, and excludes processes on this machine;
+//! over a network it may fail or be local, so nothing depends on it there. The owner file is created exclusively
+//! (`O_EXCL`), which every file system does atomically. An owner file of this machine is valid as long as its process
+//! runs. One of another machine is always valid, since its process cannot be checked: it is deleted when the store is
+//! closed, and otherwise by the operator. On a local file system, only `flock` is used, so that a container that
+//! restarts with another host name is not locked out.
 
 use crate::disk::StoreError;
 use crate::lock::{DirLock, LockError};
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 const OWNER_FILE: &str = "owner";
 
-/// The file systems that lie on a disk or in the memory of this machine (statfs(2)); all others may be shared.
+/// The magic numbers of local file systems (statfs(2)); all others may be shared.
 const LOCAL_FILE_SYSTEMS: [u32; 10] = [
     0xef53,      // ext2 to ext4
     0x5846_5342, // XFS
@@ -34,12 +34,12 @@ const LOCAL_FILE_SYSTEMS: [u32; 10] = [
     0x4d44,      // FAT
 ];
 
-/// Held for as long as the store is open.
+/// A locked directory. Dropping it releases the lock.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// `None` where the file system does not lock files.
+    /// `None` if the file system does not support locks.
     dir: Option<DirLock>,
-    /// The note, if there is one.
+    /// The owner file, if there is one.
     owner: Option<PathBuf>,
 }
 
@@ -50,10 +50,10 @@ impl Drop for Lock {
 }
 
 impl Lock {
-    /// Locks a folder.
+    /// Locks a directory.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], or what the file system said.
+    /// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], or I/O errors.
     pub(super) fn take(dir: &Path) -> Result<Self, StoreError> {
         let locked = match DirLock::take(dir) {
             Ok(lock) => Some(lock),
@@ -62,18 +62,18 @@ impl Lock {
             Err(LockError::Io(error)) => return Err(StoreError::io(format!("{}: {error}", dir.display()))),
         };
         let is_enough = locked.as_ref().and_then(DirLock::file).is_some_and(is_local);
-        let owner = if is_enough { None } else { Some(note(dir)?) };
+        let owner = if is_enough { None } else { Some(create_owner_file(dir)?) };
         Ok(Self { dir: locked, owner })
     }
 
-    /// Says that the store is closed.
-    pub(super) fn note_closed(&self) {
-        self.dir.iter().for_each(DirLock::note_closed);
+    /// Records that the store is closed.
+    pub(super) fn mark_closed(&self) {
+        self.dir.iter().for_each(DirLock::mark_closed);
     }
 
-    /// Done when the lock is free.
+    /// Completes when the lock is released.
     pub(super) fn released(&self) -> BoxFuture<'static, ()> {
-        self.dir.as_ref().map_or_else(|| ready(()).boxed(), |lock| lock.freed().boxed())
+        self.dir.as_ref().map_or_else(|| ready(()).boxed(), |lock| lock.released().boxed())
     }
 }
 
@@ -82,11 +82,11 @@ fn is_local(file: &File) -> bool {
     kind.is_some_and(|kind| LOCAL_FILE_SYSTEMS.contains(&kind))
 }
 
-/// Leaves the owner's note.
-fn note(dir: &Path) -> Result<PathBuf, StoreError> {
+/// Creates the owner file.
+fn create_owner_file(dir: &Path) -> Result<PathBuf, StoreError> {
     let (path, me) = (dir.join(OWNER_FILE), Owner::me());
     let failed = |error: io::Error| StoreError::io(format!("{}: {error}", path.display()));
-    // Another may take a stale note away at the same moment; then it is its note that is found.
+    // Another process may delete a stale owner file concurrently, and create its own.
     for _ in 0..3 {
         match File::options().write(true).create_new(true).open(&path) {
             Ok(mut file) => {
@@ -104,7 +104,7 @@ fn note(dir: &Path) -> Result<PathBuf, StoreError> {
             Some(owner) if owner.is_gone(&me) => fs::remove_file(&path).map_err(failed)?,
             Some(owner) if owner.machine == me.machine => return Err(StoreError::InUse { dir: dir.to_owned() }),
             owner => {
-                let owner = owner.map_or_else(|| "somebody".to_owned(), |owner| owner.words());
+                let owner = owner.map_or_else(|| "an unknown process".to_owned(), |owner| owner.description());
                 return Err(StoreError::InUseElsewhere { dir: dir.to_owned(), owner, file: path });
             }
         }
@@ -112,14 +112,14 @@ fn note(dir: &Path) -> Result<PathBuf, StoreError> {
     Err(StoreError::InUse { dir: dir.to_owned() })
 }
 
-/// A process of a machine.
+/// A process on a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Owner {
     machine: String,
-    /// Names the time since the machine was started.
+    /// Identifies the boot of the machine.
     boot: String,
     process: u32,
-    /// When the process was started, in the kernel's ticks: numbers of processes are used again.
+    /// When the process was started, in the kernel's ticks, since process IDs are reused.
     started: u64,
 }
 
@@ -147,20 +147,20 @@ impl Owner {
         Some(Self { machine: machine.to_owned(), boot: boot.to_owned(), process, started })
     }
 
-    /// Whether it is known that this process has ended.
+    /// Whether this process has certainly ended.
     fn is_gone(&self, me: &Self) -> bool {
         self.machine == me.machine && (self.boot != me.boot || started(self.process) != Some(self.started))
     }
 
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         format!("process {} on {}", self.process, self.machine)
     }
 }
 
-/// When a process was started (proc_pid_stat(5), field 22), if there is such a one.
+/// When a process was started (proc_pid_stat(5), field 22), if it exists.
 fn started(process: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The process name, in parentheses, may contain anything.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
@@ -188,11 +188,11 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_the_living_and_of_other_machines_are_respected() {
+    fn owner_files_of_running_processes_and_of_other_machines_are_valid() {
         let dir = tempfile::tempdir().expect("a directory");
         let (path, me) = (dir.path().join(OWNER_FILE), Owner::me());
-        assert_eq!(note(dir.path()).expect("is free"), path);
-        assert!(matches!(note(dir.path()), Err(StoreError::InUse { .. })), "this process lives");
+        assert_eq!(create_owner_file(dir.path()).expect("is free"), path);
+        assert!(matches!(create_owner_file(dir.path()), Err(StoreError::InUse { .. })), "this process runs");
         for (owner, free) in [
             (Owner { process: u32::MAX, ..me.clone() }.to_string(), true),
             (Owner { boot: "earlier".to_owned(), ..me.clone() }.to_string(), true),
@@ -200,7 +200,7 @@ mod tests {
             (String::new(), false),
         ] {
             fs::write(&path, &owner).expect("writes");
-            match note(dir.path()) {
+            match create_owner_file(dir.path()) {
                 Ok(_) => assert!(free, "{owner:?}"),
                 Err(error) => {
                     assert!(!free && matches!(error, StoreError::InUseElsewhere { .. }), "{owner:?}: {error}");

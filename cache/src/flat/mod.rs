@@ -1,45 +1,44 @@
-//! The flat store: one file for each block, in folders by name, and pins as files beside them.
+//! The flat store: one file for each block, in directories by key, and pins as files beside them.
 //!
 //! ```text
-//! schema                 the layout's number
-//! pins.journal           the pins once more, and the layout's number
-//! causeway.lock, owner   who has the store
-//! scrub                  how far the scrub has come
+//! schema                 the schema version
+//! pins.journal           the pin journal
+//! causeway.lock, owner   the lock
+//! scrub                  the position of the scrub
 //! blocks/2i/afkrei…2ia   a block
 //! pins/ID.pin, .members  a pin
 //! ```
 //!
-//! Goals: a folder that may lie on a network file system; nothing but creating, renaming, deleting and syncing files, no maps
-//! of memory, no locks of ranges and no hard links; what it holds is told from the files alone, so that a file that is
-//! copied in or deleted is all that there is to it. An acknowledged pin survives `kill -9` and power loss.
+//! Goals: usable on a network file system; needs only creating, renaming, deleting and syncing files, no memory
+//! mapping, range locks or hard links; its contents are determined by the files alone, so that files may be copied in
+//! or deleted. An acknowledged pin survives `kill -9` and power loss.
 //!
-//! What it costs: memory for each block ([`crate::ledger`]), a look at every file's name and length when it is opened, a file of
-//! whole pages, and a sync for each block of a pin. A server with a disk of its own has less of all of these with
-//! [`crate::Disk`].
+//! Costs: memory for each block ([`crate::memory_index`]), reading every file's name and size at the start, files of
+//! whole pages, and a sync for each block of a pin. On a local disk, [`crate::Disk`] needs less of all of these.
 //!
 //! | | cached | pinned |
 //! |---|---|---|
-//! | written | renamed into place, never synced | synced, then renamed; the folder and the pin's list of members before it is acknowledged |
-//! | power loss | a file may be empty, which is deleted when the store is opened, or of other bytes, which its checksum tells | nothing that was acknowledged is lost |
-//! | leaves | the oldest first, but for what was read since or is in memory | when its last pin is removed |
+//! | written | renamed, never synced | synced and renamed; names and members synced before the acknowledgement |
+//! | power loss | empty files are deleted at the start; checksums detect others | nothing acknowledged is lost |
+//! | deleted | oldest first, except blocks read since or in the RAM cache | when its last pin is removed |
 //!
-//! A file that vanishes, or that the server does not know any more (`ESTALE`), is not held, and its block is fetched again. A
-//! member of a pin that was not complete when the store was opened is written again when the pin is gone on with, for
-//! what lies under its name may be older than the pin.
+//! A file that disappears, or that the server does not know any more (`ESTALE`), counts as missing, and its block is
+//! fetched again. A member of a pin that was partial when the store was opened is written again when the pin is
+//! resumed, since its file may be older than the pin.
 //!
-//! Two gateways cannot have one folder at the same time (`lock`): each would evict what the other has pinned. Reading the
-//! files while a gateway runs is all right, and so is copying them.
+//! Two gateways cannot use one directory at the same time (`lock`), since each would evict what the other has pinned.
+//! Reading or copying the files while a gateway runs is safe.
 //!
 //! | module | concern |
 //! |---|---|
-//! | `names` | what files are called |
+//! | `names` | file names |
 //! | `files` | blocks as files |
-//! | `calls` | what is asked of the file system |
+//! | `calls` | file system calls |
 //! | `pins` | pins as files |
-//! | `lock` | who a folder belongs to |
-//! | [`offline`] | looking at a store that no gateway runs on |
+//! | `lock` | the lock on the directory |
+//! | [`offline`] | inspects a store that no gateway uses |
 //!
-//! Non-goals: order by age beyond a restart other than by when files were written; compressing anew.
+//! Non-goals: recency across restarts, other than the files' modification times; recompression.
 
 mod calls;
 mod files;
@@ -55,10 +54,10 @@ use self::lock::Lock;
 use self::pins::{FoundPin, PinFiles};
 use crate::disk::StoreError;
 use crate::disk::store::check_hash;
-use crate::ledger::{Held, Key, Ledger};
-use crate::ledger_store::backing::{Backing, NewValue, ScrubNote};
-use crate::ledger_store::{LedgerStore, Limits};
-use crate::pin_journal::{self, Found, PinJournal};
+use crate::indexed_store::backing::{Backing, NewValue, ScrubPosition};
+use crate::indexed_store::{IndexedStore, StoreLimits};
+use crate::memory_index::{Key, MemoryIndex, ValueInfo};
+use crate::pin_journal::{self, JournalContents, PinJournal};
 use crate::pins::{PinId, PinRecord, PinState};
 use crate::space::{self, Space};
 use crate::store::BlockStore;
@@ -75,7 +74,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{debug, error, warn};
 
-/// The layout that this release reads and writes. A change that an older release would misread adds one.
+/// The schema version that this release reads and writes. It is incremented for changes that older releases would
+/// misread.
 const SCHEMA: u32 = 1;
 
 const SCHEMA_FILE: &str = "schema";
@@ -83,20 +83,20 @@ const BLOCKS_DIR: &str = "blocks";
 const PINS_DIR: &str = "pins";
 const SCRUB_FILE: &str = "scrub";
 
-/// How a store is to be run. Every field has a default that suits a small server.
+/// Options of a store. The defaults suit a small server.
 #[derive(Debug, Clone)]
 pub struct FlatOptions {
-    /// The most that blocks which are not pinned may take on the disk, in bytes: files in pages of 4 KiB, and 512 bytes for
-    /// each. What was just written may lie above it for a moment.
+    /// The budget of unpinned blocks, in bytes: files in pages of 4 KiB, and 512 bytes for each. It may be exceeded
+    /// temporarily.
     pub cache_bytes_max: u64,
-    /// What is left free on the file system, in bytes. Where there is less, the cache shrinks; when it is gone, nothing
-    /// is stored and pins fail.
+    /// The space to keep free on the file system, in bytes. With less, the cache shrinks; when there is none left,
+    /// nothing is stored and pins fail.
     pub free_bytes_min: u64,
     /// How blocks are compressed.
     pub zstd: stored::Options,
-    /// The most that may wait to be written, in bytes.
+    /// The size of the write queue, in bytes.
     pub queue_bytes_max: usize,
-    /// Reads that run at the same time.
+    /// The number of concurrent reads.
     pub reads_max: usize,
 }
 
@@ -112,12 +112,12 @@ impl Default for FlatOptions {
     }
 }
 
-/// Opens the store in `dir`, creating it if need be. Blocks the thread, while the name and the length of every file are read.
+/// Opens the store in `dir`, creating it if need be. Blocks the thread; reads the name and the size of every file.
 ///
 /// # Errors
-/// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], [`StoreError::NewerSchema`], or what the file system said.
+/// [`StoreError::InUse`], [`StoreError::InUseElsewhere`], [`StoreError::NewerSchema`], or I/O errors.
 pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, StoreError> {
-    let limits = Limits {
+    let limits = StoreLimits {
         cache_bytes_max: options.cache_bytes_max,
         bytes_max: u64::MAX,
         free_bytes_min: options.free_bytes_min,
@@ -125,7 +125,7 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
         queue_bytes_max: options.queue_bytes_max,
         reads_max: options.reads_max,
     };
-    folder::make(dir).map_err(|error| failed(dir, &error))?;
+    folder::create(dir).map_err(|error| failed(dir, &error))?;
     let folder = Folder::open(dir, options.free_bytes_min)?;
     for part in [BLOCKS_DIR, PINS_DIR] {
         let part = dir.join(part);
@@ -134,14 +134,15 @@ pub fn open(dir: &Path, options: &FlatOptions) -> Result<Arc<dyn BlockStore>, St
     if read_schema(dir)? != Some(SCHEMA) {
         replace(&dir.join(SCHEMA_FILE), format!("{SCHEMA}\n").as_bytes())?;
     }
-    // Whoever made what is here may have been killed before its names were synced, and a pin that is found counts as there.
+    // The previous process may have been killed before it synced these names, and the pins that are found must be
+    // durable.
     sync_folder(dir)?;
     sync_folder(&dir.join(PINS_DIR))?;
-    let ledger = folder.load(true)?;
-    Ok(Arc::new(LedgerStore::start(folder, ledger, &limits)?))
+    let index = folder.load(true)?;
+    Ok(Arc::new(IndexedStore::start(folder, index, &limits)?))
 }
 
-/// Whether there is a store in a folder.
+/// Whether a directory contains a store.
 pub fn is_in(dir: &Path) -> bool {
     dir.join(SCHEMA_FILE).exists() || dir.join(BLOCKS_DIR).exists()
 }
@@ -152,15 +153,15 @@ struct Folder {
     dir: PathBuf,
     files: Files,
     pins: PinFiles,
-    /// What the pin journal said when it was opened.
-    journaled: Found,
-    /// What is left free, for an error to tell.
+    /// The contents of the pin journal when it was opened.
+    journaled: JournalContents,
+    /// The space to keep free, for error messages.
     free_bytes_min: u64,
     lock: Lock,
 }
 
 impl Folder {
-    /// Takes a folder that is there, and looks at its schema.
+    /// Locks an existing directory, and checks its schema.
     fn open(dir: &Path, free_bytes_min: u64) -> Result<Self, StoreError> {
         let lock = Lock::take(dir)?;
         let unread = |error: io::Error| failed(&dir.join(pin_journal::NAME), &error);
@@ -170,85 +171,91 @@ impl Folder {
         Ok(Self { dir: dir.to_owned(), files, pins, journaled, free_bytes_min, lock })
     }
 
-    /// What the files say. With `tidy`, what was left unfinished is taken away.
-    fn load(&self, tidy: bool) -> Result<Ledger, StoreError> {
-        let mut found = self.files.list(tidy)?;
+    /// Builds the index from the files. With `clean_up`, temporary and stale files are deleted.
+    fn load(&self, clean_up: bool) -> Result<MemoryIndex, StoreError> {
+        let mut found = self.files.list(clean_up)?;
         found.sort_unstable_by_key(|found| found.modified);
-        let mut ledger = Ledger::default();
+        let mut index = MemoryIndex::default();
         for FoundFile { key, bytes, .. } in found {
-            ledger.put(&key, Held { bytes, shape: None, durable: false });
+            index.put(&key, ValueInfo { bytes, shape: None, durable: false });
         }
-        let mut pins = self.pins.load(&self.journaled, tidy)?;
+        let mut pins = self.pins.load(&self.journaled, clean_up)?;
         pins.sort_unstable_by_key(|found| Reverse((found.record.state == PinState::Complete, found.record.id)));
         for found in pins {
-            self.take_pin_in(&mut ledger, found, tidy)?;
+            self.load_pin(&mut index, found, clean_up)?;
         }
-        ledger.mark_lacking();
-        Ok(ledger)
+        index.mark_lacking();
+        Ok(index)
     }
 
-    fn take_pin_in(&self, ledger: &mut Ledger, found: FoundPin, tidy: bool) -> Result<(), StoreError> {
+    fn load_pin(&self, index: &mut MemoryIndex, found: FoundPin, clean_up: bool) -> Result<(), StoreError> {
         let FoundPin { root, record, members } = found;
         let (pin, acknowledged) = (record.id, acknowledged(&record));
-        if root.is_some_and(|root| ledger.pin_of(&root).is_some()) {
-            // Begun while the disk failed, and begun once more: a root has one pin.
-            return if tidy { self.pins.remove(pin) } else { Ok(()) };
+        if root.is_some_and(|root| index.pin_of(&root).is_some()) {
+            // A duplicate: the pin was begun while the disk failed, and begun once more.
+            return if clean_up { self.pins.remove(pin) } else { Ok(()) };
         }
         let is_short = record.state == PinState::Complete && (members.len() as u64) < record.blocks;
-        ledger.set_pin(root, record.clone());
+        index.set_pin(root, record.clone());
         for (at, (key, block_bytes)) in members.iter().enumerate() {
-            ledger.add_member(pin, key, *block_bytes);
+            index.add_member(pin, key, *block_bytes);
             if (at as u64) < acknowledged {
-                ledger.mark_durable(key);
+                index.mark_durable(key);
             }
         }
         match root {
-            Some(root) if is_short => self.find_members(ledger, root, record, tidy),
+            Some(root) if is_short => self.find_members(index, root, record, clean_up),
             _ => Ok(()),
         }
     }
 
-    /// Finds members of a pin whose list lost some, by a walk over the blocks that are here.
-    fn find_members(&self, ledger: &mut Ledger, root: Cid, record: PinRecord, tidy: bool) -> Result<(), StoreError> {
+    /// Finds the members of a pin whose list is damaged, by traversing the stored blocks.
+    fn find_members(
+        &self,
+        index: &mut MemoryIndex,
+        root: Cid,
+        record: PinRecord,
+        clean_up: bool,
+    ) -> Result<(), StoreError> {
         let (pin, mut found, mut missing) = (record.id, Vec::new(), 0);
         let walked = dag::walk(self, root, &mut |visited| {
             let (key, bytes) = (Key::from(visited.key.to_bytes()), visited.block_bytes.unwrap_or_default() as u64);
             missing += u64::from(visited.block_bytes.is_none());
-            if ledger.add_member(pin, &key, bytes) {
+            if index.add_member(pin, &key, bytes) {
                 found.push((key, bytes));
             }
             Ok(())
         })?;
-        let blocks = ledger.current(pin).map_or(0, |record| record.blocks);
+        let blocks = index.current(pin).map_or(0, |record| record.blocks);
         if walked && missing == 0 && blocks == record.blocks {
-            warn!(%root, members = found.len(), "the list of a pin's members was damaged: it was made anew");
+            warn!(%root, members = found.len(), "the list of a pin's members was damaged and has been rebuilt");
         } else {
-            error!(%root, "members of a pin were lost: pin it again to make it complete");
-            ledger.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record.clone() });
+            error!(%root, "members of a pin were lost: pin it again to complete it");
+            index.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record.clone() });
         }
-        if tidy {
+        if clean_up {
             self.pins.add(pin, &found)?;
             self.pins.sync()?;
-            found.iter().for_each(|(key, _)| ledger.mark_durable(key));
+            found.iter().for_each(|(key, _)| index.mark_durable(key));
         }
         Ok(())
     }
 
-    /// Takes a damaged file out of the way.
-    fn set_aside(&self, key: &[u8]) -> Result<(), StoreError> {
-        self.files.set_aside(key)
+    /// Quarantines a corrupt file.
+    fn quarantine(&self, key: &[u8]) -> Result<(), StoreError> {
+        self.files.quarantine(key)
     }
 
-    /// An error of a write; a full disk is told from others.
-    fn refused(&self, error: StoreError) -> StoreError {
+    /// Adds the free space to an error about lack of space.
+    fn with_space_figures(&self, error: StoreError) -> StoreError {
         match (&error, self.space()) {
-            (StoreError::Full { .. }, Ok(space)) => self.refusal(space, self.free_bytes_min),
+            (StoreError::Full { .. }, Ok(space)) => self.shortage_error(space, self.free_bytes_min),
             _ => error,
         }
     }
 }
 
-/// How many of a pin's members are on the disk for certain.
+/// The number of a pin's members that are certainly synced.
 fn acknowledged(record: &PinRecord) -> u64 {
     if record.state == PinState::Complete { record.blocks } else { 0 }
 }
@@ -264,19 +271,23 @@ impl Backing for Folder {
         Space::of(&self.dir).map_err(|error| failed(&self.dir, &error))
     }
 
-    fn refusal(&self, space: Space, needed: u64) -> StoreError {
-        space.refusal(&self.dir, needed)
+    fn shortage_error(&self, space: Space, needed: u64) -> StoreError {
+        space.shortage_error(&self.dir, needed)
     }
 
     fn probe(&self) -> Result<(), StoreError> {
         let path = temporary(&self.dir.join(PINS_DIR));
         let written = calls::write_new(&path, &[&[0; 4096]], true);
         _ = fs::remove_file(&path);
-        written.map_err(|error| self.refused(failed(&path, &error)))
+        written.map_err(|error| self.with_space_figures(failed(&path, &error)))
     }
 
     fn write(&self, values: &[NewValue]) -> Vec<Result<(), StoreError>> {
-        self.files.write(values).into_iter().map(|written| written.map_err(|error| self.refused(error))).collect()
+        self.files
+            .write(values)
+            .into_iter()
+            .map(|written| written.map_err(|error| self.with_space_figures(error)))
+            .collect()
     }
 
     fn read(&self, key: &[u8]) -> Result<Option<Stored>, StoreError> {
@@ -291,16 +302,16 @@ impl Backing for Folder {
         self.files.delete(key)
     }
 
-    fn take_pin(&self) -> Result<PinId, StoreError> {
-        self.pins.take().map_err(|error| self.refused(error))
+    fn allocate_pin_id(&self) -> Result<PinId, StoreError> {
+        self.pins.allocate_id().map_err(|error| self.with_space_figures(error))
     }
 
     fn write_pin(&self, root: &Cid, record: &PinRecord) -> Result<(), StoreError> {
-        self.pins.write(root, record).map_err(|error| self.refused(error))
+        self.pins.write(root, record).map_err(|error| self.with_space_figures(error))
     }
 
     fn add_members(&self, pin: PinId, members: &[(Key, u64)]) -> Result<(), StoreError> {
-        self.pins.add(pin, members).map_err(|error| self.refused(error))
+        self.pins.add(pin, members).map_err(|error| self.with_space_figures(error))
     }
 
     fn remove_pin(&self, pin: PinId) -> Result<(), StoreError> {
@@ -312,32 +323,32 @@ impl Backing for Folder {
         self.pins.sync()
     }
 
-    fn note_closed(&self) {
-        self.lock.note_closed();
+    fn mark_closed(&self) {
+        self.lock.mark_closed();
     }
 
     fn released(&self) -> BoxFuture<'static, ()> {
         self.lock.released()
     }
 
-    fn scrub_note(&self) -> ScrubNote {
+    fn scrub_position(&self) -> ScrubPosition {
         let text = fs::read_to_string(self.dir.join(SCRUB_FILE)).unwrap_or_default();
-        parse_note(&text).unwrap_or_default()
+        parse_scrub_position(&text).unwrap_or_default()
     }
 
-    fn note_scrub(&self, note: &ScrubNote) {
-        let (path, unfinished) = (self.dir.join(SCRUB_FILE), temporary(&self.dir));
-        let text = format!("{} {}\n", note.ended_ms, names::place(&note.at).1);
-        if let Err(error) = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path)) {
-            _ = fs::remove_file(&unfinished);
-            debug!(%error, "how far the scrub has come could not be noted");
+    fn save_scrub_position(&self, position: &ScrubPosition) {
+        let (path, temporary_path) = (self.dir.join(SCRUB_FILE), temporary(&self.dir));
+        let text = format!("{} {}\n", position.ended_ms, names::place(&position.at).1);
+        if let Err(error) = fs::write(&temporary_path, text).and_then(|()| fs::rename(&temporary_path, path)) {
+            _ = fs::remove_file(&temporary_path);
+            debug!(%error, "the position of the scrub could not be saved");
         }
     }
 }
 
-fn parse_note(text: &str) -> Option<ScrubNote> {
+fn parse_scrub_position(text: &str) -> Option<ScrubPosition> {
     let (ended_ms, at) = text.trim_end_matches('\n').split_once(' ')?;
-    Some(ScrubNote { ended_ms: ended_ms.parse().ok()?, at: names::bytes(at)? })
+    Some(ScrubPosition { ended_ms: ended_ms.parse().ok()?, at: names::bytes(at)? })
 }
 
 impl dag::Stored for Folder {
@@ -357,8 +368,8 @@ impl dag::Stored for Folder {
     }
 }
 
-/// Refuses a layout that a later release made. A number that is damaged is told by the journal, which has it too.
-fn check_schema(dir: &Path, journal: &Found) -> Result<(), StoreError> {
+/// Rejects the schema of a later release. If the schema file is damaged, the journal has the version as well.
+fn check_schema(dir: &Path, journal: &JournalContents) -> Result<(), StoreError> {
     let newer = journal.schema.or(read_schema(dir)?).filter(|schema| *schema > SCHEMA);
     match newer {
         Some(found) => Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: SCHEMA }),
@@ -366,7 +377,7 @@ fn check_schema(dir: &Path, journal: &Found) -> Result<(), StoreError> {
     }
 }
 
-/// The layout's number, if there is one that can be read.
+/// The schema version, if it can be read.
 fn read_schema(dir: &Path) -> Result<Option<u32>, StoreError> {
     let path = dir.join(SCHEMA_FILE);
     match fs::read(&path) {
@@ -375,39 +386,39 @@ fn read_schema(dir: &Path) -> Result<Option<u32>, StoreError> {
         Ok(text) => {
             let schema = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
             if schema.is_none() {
-                warn!(path = %path.display(), "the number of the store's layout is damaged: it is written anew");
+                warn!(path = %path.display(), "the store's schema file is damaged and is rewritten");
             }
             Ok(schema)
         }
     }
 }
 
-/// A name in a folder that nothing has, for a file that is not finished. Processes that end leave none with theirs: each tidies
-/// up after those before.
+/// An unused temporary path in a directory. Files with the prefix that an ended process left are deleted at the next
+/// start.
 fn temporary(folder: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    folder.join(format!("{}{}-{count}", names::UNFINISHED, std::process::id()))
+    folder.join(format!("{}{}-{count}", names::TEMPORARY_PREFIX, std::process::id()))
 }
 
-/// Puts a file in the place of a former one, as a whole and durably.
+/// Replaces a file, atomically and durably.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let folder = path.parent().unwrap_or(path);
-    let unfinished = temporary(folder);
-    let written = calls::write_new(&unfinished, &[bytes], true).and_then(|()| calls::rename(&unfinished, path));
+    let temporary_path = temporary(folder);
+    let written = calls::write_new(&temporary_path, &[bytes], true).and_then(|()| calls::rename(&temporary_path, path));
     written.map_err(|error| {
-        _ = fs::remove_file(&unfinished);
+        _ = fs::remove_file(&temporary_path);
         failed(path, &error)
     })?;
     sync_folder(folder)
 }
 
-/// Forces the names in a folder to the disk.
+/// Syncs a directory's entries.
 fn sync_folder(folder: &Path) -> Result<(), StoreError> {
     calls::sync_folder(folder).map_err(|error| failed(folder, &error))
 }
 
-/// What the file system said of a path. That it is full is told apart, though not by how much.
+/// Converts an I/O error of a path. Lack of space is distinguished, without figures.
 fn failed(path: &Path, error: &io::Error) -> StoreError {
     match space::is_full(error) {
         true => StoreError::Full { free: 0, needed: 0 },

@@ -1,23 +1,23 @@
-//! [`Offline`]: a flat store that no gateway runs on, to look at. Nothing is changed, but that files which a check finds damaged
-//! are set aside: the pins that have them lack them from then on, and the next start deletes them.
+//! [`Offline`]: inspects a flat store that no gateway uses. It changes nothing, except that a check quarantines corrupt
+//! files: their pins become partial, and the next start deletes them.
 //!
-//! Everything here blocks the thread.
+//! All functions here block the thread.
 
 use super::{Folder, is_in};
 use crate::disk::{CheckReport, Disagreements, Fault, Figures, Finding, Repaired, ScrubProgress, StoreError};
-use crate::ledger::{Key, Ledger};
-use crate::ledger_store::backing::Backing as _;
-use crate::ledger_store::step;
+use crate::indexed_store::backing::Backing as _;
+use crate::indexed_store::step;
+use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::PinSummary;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A store without a writer. Nobody else can open it meanwhile.
+/// An open store without a writer, exclusively locked.
 #[derive(Debug)]
 pub struct Offline {
     folder: Folder,
-    ledger: Ledger,
+    index: MemoryIndex,
 }
 
 impl Offline {
@@ -30,35 +30,35 @@ impl Offline {
             return Err(StoreError::Missing { dir: dir.to_owned() });
         }
         let folder = Folder::open(dir, 0)?;
-        let ledger = folder.load(false)?;
-        Ok(Self { folder, ledger })
+        let index = folder.load(false)?;
+        Ok(Self { folder, index })
     }
 
-    /// What the store holds. The beginning of every file is read. There are no segments.
+    /// The contents of the store. Reads the beginning of every file. There are no segments.
     ///
     /// # Errors
-    /// What the file system said.
+    /// I/O errors.
     pub fn figures(&self) -> Result<Figures, StoreError> {
         let mut figures = Figures::default();
-        for (key, _, pinned) in self.ledger.keys() {
+        for (key, _, pinned) in self.index.keys() {
             match self.folder.shape(key) {
                 Ok(Some(shape)) => figures.add_block(shape, pinned),
-                // For a check to tell of.
+                // Reported by a check.
                 Ok(None) | Err(StoreError::Corrupt(_)) => {}
                 Err(error) => return Err(error),
             }
         }
-        self.ledger.summaries().iter().for_each(|pin| figures.count_pin(pin.state));
+        self.index.summaries().iter().for_each(|pin| figures.count_pin(pin.state));
         Ok(figures)
     }
 
-    /// Reads every value and checks it. After each step the progress is shown, with what the step found. There is no index that
-    /// could disagree.
+    /// Verifies every value. After each step, `on_progress` is called with the progress and the step's findings. There
+    /// is no index to check.
     ///
     /// # Errors
-    /// That a damaged file could not be set aside.
+    /// If a corrupt file could not be quarantined.
     pub fn check(&self, mut on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> Result<CheckReport, StoreError> {
-        let mut keys: Vec<Key> = self.ledger.keys().map(|(key, ..)| Arc::clone(key)).collect();
+        let mut keys: Vec<Key> = self.index.keys().map(|(key, ..)| Arc::clone(key)).collect();
         keys.sort_unstable();
         let (mut progress, mut damaged, mut at) = (ScrubProgress::default(), HashSet::new(), 0);
         while at < keys.len() {
@@ -68,22 +68,22 @@ impl Offline {
             for finding in &step.findings {
                 let Some(key) = finding.key().map(|key| Key::from(key.to_bytes())) else { continue };
                 if finding.fault == Fault::Damaged {
-                    self.folder.set_aside(&key)?;
+                    self.folder.quarantine(&key)?;
                 }
                 damaged.insert(key);
             }
             at = step.end;
         }
-        let lacking = self.ledger.lacking(&damaged);
+        let lacking = self.index.lacking(&damaged);
         Ok(CheckReport { progress, index: Disagreements::default(), lacking, unclaimed: 0 })
     }
 
     /// Every pin, complete or partial, by root.
     pub fn pins(&self) -> Vec<PinSummary> {
-        self.ledger.summaries()
+        self.index.summaries()
     }
 
-    /// Makes anew what was lost of the pins' files, as a start does. Values are for a scrub to judge, after this.
+    /// Recreates lost files of pins, as a start does. Values are verified by a scrub afterwards.
     ///
     /// # Errors
     /// [`StoreError::Missing`], and those of [`super::open`].

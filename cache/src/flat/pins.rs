@@ -1,22 +1,22 @@
-//! [`PinFiles`]: what is known of pins, and which blocks they have.
+//! [`PinFiles`]: pins and their members as files.
 //!
 //! | file | content |
 //! |---|---|
-//! | `ID.pin` | format (1 byte), length of the root (2 bytes), root CID, [`PinRecord`], CRC-32 of all that (4 bytes) |
-//! | `ID.members` | for each member: length of its multihash (1 byte), multihash, bytes of the block (4 bytes), CRC-32 of all that |
-//! | `next` | the first pin id that nobody took, or may have taken: 8 bytes |
+//! | `ID.pin` | format (1 byte), length of the root (2 bytes), root CID, [`PinRecord`], CRC-32 of the above (4 bytes) |
+//! | `ID.members` | per member: multihash length (1 byte), multihash, block size (4 bytes), CRC-32 of the above |
+//! | `next` | the first pin ID that is certainly unused: 8 bytes |
 //!
-//! The pin journal ([`crate::pin_journal`]) has each pin once more, so that an `ID.pin` that is damaged or gone is made anew. One that
-//! the journal does not have either keeps its members, and has no root any more.
+//! The pin journal ([`crate::pin_journal`]) has a copy of each pin's record, from which a damaged or lost `ID.pin` is
+//! recreated. Without either, the pin keeps its members but has no root.
 //!
-//! Numbers are big-endian. `ID.pin` is replaced as a whole, and taken away to remove the pin; members are appended. A tail that
-//! was cut off is told by its checksum, and what was acknowledged lies before it.
+//! Numbers are big-endian. `ID.pin` is replaced atomically, and deleted to remove the pin; members are appended. A torn
+//! tail is detected by its checksum, and acknowledged members precede it.
 
 use super::files::entries;
 use super::{SCHEMA, calls, failed, names, replace, sync_folder};
 use crate::disk::StoreError;
-use crate::ledger::Key;
-use crate::pin_journal::{self, Found, PinJournal, Watermark};
+use crate::memory_index::Key;
+use crate::pin_journal::{self, JournalContents, PinJournal, Watermark};
 use crate::pins::{PinId, PinRecord, PinState};
 use content::{BlockKey, Cid};
 use std::collections::{BTreeSet, HashMap};
@@ -31,13 +31,13 @@ const HEADER: &str = "pin";
 const MEMBERS: &str = "members";
 const NEXT: &str = "next";
 
-/// Pin ids that are set aside at a time, so that most pins need no write for theirs.
-const IDS_AT_ONCE: u64 = 1024;
+/// The number of pin IDs reserved at a time, so that most pins need no write for theirs.
+const ID_BATCH: u64 = 1024;
 
-/// A higher number was written by nobody.
+/// The maximum plausible ID.
 const NEXT_MAX: u64 = 1 << 48;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct PinFiles {
     dir: PathBuf,
@@ -48,26 +48,26 @@ pub(super) struct PinFiles {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// The first id that is not set aside.
+    /// The first ID that is not reserved.
     reserved: u64,
-    /// How much of each list of members is good, in bytes.
+    /// The valid length of each list of members, in bytes.
     lengths: HashMap<PinId, u64>,
-    /// Lists that were written to since they were synced, open since then.
+    /// Lists with unsynced writes, kept open.
     unsynced: HashMap<PinId, File>,
 }
 
-/// A pin as it was found.
+/// A pin loaded from its files.
 #[derive(Debug)]
 pub(super) struct FoundPin {
-    /// `None` if nothing tells it any more.
+    /// `None` if it is lost.
     pub(super) root: Option<Cid>,
     pub(super) record: PinRecord,
-    /// Members and their bytes as blocks, in the order in which they came.
+    /// Members and their sizes as blocks, in the order of insertion.
     pub(super) members: Vec<(Key, u64)>,
 }
 
 impl PinFiles {
-    /// Pins in `dir`, which is there or will be, with a journal.
+    /// The pins in `dir`, which may be created later, with their journal.
     pub(super) fn new(dir: PathBuf, journal: PinJournal) -> Self {
         Self { dir, journal: journal.into(), state: Mutex::default() }
     }
@@ -76,7 +76,7 @@ impl PinFiles {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unjournaled(&self, error: &io::Error) -> StoreError {
+    fn journal_error(&self, error: &io::Error) -> StoreError {
         failed(&self.dir.with_file_name(pin_journal::NAME), error)
     }
 
@@ -88,10 +88,10 @@ impl PinFiles {
         self.dir.join(format!("{:016x}.{what}", pin.0))
     }
 
-    pub(super) fn take(&self) -> Result<PinId, StoreError> {
+    pub(super) fn allocate_id(&self) -> Result<PinId, StoreError> {
         let mut state = self.state();
         if state.next >= state.reserved {
-            let reserved = state.next + IDS_AT_ONCE;
+            let reserved = state.next + ID_BATCH;
             replace(&self.dir.join(NEXT), &reserved.to_be_bytes())?;
             state.reserved = reserved;
         }
@@ -101,8 +101,8 @@ impl PinFiles {
 
     pub(super) fn write(&self, root: &Cid, record: &PinRecord) -> Result<(), StoreError> {
         replace(&self.path(record.id, HEADER), &header(root, record))?;
-        let entered = self.journal().enter(&[(*root, record.clone())], record.state == PinState::Complete);
-        entered.map_err(|error| self.unjournaled(&error))
+        let appended = self.journal().append(&[(*root, record.clone())], record.state == PinState::Complete);
+        appended.map_err(|error| self.journal_error(&error))
     }
 
     pub(super) fn add(&self, pin: PinId, members: &[(Key, u64)]) -> Result<(), StoreError> {
@@ -112,17 +112,17 @@ impl PinFiles {
         for (key, block_bytes) in members {
             put_member(&mut bytes, key, *block_bytes);
         }
-        // What comes after that, if anything, was never known to be there.
+        // Bytes after `length` are a torn tail.
         let file = calls::append(&path, length, &bytes).map_err(|error| failed(&path, &error))?;
         state.lengths.insert(pin, length + bytes.len() as u64);
         state.unsynced.entry(pin).or_insert(file);
         Ok(())
     }
 
-    /// The pin is gone when its header is.
+    /// Removes a pin by deleting its header.
     pub(super) fn remove(&self, pin: PinId) -> Result<(), StoreError> {
         let path = self.path(pin, HEADER);
-        self.journal().strike_out(pin).map_err(|error| self.unjournaled(&error))?;
+        self.journal().mark_removed(pin).map_err(|error| self.journal_error(&error))?;
         match calls::remove(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 _ = self.journal().restore(pin);
@@ -134,12 +134,12 @@ impl PinFiles {
         let mut state = self.state();
         state.lengths.remove(&pin);
         state.unsynced.remove(&pin);
-        // What is left of it is deleted when the store is next opened.
+        // If this fails, the next start deletes the file.
         _ = calls::remove(&self.path(pin, MEMBERS));
         Ok(())
     }
 
-    /// Forces every list of members to the disk.
+    /// Syncs every list of members.
     pub(super) fn sync(&self) -> Result<(), StoreError> {
         let unsynced = std::mem::take(&mut self.state().unsynced);
         for (pin, file) in &unsynced {
@@ -149,35 +149,35 @@ impl PinFiles {
         if unsynced.is_empty() { Ok(()) } else { sync_folder(&self.dir) }
     }
 
-    /// Every pin, by its own file, or by what the journal said when it was opened. With `tidy`, what was left unfinished is taken
-    /// away, files that were lost are made anew, and ids go on from here.
-    pub(super) fn load(&self, journal: &Found, tidy: bool) -> Result<Vec<FoundPin>, StoreError> {
+    /// Every pin, from its file, or from the contents of the journal when it was opened. With `clean_up`, temporary
+    /// files are deleted, lost files are recreated, and the next ID is determined.
+    pub(super) fn load(&self, journal: &JournalContents, clean_up: bool) -> Result<Vec<FoundPin>, StoreError> {
         let listed = self.list()?;
         let mut pins = Vec::new();
         for pin in &listed.headers {
-            // Whoever removed it was cut off.
+            // The removal was interrupted.
             if journal.removed.contains(pin) {
-                if tidy {
+                if clean_up {
                     self.remove(*pin)?;
                 }
                 continue;
             }
-            pins.push(self.read(*pin, journal, tidy)?);
+            pins.push(self.read(*pin, journal, clean_up)?);
         }
         for (pin, (root, record)) in journal.pins.iter().filter(|(pin, _)| !listed.headers.contains(pin)) {
-            // One that was only begun may not have got its own file.
+            // A pin that was only begun may have no file.
             if record.state == PinState::Complete {
-                warn!(%root, "the file of a pin was lost: it is made anew from the pin journal");
-                if tidy {
+                warn!(%root, "the file of a pin is missing and is recreated from the pin journal");
+                if clean_up {
                     replace(&self.path(*pin, HEADER), &header(root, record))?;
                 }
-                pins.push(self.with_members(Some(*root), record.clone(), tidy)?);
+                pins.push(self.with_members(Some(*root), record.clone(), clean_up)?);
             }
         }
-        if tidy {
+        if clean_up {
             let is_known = |path: &PathBuf| pins.iter().any(|found| *path == self.path(found.record.id, MEMBERS));
             listed.leftovers.iter().filter(|path| !is_known(path)).for_each(|path| _ = fs::remove_file(path));
-            self.bring_up_to_date(journal, &pins);
+            self.update_journal(journal, &pins);
             let ids = journal.pins.keys().chain(&journal.removed).map(|pin| pin.0 + 1).max().unwrap_or_default();
             let next = listed.next.max(ids);
             let mut state = self.state();
@@ -200,61 +200,63 @@ impl PinFiles {
                 if !self.path(pin, HEADER).exists() {
                     listed.leftovers.push(path);
                 }
-            } else if name.starts_with(names::UNFINISHED) {
+            } else if name.starts_with(names::TEMPORARY_PREFIX) {
                 listed.leftovers.push(path);
             }
         }
         Ok(listed)
     }
 
-    /// Makes the journal say what the files say.
-    fn bring_up_to_date(&self, journal: &Found, pins: &[FoundPin]) {
+    /// Updates the journal from the files.
+    fn update_journal(&self, journal: &JournalContents, pins: &[FoundPin]) {
         let known = pins.iter().filter_map(|found| Some((found.root?, found.record.clone())));
         let is_new = |(_, record): &(Cid, PinRecord)| {
-            let entered = journal.pins.get(&record.id).map(|(_, entered)| (entered.state, &entered.name));
-            entered != Some((record.state, &record.name))
+            let journaled = journal.pins.get(&record.id).map(|(_, journaled)| (journaled.state, &journaled.name));
+            journaled != Some((record.state, &record.name))
         };
-        let brought = if journal.is_worth_rewriting() {
+        let updated = if journal.is_worth_rewriting() {
             self.journal().rewrite(SCHEMA, Watermark::default(), known)
         } else {
-            self.journal().enter(&known.filter(is_new).collect::<Vec<_>>(), true)
+            self.journal().append(&known.filter(is_new).collect::<Vec<_>>(), true)
         };
-        if let Err(error) = brought {
-            warn!(%error, "the pin journal could not be brought up to date, and is when the store is next opened");
+        if let Err(error) = updated {
+            warn!(%error, "the pin journal could not be updated; the next start tries again");
         }
     }
 
-    fn read(&self, pin: PinId, journal: &Found, tidy: bool) -> Result<FoundPin, StoreError> {
+    fn read(&self, pin: PinId, journal: &JournalContents, clean_up: bool) -> Result<FoundPin, StoreError> {
         let path = self.path(pin, HEADER);
         let bytes = fs::read(&path).map_err(|error| failed(&path, &error))?;
         if let Some((root, record)) = parse_header(&bytes).filter(|(_, record)| record.id == pin) {
-            return self.with_members(Some(root), record, tidy);
+            return self.with_members(Some(root), record, clean_up);
         }
         let Some((root, record)) = journal.pins.get(&pin) else {
             error!(
                 path = %path.display(),
-                "a pin is damaged and nothing tells its root any more: its blocks stay; pin it again and delete that file"
+                "a pin's file is damaged and its root is lost; its blocks are kept: pin the content again, and delete \
+                 this file"
             );
-            return self.with_members(None, PinRecord::new(pin, None), tidy);
+            return self.with_members(None, PinRecord::new(pin, None), clean_up);
         };
-        warn!(%root, path = %path.display(), "the file of a pin was damaged: it is made anew from the pin journal");
-        if tidy {
+        warn!(%root, path = %path.display(), "the file of a pin is damaged and is recreated from the pin journal");
+        if clean_up {
             replace(&path, &header(root, record))?;
         }
-        self.with_members(Some(*root), record.clone(), tidy)
+        self.with_members(Some(*root), record.clone(), clean_up)
     }
 
-    fn with_members(&self, root: Option<Cid>, record: PinRecord, tidy: bool) -> Result<FoundPin, StoreError> {
+    fn with_members(&self, root: Option<Cid>, record: PinRecord, clean_up: bool) -> Result<FoundPin, StoreError> {
         let (pin, list) = (record.id, self.path(record.id, MEMBERS));
         let bytes = match fs::read(&list) {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             bytes => bytes.map_err(|error| failed(&list, &error))?,
         };
         let (members, good) = parse_members(&bytes);
-        if tidy {
+        if clean_up {
             let mut state = self.state();
             state.lengths.insert(pin, good as u64);
-            // Whoever wrote it may have been killed before it was synced, and nobody writes these members again.
+            // The previous process may have been killed before it synced this list, and these members are not written
+            // again.
             if record.state == PinState::Partial && good > 0 {
                 let file = File::options().write(true).open(&list).map_err(|error| failed(&list, &error))?;
                 state.unsynced.insert(pin, file);
@@ -268,9 +270,9 @@ impl PinFiles {
 #[derive(Debug, Default)]
 struct Listed {
     headers: BTreeSet<PinId>,
-    /// What was not finished, and lists of members without a pin.
+    /// Temporary files, and lists of members without a pin.
     leftovers: Vec<PathBuf>,
-    /// The first id that nobody took, as far as files tell.
+    /// The first unused ID, as far as the files show.
     next: u64,
 }
 
@@ -283,7 +285,7 @@ fn read_next(path: &Path) -> Result<u64, StoreError> {
     let bytes = fs::read(path).map_err(|error| failed(path, &error))?;
     let next = bytes.try_into().ok().map(u64::from_be_bytes);
     if next.is_none_or(|next| next > NEXT_MAX) {
-        warn!(path = %path.display(), "the next pin id is damaged: ids go on behind those that are known");
+        warn!(path = %path.display(), "the file of the next pin ID is damaged: IDs continue after the known ones");
     }
     Ok(next.filter(|next| *next <= NEXT_MAX).unwrap_or_default())
 }
@@ -318,7 +320,7 @@ fn put_member(bytes: &mut Vec<u8>, key: &[u8], block_bytes: u64) {
     bytes.extend(sum.to_be_bytes());
 }
 
-/// The members of a list up to the first that is not whole, and how many bytes those take.
+/// The members of a list before the first invalid one, and their length in bytes.
 fn parse_members(bytes: &[u8]) -> (Vec<(Key, u64)>, usize) {
     let (mut members, mut rest) = (Vec::new(), bytes);
     while let Some((member, more)) = parse_member(rest) {
@@ -353,7 +355,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_comes_back_unless_a_bit_of_it_is_wrong(
+        fn a_header_round_trips_unless_a_bit_is_flipped(
             seed: u64, name: Option<String>, id: u64, flip in any::<prop::sample::Index>(), bit in 0..8_u32
         ) {
             let mut record = PinRecord::new(PinId(id), name);
@@ -368,35 +370,37 @@ mod tests {
         }
 
         #[test]
-        fn members_come_back_up_to_the_first_that_is_not_whole(
-            seeds in proptest::collection::vec(any::<u64>(), 0..20), cut in any::<prop::sample::Index>(), noise in any::<[u8; 9]>()
+        fn members_round_trip_up_to_the_first_invalid_one(
+            seeds in proptest::collection::vec(any::<u64>(), 0..20), cut in any::<prop::sample::Index>(),
+            noise in any::<[u8; 9]>()
         ) {
-            let members: Vec<_> = seeds.iter().map(|seed| (Key::from(cid(*seed).hash().to_bytes()), seed % 99)).collect();
+            let key = |seed: u64| Key::from(cid(seed).hash().to_bytes());
+            let members: Vec<_> = seeds.iter().map(|seed| (key(*seed), seed % 99)).collect();
             let mut bytes = Vec::new();
             members.iter().for_each(|(key, block_bytes)| put_member(&mut bytes, key, *block_bytes));
             prop_assert_eq!(parse_members(&bytes), (members.clone(), bytes.len()));
             let each = bytes.len() / members.len().max(1);
             let at = cut.index(bytes.len() + 1);
-            let whole = at.checked_div(each).unwrap_or_default();
-            prop_assert_eq!(parse_members(&bytes[..at]), (members[..whole].to_vec(), whole * each));
-            // A tail of which the disk has zeros, or what was there before.
+            let intact = at.checked_div(each).unwrap_or_default();
+            prop_assert_eq!(parse_members(&bytes[..at]), (members[..intact].to_vec(), intact * each));
+            // A torn tail with zeros, or with earlier contents.
             for tail in [[0; 9], noise] {
-                let torn = [&bytes[..whole * each], &tail[..]].concat();
-                prop_assert_eq!(parse_members(&torn).1, whole * each);
+                let torn = [&bytes[..intact * each], &tail[..]].concat();
+                prop_assert_eq!(parse_members(&torn).1, intact * each);
             }
         }
     }
 
     #[test]
-    fn ids_are_not_given_twice() {
+    fn ids_are_not_reused() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut last = 0;
         for _ in 0..3 {
             let (journal, found) = PinJournal::open(dir.path()).expect("opens");
             let pins = PinFiles::new(dir.path().to_owned(), journal);
             pins.load(&found, true).expect("loads");
-            for _ in 0..IDS_AT_ONCE + 5 {
-                let PinId(id) = pins.take().expect("takes");
+            for _ in 0..ID_BATCH + 5 {
+                let PinId(id) = pins.allocate_id().expect("allocates");
                 assert!(id > last, "{id}");
                 last = id;
             }

@@ -1,9 +1,9 @@
-//! [`Power`]: what power loss would take of a flat store, noted call by call; and calls that fail. Exists in tests alone.
+//! [`Power`]: simulates power loss and failing calls of a flat store. Compiled for tests only.
 //!
-//! The model is what POSIX promises: the content of a file is on the disk when the file was synced, a name when its folder was,
-//! and neither says anything of the other. What was done to the names of one folder is lost from some moment on.
+//! The model is POSIX: a file's content is durable when the file was synced, a name when its directory was synced,
+//! independently of each other. The changes of one directory are lost from some moment on.
 //!
-//! Non-goals: what the system itself does with a real disk, which `tests/device.rs` shows.
+//! Non-goals: the behaviour of a real disk, which `tests/device.rs` covers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,12 +11,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-/// What the store asks of the file system.
+/// A file system call of the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Call<'a> {
-    /// Make a folder.
+    /// Creates a directory.
     Make(&'a Path),
-    /// Write to a file, behind so many bytes.
+    /// Writes to a file from an offset.
     Write(&'a Path, u64),
     Sync(&'a Path),
     Rename(&'a Path, &'a Path),
@@ -24,25 +24,25 @@ pub(crate) enum Call<'a> {
     SyncFolder(&'a Path),
 }
 
-/// What is not on the disk.
+/// Changes that are not synced.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Volatile {
-    /// Files with content that is not, and how much of it is.
+    /// Files with unsynced content, and their synced lengths.
     contents: BTreeMap<PathBuf, u64>,
-    /// What was done in each folder since it was synced.
+    /// The changes in each directory since it was synced.
     names: BTreeMap<PathBuf, Vec<Change>>,
 }
 
-/// A name that has another file now, or none.
+/// A created, replaced or deleted name.
 #[derive(Debug, Clone)]
 struct Change {
     path: PathBuf,
-    /// What it had before.
+    /// The previous content.
     former: Option<Vec<u8>>,
 }
 
 impl Volatile {
-    fn note(&mut self, call: Call<'_>) {
+    fn record(&mut self, call: Call<'_>) {
         match call {
             Call::Make(path) => self.change(path, None),
             Call::Write(path, length) => {
@@ -59,7 +59,7 @@ impl Volatile {
                 if let Some(synced) = content {
                     self.contents.insert(to.to_owned(), synced);
                 }
-                // The name that it had is of no account.
+                // The old, temporary name does not matter.
                 self.change(to, fs::read(to).ok());
             }
             Call::Remove(path) => {
@@ -77,7 +77,7 @@ impl Volatile {
         self.names.entry(folder).or_default().push(Change { path: path.to_owned(), former });
     }
 
-    /// The same of a copy of the store.
+    /// The same for a copy of the store.
     pub(crate) fn of_copy(&self, dir: &Path, copy: &Path) -> Self {
         let there = |path: &Path| copy.join(path.strip_prefix(dir).expect("it is of this store"));
         let contents = self.contents.iter().map(|(path, synced)| (there(path), *synced)).collect();
@@ -87,13 +87,14 @@ impl Volatile {
         Self { contents, names }
     }
 
-    /// Takes away what is lost: of each file's content, and of what was done in each folder, what `kept` says, of so many.
+    /// Reverts lost changes: of each file's unsynced bytes and of each directory's changes, keeps as many as the
+    /// functions return.
     pub(crate) fn lose(&self, mut kept_bytes: impl FnMut(u64) -> u64, mut kept_names: impl FnMut(u64) -> u64) {
         for (path, synced) in &self.contents {
             let Ok(file) = fs::File::options().write(true).open(path) else { continue };
             let len = file.metadata().expect("is there").len();
             let kept = synced + kept_bytes(len.saturating_sub(*synced));
-            // Its length may be there before its content is.
+            // The length may be synced before the content.
             file.set_len(kept)
                 .and_then(|()| if kept.is_multiple_of(2) { file.set_len(len) } else { Ok(()) })
                 .expect("cuts");
@@ -101,7 +102,7 @@ impl Volatile {
         for changes in self.names.values() {
             let kept = usize::try_from(kept_names(changes.len() as u64)).expect("small");
             for Change { path, former } in changes[kept..].iter().rev() {
-                // In a folder that is lost itself there is nothing to be done.
+                // The directory itself may be lost.
                 _ = match former {
                     Some(former) => fs::write(path, former),
                     None if path.is_dir() => fs::remove_dir_all(path),
@@ -114,7 +115,7 @@ impl Volatile {
 
 type Plan = Box<dyn FnMut(Call<'_>, &Volatile) -> io::Result<()> + Send>;
 
-/// A store that is watched.
+/// A store under test.
 #[derive(Default)]
 pub(crate) struct Power {
     pub(crate) volatile: Volatile,
@@ -123,21 +124,21 @@ pub(crate) struct Power {
 
 static WATCHED: Mutex<BTreeMap<PathBuf, &'static Mutex<Power>>> = Mutex::new(BTreeMap::new());
 
-/// Watches the store in a folder from now on. Whoever holds the lock holds up everything that it changes.
+/// Starts watching the store in a directory. Holding the lock blocks all of its changes.
 pub(crate) fn watch(dir: &Path, volatile: Volatile) -> &'static Mutex<Power> {
-    // As long as the process lives, which is that of a test.
+    // Leaked: it lives as long as the test process.
     let power: &'static Mutex<Power> = Box::leak(Box::new(Mutex::new(Power { volatile, plan: None })));
-    WATCHED.lock().expect("nobody panics").insert(dir.to_owned(), power);
+    WATCHED.lock().expect("not poisoned").insert(dir.to_owned(), power);
     power
 }
 
 impl Power {
-    /// Asks this before every call from now on, on the thread that makes it.
+    /// Runs `plan` before every later call, on the calling thread.
     pub(crate) fn plan(&mut self, plan: impl FnMut(Call<'_>, &Volatile) -> io::Result<()> + Send + 'static) {
         self.plan = Some(Box::new(plan));
     }
 
-    /// Lets everything go on.
+    /// Removes the plan.
     pub(crate) fn clear(&mut self) {
         self.plan = None;
     }
@@ -152,10 +153,10 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Notes a call, which is made while the guard is held, or says that it fails.
-pub(super) fn meet(call: Call<'_>) -> io::Result<Option<MutexGuard<'static, Power>>> {
+/// Records a call, which is made while the guard is held, or fails it.
+pub(super) fn intercept(call: Call<'_>) -> io::Result<Option<MutexGuard<'static, Power>>> {
     let watched = {
-        let watched = WATCHED.lock().expect("nobody panics");
+        let watched = WATCHED.lock().expect("not poisoned");
         call.path().ancestors().find_map(|folder| watched.get(folder).copied())
     };
     let Some(power) = watched else { return Ok(None) };
@@ -164,6 +165,6 @@ pub(super) fn meet(call: Call<'_>) -> io::Result<Option<MutexGuard<'static, Powe
     if let Some(plan) = plan {
         plan(call, volatile)?;
     }
-    volatile.note(call);
+    volatile.record(call);
     Ok(Some(power))
 }

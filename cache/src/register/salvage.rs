@@ -1,20 +1,20 @@
-//! A register whose files are damaged: what can be read of it is written anew, and the damaged files are kept.
+//! Salvages a register with damaged files: what can be read is written to new files, and the damaged files are kept.
 //!
-//! Goals: nothing that can be read is lost, wherever the damage is; nothing is deleted; a process that is killed at any point
-//! leaves the damaged register or the new one, never neither; what is read is checked (RocksDB sums every block of rows).
+//! Goals: everything readable is kept, wherever the damage is; nothing is deleted; a process that is killed at any
+//! point leaves the damaged register or the new one; rows are verified by RocksDB's block checksums.
 //!
-//! Rows are read in two ways, and what either finds counts:
+//! Rows are read in two ways, and the results are merged:
 //!
-//! 1. from the files as they are, passing over what is damaged of the log and of the tables;
-//! 2. from a copy of which RocksDB's repair makes a new manifest: where the first cannot open the database at all, or a table
-//!    whose own index is damaged hides others.
+//! 1. from the files as they are, skipping damaged parts of the log and of the tables;
+//! 2. from a copy for which RocksDB's repair creates a new manifest: if the first way cannot open the database, or a
+//!    table whose own index is damaged hides others.
 //!
-//! A row that was deleted or replaced, and of which only that change was lost, is found as it was before.
+//! If only the latest change of a row was lost, its earlier value is found, also if the change was a deletion.
 //!
-//! | folder | what |
+//! | directory | contents |
 //! |---|---|
-//! | `pins.rebuilding` | work under way: deleted when it is found |
-//! | `pins.rebuilt` | a new register that is whole, and is to take the place of `pins` |
+//! | `pins.rebuilding` | salvage in progress: deleted at the next start |
+//! | `pins.rebuilt` | a complete new register, which is to replace `pins` |
 //! | `pins.damaged-N` | the damaged files |
 
 use super::{LOCK_FILES, Rows, damage, options};
@@ -27,59 +27,59 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
-/// Looks for rows behind damaged ones, at most. A damaged block of rows takes some hundred.
+/// The maximum number of seeks for rows behind damaged blocks. A damaged block takes some hundred.
 const PROBES_MAX: u32 = 200_000;
 
-/// Rows that are written at a time.
-const ROWS_AT_ONCE: usize = 1_000;
+/// Rows per write batch.
+const BATCH_ROWS: usize = 1_000;
 
-/// What was done about a damaged register.
+/// The result of salvaging a damaged register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Salvage {
-    /// What was wrong.
+    /// What is damaged.
     pub damage: String,
-    /// Records that could be read.
+    /// The number of records that could be read.
     pub records: u64,
-    /// Where the damaged files are; `None` if what was read could not be written anew ([`Salvage::unwritten`]).
+    /// The directory of the damaged files; `None` if the new files could not be written ([`Salvage::unwritten`]).
     pub kept: Option<PathBuf>,
-    /// Why what was read could not be written: the register can be read and not changed.
+    /// Why the new files could not be written; the register is read-only.
     pub unwritten: Option<String>,
 }
 
-/// Ends or takes back what a process that was killed had begun.
-pub(super) fn tidy(dir: &Path) -> io::Result<()> {
+/// Completes or rolls back an interrupted salvage.
+pub(super) fn recover_interrupted(dir: &Path) -> io::Result<()> {
     remove(&beside(dir, "rebuilding"))?;
     let rebuilt = beside(dir, "rebuilt");
     if !rebuilt.exists() {
         return Ok(());
     }
     if dir.exists() {
-        // The damaged one is still in its place, and is read once more.
+        // The damaged register was not moved yet; it is salvaged again.
         return remove(&rebuilt);
     }
     fs::rename(&rebuilt, dir)?;
     sync_parent(dir)
 }
 
-/// Whether a folder has files of a register without the one that names them all.
-pub(super) fn lost_its_head(dir: &Path) -> bool {
+/// Whether a directory has files of a register but no `CURRENT` file.
+pub(super) fn has_lost_current(dir: &Path) -> bool {
     let is_ours = |name: &str| name.ends_with(".sst") || name.ends_with(".log") || name.starts_with("MANIFEST-");
     let Ok(entries) = fs::read_dir(dir) else { return false };
     !dir.join("CURRENT").exists() && entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_ours))
 }
 
-/// Whether there are tables that are newer than all that the manifest names: the end of the manifest is lost, which RocksDB takes
-/// for a write that was cut off, and deletes them. A process that was killed while it wrote a table leaves the same; what is in
-/// that is in the log as well, so that nothing is lost by a salvage then.
+/// Whether there are tables newer than all that the manifest names. Then the end of the manifest is lost, which RocksDB
+/// takes for an interrupted write, and would delete the tables. A process killed while it wrote a table leaves the same
+/// state; those rows are also in the log, so that a salvage loses nothing.
 pub(super) fn has_unknown_tables(dir: &Path) -> bool {
     !unknown_tables(dir).is_empty()
 }
 
-/// Deletes them.
+/// Deletes tables that the manifest does not name.
 pub(super) fn remove_unknown_tables(dir: &Path) {
     for path in unknown_tables(dir) {
         if let Err(error) = fs::remove_file(&path) {
-            warn!(path = %path.display(), %error, "what could not be written of the list of pins cannot be deleted");
+            warn!(path = %path.display(), %error, "an incomplete table of the list of pins could not be deleted");
         }
     }
 }
@@ -96,8 +96,7 @@ fn unknown_tables(dir: &Path) -> Vec<PathBuf> {
     entries.flatten().filter(is_newer).map(|entry| entry.path()).collect()
 }
 
-/// Whether what cannot be read of the log is its end alone, as a process that was killed or a power cut leaves it: nothing
-/// behind it is a record.
+/// Whether only the end of the log is unreadable, as after a kill or power loss: no record follows.
 pub(super) fn is_torn_tail(dir: &Path) -> bool {
     let read = |mode| {
         let rows = open_to_read(dir, mode).and_then(|db| all_rows(&db));
@@ -112,39 +111,41 @@ pub(super) fn read(dir: &Path) -> Rows {
     let (mut rows, whole) = match open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord) {
         Ok(db) => probed_rows(&db),
         Err(error) => {
-            info!(%error, "the files of the list of pins cannot be read as they are");
+            info!(%error, "the list of pins cannot be opened without repair");
             (Rows::new(), false)
         }
     };
     if !whole || has_unknown_tables(dir) {
         match repaired_rows(dir) {
             Ok(others) => others.into_iter().for_each(|(key, value)| _ = rows.entry(key).or_insert(value)),
-            Err(error) => warn!(%error, "the list of pins cannot be repaired; what can be read without that is kept"),
+            Err(error) => {
+                warn!(%error, "RocksDB cannot repair the list of pins; records readable without repair are kept")
+            }
         }
     }
     rows
 }
 
-/// Puts a new register with these rows in the place of a damaged one, and says where that is now.
+/// Replaces a damaged register by a new one with these rows, and returns the directory of the damaged files.
 pub(super) fn replace(dir: &Path, rows: &Rows) -> Result<PathBuf, StoreError> {
-    let told = |error: io::Error| StoreError::io(format!("{}: {error}", dir.display()));
+    let with_path = |error: io::Error| StoreError::io(format!("{}: {error}", dir.display()));
     let (building, built) = (beside(dir, "rebuilding"), beside(dir, "rebuilt"));
-    remove(&building).map_err(told)?;
+    remove(&building).map_err(with_path)?;
     write(&building, rows)?;
-    fs::rename(&building, &built).map_err(told)?;
-    sync_parent(dir).map_err(told)?;
+    fs::rename(&building, &built).map_err(with_path)?;
+    sync_parent(dir).map_err(with_path)?;
     let kept = unused(dir);
-    fs::rename(dir, &kept).map_err(told)?;
-    fs::rename(&built, dir).map_err(told)?;
-    sync_parent(dir).map_err(told)?;
+    fs::rename(dir, &kept).map_err(with_path)?;
+    fs::rename(&built, dir).map_err(with_path)?;
+    sync_parent(dir).map_err(with_path)?;
     Ok(kept)
 }
 
 fn write(dir: &Path, rows: &Rows) -> Result<(), StoreError> {
-    folder::make(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
+    folder::create(dir).map_err(|error| StoreError::io(format!("{}: {error}", dir.display())))?;
     let db = DB::open(&options(), dir)?;
     let rows: Vec<_> = rows.iter().collect();
-    for rows in rows.chunks(ROWS_AT_ONCE) {
+    for rows in rows.chunks(BATCH_ROWS) {
         let mut batch = WriteBatch::default();
         rows.iter().for_each(|(key, value)| batch.put(key, value));
         let mut synced = WriteOptions::default();
@@ -158,12 +159,12 @@ fn open_to_read(dir: &Path, mode: DBRecoveryMode) -> Result<DB, StoreError> {
     let mut options = options();
     options.create_if_missing(false);
     options.set_wal_recovery_mode(mode);
-    // Without these checks RocksDB passes over what is damaged of the log in every mode.
+    // Without paranoid checks, RocksDB skips damaged log records in every mode.
     options.set_paranoid_checks(matches!(mode, DBRecoveryMode::PointInTime));
     Ok(DB::open_for_read_only(&options, dir, false)?)
 }
 
-/// Every row, or that one cannot be read.
+/// Every row, or an error if one cannot be read.
 pub(super) fn all_rows(db: &DB) -> Result<Rows, StoreError> {
     let mut rows = Rows::new();
     for row in rows_from(db, b"") {
@@ -173,7 +174,7 @@ pub(super) fn all_rows(db: &DB) -> Result<Rows, StoreError> {
     Ok(rows)
 }
 
-/// How many rows there are, or that one cannot be read.
+/// The number of rows, or an error if one cannot be read.
 pub(super) fn count_rows(db: &DB) -> Result<u64, StoreError> {
     rows_from(db, b"").try_fold(0, |count, row| row.map(|_| count + 1)).map_err(damage)
 }
@@ -184,8 +185,8 @@ fn rows_from<'a>(db: &'a DB, from: &[u8]) -> impl Iterator<Item = Result<Row, ro
     db.iterator_opt(IteratorMode::From(from, Direction::Forward), reading)
 }
 
-/// Every row that is not in a damaged block, and whether none is: behind a damaged block, reading goes on with the next key that
-/// can be read.
+/// Every row that is not in a damaged block, and whether there was no damage. After a damaged block, reading continues
+/// with the next readable key.
 fn probed_rows(db: &DB) -> (Rows, bool) {
     let (mut rows, mut from, mut probes, mut whole) = (Rows::new(), Vec::new(), 0, true);
     loop {
@@ -214,10 +215,10 @@ fn probed_rows(db: &DB) -> (Rows, bool) {
     }
 }
 
-/// Keys behind a key, nearer ones first: each of its bytes made larger, the last ones first. The names of records are even over
-/// their digits, so that some step is as large as what is damaged and not much larger.
+/// Keys after a key, nearer ones first: one byte is increased, starting with the last. Record keys are distributed
+/// evenly, so that some step skips the damaged block and little more.
 fn successors(key: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
-    // Of an empty key as of one before all others.
+    // The empty key precedes all others.
     let first = (key.is_empty()).then(|| (0..=u8::MAX).map(|byte| vec![byte]));
     let others = (0..key.len()).rev().flat_map(move |at| {
         (key[at]..u8::MAX).map(move |byte| {
@@ -232,14 +233,14 @@ fn successors(key: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
 /// The rows of a copy that RocksDB repaired.
 fn repaired_rows(dir: &Path) -> Result<Rows, StoreError> {
     let copy = beside(dir, "rebuilding");
-    let told = |error: io::Error| StoreError::io(format!("{}: {error}", copy.display()));
-    remove(&copy).map_err(told)?;
-    copy_files(dir, &copy).map_err(told)?;
+    let with_path = |error: io::Error| StoreError::io(format!("{}: {error}", copy.display()));
+    remove(&copy).map_err(with_path)?;
+    copy_files(dir, &copy).map_err(with_path)?;
     let rows = DB::repair(&options(), &copy)
         .map_err(StoreError::from)
         .and_then(|()| open_to_read(&copy, DBRecoveryMode::SkipAnyCorruptedRecord))
         .map(|db| probed_rows(&db).0);
-    remove(&copy).map_err(told)?;
+    remove(&copy).map_err(with_path)?;
     rows
 }
 
@@ -266,7 +267,7 @@ fn beside(dir: &Path, what: &str) -> PathBuf {
     dir.with_added_extension(what)
 }
 
-/// The first name for damaged files that nothing has.
+/// The first unused name for damaged files.
 fn unused(dir: &Path) -> PathBuf {
     let mut number = 1_u32;
     loop {
@@ -289,11 +290,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn successors_are_behind_a_key_and_reach_whatever_is(key: Vec<u8>, other: Vec<u8>) {
+        fn successors_are_greater_and_reach_every_greater_key(key: Vec<u8>, other: Vec<u8>) {
             let key = &key[..key.len().min(6)];
             let all: Vec<_> = successors(key).collect();
             prop_assert!(all.iter().all(|next| next.as_slice() > key || key.is_empty()));
-            // Whatever does not begin with the key and is behind it has a successor at or before it.
+            // Every greater key without this prefix has a successor at or before it.
             if other.as_slice() > key && !other.starts_with(key) {
                 prop_assert!(all.iter().any(|next| next <= &other));
             }

@@ -1,24 +1,24 @@
-//! Leaves of a file as parts of one `Content-Encoding: zstd` body (<https://www.rfc-editor.org/rfc/rfc8878>, section 3:
-//! any number of frames is the concatenation of what is in them).
+//! The leaves of a file as one `Content-Encoding: zstd` body (<https://www.rfc-editor.org/rfc/rfc8878>, section 3:
+//! concatenated frames decode to the concatenation of their contents).
 //!
-//! Goals: a stored frame goes out as it is; what is stored raw goes out as a frame of raw blocks, some bytes longer and
-//! not copied; the length of the body is known from the stored lengths alone, so that it can be announced before any
-//! value is read.
+//! Goals: stored frames are sent unchanged; raw values are sent as a frame of raw blocks, which is a few bytes longer
+//! and not copied; the length of the body follows from the stored lengths alone, so that `Content-Length` is known
+//! before any value is read.
 //!
 //! | stored as | read by a raw CID | read by a dag-pb CID |
 //! |---|---|---|
 //! | raw | raw frame of the block | raw frame of the payload |
-//! | frame | the frame | unpacked, raw frame of the payload |
+//! | frame | the frame | decompressed, raw frame of the payload |
 //! | envelope | raw frame of the prefix, the frame, raw frame of the suffix | the frame |
 //!
-//! The two that cost something or save little are rare: a block is stored for the codec that it was first fetched by,
-//! and whole frames of dag-pb leaves come from stores of earlier releases, until they are recompressed.
+//! The two expensive combinations are rare: a block is stored for the codec with which it was first fetched, and frames
+//! of whole dag-pb leaves come from stores of earlier releases, until they are recompressed.
 //!
-//! What a stored frame unpacks to is not looked at here. It was made of a block that had been checked, and the store's
-//! checksums vouch for it since, as they do for what is stored raw. Trustless forms are for clients who check themselves.
+//! The contents of stored frames are not verified here. They were made from verified blocks and are protected by the
+//! store's checksums, like raw values. Clients that verify use the trustless formats.
 //!
-//! Non-goals: inner nodes, whose bytes of their own (there hardly ever are any) are [`frame::raw`]; ranges, which are
-//! of the identity; negotiation.
+//! Non-goals: the file data of inner nodes, which hardly ever exists ([`frame::raw`]); ranges, which use the identity
+//! coding; content negotiation.
 
 use super::frame::{raw, raw_bytes};
 use super::{Shape, Stored, ValueError};
@@ -29,38 +29,38 @@ use content::{Block, Cid, codec};
 #[cfg(doc)]
 use super::frame;
 
-/// Why a leaf cannot be part of a body. The body has to end in an error.
+/// Why a leaf cannot be part of a body. The body must end with an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
-    /// The value cannot be unpacked.
+    /// The value cannot be decompressed.
     #[error(transparent)]
     Value(#[from] ValueError),
     /// The block is not UnixFS.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// The block is not a leaf of a file, or not of so many bytes as its parent says.
+    /// The block is not a leaf of a file, or its length differs from that in its parent.
     #[error("{cid} is not a leaf of {file_bytes} bytes")]
     Leaf {
         /// The block.
         cid: Cid,
-        /// The length that was expected of its part of the file.
+        /// The expected length of its file data.
         file_bytes: u64,
     },
 }
 
-/// What is done with a value.
+/// How a value is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Plan {
-    /// Its frame is sent as it is.
+    /// Its frame is sent unchanged.
     Frame { frame_bytes: usize },
-    /// Its frame is sent as it is, between raw frames of what is around it.
+    /// Its frame is sent unchanged, between raw frames of the prefix and the suffix.
     Around { prefix_bytes: usize, frame_bytes: usize, suffix_bytes: usize },
-    /// The file's bytes are sent as a raw frame.
+    /// The file data is sent as a raw frame.
     Raw,
 }
 
 impl Plan {
-    /// `None` if the codec is not one of files, or the lengths contradict each other.
+    /// `None` if the codec is not used for files, or the lengths are inconsistent.
     fn of(shape: Shape, codec: u64, file_bytes: u64) -> Option<Self> {
         let (plan, expected) = match (codec, shape) {
             (codec::RAW, Shape::Raw { block_bytes }) => (Self::Raw, block_bytes),
@@ -71,7 +71,7 @@ impl Plan {
             (codec::DAG_PB, Shape::Envelope { payload_bytes, frame_bytes, .. }) => {
                 (Self::Frame { frame_bytes }, payload_bytes)
             }
-            // How much of it is the file's only shows when it is read.
+            // The length of the file data is known only after reading the value.
             (codec::DAG_PB, _) if file_bytes <= shape.block_bytes() as u64 => return Some(Self::Raw),
             _ => return None,
         };
@@ -79,9 +79,9 @@ impl Plan {
     }
 }
 
-/// The length of what [`parts`] gives for a leaf, in bytes. `file_bytes` is how much of the file the leaf is, as its
-/// parent says. `None` if there is no such leaf: then the file has to be sent as it is, and its reader will find out
-/// why.
+/// The length of the result of [`parts`] for a leaf, in bytes. `file_bytes` is the length of its file data according to
+/// its parent. `None` if there is no such leaf: then the file must be sent with the identity coding, which reports the
+/// error.
 pub fn encoded_bytes(shape: Shape, codec: u64, file_bytes: u64) -> Option<u64> {
     Some(match Plan::of(shape, codec, file_bytes)? {
         Plan::Frame { frame_bytes } => frame_bytes as u64,
@@ -92,11 +92,11 @@ pub fn encoded_bytes(shape: Shape, codec: u64, file_bytes: u64) -> Option<u64> {
     })
 }
 
-/// The bytes of a leaf as one or more whole frames, in order; an empty leaf is an empty frame, so that no body is
-/// empty.
+/// The file data of a leaf as one or more complete frames, in order; an empty leaf is an empty frame, so that no body
+/// is empty.
 ///
 /// # Errors
-/// [`BodyError`]; nothing of the leaf must be sent then.
+/// [`BodyError`]; then no part of the leaf must be sent.
 pub fn parts(stored: &Stored, cid: &Cid, file_bytes: u64) -> Result<Vec<Bytes>, BodyError> {
     let not_a_leaf = || BodyError::Leaf { cid: *cid, file_bytes };
     match Plan::of(stored.shape(), cid.codec(), file_bytes).ok_or_else(not_a_leaf)? {

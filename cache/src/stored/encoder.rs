@@ -1,9 +1,9 @@
-//! [`Encoder`]: from a block to its stored form.
+//! [`Encoder`]: encodes a block into its stored form.
 //!
-//! What it costs and saves, on two shared virtual cores with other work going on, at level 3 and in blocks of 256 KiB.
-//! The first five kinds are generated, the others are files of a Debian system. *missed* is the share of
-//! blocks that were not tried, or not tried in full, and would have saved enough; *zstd* is the speed of compressing
-//! whatever it is, without a look at it first. The tables are printed by the test `figures`, which says how it is run.
+//! Costs and savings, on two shared virtual cores with other load, at level 3 and in blocks of 256 KiB. The first five
+//! kinds are generated, the others are files of a Debian system. *missed* is the share of blocks that would have saved
+//! enough but were not compressed; *zstd* is the speed of compressing everything, without sampling first. The test
+//! `figures` prints these tables.
 //!
 //! | data | framed | missed | stored | at level 19 | sample MB/s | encode MB/s | zstd MB/s | decode MB/s |
 //! |---|---|---|---|---|---|---|---|---|
@@ -22,8 +22,8 @@
 //! | .ttf | 100 % | 0 % | 53.0 % | 46.4 % | 3343 | 108 | 110 | 443 |
 //! | .zip | 43 % | 0 % | 90.9 % | 90.8 % | 11002 | 591 | 402 | 8700 |
 //!
-//! So a block that does not shrink costs little more than the copy that stores it. Of 259 blocks of these files, 71
-//! saved up to 6 %, 3 from 6 to 12 %, and 185 more: the bar, one part in 16, is where it matters least.
+//! So an incompressible block costs little more than the copy that stores it. Of 259 blocks of these files, 71 saved up
+//! to 6 %, 3 from 6 to 12 %, and 185 more: the threshold, one part in 16, is where it matters least.
 
 use super::estimate::{Estimate, context};
 use super::{Layout, RAW_HEAD_BYTES, Shape, Stored, TAG_ENVELOPE, TAG_FRAME, ValueError, at_end, raw_head};
@@ -34,21 +34,20 @@ use std::io;
 use std::ops::Range;
 use zstd::zstd_safe::CCtx;
 
-/// Payloads up to this size are stored raw: there is little to save, and headers take some of it.
+/// Payloads up to this size are stored raw, since compression saves little.
 const RAW_UP_TO_BYTES: usize = 512;
 
-/// A value has to be smaller than the raw one by one part in this many, or the time spent unpacking is not worth it.
+/// A compressed value must be smaller than the raw one by one part in this many, to be worth decompressing.
 pub(super) const SAVING_MIN: usize = 16;
 
-/// A value that is written again has to be smaller than it was by one part in this many, or the disk's time is not
-/// worth it.
+/// A recompressed value must be smaller than the old one by one part in this many, to be worth writing.
 const REWRITE_SAVING_MIN: usize = 32;
 
 /// How blocks are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// zstd's compression level, from 1 (fast) to 22 (small); what is beyond zstd's range means its nearest end, and 0
-    /// zstd's own choice.
+    /// zstd's compression level, from 1 (fast) to 22 (small); values beyond zstd's range are clamped, and 0 is zstd's
+    /// default.
     pub level: i32,
 }
 
@@ -58,12 +57,11 @@ impl Default for Options {
     }
 }
 
-/// Makes stored values, keeping zstd's working memory between them.
+/// Encodes stored values, and reuses zstd's working memory.
 ///
 /// For blocks of 256 KiB that is 1 MiB at level 3 and 5 MiB at level 19, for the largest blocks 1.3 and 33 MiB; the
-/// samples take 0.6 MiB more. So a thread that stores blocks keeps one encoder for as long as it lives, and one that
-/// recompresses makes another at a higher level and lets go of it when it is done. An encoder can be handed from thread
-/// to thread, but is used by one at a time.
+/// samples take 0.6 MiB more. So a thread that stores blocks keeps one encoder, and recompression creates another one
+/// with a higher level and drops it when it is done.
 pub struct Encoder {
     zstd: CCtx<'static>,
     estimate: Estimate,
@@ -73,22 +71,21 @@ impl Encoder {
     /// An encoder for one thread.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If memory cannot be allocated.
     pub fn new(options: Options) -> io::Result<Self> {
         Ok(Self { zstd: context(options.level)?, estimate: Estimate::new()? })
     }
 
-    /// The value to store for `block`. The codec of its CID tells whether it is a leaf with an envelope.
+    /// The value to store for `block`. The codec of its CID determines whether it is a leaf with an envelope.
     ///
-    /// A block whose CID has another codec than the one it is read by later is stored as well and read as well; only a
-    /// body made of it takes more bytes ([`super::body`]).
+    /// A block may later be read with another codec; only a body made of it is longer then ([`super::body`]).
     pub fn encode(&mut self, block: &Block) -> Stored {
-        self.shrunk(block.data(), payload(block)).unwrap_or_else(|| Stored::raw(block.data()))
+        self.compressed(block.data(), payload(block)).unwrap_or_else(|| Stored::raw(block.data()))
     }
 
-    /// The same in two pieces, which together are the value: what is stored raw is not copied.
+    /// The same in two pieces, so that raw blocks are not copied.
     pub fn encode_in_pieces(&mut self, block: &Block) -> (Shape, [Bytes; 2]) {
-        match self.shrunk(block.data(), payload(block)) {
+        match self.compressed(block.data(), payload(block)) {
             Some(stored) => (stored.shape(), [Bytes::new(), stored.value().clone()]),
             None => {
                 let head = Bytes::copy_from_slice(&raw_head(block.data().len()));
@@ -97,33 +94,33 @@ impl Encoder {
         }
     }
 
-    /// A smaller value for a block that is stored, for an encoder of a higher level; `None` if it does not pay to write
-    /// it. It also pays to put a leaf that was stored as a whole into its envelope, for then it can be sent as it is.
+    /// A smaller value for a stored block, for an encoder with a higher level; `None` if it is not worth writing.
+    /// Converting a frame of a whole leaf to an envelope is also worth it, since its frame can then be sent unchanged.
     ///
     /// # Errors
-    /// [`ValueError`] when the value cannot be unpacked.
+    /// [`ValueError`] if the value cannot be decompressed.
     pub fn recompress(&mut self, cid: &Cid, stored: &Stored) -> Result<Option<Stored>, ValueError> {
         let block = Block::from_checked(*cid, stored.block()?);
         let payload = match stored.shape() {
-            // Whatever codec it is asked for by now, somebody stored it as a leaf.
+            // It was stored as a leaf, whatever codec is requested now.
             Shape::Envelope { prefix_bytes, payload_bytes, .. } => prefix_bytes..prefix_bytes + payload_bytes,
             Shape::Raw { .. } | Shape::Frame { .. } => payload(&block),
         };
-        let Some(found) = self.shrunk(block.data(), payload) else { return Ok(None) };
+        let Some(found) = self.compressed(block.data(), payload) else { return Ok(None) };
         let bytes = stored.value().len();
         let enveloped = matches!((stored.shape(), found.shape()), (Shape::Frame { .. }, Shape::Envelope { .. }));
         let bytes_max = if enveloped { bytes } else { bytes - bytes / REWRITE_SAVING_MIN };
         Ok((found.value().len() <= bytes_max).then_some(found))
     }
 
-    /// The block with its payload as a frame, if that saves enough. A failure to compress is no reason not to store it.
-    fn shrunk(&mut self, block: &[u8], payload: Range<usize>) -> Option<Stored> {
+    /// The block with its payload compressed, if that saves enough. `None` also if compression fails.
+    fn compressed(&mut self, block: &[u8], payload: Range<usize>) -> Option<Stored> {
         let (prefix, suffix) = (&block[..payload.start], &block[payload.end..]);
         let payload = &block[payload];
         if payload.len() <= RAW_UP_TO_BYTES || !self.estimate.is_promising(payload) {
             return None;
         }
-        // zstd stops where the room ends: what does not pay is an error of its own.
+        // zstd fails if the result exceeds the capacity, so that a value that saves too little is an error.
         let bytes_max = RAW_HEAD_BYTES + block.len() - block.len() / SAVING_MIN;
         let mut value = Vec::with_capacity(bytes_max);
         put_head(&mut value, prefix, suffix)?;
@@ -142,8 +139,7 @@ impl Encoder {
     }
 }
 
-/// All that comes before the frame. `None` if what is around the payload is too long to be told in a byte, which
-/// [`payload`] sees to.
+/// Writes everything before the frame. `None` if the prefix or the suffix is too long, which [`payload`] prevents.
 fn put_head(value: &mut Vec<u8>, prefix: &[u8], suffix: &[u8]) -> Option<()> {
     if prefix.is_empty() && suffix.is_empty() {
         value.push(TAG_FRAME);
@@ -155,7 +151,8 @@ fn put_head(value: &mut Vec<u8>, prefix: &[u8], suffix: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Where the file's bytes are in a leaf; the whole of any other block, and of a leaf whose envelope is unusually long.
+/// The range of the file data in a leaf; the whole range for other blocks, and for leaves with an unusually long
+/// envelope.
 fn payload(block: &Block) -> Range<usize> {
     let whole = 0..block.data().len();
     match Node::decode(block) {
@@ -168,7 +165,7 @@ fn payload(block: &Block) -> Range<usize> {
     }
 }
 
-/// Where `inner`, which was sliced from `outer`, lies in it. An empty slice lies anywhere.
+/// The range of `inner` in `outer`, of which it is a slice. `None` for an empty slice.
 fn range_in(outer: &[u8], inner: &[u8]) -> Option<Range<usize>> {
     let start = (inner.as_ptr() as usize).checked_sub(outer.as_ptr() as usize)?;
     let range = start..start + inner.len();

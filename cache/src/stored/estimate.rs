@@ -1,9 +1,9 @@
-//! Whether it is worth trying to compress: a few slices from all over the payload are compressed at the fastest level.
+//! Estimates whether compression is worthwhile: a few slices from the whole payload are compressed at the fastest
+//! level.
 //!
-//! Slices, because a head tells little: images begin with text, programs with tables, archives with names. A sample
-//! sees no repetition between blocks of a file and little inside of one, so the bar is lower for it than for the frame
-//! that follows; it is there to let go of what is compressed or encrypted already, at a small part of the cost of
-//! finding out in full.
+//! A head alone says little: images begin with text, programs with tables, archives with names. A sample contains no
+//! repetitions across blocks of a file and few within one, so its threshold is lower than that of the frame; it only
+//! excludes data that is already compressed or encrypted, at a small part of the cost of compressing it.
 
 use super::formats::looks_compressed;
 use std::io;
@@ -13,17 +13,17 @@ const LEVEL: i32 = 1;
 const SLICE_BYTES: usize = 1024;
 const SLICES: usize = 8;
 
-/// Up to this size the whole is compressed without a sample, which would be a good part of it, in bytes.
+/// Smaller payloads are compressed without sampling, since the sample would be a large part of them.
 const SAMPLED_FROM_BYTES: usize = 4 * SLICES * SLICE_BYTES;
 
-/// The sample has to save one part in this many.
+/// The sample must save one part in this many.
 const SAVING_MIN: usize = 32;
 /// The same if the payload begins like a compressed format. Of the images at hand, those with a thumbnail, a profile or
-/// a title saved 2 to 8 % of the sample and mostly nothing of the whole, those that were compressed badly 10 % or more
-/// of both.
+/// a title saved 2 to 8 % of the sample and mostly nothing of the whole; badly compressed ones saved 10 % or more of
+/// both.
 const SAVING_MIN_IF_COMPRESSED: usize = 10;
 
-/// Takes samples, keeping zstd's working memory between them.
+/// Compresses samples, and reuses zstd's working memory.
 pub(super) struct Estimate {
     zstd: CCtx<'static>,
     sample: Vec<u8>,
@@ -36,7 +36,7 @@ impl Estimate {
         Ok(Self { zstd, sample: Vec::with_capacity(SLICES * SLICE_BYTES), frame: Vec::new() })
     }
 
-    /// Whether compressing `payload` may pay.
+    /// Whether compressing `payload` may be worthwhile.
     pub(super) fn is_promising(&mut self, payload: &[u8]) -> bool {
         if payload.len() < SAMPLED_FROM_BYTES {
             return true;
@@ -47,13 +47,13 @@ impl Estimate {
             self.sample.extend_from_slice(&payload[start..start + SLICE_BYTES]);
         }
         let saving_min = if looks_compressed(payload) { SAVING_MIN_IF_COMPRESSED } else { SAVING_MIN };
-        // zstd stops where the room ends, so there is nothing to compare.
+        // zstd fails if the result exceeds the buffer.
         self.frame.resize(self.sample.len() - self.sample.len() / saving_min, 0);
         self.zstd.compress2(&mut self.frame[..], &self.sample).is_ok()
     }
 }
 
-/// A context that writes frames as they are stored: with the size of their content, without a checksum.
+/// A context for stored frames: with the content size, without a checksum.
 pub(super) fn context(level: i32) -> io::Result<CCtx<'static>> {
     let mut zstd = CCtx::try_create().ok_or(io::ErrorKind::OutOfMemory)?;
     for parameter in
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_tells_what_shrinks_wherever_it_lies() {
+    fn a_sample_detects_compressible_data_wherever_it_is() {
         let (noise, text) = (samples::noise(1, 256 * 1024), samples::text(1, 256 * 1024));
         let half = 128 * 1024;
         let jpeg = |rest: &[u8]| [b"\xff\xd8\xff\xe0", rest].concat();

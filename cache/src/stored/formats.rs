@@ -1,11 +1,11 @@
-//! Formats that are compressed already, told by the bytes that they begin with.
+//! Detects formats that are already compressed, by their signatures.
 //!
-//! A hint and no more: it is had only from the first block of a file, some of these signatures are short, and a film
-//! may begin with a table that shrinks well. So a match does not keep a block from being compressed, it raises the bar
-//! for the sample (`estimate`). Formats whose content varies (PDF, TIFF, WAV, TAR) are not here, nor is Brotli, which
-//! has no signature: for them the sample speaks alone.
+//! This is only a hint: it is available only for the first block of a file, some signatures are short, and a video may
+//! begin with a table that compresses well. So a match does not exclude a block from compression, but raises the
+//! threshold for the sample (`estimate`). Formats with varying content (PDF, TIFF, WAV, TAR) are not listed, nor is
+//! Brotli, which has no signature.
 
-/// Where a signature is, and what it is.
+/// The offsets and bytes of signatures.
 const SIGNATURES: &[(usize, &[u8])] = &[
     // Images.
     (0, b"\xff\xd8\xff"),      // JPEG
@@ -28,7 +28,7 @@ const SIGNATURES: &[(usize, &[u8])] = &[
     (0, b"\xff\xf1"), // AAC in ADTS
     (0, b"\xff\xf9"),
     // Archives and compressed files.
-    (0, b"PK\x03\x04"),         // ZIP, and what is made of it: documents, JAR, EPUB, APK
+    (0, b"PK\x03\x04"),         // ZIP and formats based on it: documents, JAR, EPUB, APK
     (0, b"\x1f\x8b\x08"),       // gzip
     (0, b"\x28\xb5\x2f\xfd"),   // zstd
     (0, b"\xfd7zXZ\x00"),       // xz
@@ -43,7 +43,7 @@ const SIGNATURES: &[(usize, &[u8])] = &[
     (0, b"PAR1"), // Parquet
 ];
 
-/// Whether the beginning of a file looks like one of these formats.
+/// Whether the beginning of a file matches one of these formats.
 pub(super) fn looks_compressed(start: &[u8]) -> bool {
     SIGNATURES.iter().any(|(at, signature)| start.get(*at..).is_some_and(|rest| rest.starts_with(signature)))
 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compressed_formats_are_told_from_others() {
+    fn compressed_formats_are_detected() {
         let compressed: [&[u8]; 12] = [
             b"\xff\xd8\xff\xe0\x00\x10JFIF",
             b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",

@@ -1,12 +1,11 @@
-//! What has to be known of the zstd format (<https://www.rfc-editor.org/rfc/rfc8878>) beside what the library does:
-//! which frames may be sent to a browser, and frames of raw blocks, which take no compressing.
+//! The parts of the zstd format (<https://www.rfc-editor.org/rfc/rfc8878>) that the library does not cover: which
+//! frames may be sent to a browser, and frames of raw blocks, which need no compression.
 //!
-//! Goals: windows of 8 MiB at most, the limit of a `zstd` content coding (<https://www.rfc-editor.org/rfc/rfc9659>);
-//! the size of the content in every header, so that a decoder knows what it needs; nothing copied.
+//! Goals: windows of 8 MiB at most, the limit of the `zstd` content coding (<https://www.rfc-editor.org/rfc/rfc9659>);
+//! the content size in every header, so that decoders can allocate; no copies.
 //!
-//! Frames have no checksum. The bytes were hashed when they became a block, and the connection has checks of its own.
-//! For a raw frame it would also mean to read all of the bytes before the client does, which is most of the work that
-//! is saved.
+//! Frames have no checksum. The bytes are covered by the block's hash, and connections have checksums of their own. For
+//! a raw frame, a checksum would also need reading all of the bytes, which is most of the work that is saved.
 
 use super::ValueError;
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -14,21 +13,21 @@ use content::MAX_BLOCK_BYTES;
 use zstd::zstd_safe::find_frame_compressed_size;
 
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// The most that one zstd block holds, in bytes.
+/// The maximum size of a zstd block, in bytes.
 const BLOCK_BYTES_MAX: usize = 128 * 1024;
 const BLOCK_HEAD_BYTES: usize = 3;
-/// What a decoder has to have as a window at most, in bytes.
+/// The maximum window size, in bytes.
 const WINDOW_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
-/// Bit of the frame header descriptor: there is no window but the content itself.
+/// Bit of the frame header descriptor: the window is the content itself.
 const SINGLE_SEGMENT: u8 = 1 << 5;
-/// Bits that name a dictionary, and one that the format does not use yet.
-const REFUSED: u8 = 0b1011;
+/// The bits for a dictionary ID, and the reserved bit.
+const UNSUPPORTED: u8 = 0b1011;
 /// Window descriptor of 128 KiB: two to the power of 10 + 7.
 const WINDOW_OF_ONE_BLOCK: u8 = 7 << 3;
 
-/// The size of the content of a frame, in bytes, if `bytes` are one whole frame that may be sent as it is; never more
-/// than a block's. The lengths of its zstd blocks are followed, nothing is unpacked.
+/// The content size of a frame, in bytes, if `bytes` are one complete frame that may be sent unchanged; never larger
+/// than a block. Follows the lengths of its zstd blocks without decompressing.
 pub(super) fn content_bytes(bytes: &[u8]) -> Result<usize, ValueError> {
     let content = head(bytes).ok_or(ValueError::Frame)?;
     if find_frame_compressed_size(bytes) != Ok(bytes.len()) {
@@ -37,15 +36,15 @@ pub(super) fn content_bytes(bytes: &[u8]) -> Result<usize, ValueError> {
     usize::try_from(content).ok().filter(|bytes| *bytes <= MAX_BLOCK_BYTES).ok_or(ValueError::TooLarge)
 }
 
-/// The size that a frame says its content has, in bytes, by the beginning of the frame.
+/// The content size in a frame's header, in bytes.
 pub(super) fn announced_bytes(beginning: &[u8]) -> Option<usize> {
     usize::try_from(head(beginning)?).ok()
 }
 
-/// What the header says of the content's size. `None` if it does not say, or needs a window that is too large.
+/// The content size in the header. `None` if it is missing, or the window is too large.
 fn head(frame: &[u8]) -> Option<u64> {
     let (descriptor, rest) = frame.strip_prefix(&MAGIC)?.split_first()?;
-    if descriptor & REFUSED != 0 {
+    if descriptor & UNSUPPORTED != 0 {
         return None;
     }
     let single = descriptor & SINGLE_SEGMENT != 0;
@@ -65,20 +64,19 @@ fn window_bytes(descriptor: u8) -> u64 {
     base + base / 8 * u64::from(descriptor & 7)
 }
 
-/// The length of [`raw`] of so many bytes.
+/// The length of the frame from [`raw`] for `content_bytes`.
 pub fn raw_bytes(content_bytes: u64) -> u64 {
     let blocks = content_bytes.div_ceil(BLOCK_BYTES_MAX as u64).max(1);
     raw_head_bytes(content_bytes) as u64 + blocks * BLOCK_HEAD_BYTES as u64 + content_bytes
 }
 
-/// Bytes as a frame of raw blocks, in order: headers of a few bytes, and between them the bytes themselves, which are
-/// shared.
+/// Bytes as a frame of raw blocks: small headers, and between them slices of the bytes, which are not copied.
 ///
-/// A frame of several blocks has a window of one, for nothing in it refers back: a decoder needs no more memory than
-/// that.
+/// A frame of several blocks has a window of one block, since it has no back-references: a decoder needs no more
+/// memory.
 pub fn raw(content: &Bytes) -> Vec<Bytes> {
     let blocks = content.len().div_ceil(BLOCK_BYTES_MAX).max(1);
-    // All headers are in one allocation and cut from it.
+    // All headers are slices of one allocation.
     let mut heads = BytesMut::with_capacity(raw_head_bytes(content.len() as u64) + blocks * BLOCK_HEAD_BYTES);
     put_raw_head(&mut heads, content.len() as u64);
     let mut parts = Vec::with_capacity(2 * blocks);
@@ -94,7 +92,7 @@ pub fn raw(content: &Bytes) -> Vec<Bytes> {
     parts
 }
 
-/// How wide the field with the size of the content is: its code, its bytes.
+/// The width of the content size field: its code, and its bytes.
 fn size_field(content_bytes: u64) -> (u8, usize) {
     match content_bytes {
         0..256 => (0, 1),
@@ -130,19 +128,19 @@ fn put_raw_head(out: &mut BytesMut, content_bytes: u64) {
     }
 }
 
-/// One bit for the last block, two for its type, of which raw is 0, and 21 for its size.
+/// One bit for the last block, two for the type (0 is raw), and 21 for the size.
 fn put_raw_block_head(out: &mut BytesMut, block_bytes: usize, last: bool) {
     out.put_uint_le((block_bytes as u64) << 3 | u64::from(last), BLOCK_HEAD_BYTES);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{joined, unpacked};
+    use super::super::tests::{decompressed, joined};
     use super::*;
     use proptest::prelude::*;
 
     #[test]
-    fn a_raw_frame_has_the_header_that_its_length_asks_for() {
+    fn a_raw_frame_has_the_header_for_its_length() {
         let table: [(usize, &[u8]); 6] = [
             (0, &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 0, 0x01, 0, 0]),
             (1, &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 1, 0x09, 0, 0, 7]),
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_frames_around_every_bound_decode_and_have_the_length_that_was_told() {
+    fn raw_frames_around_every_bound_decode_and_have_the_announced_length() {
         let bounds = [0, 1, 255, 256, 65_791, 65_792, BLOCK_BYTES_MAX, 2 * BLOCK_BYTES_MAX];
         for length in bounds.into_iter().flat_map(|bound| bound.saturating_sub(1)..=bound + 1) {
             let content = Bytes::from(vec![7; length]);
@@ -166,14 +164,14 @@ mod tests {
             let frame = joined(&parts);
             assert_eq!(frame.len() as u64, raw_bytes(length as u64));
             assert_eq!(content_bytes(&frame), Ok(length));
-            assert_eq!(unpacked(&frame), content);
+            assert_eq!(decompressed(&frame), content);
             let inside = |part: &&Bytes| content.as_ptr_range().contains(&part.as_ptr());
             assert_eq!(parts.iter().filter(inside).map(Bytes::len).sum::<usize>(), length, "copied");
         }
     }
 
     #[test]
-    fn frames_that_must_not_be_sent_are_refused() {
+    fn frames_that_must_not_be_sent_are_rejected() {
         let frame = |descriptor: u8, rest: &[u8]| [&MAGIC[..], &[descriptor], rest, &[1, 0, 0]].concat();
         let table: [(&str, Vec<u8>, Result<usize, ValueError>); 11] = [
             ("single segment", frame(0x20, &[0]), Ok(0)),

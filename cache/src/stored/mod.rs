@@ -1,34 +1,35 @@
-//! [`Stored`]: how a block's bytes lie on disk, and how they get from there to a browser without being unpacked.
+//! [`Stored`]: the stored form of a block, compressed where that saves space, and sent to a browser without
+//! decompression.
 //!
-//! Goals: spend no time on bytes that do not shrink (most of the web's are images, video and archives, compressed long
-//! before); give back the exact block or an error, and never hand out more than a block can be; have at hand the frame
-//! that a client who accepts `zstd` can be sent as it is.
+//! Goals: no time is spent on incompressible bytes (most of the web's are images, video and archives); reading returns
+//! the exact block or an error, and never more than the maximum size of a block; a stored frame can be sent unchanged
+//! to a client that accepts `zstd`.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`mod@encoder`] | [`Encoder`]: from a block to its stored form, and to a smaller one later |
-//! | `estimate`, `formats` | whether compressing is worth trying |
+//! | [`mod@encoder`] | [`Encoder`]: encodes a block into its stored form, and recompresses it later |
+//! | `estimate`, `formats` | estimate whether compression is worthwhile |
 //! | [`mod@body`] | the leaves of a file as one `Content-Encoding: zstd` body |
-//! | [`mod@frame`] | what has to be known of the zstd format (RFC 8878) |
+//! | [`mod@frame`] | the zstd frame format (RFC 8878) |
 //!
 //! A stored value begins with a tag, which is also its version:
 //!
-//! | tag | what follows |
+//! | tag | content |
 //! |---|---|
-//! | 0 | the block, as earlier releases stored it; read, not written any more, for it does not tell when it was cut |
+//! | 0 | the block, as earlier releases stored it; no longer written, since truncation is not detected |
 //! | 1 | one zstd frame of the block |
 //! | 2 | the block's length in bytes (4 bytes, big-endian), the block |
 //! | 3 | an *envelope*: length of the prefix (1 byte), length of the suffix (1 byte), prefix, suffix, one zstd frame |
 //!
-//! The envelope is for dag-pb leaves, which CIDv0 implies: the bytes of a file inside of two protobuf messages. The
-//! frame is of the file's bytes alone, and the block is prefix, payload, suffix. It is the payload that
-//! [`content::unixfs::Node`] finds, so a reader and a stored value never differ about what the file's bytes are.
+//! The envelope is for dag-pb leaves, which CIDv0 implies: file data inside of two protobuf messages. The frame has
+//! only the file data, and the block is prefix, payload, suffix. The payload is found by [`content::unixfs::Node`], so
+//! readers and stored values always agree on it.
 //!
-//! Nothing here has a checksum. Whoever keeps values protects them ([`crate::disk`] does), and whoever doubts a block hashes
-//! it. What is promised of a damaged value is no panic, no more memory than a block takes, and, but for tag 0, no
-//! length that differs from the block's, unless it is the tag itself that was hit.
+//! Values have no checksum. The store adds one ([`crate::disk`] does), and a block's hash can always be verified. For a
+//! damaged value there is no panic, no more memory than a block takes, and, except for tag 0 or a damaged tag, no wrong
+//! length.
 //!
-//! Non-goals: where values are kept; HTTP; dictionaries, which a browser does not have.
+//! Non-goals: storing values; HTTP; dictionaries, which browsers do not have.
 
 pub mod body;
 pub mod encoder;
@@ -59,65 +60,64 @@ const FRAME_HEAD_BYTES: usize = 1;
 /// Tag and two lengths before an envelope.
 const ENVELOPE_HEAD_BYTES: usize = 3;
 
-/// As much of a value as tells its form, in bytes: the longest envelope, and the longest head of a frame (RFC 8878,
-/// section 3.1.1).
+/// The part of a value that determines its form, in bytes: the longest envelope, and the longest head of a frame (RFC
+/// 8878, section 3.1.1).
 pub(crate) const SHAPE_HEAD_BYTES: usize = ENVELOPE_HEAD_BYTES + 2 * 255 + 18;
 
-/// Why a stored value cannot be read back. But for [`ValueError::Memory`] the block has to be fetched again.
+/// Why a stored value cannot be decoded. Except for [`ValueError::Memory`], the block must be fetched again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// There is not even a tag.
+    /// The value is empty.
     #[error("the value is empty")]
     Empty,
-    /// The tag is damaged, or of a release to come.
+    /// The tag is damaged, or of a later release.
     #[error("tag {0} is unknown")]
     Tag(u8),
-    /// The lengths that the value tells do not match its own.
-    #[error("the value is cut short or too long")]
+    /// The lengths in the value do not match its length.
+    #[error("the value is truncated or too long")]
     Length,
-    /// It would be a larger block than any.
-    #[error("the value is of more than the {MAX_BLOCK_BYTES} bytes that a block has at most")]
+    /// The block would exceed the maximum size of a block.
+    #[error("the value's block exceeds the maximum of {MAX_BLOCK_BYTES} bytes")]
     TooLarge,
-    /// The frame is damaged, or is not one that was stored.
+    /// The frame is damaged, or not one that an encoder writes.
     #[error("the zstd frame is malformed")]
     Frame,
-    /// The system refused the memory for unpacking. It says nothing about the value.
-    #[error("there is no memory to unpack with")]
+    /// Memory for decompression could not be allocated. The value may be intact.
+    #[error("there is not enough memory for decompression")]
     Memory,
 }
 
-/// The form of a stored value, in lengths: enough to tell how long a body made of it will be
-/// ([`body::encoded_bytes`]). All are in bytes.
+/// The form of a stored value, with its lengths in bytes, from which the length of a body follows
+/// ([`body::encoded_bytes`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// The block as it is.
+    /// The block, uncompressed.
     Raw {
-        /// Of the block.
+        /// The length of the block.
         block_bytes: usize,
     },
-    /// One frame of the block.
+    /// One frame of the whole block.
     Frame {
-        /// Of the block.
+        /// The length of the block.
         block_bytes: usize,
-        /// Of the frame.
+        /// The length of the frame.
         frame_bytes: usize,
     },
-    /// A frame of the file's bytes, and what is around them in the block.
+    /// A frame of the file data, with the block's bytes around it.
     Envelope {
-        /// Of the block before the file's bytes.
+        /// The length of the block before the file data.
         prefix_bytes: usize,
-        /// Of the file's bytes.
+        /// The length of the file data.
         payload_bytes: usize,
-        /// Of the block after the file's bytes.
+        /// The length of the block after the file data.
         suffix_bytes: usize,
-        /// Of the frame.
+        /// The length of the frame.
         frame_bytes: usize,
     },
 }
 
 impl Shape {
-    /// The form of a value by its first [`SHAPE_HEAD_BYTES`] and its length, if it is one that was stored. Nothing is checked
-    /// that only all of it tells.
+    /// The form of a value from its first [`SHAPE_HEAD_BYTES`] and its length. Does not verify the rest.
     pub(crate) fn from_head(head: &[u8], value_bytes: usize) -> Option<Self> {
         let (tag, rest) = head.split_first()?;
         let shape = match *tag {
@@ -153,7 +153,7 @@ impl Shape {
         }
     }
 
-    /// The length of the value, as encoders write it.
+    /// The length of the value, as written by encoders.
     pub fn value_bytes(self) -> usize {
         match self {
             Self::Raw { block_bytes } => RAW_HEAD_BYTES + block_bytes,
@@ -165,7 +165,7 @@ impl Shape {
     }
 }
 
-/// A value whose form has been checked: the lengths are right and its frame is whole. Cloning shares the bytes.
+/// A value of a verified form: its lengths are consistent and its frame is complete. Clones share the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
     value: Bytes,
@@ -173,29 +173,29 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Takes a value that an [`Encoder`] made, of this release or an earlier one. Nothing is copied or unpacked.
+    /// Parses a value of an [`Encoder`] of this or an earlier release. Copies and decompresses nothing.
     ///
     /// # Errors
-    /// [`ValueError`] when the value is not one that was stored.
+    /// [`ValueError`] if the value is invalid.
     pub fn read(value: Bytes) -> Result<Self, ValueError> {
         let layout = Layout::of(&value)?;
         Ok(Self { value, layout })
     }
 
-    /// The block as it is.
+    /// The block, uncompressed.
     fn raw(block: &[u8]) -> Self {
         let block_bytes = block.len();
         let value = [&raw_head(block_bytes), block].concat().into();
         Self { value, layout: Layout { shape: Shape::Raw { block_bytes }, body_start: RAW_HEAD_BYTES } }
     }
 
-    /// The bytes to be kept.
+    /// The bytes to store.
     pub fn value(&self) -> &Bytes {
         &self.value
     }
 
-    /// The value in pieces as [`Encoder::encode_in_pieces`] gives them. One that an earlier release stored takes on the
-    /// form that is written now.
+    /// The value in pieces, like [`Encoder::encode_in_pieces`]. A value of an earlier release is converted to the
+    /// current form.
     pub(crate) fn into_pieces(self) -> (Shape, [Bytes; 2]) {
         let shape = self.shape();
         match shape {
@@ -209,15 +209,15 @@ impl Stored {
         self.layout.shape
     }
 
-    /// The block. What is stored raw is shared, what is compressed is unpacked. Each thread that unpacks keeps a zstd
-    /// context of 93 KiB for as long as it lives, instead of one for each value.
+    /// The block. Raw values are shared, compressed ones are decompressed. Each thread that decompresses keeps a zstd
+    /// context of 93 KiB, instead of one for each value.
     ///
     /// # Errors
-    /// [`ValueError`] when the frame does not unpack to what it says.
+    /// [`ValueError`] if the frame is damaged.
     pub fn block(&self) -> Result<Bytes, ValueError> {
         match self.layout.shape {
             Shape::Raw { .. } => Ok(self.body()),
-            Shape::Frame { .. } | Shape::Envelope { .. } => self.layout.unpack(&self.value),
+            Shape::Frame { .. } | Shape::Envelope { .. } => self.layout.decompress(&self.value),
         }
     }
 
@@ -235,19 +235,18 @@ impl Stored {
     }
 }
 
-/// What comes before a block that is stored as it is. No block is anywhere near 4 GiB: one that was would be refused when
-/// it is read, as is any over the limit.
+/// The head of a raw value. No block is near 4 GiB: reading rejects blocks over the maximum size.
 fn raw_head(block_bytes: usize) -> [u8; RAW_HEAD_BYTES] {
     let [a, b, c, d] = u32::try_from(block_bytes).unwrap_or(u32::MAX).to_be_bytes();
     [TAG_RAW, a, b, c, d]
 }
 
-/// Where the parts of a value are. Made only by [`Layout::of`] and by encoders, so that the ranges are inside of the
+/// The positions of a value's parts. Created only by [`Layout::of`] and by encoders, so that the ranges are within the
 /// value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Layout {
     shape: Shape,
-    /// Where the frame, or the raw block, begins. It always reaches to the end of the value.
+    /// The start of the frame, or of the raw block, which extends to the end of the value.
     body_start: usize,
 }
 
@@ -284,7 +283,7 @@ impl Layout {
         Ok(Self { shape, body_start: ENVELOPE_HEAD_BYTES + prefix_bytes + suffix_bytes })
     }
 
-    /// What is around the payload in the block, as lengths; nothing unless this is an envelope.
+    /// The lengths of the prefix and the suffix; zero unless this is an envelope.
     fn around(self) -> (usize, usize) {
         match self.shape {
             Shape::Envelope { prefix_bytes, suffix_bytes, .. } => (prefix_bytes, suffix_bytes),
@@ -303,9 +302,9 @@ impl Layout {
         self.body_start - suffix..self.body_start
     }
 
-    /// Unpacks the frame and puts the block together. Memory is asked for once, and no more than a block takes: the
-    /// frame says how much, and zstd stops where it ends.
-    fn unpack(self, value: &[u8]) -> Result<Bytes, ValueError> {
+    /// Decompresses the frame and assembles the block. Allocates memory once, at most the maximum size of a block: the
+    /// frame has its content size, and zstd stops there.
+    fn decompress(self, value: &[u8]) -> Result<Bytes, ValueError> {
         let (prefix, suffix) = (&value[self.prefix()], &value[self.suffix()]);
         let mut block = Vec::with_capacity(self.shape.block_bytes());
         block.extend_from_slice(prefix);
@@ -315,7 +314,7 @@ impl Layout {
     }
 }
 
-/// Unpacks a frame to the end of `out`, within its capacity.
+/// Decompresses a frame to the end of `out`, within its capacity.
 fn inflate_onto(out: &mut Vec<u8>, frame: &[u8]) -> Result<(), ValueError> {
     thread_local! {
         static CONTEXT: RefCell<Option<DCtx<'static>>> = const { RefCell::new(None) };
@@ -331,7 +330,7 @@ fn inflate_onto(out: &mut Vec<u8>, frame: &[u8]) -> Result<(), ValueError> {
     })
 }
 
-/// A place for zstd to write to: what is left of the capacity after what is there.
+/// A cursor at the end of `out`, for zstd to write into its spare capacity.
 fn at_end(out: &mut Vec<u8>) -> Cursor<&mut Vec<u8>> {
     let end = out.len() as u64;
     let mut cursor = Cursor::new(out);

@@ -1,4 +1,4 @@
-//! Values and bodies: what comes back, what is refused, and (`--ignored`) what it costs.
+//! Tests of values and bodies; with `--ignored`, their costs.
 
 mod figures;
 pub(super) mod samples;
@@ -14,8 +14,8 @@ pub(super) fn joined(parts: &[Bytes]) -> Bytes {
     parts.concat().into()
 }
 
-/// What a browser would see: frames one after the other, windows of up to 8 MiB.
-pub(super) fn unpacked(body: &[u8]) -> Vec<u8> {
+/// Decodes like a browser: concatenated frames, windows of up to 8 MiB.
+pub(super) fn decompressed(body: &[u8]) -> Vec<u8> {
     let mut decoder = zstd::Decoder::new(body).expect("zstd");
     decoder.window_log_max(23).expect("zstd");
     let mut out = Vec::new();
@@ -56,7 +56,7 @@ fn encode(block: &Block) -> Stored {
     encoder().encode(block)
 }
 
-/// What releases before this one stored: a tag, and the block or a frame of it.
+/// A value of earlier releases: a tag, and the block or a frame of it.
 fn old_value(block: &Block, compressed: bool) -> Stored {
     let body = if compressed { zstd::bulk::compress(block.data(), 3).expect("zstd") } else { block.data().to_vec() };
     let tag = if compressed { TAG_FRAME } else { TAG_RAW_UNSIZED };
@@ -117,13 +117,13 @@ fn the_largest_block_is_stored_whatever_is_in_it() {
             let stored = Encoder::new(Options { level }).expect("zstd").encode(&block);
             assert_is(&stored, &block);
             let body = joined(&parts(&stored, block.cid(), data.len() as u64).expect("parts"));
-            assert_eq!(unpacked(&body), data);
+            assert_eq!(decompressed(&body), data);
         }
     }
 }
 
 #[test]
-fn what_saves_little_is_not_unpacked_again_and_again() {
+fn blocks_that_compress_little_are_stored_raw() {
     let share_of_zeros = |percent: usize| {
         let (runs, noise) = (samples::runs(percent, 200_000), samples::noise(5, 200_000));
         block(codec::RAW, runs.iter().zip(noise).map(|(run, noise)| if *run { 0 } else { noise }).collect::<Vec<_>>())
@@ -143,14 +143,14 @@ fn values_of_earlier_releases_are_read() {
 fn malformed_and_oversized_values_are_errors() {
     let zeros = |bytes: usize| zstd::bulk::compress(&vec![0; bytes], 3).expect("zstd");
     let tagged = |tag: u8, head: &[u8], rest: &[u8]| [&[tag], head, rest].concat();
-    // A frame that says 1,000 bytes and unpacks to 2,000.
-    let mut liar = zeros(2_000);
-    assert_eq!(liar[5..7], (2_000_u16 - 256).to_le_bytes());
-    liar[5..7].copy_from_slice(&(1_000_u16 - 256).to_le_bytes());
+    // A frame with a content size of 1,000 bytes that decompresses to 2,000.
+    let mut wrong_size = zeros(2_000);
+    assert_eq!(wrong_size[5..7], (2_000_u16 - 256).to_le_bytes());
+    wrong_size[5..7].copy_from_slice(&(1_000_u16 - 256).to_le_bytes());
     let over = MAX_BLOCK_BYTES + 1;
     let table: [(&str, Vec<u8>, ValueError); 17] = [
         ("nothing", vec![], ValueError::Empty),
-        ("a tag to come", vec![9, 1, 2], ValueError::Tag(9)),
+        ("an unknown tag", vec![9, 1, 2], ValueError::Tag(9)),
         ("raw without a length", vec![TAG_RAW, 0, 0], ValueError::Length),
         ("raw, cut", vec![TAG_RAW, 0, 0, 0, 2, 7], ValueError::Length),
         ("raw, too long", vec![TAG_RAW, 0, 0, 0, 0, 7], ValueError::Length),
@@ -168,7 +168,7 @@ fn malformed_and_oversized_values_are_errors() {
             ),
             ValueError::TooLarge,
         ),
-        ("a frame that unpacks to more than it says", tagged(TAG_FRAME, &[], &liar), ValueError::Frame),
+        ("a frame with more content than its header says", tagged(TAG_FRAME, &[], &wrong_size), ValueError::Frame),
         ("two frames", tagged(TAG_FRAME, &[], &zeros(1_000).repeat(2)), ValueError::Frame),
         ("an envelope without lengths", vec![TAG_ENVELOPE, 0], ValueError::Length),
         ("an envelope that is all prefix", tagged(TAG_ENVELOPE, &[255, 0], &zeros(100)), ValueError::Length),
@@ -183,7 +183,7 @@ fn malformed_and_oversized_values_are_errors() {
 }
 
 #[test]
-fn every_prefix_of_a_value_is_an_error_and_so_is_a_longer_one() {
+fn truncated_and_extended_values_are_errors() {
     let text = samples::text(1, 5_000);
     let blocks = [block(codec::RAW, ""), block(codec::RAW, samples::noise(1, 2_000)), block(codec::RAW, text.clone())];
     for block in blocks.into_iter().chain([leaf(&[], &text, &[0x18, 0x88, 0x27])]) {
@@ -196,7 +196,7 @@ fn every_prefix_of_a_value_is_an_error_and_so_is_a_longer_one() {
 }
 
 #[test]
-fn a_failure_to_unpack_does_not_spoil_the_next_value() {
+fn a_failed_decompression_does_not_affect_the_next_value() {
     let block = block(codec::RAW, samples::text(1, 50_000));
     let stored = encode(&block);
     let mut damaged = stored.value().to_vec();
@@ -207,7 +207,7 @@ fn a_failure_to_unpack_does_not_spoil_the_next_value() {
 }
 
 #[test]
-fn a_higher_level_is_written_only_if_it_is_smaller() {
+fn recompression_returns_a_value_only_if_it_is_smaller() {
     let text = samples::text(1, 256 * 1024);
     let fast = |block: &Block| Encoder::new(Options { level: 1 }).expect("zstd").encode(block);
     let mut small = Encoder::new(Options { level: 19 }).expect("zstd");
@@ -218,7 +218,7 @@ fn a_higher_level_is_written_only_if_it_is_smaller() {
         assert_eq!(kind(&again), kind(&stored));
         assert_is(&again, &block);
         assert_eq!(small.recompress(block.cid(), &again), Ok(None));
-        // Asked for by another codec, it stays what it is.
+        // With another codec, it keeps its form.
         let other = Cid::new_v1(codec::RAW, *block.cid().hash());
         let again = small.recompress(&other, &stored).expect("reads").expect("pays");
         assert_eq!(kind(&again), kind(&stored));
@@ -242,15 +242,15 @@ fn an_old_value_of_a_leaf_is_put_into_its_envelope() {
     }
 }
 
-/// A leaf, however it came to be stored.
-struct Kept {
+/// A stored leaf.
+struct StoredLeaf {
     stored: Stored,
     cid: Cid,
     data: Vec<u8>,
 }
 
-/// All the ways in which some bytes can be stored and asked for.
-fn kept(data: &[u8], way: u8) -> Kept {
+/// All combinations of stored form and requested codec.
+fn kept(data: &[u8], way: u8) -> StoredLeaf {
     let leaf = leaf(&[], data, &[0x18, 1]);
     // A size that does not match is no leaf; the length has one byte here only for tiny data.
     let leaf = if data.len() == 1 { leaf } else { self::leaf(&[], data, &[]) };
@@ -261,19 +261,19 @@ fn kept(data: &[u8], way: u8) -> Kept {
         2 => (old_value(&raw, true), *raw.cid()),
         3 => (old_value(&leaf, true), *leaf.cid()),
         4 => (old_value(&leaf, false), *leaf.cid()),
-        // Stored as a leaf, asked for as a block without meaning.
+        // Stored as a leaf, requested with the raw codec.
         _ => {
             let cid = Cid::new_v1(codec::RAW, *leaf.cid().hash());
-            return Kept { stored: encode(&leaf), cid, data: leaf.data().to_vec() };
+            return StoredLeaf { stored: encode(&leaf), cid, data: leaf.data().to_vec() };
         }
     };
-    Kept { stored, cid, data: data.to_vec() }
+    StoredLeaf { stored, cid, data: data.to_vec() }
 }
 
 #[test]
 fn a_leaf_is_sent_with_as_little_work_as_its_form_allows() {
     let (text, noise) = (samples::text(1, 300_000), samples::noise(1, 300_000));
-    // What it is, how it is kept, how many parts it is sent in; of raw blocks there are three, each with a header.
+    // Name, stored leaf, number of parts; raw frames have three blocks, each with a header.
     let table = [
         ("a frame", kept(&text, 0), 1),
         ("the frame in an envelope", kept(&text, 1), 1),
@@ -285,7 +285,7 @@ fn a_leaf_is_sent_with_as_little_work_as_its_form_allows() {
     for (name, kept, count) in table {
         let parts = parts(&kept.stored, &kept.cid, kept.data.len() as u64).expect("parts");
         assert_eq!(parts.len(), count, "{name}");
-        assert_eq!(unpacked(&joined(&parts)), kept.data, "{name}");
+        assert_eq!(decompressed(&joined(&parts)), kept.data, "{name}");
         let value = kept.stored.value().as_ptr_range();
         let shared = parts.iter().filter(|part| value.contains(&part.as_ptr())).map(Bytes::len).sum::<usize>();
         let copied = name.contains("whole frame");
@@ -294,7 +294,7 @@ fn a_leaf_is_sent_with_as_little_work_as_its_form_allows() {
 }
 
 #[test]
-fn what_is_not_such_a_leaf_is_not_sent() {
+fn other_blocks_than_the_expected_leaf_are_errors() {
     let text = samples::text(1, 10_000);
     let inner = [field(2, &field(1, leaf(&[], b"x", &[]).cid().to_bytes().as_slice())), field(1, &[0x08, 2, 0x20, 1])];
     let inner = block(codec::DAG_PB, inner.concat());
@@ -302,8 +302,8 @@ fn what_is_not_such_a_leaf_is_not_sent() {
     for way in 0..6 {
         let kept = kept(&text, way);
         for wrong in [kept.data.len() as u64 - 1, kept.data.len() as u64 + 100, u64::MAX] {
-            let told = encoded_bytes(kept.stored.shape(), kept.cid.codec(), wrong);
-            assert!(told.is_none() || kept.cid.codec() == codec::DAG_PB && kind(&kept.stored) != "envelope");
+            let announced = encoded_bytes(kept.stored.shape(), kept.cid.codec(), wrong);
+            assert!(announced.is_none() || kept.cid.codec() == codec::DAG_PB && kind(&kept.stored) != "envelope");
             let sent = parts(&kept.stored, &kept.cid, wrong);
             assert_eq!(sent, Err(BodyError::Leaf { cid: kept.cid, file_bytes: wrong }), "{way}");
         }
@@ -318,7 +318,7 @@ fn what_is_not_such_a_leaf_is_not_sent() {
 #[test]
 fn the_zstd_command_decodes_a_body() {
     let kept: Vec<_> = (0..12).map(|way| kept(&samples::mixed(way.into(), 150_000), way)).collect();
-    let sent = |kept: &Kept| parts(&kept.stored, &kept.cid, kept.data.len() as u64).expect("parts").concat();
+    let sent = |kept: &StoredLeaf| parts(&kept.stored, &kept.cid, kept.data.len() as u64).expect("parts").concat();
     let body: Vec<u8> = kept.iter().flat_map(sent).collect();
     let command = Command::new("zstd").args(["-dc"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let Ok(mut child) = command else {
@@ -334,11 +334,11 @@ fn the_zstd_command_decodes_a_body() {
 }
 
 proptest! {
-    // Most of the time goes into making and hashing the data.
+    // Generating and hashing the data takes most of the time.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_block_comes_back_and_never_grows_by_more_than_its_head(
+    fn every_block_round_trips_and_grows_at_most_by_its_head(
         unit in proptest::collection::vec(any::<u8>(), 0..300), times in 1_usize..200, way in 0_u8..3
     ) {
         let data = unit.repeat(times);
@@ -356,19 +356,19 @@ proptest! {
     }
 
     #[test]
-    fn a_body_of_any_leaves_decodes_to_the_file_and_has_the_length_that_was_told(
+    fn a_body_of_any_leaves_decodes_to_the_file_and_has_the_announced_length(
         leaves in proptest::collection::vec((any::<u8>(), 0_usize..150_000, any::<u64>()), 1..5)
     ) {
-        let (mut body, mut file, mut told) = (Vec::new(), Vec::new(), 0);
+        let (mut body, mut file, mut announced) = (Vec::new(), Vec::new(), 0);
         for (way, length, seed) in leaves {
             let kept = kept(&samples::mixed(seed, length), way);
             let file_bytes = kept.data.len() as u64;
-            told += encoded_bytes(kept.stored.shape(), kept.cid.codec(), file_bytes).expect("a leaf");
+            announced += encoded_bytes(kept.stored.shape(), kept.cid.codec(), file_bytes).expect("a leaf");
             body.extend(parts(&kept.stored, &kept.cid, file_bytes).expect("parts").concat());
             file.extend(kept.data);
         }
-        prop_assert_eq!(body.len() as u64, told);
-        prop_assert!(unpacked(&body) == file);
+        prop_assert_eq!(body.len() as u64, announced);
+        prop_assert!(decompressed(&body) == file);
     }
 
     #[test]
@@ -390,11 +390,11 @@ proptest! {
             prop_assert!(found == whole || Block::verify(cid, found).is_err());
         }
         if let Ok(stored) = Stored::read(value.into()) {
-            // Whatever it is by now, its parts have the length that was told.
+            // Its parts still have the announced length.
             let file_bytes = kept.data.len() as u64;
             if let Ok(parts) = parts(&stored, &kept.cid, file_bytes) {
-                let told = encoded_bytes(stored.shape(), kept.cid.codec(), file_bytes);
-                prop_assert_eq!(Some(joined(&parts).len() as u64), told);
+                let announced = encoded_bytes(stored.shape(), kept.cid.codec(), file_bytes);
+                prop_assert_eq!(Some(joined(&parts).len() as u64), announced);
             }
         }
     }

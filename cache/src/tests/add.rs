@@ -20,7 +20,7 @@ fn file(seed: u64, bytes: usize) -> (Part, Vec<Block>) {
 }
 
 #[tokio::test]
-async fn what_is_larger_than_the_cache_is_pinned_and_what_is_here_is_not_written_again() {
+async fn content_larger_than_the_cache_is_pinned_and_stored_blocks_are_not_written_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(20_000)).expect("opens");
     let (part, blocks) = file(1, 100_000);
@@ -46,7 +46,7 @@ async fn what_is_larger_than_the_cache_is_pinned_and_what_is_here_is_not_written
 }
 
 #[tokio::test]
-async fn what_was_given_up_is_not_protected() {
+async fn blocks_of_a_dropped_addition_are_not_protected() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(1 << 20)).expect("opens");
     let addition = Addition::begin(&disk).await.expect("begins");
@@ -66,8 +66,7 @@ async fn what_was_given_up_is_not_protected() {
     audit(&disk);
 }
 
-/// A leaf that is not among what was taken in, but in the cache, is pinned from there without being read twice; one that turns
-/// out damaged on the way is missing.
+/// A leaf that was not added but is cached is pinned without being read twice; one that turns out corrupt is missing.
 #[tokio::test]
 async fn leaves_that_were_cached_before_become_members() {
     for damaged in [false, true] {

@@ -1,4 +1,4 @@
-//! Whether a store's families agree with each other, row by row.
+//! Checks the consistency of a store's column families, row by row.
 
 use crate::disk::schema::{
     BLOCKS_BY_PIN, INDEX, IndexRecord, Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinId, PinRecord, Place,
@@ -14,13 +14,13 @@ fn rows(store: &Store, family: &str) -> Vec<Row> {
     store.rows_from(family, &[]).expect("iterates").map(|row| row.expect("reads")).collect()
 }
 
-/// Panics with the first disagreement. Nothing may be queued, and no pin may lack anything.
+/// Panics at the first inconsistency. Nothing may be queued, and no pin may be incomplete.
 pub(super) fn audit(disk: &Disk) {
     audit_lacking(disk, 0);
 }
 
-/// The same of a store that was made to forget so many members of pins: what a pin lacks stays a member, not held, until it
-/// comes again, whether it was damaged or wanted gone.
+/// The same for a store from which `lacking` members of pins were deleted: a deleted member stays a member until it is
+/// stored again.
 pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
     let store = disk.store();
     let index: BTreeMap<Bytes, IndexRecord> = rows(store, INDEX)
@@ -38,14 +38,14 @@ pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
         *members.entry(pin).or_default() += 1;
         mirrored.insert(pin_of_block(block, PinId(pin)).into_boxed_slice());
         match index.get(block) {
-            Some(record) => assert!(record.pinned(), "a member that is held is pinned"),
+            Some(record) => assert!(record.pinned(), "a stored member is pinned"),
             None => {
                 missing.insert(block.to_vec());
                 lacking_pins.insert(pin);
             }
         }
     }
-    assert_eq!(missing.len(), lacking, "a member is held, but for those that were to go");
+    assert_eq!(missing.len(), lacking, "all members are stored, except for the deleted ones");
     assert_eq!(by_block, mirrored, "the two families of members mirror each other");
     for (block, record) in index.iter().filter(|(_, record)| record.pinned()) {
         let has_pin = by_block.range(block.clone()..).next().is_some_and(|row| row.starts_with(block));
@@ -56,7 +56,7 @@ pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
     let pins: BTreeMap<u64, PinRecord> = pins.map(|pin| (pin.id.0, pin)).collect();
     for pin in pins.values() {
         assert_eq!(members.get(&pin.id.0).copied().unwrap_or_default(), pin.blocks, "a pin counts its members");
-        assert!(pin.state == PinState::Partial || !lacking_pins.contains(&pin.id.0), "a complete pin lacks nothing");
+        assert!(pin.state == PinState::Partial || !lacking_pins.contains(&pin.id.0), "a complete pin has all blocks");
     }
     let released: BTreeSet<u64> =
         rows(store, META).iter().filter_map(|(key, _)| released_pin(key)).map(|pin| pin.0).collect();
@@ -65,7 +65,7 @@ pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
     }
 }
 
-/// Whether every block that the index names is where it says, whole, and the segments' records count just those.
+/// Checks that every block in the index is valid and at its place, and that the segments' records count exactly those.
 fn audit_segments(disk: &Disk, index: &BTreeMap<Bytes, IndexRecord>) {
     let store = disk.store();
     let places: BTreeMap<[u8; 8], Bytes> = rows(store, PLACES)
@@ -79,7 +79,7 @@ fn audit_segments(disk: &Disk, index: &BTreeMap<Bytes, IndexRecord>) {
     let segments: BTreeMap<u32, SegmentRecord> = store.segments().expect("reads").into_iter().collect();
     let mut counted: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
     for (block, record) in index {
-        let value = store.value(block, *record).expect("a value is where the index says");
+        let value = store.value(block, *record).expect("a value is at its place in the index");
         assert_eq!(value.len(), record.shape.value_bytes());
         let bytes = u32::try_from(10 + block.len() + value.len()).expect("small");
         let segment = segments.get(&record.place.segment).expect("its segment has a record");
@@ -90,7 +90,7 @@ fn audit_segments(disk: &Disk, index: &BTreeMap<Bytes, IndexRecord>) {
     }
     for (number, segment) in &segments {
         let counted = counted.get(number).copied().unwrap_or_default();
-        assert_eq!((segment.live, segment.blocks), counted, "a segment counts what is in it");
+        assert_eq!((segment.live, segment.blocks), counted, "a segment's record has the right counts");
     }
     let mut files = store.files.list().expect("lists");
     files.sort_unstable();

@@ -1,8 +1,8 @@
-//! Damage to any file of a store that no process has open: whatever it is, no wrong byte is read, no acknowledged pin is lost
-//! without being told, and the store opens, by itself or after a repair.
+//! Corruption of any file of a closed store: no wrong byte is read, no acknowledged pin is lost silently, and the store
+//! opens, by itself or after a repair.
 //!
-//! A store with pins, cached blocks and removed pins is copied for each trial; in the copy one file of one sort has a bit
-//! flipped, is cut off, is overwritten in part, or is gone. More rounds:
+//! A store with pins, cached blocks and removed pins is copied for each trial; in the copy, one file of one sort gets a
+//! flipped bit, is truncated, partly overwritten, or deleted. More rounds:
 //! `CAUSEWAY_CRASH_ROUNDS=30 cargo test --release -p causeway-cache --lib corruption -- --nocapture`.
 
 use super::crash::rounds;
@@ -21,7 +21,7 @@ fn setup() -> Setup {
     Setup { segment_bytes_max: 60_000, ..Setup::default() }
 }
 
-/// Up to twenty blocks below a root, some of them in neighbouring DAGs too. The root is first.
+/// Up to twenty blocks below a root, some of them shared with other DAGs. The root is first.
 pub(super) fn dag(number: u64) -> Vec<Block> {
     let mut random = Random(number);
     let mut leaf = |i: u64| {
@@ -36,7 +36,7 @@ pub(super) fn dag(number: u64) -> Vec<Block> {
     [vec![root], inner.to_vec(), leaves].concat()
 }
 
-/// A store, and the DAGs whose pins were acknowledged.
+/// A store, and the DAGs of its acknowledged pins.
 struct Sample {
     kind: Kind,
     dir: tempfile::TempDir,
@@ -48,7 +48,7 @@ impl Sample {
     async fn make(kind: Kind) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let cached: Vec<_> = (5_000..5_020).map(|seed| noisy(seed, 3_000)).collect();
-        // Three processes one after the other: of the last, there is the log alone.
+        // Three processes in sequence; the data of the last is only in the log.
         for numbers in [0..8, 8..16, 16..24] {
             let store = open(kind, dir.path(), setup()).expect("opens");
             for number in numbers {
@@ -70,19 +70,19 @@ impl Sample {
     }
 }
 
-/// What happens to a file.
+/// A kind of corruption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Mishap {
+enum Corruption {
     Flipped,
     CutOff,
     Overwritten,
     Gone,
 }
 
-impl Mishap {
+impl Corruption {
     const ALL: [Self; 4] = [Self::Flipped, Self::CutOff, Self::Overwritten, Self::Gone];
 
-    fn happen(self, path: &Path, random: &mut Random) -> String {
+    fn apply(self, path: &Path, random: &mut Random) -> String {
         let mut bytes = fs::read(path).expect("reads");
         let at = usize::try_from(random.below(bytes.len().max(1) as u64)).expect("small");
         match self {
@@ -102,7 +102,7 @@ impl Mishap {
     }
 }
 
-/// The files of a store by their sort.
+/// The files of a store by kind.
 fn files(dir: &Path) -> BTreeMap<String, Vec<PathBuf>> {
     let mut sorts = BTreeMap::<String, Vec<PathBuf>>::new();
     let mut folders = vec![dir.to_owned()];
@@ -118,7 +118,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<PathBuf>> {
                 None if name.len() > 40 => "block".to_owned(),
                 None => name.split('-').next().unwrap_or_default().to_owned(),
             };
-            // Messages and locks say nothing.
+            // Except message logs and locks.
             if !name.starts_with("LO") && sort != "lock" {
                 sorts.entry(sort).or_default().push(path);
             }
@@ -128,16 +128,16 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<PathBuf>> {
     sorts
 }
 
-/// What became of the trials.
+/// The results of the trials.
 #[derive(Debug, Default)]
 struct Tally {
     trials: u64,
-    /// Those that did not open at first.
+    /// Trials in which the store did not open at first.
     refused: Vec<String>,
     rebuilt: u64,
-    /// Those in which a read was answered with an error.
+    /// Trials in which a read failed.
     told_at_read: u64,
-    /// Those after which a pin lacked blocks.
+    /// Trials after which a pin was incomplete.
     lacking: u64,
 }
 
@@ -148,9 +148,9 @@ fn repair(kind: Kind, dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// What a store has of a sample: nothing may be wrong.
+/// What a store still has of a sample.
 struct Seen {
-    /// Roots of DAGs that are not whole.
+    /// Roots of incomplete DAGs.
     broken: BTreeSet<Cid>,
     errors: u64,
 }
@@ -171,23 +171,23 @@ async fn look(store: &Opened, sample: &Sample, what: &str) -> Seen {
     seen
 }
 
-/// The roots that the store says are pinned, and complete.
-async fn said_complete(store: &Opened) -> BTreeSet<Cid> {
+/// The roots of complete pins, according to the store.
+async fn complete_pins(store: &Opened) -> BTreeSet<Cid> {
     let (pins, scrubbed) = (store.pins().await, store.scrub(ScrubPass::All, None, &mut |_, _| ()).await);
-    // One that cannot say it does not say that anything is complete.
+    // If listing fails, none counts as complete.
     let (Ok(pins), Ok(crate::ScrubReport { lacking, .. })) = (pins, scrubbed) else { return BTreeSet::new() };
     let lacking: BTreeSet<Cid> = lacking.into_iter().map(|pin| pin.root).collect();
     let complete = pins.into_iter().filter(|pin| pin.state == PinState::Complete && !lacking.contains(&pin.root));
     complete.map(|pin| pin.root).collect()
 }
 
-async fn try_one(sample: &Sample, sort: &str, mishap: Mishap, random: &mut Random, tally: &mut Tally) {
+async fn try_one(sample: &Sample, sort: &str, corruption: Corruption, random: &mut Random, tally: &mut Tally) {
     let trial = tempfile::tempdir().expect("a directory");
     copy(sample.dir.path(), trial.path());
     let sorts = files(trial.path());
     let Some(paths) = sorts.get(sort) else { return };
     let path = &paths[usize::try_from(random.below(paths.len() as u64)).expect("small")];
-    let what = mishap.happen(path, random);
+    let what = corruption.apply(path, random);
     tally.trials += 1;
     let opened = open(sample.kind, trial.path(), setup());
     let store = match opened {
@@ -203,30 +203,34 @@ async fn try_one(sample: &Sample, sort: &str, mishap: Mishap, random: &mut Rando
     let mut store = store;
     if seen.errors > 0 {
         tally.told_at_read += 1;
-        assert!(store.stats().degraded(), "{what}: an error of the index is told");
+        assert!(store.stats().degraded(), "{what}: an error of the index is reported");
         drop(store);
         store = open(sample.kind, trial.path(), setup()).unwrap_or_else(|error| panic!("{what}, again: {error}"));
     }
     let seen = look(&store, sample, &what).await;
-    assert_eq!(seen.errors, 0, "{what}: what a start finds it mends");
-    let complete = said_complete(&store).await;
+    assert_eq!(seen.errors, 0, "{what}: a start repairs what it detects");
+    let complete = complete_pins(&store).await;
     let silent: Vec<_> = seen.broken.intersection(&complete).collect();
-    assert!(silent.is_empty(), "{what}: said to be complete: {silent:?}");
+    assert!(silent.is_empty(), "{what}: wrongly reported complete: {silent:?}");
     drop(store);
     repair(sample.kind, trial.path()).unwrap_or_else(|error| panic!("{what}: not repaired: {error}"));
     let store =
         open(sample.kind, trial.path(), setup()).unwrap_or_else(|error| panic!("{what}: repaired, and {error}"));
     let seen = look(&store, sample, &what).await;
-    let complete = said_complete(&store).await;
+    let complete = complete_pins(&store).await;
     let is_value = matches!(sort, "segment" | "block");
     tally.lacking += u64::from(!seen.broken.is_empty());
     assert_eq!(seen.errors, 0, "{what}");
-    assert!(is_value || seen.broken.is_empty(), "{what}: every value is there, and not found: {:?}", seen.broken);
+    assert!(
+        is_value || seen.broken.is_empty(),
+        "{what}: every value exists, but these are not found: {:?}",
+        seen.broken
+    );
     for dag in &sample.pinned {
         let root = dag[0].cid();
         let pinned = store.pin(root).await.expect("reads");
         assert!(pinned.is_some(), "{what}: the pin of {root} is lost");
-        assert_eq!(complete.contains(root), !seen.broken.contains(root), "{what}: {root} is said to be whole or not");
+        assert_eq!(complete.contains(root), !seen.broken.contains(root), "{what}: the state of {root} is correct");
     }
 }
 
@@ -236,15 +240,15 @@ async fn try_all(kind: Kind) {
     let mut tally = Tally::default();
     for round in 0..rounds(1) {
         for (at, sort) in sorts.iter().enumerate() {
-            for mishap in Mishap::ALL {
-                let seed = round << 16 | (at as u64) << 8 | mishap as u64;
-                try_one(&sample, sort, mishap, &mut Random(seed), &mut tally).await;
+            for corruption in Corruption::ALL {
+                let seed = round << 16 | (at as u64) << 8 | corruption as u64;
+                try_one(&sample, sort, corruption, &mut Random(seed), &mut tally).await;
             }
         }
     }
     eprintln!("{kind:?} {sorts:?}: {tally:#?}");
     assert!(tally.trials >= sorts.len() as u64 * 4);
-    assert!(tally.refused.is_empty(), "a start mends what a repair does: {:#?}", tally.refused);
+    assert!(tally.refused.is_empty(), "a start repairs what a repair does: {:#?}", tally.refused);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,12 +1,11 @@
-//! `kill -9` at any moment: what was acknowledged is there when the store is opened again. Of every store that outlives its
-//! process.
+//! `kill -9` at any moment: acknowledged pins are there when the store is reopened. For every durable store.
 //!
-//! The test runs its own binary as a child that pins, caches, evicts, unpins, imports, compacts and recompresses without end and
-//! prints what was acknowledged; kills it a moment after a seeded number of lines, while it goes on working; and looks at
-//! what is left. The same directory is used for many rounds, so recovery is recovered from as well.
+//! The test runs its own binary as a child that pins, caches, evicts, unpins, imports, compacts and recompresses in a
+//! loop and prints each acknowledgement; kills it shortly after a seeded number of lines, while it works; and checks
+//! the store. The same directory is used for many rounds, so recovery itself is interrupted as well.
 //!
-//! More rounds: `CAUSEWAY_CRASH_ROUNDS=300 cargo test --release -p causeway-cache --lib kill_9`. What a process leaves to a system that
-//! ends as well is shown in [`super::device`] with a real file system, in [`super::power`] and [`super::power_flat`] with a model.
+//! More rounds: `CAUSEWAY_CRASH_ROUNDS=300 cargo test --release -p causeway-cache --lib kill_9`. Power loss is tested
+//! in [`super::device`] with a real file system, and in [`super::power`] and [`super::power_flat`] with a model.
 
 use super::import::{car, node};
 use super::suite::{Home, Kind, Opened, Setup, open};
@@ -31,16 +30,16 @@ const CACHE_BYTES: u64 = 500_000;
 const ROUNDS_TOGETHER: u64 = 20;
 
 pub(super) fn setup() -> Setup {
-    // Small segments, so that they are evicted, collected and deleted all the time.
+    // Small segments, so that they are frequently evicted, garbage-collected and deleted.
     Setup { cache_bytes_max: CACHE_BYTES, segment_bytes_max: 200_000, ..Setup::default() }
 }
 
-/// How often a test is to be tried.
+/// The number of rounds of a test.
 pub(super) fn rounds(default: u64) -> u64 {
     std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(default)
 }
 
-/// Text that a higher level finds more in.
+/// Text that a higher level compresses better.
 fn text(seed: u64, len: usize) -> Block {
     let mut random = Random(seed);
     let mut text = format!("{seed} ");
@@ -51,8 +50,8 @@ fn text(seed: u64, len: usize) -> Block {
     raw(text)
 }
 
-/// The DAG that a number stands for: 1 to 30 blocks, some of them in neighbouring DAGs too; the root is first. Every seventh
-/// is one that an archive can have.
+/// The DAG of a number: 1 to 30 blocks, some of them shared with other DAGs; the root is first. Every seventh is one
+/// that an archive can have.
 fn dag(number: u64) -> Vec<Block> {
     let mut random = Random(number);
     let own = 1 + random.below(30);
@@ -109,14 +108,14 @@ async fn work(store: &Opened, seed: u64) {
     }
 }
 
-/// What a child is to do.
+/// The task of a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
-    /// Anything, one after the other.
+    /// All operations in sequence.
     Everything,
-    /// To write all members of a pin and not complete it.
+    /// Writes all members of a pin without completing it.
     Begin,
-    /// To pin what was begun.
+    /// Completes the pins that were begun.
     Complete,
 }
 
@@ -130,7 +129,7 @@ impl Task {
             Self::Begin => {
                 let broken_off = stream::iter([Err(std::io::Error::other("broken off"))]);
                 let pinned = store.pin_recursive(*dag[0].cid(), None, supply(&dag).chain(broken_off)).await;
-                pinned.expect_err("it is broken off");
+                pinned.expect_err("it is interrupted");
                 while store.pins().await.expect("lists")[0].blocks < dag.len() as u64 {
                     tokio::task::yield_now().await;
                 }
@@ -146,10 +145,10 @@ impl Task {
     }
 }
 
-/// A line that reaches the parent whatever becomes of this process; the test harness would hold `println!` back.
+/// Writes a line to the parent immediately; the test harness would buffer `println!`.
 pub(super) fn say(what: &str, number: u64) {
     use std::io::Write as _;
-    writeln!(std::io::stdout(), "\n{what} {number}").expect("the parent listens");
+    writeln!(std::io::stdout(), "\n{what} {number}").expect("the parent reads");
 }
 
 #[tokio::test]
@@ -164,43 +163,43 @@ async fn child_of_the_crash_test() {
     task.run(&store, seed.parse().expect("a number")).await;
 }
 
-/// One of this binary's tests, to be run by itself and listened to.
+/// A command that runs one of this binary's tests, with piped output.
 pub(super) fn child(test: &str, dir: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command.args(["--exact", test, "--nocapture"]).env(DIR, dir);
     command
 }
 
-/// What the store owes for a number.
+/// The expected state of a number's pin.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Owed {
-    /// Complete and whole.
+enum Expected {
+    /// Complete, with all blocks.
     Pinned,
-    /// Either: what was asked for was not answered.
+    /// Either, since the last operation was not acknowledged.
     Either,
     /// No pin.
     Gone,
 }
 
-/// What the store owes for each number that a child told of.
+/// The expected states of the pins that a child reported.
 #[derive(Debug, Default)]
-pub(super) struct Debts(HashMap<u64, Owed>);
+pub(super) struct Expectations(HashMap<u64, Expected>);
 
-impl Debts {
-    /// Notes a line; says whether it was one of the child's. What was begun and answered too late is owed as if it had not been.
-    fn note(&mut self, line: &str, late: bool) -> bool {
+impl Expectations {
+    /// Records a line, and returns whether it was one of the child's. A `late` acknowledgement does not count.
+    fn record(&mut self, line: &str, late: bool) -> bool {
         let Some((what, Ok(number))) = line.split_once(' ').map(|(what, number)| (what, number.parse())) else {
             return false;
         };
         let before = self.0.get(&number).copied();
         let state = match what {
             // A complete pin stays complete.
-            "pinning" => before.filter(|owed| *owed == Owed::Pinned).or(Some(Owed::Either)),
-            "unpinning" => Some(Owed::Either),
+            "pinning" => before.filter(|expected| *expected == Expected::Pinned).or(Some(Expected::Either)),
+            "unpinning" => Some(Expected::Either),
             "pinned" | "unpinned" if late => before,
-            "pinned" => Some(Owed::Pinned),
-            "unpinned" => Some(Owed::Gone),
-            // Whatever comes of it, nothing is owed.
+            "pinned" => Some(Expected::Pinned),
+            "unpinned" => Some(Expected::Gone),
+            // These do not change any pin.
             "compacting" | "recompressing" => before,
             _ => return false,
         };
@@ -211,12 +210,12 @@ impl Debts {
     pub(super) async fn check(&self, store: &Opened) {
         let pins = store.pins().await.expect("lists");
         let pins: HashMap<_, _> = pins.into_iter().map(|pin| (pin.root, pin.state)).collect();
-        for (number, owed) in &self.0 {
+        for (number, expected) in &self.0 {
             let blocks = dag(*number);
-            match (owed, pins.get(blocks[0].cid())) {
-                (Owed::Pinned, Some(PinState::Complete)) => {}
-                (Owed::Gone, None) | (Owed::Either, _) => continue,
-                (owed, found) => panic!("{number} is owed as {owed:?} and found as {found:?}"),
+            match (expected, pins.get(blocks[0].cid())) {
+                (Expected::Pinned, Some(PinState::Complete)) => {}
+                (Expected::Gone, None) | (Expected::Either, _) => continue,
+                (expected, found) => panic!("{number} is expected as {expected:?} and found as {found:?}"),
             }
             for block in blocks {
                 assert_eq!(store.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
@@ -225,24 +224,24 @@ impl Debts {
     }
 }
 
-/// A child's life.
+/// A run of a child process.
 #[derive(Debug)]
 pub(super) struct Life<'a> {
     pub(super) kind: Kind,
     pub(super) dir: &'a Path,
     pub(super) task: Task,
     pub(super) seed: u64,
-    /// It ends a while after so many lines.
+    /// It is killed some time after this many lines.
     pub(super) lines: u64,
     pub(super) after: Duration,
 }
 
 impl Life<'_> {
-    /// Lives it to its end, by `kill -9` after something else has `happened`, and reads all that was said. What is said while that
-    /// happens, or after it, is no acknowledgement: a machine whose power goes says nothing more, but ext4 that is shut off under a
-    /// process tells it that syncs under way have succeeded (of 19 that returned so in 293 trials of plain files, 13 had not; of
-    /// those that returned before, all had).
-    pub(super) fn live(&self, debts: &mut Debts, happens: impl Fn()) {
+    /// Runs the child until `kill -9`, with `happens` before it, and reads its output. Lines during or after `happens`
+    /// do not count as acknowledgements: a machine that loses power prints nothing more, but ext4 that is shut down
+    /// under a process reports success for syncs in progress (of 19 that returned so in 293 trials of plain files, 13
+    /// were not durable; all that returned before were).
+    pub(super) fn live(&self, expectations: &mut Expectations, happens: impl Fn()) {
         let mut child = child("tests::crash::child_of_the_crash_test", self.dir)
             .env(LIFE, format!("{:?} {:?} {}", self.kind, self.task, self.seed))
             .stdout(Stdio::piped())
@@ -256,7 +255,7 @@ impl Life<'_> {
         let (mut heard, mut end) = (0, None);
         for (at, line) in &said {
             let late = end.is_some_and(|end| at >= end);
-            heard += u64::from(debts.note(&line, late));
+            heard += u64::from(expectations.record(&line, late));
             if heard == self.lines && end.is_none() {
                 thread::sleep(self.after);
                 end = Some(Instant::now());
@@ -264,7 +263,7 @@ impl Life<'_> {
                 child.kill().expect("kills");
             }
         }
-        listener.join().expect("heard all of it");
+        listener.join().expect("reads all output");
         let status = child.wait().expect("ends");
         let lines = self.lines;
         assert!(!status.success() && heard >= lines, "it was killed, and not before: {status}, {heard} of {lines}");
@@ -272,19 +271,19 @@ impl Life<'_> {
 }
 
 async fn survives_kill_9(kind: Kind) {
-    let (mut home, mut debts) = (Home::new(kind), Debts::default());
+    let (mut home, mut expectations) = (Home::new(kind), Expectations::default());
     for round in 0..rounds(5) {
         if round % ROUNDS_TOGETHER == 0 {
-            (home, debts) = (Home::new(kind), Debts::default());
+            (home, expectations) = (Home::new(kind), Expectations::default());
         }
         let mut random = Random(round);
         let (lines, after) = (1 + random.below(150), Duration::from_micros(random.below(30_000)));
         let (dir, task) = (home.dir.path(), Task::Everything);
         let life = Life { kind, dir, task, seed: 1 + round * 1_000_000, lines, after };
-        life.live(&mut debts, || ());
+        life.live(&mut expectations, || ());
         let store = home.open(setup()).await;
         store.settle().await;
-        debts.check(&store).await;
+        expectations.check(&store).await;
         store.settle().await;
         assert_eq!(store.stats().corrupt_blocks, 0);
         assert!(store.stats().cached_bytes <= CACHE_BYTES);

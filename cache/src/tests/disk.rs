@@ -1,4 +1,4 @@
-//! What only a store of segments and RocksDB has to show; the rest is in [`super::suite`].
+//! Tests of the disk store alone; [`super::suite`] has those of all stores.
 
 use super::audit::audit;
 use super::{budget, cache, noisy, open, open_with, supply};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-async fn held(disk: &Disk, block: &Block) -> bool {
+async fn is_stored(disk: &Disk, block: &Block) -> bool {
     match disk.get(block.cid()).await {
         Ok(got) => {
             assert_eq!(got.data(), block.data());
@@ -25,7 +25,7 @@ async fn held(disk: &Disk, block: &Block) -> bool {
     }
 }
 
-/// Writes a schema version into a store, as a newer release would, with a family of its own if there is a name for one.
+/// Writes a schema version into a store, as a newer release would, with a column family of its own if given.
 fn write_schema(dir: &Path, version: u32, family: Option<&str>) {
     let families = DB::list_cf(&Options::default(), dir).expect("lists");
     let mut options = Options::default();
@@ -36,7 +36,7 @@ fn write_schema(dir: &Path, version: u32, family: Option<&str>) {
 }
 
 #[tokio::test]
-async fn a_newer_schema_is_refused_with_and_without_unknown_families() {
+async fn a_newer_schema_is_rejected_with_and_without_unknown_families() {
     for family in [None, Some("from_the_future")] {
         let dir = tempfile::tempdir().expect("a directory");
         drop(open(dir.path()));
@@ -56,7 +56,7 @@ async fn a_newer_schema_is_refused_with_and_without_unknown_families() {
 }
 
 #[tokio::test]
-async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
+async fn a_disk_that_fails_writes_still_reads_and_recovers() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let blocks: Vec<_> = (0..4).map(|seed| noisy(seed, 1_000)).collect();
@@ -68,19 +68,19 @@ async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
     let stats = disk.stats();
     assert_eq!(stats.dropped_writes, 1);
     assert!(stats.write_errors >= 1);
-    assert!(held(&disk, &blocks[0]).await);
-    assert!(!held(&disk, &blocks[1]).await);
+    assert!(is_stored(&disk, &blocks[0]).await);
+    assert!(!is_stored(&disk, &blocks[1]).await);
     disk.store().files.faults.clear();
     cache(&disk, &blocks).await;
     for block in &blocks {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
     disk.pin_recursive(*blocks[2].cid(), None, supply(&blocks[2..3])).await.expect("pins");
     audit(&disk);
 }
 
 #[tokio::test]
-async fn a_pin_whose_members_were_lost_on_the_way_is_not_acknowledged() {
+async fn a_pin_whose_members_could_not_be_written_is_not_acknowledged() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let blocks: Vec<_> = (0..3).map(|seed| noisy(seed, 1_000)).collect();
@@ -88,7 +88,7 @@ async fn a_pin_whose_members_were_lost_on_the_way_is_not_acknowledged() {
     let steps = futures::stream::iter(blocks.clone()).enumerate().then(move |(i, block)| {
         let disk = breaking.clone();
         async move {
-            // The second block is lost; the disk works before and after.
+            // Writing the second block fails; the disk works before and after.
             disk.flush().await.expect("flushes");
             let faults = &disk.store().files.faults;
             if i == 1 {
@@ -117,16 +117,16 @@ fn segment_bytes(dir: &Path) -> u64 {
 }
 
 #[tokio::test]
-async fn a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget() {
+async fn a_cache_with_only_hot_blocks_still_keeps_its_budget() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(300_000)).expect("opens");
-    disk.favour(|_| true);
+    disk.set_is_hot(|_| true);
     for seed in 0..200 {
         cache(&disk, &[noisy(seed, 10_000)]).await;
         assert!(disk.stats().cached_bytes <= 300_000);
         assert!(segment_bytes(dir.path()) <= 300_000);
     }
-    // Of tiny blocks the rows cost more than the values.
+    // For tiny blocks, the rows take more space than the values.
     let tiny: Vec<_> = (1_000..5_000).map(|seed| noisy(seed, 20)).collect();
     cache(&disk, &tiny).await;
     assert!(disk.stats().cached_bytes <= 300_000);
@@ -134,7 +134,7 @@ async fn a_cache_of_which_everything_is_wanted_still_keeps_to_its_budget() {
 }
 
 #[tokio::test]
-async fn the_space_of_what_is_unpinned_comes_back() {
+async fn the_space_of_unpinned_blocks_is_reclaimed() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = DiskOptions { segment_bytes_max: 1_000_000, ..DiskOptions::default() };
     let disk = open_with(dir.path(), options).expect("opens");
@@ -149,18 +149,18 @@ async fn the_space_of_what_is_unpinned_comes_back() {
     disk.flush().await.expect("flushes");
     assert!(segment_bytes(dir.path()) <= 2_100_000, "{}", segment_bytes(dir.path()));
     for block in &dags[0] {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
     audit(&disk);
 }
 
-/// A read that nobody waits for any more holds the store for longer than its last handle lives.
+/// A read whose caller is gone keeps the store open for longer than its last handle.
 #[tokio::test]
 async fn a_store_is_opened_again_as_soon_as_its_last_read_has_ended() {
     let dir = tempfile::tempdir().expect("a directory");
     let (disk, block) = (open(dir.path()), noisy(1, 5_000));
     cache(&disk, std::slice::from_ref(&block)).await;
-    // The writer, which is waited for when the last handle goes, meets no fault that blocks.
+    // The fault does not block the writer, for which dropping the last handle waits.
     disk.close().await.expect("closes");
     let (read_begins, begun) = mpsc::channel();
     let (end_read, ended) = mpsc::channel::<()>();
@@ -171,13 +171,13 @@ async fn a_store_is_opened_again_as_soon_as_its_last_read_has_ended() {
         }
         None
     });
-    // A look has the value from the disk itself.
+    // `look` reads from the disk.
     let (reader, sought) = (disk.clone(), super::key(&block));
     let read = tokio::spawn(async move { reader.look(&sought).await });
     let begun = tokio::task::spawn_blocking(move || begun.recv());
     begun.await.expect("does not panic").expect("the read begins");
     read.abort();
-    assert!(read.await.expect_err("nobody waits for it").is_cancelled());
+    assert!(read.await.expect_err("it is aborted").is_cancelled());
 
     let released = disk.released();
     drop(disk);
@@ -190,5 +190,5 @@ async fn a_store_is_opened_again_as_soon_as_its_last_read_has_ended() {
     released.await;
     let disk = opened.recv().expect("does not panic").expect("opens");
     successor.join().expect("does not panic");
-    assert!(held(&disk, &block).await);
+    assert!(is_stored(&disk, &block).await);
 }

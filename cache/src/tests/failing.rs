@@ -1,23 +1,23 @@
-//! A device whose writes fail, for real: ext4 on a compressed RAM disk (zram) that refuses every write once its memory limit is
-//! lowered, at a moment of nobody's choosing, while pins are written. What was acknowledged until then is there when the device
-//! works again and the file system was mounted anew.
+//! A device with failing writes: ext4 on a compressed RAM disk (zram) that fails every write once its memory limit is
+//! lowered, at a random moment while pins are written. Earlier acknowledged pins are there when the device works again
+//! and the file system is mounted again.
 //!
-//! What the system says meanwhile (ext4, Linux 6.18, seen on this device): `fdatasync` of a file whose pages could not be written
-//! returns EIO, once more EIO when the journal is given up, then 0 although nothing of the file has reached the device, and EROFS
-//! from when the file system has made itself read-only. So only the first answer is to be believed, and only by a file that was
-//! open when the write failed. What is ours to see to:
+//! What the system reports meanwhile (ext4, Linux 6.18, observed on this device): `fdatasync` of a file whose pages
+//! could not be written returns EIO, once more EIO when the journal is aborted, then 0 although nothing of the file has
+//! reached the device, and EROFS once the file system has become read-only. So only the first result is reliable, and
+//! only for a descriptor that was open when the write failed. Consequences for the store:
 //!
-//! - a file is kept open from its first write until it is synced: segments, and a flat store's lists of members;
-//! - the first sync that fails is the last word: nothing is acknowledged until the store is opened again (`unsyncable`), and no sync is
-//!   tried a second time;
-//! - an acknowledgement comes after the sync of the values and that of RocksDB's log, which is written to for each of them: a
-//!   sync that succeeded wrongly, because the journal was given up in between, is followed by one that fails;
-//! - what was not known to be synced is read from the device itself when the store is opened, and not from memory.
+//! - a file stays open from its first write until it is synced: segments, and a flat store's lists of members;
+//! - after the first failed sync, nothing is acknowledged until the store is reopened (`sync_error`), and no sync is
+//!   retried;
+//! - an acknowledgement follows the sync of the values and that of RocksDB's log, which is written for each of them: a
+//!   sync that wrongly succeeded, because the journal was aborted in between, is followed by one that fails;
+//! - values that are not known to be synced are read from the device when the store is opened, not from memory.
 //!
-//! Whoever may not make such a device is told so. More rounds: `CAUSEWAY_CRASH_ROUNDS=100 cargo test --release -p causeway-cache
-//! --lib failing`, as root.
+//! Skipped with a warning where such a device cannot be created. More rounds: `CAUSEWAY_CRASH_ROUNDS=100 cargo test
+//! --release -p causeway-cache --lib failing`, as root.
 //!
-//! Non-goals: devices that lie about what they have, which no store outlives.
+//! Non-goals: devices that acknowledge writes without storing them.
 
 use super::crash::{DIR, child, rounds};
 use super::device::in_a_namespace;
@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 const TASK: &str = "CAUSEWAY_FAILING_TASK";
 
-/// The store on a device that fails.
+/// A failing device with a mounted file system.
 struct Zram {
     number: String,
     mounted: PathBuf,
@@ -59,7 +59,7 @@ impl Zram {
         fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 
-    /// Makes an empty file system and mounts it.
+    /// Creates an empty file system and mounts it.
     fn begin(&self) {
         self.set("reset", "1");
         self.set("disksize", "96M");
@@ -74,7 +74,7 @@ impl Zram {
         sh("mount \"$1\" \"$2\"", &[&self.device(), mounted]).expect("mounts");
     }
 
-    /// From now on every write fails, or none does.
+    /// Makes every write fail, or none.
     fn fail(&self, fails: bool) {
         self.set("mem_limit", if fails { "4096" } else { "0" });
     }
@@ -104,7 +104,7 @@ async fn pin(store: &Opened, number: u64) -> Result<(), PinError> {
     store.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.map(drop)
 }
 
-/// Every acknowledged pin is complete, with its blocks.
+/// Checks that every acknowledged pin is complete, with its blocks.
 async fn check(store: &Opened, acknowledged: &[u64], what: &str) {
     let pins = store.pins().await.expect("lists");
     for (at, number) in acknowledged.iter().enumerate() {
@@ -117,14 +117,14 @@ async fn check(store: &Opened, acknowledged: &[u64], what: &str) {
     }
 }
 
-async fn acknowledged_pins_outlive_writes_that_fail(kind: Kind, zram: &Arc<Zram>) {
+async fn acknowledged_pins_survive_failed_writes(kind: Kind, zram: &Arc<Zram>) {
     for round in 0..rounds(4) {
         let mut random = Random(round);
         zram.begin();
         let home = zram.mounted.join("store");
         let store = open(kind, &home);
         let (failing, after) = (Arc::clone(zram), Duration::from_micros(random.below(60_000)));
-        // A device may also fail for a moment only, and never tell again.
+        // A device may also fail briefly, and report it only once.
         let for_a_moment = (round % 2 == 1).then(|| Duration::from_micros(random.below(20_000)));
         let breaks = thread::spawn(move || {
             thread::sleep(after);
@@ -146,9 +146,9 @@ async fn acknowledged_pins_outlive_writes_that_fail(kind: Kind, zram: &Arc<Zram>
             }
         }
         breaks.join().expect("does not panic");
-        // A disk that did not keep something is not believed when it says that all is well.
+        // After a failed sync, later successful syncs do not count.
         if store.stats().trouble == Some(Trouble::Broken) {
-            pin(&store, round * 1_000 + 900).await.expect_err("it does not keep anything");
+            pin(&store, round * 1_000 + 900).await.expect_err("nothing is durable");
         }
         check(&store, &acknowledged, &format!("round {round}, {kind:?}, still open")).await;
         let released = store.released();
@@ -158,7 +158,7 @@ async fn acknowledged_pins_outlive_writes_that_fail(kind: Kind, zram: &Arc<Zram>
         zram.unmount();
         zram.mount();
         let store = open(kind, &home);
-        check(&store, &acknowledged, &format!("round {round}, {kind:?}, mounted anew")).await;
+        check(&store, &acknowledged, &format!("round {round}, {kind:?}, mounted again")).await;
         pin(&store, round * 1_000 + 950).await.expect("pins again");
         store.shut().await;
         zram.unmount();
@@ -171,7 +171,7 @@ async fn child_of_the_test_of_a_failing_device() {
     let (kind, number) = task.split_once(' ').expect("a kind and a number");
     let kind = if kind == "Flat" { Kind::Flat } else { Kind::Rocksdb };
     let zram = Zram { number: number.to_owned(), mounted: Path::new(&dir).join("mounted") };
-    acknowledged_pins_outlive_writes_that_fail(kind, &Arc::new(zram)).await;
+    acknowledged_pins_survive_failed_writes(kind, &Arc::new(zram)).await;
 }
 
 fn on_a_failing_device(kind: &str) {
@@ -180,8 +180,8 @@ fn on_a_failing_device(kind: &str) {
     let number = match made {
         Ok(number) => number,
         Err(why) => {
-            let said = writeln!(std::io::stderr(), "WARNING: this system lets nobody make a device that fails ({why})");
-            return said.expect("somebody listens");
+            let said = writeln!(std::io::stderr(), "WARNING: no failing device can be created here ({why})");
+            return said.expect("stderr is open");
         }
     };
     let dir = tempfile::tempdir().expect("a directory");
@@ -189,9 +189,10 @@ fn on_a_failing_device(kind: &str) {
     let mut command = Command::new("env");
     command.arg(format!("{TASK}={kind} {number}")).arg(child.get_program()).args(child.get_args());
     let ran = in_a_namespace(&command, dir.path());
-    // Whatever was mounted is gone with the namespace, soon.
+    // Mounts disappear with the namespace, with some delay.
     let removed = sh(
-        "for i in $(seq 100); do echo \"$1\" > /sys/class/zram-control/hot_remove && exit; sleep 0.1; done 2> /dev/null; exit 1",
+        "for i in $(seq 100); do echo \"$1\" > /sys/class/zram-control/hot_remove && exit; sleep 0.1; \
+         done 2> /dev/null; exit 1",
         &[&number],
     );
     let said = [ran.stdout, ran.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
@@ -200,11 +201,11 @@ fn on_a_failing_device(kind: &str) {
 }
 
 #[test]
-fn acknowledged_pins_outlive_a_device_that_fails() {
+fn acknowledged_pins_survive_a_failing_device() {
     on_a_failing_device("Rocksdb");
 }
 
 #[test]
-fn acknowledged_pins_in_files_outlive_a_device_that_fails() {
+fn acknowledged_pins_in_files_survive_a_failing_device() {
     on_a_failing_device("Flat");
 }

@@ -1,8 +1,8 @@
-//! A file system that fails: whatever it refuses and whenever, nothing acknowledged is lost, nothing wrong is served, whoever
-//! asked is told, and when it works again the store does too.
+//! A failing file system: whichever call fails, nothing acknowledged is lost, nothing wrong is served, callers get
+//! errors, and the store recovers when the file system does.
 //!
-//! A sync that fails is another matter: what it should have kept may be lost although it can still be read, so the store makes
-//! no pin any more until it is opened again.
+//! A failed sync is different: its data may be lost although it can still be read, so the store acknowledges no pin
+//! until it is reopened.
 
 use super::audit::audit;
 use super::crash;
@@ -21,11 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tempfile::TempDir;
 
-/// Blocks that histories are about.
+/// The number of blocks in histories.
 const BLOCKS: u64 = 60;
 
 fn options() -> DiskOptions {
-    // Segments of which there are many, and a budget that is soon used up.
+    // Many small segments, and a small budget.
     DiskOptions { cache_bytes_max: 60_000, segment_bytes_max: 20_000, free_bytes_min: 0, ..DiskOptions::default() }
 }
 
@@ -33,22 +33,22 @@ fn block(seed: u64) -> Block {
     noisy(seed, usize::try_from(200 + seed * 50).expect("small"))
 }
 
-/// The DAG of a number: a node, and behind it the blocks that it links to, which DAGs share with those of other numbers. An index that
-/// has to be rebuilt finds them by their links.
+/// The DAG of a number: a node and the blocks that it links to, which are shared with other numbers' DAGs. A rebuild of
+/// the index finds them by their links.
 fn dag(root: u64) -> Vec<Block> {
     let children: Vec<Block> = (root..root + 1 + root % 12).map(block).collect();
     let node = node(&children.iter().collect::<Vec<_>>());
     std::iter::once(node).chain(children).collect()
 }
 
-/// A fault that is to come.
+/// A planned fault.
 #[derive(Debug, Clone)]
 struct Arming {
     calls: Vec<Call>,
     fault: Fault,
-    /// How many of the calls succeed before.
+    /// The number of calls that succeed before it.
     after: u64,
-    /// Whether the disk stays so.
+    /// Whether later calls fail too.
     lasts: bool,
 }
 
@@ -77,7 +77,15 @@ fn arming() -> impl Strategy<Value = Arming> {
         2 => Just(vec![Call::Read]),
         2 => Just(vec![Call::Delete]),
         2 => Just(vec![Call::Write, Call::Create, Call::Batch]),
-        1 => Just(vec![Call::Write, Call::Create, Call::Batch, Call::Sync, Call::SyncNames, Call::SyncLog, Call::Delete]),
+        1 => Just(vec![
+            Call::Write,
+            Call::Create,
+            Call::Batch,
+            Call::Sync,
+            Call::SyncNames,
+            Call::SyncLog,
+            Call::Delete,
+        ]),
     ];
     let errno = prop_oneof![Just(Errno::IO), Just(Errno::NOSPC)];
     let fault = (0..3_u8, errno).prop_map(|(kind, errno)| match kind {
@@ -108,35 +116,35 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is known of a pin.
+/// The expected state of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     Complete,
     Partial,
-    /// The answer was an error: it may be there or not.
+    /// Either, since the operation returned an error.
     Unsure,
 }
 
-/// A store over a disk that fails now and then, and what it owes.
+/// A store on a disk with injected faults, and its expected state.
 struct Trial {
     disk: Option<Disk>,
     dir: TempDir,
     pins: BTreeMap<u64, Known>,
-    /// Whether some call may fail.
+    /// Whether calls may fail.
     armed: bool,
-    /// Whether reads may.
+    /// Whether reads may fail.
     reads_fail: bool,
-    /// What has happened below.
+    /// The faults that occurred.
     seen: Arc<Seen>,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// A sync has failed, so that the store has to be opened again.
+    /// A sync failed, so that the store must be reopened.
     sync_failed: AtomicBool,
-    /// What was not synced is lost.
+    /// Unsynced data is lost.
     lost: AtomicBool,
-    /// RocksDB does not know whether it wrote a batch, and takes no other.
+    /// RocksDB does not know whether it wrote a batch, and rejects further ones.
     stopped: AtomicBool,
 }
 
@@ -145,7 +153,7 @@ impl Seen {
         flag.load(Ordering::SeqCst)
     }
 
-    /// What becomes of a call that fails.
+    /// The effect of a fault.
     fn fail(&self, call: Call, arming: &Arming) -> Fault {
         match (call, arming.fault) {
             (Call::Sync, Fault::Half(_)) => {
@@ -166,7 +174,7 @@ impl Seen {
         fault
     }
 
-    /// Whether the store only goes on when it is opened again.
+    /// Whether the store must be reopened.
     fn has_to_reopen(&self) -> bool {
         Self::get(&self.sync_failed) || Self::get(&self.stopped)
     }
@@ -205,7 +213,7 @@ impl Trial {
         (self.armed, self.reads_fail) = (false, false);
     }
 
-    /// What an answer may be: an error only where there is something to blame.
+    /// Checks that an error was caused by a fault.
     fn excuse(&self, error: &StoreError) {
         let excused = self.armed || self.seen.has_to_reopen();
         assert!(excused && matches!(error, StoreError::Io(_)), "{error}");
@@ -214,7 +222,7 @@ impl Trial {
     async fn run(&mut self, step: Step) {
         match step {
             Step::Cache(seed) => self.disk().put_cached(block(seed)).await,
-            Step::Read(seed) => _ = self.held(&block(seed)).await,
+            Step::Read(seed) => _ = self.is_stored(&block(seed)).await,
             Step::Pin(root) => self.pin(root).await,
             Step::Unpin(root) => self.unpin(root).await,
             Step::Flush => {
@@ -228,7 +236,7 @@ impl Trial {
                 }
             }
             Step::Scrub => match self.disk().scrub_all(None, |_, _| ()).await {
-                // What was half written and never named is nobody's damage.
+                // Partial values without rows do not count as corruption.
                 Ok(report) => assert!(report.progress.damaged == 0 || Seen::get(&self.seen.lost)),
                 Err(error) => self.excuse(&error),
             },
@@ -238,8 +246,8 @@ impl Trial {
         }
     }
 
-    /// Whether a block is there; what is there is right.
-    async fn held(&self, block: &Block) -> bool {
+    /// Whether a block is stored; checks its bytes.
+    async fn is_stored(&self, block: &Block) -> bool {
         match self.disk().get(block.cid()).await {
             Ok(got) => {
                 assert_eq!(got.data(), block.data());
@@ -262,7 +270,7 @@ impl Trial {
             }
             Err(PinError::Store(error)) => {
                 self.excuse(&error);
-                // One that was complete stays so.
+                // A complete pin stays complete.
                 let known = self.pins.entry(root).or_insert(Known::Unsure);
                 *known = if *known == Known::Partial { Known::Unsure } else { *known };
             }
@@ -282,13 +290,13 @@ impl Trial {
     }
 
     async fn reopen(&mut self) {
-        // The process ends as its disk is: whatever fails goes on failing until then.
+        // The process ends without the disk recovering.
         self.disk = None;
         (self.armed, self.reads_fail) = (false, false);
         self.seen.sync_failed.store(false, Ordering::SeqCst);
         self.seen.stopped.store(false, Ordering::SeqCst);
         self.disk = Some(reopened(self.dir.path()));
-        // What it could not tell of before, it can now.
+        // Uncertain states are resolved now.
         let pins = self.disk().pins().await.expect("lists");
         let found = |root: &u64| pins.iter().find(|pin| pin.root == *dag(*root)[0].cid()).map(|pin| pin.state);
         self.pins.retain(|root, known| {
@@ -306,16 +314,16 @@ impl Trial {
         self.check().await;
     }
 
-    /// Everything that was acknowledged is there.
+    /// Checks that all acknowledged pins have their blocks.
     async fn check(&self) {
         for (root, known) in &self.pins {
             for block in dag(*root).iter().filter(|_| *known == Known::Complete) {
-                assert!(self.held(block).await, "a block of {root}");
+                assert!(self.is_stored(block).await, "a block of {root}");
             }
         }
     }
 
-    /// The disk works again. Only what RocksDB or a sync left open makes the store wait to be opened anew.
+    /// The disk recovers. The store must be reopened only after failed syncs and uncertain batches.
     async fn end(&mut self) {
         self.heal();
         self.check().await;
@@ -323,11 +331,11 @@ impl Trial {
             assert!(self.disk().stats().degraded() || !Seen::get(&self.seen.sync_failed), "it says so");
             self.reopen().await;
         }
-        self.goes_on().await;
+        self.works().await;
         self.reopen().await;
-        self.goes_on().await;
+        self.works().await;
         if Seen::get(&self.seen.lost) {
-            // What is cached is told by its checksum when it is read, and not before.
+            // Corruption of cached blocks is detected only when they are read.
             self.disk().scrub_all(None, |_, _| ()).await.expect("scrubs");
             self.check().await;
         }
@@ -335,15 +343,15 @@ impl Trial {
         assert_eq!(self.disk().stats().dropped_writes, 0);
     }
 
-    /// It takes what is cached, pins what was partial, and lets go of everything.
-    async fn goes_on(&mut self) {
+    /// Checks that the store caches blocks, completes partial pins, and removes all pins.
+    async fn works(&mut self) {
         let fresh: Vec<_> = (1_000..1_003).map(|seed| noisy(seed, 300)).collect();
         for block in &fresh {
             self.disk().put_cached(block.clone()).await;
         }
         self.disk().flush().await.expect("flushes");
         for block in &fresh {
-            assert!(self.held(block).await, "it is cached");
+            assert!(self.is_stored(block).await, "it is cached");
         }
         assert!(!self.disk().stats().degraded());
         for root in self.pins.keys().copied().collect::<Vec<_>>() {
@@ -361,7 +369,7 @@ impl Trial {
     }
 }
 
-/// Batches are refused once RocksDB has stopped.
+/// Fails batches once RocksDB has stopped.
 fn stop(seen: &Seen, call: Call) -> Option<Fault> {
     (Seen::get(&seen.stopped) && matches!(call, Call::Batch | Call::SyncLog)).then_some(Fault::Refused(Errno::IO))
 }
@@ -388,15 +396,15 @@ fn rounds(default: u32) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20 * rounds(3), ..ProptestConfig::default() })]
     #[test]
-    fn whatever_fails_and_whenever_nothing_acknowledged_is_lost(steps in proptest::collection::vec(step(), 1..50)) {
+    fn no_fault_loses_acknowledged_pins(steps in proptest::collection::vec(step(), 1..50)) {
         run(steps);
     }
 }
 
-/// A removal of which the disk did not say that it was done: the index has no such pin when it is next read, although the journal
-/// of pins has one. It is rebuilt, and no pin is short of a block.
+/// A removal that took effect but returned an error: at the next start, the index lacks a pin that the pin journal has.
+/// The index is rebuilt, and no pin loses a block.
 #[test]
-fn a_removal_that_was_done_and_said_not_to_be_costs_no_pin_its_blocks() {
+fn a_removal_that_took_effect_despite_an_error_costs_no_pin_its_blocks() {
     let (batch, errno) = (vec![Call::Batch], Errno::IO);
     for lasts in [false, true] {
         let arming = Arming { calls: batch.clone(), fault: Fault::Unheard(errno), after: 0, lasts };
@@ -412,7 +420,7 @@ fn a_removal_that_was_done_and_said_not_to_be_costs_no_pin_its_blocks() {
     }
 }
 
-/// A history with something of everything.
+/// A history with every kind of step.
 fn history() -> Vec<Step> {
     let mut random = Random(7);
     let mut steps = Vec::new();
@@ -426,7 +434,7 @@ fn history() -> Vec<Step> {
     steps
 }
 
-/// Every kind of call fails, in each of the ways that it can, once or from then on.
+/// Every kind of call fails in every way, once or permanently.
 #[test]
 fn each_kind_of_call_may_fail_at_any_moment_of_a_history() {
     let (refused, half, unheard) = (Fault::Refused(Errno::IO), Fault::Half(Errno::IO), Fault::Unheard(Errno::IO));
@@ -451,13 +459,13 @@ fn each_kind_of_call_may_fail_at_any_moment_of_a_history() {
 }
 
 #[tokio::test]
-async fn what_a_failed_sync_lost_is_not_believed_by_the_next_process() {
+async fn blocks_lost_by_a_failed_sync_are_removed_at_the_next_start() {
     let dir = tempfile::tempdir().expect("a directory");
-    // All of it is in one segment: one that is full is synced.
+    // One segment has all of it, since a full segment would be synced.
     let disk = open_with(dir.path(), DiskOptions { segment_bytes_max: 1 << 20, ..options() }).expect("opens");
     let (kept, lost) = (dag(11), dag(23));
     disk.pin_recursive(*kept[0].cid(), None, supply(&kept)).await.expect("pins");
-    // Written and not synced yet when the disk begins to fail.
+    // Written but not synced when the disk begins to fail.
     let (before, broken_off) = (disk.stats().blocks, futures::stream::iter([Err(std::io::Error::other("later"))]));
     let pinned = disk.pin_recursive(*lost[0].cid(), None, supply(&lost).chain(broken_off)).await;
     assert!(matches!(pinned, Err(PinError::Blocks(_))), "{pinned:?}");
@@ -467,7 +475,7 @@ async fn what_a_failed_sync_lost_is_not_believed_by_the_next_process() {
     assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "{pinned:?}");
     disk.store().files.faults.clear();
     let pinned = disk.pin_recursive(*lost[0].cid(), None, supply(&lost)).await;
-    assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "a later sync says nothing of what is lost");
+    assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "a later successful sync does not count");
     assert!(disk.stats().degraded());
     drop(disk);
     let disk = reopened(dir.path());
@@ -480,19 +488,22 @@ async fn what_a_failed_sync_lost_is_not_believed_by_the_next_process() {
 }
 
 #[tokio::test]
-async fn members_that_could_not_be_let_go_are_when_the_disk_works_again() {
+async fn members_that_could_not_be_unpinned_are_when_the_disk_works_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), options()).expect("opens");
     let blocks = dag(11);
     disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-    // The removal itself is taken.
+    // The removal itself succeeds.
     let mut batches = 0;
     disk.store().files.faults.plan(move |call| {
         batches += u32::from(call == Call::Batch);
         (call == Call::Batch && batches > 1).then_some(Fault::Refused(Errno::NOSPC))
     });
     assert!(disk.remove_pin(blocks[0].cid()).await.expect("removes"));
-    assert!(matches!(disk.flush().await, Err(StoreError::Io(_))), "the space is not back, and that is said");
+    assert!(
+        matches!(disk.flush().await, Err(StoreError::Io(_))),
+        "the space is not reclaimed, and the error is returned"
+    );
     disk.store().files.faults.clear();
     disk.flush().await.expect("flushes");
     assert_eq!((disk.stats().blocks, disk.stats().pinned_bytes), (0, 0));
@@ -520,7 +531,7 @@ async fn a_segment_that_cannot_be_collected_fails_a_compaction_and_nothing_else(
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_an_error_and_not_forgotten() {
+async fn unreadable_blocks_are_errors_and_are_not_deleted() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), options()).expect("opens");
     let blocks = dag(11);
@@ -540,11 +551,11 @@ async fn what_cannot_be_read_is_an_error_and_not_forgotten() {
 }
 
 #[tokio::test]
-async fn every_block_that_was_to_be_cached_is_there_or_counted() {
+async fn every_block_put_is_cached_or_counted_as_dropped() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), DiskOptions { cache_bytes_max: 1 << 30, ..options() }).expect("opens");
     let calls = Arc::<AtomicU64>::default();
-    // In no order: one in every three would be the same call of every group, if the groups happened to be alike.
+    // Irregularly: with every third call, the same call of every group might fail.
     let (met, mut random) = (Arc::clone(&calls), Random(1));
     disk.store().files.faults.plan(move |call| {
         let writes = matches!(call, Call::Write | Call::Batch);
@@ -568,9 +579,9 @@ async fn every_block_that_was_to_be_cached_is_there_or_counted() {
     assert!(calls.load(Ordering::SeqCst) > 30);
 }
 
-/// A disk that stays full costs no numbers: there are only so many.
+/// A disk that stays full uses up no segment numbers, which are limited.
 #[tokio::test]
-async fn a_disk_that_stays_full_uses_nothing_up() {
+async fn a_disk_that_stays_full_uses_up_no_numbers() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), options()).expect("opens");
     disk.pin_recursive(*dag(1)[0].cid(), None, supply(&dag(1))).await.expect("pins");
@@ -582,29 +593,29 @@ async fn a_disk_that_stays_full_uses_nothing_up() {
         let pinned = disk.pin_recursive(*dag(13)[0].cid(), None, supply(&dag(13))).await;
         assert!(matches!(pinned, Err(PinError::Store(StoreError::Full { .. }))), "{pinned:?}");
     }
-    // Something is written, with the numbers that come next.
+    // A write uses the next numbers.
     assert!(disk.remove_pin(dag(1)[0].cid()).await.expect("removes"));
     let after = disk.store().counters().expect("reads");
     assert_eq!(after.segment, before.segment);
 }
 
-/// What is not known to be on the disk was never acknowledged: if it cannot be read, a pin must not rely on it.
+/// Values not known to be synced were never acknowledged: if they cannot be read, a pin must not rely on them.
 #[tokio::test]
-async fn what_cannot_be_read_when_the_store_is_opened_is_written_again() {
+async fn values_that_cannot_be_read_at_the_start_are_written_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), options()).expect("opens");
     let (kept, begun) = (dag(11), dag(23));
     disk.pin_recursive(*kept[0].cid(), None, supply(&kept)).await.expect("pins");
     begin_pin(&disk, &begun[..3]).await;
-    let unsynced = disk.store().files.volatile.lock().expect("nobody panics").values.len();
+    let unsynced = disk.store().files.volatile.lock().expect("not poisoned").values.len();
     assert!(unsynced > 0);
-    // The process ends as if it were killed.
+    // Simulates a kill.
     disk.store().files.faults.refuse(Call::Sync, Errno::IO);
     drop(disk);
     OPENING.set(Some(Box::new(|call| (call == Call::Read).then_some(Fault::Refused(Errno::IO)))));
     let disk = open_with(dir.path(), options()).expect("opens");
     disk.store().files.faults.clear();
-    assert_eq!(disk.stats().blocks, kept.len() as u64, "what was begun is not believed, what was acknowledged is");
+    assert_eq!(disk.stats().blocks, kept.len() as u64, "acknowledged blocks are kept, unacknowledged ones are not");
     disk.pin_recursive(*begun[0].cid(), None, supply(&begun)).await.expect("pins");
     for block in kept.iter().chain(&begun) {
         assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block));
@@ -612,9 +623,9 @@ async fn what_cannot_be_read_when_the_store_is_opened_is_written_again() {
     audit(&disk);
 }
 
-/// However much is pinned, the first pin after a start waits for what was not synced and for nothing else.
+/// The first pin after a start syncs only what was not synced before.
 #[tokio::test]
-async fn what_was_synced_is_not_synced_again_when_the_store_is_opened() {
+async fn synced_segments_are_not_synced_again_at_the_start() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), options()).expect("opens");
     let blocks: Vec<_> = (0..100).map(|seed| noisy(seed, 2_000)).collect();

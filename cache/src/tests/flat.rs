@@ -1,4 +1,4 @@
-//! What only a store of files has to show; the rest is in [`super::suite`].
+//! Tests of the flat store alone; [`super::suite`] has those of all stores.
 
 use super::corruption::dag;
 use super::suite::{Home, Kind, Setup};
@@ -24,7 +24,7 @@ fn file(home: &Home, block: &Block) -> PathBuf {
     home.dir.path().join("blocks").join(&name[name.len() - 3..name.len() - 1]).join(name)
 }
 
-/// Every file below a folder but locks, with its length.
+/// Every file below a directory except locks, with its length.
 fn files(dir: &Path) -> Vec<(PathBuf, u64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("lists") {
@@ -41,7 +41,7 @@ fn files(dir: &Path) -> Vec<(PathBuf, u64)> {
 }
 
 #[tokio::test]
-async fn a_block_is_a_file_where_its_name_says() {
+async fn a_block_is_a_file_at_the_path_of_its_key() {
     let home = home();
     let store = home.open(Setup::default()).await;
     let blocks = blocks(0..10);
@@ -56,13 +56,13 @@ async fn a_block_is_a_file_where_its_name_says() {
 }
 
 #[tokio::test]
-async fn a_newer_schema_is_refused_and_nothing_is_changed() {
+async fn a_newer_schema_is_rejected_and_nothing_is_changed() {
     let home = home();
     home.open(Setup::default()).await.shut().await;
     let schema = home.dir.path().join("schema");
     let written = fs::read_to_string(&schema).expect("reads");
     fs::write(&schema, "2\n").expect("writes");
-    // The journal of a later release has its number too.
+    // The journal of a later release also has its schema version.
     let (mut journal, _) = PinJournal::open(home.dir.path()).expect("opens");
     journal.rewrite(2, Watermark::default(), std::iter::empty()).expect("writes");
     fs::create_dir_all(home.dir.path().join("blocks/aa")).expect("creates");
@@ -73,7 +73,7 @@ async fn a_newer_schema_is_refused_and_nothing_is_changed() {
     assert_eq!(files(home.dir.path()), before);
     journal.rewrite(1, Watermark::default(), std::iter::empty()).expect("writes");
     drop(home.open(Setup::default()).await);
-    // The number is damaged, and the journal knows better.
+    // The schema file is damaged, and the journal has the version.
     for damaged in ["none", "", "3\n", "\u{fffd}"] {
         fs::write(&schema, damaged).expect("writes");
         drop(home.open(Setup::default()).await);
@@ -82,7 +82,7 @@ async fn a_newer_schema_is_refused_and_nothing_is_changed() {
 }
 
 #[tokio::test]
-async fn files_that_vanish_are_not_held_and_come_back() {
+async fn blocks_of_deleted_files_are_missing_and_can_be_stored_again() {
     let home = home();
     let store = home.open(Setup::default()).await;
     let blocks = blocks(0..10);
@@ -98,7 +98,7 @@ async fn files_that_vanish_are_not_held_and_come_back() {
     store.cache(&blocks).await;
     assert!(store.holds_all(&blocks).await);
     assert!(store.is_pinned(&key(&blocks[1])).await.expect("reads"));
-    // All of it at once, as when what it is on is not there any more.
+    // All files at once, as when the file system is unmounted.
     fs::rename(home.dir.path().join("blocks"), home.dir.path().join("away")).expect("renames");
     assert!(!store.holds(&blocks[2]).await);
     fs::rename(home.dir.path().join("away"), home.dir.path().join("blocks")).expect("renames");
@@ -106,7 +106,7 @@ async fn files_that_vanish_are_not_held_and_come_back() {
 }
 
 #[tokio::test]
-async fn what_was_left_unfinished_is_taken_away_and_foreign_files_are_left_alone() {
+async fn temporary_files_are_deleted_and_foreign_files_are_kept() {
     let home = home();
     let store = home.open(Setup::default()).await;
     let blocks = blocks(0..3);
@@ -119,11 +119,11 @@ async fn what_was_left_unfinished_is_taken_away_and_foreign_files_are_left_alone
     for path in leftovers.iter().chain(&foreign) {
         fs::write(path, "something").expect("writes");
     }
-    // Power was lost before any of it was on the disk.
+    // Power was lost before any of it was synced.
     let empty = file(&home, &noisy(99, 5_000));
     fs::create_dir_all(empty.parent().expect("a folder")).expect("creates");
     fs::write(&empty, "").expect("writes");
-    // To look at it changes nothing.
+    // Inspecting it changes nothing.
     let before = files(dir);
     let looked = Offline::open(dir).expect("opens");
     assert_eq!(looked.figures().expect("reads").all().blocks, 3);
@@ -137,7 +137,7 @@ async fn what_was_left_unfinished_is_taken_away_and_foreign_files_are_left_alone
 }
 
 #[tokio::test]
-async fn a_list_of_members_that_was_cut_off_is_good_up_to_there() {
+async fn a_truncated_list_of_members_is_valid_up_to_the_end() {
     let home = home();
     let store = home.open(Setup::default()).await;
     let blocks = blocks(0..10);
@@ -156,7 +156,7 @@ async fn a_list_of_members_that_was_cut_off_is_good_up_to_there() {
     let pin = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
     assert_eq!((pin.state, pin.blocks), (PinState::Complete, 10));
     store.shut().await;
-    // One that was acknowledged: what is missing cannot be named, so the pin is not complete any more.
+    // An acknowledged pin: the missing members are unknown, so the pin becomes partial.
     let bytes = fs::read(&list).expect("reads");
     fs::write(&list, &bytes[..bytes.len() / 2]).expect("writes");
     let store = home.open(Setup::default()).await;
@@ -165,7 +165,7 @@ async fn a_list_of_members_that_was_cut_off_is_good_up_to_there() {
 }
 
 #[tokio::test]
-async fn a_damaged_pin_is_no_reason_to_let_go_of_its_blocks() {
+async fn a_damaged_pin_keeps_its_blocks() {
     let home = home();
     let store = home.open(Setup::default()).await;
     let blocks = blocks(0..3);
@@ -179,7 +179,7 @@ async fn a_damaged_pin_is_no_reason_to_let_go_of_its_blocks() {
     let pins = store.pins().await.expect("lists");
     assert_eq!((pins.len(), pins[0].root, pins[0].state), (1, *blocks[0].cid(), PinState::Complete));
     store.shut().await;
-    // The journal is gone as well: nothing tells the root.
+    // The journal is lost as well, and with it the root.
     fs::write(&header, "damaged").expect("writes");
     fs::remove_file(home.dir.path().join(pin_journal::NAME)).expect("deletes");
     for _ in 0..2 {
@@ -199,7 +199,7 @@ async fn a_damaged_pin_is_no_reason_to_let_go_of_its_blocks() {
 }
 
 #[tokio::test]
-async fn the_file_of_a_pin_and_its_members_are_made_anew() {
+async fn the_files_of_a_pin_and_its_members_are_recreated() {
     for lost in ["pin", "members", "next"] {
         let home = home();
         let store = home.open(Setup::default()).await;
@@ -222,11 +222,11 @@ async fn the_file_of_a_pin_and_its_members_are_made_anew() {
 }
 
 #[tokio::test]
-async fn what_may_be_older_than_its_pin_is_written_again() {
+async fn values_that_may_be_older_than_their_pin_are_written_again() {
     let home = home();
     let store = home.open(Setup::default()).await;
     let blocks = blocks(0..4);
-    // The first is cached before it is pinned; the second is in a pin that was never acknowledged.
+    // The first is cached before it is pinned; the second is in an unacknowledged pin.
     store.cache(&blocks[..1]).await;
     store.pin_recursive(*blocks[3].cid(), None, supply(&blocks[1..2])).await.expect_err("has no root");
     store.shut().await;
@@ -238,16 +238,16 @@ async fn what_may_be_older_than_its_pin_is_written_again() {
 }
 
 #[tokio::test]
-async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
+async fn a_disk_that_fails_writes_still_reads_and_recovers() {
     let home = home();
     let store = home.open(Setup::default()).await;
     let blocks = blocks(0..4);
     store.cache(&blocks[..1]).await;
-    // Nothing can be made in the folders of the others.
+    // No files can be created in the other blocks' directories.
     let away: Vec<_> =
         blocks[1..3].iter().map(|block| file(&home, block).parent().expect("a folder").to_owned()).collect();
     for folder in &away {
-        assert!(!folder.exists(), "no two of these blocks share a folder");
+        assert!(!folder.exists(), "no two of these blocks share a directory");
         fs::write(folder, "in the way").expect("writes");
     }
     store.put_cached(blocks[1].clone()).await;
@@ -265,7 +265,7 @@ async fn a_disk_that_refuses_writes_still_reads_and_recovers() {
 }
 
 #[tokio::test]
-async fn a_look_at_a_store_tells_what_is_wrong_with_it() {
+async fn a_check_reports_what_is_wrong_with_a_store() {
     let home = home();
     assert!(matches!(Offline::open(home.dir.path()), Err(StoreError::Missing { .. })));
     let store = home.open(Setup::default()).await;
@@ -288,7 +288,7 @@ async fn a_look_at_a_store_tells_what_is_wrong_with_it() {
     assert_eq!(report.lacking[0].name.as_deref(), Some("mine"));
     assert!(!report.is_clean());
     drop(looked);
-    // The damaged files count no more.
+    // The quarantined files do not count any more.
     let looked = Offline::open(home.dir.path()).expect("opens");
     let report = looked.check(|_, _| ()).expect("checks");
     assert_eq!((report.progress.blocks, report.progress.damaged, report.lacking[0].missing), (7, 0, 2));

@@ -31,7 +31,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Says when the work of a flight is dropped.
+/// Records when the work of a call is dropped.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {
@@ -55,7 +55,7 @@ impl Expected {
     }
 }
 
-/// What flights do, told without any concurrency.
+/// A sequential model of singleflight.
 struct Model {
     flights: Flights<BlockKey, Outcome>,
     blocks: Vec<Block>,
@@ -89,7 +89,7 @@ impl Model {
         let under_way = self.expected.iter().filter(|flight| flight.under_way()).count();
         assert_eq!(self.flights.under_way(), under_way);
         for flight in &self.expected {
-            assert_eq!(flight.dropped.load(Ordering::SeqCst), !flight.under_way(), "work lives while it is awaited");
+            assert_eq!(flight.dropped.load(Ordering::SeqCst), !flight.under_way(), "work exists while it is awaited");
         }
     }
 
@@ -103,7 +103,7 @@ impl Model {
         };
         let (flight, joined) = self.flights.join(key(&self.blocks[index]), work);
         let current = self.current(index);
-        assert_eq!(joined, current.is_some(), "whoever can join does");
+        assert_eq!(joined, current.is_some(), "a call in flight is joined");
         let current = current.unwrap_or_else(|| {
             let complete = Some(complete);
             let new = Expected { key: index, outcome: None, complete, landed: false, waiters: 0, dropped };
@@ -131,7 +131,7 @@ impl Model {
         match (Pin::new(handle).poll(&mut Context::from_waker(noop_waker_ref())), &flight.outcome) {
             (Poll::Pending, None) => {}
             (Poll::Ready(outcome), Some(expected)) => {
-                assert_eq!(&outcome, expected, "every waiter gets the outcome");
+                assert_eq!(&outcome, expected, "every waiter gets the result");
                 flight.landed = true;
                 flight.waiters -= 1;
                 drop(self.waiters.swap_remove(waiter));
@@ -143,7 +143,9 @@ impl Model {
 
 proptest! {
     #[test]
-    fn any_order_of_joining_leaving_and_completing_matches_the_model(steps in proptest::collection::vec(step(), 0..120)) {
+    fn any_order_of_joining_leaving_and_completing_matches_the_model(
+        steps in proptest::collection::vec(step(), 0..120)
+    ) {
         let mut model = Model::new();
         for step in steps {
             model.run(step);
@@ -153,9 +155,9 @@ proptest! {
     }
 }
 
-/// Waiters on many threads come, go and leave early; whoever stays gets the right block, and nothing is left behind.
+/// Waiters on many threads join, and some leave early; the others get the right block, and no call stays behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_threads_join_and_leave_without_losing_anyone() {
+async fn every_waiter_on_many_threads_gets_its_result() {
     let flights = Flights::<BlockKey, Outcome>::default();
     let blocks: Arc<Vec<Block>> = Arc::new((0..4_u8).map(|n| raw(vec![n; 10])).collect());
     let begun = Arc::new(AtomicUsize::new(0));
@@ -191,24 +193,24 @@ async fn many_threads_join_and_leave_without_losing_anyone() {
     assert!(begun.load(Ordering::Relaxed) > 0);
 }
 
-/// What somebody who waits hears: a number, or that whoever began the flight was turned away.
+/// The result of a call: a number, or a leader-only error.
 type Heard = Result<usize, Turned>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Turned;
 
-/// A flight that was begun: for which key, by whom, and how it is to end.
-struct Begun {
+/// A started call: its key, its leader, and how to complete it.
+struct BegunPin {
     key: usize,
     by: usize,
-    /// Its work is that of one who has waited for others often enough.
+    /// Whether it is the work of a caller that has retried often enough and runs alone.
     alone: bool,
     end: Option<oneshot::Sender<Heard>>,
     heard: Option<Heard>,
     dropped: Arc<AtomicBool>,
 }
 
-/// Notes that a waiter was woken.
+/// Records that a waiter was woken.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -229,7 +231,7 @@ enum Move {
     Come(usize),
     Leave(usize),
     Poll(usize),
-    /// The flight of a key ends.
+    /// The call of a key completes.
     End {
         key: usize,
         turned: bool,
@@ -245,11 +247,11 @@ fn a_move() -> impl Strategy<Value = Move> {
     ]
 }
 
-/// Those who land, where being turned away says nothing of others.
+/// Callers of `land`, with leader-only errors.
 #[derive(Default)]
 struct World {
     flights: Flights<usize, Heard>,
-    begun: Arc<Mutex<Vec<Begun>>>,
+    begun: Arc<Mutex<Vec<BegunPin>>>,
     waiters: Vec<Waiter>,
     names: usize,
 }
@@ -266,10 +268,17 @@ impl World {
             let (end, ended) = oneshot::channel();
             let dropped = Arc::new(AtomicBool::new(false));
             let guard = Dropped(Arc::clone(&dropped));
-            begun.lock().expect("is sound").push(Begun { key, by: name, alone, end: Some(end), heard: None, dropped });
+            begun.lock().expect("is sound").push(BegunPin {
+                key,
+                by: name,
+                alone,
+                end: Some(end),
+                heard: None,
+                dropped,
+            });
             async move {
                 let _guard = guard;
-                ended.await.expect("its end is kept")
+                ended.await.expect("the sender exists")
             }
         };
         let seat = flights.join(key, &begin);
@@ -282,7 +291,7 @@ impl World {
         self.waiters.push(Waiter { name, key, landing: landing.boxed(), woken });
     }
 
-    /// Polls a waiter, who stays unless something came of that.
+    /// Polls a waiter, which is removed when it is ready.
     fn poll(&mut self, index: usize) {
         let waiter = &mut self.waiters[index];
         waiter.woken.0.store(false, Ordering::SeqCst);
@@ -292,13 +301,13 @@ impl World {
         };
         let waiter = self.waiters.swap_remove(index);
         let begun = self.begun.lock().expect("is sound");
-        let own = |flight: &&Begun| flight.by == waiter.name && flight.heard.as_ref() == Some(&heard);
+        let own = |flight: &&BegunPin| flight.by == waiter.name && flight.heard.as_ref() == Some(&heard);
         match joined {
-            false => assert!(begun.iter().any(|flight| own(&flight)), "it is what became of its own flight"),
+            false => assert!(begun.iter().any(|flight| own(&flight)), "the result is of its own call"),
             true => {
-                assert!(heard.is_ok(), "that another was turned away is no answer");
-                let of_key = |flight: &Begun| flight.key == waiter.key && flight.heard.as_ref() == Some(&heard);
-                assert!(begun.iter().any(of_key), "somebody's flight ended so");
+                assert!(heard.is_ok(), "a leader-only error is not returned to a follower");
+                let of_key = |flight: &BegunPin| flight.key == waiter.key && flight.heard.as_ref() == Some(&heard);
+                assert!(begun.iter().any(of_key), "a call had this result");
             }
         }
     }
@@ -332,23 +341,23 @@ impl World {
         let begun = self.begun.lock().expect("is sound");
         for key in 0..KEYS {
             let alive = begun.iter().filter(|flight| flight.key == key && flight.is_shared()).count();
-            assert!(alive <= 1, "one flight for one key");
-            assert!(alive == 0 || self.waiters.iter().any(|waiter| waiter.key == key), "none goes on for nobody");
+            assert!(alive <= 1, "one call per key");
+            assert!(alive == 0 || self.waiters.iter().any(|waiter| waiter.key == key), "no work runs without a waiter");
         }
         assert_eq!(self.flights.under_way(), begun.iter().filter(|flight| flight.is_shared()).count());
     }
 
-    /// Ends every flight well, and polls nobody but those who were woken: each of them has to get an answer.
+    /// Completes every call successfully, and polls only woken waiters: each must get a result.
     fn finish(&mut self) {
         while !self.waiters.is_empty() {
             (0..KEYS).for_each(|key| self.end(key, false));
             let next = self.waiters.iter().position(|waiter| waiter.woken.0.load(Ordering::SeqCst));
-            self.poll(next.expect("those who wait are woken"));
+            self.poll(next.expect("waiters are woken"));
         }
     }
 }
 
-impl Begun {
+impl BegunPin {
     fn is_alive(&self) -> bool {
         !self.dropped.load(Ordering::SeqCst)
     }
@@ -360,7 +369,9 @@ impl Begun {
 
 proptest! {
     #[test]
-    fn whoever_waits_gets_an_answer_whoever_leaves_or_is_turned_away(moves in proptest::collection::vec(a_move(), 0..120)) {
+    fn every_waiter_gets_a_result_despite_dropped_waiters_and_leader_only_errors(
+        moves in proptest::collection::vec(a_move(), 0..120)
+    ) {
         let mut world = World::default();
         for a_move in moves {
             world.run(a_move);
@@ -371,9 +382,9 @@ proptest! {
     }
 }
 
-/// When nobody is let through, each who waits hears it of themselves soon, and not after everybody else.
+/// If every leader is rejected, each waiter gets its own error soon, not after all the others.
 #[tokio::test]
-async fn nobody_waits_until_all_others_were_turned_away() {
+async fn no_waiter_waits_until_all_others_were_rejected() {
     let (flights, begun) = (Flights::<u8, Heard>::default(), AtomicUsize::new(0));
     let waits = (0..100).map(|name| {
         let begin = || {
@@ -397,12 +408,12 @@ async fn nobody_waits_until_all_others_were_turned_away() {
     });
     let others = join_all(waits).await;
     assert_eq!(others.into_iter().max(), Some(FLIGHTS_MAX));
-    assert_eq!((begun.into_inner(), flights.under_way()), (100, 0), "each has begun once");
+    assert_eq!((begun.into_inner(), flights.under_way()), (100, 0), "each has started once");
 }
 
-/// What can be seen of a flight is there for those who join it, until it has landed.
+/// The state of a call is visible to all of its callers until it completes.
 #[test]
-fn whoever_joins_sees_what_the_first_sees() {
+fn followers_see_the_state_of_the_leader() {
     let flights = Flights::<u8, u8, Arc<str>>::default();
     let begin = |sight: &str| {
         let sight: Arc<str> = sight.into();
@@ -414,12 +425,13 @@ fn whoever_joins_sees_what_the_first_sees() {
     assert_eq!((&*seen, joined), ("first", true));
     assert_eq!((second.now_or_never(), first.now_or_never()), (Some(7), Some(7)));
     let (_third, seen, joined) = flights.join_in_sight(1, begin("third"));
-    assert_eq!((&*seen, joined), ("third", false), "what has landed is forgotten");
+    assert_eq!((&*seen, joined), ("third", false), "a completed call is removed");
 }
 
-/// Work that need not wait is done without a task; what waits goes on without being polled, and ends when it is dropped.
+/// Work that need not wait runs without a task; other work runs without being polled, and is aborted when it is
+/// dropped.
 #[tokio::test]
-async fn work_goes_on_aside_and_ends_with_whoever_waits_for_it() {
+async fn spawned_work_runs_unpolled_and_is_aborted_with_its_waiter() {
     let at_once = std::thread::spawn(|| aside(async { 1 }).now_or_never());
     assert_eq!(at_once.join().expect("needs no runtime"), Some(Some(1)));
 
@@ -458,9 +470,9 @@ async fn work_goes_on_aside_and_ends_with_whoever_waits_for_it() {
     assert_eq!(panics_at_once.await, None::<()>);
 }
 
-/// A defect in the work is an answer for all who wait, and the next flight is another one.
+/// If the work panics, all waiters get a result, and the next call is a new one.
 #[tokio::test]
-async fn who_waits_for_work_that_panics_does_not_panic() {
+async fn waiters_for_work_that_panics_do_not_panic() {
     let flights = Flights::<u8, Option<u8>>::default();
     let begin = || aside(async { panic!("a defect") });
     let waiting: Vec<_> = (0..3).map(|_| flights.join(1, begin).0).collect();

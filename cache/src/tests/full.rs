@@ -1,5 +1,5 @@
-//! A disk that is full, for real: a file system of a few MiB in a mount namespace of its own, in which this test's binary runs
-//! once more. Whoever may not mount one is told so, and the store meets the same errors without it.
+//! A real full disk: a file system of a few MiB in its own mount namespace, in which this test's binary runs as a
+//! child. Where none can be mounted, the test warns, and another one injects the same errors.
 
 use super::audit::audit;
 use super::{noisy, open_with, supply};
@@ -17,11 +17,11 @@ const DIR: &str = "CAUSEWAY_FULL_DIR";
 const SIZE: &str = "64m";
 const MIB: usize = 1 << 20;
 
-/// RocksDB looks every few seconds whether there is space again.
+/// RocksDB checks every few seconds whether there is space again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options() -> DiskOptions {
-    // Nothing is left free but what the store keeps for its rows, so that the file system itself refuses.
+    // Only the headroom for rows is kept free, so that the file system itself runs out of space.
     DiskOptions { free_bytes_min: 0, reserve_bytes_max: 2 << 20, segment_bytes_max: 1 << 20, ..DiskOptions::default() }
 }
 
@@ -30,16 +30,16 @@ pub(super) fn dag(number: u64) -> Vec<Block> {
     (0..20).map(|i| noisy(number * 100 + i, 50_000)).collect()
 }
 
-/// What takes the space away.
+/// What fills the disk.
 pub(super) enum Filler {
     /// A file beside the store.
     Ballast(PathBuf),
-    /// Calls that say so.
+    /// Injected errors.
     Injected,
 }
 
 impl Filler {
-    /// Leaves not a byte.
+    /// Uses every byte.
     pub(super) fn fill(&self, disk: &Disk) {
         match self {
             Self::Ballast(path) => {
@@ -72,10 +72,10 @@ pub(super) async fn pin(disk: &Disk, number: u64) -> Result<(), StoreError> {
     }
 }
 
-pub(super) fn assert_tells_of_space(error: &StoreError) {
+pub(super) fn assert_is_lack_of_space(error: &StoreError) {
     let said = error.to_string();
     assert!(matches!(error, StoreError::Io(_) | StoreError::Full { .. }), "{said}");
-    // The last is what RocksDB says of all writes after the one that found no space, until it has recovered.
+    // The last is RocksDB's error for all writes after the one that ran out of space, until it has recovered.
     let signs = ["No space left", "MiB left", "Writer has previous error"];
     assert!(signs.iter().any(|sign| said.contains(sign)), "{said}");
 }
@@ -88,7 +88,7 @@ pub(super) async fn assert_pinned(disk: &Disk, numbers: impl IntoIterator<Item =
     }
 }
 
-/// The size of what lies in a folder and the folders in it.
+/// The size of all files below a directory.
 fn bytes_below(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).expect("lists").flatten();
     let bytes = entries.map(|entry| match entry.metadata() {
@@ -98,7 +98,7 @@ fn bytes_below(dir: &Path) -> u64 {
     bytes.sum()
 }
 
-/// Tries again until it is done.
+/// Retries until it succeeds.
 pub(super) async fn eventually(what: &str, mut attempt: impl AsyncFnMut() -> Result<(), StoreError>) {
     let begun = Instant::now();
     while let Err(error) = attempt().await {
@@ -107,16 +107,16 @@ pub(super) async fn eventually(what: &str, mut attempt: impl AsyncFnMut() -> Res
     }
 }
 
-/// Puts blocks, a few at a time, until one of them is not taken. What was cached before makes room for a while.
+/// Caches blocks, a few at a time, until one is dropped. At first, cached blocks are evicted for them.
 async fn cache_until_refused(disk: &Disk, filler: &Filler) {
     for seed in 0.. {
-        assert!(seed < 1_000, "a full disk refuses something: {:?}", disk.stats());
+        assert!(seed < 1_000, "a full disk fails writes: {:?}", disk.stats());
         filler.fill(disk);
         let before = disk.stats().dropped_writes;
         for i in 0..4 {
             disk.put_cached(noisy(1_000_000 + seed * 4 + i, 50_000)).await;
         }
-        // Whether it may sync is not the question.
+        // The sync may fail.
         _ = disk.flush().await;
         if disk.stats().dropped_writes > before && disk.stats().degraded() {
             return;
@@ -135,30 +135,30 @@ async fn a_disk_fills_and_has_space_again(dir: &Path, filler: Filler) {
     assert_eq!(disk.stats().dropped_writes, 0);
 
     cache_until_refused(&disk, &filler).await;
-    // For pins too, what is cached makes room for a while.
+    // At first, cached blocks are evicted for pins too.
     let mut number = 1;
     let refused = loop {
-        assert!(number < 10, "a full disk refuses something: {:?}", disk.stats());
+        assert!(number < 10, "a full disk fails writes: {:?}", disk.stats());
         filler.fill(&disk);
         match pin(&disk, number).await {
             Ok(()) => number += 1,
             Err(error) => break error,
         }
     };
-    assert_tells_of_space(&refused);
+    assert_is_lack_of_space(&refused);
     assert!(disk.stats().degraded() && disk.stats().write_errors > 0);
     assert_pinned(&disk, 0..number).await;
 
-    // A flush notes how far it came, so that RocksDB's log meets the full disk too. That must not break the log for good.
+    // A flush writes to RocksDB's log, which fails on the full disk too. That must not break the log permanently.
     for _ in 0..200 {
         _ = disk.flush().await;
     }
 
-    // It recovers by itself.
+    // It recovers automatically.
     filler.free(&disk);
     let before = bytes_below(&store);
     eventually("a pin when there is space", async || pin(&disk, number).await).await;
-    // The attempts until then have left nothing behind: a pin and a reserve are 3 MB.
+    // Failed attempts leave nothing behind: a pin and a reserve are 3 MB.
     assert!(bytes_below(&store) < before + 5 * MIB as u64, "{before} became {}", bytes_below(&store));
     let fresh = noisy(2_000_000, 50_000);
     eventually("caching when there is space", async || {
@@ -169,7 +169,7 @@ async fn a_disk_fills_and_has_space_again(dir: &Path, filler: Filler) {
     .await;
     assert_eq!(disk.get(fresh.cid()).await.as_ref(), Ok(&fresh));
 
-    // Its owner gives up in the middle of it.
+    // The store is closed while the disk is full.
     filler.fill(&disk);
     while pin(&disk, number + 1).await.is_ok() {
         number += 1;
@@ -178,9 +178,9 @@ async fn a_disk_fills_and_has_space_again(dir: &Path, filler: Filler) {
     assert!(disk.stats().degraded());
     drop(disk);
     if let Err(error) = open_with(&store, options()) {
-        assert_tells_of_space(&error);
+        assert_is_lack_of_space(&error);
         let said = writeln!(std::io::stderr(), "a store on a full disk does not open: {error}");
-        said.expect("somebody listens");
+        said.expect("stderr is open");
     }
     if let Filler::Ballast(path) = &filler {
         fs::remove_file(path).expect("deletes");
@@ -201,21 +201,21 @@ async fn a_disk_fills_and_has_space_again(dir: &Path, filler: Filler) {
     }
 }
 
-/// Pins are not evicted, so they are what really fills a disk; unpinning makes room.
+/// Pins are not evicted, so they can fill the disk; unpinning makes room.
 async fn pins_fill_the_disk(disk: &Disk, mut number: u64) {
     while pin(disk, number).await.is_ok() {
         number += 1;
         assert!(number < 200, "the disk is small");
     }
     let refused = pin(disk, number).await.expect_err("still");
-    assert_tells_of_space(&refused);
+    assert_is_lack_of_space(&refused);
     assert!(number > 10, "most of it was usable: {number}");
     assert_pinned(disk, 0..number).await;
     assert!(disk.stats().degraded());
     for gone in 0..8 {
         eventually("an unpinning", async || disk.remove_pin(dag(gone)[0].cid()).await.map(drop)).await;
     }
-    eventually("the space of what is unpinned", async || disk.flush().await).await;
+    eventually("the space of unpinned blocks", async || disk.flush().await).await;
     eventually("another pin", async || pin(disk, number).await).await;
     assert_pinned(disk, 8..=number).await;
 }
@@ -227,7 +227,7 @@ async fn child_of_the_test_of_a_full_disk() {
     a_disk_fills_and_has_space_again(&dir, Filler::Ballast(dir.join("ballast"))).await;
 }
 
-/// Runs something where `dir` is a small file system.
+/// Runs a command in a mount namespace in which `dir` is a small file system.
 fn in_a_small_file_system(unshare: &[&str], dir: &Path, command: &[&str]) -> Output {
     let mount = format!("mount -t tmpfs -o size={SIZE} tmpfs \"$1\" && shift && exec \"$@\"");
     let mut unshared = Command::new("unshare");
@@ -243,10 +243,10 @@ fn a_full_disk_loses_nothing_and_is_used_again_when_there_is_space() {
     let Some(way) = way else {
         let said = writeln!(
             std::io::stderr(),
-            "WARNING: this system lets nobody mount a small file system (unshare --mount): the test of a full disk \
+            "WARNING: small file systems cannot be mounted here (unshare --mount): the test of a full disk \
              meets injected errors instead of real ones"
         );
-        said.expect("somebody listens");
+        said.expect("stderr is open");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(a_disk_fills_and_has_space_again(dir.path(), Filler::Injected));
         return;
@@ -258,9 +258,9 @@ fn a_full_disk_loses_nothing_and_is_used_again_when_there_is_space() {
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// The same errors where a small file system cannot be mounted.
+/// The same with injected errors, where no file system can be mounted.
 #[tokio::test]
-async fn a_disk_that_says_it_is_full_loses_nothing_either() {
+async fn injected_lack_of_space_loses_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     a_disk_fills_and_has_space_again(dir.path(), Filler::Injected).await;
 }

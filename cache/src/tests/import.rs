@@ -19,7 +19,7 @@ fn section(payload: &[&[u8]], out: &mut Vec<u8>) {
     payload.iter().for_each(|part| out.extend_from_slice(part));
 }
 
-/// A CARv1 (<https://ipld.io/specs/transport/car/carv1/>): its header by hand, in deterministic CBOR.
+/// A CARv1 (<https://ipld.io/specs/transport/car/carv1/>), with a hand-written header in deterministic CBOR.
 pub(super) fn car(roots: &[Cid], blocks: &[Block]) -> Vec<u8> {
     let mut header = vec![0xa2, 0x65];
     header.extend(b"roots");
@@ -71,7 +71,7 @@ fn archive() -> Archive {
 }
 
 impl Archive {
-    /// In the worst order: leaves first, roots last.
+    /// The blocks in the worst order: leaves first, roots last.
     fn blocks(&self) -> Vec<Block> {
         let mut blocks = vec![self.stray.clone()];
         blocks.extend(self.leaves.clone());
@@ -83,7 +83,7 @@ impl Archive {
 #[tokio::test]
 async fn every_root_is_pinned_whatever_the_order_and_the_budget() {
     let dir = tempfile::tempdir().expect("a directory");
-    // A cache that holds two of the blocks.
+    // A cache with room for two of the blocks.
     let disk = open_with(dir.path(), budget(17_000)).expect("opens");
     let archive = archive();
     let (left, right, blocks) = (*archive.left.cid(), *archive.right.cid(), archive.blocks());
@@ -106,7 +106,7 @@ async fn every_root_is_pinned_whatever_the_order_and_the_budget() {
 }
 
 #[tokio::test]
-async fn an_incomplete_dag_is_refused_by_the_name_of_what_is_missing() {
+async fn an_incomplete_dag_is_rejected_with_the_missing_cid() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let archive = archive();
@@ -121,7 +121,7 @@ async fn an_incomplete_dag_is_refused_by_the_name_of_what_is_missing() {
     let states: Vec<_> = disk.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
     assert!(states.contains(&(*archive.left.cid(), PinState::Complete)));
     assert!(states.contains(&(right, PinState::Partial)));
-    // What the archive lacks may be in the store.
+    // Blocks that the archive lacks may be in the store.
     disk.put_cached(missing).await;
     disk.flush().await.expect("flushes");
     import_car(&disk, &bytes[..], None).await.expect("imports");
@@ -130,7 +130,7 @@ async fn an_incomplete_dag_is_refused_by_the_name_of_what_is_missing() {
 }
 
 #[tokio::test]
-async fn archives_that_are_cut_short_damaged_or_rootless_are_refused() {
+async fn truncated_damaged_and_rootless_archives_are_rejected() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let archive = archive();
@@ -148,7 +148,7 @@ async fn archives_that_are_cut_short_damaged_or_rootless_are_refused() {
 }
 
 #[tokio::test]
-async fn roots_that_are_known_last_are_named_by_the_last_block_which_is_not_kept() {
+async fn roots_known_last_are_listed_in_the_last_block_which_is_not_stored() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(17_000)).expect("opens");
     let archive = archive();
@@ -164,7 +164,7 @@ async fn roots_that_are_known_last_are_named_by_the_last_block_which_is_not_kept
     let refused = [
         import(&[left], &with(&list)).await.expect_err("two lists"),
         import(&[], &blocks).await.expect_err("no list"),
-        import(&[], &with(&block_of(codec::DAG_CBOR, b"\xa0".to_vec()))).await.expect_err("no list either"),
+        import(&[], &with(&block_of(codec::DAG_CBOR, b"\xa0".to_vec()))).await.expect_err("it is not a list either"),
     ];
     assert!(refused.iter().all(|error| matches!(error, ImportError::Car(CarError::Roots(_)))), "{refused:?}");
     for nothing in [&[][..], &with(&empty)] {
@@ -183,7 +183,7 @@ async fn roots_that_are_known_last_are_named_by_the_last_block_which_is_not_kept
 }
 
 #[tokio::test]
-async fn what_is_here_already_need_only_be_named() {
+async fn stored_blocks_need_only_be_referred_to() {
     let archive = archive();
     let root = *archive.left.cid();
     let list = content::car::roots_block(&[root]).expect("a short list");
@@ -201,7 +201,7 @@ async fn what_is_here_already_need_only_be_named() {
         };
         let (held, rest) = archive.leaves.split_at(5);
         let rest: Vec<Block> = rest.iter().chain([&archive.left]).cloned().collect();
-        let error = import(&rest, held, RootsIn::LastBlock).await.expect_err("nothing is here yet");
+        let error = import(&rest, held, RootsIn::LastBlock).await.expect_err("nothing is stored yet");
         assert!(matches!(error, ImportError::Gone { .. }), "{error}");
         store.flush().await.expect("flushes");
         assert_eq!(store.stats().pinned_bytes, 0, "nothing stays protected");
@@ -215,19 +215,19 @@ async fn what_is_here_already_need_only_be_named() {
         for block in held {
             assert!(store.is_pinned(&key(block)).await.expect("reads"), "it was only cached before");
         }
-        // Anybody else's archive has to bring what it names.
+        // An ordinary archive must contain its blocks.
         let mut bytes = car(&[root], &[]);
         bytes.extend_from_slice(&content::car::reference(held[0].cid()));
-        let error = import_car(&*store, &bytes[..], None).await.expect_err("it brings nothing");
+        let error = import_car(&*store, &bytes[..], None).await.expect_err("it has no blocks");
         assert!(matches!(error, ImportError::Car(CarError::Block(_))), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_scaffold_left_by_a_crash_is_taken_down_when_the_store_is_opened() {
+async fn a_temporary_pin_left_by_a_crash_is_released_when_the_store_is_opened() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
-    let attempt = disk.begin_scaffold().await.expect("raised");
+    let attempt = disk.begin_temporary_pin().await.expect("raised");
     disk.put_member(&noisy(1, 1_000), &attempt).await.expect("puts");
     disk.flush().await.expect("flushes");
     assert!(disk.is_pinned(&key(&noisy(1, 1_000))).await.expect("reads"));

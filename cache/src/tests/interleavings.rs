@@ -1,11 +1,12 @@
-//! Every order in which three tasks can ask for blocks, wait, leave and be answered, one after another.
+//! Explores every order in which three tasks can request blocks, wait, leave and get results.
 //!
-//! [`Flights`] locks for a look-up and nothing else, so what can happen between two of its steps is what happens here: a
-//! scheduler takes one step at a time, and every choice that it has is taken in turn. There are two moments inside of a step, and
-//! the scheduler is asked in them too: when the last waiter has left and the flight is not struck off yet, and when the work has
-//! ended and its flight is still listed. Both are where the work is dropped, which its own destructor tells.
+//! [`Flights`] holds its locks for one look-up only, so all interleavings are covered by a scheduler that takes one
+//! step at a time and explores every choice. Steps can also be interrupted at two points: when the last waiter has left
+//! and the call is not removed yet, and when the work has ended and its call is still listed. At both points the work
+//! is dropped, which its destructor detects.
 //!
-//! Non-goals: memory orderings, which the locks and [`futures::future::Shared`] answer for; `tests/flight.rs` runs on threads.
+//! Non-goals: memory orderings, which the locks and [`futures::future::Shared`] ensure; `tests/flight.rs` runs on
+//! threads.
 
 use super::{key, noisy};
 use crate::flight::{Flight, Flights, Outcome};
@@ -18,10 +19,10 @@ use std::task::{Context, Poll, Wake, Waker};
 
 const TASKS: usize = 3;
 
-/// How often a task polls at most; then it leaves.
+/// The maximum number of polls of a task; then it leaves.
 const POLLS_MAX: u32 = 2;
 
-/// What was chosen at each point of a run, out of how many.
+/// The choice at each point of a run, and the number of alternatives.
 #[derive(Debug, Default)]
 struct Choices {
     taken: Vec<(usize, usize)>,
@@ -34,12 +35,12 @@ impl Choices {
             self.taken.push((0, of));
         }
         let (choice, was) = self.taken[self.at];
-        assert_eq!(was, of, "a run is the same when it is repeated");
+        assert_eq!(was, of, "runs are deterministic");
         self.at += 1;
         choice
     }
 
-    /// Goes on to the next run, if there is another.
+    /// Advances to the next run, if there is one.
     fn next(&mut self) -> bool {
         self.at = 0;
         while let Some((choice, of)) = self.taken.pop() {
@@ -63,7 +64,7 @@ enum Act {
 
 enum Phase {
     Before,
-    /// Waits; the flight is elsewhere while it is polled or dropped.
+    /// Waits; the call is taken out while it is polled or dropped.
     Waiting {
         work: usize,
         flight: Option<Flight<Outcome>>,
@@ -72,7 +73,7 @@ enum Phase {
     After,
 }
 
-/// Whether a task has been woken.
+/// Whether a task was woken.
 #[derive(Default)]
 struct Woken(AtomicBool);
 
@@ -82,7 +83,7 @@ impl Wake for Woken {
     }
 }
 
-/// How the work of a flight hears that the block is there.
+/// Signals to the work of a call that the block arrived.
 #[derive(Default)]
 struct Signal {
     landed: bool,
@@ -93,7 +94,7 @@ struct Work {
     key: usize,
     signal: Arc<Mutex<Signal>>,
     holders: usize,
-    /// It was answered, or everybody left.
+    /// It completed, or all waiters left.
     over: bool,
     dropped: bool,
 }
@@ -104,7 +105,7 @@ impl Work {
     }
 
     fn landed(&self) -> bool {
-        self.signal.lock().expect("nobody panics").landed
+        self.signal.lock().expect("not poisoned").landed
     }
 }
 
@@ -112,9 +113,9 @@ struct State {
     choices: Choices,
     phases: [Phase; TASKS],
     works: Vec<Work>,
-    /// The task that is in the middle of a step.
+    /// The task whose step is in progress.
     busy: Option<usize>,
-    /// A step is taken inside of another.
+    /// Whether a step runs inside of another.
     nested: bool,
     said: Vec<Act>,
 }
@@ -122,13 +123,13 @@ struct State {
 struct World {
     flights: Flights<BlockKey, Outcome>,
     blocks: [Block; 2],
-    /// What each task asks for.
+    /// The key that each task requests.
     wants: [usize; TASKS],
     woken: [Arc<Woken>; TASKS],
     state: Mutex<State>,
 }
 
-/// Goes with the work of a flight.
+/// Dropped with the work of a call.
 struct Dropped {
     world: Arc<World>,
     work: usize,
@@ -143,10 +144,10 @@ impl Drop for Dropped {
 
 impl World {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics")
+        self.state.lock().expect("not poisoned")
     }
 
-    /// What can happen now. Tasks that want the same are alike, so they come in their order.
+    /// The enabled steps. Tasks with the same key are symmetric, so they join in order.
     fn enabled(&self, state: &State) -> Vec<Act> {
         let mut acts = Vec::new();
         for task in (0..TASKS).filter(|task| state.busy != Some(*task)) {
@@ -169,7 +170,7 @@ impl World {
         acts
     }
 
-    /// A step of the others in the middle of one, or none.
+    /// Takes a step of another task during a step, or none.
     fn in_between(self: &Arc<Self>) {
         let act = {
             let mut state = self.state();
@@ -214,7 +215,7 @@ impl World {
             async move {
                 let _dropped = dropped;
                 poll_fn(|cx| {
-                    let mut signal = hears.lock().expect("nobody panics");
+                    let mut signal = hears.lock().expect("not poisoned");
                     signal.waker = Some(cx.waker().clone());
                     if signal.landed { Poll::Ready(()) } else { Poll::Pending }
                 })
@@ -224,7 +225,7 @@ impl World {
         };
         let (flight, joined) = self.flights.join(key(&self.blocks[wanted]), begin);
         let mut state = self.state();
-        assert_eq!(joined, current.is_some(), "whoever can join does: {:?}", state.said);
+        assert_eq!(joined, current.is_some(), "a call in flight is joined: {:?}", state.said);
         let work = current.unwrap_or_else(|| {
             state.works.push(Work { key: wanted, signal, holders: 0, over: false, dropped: false });
             next
@@ -233,13 +234,13 @@ impl World {
         state.phases[task] = Phase::Waiting { work, flight: Some(flight), polls: 0 };
     }
 
-    /// Takes a task's flight out of it for a step.
+    /// Takes a task's call for a step.
     fn borrow(&self, task: usize) -> (usize, Flight<Outcome>) {
         let mut state = self.state();
         state.busy = Some(task);
         let Phase::Waiting { work, flight, polls } = &mut state.phases[task] else { panic!("it waits") };
         *polls += 1;
-        (*work, flight.take().expect("it is at rest"))
+        (*work, flight.take().expect("no step is in progress"))
     }
 
     fn poll(self: &Arc<Self>, task: usize) {
@@ -259,8 +260,8 @@ impl World {
                 state.phases[task] = Phase::After;
             }
             Poll::Pending => {
-                // Somebody else may be polling it at this moment.
-                assert!(!state.works[work].landed() || state.nested, "what has landed is answered: {said:?}");
+                // Another task may be polling it at this moment.
+                assert!(!state.works[work].landed() || state.nested, "a completed call returns its result: {said:?}");
                 let Phase::Waiting { flight: place, .. } = &mut state.phases[task] else { panic!("it waits") };
                 *place = Some(flight);
             }
@@ -287,7 +288,7 @@ impl World {
             let mut live = state.works.iter().filter(|work| work.key == key && work.is_live());
             let work = live.next().expect("it is enabled");
             assert!(live.next().is_none(), "one fetch for one block: {:?}", state.said);
-            let mut signal = work.signal.lock().expect("nobody panics");
+            let mut signal = work.signal.lock().expect("not poisoned");
             signal.landed = true;
             signal.waker.take()
         };
@@ -300,7 +301,7 @@ impl World {
         let live = state.works.iter().filter(|work| work.is_live()).count();
         assert_eq!(self.flights.under_way(), live, "{said:?}");
         for (number, work) in state.works.iter().enumerate() {
-            assert_eq!(work.dropped, !work.is_live(), "work lives for as long as it is waited for: {said:?}");
+            assert_eq!(work.dropped, !work.is_live(), "work exists as long as it is awaited: {said:?}");
             if !work.is_live() || !work.landed() {
                 continue;
             }
@@ -310,18 +311,18 @@ impl World {
                 }
                 _ => false,
             };
-            assert!(state.phases.iter().enumerate().any(hears), "somebody is told of what has landed: {said:?}");
+            assert!(state.phases.iter().enumerate().any(hears), "a waiter is woken for a completed call: {said:?}");
         }
         for (task, phase) in state.phases.iter().enumerate() {
             if let Phase::Waiting { work, polls, .. } = phase {
                 let told = *polls == 0 || self.woken[task].0.load(Ordering::SeqCst);
-                assert!(!state.works[*work].over || told, "whoever waits is told of the answer: {said:?}");
+                assert!(!state.works[*work].over || told, "every waiter is woken for the result: {said:?}");
             }
         }
     }
 }
 
-/// Runs every order, and says how many there are.
+/// Runs every order, and returns their number.
 fn explore(wants: [usize; TASKS]) -> u64 {
     let blocks = [noisy(1, 10), noisy(2, 10)];
     let (mut choices, mut runs) = (Choices::default(), 0);
@@ -356,7 +357,7 @@ fn explore(wants: [usize; TASKS]) -> u64 {
         }
         runs += 1;
         let mut state = world.state();
-        assert!(state.phases.iter().all(|phase| matches!(phase, Phase::After)), "everybody gets away");
+        assert!(state.phases.iter().all(|phase| matches!(phase, Phase::After)), "every task ends");
         assert_eq!(world.flights.under_way(), 0);
         choices = std::mem::take(&mut state.choices);
         drop(state);
@@ -373,7 +374,7 @@ fn three_tasks_that_want_one_block_share_a_fetch_in_every_order() {
 }
 
 #[test]
-fn flights_of_two_blocks_know_nothing_of_each_other_in_any_order() {
+fn calls_of_two_blocks_are_independent_in_every_order() {
     let runs = explore([0, 0, 1]);
     assert!(runs > 1_000, "{runs}");
 }

@@ -1,4 +1,4 @@
-//! What only a store in memory has to show; the rest is in [`super::suite`].
+//! Tests of the memory store alone; [`super::suite`] has those of all stores.
 
 use super::{noisy, supply};
 use crate::memory::{self, MemoryOptions};
@@ -12,7 +12,7 @@ fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
 }
 
 #[tokio::test]
-async fn pins_have_room_before_the_cache_and_more_of_them_fail() {
+async fn pins_evict_cached_blocks_and_fail_beyond_the_budget() {
     let options = MemoryOptions { bytes_max: 20 * COST, ..MemoryOptions::default() };
     let store = memory::open(&options).expect("opens");
     for block in blocks(0..100) {
@@ -21,7 +21,7 @@ async fn pins_have_room_before_the_cache_and_more_of_them_fail() {
     store.flush().await.expect("flushes");
     assert_eq!((store.stats().cached_bytes, store.stats().pinned_bytes), (20 * COST, 0));
 
-    // Two of these are cached, and one comes twice.
+    // Two of these are cached, and one occurs twice.
     let first = [blocks(98..100), blocks(200..213), blocks(200..201)].concat();
     store.pin_recursive(*first[0].cid(), None, supply(&first)).await.expect("there is room");
     store.flush().await.expect("flushes");
@@ -36,9 +36,9 @@ async fn pins_have_room_before_the_cache_and_more_of_them_fail() {
     assert_eq!((store.stats().cached_bytes, store.stats().pinned_bytes), (0, 20 * COST));
     let states: Vec<_> = store.pins().await.expect("lists").into_iter().map(|pin| (pin.root, pin.state)).collect();
     assert!(states.contains(&(*second[0].cid(), PinState::Partial)) && states.len() == 2);
-    assert!(!store.stats().degraded(), "it is the pins that are too many");
+    assert!(!store.stats().degraded(), "only the budget for pins is exhausted");
 
-    // What is unpinned makes room.
+    // Unpinning makes room.
     assert!(store.remove_pin(first[0].cid()).await.expect("removes"));
     store.flush().await.expect("flushes");
     let pin = store.pin_recursive(*second[0].cid(), None, supply(&second)).await.expect("there is room again");
@@ -46,7 +46,7 @@ async fn pins_have_room_before_the_cache_and_more_of_them_fail() {
 }
 
 #[tokio::test]
-async fn what_is_read_at_once_counts_as_read() {
+async fn reads_without_waiting_count_as_use() {
     let options = MemoryOptions { bytes_max: 20 * COST, ..MemoryOptions::default() };
     let store = memory::open(&options).expect("opens");
     let read = noisy(0, 10_000);
@@ -59,7 +59,7 @@ async fn what_is_read_at_once_counts_as_read() {
 }
 
 #[tokio::test]
-async fn a_block_that_is_a_slice_of_something_large_keeps_none_of_that() {
+async fn a_block_that_is_a_slice_of_a_large_buffer_is_copied() {
     let store = memory::open(&MemoryOptions::default()).expect("opens");
     let message = super::noise(1, 1 << 20);
     let block = super::raw(message.slice(500..1_500));

@@ -1,5 +1,5 @@
-//! A pin of a million blocks: made by a process that is killed half-way and again when it is done, listed, verified and let go.
-//! Prints what it took.
+//! A pin of a million blocks: created by a process that is killed half-way and again at the end, listed, verified and
+//! removed. Prints time and memory.
 
 use super::audit::audit;
 use super::crash::{DIR, child, say};
@@ -20,7 +20,7 @@ fn block(number: u64) -> Block {
     noisy(number, BLOCK_BYTES)
 }
 
-/// The most memory that this process has had resident, in MiB.
+/// The peak resident memory of this process, in MiB.
 fn peak_mib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0");
@@ -31,7 +31,7 @@ fn report(what: &str, begun: Instant) {
     println!("{what}: {:.1} s, peak {} MiB", begun.elapsed().as_secs_f64(), peak_mib());
 }
 
-/// The child: pins, and says how far it has come.
+/// The child: pins, and prints its progress.
 #[tokio::test]
 async fn child_that_pins_a_million() {
     let Some(dir) = std::env::var_os(DIR) else { return };
@@ -47,13 +47,13 @@ async fn child_that_pins_a_million() {
     assert_eq!((pin.blocks, pin.state), (BLOCKS, PinState::Complete));
     report("pinned by the child", begun);
     say("pinned", pin.blocks);
-    // It goes on until it is killed.
+    // It runs until it is killed.
     for number in BLOCKS.. {
         disk.put_cached(block(number)).await;
     }
 }
 
-/// Runs the child until it has said something.
+/// Runs the child until it prints `said`.
 fn kill_after(dir: &Path, said: &str) {
     let mut child =
         child("tests::million::child_that_pins_a_million", dir).stdout(Stdio::piped()).spawn().expect("starts");
@@ -82,7 +82,7 @@ async fn pinned_keys(disk: &Disk) -> u64 {
 
 #[tokio::test]
 #[ignore = "takes minutes; make test-long runs it"]
-async fn a_million_blocks_are_pinned_listed_verified_and_let_go_over_crashes() {
+async fn a_million_blocks_are_pinned_listed_verified_and_unpinned_across_crashes() {
     let dir = tempfile::tempdir().expect("a directory");
     kill_after(dir.path(), "supplied 500000");
     let begun = Instant::now();
@@ -91,7 +91,7 @@ async fn a_million_blocks_are_pinned_listed_verified_and_let_go_over_crashes() {
     let pin = disk.pins().await.expect("lists").remove(0);
     assert_eq!(pin.state, PinState::Partial);
     assert!((1..BLOCKS).contains(&pin.blocks), "{pin:?}");
-    assert_eq!(pinned_keys(&disk).await, pin.blocks, "what it has is protected and counted");
+    assert_eq!(pinned_keys(&disk).await, pin.blocks, "its members are protected and counted");
     drop(disk);
 
     kill_after(dir.path(), &format!("pinned {BLOCKS}"));
@@ -101,7 +101,7 @@ async fn a_million_blocks_are_pinned_listed_verified_and_let_go_over_crashes() {
     let begun = Instant::now();
     let pins = disk.pins().await.expect("lists");
     assert_eq!((pins.len(), pins[0].blocks, pins[0].state), (1, BLOCKS, PinState::Complete));
-    assert_eq!((pins[0].id, pins[0].name.as_deref()), (pin.id, Some("a million")), "it was gone on with");
+    assert_eq!((pins[0].id, pins[0].name.as_deref()), (pin.id, Some("a million")), "it was resumed");
     assert_eq!(pinned_keys(&disk).await, BLOCKS);
     report("listed", begun);
     let begun = Instant::now();
@@ -120,7 +120,7 @@ async fn a_million_blocks_are_pinned_listed_verified_and_let_go_over_crashes() {
     assert!(disk.remove_pin(block(0).cid()).await.expect("removes"));
     report("removal acknowledged", begun);
     disk.flush().await.expect("flushes");
-    report("let go", begun);
+    report("unpinned", begun);
     assert_eq!((disk.stats().pinned_bytes, disk.pins().await.expect("lists").len()), (0, 0));
     audit(&disk);
 }

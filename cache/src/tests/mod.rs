@@ -1,4 +1,4 @@
-//! Tests of the crate's parts against real files and a real runtime, and what they share.
+//! Tests with real files and a real runtime, and their helpers.
 
 mod add;
 mod audit;
@@ -13,9 +13,8 @@ mod flight;
 mod full;
 mod import;
 mod interleavings;
-mod ledger;
 mod memory;
-mod migrate;
+mod memory_index;
 mod million;
 mod offline;
 mod power;
@@ -39,7 +38,7 @@ use content::{Block, BlockKey, Cid, codec, hashes};
 use futures::StreamExt as _;
 use std::path::Path;
 
-/// Bytes that do not compress, the same for the same seed.
+/// Incompressible bytes, deterministic for a seed.
 fn noise(seed: u64, len: usize) -> Bytes {
     let mut random = Random(seed);
     let mut bytes = Vec::with_capacity(len + 8);
@@ -86,7 +85,7 @@ fn key(block: &Block) -> BlockKey {
     block.key().expect("not an inline block")
 }
 
-/// Waits for room to run, again and again, until a condition holds.
+/// Yields until a condition holds.
 async fn until(what: impl Fn() -> bool) {
     while !what() {
         tokio::task::yield_now().await;
@@ -113,12 +112,12 @@ async fn cache(disk: &Disk, blocks: &[Block]) {
     disk.flush().await.expect("flushes");
 }
 
-/// Where a block's value is.
+/// The place of a block's value.
 fn place_of(disk: &Disk, block: &Block) -> Place {
     disk.store().index(&key(block).to_bytes()).expect("reads").expect("it is held").place
 }
 
-/// Writes over what lies `at` bytes behind a place in a segment file.
+/// Overwrites bytes in a segment file, `at` bytes after a place.
 fn overwrite(disk: &Disk, place: Place, at: usize, bytes: &[u8]) {
     let at = u32::try_from(at).expect("small");
     disk.store().files.write(place.segment, place.offset + at, bytes, false).expect("writes");
@@ -132,7 +131,7 @@ fn flip(disk: &Disk, block: &Block) {
     overwrite(disk, place, at, &[byte.expect("reads")[0] ^ 1]);
 }
 
-/// Puts a record in the place of a block's that has the right checksum and other bytes: only the hash tells.
+/// Replaces a block's record by one with a valid checksum and wrong bytes, which only the hash detects.
 fn forge(disk: &Disk, block: &Block) {
     let mut data = block.data().to_vec();
     data[0] ^= 1;
@@ -143,7 +142,7 @@ fn forge(disk: &Disk, block: &Block) {
 }
 
 impl Disk {
-    /// As a store does it, for tests that know what it is made of.
+    /// Like [`BlockStore::pin_recursive`], for tests of this store.
     async fn pin_recursive<E: std::error::Error + Send + Sync + 'static>(
         &self,
         root: Cid,

@@ -28,19 +28,19 @@ async fn filled(dir: &Path) -> (Disk, Vec<Block>) {
     (disk, blocks)
 }
 
-/// Changes rows behind the writer's back.
+/// Changes rows without the writer.
 fn tamper(disk: &Disk, change: impl FnOnce(&mut WriteBatch)) {
     let mut batch = WriteBatch::default();
     change(&mut batch);
     disk.store().write(batch, true).expect("writes");
 }
 
-async fn held(disk: &Disk, block: &Block) -> bool {
+async fn is_stored(disk: &Disk, block: &Block) -> bool {
     disk.get(block.cid()).await.is_ok_and(|got| got.data() == block.data())
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_in_use_is_not_looked_at() {
+async fn missing_stores_and_stores_in_use_are_not_opened() {
     let dir = tempfile::tempdir().expect("a directory");
     let open_offline = || Offline::open(dir.path(), &DiskOptions::default());
     assert!(matches!(open_offline(), Err(StoreError::Missing { .. })));
@@ -65,13 +65,13 @@ async fn figures_come_from_the_index() {
     assert_eq!(figures.framed.block_bytes, 18_000);
     assert!(figures.framed.stored_bytes < 1_000);
     assert_eq!(figures.all().blocks, 21);
-    // The one that was pinned later is dead where it was cached.
+    // The value that was pinned later is dead in the cached segment.
     assert_eq!((figures.cached_segments.dead_bytes, figures.pinned_segments.dead_bytes), (10 + 34 + 3_005, 0));
     assert_eq!((figures.pins, figures.partial_pins), (2, 0));
 }
 
 #[tokio::test]
-async fn a_check_finds_damage_and_notes_it_for_the_writer() {
+async fn a_check_marks_corrupt_blocks_for_the_writer() {
     let dir = tempfile::tempdir().expect("a directory");
     let (disk, blocks) = filled(dir.path()).await;
     drop(disk);
@@ -91,7 +91,7 @@ async fn a_check_finds_damage_and_notes_it_for_the_writer() {
         let [pin] = &*report.lacking else { panic!("{:?}", report.lacking) };
         assert_eq!((pin.root, pin.missing, pin.blocks), (*blocks[0].cid(), 1, 10));
     }
-    // The pin says so before any writer runs, which then forgets what was noted.
+    // The pin is partial before the writer runs, which then deletes the marked blocks.
     let looked = offline(dir.path());
     assert_eq!(looked.noted().expect("reads").len(), 2);
     assert_eq!(looked.figures().expect("reads").partial_pins, 1);
@@ -101,11 +101,11 @@ async fn a_check_finds_damage_and_notes_it_for_the_writer() {
     assert!(looked.noted().expect("reads").is_empty());
 }
 
-/// What happens to some rows of an index.
+/// A change of rows of the index.
 type Mishap = fn(&Disk, &[Block], &mut WriteBatch);
 
 #[tokio::test]
-async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
+async fn the_index_is_repaired_whatever_row_is_lost_or_wrong() {
     let lost_or_wrong: [(&str, Mishap); 7] = [
         ("places are lost", |disk, blocks, batch| {
             let family = disk.store().family(PLACES).expect("there");
@@ -115,10 +115,10 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
             let family = disk.store().family(PLACES).expect("there");
             batch.put_cf(family, place_of(disk, &blocks[2]).to_key(), key(&blocks[12]).to_bytes());
         }),
-        ("a place is nobody's", |disk, blocks, batch| {
+        ("a place of no block", |disk, blocks, batch| {
             let mut place = place_of(disk, &blocks[2]);
             place.offset += 1;
-            batch.put_cf(disk.store().family(PLACES).expect("there"), place.to_key(), b"nobody");
+            batch.put_cf(disk.store().family(PLACES).expect("there"), place.to_key(), b"no block");
         }),
         ("segments are lost", |disk, _, batch| {
             let family = disk.store().family(SEGMENTS).expect("there");
@@ -126,7 +126,7 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
                 batch.delete_cf(family, segment.to_be_bytes());
             }
         }),
-        ("segments count wrong", |disk, _, batch| {
+        ("segments have wrong counts", |disk, _, batch| {
             let family = disk.store().family(SEGMENTS).expect("there");
             for (segment, mut record) in disk.store().segments().expect("reads") {
                 record.live -= 1;
@@ -140,7 +140,7 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
             batch.put_cf(family, 1_u32.to_be_bytes(), b"?");
             batch.put_cf(family, 99_u32.to_be_bytes(), SegmentRecord::new(Kind::Pinned).to_bytes());
         }),
-        ("the next numbers are lost", |disk, _, batch| {
+        ("the next IDs are lost", |disk, _, batch| {
             batch.delete_cf(disk.store().family(META).expect("there"), KEY_COUNTERS);
         }),
     ];
@@ -148,21 +148,21 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
         let dir = tempfile::tempdir().expect("a directory");
         let (disk, blocks) = filled(dir.path()).await;
         tamper(&disk, |batch| change(&disk, &blocks, batch));
-        disk.store().files.write(77, 0, b"nobody names this", false).expect("writes");
+        disk.store().files.write(77, 0, b"no row refers to this", false).expect("writes");
         drop(disk);
         let (seen, found) = check(dir.path());
         assert!(seen.index.total() >= 2 && found.is_empty(), "{what}: {seen:?} {found:?}");
         let store = offline(dir.path());
-        let mended = store.mend().expect("mends");
-        assert_eq!(mended.blocks, 0, "{what}");
-        assert_eq!(mended.files, 1, "{what}");
-        assert_eq!(store.mend().expect("mends"), Disagreements::default(), "{what}: once is enough");
+        let repaired = store.repair_index().expect("repairs");
+        assert_eq!(repaired.blocks, 0, "{what}");
+        assert_eq!(repaired.files, 1, "{what}");
+        assert_eq!(store.repair_index().expect("repairs"), Disagreements::default(), "{what}: one repair is enough");
         drop(store);
         let disk = open(dir.path());
         disk.flush().await.expect("flushes");
         audit(&disk);
         for block in &blocks {
-            assert!(held(&disk, block).await, "{what}");
+            assert!(is_stored(&disk, block).await, "{what}");
         }
         let more = noisy(1_000, 3_000);
         let pin = disk.pin_recursive(*more.cid(), None, supply(std::slice::from_ref(&more))).await.expect("pins");
@@ -174,9 +174,9 @@ async fn the_index_is_made_to_agree_whatever_row_is_lost_or_wrong() {
     }
 }
 
-/// A value that lies before what is known to be synced would not be checked after a power cut.
+/// A value before the synced place would not be verified after power loss.
 #[tokio::test]
-async fn new_numbers_come_after_what_is_known_to_be_synced() {
+async fn new_segments_follow_the_synced_place() {
     for (offset, least) in [(0, 50), (7, 51)] {
         let dir = tempfile::tempdir().expect("a directory");
         let (disk, _) = filled(dir.path()).await;
@@ -185,18 +185,18 @@ async fn new_numbers_come_after_what_is_known_to_be_synced() {
             batch.put_cf(meta, KEY_SYNCED, Place { segment: 50, offset }.to_key());
             batch.delete_cf(meta, KEY_COUNTERS);
         });
-        // Nothing is written any more that would note another place.
+        // No write updates the synced place any more.
         disk.store().files.faults.refuse(Call::Batch, Errno::IO);
         drop(disk);
         let store = offline(dir.path());
-        store.mend().expect("mends");
+        store.repair_index().expect("repairs");
         drop(store);
         assert_eq!(open(dir.path()).store().counters().expect("reads").segment, least);
     }
 }
 
 #[tokio::test]
-async fn two_blocks_never_have_one_place() {
+async fn two_blocks_never_share_a_place() {
     for (right, wrong) in [(2, 3), (3, 2), (12, 2), (2, 12), (13, 12), (12, 13)] {
         let dir = tempfile::tempdir().expect("a directory");
         let (disk, blocks) = filled(dir.path()).await;
@@ -212,22 +212,22 @@ async fn two_blocks_never_have_one_place() {
         });
         drop(disk);
         let store = offline(dir.path());
-        assert_eq!(store.mend().expect("mends").blocks, 1);
+        assert_eq!(store.repair_index().expect("repairs").blocks, 1);
         drop(store);
         let disk = open(dir.path());
-        assert!(held(&disk, right).await && !held(&disk, wrong).await);
+        assert!(is_stored(&disk, right).await && !is_stored(&disk, wrong).await);
         assert_eq!(disk.stats().blocks, 19);
         let lacking = disk.scrub(None, |_, _| ()).await.expect("scrubs").lacking;
         assert_eq!(lacking.len(), usize::from(wrong.cid() == blocks[2].cid() || wrong.cid() == blocks[3].cid()));
         cache(&disk, std::slice::from_ref(wrong)).await;
-        assert!(held(&disk, wrong).await);
+        assert!(is_stored(&disk, wrong).await);
         drop(disk);
         assert!(check(dir.path()).0.is_clean());
     }
 }
 
 #[tokio::test]
-async fn a_segment_without_a_record_is_not_deleted_while_blocks_are_in_it() {
+async fn a_segment_with_blocks_but_without_a_record_is_not_deleted() {
     let dir = tempfile::tempdir().expect("a directory");
     let (disk, blocks) = filled(dir.path()).await;
     let family = disk.store().family(SEGMENTS).expect("there");
@@ -235,16 +235,16 @@ async fn a_segment_without_a_record_is_not_deleted_while_blocks_are_in_it() {
     tamper(&disk, |batch| batch.delete_cf(family, lost.to_be_bytes()));
     drop(disk);
     let disk = open(dir.path());
-    assert!(held(&disk, &blocks[0]).await);
+    assert!(is_stored(&disk, &blocks[0]).await);
     drop(disk);
-    assert_eq!(offline(dir.path()).mend().expect("mends").segments, 1);
+    assert_eq!(offline(dir.path()).repair_index().expect("repairs").segments, 1);
     let disk = open(dir.path());
     assert!(disk.is_pinned(&key(&blocks[0])).await.expect("reads"));
     audit(&disk);
 }
 
 #[tokio::test]
-async fn a_segment_of_which_nothing_is_left_is_no_damage() {
+async fn a_segment_without_live_values_is_consistent() {
     let dir = tempfile::tempdir().expect("a directory");
     let (disk, block) = (open(dir.path()), noisy(1, 3_000));
     cache(&disk, std::slice::from_ref(&block)).await;
@@ -255,7 +255,7 @@ async fn a_segment_of_which_nothing_is_left_is_no_damage() {
 }
 
 #[tokio::test]
-async fn compacting_gives_back_what_sparse_segments_keep() {
+async fn compaction_reclaims_the_space_of_sparse_segments() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = DiskOptions { segment_bytes_max: 100_000, ..DiskOptions::default() };
     let disk = Disk::open(dir.path(), options).expect("opens");
@@ -274,15 +274,15 @@ async fn compacting_gives_back_what_sparse_segments_keep() {
     let after = disk.stats().pinned_bytes;
     assert!(before > 5 * 40 * 5_000 * 9 / 10 && after < 4 * 40 * 5_300, "{before} bytes, then {after}");
     for block in dags.iter().enumerate().filter(|(dag, _)| *dag != 1).flat_map(|(_, dag)| dag) {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
     audit(&disk);
 }
 
 #[tokio::test]
-async fn pinned_values_become_smaller_once_and_cached_ones_stay() {
+async fn pinned_values_are_recompressed_once_and_cached_ones_are_not() {
     let dir = tempfile::tempdir().expect("a directory");
-    // Text that a higher level finds more in.
+    // Text that a higher level compresses better.
     let text = |seed: u64| {
         let mut random = super::Random(seed);
         let word = |n: u64| format!("{:x} ", n * n * 2_654_435_761);
@@ -307,13 +307,17 @@ async fn pinned_values_become_smaller_once_and_cached_ones_stay() {
     drop(disk);
     let disk = open(dir.path());
     for block in blocks.iter().chain([&cached]) {
-        assert!(held(&disk, block).await);
+        assert!(is_stored(&disk, block).await);
     }
-    // What was written anew is tried once more, and then nothing is.
+    // Recompressed values are tried once more, and then none.
     let again = disk.recompress_pinned(19, None).await.expect("works");
     assert_eq!((again.blocks, again.smaller), (8, 0));
     assert_eq!(disk.recompress_pinned(19, None).await.expect("works").blocks, 0);
-    assert_eq!(disk.recompress_pinned(20, None).await.expect("works").blocks, 9, "another level is another matter");
+    assert_eq!(
+        disk.recompress_pinned(20, None).await.expect("works").blocks,
+        9,
+        "all values are tried at another level"
+    );
     assert!(disk.scrub(None, |_, _| ()).await.expect("scrubs").progress.is_clean());
     audit(&disk);
 }

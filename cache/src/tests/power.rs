@@ -1,22 +1,22 @@
-//! Power loss at any moment: what was acknowledged is there when the store is opened again.
+//! Power loss at any moment: acknowledged pins are there when the store is reopened.
 //!
-//! The store notes what it has written and not synced. Before some or all of the calls that it makes of the file system,
-//! its directory is copied, and the copy loses some or all of that: values become zeros, new files vanish, and RocksDB's log
-//! ends anywhere after what was synced of it. Then the copy is opened, and asked for what had been acknowledged by then.
+//! The store records its unsynced writes. Before some or all of its file system calls, its directory is copied, and the
+//! copy loses some or all of these writes: values become zeros, new files disappear, and RocksDB's log ends anywhere
+//! after its synced part. Then the copy is opened and checked for the pins acknowledged by then.
 //!
-//! More rounds: `CAUSEWAY_CRASH_ROUNDS=300 cargo test --release -p causeway-cache --lib power`. A store of files has the same in
-//! [`super::power_flat`]; a real file system is cut off in [`super::device`].
+//! More rounds: `CAUSEWAY_CRASH_ROUNDS=300 cargo test --release -p causeway-cache --lib power`. [`super::power_flat`]
+//! does the same for the flat store, [`super::device`] with a real file system.
 //!
-//! Each step was taken away once, to see who misses it:
+//! These tests fail if a step is removed from the store:
 //!
-//! | without | fails |
+//! | removed step | failing tests |
 //! |---|---|
-//! | values synced before the batch that acknowledges them, or synced after it | all of this, [`super::device`], [`super::faults`] |
-//! | names of segments synced | all of this: ext4 has them on the disk with the file |
-//! | RocksDB's log synced with a batch that acknowledges | this, [`super::device`] |
-//! | values synced before the rows that move them | `pins_survive_power_loss_while_a_segment_is_collected_in_chunks` |
-//! | rows synced before the file of a pinned segment is deleted | the same, `acknowledged_pins_survive_power_loss` |
-//! | the file deleted after the batch | that, [`super::faults`], [`super::scrub`] |
+//! | syncing values before the batch that acknowledges them | all here, [`super::device`], [`super::faults`] |
+//! | syncing names of segments | all here: ext4 syncs them with the file |
+//! | syncing RocksDB's log with a batch that acknowledges | here, [`super::device`] |
+//! | syncing values before the rows that move them | `pins_survive_power_loss_while_a_segment_is_collected_in_chunks` |
+//! | syncing rows before the file of a pinned segment is deleted | the same, `acknowledged_pins_survive_power_loss` |
+//! | deleting the file after the batch | the same, [`super::faults`], [`super::scrub`] |
 
 use super::audit::audit;
 use super::crash::rounds;
@@ -35,11 +35,11 @@ use std::sync::{Arc, Mutex, Weak};
 use tempfile::TempDir;
 
 fn options() -> DiskOptions {
-    // Small segments, so that they are evicted, collected and deleted all the time.
+    // Small segments, so that they are frequently evicted, garbage-collected and deleted.
     DiskOptions { cache_bytes_max: 300_000, segment_bytes_max: 60_000, ..DiskOptions::default() }
 }
 
-/// The DAG that a number stands for: up to twelve blocks, some of them in neighbouring DAGs too.
+/// The DAG of a number: up to twelve blocks, some of them shared with other DAGs.
 pub(super) fn dag(number: u64) -> Vec<Block> {
     let mut random = Random(number);
     let own = (0..1 + random.below(10)).map(|i| noisy(number * 100 + i, 500 + 1_500 * (i as usize % 4)));
@@ -47,14 +47,14 @@ pub(super) fn dag(number: u64) -> Vec<Block> {
     own.chain(shared).collect()
 }
 
-/// How much of what was not synced is lost.
+/// Which unsynced writes are lost.
 #[derive(Clone, Copy, Debug)]
 enum Lost {
-    /// The values, while all of the log is there.
+    /// All unsynced values; the log is kept.
     Values,
-    /// Everything.
+    /// All of them.
     Everything,
-    /// Some of either.
+    /// Some of both.
     Some,
 }
 
@@ -98,18 +98,17 @@ fn lose(dir: &Path, volatile: &Volatile, lost: Lost, random: &mut Random) {
     }
 }
 
-/// What the store owes: whether a root is pinned, as far as whoever asked has heard. A pin or a removal that was not answered is
-/// owed neither way.
+/// The expected pins, as far as they were acknowledged. After an unacknowledged operation, either state is accepted.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Owed {
+pub(super) struct Expected {
     dags: BTreeMap<u64, (Vec<Block>, bool)>,
-    /// What was being pinned, or had been and was let go: to be pinned again.
+    /// A pin that was in progress or removed, to be pinned again.
     pub(super) again: Vec<Block>,
-    /// Blocks that were flushed, in a store that evicts nothing.
+    /// Flushed blocks, in a store that evicts nothing.
     flushed: Vec<Block>,
 }
 
-impl Owed {
+impl Expected {
     pub(super) fn pinned(&mut self, number: u64, dag: Vec<Block>) {
         self.dags.insert(number, (dag, true));
     }
@@ -128,53 +127,55 @@ impl Owed {
     }
 }
 
-/// What is left when the power goes, and what was owed.
+/// A copy of the store after power loss, and the expected pins.
 struct Cut {
     dir: TempDir,
-    owed: Owed,
+    expected: Expected,
     what: String,
 }
 
 impl Cut {
-    /// The power goes now.
-    fn now(store: &Store, dir: &Path, owed: &Owed, lost: Lost, random: &mut Random) -> Self {
+    /// Simulates power loss now.
+    fn now(store: &Store, dir: &Path, expected: &Expected, lost: Lost, random: &mut Random) -> Self {
         let elsewhere = tempfile::tempdir().expect("a directory");
-        let volatile = store.files.volatile.lock().expect("nobody panics");
+        let volatile = store.files.volatile.lock().expect("not poisoned");
         copy(dir, elsewhere.path());
         lose(elsewhere.path(), &volatile, lost, random);
-        Self { dir: elsewhere, owed: owed.clone(), what: format!("{lost:?}") }
+        Self { dir: elsewhere, expected: expected.clone(), what: format!("{lost:?}") }
     }
 
-    /// As it was found, when it is tidy, and when what was cut off has been done again.
+    /// Checks the copy as it is, after a flush, and after repeating interrupted operations.
     async fn check(&self, options: &DiskOptions) {
-        let Self { dir, owed, what } = self;
+        let Self { dir, expected, what } = self;
         let disk = open_with(dir.path(), options.clone()).unwrap_or_else(|error| panic!("{what}: {error}"));
-        owed.check(&disk, what).await;
+        expected.check(&disk, what).await;
         disk.flush().await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        owed.check(&disk, what).await;
-        if let Some(root) = owed.again.first() {
-            let pinned = disk.pin_recursive(*root.cid(), None, supply(&owed.again)).await;
+        expected.check(&disk, what).await;
+        if let Some(root) = expected.again.first() {
+            let pinned = disk.pin_recursive(*root.cid(), None, supply(&expected.again)).await;
             pinned.unwrap_or_else(|error| panic!("{what}: {error}"));
-            for block in &owed.again {
+            for block in &expected.again {
                 assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block), "{what}, again: {}", block.cid());
             }
         }
     }
 }
 
-/// The power goes before one call in `every`, in each of the ways.
-fn cut_before_calls(disk: &Disk, dir: &Path, owed: &Arc<Mutex<Owed>>, every: u64) -> Arc<Mutex<Vec<Cut>>> {
+/// Simulates power loss before one call in `every`, in each way.
+fn cut_before_calls(disk: &Disk, dir: &Path, expected: &Arc<Mutex<Expected>>, every: u64) -> Arc<Mutex<Vec<Cut>>> {
     let cuts = Arc::<Mutex<Vec<Cut>>>::default();
-    let (store, owed, taken): (Weak<Store>, _, _) = (Arc::downgrade(disk.store()), Arc::clone(owed), Arc::clone(&cuts));
+    let (store, expected, taken): (Weak<Store>, _, _) =
+        (Arc::downgrade(disk.store()), Arc::clone(expected), Arc::clone(&cuts));
     let (dir, mut random, mut calls) = (dir.to_owned(), Random(every), 0_u64);
     disk.store().files.faults.plan(move |call| {
         calls += 1;
         if call != Call::Read && random.below(every) == 0 {
-            let (store, owed) = (store.upgrade().expect("it calls"), owed.lock().expect("nobody panics").clone());
+            let (store, expected) =
+                (store.upgrade().expect("the store is open"), expected.lock().expect("not poisoned").clone());
             for lost in [Lost::Values, Lost::Everything, Lost::Some] {
-                let mut cut = Cut::now(&store, &dir, &owed, lost, &mut random);
+                let mut cut = Cut::now(&store, &dir, &expected, lost, &mut random);
                 cut.what = format!("{lost:?} before call {calls}, {call:?}");
-                taken.lock().expect("nobody panics").push(cut);
+                taken.lock().expect("not poisoned").push(cut);
             }
         }
         None
@@ -183,22 +184,22 @@ fn cut_before_calls(disk: &Disk, dir: &Path, owed: &Arc<Mutex<Owed>>, every: u64
 }
 
 async fn check_all(cuts: &Mutex<Vec<Cut>>, options: &DiskOptions) {
-    let cuts = std::mem::take(&mut *cuts.lock().expect("nobody panics"));
+    let cuts = std::mem::take(&mut *cuts.lock().expect("not poisoned"));
     assert!(!cuts.is_empty());
     for cut in cuts {
         cut.check(options).await;
     }
 }
 
-pub(super) async fn unpin(disk: &dyn BlockStore, owed: &Mutex<Owed>, number: u64) {
+pub(super) async fn unpin(disk: &dyn BlockStore, expected: &Mutex<Expected>, number: u64) {
     let dag = {
-        let mut owed = owed.lock().expect("nobody panics");
-        let pinned = owed.dags.get(&number).is_some_and(|(_, pinned)| *pinned);
-        pinned.then(|| owed.dags.remove(&number)).flatten()
+        let mut expected = expected.lock().expect("not poisoned");
+        let pinned = expected.dags.get(&number).is_some_and(|(_, pinned)| *pinned);
+        pinned.then(|| expected.dags.remove(&number)).flatten()
     };
     let Some((dag, _)) = dag else { return };
     assert!(disk.remove_pin(dag[0].cid()).await.expect("removes"));
-    owed.lock().expect("nobody panics").dags.insert(number, (dag, false));
+    expected.lock().expect("not poisoned").dags.insert(number, (dag, false));
 }
 
 #[tokio::test]
@@ -206,22 +207,22 @@ async fn acknowledged_pins_survive_power_loss() {
     for round in 0..rounds(3) {
         let (dir, mut random) = (tempfile::tempdir().expect("a directory"), Random(round));
         let disk = open_with(dir.path(), options()).expect("opens");
-        let owed = Arc::<Mutex<Owed>>::default();
-        let cuts = cut_before_calls(&disk, dir.path(), &owed, 50);
+        let expected = Arc::<Mutex<Expected>>::default();
+        let cuts = cut_before_calls(&disk, dir.path(), &expected, 50);
         for number in 0..60 {
             for _ in 0..random.below(6) {
                 disk.put_cached(noisy(random.next(), 3_000)).await;
             }
             let blocks = dag(number);
             if random.below(3) == 0 {
-                // Part of it is cached already.
+                // Some of its blocks are cached already.
                 disk.put_cached(blocks[0].clone()).await;
             }
-            owed.lock().expect("nobody panics").again.clone_from(&blocks);
+            expected.lock().expect("not poisoned").again.clone_from(&blocks);
             disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-            owed.lock().expect("nobody panics").pinned(number, blocks);
+            expected.lock().expect("not poisoned").pinned(number, blocks);
             if random.below(2) == 0 {
-                unpin(&disk, &owed, random.below(number + 1)).await;
+                unpin(&disk, &expected, random.below(number + 1)).await;
             }
         }
         disk.flush().await.expect("flushes");
@@ -231,8 +232,8 @@ async fn acknowledged_pins_survive_power_loss() {
     }
 }
 
-/// What is left of a segment is moved in several batches, and the segment goes with the last: the values of the first have
-/// to be on the disk before the log, which goes there by itself, names them.
+/// A segment is garbage-collected in several batches, and deleted with the last: the values of the first must be synced
+/// before the write-ahead log, which may be synced first, refers to them.
 #[tokio::test]
 async fn pins_survive_power_loss_while_a_segment_is_collected_in_chunks() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -244,21 +245,21 @@ async fn pins_survive_power_loss_while_a_segment_is_collected_in_chunks() {
     let pin = |dag: usize| disk.pin_recursive(*dags[dag][0].cid(), None, supply(&dags[dag]));
     let (kept, gone) = tokio::join!(pin(0), pin(1));
     assert!(kept.is_ok() && gone.is_ok());
-    let owed = Arc::<Mutex<Owed>>::default();
+    let expected = Arc::<Mutex<Expected>>::default();
     for (number, dag) in dags.iter().enumerate() {
-        owed.lock().expect("nobody panics").pinned(number as u64, dag.clone());
+        expected.lock().expect("not poisoned").pinned(number as u64, dag.clone());
     }
     let pinned_bytes = disk.stats().pinned_bytes;
-    let cuts = cut_before_calls(&disk, dir.path(), &owed, 2);
-    unpin(&disk, &owed, 1).await;
+    let cuts = cut_before_calls(&disk, dir.path(), &expected, 2);
+    unpin(&disk, &expected, 1).await;
     disk.compact().await.expect("compacts");
-    assert!(disk.stats().pinned_bytes < pinned_bytes / 2, "it was collected");
+    assert!(disk.stats().pinned_bytes < pinned_bytes / 2, "it was garbage-collected");
     disk.store().files.faults.clear();
     check_all(&cuts, &options).await;
 }
 
 #[tokio::test]
-async fn what_was_flushed_closed_or_dropped_survives_power_loss() {
+async fn flushed_closed_and_dropped_stores_survive_power_loss() {
     for end in ["flushed", "closed", "dropped"] {
         let dir = tempfile::tempdir().expect("a directory");
         let disk = open_with(dir.path(), DiskOptions::default()).expect("opens");
@@ -272,14 +273,14 @@ async fn what_was_flushed_closed_or_dropped_survives_power_loss() {
             "closed" => disk.close().await.expect("closes"),
             _ => drop(disk),
         }
-        let owed = Owed { flushed, ..Owed::default() };
-        let mut cut = Cut::now(&store, dir.path(), &owed, Lost::Everything, &mut Random(0));
+        let expected = Expected { flushed, ..Expected::default() };
+        let mut cut = Cut::now(&store, dir.path(), &expected, Lost::Everything, &mut Random(0));
         cut.what = end.to_owned();
         cut.check(&DiskOptions::default()).await;
     }
 }
 
-/// Writes the members of a pin that is not completed, and waits until they are written, which does not sync them.
+/// Writes the members of a pin without completing or syncing it.
 pub(super) async fn begin_pin(disk: &(dyn BlockStore + 'static), dag: &[Block]) {
     let before = disk.stats().blocks;
     let broken_off = supply(dag).chain(futures::stream::iter([Err(std::io::Error::other("broken off"))]));
@@ -288,49 +289,49 @@ pub(super) async fn begin_pin(disk: &(dyn BlockStore + 'static), dag: &[Block]) 
     until(|| disk.stats().blocks == before + dag.len() as u64).await;
 }
 
-/// The members of a pin outlive their process in the system's memory, and the pin is completed by the next one.
+/// The members of a pin survive their process in the page cache, and the next process completes the pin.
 #[tokio::test]
-async fn what_a_killed_process_did_not_sync_is_synced_before_it_counts() {
+async fn writes_of_a_killed_process_are_synced_before_they_are_acknowledged() {
     let (first, second) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let dag: Vec<_> = (0..10).map(|seed| noisy(seed, 1_000)).collect();
     let volatile = {
         let disk = open_with(first.path(), options()).expect("opens");
         begin_pin(&disk, &dag).await;
-        let volatile = disk.store().files.volatile.lock().expect("nobody panics");
+        let volatile = disk.store().files.volatile.lock().expect("not poisoned");
         copy(first.path(), second.path());
         volatile.clone()
     };
     assert!(!volatile.values.is_empty() && !volatile.names.is_empty());
     INHERITED.set(Some(volatile));
     let disk = open_with(second.path(), options()).expect("opens");
-    assert_eq!(disk.stats().blocks, dag.len() as u64, "all of it was in memory");
+    assert_eq!(disk.stats().blocks, dag.len() as u64, "all of it was in the page cache");
     disk.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.expect("pins");
-    let mut owed = Owed::default();
-    owed.pinned(0, dag);
+    let mut expected = Expected::default();
+    expected.pinned(0, dag);
     for lost in [Lost::Values, Lost::Everything] {
-        Cut::now(disk.store(), second.path(), &owed, lost, &mut Random(0)).check(&options()).await;
+        Cut::now(disk.store(), second.path(), &expected, lost, &mut Random(0)).check(&options()).await;
     }
 }
 
-/// The index may be all that is left of a pin's members, and the pin is gone on with.
+/// Only the index rows of a pin's members may be left, and the pin is resumed.
 #[tokio::test]
-async fn what_a_power_cut_took_of_a_pin_is_written_again_when_it_is_gone_on_with() {
+async fn members_lost_in_power_loss_are_written_again_when_the_pin_is_resumed() {
     for lost in [Lost::Values, Lost::Everything, Lost::Some] {
         let dir = tempfile::tempdir().expect("a directory");
         let disk = open_with(dir.path(), options()).expect("opens");
         let (kept, dag): (Vec<_>, Vec<_>) =
             (0..20).map(|seed| noisy(seed, 1_000)).partition(|block| block.data()[0] < 99);
         disk.pin_recursive(*kept[0].cid(), None, supply(&kept)).await.expect("pins");
-        let mut owed = Owed { again: dag.clone(), ..Owed::default() };
-        owed.pinned(0, kept.clone());
+        let mut expected = Expected { again: dag.clone(), ..Expected::default() };
+        expected.pinned(0, kept.clone());
         begin_pin(&disk, &dag).await;
-        Cut::now(disk.store(), dir.path(), &owed, lost, &mut Random(1)).check(&options()).await;
+        Cut::now(disk.store(), dir.path(), &expected, lost, &mut Random(1)).check(&options()).await;
     }
 }
 
-/// So there is little to check after a power cut, however large a pin.
+/// So that there is little to verify after power loss, however large a pin is.
 #[tokio::test]
-async fn a_segment_of_pinned_blocks_that_is_full_is_synced() {
+async fn a_full_segment_of_pinned_blocks_is_synced() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), options()).expect("opens");
     let dag: Vec<_> = (0..200).map(|seed| noisy(seed, 1_000)).collect();
@@ -339,6 +340,6 @@ async fn a_segment_of_pinned_blocks_that_is_full_is_synced() {
     let (last, _) = segments.last().expect("there are some");
     let synced = disk.store().synced().expect("reads").expect("is noted");
     assert!(segments.len() > 3 && synced.segment == *last, "{synced:?} of {segments:?}");
-    let volatile = disk.store().files.volatile.lock().expect("nobody panics");
+    let volatile = disk.store().files.volatile.lock().expect("not poisoned");
     assert!(volatile.values.iter().all(|(segment, ..)| segment == last));
 }

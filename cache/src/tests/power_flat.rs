@@ -1,16 +1,17 @@
-//! Power loss at any moment, for the store of files: what was acknowledged is there when it is opened again.
+//! Power loss at any moment, for the flat store: acknowledged pins are there when it is reopened.
 //!
-//! Before some of the calls that the store makes of the file system, its folder is copied, and the copy loses some or all of what
-//! POSIX does not promise by then ([`crate::flat::power`]). Then the copy is opened, and asked for what had been acknowledged.
+//! Before some of the store's file system calls, its directory is copied, and the copy loses some or all changes that
+//! POSIX does not guarantee by then ([`crate::flat::power`]). Then the copy is opened and checked for the acknowledged
+//! pins.
 //!
 //! More rounds: `CAUSEWAY_CRASH_ROUNDS=300 cargo test --release -p causeway-cache --lib power`.
 //!
-//! Each sync of the store was taken away once, and is missed here: that of a value, of its folder's name and of the folder's own, of a
-//! pin's list and of its file, of what a killed process left of any of these; and that all of them come before the pin's file.
-//! ext4 hides half of these ([`super::device`]): it has names on the disk with the next file that is synced.
+//! These tests fail if any sync is removed from the store: of a value, of its name and its directory's name, of a pin's
+//! list and its file, of what a killed process left of these; or if one of them comes after the pin's file. On ext4,
+//! half of these removals have no effect ([`super::device`]), since it syncs names with the next synced file.
 
 use super::crash::rounds;
-use super::power::{Owed, begin_pin, copy, dag, unpin};
+use super::power::{Expected, begin_pin, copy, dag, unpin};
 use super::{Random, noisy, supply};
 use crate::flat::power::{Call, Power, Volatile, watch};
 use crate::flat::{self, FlatOptions};
@@ -20,15 +21,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-/// How much of what was not synced is lost.
+/// Which unsynced changes are lost.
 #[derive(Clone, Copy, Debug)]
 enum Lost {
-    /// What files hold, while all of their names are there.
+    /// Contents of files; names are kept.
     Contents,
-    /// Names, while all that is in the files is there.
+    /// Names; contents are kept.
     Names,
     Everything,
-    /// Some of either.
+    /// Some of both.
     Some,
 }
 
@@ -56,7 +57,7 @@ fn open(dir: &Path) -> Arc<dyn BlockStore> {
     flat::open(dir, &options()).expect("opens")
 }
 
-/// A store whose calls are watched from the first.
+/// A store whose calls are recorded from the start.
 fn watched() -> (TempDir, &'static Mutex<Power>, Arc<dyn BlockStore>) {
     let dir = tempfile::tempdir().expect("a directory");
     let power = watch(dir.path(), Volatile::default());
@@ -64,42 +65,42 @@ fn watched() -> (TempDir, &'static Mutex<Power>, Arc<dyn BlockStore>) {
     (dir, power, store)
 }
 
-/// What is left when the power goes, and what was owed.
+/// A copy of the store after power loss, and the expected pins.
 struct Cut {
     dir: TempDir,
-    owed: Owed,
+    expected: Expected,
     what: String,
 }
 
 impl Cut {
-    fn now(dir: &Path, volatile: &Volatile, owed: &Owed, lost: Lost, random: &mut Random) -> Self {
+    fn now(dir: &Path, volatile: &Volatile, expected: &Expected, lost: Lost, random: &mut Random) -> Self {
         let elsewhere = tempfile::tempdir().expect("a directory");
         copy(dir, elsewhere.path());
         lost.take(&volatile.of_copy(dir, elsewhere.path()), random);
-        Self { dir: elsewhere, owed: owed.clone(), what: format!("{lost:?}") }
+        Self { dir: elsewhere, expected: expected.clone(), what: format!("{lost:?}") }
     }
 
     async fn check(&self) {
-        let Self { dir, owed, what } = self;
+        let Self { dir, expected, what } = self;
         let store = open(dir.path());
-        owed.check(&*store, what).await;
+        expected.check(&*store, what).await;
         store.scrub(ScrubPass::All, None, &mut |_, _| ()).await.expect("scrubs");
-        owed.check(&*store, what).await;
-        if let Some(root) = owed.again.first() {
-            let pinned = store.pin_recursive(*root.cid(), None, supply(&owed.again)).await;
+        expected.check(&*store, what).await;
+        if let Some(root) = expected.again.first() {
+            let pinned = store.pin_recursive(*root.cid(), None, supply(&expected.again)).await;
             pinned.unwrap_or_else(|error| panic!("{what}: {error}"));
-            for block in &owed.again {
+            for block in &expected.again {
                 assert_eq!(store.get(block.cid()).await.as_ref(), Ok(block), "{what}, again: {}", block.cid());
             }
         }
     }
 }
 
-/// The power goes now, in each of the ways.
-async fn cut_now(dir: &Path, power: &Mutex<Power>, owed: &Owed, what: &str) {
-    let volatile = power.lock().expect("nobody panics").volatile.clone();
+/// Simulates power loss now, in each way.
+async fn cut_now(dir: &Path, power: &Mutex<Power>, expected: &Expected, what: &str) {
+    let volatile = power.lock().expect("not poisoned").volatile.clone();
     for lost in Lost::ALL {
-        let mut cut = Cut::now(dir, &volatile, owed, lost, &mut Random(1));
+        let mut cut = Cut::now(dir, &volatile, expected, lost, &mut Random(1));
         cut.what = format!("{what}, {lost:?}");
         cut.check().await;
     }
@@ -109,20 +110,20 @@ async fn cut_now(dir: &Path, power: &Mutex<Power>, owed: &Owed, what: &str) {
 async fn acknowledged_pins_in_files_survive_power_loss() {
     for round in 0..rounds(3) {
         let (dir, power, store) = watched();
-        let (owed, cuts) = (Arc::<Mutex<Owed>>::default(), Arc::<Mutex<Vec<Cut>>>::default());
-        power.lock().expect("nobody panics").plan({
-            let (dir, owed, cuts) = (dir.path().to_owned(), Arc::clone(&owed), Arc::clone(&cuts));
+        let (expected, cuts) = (Arc::<Mutex<Expected>>::default(), Arc::<Mutex<Vec<Cut>>>::default());
+        power.lock().expect("not poisoned").plan({
+            let (dir, expected, cuts) = (dir.path().to_owned(), Arc::clone(&expected), Arc::clone(&cuts));
             let (mut random, mut calls) = (Random(round), 0_u64);
             move |call, volatile| {
                 calls += 1;
-                // Of the calls there are many more than of what they do to a pin.
+                // Only some calls, since there are many for each pin.
                 let every = if matches!(call, Call::Write(..)) { 400 } else { 100 };
                 if random.below(every) == 0 {
-                    let owed = owed.lock().expect("nobody panics").clone();
+                    let expected = expected.lock().expect("not poisoned").clone();
                     for lost in Lost::ALL {
-                        let mut cut = Cut::now(&dir, volatile, &owed, lost, &mut random);
+                        let mut cut = Cut::now(&dir, volatile, &expected, lost, &mut random);
                         cut.what = format!("{lost:?} before call {calls}, {call:?}");
-                        cuts.lock().expect("nobody panics").push(cut);
+                        cuts.lock().expect("not poisoned").push(cut);
                     }
                 }
                 Ok(())
@@ -135,64 +136,64 @@ async fn acknowledged_pins_in_files_survive_power_loss() {
             }
             let blocks = dag(number);
             if random.below(3) == 0 {
-                // Part of it is cached already.
+                // Some of its blocks are cached already.
                 store.put_cached(blocks[0].clone()).await;
             }
-            owed.lock().expect("nobody panics").again.clone_from(&blocks);
+            expected.lock().expect("not poisoned").again.clone_from(&blocks);
             store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-            owed.lock().expect("nobody panics").pinned(number, blocks);
+            expected.lock().expect("not poisoned").pinned(number, blocks);
             if random.below(2) == 0 {
-                unpin(&*store, &owed, random.below(number + 1)).await;
+                unpin(&*store, &expected, random.below(number + 1)).await;
             }
         }
         store.flush().await.expect("flushes");
-        power.lock().expect("nobody panics").clear();
-        let owed = owed.lock().expect("nobody panics").clone();
-        cut_now(dir.path(), power, &owed, "at the end").await;
-        let cuts = std::mem::take(&mut *cuts.lock().expect("nobody panics"));
+        power.lock().expect("not poisoned").clear();
+        let expected = expected.lock().expect("not poisoned").clone();
+        cut_now(dir.path(), power, &expected, "at the end").await;
+        let cuts = std::mem::take(&mut *cuts.lock().expect("not poisoned"));
         for cut in cuts {
             cut.check().await;
         }
     }
 }
 
-/// What a killed process leaves to the system, and when that was.
+/// The state left by a killed process, and when it was killed.
 type Killed = (TempDir, Volatile, String);
 
-/// A process is killed before some call; the next one finds what the system has in its memory, does the same again, and what it
-/// says then is on the disk.
+/// A process is killed before some call; the next one finds the page cache, repeats the operation, and its
+/// acknowledgement must be durable.
 #[tokio::test]
-async fn what_a_killed_process_left_unsynced_in_files_is_synced_before_it_counts() {
+async fn file_writes_of_a_killed_process_are_synced_before_they_are_acknowledged() {
     let (dir, power, store) = watched();
     let blocks = dag(3);
     let killed = Arc::<Mutex<Vec<Killed>>>::default();
-    power.lock().expect("nobody panics").plan({
+    power.lock().expect("not poisoned").plan({
         let (dir, killed) = (dir.path().to_owned(), Arc::clone(&killed));
         move |call, volatile| {
             let elsewhere = tempfile::tempdir().expect("a directory");
             copy(&dir, elsewhere.path());
             let volatile = volatile.of_copy(&dir, elsewhere.path());
-            killed.lock().expect("nobody panics").push((elsewhere, volatile, format!("killed before {call:?}")));
+            killed.lock().expect("not poisoned").push((elsewhere, volatile, format!("killed before {call:?}")));
             Ok(())
         }
     });
     begin_pin(&*store, &blocks).await;
     store.pin_recursive(*blocks[0].cid(), Some("mine".to_owned()), supply(&blocks)).await.expect("pins");
-    power.lock().expect("nobody panics").clear();
-    let killed = std::mem::take(&mut *killed.lock().expect("nobody panics"));
+    power.lock().expect("not poisoned").clear();
+    let killed = std::mem::take(&mut *killed.lock().expect("not poisoned"));
     assert!(killed.len() > 2 * blocks.len());
     for (dir, volatile, what) in killed {
         let power = watch(dir.path(), volatile);
         let store = open(dir.path());
         store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-        let mut owed = Owed::default();
-        owed.pinned(3, blocks.clone());
-        cut_now(dir.path(), power, &owed, &what).await;
+        let mut expected = Expected::default();
+        expected.pinned(3, blocks.clone());
+        cut_now(dir.path(), power, &expected, &what).await;
     }
 }
 
-/// Refuses the names of pins to be synced.
-fn refuse_names(call: Call<'_>, _: &Volatile) -> io::Result<()> {
+/// Fails syncing the directory of pins.
+fn fail_name_sync(call: Call<'_>, _: &Volatile) -> io::Result<()> {
     let refused = matches!(call, Call::SyncFolder(folder) if folder.ends_with("pins"));
     if refused { Err(io::Error::other("refused")) } else { Ok(()) }
 }
@@ -202,54 +203,54 @@ async fn a_pin_whose_removal_failed_is_written_again_when_it_is_pinned_again() {
     let (dir, power, store) = watched();
     let blocks = dag(3);
     store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-    power.lock().expect("nobody panics").plan(refuse_names);
+    power.lock().expect("not poisoned").plan(fail_name_sync);
     let removed = store.remove_pin(blocks[0].cid()).await;
     assert!(matches!(removed, Err(StoreError::Io(_))), "{removed:?}");
-    power.lock().expect("nobody panics").clear();
+    power.lock().expect("not poisoned").clear();
     store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-    let mut owed = Owed::default();
-    owed.pinned(3, blocks);
-    cut_now(dir.path(), power, &owed, "removed and pinned again").await;
+    let mut expected = Expected::default();
+    expected.pinned(3, blocks);
+    cut_now(dir.path(), power, &expected, "removed and pinned again").await;
 }
 
 #[tokio::test]
-async fn a_root_whose_pin_could_not_be_begun_has_one_pin_afterwards() {
+async fn a_root_whose_pin_could_not_be_begun_has_only_one_pin_later() {
     let (dir, power, store) = watched();
     let blocks = dag(3);
     store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
     assert!(store.remove_pin(blocks[0].cid()).await.expect("removes"));
-    // What was begun cannot be taken back either.
-    power.lock().expect("nobody panics").plan(|call, volatile| match call {
+    // The begun pin cannot be removed either.
+    power.lock().expect("not poisoned").plan(|call, volatile| match call {
         Call::Remove(path) if path.extension().is_some_and(|extension| extension == "pin") => {
             Err(io::Error::other("refused"))
         }
-        call => refuse_names(call, volatile),
+        call => fail_name_sync(call, volatile),
     });
     let pinned = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await;
     assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "{pinned:?}");
-    power.lock().expect("nobody panics").clear();
+    power.lock().expect("not poisoned").clear();
     let pin = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");
-    let mut owed = Owed::default();
-    owed.pinned(3, blocks);
-    cut_now(dir.path(), power, &owed, "begun twice").await;
+    let mut expected = Expected::default();
+    expected.pinned(3, blocks);
+    cut_now(dir.path(), power, &expected, "begun twice").await;
     drop(store);
     let pins = open(dir.path()).pins().await.expect("lists");
     assert_eq!((pins.len(), pins[0].id, pins[0].state), (1, pin.id, PinState::Complete));
 }
 
 #[tokio::test]
-async fn after_a_sync_that_failed_no_pin_in_files_is_made_until_the_store_is_opened_again() {
+async fn after_a_failed_sync_no_pin_is_acknowledged_until_the_flat_store_is_reopened() {
     let (dir, power, store) = watched();
     let blocks = dag(3);
     begin_pin(&*store, &blocks).await;
-    power.lock().expect("nobody panics").plan(refuse_names);
+    power.lock().expect("not poisoned").plan(fail_name_sync);
     let pinned = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await;
     assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "{pinned:?}");
-    power.lock().expect("nobody panics").clear();
+    power.lock().expect("not poisoned").clear();
     let pinned = store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await;
-    assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "a later sync says nothing of what is lost");
+    assert!(matches!(pinned, Err(PinError::Store(StoreError::Io(_)))), "a later successful sync does not count");
     assert!(store.stats().degraded(), "it says so");
-    store.close().await.expect_err("what was not synced cannot be");
+    store.close().await.expect_err("the failed sync is not retried");
     drop(store);
     let store = open(dir.path());
     store.pin_recursive(*blocks[0].cid(), None, supply(&blocks)).await.expect("pins");

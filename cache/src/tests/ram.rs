@@ -25,7 +25,7 @@ fn the_budget_holds_at_every_moment_under_churn() {
 }
 
 #[test]
-fn a_scan_leaves_what_is_read_often_where_it_is() {
+fn a_scan_does_not_evict_frequently_read_blocks() {
     let hits = |policy| {
         let ram = Ram::with_policy(1_000 * (100 + OVERHEAD), policy);
         let data = noise(1, 100);
@@ -39,7 +39,7 @@ fn a_scan_leaves_what_is_read_often_where_it_is() {
             hit
         };
         (0..4_000).for_each(|number| _ = read(number % 800));
-        // As fast as what is read often, and ten times the budget.
+        // At the same rate as the frequently read blocks, and ten times the budget.
         let read_both = |number: &u64| {
             read(1_000_000 + number);
             read(number % 800)
@@ -51,7 +51,7 @@ fn a_scan_leaves_what_is_read_often_where_it_is() {
 }
 
 #[test]
-fn what_was_used_least_recently_goes_first() {
+fn the_least_recently_used_block_is_evicted_first() {
     let blocks: Vec<_> = (0..4).map(|seed| noisy(seed, 1_000)).collect();
     let ram = Ram::with_policy(3 * (1_000 + OVERHEAD), RamPolicy::Lru);
     for block in &blocks[..3] {
@@ -80,7 +80,7 @@ fn small_slices_are_copied_and_large_buffers_are_kept() {
 }
 
 #[test]
-fn nothing_over_budget_gets_in_and_zero_turns_it_off() {
+fn larger_blocks_than_the_budget_are_not_cached_and_zero_disables_the_cache() {
     let block = noisy(1, 1_000);
     for budget in [0, 1_000] {
         let ram = Ram::new(budget);
@@ -94,14 +94,14 @@ fn nothing_over_budget_gets_in_and_zero_turns_it_off() {
     assert!(!ram.holds(&key(&block)));
 }
 
-/// What the system holds in memory for this process, in bytes.
+/// The resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("reads");
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
     1024 * kib.expect("a line").parse::<u64>().expect("a number")
 }
 
-/// A process of its own, so that nothing else is counted.
+/// Runs in a child process, so that nothing else is counted.
 #[test]
 fn child_of_the_test_of_tiny_blocks() {
     if std::env::var_os(DIR).is_none() {
@@ -119,7 +119,7 @@ fn child_of_the_test_of_tiny_blocks() {
 }
 
 #[test]
-fn a_million_tiny_blocks_take_no_more_than_they_count_for() {
+fn a_million_tiny_blocks_take_no_more_memory_than_their_weight() {
     let mut alone = child("tests::ram::child_of_the_test_of_tiny_blocks", std::path::Path::new("."));
     let output = alone.output().expect("starts");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

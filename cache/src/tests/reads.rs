@@ -1,4 +1,4 @@
-//! Reading from the disk: at once where nothing has to be waited for, several at a time otherwise.
+//! Reads from the disk: without waiting from memory, and batched otherwise.
 
 use super::{budget, cache, flip, key, noisy, open, open_with, raw};
 use crate::disk::DiskOptions;
@@ -8,7 +8,7 @@ use futures::future::join_all;
 use std::task::Poll;
 use tempfile::tempdir;
 
-/// Blocks of many lengths, some of which compress.
+/// Blocks of many lengths, some of them compressible.
 fn blocks(count: u64) -> Vec<Block> {
     let block = |seed: u64| match seed % 3 {
         0 => raw(format!("{seed} again and again ").repeat(5_000)),
@@ -19,23 +19,23 @@ fn blocks(count: u64) -> Vec<Block> {
 }
 
 #[tokio::test]
-async fn what_was_just_written_is_read_without_waiting() {
+async fn recently_written_blocks_are_read_without_waiting() {
     let dir = tempdir().expect("a folder");
     let disk = open(dir.path());
     let blocks = blocks(9);
     cache(&disk, &blocks[..8]).await;
     for block in &blocks[..8] {
-        // The writer has the file open and the system has its bytes.
+        // The writer has the file open, and its bytes are in the page cache.
         assert_eq!(disk.read_now(block.cid()).as_ref(), Some(block));
     }
     assert_eq!(disk.read_now(blocks[8].cid()), None);
     flip(&disk, &blocks[1]);
-    assert_eq!(disk.read_now(blocks[1].cid()), None, "damage is never served");
+    assert_eq!(disk.read_now(blocks[1].cid()), None, "a corrupt block is never served");
     assert_eq!(disk.find(&key(&blocks[1])).await.expect("reads"), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_at_a_time_get_each_their_own() {
+async fn concurrent_reads_return_their_own_blocks() {
     let dir = tempdir().expect("a folder");
     for reads_max in [1, 3] {
         let options = DiskOptions { reads_max, ..budget(1 << 30) };
@@ -48,7 +48,7 @@ async fn many_at_a_time_get_each_their_own() {
                 tokio::spawn(async move {
                     let found = disk.find(&key(&block)).await.expect("reads");
                     let held = disk.stored(&key(&block)).await.expect("reads");
-                    assert_eq!(held.map(|stored| stored.block().expect("unpacks")), found);
+                    assert_eq!(held.map(|stored| stored.block().expect("decompresses")), found);
                     (block, found)
                 })
             });
@@ -62,10 +62,10 @@ async fn many_at_a_time_get_each_their_own() {
     }
 }
 
-/// A reader that is dropped makes room for others, and takes nothing from its neighbours. Most reads wait when some are dropped;
-/// on a busy machine a thread may have answered one before its first poll.
+/// A dropped read makes room for others, and does not affect adjacent reads. Most reads wait when some are dropped; on
+/// a busy machine a thread may have completed one before its first poll.
 #[tokio::test]
-async fn who_leaves_is_not_waited_for() {
+async fn dropped_reads_do_not_delay_others() {
     let dir = tempdir().expect("a folder");
     let disk = open_with(dir.path(), DiskOptions { reads_max: 1, ..budget(1 << 30) }).expect("opens");
     let blocks = blocks(30);
@@ -92,7 +92,7 @@ async fn who_leaves_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn one_damaged_neighbour_spoils_no_other() {
+async fn a_corrupt_value_does_not_affect_adjacent_ones() {
     let dir = tempdir().expect("a folder");
     let disk = open(dir.path());
     let blocks: Vec<Block> = (0..8).map(|seed| noisy(seed, 10_000)).collect();

@@ -1,4 +1,4 @@
-//! An index that is damaged, or that lost what was acknowledged, is found out and rebuilt from the segments.
+//! Detection and rebuilding of an index that is damaged, or that lost acknowledged writes.
 
 use super::audit::audit;
 use super::corruption::dag;
@@ -16,7 +16,7 @@ fn small() -> DiskOptions {
     DiskOptions { segment_bytes_max: 60_000, ..DiskOptions::default() }
 }
 
-/// A store with these DAGs pinned, one after the other, and closed.
+/// Creates a closed store with these DAGs pinned.
 async fn pinned(dir: &Path, dags: std::ops::Range<u64>) -> Vec<Vec<Block>> {
     let disk = open_with(dir, small()).expect("opens");
     let dags: Vec<_> = dags.map(dag).collect();
@@ -57,7 +57,7 @@ fn with_suffix(dir: &Path, suffix: &str) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|found| found == suffix)).collect()
 }
 
-/// The log that has something in it.
+/// The log that is not empty.
 fn log(dir: &Path) -> PathBuf {
     let length = |path: &PathBuf| path.metadata().expect("is there").len();
     with_suffix(dir, "log").into_iter().max_by_key(length).expect("there is one")
@@ -67,14 +67,14 @@ fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
     fs::File::options().write(true).open(path).and_then(|file| file.write_all_at(bytes, at)).expect("writes");
 }
 
-/// Changes rows behind the writer's back.
+/// Changes rows without the writer.
 fn tamper(disk: &Disk, change: impl FnOnce(&mut WriteBatch)) {
     let mut batch = WriteBatch::default();
     change(&mut batch);
     disk.store().write(batch, true).expect("writes");
 }
 
-/// RocksDB takes any damage for the torn end of its log, and forgets what comes after.
+/// RocksDB takes any damage for a torn end of its log, and ignores the rest.
 #[tokio::test]
 async fn a_bit_flipped_anywhere_in_the_log_loses_no_pin() {
     let sample = tempfile::tempdir().expect("a directory");
@@ -108,9 +108,9 @@ async fn segments_stay_when_all_of_the_log_is_garbage() {
     assert!(has_all(&disk, &dags).await);
 }
 
-/// What a process that is killed, or a power cut, leaves behind what was acknowledged.
+/// A torn record after the acknowledged ones, as left by a kill or power loss.
 #[tokio::test]
-async fn a_torn_end_of_the_log_is_no_damage() {
+async fn a_torn_end_of_the_log_is_not_damage() {
     for torn in [&[0_u8; 5_000][..], &[0xa5; 300], &[1]] {
         let dir = tempfile::tempdir().expect("a directory");
         let dags = pinned(dir.path(), 0..10).await;
@@ -136,7 +136,7 @@ async fn an_index_without_its_first_files_is_rebuilt_at_a_start_and_by_a_repair(
                     fs::remove_file(path).expect("deletes");
                 }
             }
-            let error = Offline::open(dir.path(), &small()).map(drop).expect_err("looking mends nothing");
+            let error = Offline::open(dir.path(), &small()).map(drop).expect_err("inspecting does not repair");
             assert!(matches!(error, StoreError::IndexDamaged(_)), "{error}");
             assert!(error.to_string().contains("causeway store repair"), "{error}");
             if by_repair {
@@ -175,9 +175,9 @@ async fn cached_blocks_are_found_again_and_evicted_as_before() {
     audit(&disk);
 }
 
-/// What the cache, or a pin that is gone, left in a segment of pinned blocks does not come back as pinned.
+/// Unpinned blocks in a segment of pinned blocks are not restored as pinned.
 #[tokio::test]
-async fn what_was_unpinned_is_not_pinned_again() {
+async fn unpinned_blocks_are_not_restored_as_pinned() {
     let dir = tempfile::tempdir().expect("a directory");
     let dags = pinned(dir.path(), 0..8).await;
     let disk = open_with(dir.path(), small()).expect("opens");
@@ -195,7 +195,7 @@ async fn what_was_unpinned_is_not_pinned_again() {
 }
 
 #[tokio::test]
-async fn a_pin_that_cannot_be_completed_says_so_and_is_gone_on_with() {
+async fn a_pin_that_cannot_be_completed_is_partial_and_can_be_resumed() {
     let dir = tempfile::tempdir().expect("a directory");
     let dags = pinned(dir.path(), 0..6).await;
     let disk = open_with(dir.path(), small()).expect("opens");
@@ -224,12 +224,13 @@ async fn a_pin_that_cannot_be_completed_says_so_and_is_gone_on_with() {
     audit(&disk);
 }
 
-/// One flipped bit in a file of the index: what cannot be looked up is an error and not absent, and the next start mends it.
+/// One flipped bit in a file of the index: failed look-ups are errors, not misses, and the next start repairs the
+/// index.
 #[tokio::test]
-async fn damage_that_turns_up_while_reading_is_told_and_mended_by_the_next_start() {
+async fn damage_found_while_reading_is_reported_and_repaired_by_the_next_start() {
     let dir = tempfile::tempdir().expect("a directory");
     let dags = pinned(dir.path(), 0..30).await;
-    // The log becomes files.
+    // The log is flushed to tables.
     drop(open_with(dir.path(), small()).expect("opens"));
     for table in with_suffix(dir.path(), "sst") {
         let mut bytes = fs::read(&table).expect("reads");
@@ -256,7 +257,7 @@ async fn damage_that_turns_up_while_reading_is_told_and_mended_by_the_next_start
 }
 
 #[tokio::test]
-async fn a_rebuild_that_was_cut_off_is_begun_again() {
+async fn an_interrupted_rebuild_starts_again() {
     for half in ["set aside", "half built"] {
         let dir = tempfile::tempdir().expect("a directory");
         let dags = pinned(dir.path(), 0..10).await;
@@ -274,9 +275,9 @@ async fn a_rebuild_that_was_cut_off_is_begun_again() {
     }
 }
 
-/// Segments of which the index knows nothing, not even the number.
+/// Segments of which the index has no rows, not even the number.
 #[tokio::test]
-async fn segments_that_the_index_lost_are_taken_in() {
+async fn segments_that_the_index_lost_are_adopted() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), small()).expect("opens");
     let blocks: Vec<_> = (0..6).map(|seed| noisy(seed, 3_000)).collect();
@@ -292,7 +293,7 @@ async fn segments_that_the_index_lost_are_taken_in() {
         batch.delete_cf(family(SEGMENTS), segment.to_be_bytes());
         batch.put_cf(family(META), KEY_COUNTERS, Counters::default().to_bytes());
     });
-    // The writer wrote none of that, and is not to write what it has.
+    // The writer must not overwrite these changes.
     disk.store().files.faults.refuse(crate::disk::faults::Call::Batch, rustix::io::Errno::IO);
     drop(disk);
     let disk = open_with(dir.path(), small()).expect("opens");
@@ -304,7 +305,7 @@ async fn segments_that_the_index_lost_are_taken_in() {
 }
 
 #[tokio::test]
-async fn pins_that_the_index_lost_are_missed_whatever_its_log_says() {
+async fn pins_that_the_index_lost_are_detected_whatever_its_log_says() {
     let dir = tempfile::tempdir().expect("a directory");
     let dags = pinned(dir.path(), 0..4).await;
     let disk = open_with(dir.path(), small()).expect("opens");
@@ -317,14 +318,14 @@ async fn pins_that_the_index_lost_are_missed_whatever_its_log_says() {
     audit(&disk);
 }
 
-/// The journal is struck out first; whoever was killed in between finds the pin in the index.
+/// The journal entry is marked removed first; after a kill in between, the index still has the pin.
 #[tokio::test]
-async fn a_removal_that_was_cut_off_is_completed() {
+async fn an_interrupted_removal_is_completed() {
     let dir = tempfile::tempdir().expect("a directory");
     let dags = pinned(dir.path(), 0..3).await;
     let (mut journal, found) = PinJournal::open(dir.path()).expect("opens");
     let (id, _) = found.pins.iter().find(|(_, (root, _))| root == dags[1][0].cid()).expect("is entered");
-    journal.strike_out(*id).expect("strikes out");
+    journal.mark_removed(*id).expect("strikes out");
     let disk = open_with(dir.path(), small()).expect("opens");
     disk.flush().await.expect("flushes");
     assert_eq!(disk.stats().index_rebuilds, 0);
@@ -332,10 +333,10 @@ async fn a_removal_that_was_cut_off_is_completed() {
     audit(&disk);
 }
 
-/// A command that looks at the store refuses a manifest that lost its end. The gateway that starts next rebuilds the index: what the
-/// journal says of the manifest is still what was acknowledged.
+/// An inspecting command rejects a manifest that lost its end. The next start of the gateway still rebuilds the index,
+/// because the command does not update the watermark in the journal.
 #[tokio::test]
-async fn a_look_that_is_refused_does_not_hide_why() {
+async fn a_rejected_inspection_does_not_hide_the_damage() {
     for cut in [1, 7, 30] {
         let dir = tempfile::tempdir().expect("a directory");
         let dags = pinned(dir.path(), 0..6).await;
@@ -356,7 +357,7 @@ async fn a_look_that_is_refused_does_not_hide_why() {
 }
 
 #[tokio::test]
-async fn a_journal_that_is_lost_or_damaged_is_made_anew_from_the_index() {
+async fn a_lost_or_damaged_journal_is_recreated_from_the_index() {
     for damage in ["gone", "empty", "header", "entry"] {
         let dir = tempfile::tempdir().expect("a directory");
         let dags = pinned(dir.path(), 0..6).await;
@@ -377,7 +378,7 @@ async fn a_journal_that_is_lost_or_damaged_is_made_anew_from_the_index() {
     }
 }
 
-/// Both are gone: what pins there were is not known, so nothing is let go until the operator says so.
+/// Without both, the pins are unknown, so no block is deleted until the operator releases them.
 #[tokio::test]
 async fn without_index_and_journal_every_block_stays_until_it_is_released() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -392,14 +393,14 @@ async fn without_index_and_journal_every_block_stays_until_it_is_released() {
     for block in dags.iter().flatten() {
         assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block));
     }
-    // Whoever knows of a pin has it again without a block being fetched.
+    // Pinning again completes without fetching a block.
     let root = *dags[0][0].cid();
     let held: Vec<Block> = vec![dags[0][0].clone()];
     disk.pin_recursive(root, None, supply(&held)).await.expect("pins");
     drop(disk);
-    // The journal is whole now, and does not know of them: they stay all the same when the index is lost once more.
+    // The journal is intact now, without these blocks: they are kept nevertheless when the index is lost once more.
     fs::remove_file(dir.path().join("CURRENT")).expect("deletes");
-    // A rebuild looks for all of a pin's DAG.
+    // A rebuild finds all of a pin's DAG.
     let unclaimed = repair(dir.path()).rebuilt.expect("rebuilds").unclaimed;
     let claimed = rebuilt.unclaimed - unclaimed;
     assert!((1..=dags[0].len() as u64).contains(&claimed), "{claimed} of {}", rebuilt.unclaimed);

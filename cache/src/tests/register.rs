@@ -1,4 +1,4 @@
-//! Registers of both kinds keep what they are given; those on a disk find it again.
+//! Tests of registers in memory and on disk.
 
 use crate::StoreError;
 use crate::register::{Change, Register};
@@ -29,11 +29,11 @@ fn pair(key: &str, value: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn changes_are_made_in_their_order() {
+async fn changes_are_applied_in_order() {
     let dir = tempfile::tempdir().expect("a directory");
     for register in [Register::memory(), Register::open(dir.path()).expect("opens")] {
         assert_eq!(records(&register, ""), []);
-        register.write(Vec::new()).await.expect("nothing to do is no error");
+        register.write(Vec::new()).await.expect("an empty batch is not an error");
         let changes = vec![put("a/1", "one"), put("b/1", "x"), put("a/2", "two"), put("a/1", "uno"), delete("b/1")];
         register.write(changes).await.expect("writes");
         assert_eq!(records(&register, "a/"), [pair("a/1", "uno"), pair("a/2", "two")]);
@@ -49,12 +49,12 @@ async fn changes_are_made_in_their_order() {
             ControlFlow::Break(())
         };
         register.scan(b"", once).expect("scans");
-        assert_eq!(seen, 1, "a visitor may leave");
+        assert_eq!(seen, 1, "a visitor may break off");
     }
 }
 
 #[tokio::test]
-async fn what_was_written_is_found_by_the_next_process_and_by_one_at_a_time() {
+async fn records_are_durable_and_the_register_is_locked() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("pins");
     assert!(!Register::is_in(&path));
@@ -63,7 +63,7 @@ async fn what_was_written_is_found_by_the_next_process_and_by_one_at_a_time() {
         let register = Register::open(&path).expect("opens");
         register.write(many).await.expect("writes");
         register.write(vec![delete("00007")]).await.expect("writes");
-        let error = Register::open(&path).expect_err("somebody has it open");
+        let error = Register::open(&path).expect_err("it is open");
         assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     }
     assert!(Register::is_in(&path));
@@ -81,19 +81,19 @@ mod damage {
 
     const RECORDS: usize = 6_000;
 
-    /// What a test does to a file.
+    /// A kind of damage to a file.
     #[derive(Debug, Clone, Copy)]
-    enum Harm {
-        /// A bit is flipped so far into the file, in hundredths.
+    enum Damage {
+        /// Flips a bit at this percentage of the file.
         Flip(usize),
-        /// What follows from there on is lost.
+        /// Truncates the file at this percentage.
         Cut(usize),
-        /// The file is gone.
+        /// Deletes the file.
         Gone,
     }
 
     fn records_of_all() -> BTreeMap<String, String> {
-        // Names as those of requests, even over their digits.
+        // Names like those of requests, with evenly distributed digits.
         let name = |number: usize| {
             format!("request/{:032x}", (number as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
         };
@@ -117,20 +117,20 @@ mod damage {
         }
     }
 
-    fn harm(path: &Path, harm: Harm) {
+    fn damage(path: &Path, damage: Damage) {
         let mut bytes = fs::read(path).expect("reads");
-        match harm {
-            Harm::Flip(hundredths) => {
+        match damage {
+            Damage::Flip(hundredths) => {
                 let at = (bytes.len() - 1) * hundredths / 100;
                 bytes[at] ^= 0x10;
                 fs::write(path, bytes).expect("writes");
             }
-            Harm::Cut(hundredths) => fs::write(path, &bytes[..bytes.len() * hundredths / 100]).expect("writes"),
-            Harm::Gone => fs::remove_file(path).expect("deletes"),
+            Damage::Cut(hundredths) => fs::write(path, &bytes[..bytes.len() * hundredths / 100]).expect("writes"),
+            Damage::Gone => fs::remove_file(path).expect("deletes"),
         }
     }
 
-    /// The files that a register cannot do without: the manifest, the one that names it, tables and logs.
+    /// The files that a register needs: the manifest, `CURRENT`, tables and logs.
     fn files(dir: &Path) -> Vec<PathBuf> {
         let is_data = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -145,13 +145,13 @@ mod damage {
     }
 
     #[test]
-    fn whatever_is_damaged_what_can_be_read_is_found() {
+    fn readable_records_are_salvaged_whatever_is_damaged() {
         let home = tempfile::tempdir().expect("a directory");
         let sound = home.path().join("sound");
         make(&sound);
         let all = records_of_all();
         let mut files = files(&sound);
-        // Two tables stand for all of them.
+        // Two tables are enough.
         let mut tables = 0;
         files.retain(|file| {
             let is_table = file.to_string_lossy().ends_with(".sst");
@@ -160,22 +160,22 @@ mod damage {
         });
         let of_kind = |end: &str| files.iter().filter(|file| file.to_string_lossy().ends_with(end)).count();
         assert!(of_kind(".sst") > 0 && of_kind(".log") > 0, "{files:?}");
-        let harms = [Harm::Flip(3), Harm::Flip(50), Harm::Flip(97), Harm::Cut(60), Harm::Gone];
-        for (number, (file, kind)) in files.iter().flat_map(|file| harms.map(|harm| (file, harm))).enumerate() {
+        let damages = [Damage::Flip(3), Damage::Flip(50), Damage::Flip(97), Damage::Cut(60), Damage::Gone];
+        for (number, (file, kind)) in files.iter().flat_map(|file| damages.map(|damage| (file, damage))).enumerate() {
             let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
             let dir = home.path().join(format!("trial-{number}"));
             copy(&sound, &dir);
-            harm(&dir.join(name), kind);
+            damage(&dir.join(name), kind);
             let what = format!("{name} {kind:?}");
             let register = Register::open_or_salvage(&dir).unwrap_or_else(|error| panic!("{what}: {error}"));
             let found = records(&register, "");
-            assert!(found.iter().all(|(key, value)| all.get(key) == Some(value)), "{what}: nothing is made up");
-            // What the file alone has may be gone with it: the end of a log that is cut, a table that is deleted.
+            assert!(found.iter().all(|(key, value)| all.get(key) == Some(value)), "{what}: no record is invented");
+            // Records only in the damaged file may be lost: the end of a truncated log, a deleted table.
             let most = match (kind, name.rsplit_once('.')) {
-                // The end of a table is what leads to the rest of it: without that, none of its records is found.
-                (Harm::Flip(97), Some((_, "sst"))) => RECORDS / 4,
-                (Harm::Flip(_), Some((_, "sst"))) => 50,
-                (Harm::Flip(_), Some((_, "log"))) => 150,
+                // Without the end of a table, which has its index, none of its records are found.
+                (Damage::Flip(97), Some((_, "sst"))) => RECORDS / 4,
+                (Damage::Flip(_), Some((_, "sst"))) => 50,
+                (Damage::Flip(_), Some((_, "log"))) => 150,
                 (_, None) => 0,
                 _ => RECORDS,
             };
@@ -183,16 +183,19 @@ mod damage {
             if let Some(salvage) = register.salvage() {
                 assert_eq!((salvage.records, &salvage.unwritten), (found.len() as u64, &None), "{what}");
                 let kept = salvage.kept.as_ref().expect("kept");
-                assert!(kept.join(name).exists() || matches!(kind, Harm::Gone), "{what}: the damaged file is kept");
+                assert!(kept.join(name).exists() || matches!(kind, Damage::Gone), "{what}: the damaged file is kept");
             } else {
-                // What a process that was killed leaves looks the same.
-                assert!(matches!(kind, Harm::Cut(_) | Harm::Gone | Harm::Flip(97)), "{what}: that is told of");
+                // A killed process leaves the same state.
+                assert!(
+                    matches!(kind, Damage::Cut(_) | Damage::Gone | Damage::Flip(97)),
+                    "{what}: the damage is reported"
+                );
             }
-            // It is as good as any from then on.
+            // The salvaged register works normally.
             register.write_now(vec![put("later", "one")]).expect("writes");
             drop(register);
             let register = Register::open_or_salvage(&dir).expect("opens");
-            assert!(register.salvage().is_none(), "{what}: once");
+            assert!(register.salvage().is_none(), "{what}: salvaged only once");
             assert_eq!(records(&register, "").len(), found.len() + 1, "{what}");
             drop(register);
             fs::remove_dir_all(&dir).expect("cleans up");
@@ -200,41 +203,41 @@ mod damage {
     }
 
     #[test]
-    fn a_check_finds_damage_and_changes_nothing() {
+    fn a_check_detects_damage_and_changes_nothing() {
         let home = tempfile::tempdir().expect("a directory");
         let dir = home.path().join("pins");
         make(&dir);
         assert_eq!(Register::check(&dir).expect("is sound"), RECORDS as u64);
         let table = files(&dir).into_iter().find(|file| file.extension().is_some_and(|end| end == "sst"));
         let table = table.expect("a table");
-        harm(&table, Harm::Flip(50));
+        damage(&table, Damage::Flip(50));
         let before = fs::read(&table).expect("reads");
         for _ in 0..2 {
             let error = Register::check(&dir).expect_err("it is damaged");
             assert!(matches!(error, StoreError::Corrupt(_)), "{error}");
         }
         assert_eq!(fs::read(&table).expect("reads"), before);
-        assert_eq!(fs::read_dir(home.path()).expect("lists").count(), 1, "nothing is put beside it");
+        assert_eq!(fs::read_dir(home.path()).expect("lists").count(), 1, "no files are created beside it");
     }
 
     #[test]
-    fn what_was_cut_off_is_ended_or_done_once_more() {
+    fn an_interrupted_salvage_is_completed_or_repeated() {
         let home = tempfile::tempdir().expect("a directory");
         let (dir, beside) = (home.path().join("pins"), |what: &str| home.path().join(format!("pins.{what}")));
         make(&dir);
-        // Killed between the two names.
+        // Killed between the two renames.
         fs::create_dir(beside("rebuilding")).expect("makes");
         fs::rename(&dir, beside("rebuilt")).expect("renames");
         assert_eq!(records(&Register::open_or_salvage(&dir).expect("opens"), "").len(), RECORDS);
         assert!(!beside("rebuilt").exists() && !beside("rebuilding").exists());
-        // Killed before the first.
+        // Killed before the first rename.
         fs::create_dir(beside("rebuilt")).expect("makes");
         assert_eq!(records(&Register::open_or_salvage(&dir).expect("opens"), "").len(), RECORDS);
         assert!(!beside("rebuilt").exists());
     }
 
     #[test]
-    fn a_log_that_ends_in_the_middle_of_a_record_is_sound() {
+    fn a_log_with_a_torn_record_at_its_end_is_intact() {
         let home = tempfile::tempdir().expect("a directory");
         let dir = home.path().join("pins");
         make(&dir);
@@ -246,7 +249,7 @@ mod damage {
         assert!(register.salvage().is_none());
         assert_eq!(records(&register, "").len(), RECORDS - 50);
         drop(register);
-        // As a power cut may leave it: the length is there, and the last bytes are not.
+        // As after power loss: the file has its length, but not its last bytes.
         let home = tempfile::tempdir().expect("a directory");
         let dir = home.path().join("pins");
         make(&dir);

@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use tokio::sync::Notify;
 
-/// A whole pass as fast as it goes, and what it found.
+/// A complete pass without a rate limit, and its findings.
 async fn scrub(disk: &Disk) -> (ScrubProgress, Vec<Finding>, Vec<LackingPin>) {
     let mut found = Vec::new();
     let report = disk.scrub(None, |_, findings| found.extend_from_slice(findings)).await.expect("scrubs");
     (report.progress, found, report.lacking)
 }
 
-async fn held(disk: &Disk, block: &Block) -> bool {
+async fn is_stored(disk: &Disk, block: &Block) -> bool {
     disk.has(block.cid()).await.expect("reads")
 }
 
 #[tokio::test]
-async fn every_kind_of_damage_is_found_and_forgotten_and_nothing_else_is() {
+async fn every_kind_of_corruption_is_found_and_deleted_and_nothing_else() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let pinned: Vec<_> = (0..6).map(|seed| noisy(seed, 5_000)).collect();
@@ -37,7 +37,7 @@ async fn every_kind_of_damage_is_found_and_forgotten_and_nothing_else_is() {
     flip(&disk, &cached[6]);
     forge(&disk, &pinned[2]);
     forge(&disk, &cached[1]);
-    // A whole record, but of another block.
+    // A valid record, but of another block.
     let (from, to) = (place_of(&disk, &cached[2]), place_of(&disk, &cached[3]));
     let record = disk.store().files.read(from.segment, from.offset, 10 + 34 + 5 + 5_000).expect("reads");
     overwrite(&disk, to, 0, &record);
@@ -52,7 +52,7 @@ async fn every_kind_of_damage_is_found_and_forgotten_and_nothing_else_is() {
     assert_eq!(lacking, [mine]);
     assert_eq!((disk.stats().corrupt_blocks, disk.stats().lacking_pins), (5, 1));
     for block in pinned.iter().chain(&cached) {
-        assert_eq!(held(&disk, block).await, !bad.contains(&block), "{}", block.cid());
+        assert_eq!(is_stored(&disk, block).await, !bad.contains(&block), "{}", block.cid());
     }
 
     cache(&disk, &[&pinned[..], &cached[..]].concat()).await;
@@ -64,7 +64,7 @@ async fn every_kind_of_damage_is_found_and_forgotten_and_nothing_else_is() {
 }
 
 #[tokio::test]
-async fn a_segment_whose_file_is_gone_goes_too() {
+async fn a_segment_without_its_file_is_deleted() {
     let dir = tempfile::tempdir().expect("a directory");
     let blocks: Vec<_> = (0..20).map(|seed| noisy(seed, 5_000)).collect();
     let disk = open(dir.path());
@@ -83,7 +83,7 @@ async fn a_segment_whose_file_is_gone_goes_too() {
 }
 
 #[tokio::test]
-async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew() {
+async fn an_interrupted_pass_is_resumed_and_the_next_starts_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let blocks: Vec<_> = (0..24).map(|seed| noisy(seed, 1 << 20)).collect();
@@ -113,7 +113,7 @@ async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew() {
 }
 
 #[tokio::test]
-async fn what_was_only_scrubbed_or_looked_at_gets_no_second_chance() {
+async fn scrubs_and_looks_give_no_second_chance() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open_with(dir.path(), budget(100_000)).expect("opens");
     let blocks: Vec<_> = (0..5).map(|seed| noisy(seed, 5_000)).collect();
@@ -124,13 +124,13 @@ async fn what_was_only_scrubbed_or_looked_at_gets_no_second_chance() {
     assert_eq!(looked_at.as_ref(), Some(blocks[4].data()));
     let touched = |block| {
         let place = place_of(&disk, block);
-        disk.store().touched.is_touched(place.segment, place.offset)
+        disk.store().reference_bits.is_referenced(place.segment, place.offset)
     };
     assert!(touched(&blocks[1]) && !touched(&blocks[4]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_moves_or_goes_while_it_is_scrubbed_is_not_damaged() {
+async fn blocks_moved_or_deleted_during_a_scrub_are_not_corrupt() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = crate::DiskOptions { segment_bytes_max: 60_000, ..budget(200_000) };
     let disk = open_with(dir.path(), options).expect("opens");
@@ -139,7 +139,7 @@ async fn what_moves_or_goes_while_it_is_scrubbed_is_not_damaged() {
         let (disk, enough, ended) = (disk.clone(), Arc::clone(&enough), Arc::clone(&ended));
         async move {
             let mut random = Random(1);
-            // However slowly it is scrubbed meanwhile.
+            // However slow the concurrent scrub is.
             for round in (0_u64..).take_while(|round| *round < 150 || !enough.load(Ordering::Relaxed)) {
                 let blocks: Vec<_> = (0..20).map(|_| noisy(random.below(300), 3_000)).collect();
                 disk.pin_recursive(*blocks[0].cid(), None, supply(&blocks[..10])).await.expect("pins");

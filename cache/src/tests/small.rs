@@ -1,13 +1,13 @@
-//! A small file system, for real: ext4 on a loop device of some dozens of MiB, which pins fill, other files fill to the last byte,
-//! or which runs out of inodes. In all of these states the store opens, serves what it holds, lets go of pins and gives their
-//! space back; and it stores again by itself when there is space.
+//! A small real file system: ext4 on a loop device of some dozens of MiB, which pins fill, other files fill to the last
+//! byte, or which runs out of inodes. In all of these states the store opens, serves its blocks, removes pins and
+//! reclaims their space; and it recovers automatically when there is space.
 //!
-//! Whoever may not mount a file system is told so.
+//! Skipped with a warning where file systems cannot be mounted.
 
 use super::audit::audit;
 use super::crash::{DIR, child};
 use super::device::{Device, in_a_namespace};
-use super::full::{Filler, assert_pinned, assert_tells_of_space, dag, eventually, pin};
+use super::full::{Filler, assert_is_lack_of_space, assert_pinned, dag, eventually, pin};
 use super::{open_with, suite};
 use crate::register::{Change, Register};
 use crate::space::Space;
@@ -36,13 +36,13 @@ fn free_bytes(dir: &Path) -> u64 {
     Space::of(dir).expect("is there").free_bytes
 }
 
-/// Pins DAGs of a megabyte until the disk takes no more, and says where the numbers end.
+/// Pins DAGs of a megabyte until the disk is full, and returns the next number.
 async fn fill_with_pins(disk: &Disk, from: u64) -> u64 {
     for number in from.. {
         assert!(number < from + 200, "the disk is small");
         if let Err(error) = pin(disk, number).await {
-            assert_tells_of_space(&error);
-            // What was begun of it is no help to anybody.
+            assert_is_lack_of_space(&error);
+            // Remove the partial pin.
             disk.remove_pin(dag(number)[0].cid()).await.expect("removes");
             disk.flush().await.expect("flushes");
             return number;
@@ -51,8 +51,8 @@ async fn fill_with_pins(disk: &Disk, from: u64) -> u64 {
     unreachable!("the numbers do not end")
 }
 
-/// Pinned segments of which a third is left do not fit beside themselves.
-async fn space_of_what_is_unpinned_comes_back(home: &Path) {
+/// There is no space to move the live third of pinned segments.
+async fn space_of_unpinned_blocks_is_reclaimed(home: &Path) {
     let mut disk = open_with(home, options()).expect("opens");
     let mut pinned: Vec<u64> = Vec::new();
     let mut next = 0;
@@ -63,22 +63,22 @@ async fn space_of_what_is_unpinned_comes_back(home: &Path) {
         pinned.extend(next..end);
         next = end + 1;
         let (gone, kept): (Vec<u64>, Vec<u64>) = pinned.iter().partition(|number| **number % 3 != round % 3);
-        // The reserve may be made again, of what is given back.
-        let free = |disk: &Disk| free_bytes(home) + disk.store().reserve.held_bytes();
+        // The reserve may be recreated from reclaimed space.
+        let free = |disk: &Disk| free_bytes(home) + disk.store().reserve.allocated_bytes();
         let before = free(&disk);
         for number in &gone {
             assert!(disk.remove_pin(dag(*number)[0].cid()).await.expect("removes"), "{number}");
         }
-        disk.flush().await.expect("gives the space back");
+        disk.flush().await.expect("reclaims the space");
         let unpinned = gone.len() as u64 * 1_000_000;
-        // RocksDB lets go of its own files when it has time for that.
-        eventually("most of the space is given back", async || match free(&disk).saturating_sub(before) {
-            given_back if given_back > unpinned / 10 * 8 => Ok(()),
-            given_back => Err(StoreError::io(format!("round {round}: {given_back} of {unpinned}"))),
+        // RocksDB deletes its obsolete files in the background.
+        eventually("most of the space is reclaimed", async || match free(&disk).saturating_sub(before) {
+            reclaimed if reclaimed > unpinned / 10 * 8 => Ok(()),
+            reclaimed => Err(StoreError::io(format!("round {round}: {reclaimed} of {unpinned}"))),
         })
         .await;
         assert_pinned(&disk, kept.iter().copied()).await;
-        disk.compact().await.expect("collects what is worth it, as far as there is room");
+        disk.compact().await.expect("collects what there is room for");
         assert_pinned(&disk, kept.iter().copied()).await;
         audit(&disk);
         pinned = kept;
@@ -91,45 +91,45 @@ async fn space_of_what_is_unpinned_comes_back(home: &Path) {
     assert_eq!(disk.stats().corrupt_blocks, 0);
 }
 
-/// Waits until the store says that it stores again, without asking it for anything.
+/// Waits until the store has recovered, without calling it.
 async fn until_it_recovers(disk: &Disk) {
     let recovers = async || match disk.stats().trouble {
         None => Ok(()),
         Some(trouble) => Err(StoreError::io(trouble)),
     };
-    eventually("the store recovers by itself", recovers).await;
+    eventually("the store recovers automatically", recovers).await;
 }
 
-/// Others fill the disk to the last byte, while the store is open and while it is not.
-async fn a_disk_without_a_byte_is_served_from(home: &Path, ballast: &Filler) {
+/// Other files fill the disk to the last byte, while the store is open and while it is closed.
+async fn a_completely_full_disk_is_served(home: &Path, ballast: &Filler) {
     let disk = open_with(home, options()).expect("opens");
     let end = fill_with_pins(&disk, 0).await;
-    assert!(disk.store().reserve.held_bytes() > 0, "there is a reserve");
+    assert!(disk.store().reserve.allocated_bytes() > 0, "there is a reserve");
     fill_to_the_last_byte(home, ballast);
     assert!(disk.remove_pin(dag(0)[0].cid()).await.expect("the reserve is for this"));
-    disk.flush().await.expect("gives the space back");
+    disk.flush().await.expect("reclaims the space");
     drop(disk);
 
-    // With what the reserve was, and what was given back, in the hands of others.
+    // Other files take the space of the reserve and the reclaimed space.
     let disk = open_with(home, options()).expect("opens");
     ballast.fill(&disk);
     drop(disk);
     fill_to_the_last_byte(home, ballast);
-    let disk = open_with(home, options()).expect("opens without a byte");
+    let disk = open_with(home, options()).expect("opens without any space");
     assert_eq!(disk.stats().trouble, Some(Trouble::Full));
     assert_pinned(&disk, 1..end).await;
     let refused = pin(&disk, end + 10).await.expect_err("there is no space");
-    assert_tells_of_space(&refused);
+    assert_is_lack_of_space(&refused);
     assert_pinned(&disk, 1..end).await;
 
     ballast.free(&disk);
-    // The pins alone fill the disk: it takes some of them away until there is room for anything else.
+    // Pins alone fill the disk: some must be removed to make room.
     for number in 1..11 {
         let gone = async || disk.remove_pin(dag(number)[0].cid()).await.map(drop);
         eventually("an unpinning", gone).await;
     }
     until_it_recovers(&disk).await;
-    eventually("the reserve is made again", async || match disk.store().reserve.held_bytes() {
+    eventually("the reserve is recreated", async || match disk.store().reserve.allocated_bytes() {
         0 => Err(StoreError::io("there is none")),
         _ => Ok(()),
     })
@@ -141,27 +141,27 @@ async fn a_disk_without_a_byte_is_served_from(home: &Path, ballast: &Filler) {
     assert_eq!(disk.stats().corrupt_blocks, 0);
 }
 
-/// The reserve is what a store is opened with on a full disk.
+/// The reserve allows opening a store on a full disk.
 async fn the_reserve_opens_a_store_on_a_full_disk(home: &Path, ballast: &Filler) {
     let disk = open_with(home, options()).expect("opens");
     let end = fill_with_pins(&disk, 0).await;
-    assert!(disk.store().reserve.held_bytes() > 0, "there is a reserve");
+    assert!(disk.store().reserve.allocated_bytes() > 0, "there is a reserve");
     drop(disk);
     fill_to_the_last_byte(home, ballast);
     let disk = open_with(home, options()).expect("opens");
-    assert!(disk.store().is_writable(), "by what was kept for it: {:?}", disk.store().make_writable());
+    assert!(disk.store().is_writable(), "with the space of the reserve: {:?}", disk.store().make_writable());
     for number in 0..end / 2 {
         assert!(disk.remove_pin(dag(number)[0].cid()).await.expect("removes"));
     }
-    disk.flush().await.expect("gives the space back");
+    disk.flush().await.expect("reclaims the space");
     until_it_recovers(&disk).await;
     pin(&disk, end + 10).await.expect("there is space again");
     assert_pinned(&disk, (end / 2..end).chain([end + 10])).await;
     audit(&disk);
 }
 
-/// Without a reserve, what is cached goes before the store is closed to writers.
-async fn cached_blocks_go_before_the_store_is_read_only(home: &Path, ballast: &Filler) {
+/// Without a reserve, cached blocks are evicted before the store becomes read-only.
+async fn cached_blocks_are_evicted_before_the_store_is_read_only(home: &Path, ballast: &Filler) {
     let without = || DiskOptions { cache_bytes_max: 32 * MIB, reserve_bytes_max: 0, ..options() };
     let disk = open_with(home, without()).expect("opens");
     for number in 0..4 {
@@ -186,8 +186,8 @@ async fn cached_blocks_go_before_the_store_is_read_only(home: &Path, ballast: &F
     audit(&disk);
 }
 
-/// What has no inodes left says so, and not that it has no bytes.
-async fn a_lack_of_inodes_is_told_from_one_of_bytes(home: &Path) {
+/// Without inodes, errors report inodes, not bytes.
+async fn a_lack_of_inodes_is_distinguished_from_one_of_bytes(home: &Path) {
     let crowd = home.with_file_name("crowd");
     fs::create_dir_all(&crowd).expect("makes");
     let take_all_inodes = || {
@@ -211,8 +211,8 @@ async fn a_lack_of_inodes_is_told_from_one_of_bytes(home: &Path) {
         put(1).await.expect("pins");
         take_all_inodes();
         let numbers = std::cell::Cell::new(2);
-        // What a refused pin gives back may be an inode, with which the store goes on until the next one is refused.
-        let refused_and_said = async || {
+        // A failed pin may free an inode, with which the store continues until the next failure.
+        let fails_and_reports = async || {
             loop {
                 let Err(refused) = put(numbers.replace(numbers.get() + 1)).await else { continue };
                 let trouble = store.stats().trouble;
@@ -221,7 +221,7 @@ async fn a_lack_of_inodes_is_told_from_one_of_bytes(home: &Path) {
                 return if trouble == Some(Trouble::NoInodes) { Ok(()) } else { Err(error) };
             }
         };
-        eventually("a lack of inodes is told as such", refused_and_said).await;
+        eventually("a lack of inodes is reported", fails_and_reports).await;
         assert!(free_bytes(home.parent().expect("a folder")) > 0);
         for block in dag(1) {
             assert_eq!(store.get(block.cid()).await, Ok(block), "{kind:?}");
@@ -231,15 +231,15 @@ async fn a_lack_of_inodes_is_told_from_one_of_bytes(home: &Path) {
             None => Ok(()),
             Some(trouble) => Err(StoreError::io(trouble)),
         };
-        eventually("the store recovers by itself", recovers).await;
+        eventually("the store recovers automatically", recovers).await;
         put(1_000).await.expect("pins again");
         store.settle().await;
         store.shut().await;
     }
 }
 
-/// The list of pins opens on a full disk, and can be changed as soon as there is space.
-async fn the_list_of_pins_is_read_without_a_byte(home: &Path, ballast: &Path) {
+/// The list of pins opens on a full disk, and is writable as soon as there is space.
+async fn the_list_of_pins_is_readable_without_space(home: &Path, ballast: &Path) {
     let put = |n: u32| vec![Change::Put(format!("{n}").into(), vec![1; 1_000])];
     let rows = |register: &Register| {
         let mut rows = 0;
@@ -257,9 +257,9 @@ async fn the_list_of_pins_is_read_without_a_byte(home: &Path, ballast: &Path) {
     }
     drop(register);
     fill_to_the_last_byte(home, &Filler::Ballast(ballast.to_owned()));
-    let register = Register::open_or_salvage(home).expect("opens without a byte");
+    let register = Register::open_or_salvage(home).expect("opens without any space");
     assert!(register.is_read_only() && register.salvage().is_none() && rows(&register) == 100);
-    assert_tells_of_space(&register.write(put(100)).await.expect_err("there is no space"));
+    assert_is_lack_of_space(&register.write(put(100)).await.expect_err("there is no space"));
     assert!(matches!(Register::open_to_look(home), Err(StoreError::InUse { .. })));
     std::fs::remove_file(ballast).expect("deletes");
     eventually("there is space again", async || register.write(put(100)).await).await;
@@ -268,7 +268,7 @@ async fn the_list_of_pins_is_read_without_a_byte(home: &Path, ballast: &Path) {
     assert_eq!(rows(&Register::open_to_look(home).expect("opens")), 101);
 }
 
-/// Leaves not a byte, nor a block that a short write would find.
+/// Fills every byte, also those that only short writes could use.
 fn fill_to_the_last_byte(home: &Path, ballast: &Filler) {
     let Filler::Ballast(path) = ballast else { return };
     let mut file = File::options().append(true).create(true).open(path).expect("opens");
@@ -288,30 +288,31 @@ async fn child_of_the_tests_of_small_file_systems() {
     let home: PathBuf = device.mounted.join("store");
     let ballast = Filler::Ballast(device.mounted.join("ballast"));
     match &*task {
-        "unpinned" => space_of_what_is_unpinned_comes_back(&home).await,
-        "bytes" => a_disk_without_a_byte_is_served_from(&home, &ballast).await,
+        "unpinned" => space_of_unpinned_blocks_is_reclaimed(&home).await,
+        "bytes" => a_completely_full_disk_is_served(&home, &ballast).await,
         "reserve" => the_reserve_opens_a_store_on_a_full_disk(&home, &ballast).await,
-        "cached" => cached_blocks_go_before_the_store_is_read_only(&home, &ballast).await,
+        "cached" => cached_blocks_are_evicted_before_the_store_is_read_only(&home, &ballast).await,
         "register" => {
             std::fs::create_dir(&home).expect("makes");
-            the_list_of_pins_is_read_without_a_byte(&home, &device.mounted.join("ballast")).await;
+            the_list_of_pins_is_readable_without_space(&home, &device.mounted.join("ballast")).await;
         }
-        "inodes" => a_lack_of_inodes_is_told_from_one_of_bytes(&home).await,
-        other => panic!("{other} is no task"),
+        "inodes" => a_lack_of_inodes_is_distinguished_from_one_of_bytes(&home).await,
+        other => panic!("{other} is not a task"),
     }
     device.unmount();
 }
 
 fn on_a_small_file_system(task: &str) {
     let dir = tempfile::tempdir().expect("a directory");
-    let trial = "truncate -s 8M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir \"$1/at\" && mount -o loop \"$1/trial\" \"$1/at\"";
+    let trial = "truncate -s 8M \"$1/trial\" && mkfs.ext4 -q -F \"$1/trial\" && mkdir \"$1/at\" && \
+                 mount -o loop \"$1/trial\" \"$1/at\"";
     let mut tried = Command::new("sh");
     tried.args(["-c", trial, "sh"]).arg(dir.path());
     let tried = in_a_namespace(&tried, dir.path());
     if !tried.status.success() {
         let why = String::from_utf8_lossy(&tried.stderr).trim().to_owned();
-        let said = writeln!(std::io::stderr(), "WARNING: this system lets nobody mount a file system ({why})");
-        said.expect("somebody listens");
+        let said = writeln!(std::io::stderr(), "WARNING: file systems cannot be mounted here ({why})");
+        said.expect("stderr is open");
         return;
     }
     let child = child("tests::small::child_of_the_tests_of_small_file_systems", dir.path());
@@ -323,27 +324,27 @@ fn on_a_small_file_system(task: &str) {
 }
 
 #[test]
-fn space_of_what_is_unpinned_comes_back_where_nothing_can_be_moved() {
+fn space_of_unpinned_blocks_is_reclaimed_where_no_value_can_be_moved() {
     on_a_small_file_system("unpinned");
 }
 
 #[test]
-fn a_store_without_a_byte_of_space_serves_and_stores_again_by_itself() {
+fn a_store_without_space_serves_and_recovers_automatically() {
     on_a_small_file_system("bytes");
 }
 
 #[test]
-fn a_full_disk_is_opened_and_emptied_by_the_reserve() {
+fn a_full_disk_is_opened_and_emptied_with_the_reserve() {
     on_a_small_file_system("reserve");
 }
 
 #[test]
-fn a_full_disk_without_a_reserve_loses_what_is_cached_first() {
+fn a_full_disk_without_a_reserve_evicts_cached_blocks_first() {
     on_a_small_file_system("cached");
 }
 
 #[test]
-fn a_file_system_without_inodes_is_named_as_such() {
+fn a_lack_of_inodes_is_reported() {
     on_a_small_file_system("inodes");
 }
 

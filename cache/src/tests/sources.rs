@@ -1,4 +1,4 @@
-//! One suite of what a `BlockSource` owes its callers, run against every source of this crate.
+//! The contract of `BlockSource`, tested with every source of this crate.
 
 use super::suite::{Home, Kind, Setup};
 use super::{cache, key, noisy, open};

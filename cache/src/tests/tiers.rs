@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
-/// Blocks behind a gate: how often it was asked, how many are waiting, and when they may pass.
+/// A source whose requests wait until it is opened; counts requests and waiting callers.
 struct Gated {
     blocks: MemoryBlocks,
     asked: AtomicUsize,
@@ -82,7 +82,7 @@ fn setup(policy: Arc<dyn Policy>) -> Setup {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_hundred_who_miss_the_same_block_fetch_it_once() {
+async fn a_hundred_requests_for_a_missing_block_share_one_fetch() {
     let Setup { metrics, ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
     let block = noisy(1, 100_000);
     let upstream = Gated::new([block.clone()], false);
@@ -93,7 +93,7 @@ async fn a_hundred_who_miss_the_same_block_fetch_it_once() {
         tokio::spawn(async move { (cid, source.get(&cid).await) })
     });
     let gets: Vec<_> = gets.collect();
-    until(|| metrics.joined.get() == 99).await;
+    until(|| metrics.followers.get() == 99).await;
     upstream.gate.add_permits(1);
     for get in gets {
         let (cid, got) = get.await.expect("no panic");
@@ -108,7 +108,7 @@ async fn a_hundred_who_miss_the_same_block_fetch_it_once() {
 }
 
 #[tokio::test]
-async fn a_fetch_lives_while_anyone_waits_and_ends_with_the_last() {
+async fn a_fetch_runs_while_a_caller_waits_and_ends_with_the_last() {
     let Setup { tiers, .. } = &setup(Arc::new(AllowAll));
     let block = noisy(1, 1_000);
     let upstream = Gated::new([block.clone()], false);
@@ -121,7 +121,7 @@ async fn a_fetch_lives_while_anyone_waits_and_ends_with_the_last() {
     assert_eq!(upstream.waiting(), 1, "the second still waits");
     second.abort();
     assert!(second.await.expect_err("aborted").is_cancelled());
-    assert_eq!(upstream.waiting(), 0, "nobody waits, so nothing is fetched");
+    assert_eq!(upstream.waiting(), 0, "without callers the fetch is dropped");
     let third = begin();
     until(|| upstream.waiting() == 1).await;
     upstream.gate.add_permits(1);
@@ -130,7 +130,7 @@ async fn a_fetch_lives_while_anyone_waits_and_ends_with_the_last() {
 }
 
 #[tokio::test]
-async fn local_readers_neither_join_nor_begin_a_fetch_and_bring_nothing_into_ram() {
+async fn local_readers_neither_join_nor_start_a_fetch_and_do_not_fill_ram() {
     let Setup { ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
     let (wanted, on_disk) = (noisy(1, 1_000), noisy(2, 1_000));
     let upstream = Gated::new([wanted.clone()], false);
@@ -147,19 +147,19 @@ async fn local_readers_neither_join_nor_begin_a_fetch_and_bring_nothing_into_ram
     assert_eq!(local.get(on_disk.cid()).await, Ok(on_disk.clone()));
     assert!(!ram.holds(&key(&on_disk)));
     assert_eq!(tiers.through(upstream.clone()).get(on_disk.cid()).await, Ok(on_disk.clone()));
-    assert!(ram.holds(&key(&on_disk)), "our own readers do");
+    assert!(ram.holds(&key(&on_disk)), "the gateway's own clients fill RAM");
     assert_eq!(upstream.asked(), 1);
 }
 
 #[tokio::test]
-async fn joiners_share_the_error_and_each_hears_of_its_own_cid() {
+async fn followers_share_the_error_with_their_own_cid() {
     let Setup { tiers, metrics, .. } = &setup(Arc::new(AllowAll));
     let upstream = Gated::new([], false);
     let (as_raw, hash) = (*noisy(1, 100).cid(), *noisy(1, 100).cid().hash());
     let as_pb = Cid::new_v1(codec::DAG_PB, hash);
     let source = tiers.through(upstream.clone());
     let gets = [tokio::spawn(source.get(&as_raw)), tokio::spawn(source.get(&as_pb))];
-    until(|| metrics.joined.get() == 1).await;
+    until(|| metrics.followers.get() == 1).await;
     upstream.gate.add_permits(1);
     let outcomes = join_all(gets).await;
     for (outcome, cid) in outcomes.into_iter().zip([as_raw, as_pb]) {
@@ -168,7 +168,7 @@ async fn joiners_share_the_error_and_each_hears_of_its_own_cid() {
     assert_eq!(upstream.asked(), 1);
 }
 
-/// A policy that can change its mind.
+/// A policy that can change.
 struct Switch(AtomicBool);
 
 impl Policy for Switch {
@@ -182,7 +182,7 @@ impl Policy for Switch {
 }
 
 #[tokio::test]
-async fn what_the_policy_refuses_leaves_by_no_way_out() {
+async fn blocks_that_the_policy_rejects_are_served_by_no_method() {
     let (denied, inline) = (noisy(1, 1_000), content::cid::parse("bafkqaddjnzzxazldoqwxizltoq").expect("a CID"));
     let Setup { ram, disk, tiers, .. } = &setup(Arc::new(DenyList::new([*denied.cid(), inline])));
     ram.insert(key(&denied), denied.data());
@@ -216,7 +216,7 @@ async fn a_verdict_that_changes_during_a_fetch_counts() {
 }
 
 #[tokio::test]
-async fn hashes_that_nobody_should_trust_are_refused_before_any_look_up() {
+async fn hash_functions_that_are_not_accepted_are_rejected_before_any_look_up() {
     let Setup { tiers, .. } = &setup(Arc::new(AllowAll));
     let md5 = Cid::new_v1(codec::RAW, Multihash::wrap(0xd5, &[0; 16]).expect("wraps"));
     let upstream = Gated::new([], true);
@@ -226,7 +226,7 @@ async fn hashes_that_nobody_should_trust_are_refused_before_any_look_up() {
     assert_eq!((upstream.asked(), through.peek(&md5)), (0, None));
 }
 
-/// Answers every question with the same block, or the same error.
+/// Returns the same block, or the same error, for every request.
 struct Always(Result<Block, SourceError>);
 
 impl BlockSource for Always {
@@ -240,7 +240,7 @@ impl BlockSource for Always {
 }
 
 #[tokio::test]
-async fn a_block_of_another_hash_is_corrupt_and_kept_nowhere() {
+async fn a_block_with_another_hash_is_corrupt_and_stored_nowhere() {
     let Setup { ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
     let (wanted, sent) = (noisy(1, 100), noisy(2, 100));
     let source = tiers.through(Arc::new(Always(Ok(sent.clone()))));
@@ -253,7 +253,7 @@ async fn a_block_of_another_hash_is_corrupt_and_kept_nowhere() {
 }
 
 #[tokio::test]
-async fn a_disk_that_fails_costs_no_answer() {
+async fn a_failing_disk_fails_no_request() {
     let Setup { ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
     let (first, second) = (noisy(1, 1_000), noisy(2, 1_000));
     let upstream = Gated::new([first.clone(), second.clone()], true);
@@ -269,7 +269,7 @@ async fn a_disk_that_fails_costs_no_answer() {
 }
 
 #[tokio::test]
-async fn a_scrape_tells_what_happened_under_the_agreed_names() {
+async fn a_scrape_has_the_documented_metrics() {
     let Setup { registry, ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
     let block = noisy(1, 100_000);
     let upstream = Gated::new([block.clone()], true);
@@ -321,7 +321,7 @@ async fn an_open_registry_does_not_keep_the_store_open() {
 }
 
 #[tokio::test]
-async fn what_was_evicted_from_ram_comes_from_disk() {
+async fn blocks_evicted_from_ram_are_read_from_disk() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let blocks: Vec<_> = (0..100_u32).map(|seed| block_of(codec::DAG_CBOR, seed.to_be_bytes().repeat(1_000))).collect();
@@ -338,7 +338,7 @@ async fn what_was_evicted_from_ram_comes_from_disk() {
     assert_eq!(upstream.asked(), 100);
 }
 
-/// Refuses everything from some moment on.
+/// A policy that starts to reject everything.
 #[derive(Default)]
 struct Sudden(AtomicBool);
 
@@ -353,7 +353,7 @@ impl Policy for Sudden {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_evicted_is_in_no_tier() {
+async fn an_evicted_block_is_in_no_tier() {
     let Setup { ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
     let blocks: Vec<_> = (0..3_000).map(|seed| noisy(seed, 100)).collect();
     let upstream = Gated::new(blocks.clone(), true);
@@ -372,7 +372,7 @@ async fn what_is_evicted_is_in_no_tier() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_refused_while_it_is_fetched_stays_in_no_tier() {
+async fn a_block_rejected_during_its_fetch_stays_in_no_tier() {
     let policy = Arc::new(Sudden::default());
     let Setup { ram, disk, tiers, .. } = &setup(policy.clone());
     let block = noisy(1, 1_000);
@@ -390,9 +390,9 @@ async fn what_is_refused_while_it_is_fetched_stays_in_no_tier() {
     assert_eq!(disk.has(block.cid()).await, Ok(false));
 }
 
-/// That others do not have a block says nothing about one that the disk cannot look up.
+/// If the disk look-up failed and the upstream does not have the block, the disk's error is returned.
 #[tokio::test]
-async fn what_the_disk_cannot_tell_is_not_said_to_be_nowhere() {
+async fn a_block_that_the_disk_cannot_look_up_is_not_reported_as_not_found() {
     let dir = tempfile::tempdir().expect("a directory");
     let (held, absent) = (noisy(1, 3_000), noisy(2, 3_000));
     let disk = open(dir.path());
@@ -407,5 +407,5 @@ async fn what_the_disk_cannot_tell_is_not_said_to_be_nowhere() {
     let got = through(&[]).get(held.cid()).await;
     assert!(matches!(got, Err(SourceError::Store(_))), "{got:?}");
     assert_eq!(through(&[]).get(absent.cid()).await, Err(SourceError::NotFound { cid: *absent.cid() }));
-    assert_eq!(through(std::slice::from_ref(&held)).get(held.cid()).await.as_ref(), Ok(&held), "others have it");
+    assert_eq!(through(std::slice::from_ref(&held)).get(held.cid()).await.as_ref(), Ok(&held), "the upstream has it");
 }

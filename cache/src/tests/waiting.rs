@@ -1,5 +1,5 @@
-//! The waiting rule of [`Tiers`], against a model: who asks whom, and what each hears, when three want the same block, each with
-//! an upstream of its own; when whoever began the fetch leaves, has no place on the way there, or finds nobody in time.
+//! The waiting rule of [`Tiers`], tested with a model: three callers with different upstreams request the same block,
+//! and the leader leaves, gets no slot, or does not find the block in time.
 
 use super::{noisy, open, until};
 use crate::{Ram, TierMetrics, Tiers};
@@ -14,15 +14,15 @@ use tokio::task::JoinHandle;
 
 type Outcome = Result<Block, SourceError>;
 
-/// What an upstream comes to.
+/// The result of an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Found,
     Absent,
     Busy,
-    /// It stalled after so long that everybody else has patience left.
+    /// It stalled after a long time, so that followers have time left.
     StalledLong,
-    /// It stalled after so short a time that nobody has.
+    /// It stalled after a short time, so that followers have none left.
     StalledShort,
 }
 
@@ -42,7 +42,7 @@ impl Answer {
     }
 }
 
-/// An upstream that answers when it may.
+/// An upstream whose results are released by the test.
 struct Upstream {
     outcome: Outcome,
     asked: AtomicUsize,
@@ -68,12 +68,12 @@ impl BlockSource for Handle {
     }
 }
 
-/// Three who want one block.
+/// Three callers of one block.
 struct Case {
     answers: [Answer; 3],
-    /// Who leaves while the first fetch is under way.
+    /// The caller that leaves during the first fetch.
     leaves: Option<usize>,
-    /// Whether whoever begins the next one leaves as well.
+    /// Whether the next leader leaves as well.
     next_leaves: bool,
     block: Block,
     upstreams: [Arc<Upstream>; 3],
@@ -106,79 +106,79 @@ impl Case {
         self.upstreams[who].gate.add_permits(1);
     }
 
-    async fn hears(&mut self, who: usize, answer: Answer, what: &str) {
+    async fn expect_result(&mut self, who: usize, answer: Answer, what: &str) {
         let heard = self.readers[who].take().expect("it waits").await.expect("no panic");
         assert_eq!(heard, answer.outcome(&self.block), "{who} of {what}");
     }
 
     async fn run(mut self, tiers: &Tiers) {
         let what = format!("{:?}, {:?} leaves, next: {}", self.answers, self.leaves, self.next_leaves);
-        let before = self.metrics.joined.get();
+        let before = self.metrics.followers.get();
         for who in 0..3 {
             let source = tiers.through(Arc::new(Handle(Arc::clone(&self.upstreams[who]))));
             self.readers[who] = Some(tokio::spawn(source.get(self.block.cid())));
             match who {
                 0 => until(|| self.asked(0) == 1).await,
-                _ => until(|| self.metrics.joined.get() == before + who as u64).await,
+                _ => until(|| self.metrics.followers.get() == before + who as u64).await,
             }
         }
         if let Some(who) = self.leaves {
             self.leave(who).await;
         }
-        assert_eq!([0, 1, 2].map(|who| self.asked(who)), [1, 0, 0], "one fetch, whoever left: {what}");
+        assert_eq!([0, 1, 2].map(|who| self.asked(who)), [1, 0, 0], "one fetch, whichever caller left: {what}");
         self.answer(0);
         if self.readers[0].is_some() {
-            self.hears(0, self.answers[0], &what).await;
+            self.expect_result(0, self.answers[0], &what).await;
         }
-        let joiners: Vec<usize> = [1, 2].into_iter().filter(|who| self.readers[*who].is_some()).collect();
-        self.settle(joiners, self.answers[0], &what).await;
+        let followers: Vec<usize> = [1, 2].into_iter().filter(|who| self.readers[*who].is_some()).collect();
+        self.settle(followers, self.answers[0], &what).await;
         assert_eq!(self.asked(0), 1, "{what}");
     }
 
-    /// Those who had joined a flight that came to `answer`.
-    async fn settle(&mut self, joiners: Vec<usize>, answer: Answer, what: &str) {
+    /// Checks the followers of a call that ended with `answer`.
+    async fn settle(&mut self, followers: Vec<usize>, answer: Answer, what: &str) {
         match answer {
-            Answer::Busy if joiners.is_empty() => {}
-            Answer::Busy => Box::pin(self.begin_anew(joiners, what)).await,
-            // Each searches for itself.
+            Answer::Busy if followers.is_empty() => {}
+            Answer::Busy => Box::pin(self.retry(followers, what)).await,
+            // Each runs its own search.
             Answer::StalledLong => {
-                until(|| joiners.iter().all(|who| self.asked(*who) == 1)).await;
-                for who in joiners {
+                until(|| followers.iter().all(|who| self.asked(*who) == 1)).await;
+                for who in followers {
                     self.answer(who);
-                    self.hears(who, self.answers[who], what).await;
+                    self.expect_result(who, self.answers[who], what).await;
                 }
             }
             answer => {
-                for who in joiners {
-                    self.hears(who, answer, what).await;
+                for who in followers {
+                    self.expect_result(who, answer, what).await;
                     assert_eq!(self.asked(who), 0, "{what}");
                 }
             }
         }
     }
 
-    /// One of those who heard that the first had no place begins a fetch of its own, and the others join that.
-    async fn begin_anew(&mut self, mut joiners: Vec<usize>, what: &str) {
-        until(|| joiners.iter().any(|who| self.asked(*who) == 1)).await;
-        let begins = joiners.iter().position(|who| self.asked(*who) == 1).expect("one does");
-        let begins = joiners.remove(begins);
-        // Both were woken at once, and a fetch asks the disk before its upstream: the other one has joined by now.
-        assert!(joiners.iter().all(|who| self.asked(*who) == 0), "{what}");
-        if self.next_leaves && !joiners.is_empty() {
+    /// After a leader-only error, one follower starts another fetch, and the others join it.
+    async fn retry(&mut self, mut followers: Vec<usize>, what: &str) {
+        until(|| followers.iter().any(|who| self.asked(*who) == 1)).await;
+        let begins = followers.iter().position(|who| self.asked(*who) == 1).expect("one does");
+        let begins = followers.remove(begins);
+        // Both were woken together, and a fetch reads the disk before its upstream: the other one has joined by now.
+        assert!(followers.iter().all(|who| self.asked(*who) == 0), "{what}");
+        if self.next_leaves && !followers.is_empty() {
             self.leave(begins).await;
-            assert!(joiners.iter().all(|who| self.asked(*who) == 0), "the fetch goes on: {what}");
+            assert!(followers.iter().all(|who| self.asked(*who) == 0), "the fetch continues: {what}");
         }
         self.answer(begins);
         if self.readers[begins].is_some() {
-            // It has joined nobody: busy is busy.
-            self.hears(begins, self.answers[begins], what).await;
+            // It is a leader itself: the error is its own.
+            self.expect_result(begins, self.answers[begins], what).await;
         }
-        self.settle(joiners, self.answers[begins], what).await;
+        self.settle(followers, self.answers[begins], what).await;
     }
 }
 
 #[tokio::test]
-async fn who_waits_for_whom_is_as_the_rule_says() {
+async fn followers_wait_and_retry_as_documented() {
     let dir = tempfile::tempdir().expect("a directory");
     let disk = open(dir.path());
     let metrics = TierMetrics::register(&mut Registry::default());

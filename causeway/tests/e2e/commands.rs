@@ -123,7 +123,7 @@ async fn the_gateway_fetches_missing_blocks_for_commands() {
     let node = to.clone().peering(holder.tcp()).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 3).start().await;
 
     let (code, printed) = error_line(&to, &["ls", "--offline", &root]);
-    assert!(code == FAILURE && printed.contains("is not held here"), "{printed}");
+    assert!(code == FAILURE && printed.contains("is not stored locally"), "{printed}");
     let listed = run(&to, &["ls", &root]);
     assert!(listed.contains(" images") && listed.contains(" index.html"), "{listed}");
     assert_eq!(run(&to, &["cat", &format!("{root}/index.html")]), "<p>Hello.");
@@ -308,7 +308,7 @@ async fn pins_are_fetched_listed_and_removed() {
     let mut listed = listed["results"].as_array().expect("a list").iter();
     assert!(listed.any(|pin| pin["pin"]["cid"] == docs.as_str() && pin["status"] == "pinned"), "{docs}");
     let (code, printed) = error_line(&to, &["pin", "add", absent]);
-    assert!(code == FAILURE && printed.contains("is not held here"), "{code} {printed}");
+    assert!(code == FAILURE && printed.contains("is not stored locally"), "{code} {printed}");
     let (code, printed) = error_line(&to, &["pin", "rm", &docs]);
     assert!(code == UNREACHABLE && printed.contains("causeway serve"), "{code} {printed}");
     let again = json(&from, &["pin", "add", "--json", "--name", "here", &root]);

@@ -116,7 +116,7 @@ async fn a_full_disk_degrades_the_node_until_there_is_space() {
     assert_is_degraded(&node, "full").await;
     assert!(node.metrics().await.sample("causeway_disk_write_errors_total") > 0);
     let printed = node.process.stdout() + &node.process.stderr();
-    assert!(printed.contains("the disk refuses writes"), "{printed}");
+    assert!(printed.contains("writes to the disk fail"), "{printed}");
     get(0).await;
 
     fs::remove_file(&ballast).expect("deletes");
@@ -135,7 +135,7 @@ async fn a_full_disk_degrades_the_node_until_there_is_space() {
     })
     .await;
     let printed = node.process.stdout() + &node.process.stderr();
-    assert!(printed.contains("the disk takes writes again"), "{printed}");
+    assert!(printed.contains("writes to the disk succeed again"), "{printed}");
     get(0).await;
     node.stop().await;
     upstream.stop().await;

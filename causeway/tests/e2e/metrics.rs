@@ -59,7 +59,13 @@ fn is_series(series: &str, family: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_metrics_reference_is_generated_and_alerts_use_existing_metrics() {
     let dir = TempDir::new().expect("the temporary folder is writable");
-    let node = Launch::new(dir.path()).start().await;
+    // What is off by default has metrics as well.
+    let node = Launch::new(dir.path())
+        .set("CAUSEWAY_HTTP_ROUTING_V1", true)
+        .set("CAUSEWAY_HTTP_HOSTS", "gateway.example.org")
+        .set("CAUSEWAY_POLICY_CACHES", "purge+http://127.0.0.1:1")
+        .start()
+        .await;
     let families = families(&node.exposition().await);
     node.stop().await;
 

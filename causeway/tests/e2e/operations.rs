@@ -229,7 +229,7 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
     .await;
     assert_eq!(causeway.get("/after").await.status, 404);
     assert!(
-        says(&causeway, "that of the settings again") && !says(&causeway, "/after"),
+        says(&causeway, "the temporary log level has ended") && !says(&causeway, "/after"),
         "{}",
         causeway.process.stderr()
     );

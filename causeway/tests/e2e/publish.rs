@@ -67,10 +67,7 @@ async fn kubo_resolves_names_that_causeway_publishes() {
     resolves(&second, &name, OTHER).await;
     run(&launch, &["key", "rename", "site", "page"]);
     let printed = run(&launch, &["name", "list"]);
-    assert!(
-        printed.contains("key page, sequence number 1") && printed.contains("have it") | printed.contains("has it"),
-        "{printed}"
-    );
+    assert!(printed.contains("key page, sequence number 1") && printed.contains("published to"), "{printed}");
     node.expect(&format!("/ipns/{name}"), b"v2-only record").await;
 
     // The node's own key, through the API.
@@ -90,7 +87,7 @@ async fn an_acknowledged_record_survives_a_kill_and_is_published_when_a_peer_con
     let node = alone.start().await;
     let name = id(&run(&alone, &["key", "create", "site"]));
     let printed = run(&alone, &["name", "publish", "--key", "site", ONE]);
-    assert!(printed.contains("as soon as a peer takes it"), "{printed}");
+    assert!(printed.contains("as soon as a peer accepts it"), "{printed}");
     // SIGKILL, like a power cut.
     drop(node);
 

@@ -326,7 +326,7 @@ fn missing_content_and_invalid_arguments_are_reported() {
     let error_line = world.refusal(&["get", &root, "-o", "part"]);
     let leaf = world.ipfs.run(content, &["refs", &root]);
     assert!(
-        leaf.lines().any(|leaf| error_line.contains(leaf)) && error_line.contains("is not held here"),
+        leaf.lines().any(|leaf| error_line.contains(leaf)) && error_line.contains("is not stored locally"),
         "{error_line}"
     );
     assert!(!content.join("part").exists());

@@ -112,7 +112,7 @@ async fn add_ls_and_get_are_the_same_with_a_running_gateway() {
     let absent = run(&alone, dir, &["add", "-n", "-Q", "--chunker=size-77777", "big"]);
     for command in ["get", "ls"] {
         let error_line = pipe(&through, dir, &[command, "--offline", &absent], b"").expect_err("it is not here");
-        assert!(error_line.contains(&absent) && error_line.contains("is not held here"), "{error_line}");
+        assert!(error_line.contains(&absent) && error_line.contains("is not stored locally"), "{error_line}");
     }
     // Nothing is pinned if a file cannot be read.
     let pins = stats(&through)["pins"].clone();
@@ -357,7 +357,7 @@ async fn a_full_disk_is_reported_to_uploaders() {
     let elsewhere = Launch::new(dir);
     let error_line = pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "huge"], b"");
     let error_line = error_line.expect_err("there is no room");
-    assert!(error_line.contains("make room on it"), "{error_line}");
+    assert!(error_line.contains("delete files on it"), "{error_line}");
     node.assert_healthy().await;
     fs::write(dir.join("small"), b"there is room for this").expect("writes");
     eventually("small content is stored", TIMEOUT, async || {

@@ -1,13 +1,13 @@
 //! CARv1 archives (<https://ipld.io/specs/transport/car/carv1/>), read and written block by block.
 //!
-//! Goals: nothing leaves the reader that does not match its CID; memory of one section, taken only as its bytes really
-//! arrive; every way in which an archive can be cut short is an error. The writer copies no block.
+//! Goals: the reader returns no block that does not match its CID; its memory is one section, allocated as the bytes
+//! arrive; a truncated archive is always an error. The writer copies no block.
 //!
-//! An archive whose roots are known last may name none in its header and bring a list of them as its last block
-//! ([`roots_block`]): an agreement between a node and its commands, and no part of the specification.
+//! If the roots are known only at the end, the header may have none, and the last block is a list of them
+//! ([`roots_block`]). This is a private extension for the admin API and its command-line tool.
 //!
-//! Non-goals: CARv2, whose index a stream has no use for. Which blocks an archive holds, and in which order, is decided
-//! by who writes it: for what gateways answer with, see [`crate::scope`].
+//! Non-goals: CARv2, whose index is useless for a stream. The caller of the writer chooses the blocks and their order;
+//! see [`crate::scope`] for those of gateway responses.
 
 mod reader;
 mod writer;

@@ -1,4 +1,4 @@
-//! Reading an archive block by block. It may come from any `AsyncRead`; one in memory is read through `&[u8]`.
+//! Reading an archive block by block, from any `AsyncRead`. For an archive in memory, use `&[u8]`.
 
 use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
 use crate::cid::{Cid, MAX_DIGEST_BYTES, codec};
@@ -8,58 +8,58 @@ use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use unsigned_varint::decode::{self, Error as VarintError};
 
-/// The largest header that is read, in bytes: some 25,000 roots.
+/// The maximum size of a header, in bytes: some 25,000 roots.
 const HEADER_BYTES_MAX: usize = 1024 * 1024;
-/// The largest CID: version, codec, hash function and digest length of up to ten bytes each, and the digest.
+/// The maximum size of a CID: version, codec, hash function and digest length of up to ten bytes each, and the digest.
 const CID_BYTES_MAX: usize = 4 * 10 + MAX_DIGEST_BYTES;
-/// How much is read at a time, in bytes: not little, for each read of a file may be a visit to another thread.
+/// The size of reads, in bytes: large, because each read of a file may be handed to a blocking thread.
 const CHUNK_BYTES: usize = 128 * 1024;
 
-/// Why an archive cannot be read, or cannot be read on.
+/// Why an archive cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CarError {
     /// Reading failed.
     #[error("the archive cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    /// The archive ends in the middle of something.
+    /// The archive is truncated.
     #[error("the archive ends in the middle of {0}")]
     Truncated(&'static str),
-    /// The header is not that of a CAR.
-    #[error("the header is not that of a CAR: {0}")]
+    /// The header is not a CARv1 header.
+    #[error("the archive has an invalid CAR header: {0}")]
     Header(String),
-    /// The archive is of another version.
+    /// The archive has another version.
     #[error("the archive is of CAR version {version}, but only version 1 is supported; convert it to CARv1 first")]
     Version {
-        /// The version that its header says.
+        /// The version in its header.
         version: u64,
     },
-    /// A length is not an unsigned varint, or is longer than anything valid.
-    #[error("the length of {what} is not valid: {reason}")]
+    /// A length is not an unsigned varint, or exceeds its maximum.
+    #[error("the length of {what} is invalid: {reason}")]
     Length {
-        /// What it is the length of.
+        /// The item with this length.
         what: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the length.
         reason: String,
     },
     /// A section does not begin with a CID.
     #[error("a section does not begin with a CID: {0}")]
     Cid(String),
-    /// The last block was to be a list of roots.
+    /// The last block is not a list of roots.
     #[error("the archive does not end with a list of its roots: {0}")]
     Roots(String),
-    /// A section's bytes are not the block that its CID names.
+    /// The bytes of a section do not match its CID.
     #[error(transparent)]
     Block(#[from] BlockError),
 }
 
-/// The header of either version; CARv2 begins with one that has a version only.
+/// The header of both versions; that of CARv2 has no roots.
 #[derive(Deserialize)]
 struct Header {
     version: u64,
     roots: Option<Vec<Cid>>,
 }
 
-/// What an archive says is a block. Whether it is, only its hash tells.
+/// A section: a CID and the bytes that are claimed to be its block. Not verified.
 #[derive(Debug, Clone)]
 pub struct Section {
     cid: Cid,
@@ -67,26 +67,26 @@ pub struct Section {
 }
 
 impl Section {
-    /// What it is said to be.
+    /// The claimed CID.
     pub fn cid(&self) -> &Cid {
         &self.cid
     }
 
-    /// How many bytes it would have as a block.
+    /// The size of the block, in bytes.
     pub fn block_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The block.
+    /// Verifies the block.
     ///
     /// # Errors
-    /// When the bytes are not what the CID names.
+    /// [`BlockError`] when the bytes do not match the CID.
     pub fn verify(self) -> Result<Block, BlockError> {
         Block::verify(self.cid, self.bytes)
     }
 }
 
-/// An archive that is being read. After an error, or the end, it gives nothing more.
+/// A reader of an archive. After an error or the end it returns `None`.
 #[derive(Debug)]
 pub struct CarReader<R> {
     reader: R,
@@ -96,10 +96,10 @@ pub struct CarReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> CarReader<R> {
-    /// Reads the header. The reader needs no buffer of its own.
+    /// Reads the header. `reader` needs no buffer of its own.
     ///
     /// # Errors
-    /// [`CarError`] when it is not that of a CARv1.
+    /// [`CarError`] when it is not a valid CARv1 header.
     pub async fn new(reader: R) -> Result<Self, CarError> {
         let mut car = Self { reader, buffer: BytesMut::new(), roots: Vec::new(), done: false };
         let length = car.read_length("the header", HEADER_BYTES_MAX).await?.ok_or(CarError::Truncated("the header"))?;
@@ -109,12 +109,12 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         Ok(car)
     }
 
-    /// The roots that the header names. Nothing says that their blocks are in the archive.
+    /// The roots in the header. Their blocks are not necessarily in the archive.
     pub fn roots(&self) -> &[Cid] {
         &self.roots
     }
 
-    /// The next block, verified; `None` at the end of the archive. Its bytes are its own: it holds on to no buffer.
+    /// The next block, verified; `None` at the end of the archive. It is a copy, which keeps no buffer alive.
     pub async fn next_block(&mut self) -> Option<Result<Block, CarError>> {
         let section = self.next_section().await?;
         let block = section.and_then(|section| Ok(section.verify()?));
@@ -122,7 +122,7 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         Some(block)
     }
 
-    /// The next block unverified, for who verifies several at a time.
+    /// The next section, not verified, for callers that verify several at a time.
     pub async fn next_section(&mut self) -> Option<Result<Section, CarError>> {
         if self.done {
             return None;
@@ -132,12 +132,12 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         section
     }
 
-    /// The rest of the blocks as a stream.
+    /// The remaining blocks as a stream.
     pub fn into_blocks(self) -> impl Stream<Item = Result<Block, CarError>> {
         stream::unfold(self, |mut car| async move { car.next_block().await.map(|block| (block, car)) })
     }
 
-    /// The rest of the sections as a stream.
+    /// The remaining sections as a stream.
     pub fn into_sections(self) -> impl Stream<Item = Result<Section, CarError>> {
         stream::unfold(self, |mut car| async move { car.next_section().await.map(|section| (section, car)) })
     }
@@ -154,7 +154,7 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         Ok(Some(section))
     }
 
-    /// Reads a length, which must not be zero; `None` when the archive ends before it.
+    /// Reads a length, which must not be zero; `None` at the end of the archive.
     async fn read_length(&mut self, what: &'static str, max: usize) -> Result<Option<usize>, CarError> {
         loop {
             match decode::u64(&self.buffer) {
@@ -182,21 +182,21 @@ impl<R: AsyncRead + Unpin> CarReader<R> {
         Ok(())
     }
 
-    /// Reads what there is, up to a chunk; `false` at the end. The buffer grows by what arrived, not by what a length
-    /// promised.
+    /// Reads up to a chunk; `false` at the end. The buffer grows with the bytes received, not by the length that was
+    /// claimed.
     async fn read_more(&mut self) -> Result<bool, CarError> {
         self.buffer.reserve(CHUNK_BYTES);
         Ok(self.reader.read_buf(&mut self.buffer).await? > 0)
     }
 }
 
-/// The roots that a list names: what [`super::roots_block`] wrote.
+/// The roots in a list that [`super::roots_block`] made.
 ///
 /// # Errors
-/// [`CarError::Roots`] when it is something else.
+/// [`CarError::Roots`] when the block is not such a list.
 pub fn read_roots(list: &Block) -> Result<Vec<Cid>, CarError> {
     if list.cid().codec() != codec::DAG_CBOR {
-        return Err(CarError::Roots(format!("{} is no dag-cbor", list.cid())));
+        return Err(CarError::Roots(format!("{} is not dag-cbor", list.cid())));
     }
     serde_ipld_dagcbor::from_slice(list.data()).map_err(|error| CarError::Roots(error.to_string()))
 }
@@ -215,5 +215,5 @@ fn parse_header(bytes: &[u8]) -> Result<Vec<Cid>, CarError> {
     if header.version != 1 {
         return Err(CarError::Version { version: header.version });
     }
-    header.roots.ok_or_else(|| CarError::Header("it names no roots".to_owned()))
+    header.roots.ok_or_else(|| CarError::Header("it has no roots".to_owned()))
 }

@@ -1,4 +1,4 @@
-//! Writing an archive: its header, then one section for each block. An archive has no end mark.
+//! Writing an archive: the header, then one section for each block. The format has no end mark.
 
 use crate::block::{Block, BlockError};
 use crate::cid::{Cid, codec};
@@ -6,7 +6,7 @@ use crate::hashes;
 use bytes::Bytes;
 use unsigned_varint::encode;
 
-/// The major types of CBOR that a header uses (RFC 8949, section 3.1), in the upper three bits of an item's first byte.
+/// The CBOR major types that are used (RFC 8949, section 3.1), in the upper three bits of an item's first byte.
 mod major {
     pub const BYTES: u8 = 2 << 5;
     pub const TEXT: u8 = 3 << 5;
@@ -18,7 +18,7 @@ mod major {
 /// The CBOR tag of a link, whose content is a zero byte and the CID.
 const LINK_TAG: u64 = 42;
 
-/// What an archive begins with: the header that names `roots`, after its length.
+/// The header of an archive with these roots, after its length.
 pub fn header(roots: &[Cid]) -> Bytes {
     let mut map = Vec::new();
     put_head(&mut map, major::MAP, 2);
@@ -32,11 +32,10 @@ pub fn header(roots: &[Cid]) -> Bytes {
     out.into()
 }
 
-/// A list of roots as a block: a dag-cbor list of links (<https://ipld.io/specs/codecs/dag-cbor/spec/>). [`super::read_roots`]
-/// reads it.
+/// A list of roots as a dag-cbor block (<https://ipld.io/specs/codecs/dag-cbor/spec/>), for [`super::read_roots`].
 ///
 /// # Errors
-/// [`BlockError::TooLarge`]: some 50,000 roots are too many.
+/// [`BlockError::TooLarge`] for more than some 50,000 roots.
 pub fn roots_block(roots: &[Cid]) -> Result<Block, BlockError> {
     let mut list = Vec::new();
     put_head(&mut list, major::ARRAY, roots.len() as u64);
@@ -44,8 +43,8 @@ pub fn roots_block(roots: &[Cid]) -> Result<Block, BlockError> {
     Block::of(codec::DAG_CBOR, hashes::SHA2_256, 32, list.into())
 }
 
-/// A block's section in two parts, to be written one after the other: its length and the CID, then the block's own bytes,
-/// which are shared and not copied.
+/// The section of a block in two parts, to be written one after the other: its length and CID, then its bytes, which
+/// are shared and not copied.
 pub fn section(block: &Block) -> (Bytes, Bytes) {
     let cid = block.cid().to_bytes();
     let mut out = length(cid.len() + block.data().len());
@@ -53,7 +52,8 @@ pub fn section(block: &Block) -> (Bytes, Bytes) {
     (out.into(), block.data().clone())
 }
 
-/// A section that names a block and does not bring it: as if that had no bytes. Whoever hashes it sees that it has not been brought.
+/// A section that references a block without its data. Verifying the section fails, which shows that the data is left
+/// out.
 pub fn reference(cid: &Cid) -> Bytes {
     let cid = cid.to_bytes();
     let mut out = length(cid.len());
@@ -66,7 +66,7 @@ fn length(bytes: usize) -> Vec<u8> {
     encode::u64(bytes as u64, &mut encode::u64_buffer()).to_vec()
 }
 
-/// The first bytes of a CBOR item: its major type and its number, in the shortest form, as dag-cbor demands.
+/// The head of a CBOR item: its major type and argument, in the shortest form, which dag-cbor requires.
 fn put_head(out: &mut Vec<u8>, major: u8, number: u64) {
     match number {
         0..24 => out.push(major | number as u8),

@@ -1,73 +1,73 @@
-//! [`Header`]: what stands before the rules, up to a line `---`.
+//! [`Header`]: the header of a list, up to a line `---`.
 //!
-//! It is YAML, of which only what lists use is read: `name: text` lines, texts that go on in indented lines, and the map of
-//! hints. Whatever else stands there is passed over, as the specification asks of fields that are not known.
+//! It is YAML, of which a subset is parsed: `name: text` lines, texts that continue in indented lines, and the map of
+//! hints. Anything else is ignored, as the specification requires for unknown fields.
 
 use super::rule::status_of;
 use crate::policy::Verdict;
 
-/// The longest header, in bytes.
+/// The maximum length of a header, in bytes.
 pub const HEADER_BYTES_MAX: usize = 1024 * 1024;
-/// Hints of a header that are kept.
+/// The maximum number of hints in a header. Further ones are ignored.
 const HINTS_MAX: usize = 256;
-/// How much of a text is kept, in characters.
+/// The maximum length of a text, in characters. Longer ones are truncated.
 const TEXT_MAX: usize = 4096;
 
-/// What a list says of itself.
+/// The header of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Header {
-    /// What it is called.
+    /// The name of the list.
     pub name: Option<String>,
-    /// What it is for.
+    /// The description of the list.
     pub description: Option<String>,
-    /// Who makes it.
+    /// The author of the list.
     pub author: Option<String>,
-    /// What holds for every rule that says nothing else.
+    /// The default hints for rules.
     pub hints: Vec<(String, String)>,
 }
 
-/// Why a list is not read at all.
+/// Why a list cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// A later version of the format may mean something else by the same rules.
-    /// What the list says is not repeated: who sent it may have sent something else.
-    #[error("the list is of another version of the format than version 1, which alone is understood")]
+    /// The version is not 1; the rules of a later version may have another meaning. The message does not quote the
+    /// list, because the response may be something else.
+    #[error("the version of the list's format is not 1, the only supported version")]
     Version,
 }
 
 impl Header {
-    /// Reads the lines before `---`.
+    /// Parses the lines before `---`.
     ///
     /// # Errors
-    /// [`HeaderError`] if the list is of another version.
+    /// [`HeaderError`] if the list has another version.
     pub fn parse<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Self, HeaderError> {
         let mut header = Self::default();
-        // The field that indented lines belong to.
-        let mut open = String::new();
+        // The field to which indented lines belong.
+        let mut field = String::new();
         for line in lines {
             let line = line.trim_end();
             if line.trim_start().is_empty() || line.trim_start().starts_with('#') {
                 continue;
             }
             if line.starts_with([' ', '\t']) {
-                header.go_on(&open, line.trim_start());
+                header.continue_field(&field, line.trim_start());
                 continue;
             }
             let Some((name, value)) = line.split_once(':') else { continue };
-            open = name.trim().to_owned();
+            field = name.trim().to_owned();
             let value = scalar(value);
-            if open == "version" && !matches!(value.as_str(), "" | "1") {
+            if field == "version" && !matches!(value.as_str(), "" | "1") {
                 return Err(HeaderError::Version);
             }
-            if let Some(text) = header.text(&open) {
-                // A text in the lines below begins with a sign of how to join them.
+            if let Some(text) = header.text(&field) {
+                // The indicator of a YAML block scalar, whose text follows in the next lines.
                 *text = Some(if matches!(value.as_str(), ">" | "|" | ">-" | "|-") { String::new() } else { value });
             }
         }
         Ok(header)
     }
 
-    /// How content is refused, if the hints say so.
+    /// How content is denied by default, if the hints have a status.
     pub fn status(&self) -> Option<Verdict> {
         status_of(self.hints.iter().map(|(name, value)| (name.as_str(), value.as_str())))
     }
@@ -81,13 +81,13 @@ impl Header {
         }
     }
 
-    fn go_on(&mut self, open: &str, line: &str) {
-        if open == "hints" {
+    fn continue_field(&mut self, field: &str, line: &str) {
+        if field == "hints" {
             let hint = line.split_once(':').map(|(name, value)| (name.trim().to_owned(), scalar(value)));
             self.hints.extend(hint.filter(|_| self.hints.len() < HINTS_MAX));
             return;
         }
-        if let Some(Some(text)) = self.text(open)
+        if let Some(Some(text)) = self.text(field)
             && text.len() < TEXT_MAX
         {
             if !text.is_empty() {
@@ -98,7 +98,7 @@ impl Header {
     }
 }
 
-/// A value, without its quotes or what is remarked after it.
+/// A scalar without quotes and comment.
 fn scalar(value: &str) -> String {
     let value = value.trim();
     for quote in ['"', '\''] {

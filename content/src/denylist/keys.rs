@@ -1,18 +1,18 @@
-//! [`Key`]: what a rule and a question are compared by, and the texts that double hashes are of.
+//! [`Key`]: the 128-bit keys by which rules are indexed, and the texts of double hashes.
 //!
-//! A key is 128 bits: the beginning of a digest, mixed with the function and with what kind of thing it is of, so that a name
-//! and a block never meet. Whoever wants to be taken for something that a list allows has to find content whose digest
-//! agrees in 128 bits.
+//! A key is a truncated digest, combined with the hash function and a constant for the kind of the item, so that names
+//! and blocks have different keys. To be mistaken for an item on an allowlist, content would need a digest that has the
+//! same 128 bits.
 
 use crate::cid::{Cid, Multihash, codec};
 use crate::hashes;
 use crate::names::Name;
 use sha2::{Digest as _, Sha256};
 
-/// See the module.
+/// The key of a rule; see the module.
 pub(super) type Key = u128;
 
-/// Digests from this length on are as good as random in their first 128 bits.
+/// The minimum length of a digest whose first 128 bits are used directly. Shorter digests are hashed.
 const STRONG_BYTES: usize = 20;
 
 const BLOCK: u128 = 0x243f_6a88_85a3_08d3_1319_8a2e_0370_7344;
@@ -29,9 +29,9 @@ pub(super) fn of_double(hash: &Multihash) -> Key {
     DOUBLE ^ of_hash(hash)
 }
 
-/// The key of a double hash by SHA2-256.
+/// The key of a double hash with SHA2-256.
 fn of_sha256(digest: &[u8]) -> Key {
-    DOUBLE ^ first(digest) ^ mixed(hashes::SHA2_256)
+    DOUBLE ^ first(digest) ^ spread(hashes::SHA2_256)
 }
 
 /// The key of a name.
@@ -46,7 +46,7 @@ pub(super) fn of_name(name: &Name) -> Key {
 fn of_hash(hash: &Multihash) -> Key {
     let digest = hash.digest();
     if hash.code() != hashes::IDENTITY && digest.len() >= STRONG_BYTES {
-        return first(digest) ^ mixed(hash.code());
+        return first(digest) ^ spread(hash.code());
     }
     let digest = Sha256::new().chain_update(hash.code().to_be_bytes()).chain_update(digest).finalize();
     first(&digest)
@@ -56,81 +56,81 @@ fn first(digest: &[u8]) -> u128 {
     digest.first_chunk().map_or(0, |first| u128::from_be_bytes(*first))
 }
 
-/// Spreads a small number over all bits.
-fn mixed(code: u64) -> u128 {
+/// Spreads a number over all bits.
+fn spread(code: u64) -> u128 {
     u128::from(code).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
 }
 
-/// The codecs that content is commonly served by. The older form of double hashes names one, and a block is to be had by any.
+/// The common codecs. A legacy double hash covers a CID with its codec, but a block can be requested with any.
 const LEGACY_CODECS: [u64; 4] = [codec::DAG_PB, codec::RAW, codec::DAG_CBOR, codec::DAG_JSON];
 
-/// A function that double hashes are made with: its code, and the bytes of its digest.
+/// A hash function of double hashes: its code, and the length of its digest in bytes.
 pub(super) type Function = (u64, usize);
 
-/// The keys of all double hashes that a rule about this content could have
-/// (<https://specs.ipfs.tech/compact-denylist-format/#double-hash>); `path` is decoded. Nothing is allocated for a
-/// root itself, if the only function is SHA2-256.
-pub(super) fn doubles_of_content(cid: &Cid, path: &str, functions: &[Function], see: &mut dyn FnMut(Key)) {
-    modern(cid.hash(), path, functions, see);
+/// Calls `each` with the keys of all double hashes that a rule for this content can have
+/// (<https://specs.ipfs.tech/compact-denylist-format/#double-hash>); `path` is decoded. Allocates nothing if `path` is
+/// empty and SHA2-256 is the only function.
+pub(super) fn doubles_of_content(cid: &Cid, path: &str, functions: &[Function], each: &mut dyn FnMut(Key)) {
+    current_form(cid.hash(), path, functions, each);
     if !functions.contains(&(hashes::SHA2_256, 32)) {
         return;
     }
     let own = Some(cid.codec()).filter(|own| !LEGACY_CODECS.contains(own));
     for codec in LEGACY_CODECS.into_iter().chain(own) {
-        see(legacy(codec, cid.hash(), path));
+        each(legacy_form(codec, cid.hash(), path));
     }
 }
 
-/// The same of a name.
-pub(super) fn doubles_of_name(name: &Name, path: &str, functions: &[Function], see: &mut dyn FnMut(Key)) {
+/// The same for a name.
+pub(super) fn doubles_of_name(name: &Name, path: &str, functions: &[Function], each: &mut dyn FnMut(Key)) {
     match name {
         Name::Key(key) => {
             let cid = key.to_cid();
-            modern(cid.hash(), path, functions, see);
-            // Names were once written with the codec of files.
-            [codec::LIBP2P_KEY, codec::DAG_PB].iter().for_each(|codec| see(legacy(*codec, cid.hash(), path)));
+            current_form(cid.hash(), path, functions, each);
+            // Old names have the codec dag-pb.
+            [codec::LIBP2P_KEY, codec::DAG_PB].iter().for_each(|codec| each(legacy_form(*codec, cid.hash(), path)));
         }
         Name::Domain(domain) => {
             let slash = if path.is_empty() { "" } else { "/" };
-            hash_all(format!("/ipns/{domain}{slash}{path}").as_bytes(), functions, see);
+            hash_all(format!("/ipns/{domain}{slash}{path}").as_bytes(), functions, each);
             let digest = Sha256::new().chain_update(domain.as_str()).chain_update(b"/").chain_update(path).finalize();
-            see(of_sha256(&digest));
+            each(of_sha256(&digest));
         }
     }
 }
 
-/// `MULTIHASH` or `MULTIHASH/PATH`, the multihash in base58.
-fn modern(hash: &Multihash, path: &str, functions: &[Function], see: &mut dyn FnMut(Key)) {
+/// The current form: the hash of `MULTIHASH` or `MULTIHASH/PATH`, the multihash in base58.
+fn current_form(hash: &Multihash, path: &str, functions: &[Function], each: &mut dyn FnMut(Key)) {
     let mut text = Text::default();
     text.put_base58(hash);
     if path.is_empty() {
-        return hash_all(text.bytes(), functions, see);
+        return hash_all(text.bytes(), functions, each);
     }
     let text = [text.bytes(), b"/", path.as_bytes()].concat();
-    hash_all(&text, functions, see);
+    hash_all(&text, functions, each);
 }
 
-fn hash_all(text: &[u8], functions: &[Function], see: &mut dyn FnMut(Key)) {
+fn hash_all(text: &[u8], functions: &[Function], each: &mut dyn FnMut(Key)) {
     for (code, bytes) in functions {
         if (*code, *bytes) == (hashes::SHA2_256, 32) {
-            see(of_sha256(&Sha256::digest(text)));
+            each(of_sha256(&Sha256::digest(text)));
         } else if let Ok(hash) = hashes::digest(*code, *bytes, text) {
-            see(of_double(&hash));
+            each(of_double(&hash));
         }
     }
 }
 
-/// SHA2-256 of `CID/PATH`, the CID of version 1 in base32.
-fn legacy(codec: u64, hash: &Multihash, path: &str) -> Key {
+/// The legacy form: the SHA2-256 hash of `CID/PATH`, the CID of version 1 in base32.
+fn legacy_form(codec: u64, hash: &Multihash, path: &str) -> Key {
     let mut text = Text::default();
     text.put_base32(codec, hash);
     of_sha256(&Sha256::new().chain_update(text.bytes()).chain_update(b"/").chain_update(path).finalize())
 }
 
-/// The longest binary CID: version, codec, function and length, and a digest of 128 bytes.
+/// The maximum length of a binary CID: version, codec, function and length, and a digest of 128 bytes.
 const BINARY_BYTES_MAX: usize = 1 + 10 + 10 + 10 + crate::cid::MAX_DIGEST_BYTES;
 
-/// A CID or multihash as text, on the stack.
+/// A CID or multihash as text, without heap allocation.
 struct Text {
     bytes: [u8; BINARY_BYTES_MAX * 2],
     len: usize,
@@ -152,10 +152,10 @@ impl Text {
         self.len += 1;
     }
 
-    /// A multihash in base58 (the alphabet of Bitcoin).
+    /// Appends a multihash in base58btc.
     fn put_base58(&mut self, hash: &Multihash) {
         const ALPHABET: &[u8; 58] = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz";
-        /// 58 to the power of five fits into 32 bits with room for a carry from the digit before.
+        /// 58⁵ fits into 32 bits, with room for the carry of the digit before.
         const CHUNK: u64 = 58 * 58 * 58 * 58 * 58;
         let (mut binary, mut len) = ([0; BINARY_BYTES_MAX], 0);
         put_multihash(&mut binary, &mut len, hash);
@@ -195,7 +195,7 @@ impl Text {
         }
     }
 
-    /// A CID of version 1 in base32, with the letter that says so.
+    /// Appends a CIDv1 in base32, with its multibase prefix.
     fn put_base32(&mut self, codec: u64, hash: &Multihash) {
         const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
         let (mut binary, mut len) = ([0; BINARY_BYTES_MAX], 0);
@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn texts_are_those_of_the_library(
+        fn texts_are_the_same_as_those_of_the_cid_crate(
             digest in prop_oneof![prop::collection::vec(any::<u8>(), 0..129), prop::collection::vec(0_u8..2, 0..40)],
             code in prop_oneof![Just(0_u64), Just(0x12), any::<u64>()],
             codec in prop_oneof![Just(0x70_u64), any::<u64>()],

@@ -1,31 +1,31 @@
-//! [`List`]: one list as it is now, and [`ListBuilder`], which reads it as it grows.
+//! [`List`]: a snapshot of one list, and [`ListBuilder`], which parses a list incrementally.
 
 use super::header::{Header, HeaderError};
 use super::keys::{self, Function, Key};
-use super::parser::{Parser, Read};
+use super::parser::{ParsedLine, Parser};
 use super::rule::{PathPattern, Rule, RuleError, Target};
-use super::runs::{Keys, Layers, Mark, Path, Paths, below, match_path};
+use super::runs::{Keys, Layers, Path, Paths, RuleInfo, match_path, paths_below};
 use crate::hashes;
 use crate::policy::Verdict;
 
-/// Lines that are no rules and are reported one by one; the others are counted.
+/// The maximum number of invalid lines that are reported one by one; further ones are only counted.
 const REPORTED_MAX: usize = 100;
-/// Functions that double hashes may be of: each is computed for every check.
+/// The maximum number of hash functions for double hashes, each of which is computed for every check.
 const FUNCTIONS_MAX: usize = 4;
 
-/// What no rule has in its path: stands for whatever else there may be.
-pub(super) const BEYOND: char = '\0';
+/// A character that no rule has in its path: stands for any further path.
+pub(super) const ANY_FURTHER: char = '\0';
 
-/// A line that is no rule.
+/// An invalid line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reported {
-    /// Its number, from 1 on.
+    /// The line number, starting at 1.
     pub line: u64,
-    /// What is wrong with it.
+    /// What is wrong with the line.
     pub error: RuleError,
 }
 
-/// One list, as it was at some moment. Clones share the memory.
+/// A snapshot of one list. Clones share the memory.
 #[derive(Debug, Clone, Default)]
 pub struct List {
     keys: Layers<Keys>,
@@ -39,51 +39,51 @@ pub struct List {
 }
 
 impl List {
-    /// A list of these rules, each on the line of its place.
+    /// A list with these rules, one for each line.
     pub fn of(rules: impl IntoIterator<Item = Rule>) -> Self {
         let mut builder = ListBuilder::default();
         for (rule, line) in rules.into_iter().zip(1..) {
-            builder.gathered.add(line, Ok(rule));
+            builder.parsed.add(line, Ok(rule));
         }
         builder.list()
     }
 
-    /// Reads a whole list.
+    /// Parses a whole list.
     ///
     /// # Errors
-    /// [`HeaderError`] when it is not to be read at all.
+    /// [`HeaderError`] when the list cannot be read.
     pub fn parse(text: &[u8]) -> Result<Self, HeaderError> {
         let mut builder = ListBuilder::default();
         builder.push(text)?;
         Ok(builder.list())
     }
 
-    /// What it says of itself.
+    /// The header of the list.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// How many rules it has.
+    /// The number of rules.
     pub fn rules(&self) -> u64 {
         self.rules
     }
 
-    /// How many of its lines are no rules,
+    /// The number of invalid lines.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }
 
-    /// and the first of these.
+    /// The first invalid lines.
     pub fn reported(&self) -> &[Reported] {
         &self.reported
     }
 
-    /// How its rules refuse content that say nothing else, if it says so.
+    /// How content is denied by default, if the header has a status.
     pub fn status(&self) -> Option<Verdict> {
         self.status
     }
 
-    /// What its rules take, in bytes.
+    /// The size of the rules in memory, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.keys.memory_bytes() + self.paths.memory_bytes()
     }
@@ -100,77 +100,78 @@ impl List {
         self.keys.is_empty() && self.paths.is_empty()
     }
 
-    /// The rule about a key itself.
-    pub(super) fn find(&self, key: Key) -> Option<Mark> {
-        // A list that only grew has its last lines in its last run, but one run may have any.
-        self.keys.iter().filter_map(|run| run.find(key)).reduce(Mark::later)
+    /// The rule for a key.
+    pub(super) fn find(&self, key: Key) -> Option<RuleInfo> {
+        // The last run of an appended list has its last lines, but after a merge any run may have the latest line.
+        self.keys.iter().filter_map(|run| run.find(key)).reduce(RuleInfo::later)
     }
 
-    /// The rule about a path below a root.
-    pub(super) fn find_path(&self, root: Key, path: &str) -> Option<Mark> {
-        self.paths.iter().filter_map(|run| match_path(run.of_root(root), path)).reduce(Mark::later)
+    /// The rule for a path below a root.
+    pub(super) fn find_path(&self, root: Key, path: &str) -> Option<RuleInfo> {
+        self.paths.iter().filter_map(|run| match_path(run.of_root(root), path)).reduce(RuleInfo::later)
     }
 
-    /// Whether some path below a path is one that content might be refused for: shown, until it is. Of what begins with
-    /// something, that something is shown, and with [`BEYOND`] behind it, for it alone may be excepted.
+    /// Calls `is_refused` for the paths below `path` that may be denied, until it returns `true`. For a rule with a
+    /// prefix it is called with the prefix, and with [`ANY_FURTHER`] after it, because an exception may cover only the
+    /// prefix itself.
     pub(super) fn any_below(&self, root: Key, path: &str, mut is_refused: impl FnMut(&str) -> bool) -> bool {
-        let rules = self.paths.iter().flat_map(|run| below(run.of_root(root), path));
-        let mut rules = rules.filter(|rule| !rule.mark.allows());
-        rules.any(|rule| is_refused(&rule.text) || rule.prefix && is_refused(&format!("{}{BEYOND}", rule.text)))
+        let rules = self.paths.iter().flat_map(|run| paths_below(run.of_root(root), path));
+        let mut rules = rules.filter(|rule| !rule.info.allows());
+        rules.any(|rule| is_refused(&rule.text) || rule.prefix && is_refused(&format!("{}{ANY_FURTHER}", rule.text)))
     }
 }
 
-/// Reads a list, and goes on when more of it is there.
+/// Parses a list, and continues when the list grows.
 #[derive(Debug, Default)]
 pub struct ListBuilder {
     parser: Parser,
-    gathered: Gathered,
+    parsed: ParsedRules,
 }
 
-/// What was read.
+/// The parsed rules.
 #[derive(Debug, Default, Clone)]
-struct Gathered {
+struct ParsedRules {
     list: List,
-    keys: Vec<(Key, Mark)>,
+    keys: Vec<(Key, RuleInfo)>,
     paths: Vec<Path>,
 }
 
 impl ListBuilder {
-    /// Takes more of the list.
+    /// Parses further bytes of the list.
     ///
     /// # Errors
-    /// [`HeaderError`] when it is not to be read at all.
+    /// [`HeaderError`] when the list cannot be read.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), HeaderError> {
-        let Self { parser, gathered } = self;
-        parser.push(bytes, &mut |line, read| gathered.add(line, read))?;
+        let Self { parser, parsed } = self;
+        parser.push(bytes, &mut |line, parsed_line| parsed.add(line, parsed_line))?;
         if let Some(header) = parser.header() {
-            gathered.list.status = header.status();
-            if gathered.list.header != *header {
-                gathered.list.header = header.clone();
+            parsed.list.status = header.status();
+            if parsed.list.header != *header {
+                parsed.list.header = header.clone();
             }
         }
         Ok(())
     }
 
-    /// Whether what was read may be a list at all, and not a page that says that there is none.
+    /// Whether the bytes so far look like a list, and not like an error page.
     pub fn is_list(&self) -> bool {
         self.parser.is_list()
     }
 
-    /// The list as it is now. A last line that has not ended counts as it is, and is read again when it has.
+    /// The list so far. An incomplete last line is included, and parsed again when it is complete.
     pub fn list(&mut self) -> List {
-        self.gathered.settle();
-        let Some((line, read)) = self.parser.last() else { return self.gathered.list.clone() };
-        let mut gathered = Gathered { list: self.gathered.list.clone(), ..Gathered::default() };
-        gathered.add(line, read);
-        gathered.settle();
-        gathered.list
+        self.parsed.flush();
+        let Some((line, parsed_line)) = self.parser.last() else { return self.parsed.list.clone() };
+        let mut parsed = ParsedRules { list: self.parsed.list.clone(), ..ParsedRules::default() };
+        parsed.add(line, parsed_line);
+        parsed.flush();
+        parsed.list
     }
 }
 
-impl Gathered {
-    fn add(&mut self, line: u64, read: Read) {
-        let added = read.and_then(|rule| self.add_rule(line, &rule));
+impl ParsedRules {
+    fn add(&mut self, line: u64, parsed_line: ParsedLine) {
+        let added = parsed_line.and_then(|rule| self.add_rule(line, &rule));
         match added {
             Ok(()) => self.list.rules += 1,
             Err(error) => {
@@ -183,10 +184,10 @@ impl Gathered {
     }
 
     fn add_rule(&mut self, line: u64, rule: &Rule) -> Result<(), RuleError> {
-        let mark = Mark::new(line, rule.allows, rule.status());
+        let info = RuleInfo::new(line, rule.allows, rule.status());
         match &rule.target {
-            Target::Content { hash, path } => self.add_path(keys::of_block(hash), path, mark),
-            Target::Name { name, path } => self.add_path(keys::of_name(name), path, mark),
+            Target::Content { hash, path } => self.add_path(keys::of_block(hash), path, info),
+            Target::Name { name, path } => self.add_path(keys::of_name(name), path, info),
             Target::Double { hash, other } => {
                 for hash in [Some(hash), other.as_ref()].into_iter().flatten() {
                     let function = (hash.code(), hash.digest().len());
@@ -195,28 +196,28 @@ impl Gathered {
                             return Err(RuleError::Functions { max: FUNCTIONS_MAX });
                         }
                         self.list.functions.push(function);
-                        // The older form is asked for first.
+                        // SHA2-256 is first, because the legacy form uses it.
                         self.list.functions.sort_unstable_by_key(|function| *function != (hashes::SHA2_256, 32));
                     }
-                    self.keys.push((keys::of_double(hash), mark));
+                    self.keys.push((keys::of_double(hash), info));
                 }
             }
         }
         Ok(())
     }
 
-    fn add_path(&mut self, key: Key, path: &PathPattern, mark: Mark) {
+    fn add_path(&mut self, key: Key, path: &PathPattern, info: RuleInfo) {
         if path.text.is_empty() {
-            // The root itself, as a block too.
-            self.keys.push((key, mark));
+            // The rule is for the root itself, also as a block.
+            self.keys.push((key, info));
         }
         if path.prefix || !path.text.is_empty() {
             let text = path.text.as_str().into();
-            self.paths.push(Path { key, text, prefix: path.prefix, mark });
+            self.paths.push(Path { key, text, prefix: path.prefix, info });
         }
     }
 
-    fn settle(&mut self) {
+    fn flush(&mut self) {
         self.list.keys.add(std::mem::take(&mut self.keys));
         self.list.paths.add(std::mem::take(&mut self.paths));
     }

@@ -1,13 +1,13 @@
-//! [`Matcher`]: several lists, asked together.
+//! [`Matcher`]: matches several lists.
 //!
-//! What a check costs: for a list of blocks, a look-up in each of its runs. As soon as any list has double hashes, the
-//! texts that they may be of have to be hashed, five of them. So what was found to be allowed is remembered by a secret hash
-//! of its multihash, in half a megabyte that no lock guards: what is asked for often costs one hash and one read of memory.
-//! `what_a_check_costs` in `tests` measures all of it.
+//! Cost of a check: a look-up in each run of each list. If any list has double hashes, their texts for the block have
+//! to be hashed as well, five of them. So blocks that are allowed are cached by a keyed hash of the multihash, in a
+//! lock-free table of half a megabyte: a check of a cached block costs one hash and one memory access. The test
+//! `cost_of_a_check` measures this.
 
 use super::keys::{self, Function, Key};
-use super::list::{BEYOND, List};
-use super::runs::Mark;
+use super::list::{ANY_FURTHER, List};
+use super::runs::RuleInfo;
 use crate::cid::{Cid, codec};
 use crate::names::Name;
 use crate::policy::{Policy, Verdict};
@@ -15,42 +15,42 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many blocks that are allowed are remembered.
-const REMEMBERED: usize = 1 << 16;
+/// The number of slots in the cache of allowed blocks.
+const CACHE_SLOTS: usize = 1 << 16;
 
-/// A list and what it is to a matcher.
+/// A list in a matcher.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// What it is called by whoever runs the matcher.
+    /// The ID of the list.
     pub id: Arc<str>,
-    /// Its rules.
+    /// The rules.
     pub list: List,
-    /// How they refuse content, unless they or their list say otherwise.
+    /// How the list denies content, unless the rule or the list has a status.
     pub status: Verdict,
 }
 
-/// The rule that decided.
+/// The rule that decides a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hit {
-    /// The list that it is in.
+    /// The ID of its list.
     pub list: Arc<str>,
-    /// Its line, from 1 on.
+    /// Its line number, starting at 1.
     pub line: u32,
-    /// What it comes to: [`Verdict::Allow`] for an exception.
+    /// The verdict: [`Verdict::Allow`] for an exception.
     pub verdict: Verdict,
 }
 
-/// Several lists. Of those that say anything, the last one counts.
+/// Several lists. The last one with a matching rule wins.
 #[derive(Debug, Default)]
 pub struct Matcher {
     lists: Vec<Source>,
     functions: Vec<Function>,
     has_paths: bool,
-    allowed: Option<Allowed>,
+    allowed: Option<AllowedCache>,
 }
 
 impl Matcher {
-    /// Asks these lists.
+    /// A matcher of these lists.
     pub fn new(lists: impl IntoIterator<Item = Source>) -> Self {
         let lists: Vec<Source> = lists.into_iter().filter(|source| !source.list.is_empty()).collect();
         let mut functions: Vec<Function> = Vec::new();
@@ -60,50 +60,50 @@ impl Matcher {
             }
         }
         let has_paths = lists.iter().any(|source| source.list.has_paths());
-        let allowed = (!functions.is_empty()).then(Allowed::default);
+        let allowed = (!functions.is_empty()).then(AllowedCache::default);
         Self { lists, functions, has_paths, allowed }
     }
 
-    /// Whether there are no rules at all.
+    /// Whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.lists.is_empty()
     }
 
-    /// Whether any rule can be about a path and not about its root alone.
+    /// Whether any rule can deny a path without denying its root.
     pub fn has_paths(&self) -> bool {
         self.has_paths || !self.functions.is_empty()
     }
 
-    /// The verdict on a block, whatever codec or version it is asked for by.
+    /// The verdict on a block, whatever the codec and version of its CID.
     pub fn check_block(&self, cid: &Cid) -> Verdict {
         if self.lists.is_empty() {
             return Verdict::Allow;
         }
         let Some(allowed) = &self.allowed else { return verdict(self.find_block(cid)) };
-        let place = allowed.place(cid);
-        if allowed.has(place) {
+        let slot = allowed.slot(cid);
+        if allowed.contains(slot) {
             return Verdict::Allow;
         }
         let verdict = verdict(self.find_block(cid));
-        // Another codec may be one that a double hash names.
+        // A legacy double hash may deny the block under another codec only.
         if verdict == Verdict::Allow && is_common(cid) {
-            allowed.remember(place);
+            allowed.insert(slot);
         }
         verdict
     }
 
-    /// The rule that decides about a block.
+    /// The rule that decides for a block.
     pub fn find_block(&self, cid: &Cid) -> Option<Hit> {
-        let mut doubles = Doubles::default();
+        let mut doubles = DoubleHashKeys::default();
         if !self.functions.is_empty() {
-            keys::doubles_of_content(cid, "", &self.functions, &mut |key| doubles.put(key));
+            keys::doubles_of_content(cid, "", &self.functions, &mut |key| doubles.push(key));
         }
         let key = keys::of_block(cid.hash());
-        self.decide(|list| later(list.find(key), doubles.find(list)))
+        self.decide(|list| later_of(list.find(key), doubles.find(list)))
     }
 
-    /// The rule that decides about a path below a root, decoded and without slashes at its ends. Whether its blocks are
-    /// to be had is another question.
+    /// The rule that decides for a path below a root, decoded and without leading and trailing slashes. The blocks of
+    /// the path are not checked.
     pub fn find_path(&self, root: &Cid, path: &str) -> Option<Hit> {
         if path.is_empty() {
             return self.find_block(root);
@@ -111,31 +111,31 @@ impl Matcher {
         if !self.has_paths() {
             return None;
         }
-        let mut doubles = Doubles::default();
+        let mut doubles = DoubleHashKeys::default();
         if !self.functions.is_empty() {
-            keys::doubles_of_content(root, path, &self.functions, &mut |key| doubles.put(key));
+            keys::doubles_of_content(root, path, &self.functions, &mut |key| doubles.push(key));
         }
         let key = keys::of_block(root.hash());
-        self.decide(|list| later(list.find_path(key, path), doubles.find(list)))
+        self.decide(|list| later_of(list.find_path(key, path), doubles.find(list)))
     }
 
-    /// The rule that decides about a name, or about a path below what it stands for.
+    /// The rule that decides for a name, or for a path below it.
     pub fn find_name(&self, name: &Name, path: &str) -> Option<Hit> {
         if self.lists.is_empty() {
             return None;
         }
-        let mut doubles = Doubles::default();
+        let mut doubles = DoubleHashKeys::default();
         if !self.functions.is_empty() {
-            keys::doubles_of_name(name, path, &self.functions, &mut |key| doubles.put(key));
+            keys::doubles_of_name(name, path, &self.functions, &mut |key| doubles.push(key));
         }
         let key = keys::of_name(name);
         self.decide(|list| {
             let own = if path.is_empty() { list.find(key) } else { list.find_path(key, path) };
-            later(own, doubles.find(list))
+            later_of(own, doubles.find(list))
         })
     }
 
-    /// How the first path that is found below a path is refused, if any is. Of double hashes nobody can tell beforehand.
+    /// The rule that denies some path below a path, if there is one. Paths of double hashes cannot be enumerated.
     pub fn find_below(&self, root: &Cid, path: &str) -> Option<Hit> {
         let (key, mut found) = (keys::of_block(root.hash()), None);
         let mut is_refused = |path: &str| {
@@ -143,105 +143,105 @@ impl Matcher {
             found.is_some()
         };
         let slash = if path.is_empty() { "" } else { "/" };
-        // First what a rule about something above says of everything below.
-        if self.has_paths && !is_refused(&format!("{path}{slash}{BEYOND}")) {
+        // First the rules with a prefix that covers everything below.
+        if self.has_paths && !is_refused(&format!("{path}{slash}{ANY_FURTHER}")) {
             self.lists.iter().any(|source| source.list.any_below(key, path, &mut is_refused));
         }
         found
     }
 
-    fn decide(&self, find: impl Fn(&List) -> Option<Mark>) -> Option<Hit> {
+    fn decide(&self, find: impl Fn(&List) -> Option<RuleInfo>) -> Option<Hit> {
         self.lists.iter().rev().find_map(|source| {
-            let mark = find(&source.list)?;
+            let info = find(&source.list)?;
             let status = source.list.status().unwrap_or(source.status);
-            Some(Hit { list: Arc::clone(&source.id), line: mark.line(), verdict: mark.verdict(status) })
+            Some(Hit { list: Arc::clone(&source.id), line: info.line(), verdict: info.verdict(status) })
         })
     }
 }
 
-/// What a decision comes to.
+/// The verdict of a rule.
 fn verdict(hit: Option<Hit>) -> Verdict {
     hit.map_or(Verdict::Allow, |hit| hit.verdict)
 }
 
-fn later(a: Option<Mark>, b: Option<Mark>) -> Option<Mark> {
+fn later_of(a: Option<RuleInfo>, b: Option<RuleInfo>) -> Option<RuleInfo> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.later(b)),
         (a, b) => a.or(b),
     }
 }
 
-/// Whether a CID's codec is one that content is commonly served by, so that what holds for it holds for all of them.
+/// Whether a CID has a common codec, so that its verdict holds for all common codecs.
 fn is_common(cid: &Cid) -> bool {
     matches!(cid.codec(), codec::DAG_PB | codec::RAW | codec::DAG_CBOR | codec::DAG_JSON)
 }
 
-/// The keys of the double hashes that may be asked for, on the stack.
+/// The keys of the double hashes of an item, without heap allocation.
 #[derive(Default)]
-struct Doubles {
+struct DoubleHashKeys {
     keys: [Key; Self::MAX],
     len: usize,
-    /// What has no room there: of lists that use many functions.
-    more: Vec<Key>,
+    /// The overflow, for lists with many functions.
+    overflow: Vec<Key>,
 }
 
-impl Doubles {
-    /// A function or two, and the older form by each codec.
+impl DoubleHashKeys {
+    /// One or two functions, and the legacy form for each codec.
     const MAX: usize = 8;
 
-    fn put(&mut self, key: Key) {
+    fn push(&mut self, key: Key) {
         match self.keys.get_mut(self.len) {
-            Some(place) => {
-                *place = key;
+            Some(slot) => {
+                *slot = key;
                 self.len += 1;
             }
-            None => self.more.push(key),
+            None => self.overflow.push(key),
         }
     }
 
-    fn find(&self, list: &List) -> Option<Mark> {
+    fn find(&self, list: &List) -> Option<RuleInfo> {
         if list.functions().is_empty() {
             return None;
         }
-        self.keys[..self.len].iter().chain(&self.more).filter_map(|key| list.find(*key)).reduce(Mark::later)
+        self.keys[..self.len].iter().chain(&self.overflow).filter_map(|key| list.find(*key)).reduce(RuleInfo::later)
     }
 }
 
-/// Blocks that were found to be allowed, by a hash that nobody outside can foresee.
-struct Allowed {
-    places: Box<[AtomicU64]>,
+/// A cache of allowed blocks, by a keyed hash that attackers cannot predict.
+struct AllowedCache {
+    slots: Box<[AtomicU64]>,
     hasher: RandomState,
 }
 
-impl Default for Allowed {
+impl Default for AllowedCache {
     fn default() -> Self {
-        Self { places: (0..REMEMBERED).map(|_| AtomicU64::new(0)).collect(), hasher: RandomState::new() }
+        Self { slots: (0..CACHE_SLOTS).map(|_| AtomicU64::new(0)).collect(), hasher: RandomState::new() }
     }
 }
 
-impl Allowed {
-    /// Never zero, which stands for nothing.
-    fn place(&self, cid: &Cid) -> u64 {
-        // Of another codec, nothing that holds for the common ones is known.
+impl AllowedCache {
+    /// The hash of a block; zero for uncommon codecs, which are not cached, and never zero otherwise.
+    fn slot(&self, cid: &Cid) -> u64 {
+        // The verdicts on common codecs do not hold for others.
         if is_common(cid) { self.hasher.hash_one((cid.hash().code(), cid.hash().digest())) | 1 } else { 0 }
     }
 
-    fn has(&self, place: u64) -> bool {
-        place != 0 && self.at(place).is_some_and(|known| known.load(Ordering::Relaxed) == place)
+    fn contains(&self, slot: u64) -> bool {
+        slot != 0 && self.at(slot).is_some_and(|cached| cached.load(Ordering::Relaxed) == slot)
     }
 
-    fn remember(&self, place: u64) {
-        if let Some(known) = self.at(place) {
-            known.store(place, Ordering::Relaxed);
+    fn insert(&self, slot: u64) {
+        if let Some(cached) = self.at(slot) {
+            cached.store(slot, Ordering::Relaxed);
         }
     }
 
-    fn at(&self, place: u64) -> Option<&AtomicU64> {
-        self.places.get(usize::try_from(place >> 48).ok()? % REMEMBERED)
+    fn at(&self, slot: u64) -> Option<&AtomicU64> {
+        self.slots.get(usize::try_from(slot >> 48).ok()? % CACHE_SLOTS)
     }
 }
 
-impl std::fmt::Debug for Allowed {
+impl std::fmt::Debug for AllowedCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Allowed").finish_non_exhaustive()
     }

@@ -1,32 +1,32 @@
-//! Denylists in the compact format (<https://specs.ipfs.tech/compact-denylist-format/>, IPIP-383): what their rules say, and
-//! whether any of a million of them is about a block, a path or a name. Without I/O.
+//! Denylists in the compact format (<https://specs.ipfs.tech/compact-denylist-format/>, IPIP-383): parsing rules, and
+//! matching blocks, paths and names against millions of them. Without I/O.
 //!
-//! Goals: every rule of the specification and the older hashes of the public list of bad bits; a line that cannot be read is
-//! reported and costs nothing else; a check of a block allocates nothing; a list that grows is not read or copied again;
-//! some 20 bytes of memory for a rule that names a block, a name or a double hash.
+//! Goals: all rules of the specification, and the legacy hashes of the public badbits list; an invalid line is reported
+//! and skipped; checking a block allocates nothing; an append-only list is parsed incrementally; a rule for a block, a
+//! name or a double hash takes some 20 bytes of memory.
 //!
-//! Non-goals: where lists come from and when they are read again; what is done about content that is refused.
+//! Non-goals: where lists come from, when they are reloaded, and what is done about denied content.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`rule`] | one line: [`Rule`], read and written |
-//! | [`header`] | what stands before the rules |
-//! | [`parser`] | bytes as they come, cut into lines and read |
-//! | `keys` | what a rule and a question are compared by: 128 bits |
-//! | `runs` | many of these, sorted, in layers that are added and merged |
+//! | [`rule`] | one line: [`Rule`], parsed and displayed |
+//! | [`header`] | the header before the rules |
+//! | [`parser`] | incremental parsing of bytes into rules |
+//! | `keys` | the 128-bit keys by which rules are indexed |
+//! | `runs` | sorted runs of keys in layers that are appended and merged (as in an LSM tree) |
 //! | [`list`] | one list, as it grows |
-//! | [`matcher`] | [`Matcher`]: several lists, asked together |
+//! | [`matcher`] | [`Matcher`]: matches several lists |
 //!
-//! # What wins
+//! # Precedence
 //!
-//! Of the rules of a list that match, the last one counts, so that exceptions (`!`) come after what they are exceptions from. Of
-//! several lists, the last one that has a matching rule counts.
+//! Of the matching rules of a list, the last one wins, so exceptions (`!`) come after the rules that they override. Of
+//! several lists, the last one with a matching rule wins.
 //!
-//! # What a rule withholds
+//! # Scope of a rule
 //!
-//! `/ipfs/CID` is about the block, by its multihash, and so in effect about every path that leads through it. `/ipfs/CID/path` and
-//! `/ipfs/CID/path*` are about answers to that path; blocks that lie there stay to be had under their own CIDs. As the
-//! specification has it, `path/*` is the same as `path*`: what begins with these characters.
+//! `/ipfs/CID` denies the block, by its multihash, and so every path through it. `/ipfs/CID/path` and `/ipfs/CID/path*`
+//! deny responses to that path; its blocks remain available under their own CIDs. As in the specification, `path/*` is
+//! the same as `path*`: all paths with this prefix.
 
 pub mod header;
 mod keys;

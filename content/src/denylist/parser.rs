@@ -1,38 +1,38 @@
-//! [`Parser`]: bytes as they come, cut into lines and read.
+//! [`Parser`]: incremental parsing of a list.
 //!
-//! Goals: a list of any size in the memory of one line; reading goes on where the list ended when more of it comes.
+//! Goals: takes the memory of one line for lists of any size; continues where the list ended when it grows.
 
 use super::header::{HEADER_BYTES_MAX, Header, HeaderError};
 use super::rule::{Rule, RuleError};
 
-/// The longest line, in bytes (<https://specs.ipfs.tech/compact-denylist-format/#file-syntax>).
+/// The maximum length of a line, in bytes (<https://specs.ipfs.tech/compact-denylist-format/#file-syntax>).
 pub const LINE_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// What a line was.
-pub type Read = Result<Rule, RuleError>;
+/// The result of parsing a line.
+pub type ParsedLine = Result<Rule, RuleError>;
 
-/// Reads a list.
+/// An incremental parser.
 #[derive(Debug, Default)]
 pub struct Parser {
-    /// The line that has not ended yet.
+    /// The incomplete last line.
     partial: Vec<u8>,
-    /// The line is too long: the rest of it is passed over.
+    /// Whether the current line is too long and is being skipped.
     skips: bool,
-    /// The lines so far that ended.
+    /// The number of complete lines.
     lines: u64,
     /// The lines that may be a header, until that is decided.
-    held: Option<Vec<u8>>,
-    /// Whether it is decided.
+    header_candidate: Option<Vec<u8>>,
+    /// Whether it is decided if there is a header.
     decided: bool,
     header: Option<Header>,
 }
 
 impl Parser {
-    /// Takes more of the list, and shows each rule, or why there is none, with the number of its line, from 1 on.
+    /// Parses further bytes, and calls `show` for each rule or invalid line, with its line number, starting at 1.
     ///
     /// # Errors
-    /// [`HeaderError`] when the list is not to be read at all.
-    pub fn push(&mut self, bytes: &[u8], show: &mut dyn FnMut(u64, Read)) -> Result<(), HeaderError> {
+    /// [`HeaderError`] when the list cannot be read.
+    pub fn push(&mut self, bytes: &[u8], show: &mut dyn FnMut(u64, ParsedLine)) -> Result<(), HeaderError> {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             self.extend(&rest[..end]);
@@ -41,15 +41,15 @@ impl Parser {
             self.lines += 1;
             if std::mem::take(&mut self.skips) {
                 show(self.lines, Err(RuleError::TooLong { max: LINE_BYTES_MAX }));
-                // The lines that are held keep their numbers.
-                self.held.iter_mut().for_each(|held| held.push(b'\n'));
+                // An empty line keeps the line numbers of the header candidate right.
+                self.header_candidate.iter_mut().for_each(|header_candidate| header_candidate.push(b'\n'));
                 if !self.decided {
-                    self.held.get_or_insert_with(|| vec![b'\n']);
+                    self.header_candidate.get_or_insert_with(|| vec![b'\n']);
                 }
             } else {
                 self.line(&line, show)?;
             }
-            // The buffer is used again.
+            // Reuse the buffer.
             self.partial = line;
             self.partial.clear();
         }
@@ -57,27 +57,27 @@ impl Parser {
         Ok(())
     }
 
-    /// The last line, if the list ends without ending it. More of it may come.
-    pub fn last(&self) -> Option<(u64, Read)> {
+    /// The last line, if it is incomplete. It may be continued later.
+    pub fn last(&self) -> Option<(u64, ParsedLine)> {
         let is_rule = self.decided || begins_rule(&self.partial);
         let partial = Some(&self.partial).filter(|partial| is_rule && !partial.is_empty() && !self.skips)?;
-        read(partial).map(|read| (self.lines + 1, read))
+        parse_line(partial).map(|parsed| (self.lines + 1, parsed))
     }
 
-    /// What the list says of itself, as soon as that is read.
+    /// The header, when it is complete.
     pub fn header(&self) -> Option<&Header> {
         self.header.as_ref()
     }
 
-    /// Whether what was read may be a list: there was a header or a rule, or nothing but remarks.
+    /// Whether the bytes so far look like a list: there is a header or a rule, or nothing but comments.
     pub fn is_list(&self) -> bool {
-        let held = self.held.as_deref().unwrap_or_default();
-        let says_something = |line: &[u8]| !trimmed(line).is_empty() && !trimmed(line).starts_with(b"#");
-        let lines = held.split(|byte| *byte == b'\n').chain([&self.partial[..]]);
-        self.decided || self.last().is_some() || !lines.into_iter().any(says_something)
+        let header_candidate = self.header_candidate.as_deref().unwrap_or_default();
+        let has_content = |line: &[u8]| !trimmed(line).is_empty() && !trimmed(line).starts_with(b"#");
+        let lines = header_candidate.split(|byte| *byte == b'\n').chain([&self.partial[..]]);
+        self.decided || self.last().is_some() || !lines.into_iter().any(has_content)
     }
 
-    /// How many lines ended.
+    /// The number of complete lines.
     pub fn lines(&self) -> u64 {
         self.lines
     }
@@ -91,33 +91,36 @@ impl Parser {
         }
     }
 
-    fn line(&mut self, line: &[u8], show: &mut dyn FnMut(u64, Read)) -> Result<(), HeaderError> {
+    fn line(&mut self, line: &[u8], show: &mut dyn FnMut(u64, ParsedLine)) -> Result<(), HeaderError> {
         if self.decided {
-            if let Some(read) = read(line) {
-                show(self.lines, read);
+            if let Some(parsed) = parse_line(line) {
+                show(self.lines, parsed);
             }
             return Ok(());
         }
         if trimmed(line) == b"---" {
             self.decided = true;
-            let held = self.held.take().unwrap_or_default();
-            let text = String::from_utf8_lossy(&held);
+            let header_candidate = self.header_candidate.take().unwrap_or_default();
+            let text = String::from_utf8_lossy(&header_candidate);
             self.header = Some(Header::parse(text.lines())?);
             return Ok(());
         }
-        let held = self.held.get_or_insert_default();
-        held.extend_from_slice(line);
-        held.push(b'\n');
-        // Who begins with rules has no header, and neither has who would have one that long.
-        if begins_rule(line) || held.len() > HEADER_BYTES_MAX {
+        let header_candidate = self.header_candidate.get_or_insert_default();
+        header_candidate.extend_from_slice(line);
+        header_candidate.push(b'\n');
+        // A list that begins with a rule, or whose header would be too long, has no header.
+        if begins_rule(line) || header_candidate.len() > HEADER_BYTES_MAX {
             self.decided = true;
-            let held = self.held.take().unwrap_or_default();
-            let first = self.lines - held.iter().filter(|byte| **byte == b'\n').count() as u64;
-            for (line, number) in
-                held.strip_suffix(b"\n").unwrap_or(&held).split(|byte| *byte == b'\n').zip(first + 1..)
+            let header_candidate = self.header_candidate.take().unwrap_or_default();
+            let first = self.lines - header_candidate.iter().filter(|byte| **byte == b'\n').count() as u64;
+            for (line, number) in header_candidate
+                .strip_suffix(b"\n")
+                .unwrap_or(&header_candidate)
+                .split(|byte| *byte == b'\n')
+                .zip(first + 1..)
             {
-                if let Some(read) = read(line) {
-                    show(number, read);
+                if let Some(parsed) = parse_line(line) {
+                    show(number, parsed);
                 }
             }
         }
@@ -125,18 +128,18 @@ impl Parser {
     }
 }
 
-/// Whether a line is no part of a header.
+/// Whether a line is a rule, and not part of a header.
 fn begins_rule(line: &[u8]) -> bool {
     let line = trimmed(line);
     line.starts_with(b"/") || [b"!/", b"+/", b"-/"].iter().any(|sign| line.starts_with(*sign))
 }
 
-/// A line without what editors put around it: white space, and a mark of the encoding before the first.
+/// A line without white space around it, and without a byte order mark.
 fn trimmed(line: &[u8]) -> &[u8] {
     line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii()
 }
 
-fn read(line: &[u8]) -> Option<Read> {
+fn parse_line(line: &[u8]) -> Option<ParsedLine> {
     match str::from_utf8(trimmed(line)) {
         Ok(line) => Rule::parse(line).transpose(),
         Err(_) => Some(Err(RuleError::NotText)),

@@ -9,48 +9,48 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use std::fmt;
 use std::sync::LazyLock;
 
-/// What a path in a rule need not encode. A star at its end would be a wildcard, so every star is encoded.
+/// The characters that are encoded in the path of a rule. A trailing asterisk is a wildcard, so asterisks are encoded.
 const PATH: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/').remove(b'+').remove(b'=');
-/// What the value of a hint need not encode: everything but white space, control characters and `%` itself.
+/// The characters that are encoded in the value of a hint: white space, control characters and `%`.
 const HINT: &AsciiSet = &percent_encoding::CONTROLS.add(b' ').add(b'%');
 
-/// The longest text of a multihash worth decoding, in bytes: one of 128 bytes in base16. Base58 takes the square of its length.
+/// The maximum length of a multihash as text, in bytes: 128 bytes in base16. Decoding base58 takes quadratic time.
 const HASH_TEXT_BYTES_MAX: usize = 300;
 
-/// One line that says what is withheld, or, as an exception from earlier ones, is not.
+/// One rule: denies content, or is an exception from earlier rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Whether this is an exception (`!`).
     pub allows: bool,
-    /// What it is about.
+    /// The subject of the rule.
     pub target: Target,
-    /// What else it says, in its order: `reason=…`, `status=451` and whatever others may understand.
+    /// The hints, in order: `reason=…`, `status=451`, and others, which are kept.
     pub hints: Vec<(String, String)>,
 }
 
-/// What a rule is about.
+/// The subject of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// `/ipfs/CID…`: content by the multihash of its root, whatever its codec.
     Content {
         /// The multihash.
         hash: Multihash,
-        /// Which paths from there.
+        /// The paths below the root.
         path: PathPattern,
     },
     /// `/ipns/NAME…`: a key or a domain with a DNSLink.
     Name {
         /// The name.
         name: Name,
-        /// Which paths from there.
+        /// The paths below the name.
         path: PathPattern,
     },
-    /// `//HASH`: whatever has a text with this hash.
+    /// `//HASH`: content or a name by the hash of its text.
     Double {
-        /// The hash. A text may be readable as two different ones, and then stands for both.
+        /// The hash. A text may be valid in two encodings; then the rule is for both hashes.
         hash: Multihash,
-        /// The other reading.
+        /// The hash in the other encoding.
         other: Option<Multihash>,
     },
 }
@@ -58,51 +58,51 @@ pub enum Target {
 /// Paths below a root.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PathPattern {
-    /// Decoded, without slashes at its ends; empty for the root itself.
+    /// The decoded path without leading and trailing slashes; empty for the root itself.
     pub text: String,
-    /// Whether everything that begins with the text is meant.
+    /// Whether all paths with this prefix match.
     pub prefix: bool,
 }
 
-/// Why a line is no rule.
+/// Why a line is not a valid rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// It begins with nothing that rules begin with.
-    #[error("a rule begins with /ipfs/, /ipns/ or //, or with ! before one of these")]
+    /// The line has an unknown prefix.
+    #[error("a rule must begin with /ipfs/, /ipns/ or //, or with ! before one of these")]
     Kind,
-    /// What follows `/ipfs/` is no CID or multihash that could be served.
+    /// The root after `/ipfs/` is not a CID or multihash that can be served.
     #[error("{0}")]
     Cid(String),
-    /// What follows `/ipns/` is no name.
+    /// The root after `/ipns/` is not a name.
     #[error("{0}")]
     Name(String),
-    /// The path is no path.
-    #[error("the path is not percent-encoded UTF-8 text, or leads upwards")]
+    /// The path is invalid.
+    #[error("the path must be percent-encoded UTF-8 text without \"..\"")]
     Path,
-    /// What follows `//` is no hash.
-    #[error("a double hash is a base58 multihash of an accepted function, or a SHA-256 in 64 hexadecimal digits")]
+    /// The text after `//` is not a hash.
+    #[error("a double hash must be a base58 multihash of an accepted function, or a SHA-256 in 64 hexadecimal digits")]
     Double,
-    /// The line is not text.
+    /// The line is not UTF-8.
     #[error("the line is not UTF-8 text")]
     NotText,
     /// The line is too long.
     #[error("the line is longer than {max} bytes")]
     TooLong {
-        /// How long it may be.
+        /// The maximum, in bytes.
         max: usize,
     },
-    /// The rule would withhold empty files and directories.
-    #[error("the rule is about an empty file or directory, which is no content and which much relies on")]
+    /// The rule would deny empty files and directories.
+    #[error("the rule would deny an empty file or directory, which many sites have")]
     Empty,
-    /// The list uses more hash functions for its double hashes than are computed for each check.
+    /// The list has double hashes of too many functions, each of which is computed for every check.
     #[error("the list has double hashes of more than {max} functions")]
     Functions {
-        /// How many may be used.
+        /// The maximum.
         max: usize,
     },
 }
 
-/// CIDs of what is empty, by whatever codec. A list that withholds them breaks every site.
+/// The multihashes of empty files, directories and documents. Denying them would break many sites.
 static EMPTY: LazyLock<Vec<Multihash>> = LazyLock::new(|| {
     let texts = [
         "QmUNLLsPACCz1vLxQVkXqqLX5R1X345qqfHbsf67hvA3Nn",
@@ -117,15 +117,15 @@ static EMPTY: LazyLock<Vec<Multihash>> = LazyLock::new(|| {
 });
 
 impl Rule {
-    /// A rule that withholds, without hints.
+    /// A rule that denies content, without hints.
     pub fn deny(target: Target) -> Self {
         Self { allows: false, target, hints: Vec::new() }
     }
 
-    /// Reads a line. `None` for one that says nothing: empty, or a comment.
+    /// Parses a line; `None` for empty lines and comments.
     ///
     /// # Errors
-    /// [`RuleError`] says what is wrong with it.
+    /// [`RuleError`] when the rule is invalid.
     pub fn parse(line: &str) -> Result<Option<Self>, RuleError> {
         let mut words = line.split_ascii_whitespace();
         let Some(first) = words.next().filter(|first| !first.starts_with('#')) else { return Ok(None) };
@@ -141,25 +141,25 @@ impl Rule {
         Ok(Some(Self { allows, target, hints }))
     }
 
-    /// What a hint says, decoded.
+    /// The decoded value of a hint.
     pub fn hint(&self, name: &str) -> Option<String> {
         let (_, value) = self.hints.iter().find(|(own, _)| own == name)?;
         Some(percent_decode_str(value).decode_utf8_lossy().into_owned())
     }
 
-    /// Adds a hint. White space in it is encoded.
+    /// Adds a hint, and encodes its value.
     pub fn with_hint(mut self, name: &str, value: &str) -> Self {
         self.hints.push((name.to_owned(), utf8_percent_encode(value, HINT).to_string()));
         self
     }
 
-    /// How content is refused, if the rule says so.
+    /// How content is denied, if the rule has a status.
     pub fn status(&self) -> Option<Verdict> {
         status_of(self.hints.iter().map(|(name, value)| (name.as_str(), value.as_str())))
     }
 }
 
-/// How content is refused, if hints say so: `status=410` or `status=451`, or the same by other names that are in use.
+/// The status in hints, if there is one: `status=410` or `status=451`, or the same under other common names.
 pub(super) fn status_of<'a>(hints: impl Iterator<Item = (&'a str, &'a str)>) -> Option<Verdict> {
     let mut hints = hints.filter(|(name, _)| matches!(*name, "status" | "gateway_status" | "http_status"));
     hints.find_map(|(_, value)| match value {
@@ -169,17 +169,17 @@ pub(super) fn status_of<'a>(hints: impl Iterator<Item = (&'a str, &'a str)>) -> 
     })
 }
 
-/// `name=value`, or `name:value` as the specification's prose has it.
+/// Parses a hint: `name=value`, or `name:value` as in the prose of the specification.
 fn hint(word: &str) -> Option<(String, String)> {
     let (name, value) = word.split_once(['=', ':'])?;
     (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
 }
 
 impl Target {
-    /// Reads what a rule is about.
+    /// Parses the subject of a rule.
     ///
     /// # Errors
-    /// [`RuleError`] says what is wrong with it.
+    /// [`RuleError`] when it is invalid.
     pub fn parse(item: &str) -> Result<Self, RuleError> {
         if let Some(hash) = item.strip_prefix("//") {
             return double(hash);
@@ -193,13 +193,13 @@ impl Target {
         Ok(Self::Name { name: parse_name(root)?, path: PathPattern::parse(path)? })
     }
 
-    /// Whether this is all of something that is empty.
+    /// Whether the subject is a whole empty file, directory or document.
     fn is_empty_content(&self) -> bool {
         matches!(self, Self::Content { hash, path } if path.text.is_empty() && EMPTY.contains(hash))
     }
 }
 
-/// The multihash of a CID of any kind, or a multihash in base58, which only those of SHA-256 are CIDs as well.
+/// The multihash of a CID, or a multihash in base58. Only the latter of SHA-256 are also CIDs (version 0).
 fn content_hash(text: &str) -> Result<Multihash, RuleError> {
     let error = match cid::parse(text) {
         Ok(cid) => return Ok(*cid.hash()),
@@ -212,7 +212,7 @@ fn content_hash(text: &str) -> Result<Multihash, RuleError> {
     bare.filter(is_double_hash).ok_or_else(|| RuleError::Cid(error.to_string()))
 }
 
-/// A key in any spelling, or a domain, which may be written as one label.
+/// Parses a key in any encoding, or a domain, which may be inlined as one label.
 fn parse_name(text: &str) -> Result<Name, RuleError> {
     let decoded = percent_decode_str(text).decode_utf8().map_err(|_| RuleError::Path)?;
     let name = Name::parse(&decoded).or_else(|error| match decoded.contains('.') {
@@ -222,7 +222,7 @@ fn parse_name(text: &str) -> Result<Name, RuleError> {
     name.map_err(|error| RuleError::Name(error.to_string()))
 }
 
-/// Whether a multihash may be the hash of a text that names something.
+/// Whether a multihash may be a double hash.
 fn is_double_hash(hash: &Multihash) -> bool {
     hash.code() != hashes::IDENTITY && hashes::check_accepted(hash).is_ok()
 }
@@ -244,12 +244,12 @@ fn double(text: &str) -> Result<Target, RuleError> {
 }
 
 impl PathPattern {
-    /// Exactly this path, decoded.
+    /// Matches exactly this decoded path.
     pub fn exact(segments: &[String]) -> Self {
         Self { text: segments.join("/"), prefix: false }
     }
 
-    /// Reads the part of a rule behind its root. Whether it ends in a star is told before it is decoded.
+    /// Parses the path of a rule. A trailing asterisk is recognised before decoding.
     fn parse(raw: &str) -> Result<Self, RuleError> {
         let (raw, prefix) = match raw.strip_suffix('*') {
             Some(raw) => (raw, true),
@@ -269,7 +269,7 @@ impl PathPattern {
         Ok(Self { text, prefix })
     }
 
-    /// Whether a path, decoded and without slashes at its ends, is meant.
+    /// Whether a path matches, which is decoded and without leading and trailing slashes.
     pub fn matches(&self, path: &str) -> bool {
         if self.prefix { path.starts_with(&self.text) } else { path == self.text }
     }

@@ -1,27 +1,27 @@
-//! Many rules, sorted, in layers that are added and merged: [`Layers`].
+//! Sorted runs of rules in layers that are appended and merged, as in a log-structured merge tree: [`Layers`].
 //!
-//! What a list has is one large run as a rule, and what was appended to it are a few small ones. A run is never changed, so that
-//! readers, the list as it was and the list as it is share them; whenever one has grown to a fraction of the one before it,
-//! the two are merged, so that there are few.
+//! A list usually has one large run, and a few small ones that were appended. Runs are immutable, so that readers and
+//! snapshots of the list share them. When a run has grown to a fraction of the one before it, the two are merged, so
+//! that there are few runs.
 //!
-//! A run of keys alone takes 20.5 bytes for each: the key, a [`Mark`], and a part of an index by the key's first bits, which
-//! makes a look-up two reads of memory. A path takes 48 bytes and its text.
+//! A run of keys takes 20.5 bytes for each: the key, a [`RuleInfo`], and a part of an index by the first bits of the keys,
+//! with which a look-up takes two memory accesses. A path takes 48 bytes and its text.
 
 use super::keys::Key;
 use crate::policy::Verdict;
 use std::sync::Arc;
 
-/// What is known of a rule besides what it is about: its line, whether it is an exception, and how content is refused.
+/// The properties of a rule: its line, whether it is an exception, and how content is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mark(u32);
+pub(super) struct RuleInfo(u32);
 
-impl Mark {
+impl RuleInfo {
     const ALLOWS: u32 = 1 << 31;
     const GONE: u32 = 1 << 29;
     const LEGAL: u32 = 2 << 29;
     const LINE: u32 = (1 << 29) - 1;
 
-    /// Lines beyond the largest number that there is room for are all that one.
+    /// Line numbers beyond the maximum are stored as the maximum.
     pub(super) fn new(line: u64, allows: bool, status: Option<Verdict>) -> Self {
         let line = u32::try_from(line).unwrap_or(Self::LINE).min(Self::LINE);
         let status = match status {
@@ -40,7 +40,7 @@ impl Mark {
         self.0 & Self::ALLOWS != 0
     }
 
-    /// What the rule comes to, in a list that refuses in the way of `default`.
+    /// The verdict of the rule, in a list with the status `default`.
     pub(super) fn verdict(self, default: Verdict) -> Verdict {
         match self.0 & (Self::ALLOWS | Self::GONE | Self::LEGAL) {
             0 => default,
@@ -50,20 +50,20 @@ impl Mark {
         }
     }
 
-    /// The one that counts of two that match.
+    /// The later one of two matching rules.
     pub(super) fn later(self, other: Self) -> Self {
         if self.line() > other.line() { self } else { other }
     }
 }
 
-/// A path that rules are about.
+/// The path of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Path {
-    /// Its root.
+    /// The key of its root.
     pub(super) key: Key,
     pub(super) text: Arc<str>,
     pub(super) prefix: bool,
-    pub(super) mark: Mark,
+    pub(super) info: RuleInfo,
 }
 
 impl Path {
@@ -74,43 +74,44 @@ impl Path {
 
 /// A sorted run.
 pub(super) trait Run: Sized {
-    /// What it is made of.
+    /// The type of the entries.
     type Entry;
 
-    /// Sorts entries; of several that are about the same, the last line counts.
+    /// Sorts entries; of several with the same key, the last line wins.
     fn of(entries: Vec<Self::Entry>) -> Self;
 
-    /// Both together.
+    /// The merge of both runs.
     fn merged(&self, other: &Self) -> Self;
 
     fn len(&self) -> usize;
 }
 
-/// Keys and their marks.
+/// A run of keys with their marks.
 #[derive(Debug)]
 pub(super) struct Keys {
     keys: Vec<Key>,
-    marks: Vec<Mark>,
-    /// Where the keys begin that begin with each number of `bits` bits.
+    infos: Vec<RuleInfo>,
+    /// For each prefix of `bits` bits, the index of the first key with it.
     index: Vec<u32>,
     bits: u32,
 }
 
 impl Keys {
-    fn sorted(entries: impl Iterator<Item = (Key, Mark)>, capacity: usize) -> Self {
-        let (mut keys, mut marks): (Vec<Key>, Vec<Mark>) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        for (key, mark) in entries {
-            match (keys.last(), marks.last_mut()) {
-                (Some(last), Some(known)) if *last == key => *known = known.later(mark),
+    fn sorted(entries: impl Iterator<Item = (Key, RuleInfo)>, capacity: usize) -> Self {
+        let (mut keys, mut infos): (Vec<Key>, Vec<RuleInfo>) =
+            (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        for (key, info) in entries {
+            match (keys.last(), infos.last_mut()) {
+                (Some(last), Some(existing)) if *last == key => *existing = existing.later(info),
                 _ => {
                     keys.push(key);
-                    marks.push(mark);
+                    infos.push(info);
                 }
             }
         }
         keys.shrink_to_fit();
-        marks.shrink_to_fit();
-        // Eight keys for each number on average.
+        infos.shrink_to_fit();
+        // Eight keys for each prefix on average.
         let bits = (keys.len() / 8).next_power_of_two().trailing_zeros();
         let mut index = Vec::with_capacity((1 << bits) + 1);
         for bucket in 0..1_u64 << bits {
@@ -119,23 +120,25 @@ impl Keys {
             index.push(u32::try_from(from + keys[from..].partition_point(before)).unwrap_or(u32::MAX));
         }
         index.push(u32::try_from(keys.len()).unwrap_or(u32::MAX));
-        Self { keys, marks, index, bits }
+        Self { keys, infos, index, bits }
     }
 
-    /// What is known of a key.
-    pub(super) fn find(&self, key: Key) -> Option<Mark> {
+    /// The mark of a key.
+    pub(super) fn find(&self, key: Key) -> Option<RuleInfo> {
         let bucket = usize::try_from(bucket_of(key, self.bits)).ok()?;
         let (from, to) = (*self.index.get(bucket)? as usize, *self.index.get(bucket + 1)? as usize);
         let at = self.keys.get(from..to)?.binary_search(&key).ok()?;
-        self.marks.get(from + at).copied()
+        self.infos.get(from + at).copied()
     }
 
-    fn iter(&self) -> impl Iterator<Item = (Key, Mark)> {
-        self.keys.iter().copied().zip(self.marks.iter().copied())
+    fn iter(&self) -> impl Iterator<Item = (Key, RuleInfo)> {
+        self.keys.iter().copied().zip(self.infos.iter().copied())
     }
 
     fn memory_bytes(&self) -> usize {
-        self.keys.capacity() * size_of::<Key>() + self.marks.capacity() * size_of::<Mark>() + self.index.capacity() * 4
+        self.keys.capacity() * size_of::<Key>()
+            + self.infos.capacity() * size_of::<RuleInfo>()
+            + self.index.capacity() * 4
     }
 }
 
@@ -144,16 +147,16 @@ fn bucket_of(key: Key, bits: u32) -> u64 {
 }
 
 impl Run for Keys {
-    type Entry = (Key, Mark);
+    type Entry = (Key, RuleInfo);
 
-    fn of(mut entries: Vec<(Key, Mark)>) -> Self {
+    fn of(mut entries: Vec<(Key, RuleInfo)>) -> Self {
         entries.sort_unstable_by_key(|(key, _)| *key);
         let capacity = entries.len();
         Self::sorted(entries.into_iter(), capacity)
     }
 
     fn merged(&self, other: &Self) -> Self {
-        Self::sorted(both(self.iter(), other.iter(), |a, b| a.0 <= b.0), self.len() + other.len())
+        Self::sorted(merge_sorted(self.iter(), other.iter(), |a, b| a.0 <= b.0), self.len() + other.len())
     }
 
     fn len(&self) -> usize {
@@ -161,7 +164,7 @@ impl Run for Keys {
     }
 }
 
-/// Paths, by root and text.
+/// A run of paths, sorted by root and text.
 #[derive(Debug)]
 pub(super) struct Paths(Vec<Path>);
 
@@ -170,7 +173,7 @@ impl Paths {
         let mut run: Vec<Path> = Vec::with_capacity(capacity);
         for path in paths {
             match run.last_mut() {
-                Some(last) if last.order() == path.order() => last.mark = last.mark.later(path.mark),
+                Some(last) if last.order() == path.order() => last.info = last.info.later(path.info),
                 _ => run.push(path),
             }
         }
@@ -178,7 +181,7 @@ impl Paths {
         Self(run)
     }
 
-    /// Those of a root.
+    /// The paths of a root.
     pub(super) fn of_root(&self, key: Key) -> &[Path] {
         let from = self.0.partition_point(|path| path.key < key);
         let rest = &self.0[from..];
@@ -191,25 +194,25 @@ impl Paths {
     }
 }
 
-/// Of the paths of one root, what counts for a path.
-pub(super) fn match_path(of_root: &[Path], path: &str) -> Option<Mark> {
-    /// So many are looked at one by one.
-    const FEW: usize = 64;
+/// The mark of the rule that matches a path, among the paths of its root.
+pub(super) fn match_path(of_root: &[Path], path: &str) -> Option<RuleInfo> {
+    /// Up to so many paths are searched linearly.
+    const LINEAR_SEARCH_MAX: usize = 64;
     let matches = |rule: &&Path| if rule.prefix { path.starts_with(&*rule.text) } else { path == &*rule.text };
-    if of_root.len() <= FEW {
-        return of_root.iter().filter(matches).map(|rule| rule.mark).reduce(Mark::later);
+    if of_root.len() <= LINEAR_SEARCH_MAX {
+        return of_root.iter().filter(matches).map(|rule| rule.info).reduce(RuleInfo::later);
     }
     let find = |text: &str, prefix: bool| {
         let at = of_root.binary_search_by(|rule| (&*rule.text, rule.prefix).cmp(&(text, prefix))).ok()?;
-        Some(of_root.get(at)?.mark)
+        Some(of_root.get(at)?.info)
     };
     let beginnings = path.char_indices().map(|(end, _)| end).chain([path.len()]);
     let prefixes = beginnings.filter_map(|end| find(&path[..end], true));
-    prefixes.chain(find(path, false)).reduce(Mark::later)
+    prefixes.chain(find(path, false)).reduce(RuleInfo::later)
 }
 
-/// Of the paths of one root, those that lie below a path.
-pub(super) fn below<'a>(of_root: &'a [Path], path: &str) -> impl Iterator<Item = &'a Path> + use<'a> {
+/// The paths below a path, among those of its root.
+pub(super) fn paths_below<'a>(of_root: &'a [Path], path: &str) -> impl Iterator<Item = &'a Path> + use<'a> {
     let above = if path.is_empty() { String::new() } else { format!("{path}/") };
     let from = of_root.partition_point(|rule| *rule.text < *above);
     of_root[from..].iter().take_while(move |rule| rule.text.starts_with(&above)).filter(|rule| !rule.text.is_empty())
@@ -225,7 +228,7 @@ impl Run for Paths {
     }
 
     fn merged(&self, other: &Self) -> Self {
-        let paths = both(self.0.iter().cloned(), other.0.iter().cloned(), |a, b| a.order() <= b.order());
+        let paths = merge_sorted(self.0.iter().cloned(), other.0.iter().cloned(), |a, b| a.order() <= b.order());
         Self::sorted(paths, self.len() + other.len())
     }
 
@@ -234,8 +237,8 @@ impl Run for Paths {
     }
 }
 
-/// Two sorted sequences as one.
-fn both<T>(
+/// Merges two sorted sequences.
+fn merge_sorted<T>(
     a: impl Iterator<Item = T>,
     b: impl Iterator<Item = T>,
     in_order: fn(&T, &T) -> bool,
@@ -248,7 +251,7 @@ fn both<T>(
     })
 }
 
-/// Runs, the largest first. Clones share them.
+/// Runs, from the largest to the smallest. Clones share them.
 #[derive(Debug)]
 pub(super) struct Layers<R>(Vec<Arc<R>>);
 
@@ -264,17 +267,17 @@ impl<R> Default for Layers<R> {
     }
 }
 
-/// A run is merged with the one before it when that is not so many times larger.
-const FACTOR: usize = 8;
+/// A run is merged into the one before it unless that is at least so many times larger.
+const MERGE_FACTOR: usize = 8;
 
 impl<R: Run> Layers<R> {
-    /// Adds entries. What is there is copied only as far as it is of their size, so that each is copied a few times in all.
+    /// Appends entries. Runs of similar size are merged, so that each entry is copied a few times in all.
     pub(super) fn add(&mut self, entries: Vec<R::Entry>) {
         if entries.is_empty() {
             return;
         }
         let mut run = R::of(entries);
-        while let Some(last) = self.0.pop_if(|last| last.len() < FACTOR * run.len()) {
+        while let Some(last) = self.0.pop_if(|last| last.len() < MERGE_FACTOR * run.len()) {
             run = last.merged(&run);
         }
         self.0.push(Arc::new(run));

@@ -1,5 +1,5 @@
 use super::keys::{self, of_double};
-use super::runs::{Keys, Layers, Mark};
+use super::runs::{Keys, Layers, RuleInfo};
 use super::*;
 use crate::cid::{self, Cid, Multihash, codec};
 use crate::hashes;
@@ -49,7 +49,7 @@ fn multihash_of(code: u64, bytes: usize, text: &str) -> String {
 }
 
 #[test]
-fn lines_are_read_as_the_specification_has_them() {
+fn lines_are_parsed_as_in_the_specification() {
     let good = [
         (format!("/ipfs/{ROOT}"), format!("/ipfs/{}", Cid::new_v1(codec::RAW, *cid(ROOT).hash()))),
         (format!("/ipfs/{OTHER}/"), format!("/ipfs/{}", Cid::new_v1(codec::RAW, *cid(OTHER).hash()))),
@@ -105,10 +105,11 @@ fn lines_are_read_as_the_specification_has_them() {
 }
 
 #[test]
-fn hints_say_how_content_is_refused() {
+fn the_status_hint_sets_the_verdict() {
     let list = format!(
-        "version: 1\nname: \"Some list\" # remark\ndescription: >\n  In two\n  lines\nauthor: me@example.org\nunknown: [a]\n\
-         hints:\n  status: 451\n  other: 'x'\n---\n/ipfs/{ROOT}\n/ipfs/{OTHER} status=410 reason=a%20b\n/ipns/{KEY}\n"
+        "version: 1\nname: \"Some list\" # remark\ndescription: >\n  In two\n  lines\nauthor: me@example.org\n\
+         unknown: [a]\nhints:\n  status: 451\n  other: 'x'\n---\n/ipfs/{ROOT}\n\
+         /ipfs/{OTHER} status=410 reason=a%20b\n/ipns/{KEY}\n"
     );
     let read = List::parse(list.as_bytes()).expect("a list");
     let header = read.header();
@@ -129,7 +130,7 @@ fn hints_say_how_content_is_refused() {
     assert_eq!(List::parse(b"version: 2\n---\n").map(|_| ()), Err(HeaderError::Version));
 }
 
-/// Examples of the specification's test suite (<https://github.com/ipfs-shipyard/nopfs/tree/master/tester>), by its numbers.
+/// Examples of the specification's test suite (<https://github.com/ipfs-shipyard/nopfs/tree/master/tester>).
 #[test]
 fn examples_of_the_specification_hold() {
     let list = "---\n\
@@ -217,23 +218,23 @@ fn examples_of_the_specification_hold() {
 }
 
 #[test]
-fn a_block_is_refused_by_whatever_codec_it_is_asked_for() {
+fn a_block_is_denied_under_every_codec() {
     let legacy = format!("//{}\n", sha256_hex(&format!("{OTHER}/")));
     let matcher = matcher(&[&legacy]);
     for codec in [codec::DAG_PB, codec::RAW, codec::DAG_CBOR, codec::DAG_JSON, codec::CBOR, 0x1234] {
         let cid = Cid::new_v1(codec, *cid(OTHER).hash());
-        // Twice, for what is remembered.
+        // Checked twice, to test the cache.
         assert_eq!((matcher.check(&cid), matcher.check(&cid)), (Verdict::Gone, Verdict::Gone), "{codec:x}");
         assert_eq!((matcher.check(&content(1)), matcher.check(&content(1))), (Verdict::Allow, Verdict::Allow));
     }
     let odd = Cid::new_v1(0x1234, *cid(ROOT).hash());
     let matcher = self::matcher(&[&format!("//{}\n", sha256_hex(&format!("{odd}/")))]);
     assert_eq!(matcher.check(&cid(ROOT)), Verdict::Allow);
-    assert_eq!(matcher.check(&odd), Verdict::Gone, "what is remembered of usual codecs says nothing of others");
+    assert_eq!(matcher.check(&odd), Verdict::Gone, "cached verdicts on common codecs do not apply to others");
 }
 
 #[test]
-fn the_last_rule_of_the_last_list_that_has_one_counts() {
+fn the_last_rule_of_the_last_list_wins() {
     let (deny, allow) = (format!("/ipfs/{ROOT}/a*\n"), format!("!/ipfs/{ROOT}/ab\n"));
     let address = format!("/ipfs/{ROOT}/ab");
     let table = [
@@ -256,7 +257,7 @@ fn the_last_rule_of_the_last_list_that_has_one_counts() {
 }
 
 #[test]
-fn what_lies_below_is_found() {
+fn denied_paths_below_a_path_are_found() {
     let list =
         format!("/ipfs/{ROOT}/a/b/secret\n/ipfs/{ROOT}/c*\n/ipfs/{ROOT}/d/e\n!/ipfs/{ROOT}/d/*\n/ipfs/{OTHER}/*\n");
     let matcher = matcher(&[&list]);
@@ -265,7 +266,7 @@ fn what_lies_below_is_found() {
     for path in ["a/b/secret", "a/bc", "b", "d", "d/e"] {
         assert_eq!(below(path), Verdict::Allow, "{path}");
     }
-    // An exception of one path leaves what else begins so.
+    // An exception for one path does not cover longer paths.
     let except = self::matcher(&[&format!("/ipfs/{ROOT}/a*\n!/ipfs/{ROOT}/a\n")]);
     assert_eq!(except.check_path(&cid(ROOT), "a"), Verdict::Allow);
     for path in ["", "a"] {
@@ -276,7 +277,7 @@ fn what_lies_below_is_found() {
 }
 
 #[test]
-fn a_list_is_read_as_it_comes_and_as_it_grows() {
+fn a_list_is_parsed_incrementally_and_as_it_grows() {
     let first = format!("version: 1\n---\n# remark\n/ipfs/{ROOT}\nnonsense\n\n/ipfs/{OTHER}/a");
     let mut builder = ListBuilder::default();
     for byte in first.as_bytes() {
@@ -299,7 +300,7 @@ fn a_list_is_read_as_it_comes_and_as_it_grows() {
 }
 
 #[test]
-fn whatever_is_no_rule_is_counted_with_its_line() {
+fn invalid_lines_are_counted_and_reported() {
     let long = "x".repeat(LINE_BYTES_MAX + 1);
     let mut text = format!("# no header\n{long}\n/ipfs/{ROOT}\r\n").into_bytes();
     text.extend(b"\xff\xfe\n---\n");
@@ -310,7 +311,7 @@ fn whatever_is_no_rule_is_counted_with_its_line() {
     let many = "nonsense\n".repeat(1_000);
     let list = List::parse(format!("/ipfs/{ROOT}\n{many}").as_bytes()).expect("reads");
     assert_eq!((list.malformed(), list.reported().len()), (1_000, 100));
-    // Each function costs a hash for every block that is served.
+    // Each function costs a hash computation for every check of a block.
     let functions = [(0x13, 64), (0x14, 64), (0x15, 48), (0x16, 32), (0x1b, 32)];
     let doubles: String = functions.map(|(code, bytes)| format!("//{}\n", multihash_of(code, bytes, "x"))).concat();
     let list = List::parse(doubles.as_bytes()).expect("reads");
@@ -318,18 +319,18 @@ fn whatever_is_no_rule_is_counted_with_its_line() {
 }
 
 #[test]
-fn layers_stay_few_and_keep_the_last_line() {
+fn layers_are_merged_and_keep_the_last_line() {
     let mut layers = Layers::<Keys>::default();
     for round in 0..500_u64 {
         let key = |n: u64| of_double(content(n).hash());
-        layers.add(vec![(key(round), Mark::new(round, false, None)), (key(7), Mark::new(round, true, None))]);
+        layers.add(vec![(key(round), RuleInfo::new(round, false, None)), (key(7), RuleInfo::new(round, true, None))]);
     }
     assert!(layers.iter().count() <= 5, "{}", layers.iter().count());
     let found: Vec<_> = layers.iter().filter_map(|run| run.find(of_double(content(7).hash()))).collect();
-    assert_eq!(found.into_iter().reduce(Mark::later), Some(Mark::new(499, true, None)));
+    assert_eq!(found.into_iter().reduce(RuleInfo::later), Some(RuleInfo::new(499, true, None)));
 }
 
-/// How much a rule may vary.
+/// Random rules.
 fn rules() -> impl Strategy<Value = Rule> {
     let root = prop_oneof![(0..4_u64).prop_map(content), Just(cid(ROOT)), Just(cid("bafkqaddjnzzxazldoqwxizltoq"))];
     let name = prop_oneof![Just(KEY), Just("a.example"), Just("b.example")];
@@ -357,7 +358,7 @@ fn rules() -> impl Strategy<Value = Rule> {
     (any::<bool>(), target, hints).prop_map(|(allows, target, hints)| Rule { allows, target, hints })
 }
 
-/// What is decided by looking at every rule, the last first.
+/// The verdict of a linear search from the last rule to the first.
 fn naive(lists: &[Vec<Rule>], matches: impl Fn(&Target) -> bool) -> Verdict {
     let rule = lists.iter().rev().find_map(|list| list.iter().rev().find(|rule| matches(&rule.target)));
     match rule {
@@ -373,14 +374,15 @@ fn double_is_of(hash: &Multihash, texts: &[String]) -> bool {
 
 proptest! {
     #[test]
-    fn a_rule_that_is_printed_is_read_as_it_was(rule in rules()) {
+    fn a_displayed_rule_parses_to_the_same_rule(rule in rules()) {
         let printed = rule.to_string();
         prop_assert_eq!(Rule::parse(&printed), Ok(Some(rule)), "{}", printed);
     }
 
     #[test]
-    fn nothing_that_is_read_panics(
-        text in "(version: [01]\nhints:\n  a: b\n---\n)?([!+-]?/{0,2}(ipfs|ipns)?/?[a-zA-Z0-9.%*/-]{0,50} ?[ -~]{0,20}\n){0,4}",
+    fn no_input_panics_and_chunks_do_not_matter(
+        text in "(version: [01]\nhints:\n  a: b\n---\n)?\
+            ([!+-]?/{0,2}(ipfs|ipns)?/?[a-zA-Z0-9.%*/-]{0,50} ?[ -~]{0,20}\n){0,4}",
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         cuts in prop::collection::vec(0..200_usize, 0..3),
     ) {
@@ -406,7 +408,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_decided_is_what_every_rule_read_one_by_one_says(
+    fn the_verdict_is_that_of_a_linear_search(
         lists in prop::collection::vec(prop::collection::vec(rules(), 0..90), 1..4),
         cut in 0..90_usize,
         path in "[ab]{0,2}(/[ab* é]{1,2}){0,2}",
@@ -426,11 +428,14 @@ proptest! {
         for root in roots {
             let b58 = Base::Base58Btc.encode(root.hash().to_bytes());
             for path in ["", path] {
-                let texts = if path.is_empty() { [b58.clone(), format!("{root}/")] } else { [format!("{b58}/{path}"), format!("{root}/{path}")] };
+                let texts = match path {
+                    "" => [b58.clone(), format!("{root}/")],
+                    path => [format!("{b58}/{path}"), format!("{root}/{path}")],
+                };
                 let expected = naive(&lists, |target| match target {
                     Target::Content { hash, path: pattern } => hash == root.hash() && pattern.matches(path),
                     Target::Double { hash, .. } => {
-                        // The older form is of SHA2-256 alone.
+                        // The legacy form uses SHA2-256 only.
                         double_is_of(hash, &texts[..1]) || hash.code() == hashes::SHA2_256 && double_is_of(hash, &texts)
                     }
                     Target::Name { .. } => false,
@@ -440,7 +445,9 @@ proptest! {
             }
             let below = if path.is_empty() { String::new() } else { format!("{path}/") };
             let texts = lists.iter().flatten().filter_map(|rule| match &rule.target {
-                Target::Content { hash, path } if hash == root.hash() => Some([path.text.clone(), format!("{}\0", path.text)]),
+                Target::Content { hash, path } if hash == root.hash() => {
+                    Some([path.text.clone(), format!("{}\0", path.text)])
+                }
                 _ => None,
             });
             let texts = texts.flatten().chain([format!("{below}\0")]);
@@ -459,10 +466,10 @@ proptest! {
     }
 }
 
-/// What a check costs, and what a rule takes. To be run by hand: its numbers are in the modules' texts.
+/// Measures the cost of a check and the size of a rule. Run by hand.
 #[test]
 #[ignore = "measures"]
-fn what_a_check_costs() {
+fn cost_of_a_check() {
     const RULES: u64 = 1_000_000;
     let double = |n: u64| format!("//{}\n", sha256_hex(&format!("{}/", content(n))));
     for kind in ["blocks", "double hashes", "paths"] {
@@ -488,12 +495,14 @@ fn what_a_check_costs() {
         let bytes = list.memory_bytes() as u64 / RULES;
         println!("{kind}: {bytes} bytes a rule, read in {read:?}, one more in {appended:?}");
         let cids: Vec<Cid> = (0..200_000).map(|n| content(2 * RULES + n)).collect();
-        for (what, cids, rounds) in [("strangers", &cids[..], 1), ("a thousand", &cids[..1_000], 200)] {
+        for (what, cids, rounds) in
+            [("uncached blocks", &cids[..], 1), ("a thousand cached blocks", &cids[..1_000], 200)]
+        {
             let start = Instant::now();
             for _ in 0..rounds {
                 assert!(cids.iter().all(|cid| matcher.check(cid) == Verdict::Allow));
             }
-            println!("  block of {what}: {:?}", start.elapsed() / u32::try_from(cids.len() * rounds).expect("small"));
+            println!("  {what}: {:?}", start.elapsed() / u32::try_from(cids.len() * rounds).expect("small"));
         }
         let start = Instant::now();
         assert!(cids[..10_000].iter().all(|cid| matcher.check_path(cid, "some/path") == Verdict::Allow));

@@ -1,30 +1,30 @@
-//! [`Directory`]: entries as a plain directory (<https://specs.ipfs.tech/unixfs/#dag-pb-directory>), or as a HAMT if they
-//! are many.
+//! [`Directory`]: imports entries as a plain directory (<https://specs.ipfs.tech/unixfs/#dag-pb-directory>), or as a
+//! HAMT if there are many.
 //!
-//! Entries may come in any order. Until all are there they are in memory, with some 100 bytes and their name each: a
-//! directory's block has them in the order of their names, and a shard is made when those below it are.
+//! Entries may be added in any order. All of them are kept in memory, with their name and some 100 bytes each, because
+//! a plain directory is sorted by name, and a shard is made after its child shards.
 
 use super::pb::{Message, link_bytes, put_link};
 use super::profile::{Estimate, Sharding};
 use super::{Attributes, BlockSink, ImportError, Naming, Output, Part, hamt};
 use crate::unixfs::Data;
 
-/// A directory that is being made.
+/// A directory that is being imported.
 #[derive(Debug)]
 pub struct Directory {
     sharding: Sharding,
     naming: Naming,
     attributes: Attributes,
     entries: Vec<Entry>,
-    /// The directory's size, as the profile estimates it.
+    /// The size of the directory, as estimated by the profile.
     estimated_bytes: usize,
     file_bytes: u64,
 }
 
-/// A link with a name, kept small.
+/// A named link in a compact form.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// The CID, then the name.
+    /// The CID, followed by the name.
     bytes: Box<[u8]>,
     cid_bytes: usize,
     pub tsize: u64,
@@ -44,7 +44,7 @@ impl Entry {
         &self.bytes[self.cid_bytes..]
     }
 
-    /// What it adds to the estimated size of its directory.
+    /// What the entry adds to the estimated size of its directory, in bytes.
     fn estimated_bytes(&self, estimate: Estimate) -> usize {
         match estimate {
             Estimate::Links => self.bytes.len(),
@@ -66,7 +66,7 @@ impl Directory {
     /// Adds an entry. The name need not be UTF-8.
     ///
     /// # Errors
-    /// [`ImportError::Name`] for a name that no path could lead to.
+    /// [`ImportError::Name`] for a name that is not a valid path segment.
     pub fn add(&mut self, name: &[u8], part: &Part) -> Result<(), ImportError> {
         check_name(name)?;
         let entry = Entry::new(name, part);
@@ -76,10 +76,10 @@ impl Directory {
         Ok(())
     }
 
-    /// Makes the directory's blocks.
+    /// Makes the blocks of the directory.
     ///
     /// # Errors
-    /// [`ImportError`]: among them two entries of the same name.
+    /// [`ImportError`], such as for duplicate names.
     pub fn finish(mut self, sink: &mut dyn BlockSink) -> Result<Part, ImportError> {
         self.entries.sort_unstable_by(|one, other| one.name().cmp(other.name()));
         if let Some([entry, _]) = self.entries.array_windows().find(|[one, other]| one.name() == other.name()) {
@@ -110,11 +110,11 @@ fn message(attributes: Attributes) -> Message<'static> {
     Message { kind: Data::DIRECTORY, attributes, ..Message::default() }
 }
 
-/// Whether a path can lead to an entry of this name (<https://specs.ipfs.tech/unixfs/#dag-pb-directory>).
+/// Checks that a name is a valid path segment (<https://specs.ipfs.tech/unixfs/#dag-pb-directory>).
 pub(super) fn check_name(name: &[u8]) -> Result<(), ImportError> {
     let reason = match name {
         b"" => "it is empty",
-        b"." | b".." => "it stands for a directory in every path",
+        b"." | b".." => "it has a special meaning in paths",
         name if name.contains(&b'/') => "it has a slash",
         name if name.contains(&0) => "it has a zero byte",
         _ => return Ok(()),

@@ -1,27 +1,26 @@
-//! [`File`]: a stream of bytes as a file.
+//! [`File`]: imports a stream of bytes as a file.
 //!
-//! To hash on several threads, take the file apart: push bytes into the chunker; give each chunk to [`Leaves::leaf`], on
-//! any thread; and push the parts that come out into the layout, in the order of the chunks. Which leaf is ready first
-//! does not matter to anything but the caller's patience.
+//! To hash on several threads, use the stages of the file separately: push bytes into the chunker; pass each chunk to
+//! [`Leaves::leaf`], on any thread; and push the resulting leaves into the layout, in the order of the chunks.
 
 use super::chunker::{Chunk, Chunker};
 use super::layout::FileLayout;
 use super::leaf::Leaves;
 use super::{BlockSink, ImportError, Part, send};
 
-/// A file that is being imported: its three stages, and one after the other on one thread.
+/// A file that is being imported: its three stages, which its methods run on one thread.
 #[derive(Debug)]
 pub struct File {
-    /// From bytes to chunks.
+    /// Splits bytes into chunks.
     pub chunker: Chunker,
-    /// From a chunk to its block.
+    /// Makes the block of a chunk.
     pub leaves: Leaves,
-    /// From the parts that leaves are to the root.
+    /// Makes the inner nodes from the leaves.
     pub layout: FileLayout,
 }
 
 impl File {
-    /// Takes the bytes that come next.
+    /// Adds the next bytes.
     ///
     /// # Errors
     /// [`ImportError`], after which the file cannot be finished.

@@ -1,8 +1,8 @@
 //! A sharded directory (HAMT, <https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>).
 //!
-//! Its shape follows from the names alone. With the entries in the order of their hashes, those below a shard stand next
-//! to each other, so the shards are made in one pass, the lower ones first. [`Sharded`] does that without having all entries
-//! in memory: whoever has more of them than that brings them in order.
+//! Its shape follows from the names alone. With the entries sorted by hash, those below a shard are adjacent, so the
+//! shards are made in one pass, from the bottom up. [`Sharded`] does this without all entries in memory: the caller
+//! sorts them.
 
 use super::dir::{Entry, check_name, lossy};
 use super::pb::{Message, put_link};
@@ -10,7 +10,7 @@ use super::{Attributes, BlockSink, ImportError, Naming, Output, Part};
 use crate::unixfs::Data;
 use crate::unixfs::dir::{HASH_BITS, name_hash};
 
-/// Makes the shards of a directory, with a fanout that is a power of two.
+/// Makes the shards of a directory. The fanout is a power of two.
 pub(super) fn finish(
     entries: Vec<Entry>,
     fanout: usize,
@@ -22,8 +22,7 @@ pub(super) fn finish(
     shard(&hashed, HASH_BITS, fanout, attributes, output)
 }
 
-/// Makes the shard of entries whose hashes differ in their last `bits` bits at most. It calls itself until those are used
-/// up, 21 times at most.
+/// Makes the shard of entries whose hashes differ only in their last `bits` bits. Recursive, up to 21 levels.
 fn shard(
     entries: &[(u64, Entry)],
     bits: u32,
@@ -40,8 +39,8 @@ fn shard(
             shard.put(slot, entry.cid(), entry.name(), entry.tsize);
             continue;
         }
-        let below = self::shard(group, bits_below, fanout, Attributes::default(), output)?;
-        shard.put(slot, &below.cid.to_bytes(), &[], below.dag_bytes);
+        let child = self::shard(group, bits_below, fanout, Attributes::default(), output)?;
+        shard.put(slot, &child.cid.to_bytes(), &[], child.dag_bytes);
     }
     shard.finish(attributes, output)
 }
@@ -50,26 +49,26 @@ fn collision(entries: &[(u64, Entry)]) -> ImportError {
     ImportError::HashCollision { name: entries.first().map(|(_, entry)| lossy(entry.name())).unwrap_or_default() }
 }
 
-/// A sharded directory whose entries come in the order of [`Sharded::order`]: in memory are the shards from the root to the
-/// entry that came last.
+/// A sharded directory whose entries are added in the order of [`Sharded::order`]. Only the shards from the root to the
+/// last entry are in memory.
 #[derive(Debug)]
 pub struct Sharded {
     naming: Naming,
     fanout: usize,
     attributes: Attributes,
-    /// The shards that are being filled, the root first.
+    /// The unfinished shards, the root first.
     open: Vec<Shard>,
-    /// The entry that came last, which goes as deep as its neighbours on either side have the same slots.
-    held: Option<(u64, Entry)>,
+    /// The last entry. Its depth depends on the slots of its neighbours on both sides.
+    pending: Option<(u64, Entry)>,
     file_bytes: u64,
 }
 
 impl Sharded {
     pub(super) fn new(fanout: usize, naming: Naming, attributes: Attributes) -> Self {
-        Self { naming, fanout, attributes, open: vec![Shard::new(fanout)], held: None, file_bytes: 0 }
+        Self { naming, fanout, attributes, open: vec![Shard::new(fanout)], pending: None, file_bytes: 0 }
     }
 
-    /// Where a name stands in the order. Names of the same order, of which there should be none, may come either way round.
+    /// The sort key of a name. Names with the same key, which practically do not exist, may be in any order.
     pub fn order(name: &[u8]) -> u64 {
         name_hash(name)
     }
@@ -77,41 +76,42 @@ impl Sharded {
     /// Adds an entry.
     ///
     /// # Errors
-    /// [`ImportError`]: among them a name that came before, or stands before the one that came last.
+    /// [`ImportError`], such as for a duplicate name, or one out of order.
     pub fn add(&mut self, name: &[u8], part: &Part, sink: &mut dyn BlockSink) -> Result<(), ImportError> {
         check_name(name)?;
         let (hash, entry) = (name_hash(name), Entry::new(name, part));
-        if let Some((before, held)) = &self.held {
-            if held.name() == name {
+        if let Some((before, pending)) = &self.pending {
+            if pending.name() == name {
                 return Err(ImportError::Repeated { name: lossy(name) });
             }
             if *before > hash {
-                let reason = "it came after those that stand behind it in the order of their hashes";
+                let reason = "it was not added in the order of the name hashes";
                 return Err(ImportError::Name { name: lossy(name), reason });
             }
         }
         self.file_bytes = self.file_bytes.saturating_add(part.file_bytes);
-        match self.held.replace((hash, entry)) {
-            Some(held) => self.place(&held, Some(hash), sink),
+        match self.pending.replace((hash, entry)) {
+            Some(pending) => self.insert_pending(&pending, Some(hash), sink),
             None => Ok(()),
         }
     }
 
-    /// Makes the directory's root.
+    /// Finishes the directory; returns its root.
     ///
     /// # Errors
     /// [`ImportError`].
     pub fn finish(mut self, sink: &mut dyn BlockSink) -> Result<Part, ImportError> {
-        if let Some(held) = self.held.take() {
-            self.place(&held, None, sink)?;
+        if let Some(pending) = self.pending.take() {
+            self.insert_pending(&pending, None, sink)?;
         }
         let root = self.open.pop().unwrap_or_else(|| Shard::new(self.fanout));
         let part = root.finish(self.attributes, &mut Output { naming: &self.naming, sink })?;
         Ok(Part { file_bytes: self.file_bytes, ..part })
     }
 
-    /// Puts an entry into the deepest shard that it shares with a neighbour, and finishes those that it does not share with the next.
-    fn place(
+    /// Inserts an entry into the deepest shard that it shares with a neighbour, and finishes shards that the next entry
+    /// is not in.
+    fn insert_pending(
         &mut self,
         (hash, entry): &(u64, Entry),
         next: Option<u64>,
@@ -131,9 +131,9 @@ impl Sharded {
         while self.open.len() > shared + 1
             && let Some(shard) = self.open.pop()
         {
-            let below = shard.finish(Attributes::default(), &mut Output { naming: &self.naming, sink })?;
+            let child = shard.finish(Attributes::default(), &mut Output { naming: &self.naming, sink })?;
             let level = self.open.len() - 1;
-            self.open[level].put(slot(level), &below.cid.to_bytes(), &[], below.dag_bytes);
+            self.open[level].put(slot(level), &child.cid.to_bytes(), &[], child.dag_bytes);
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Sharded {
 #[derive(Debug)]
 struct Shard {
     fanout: usize,
-    /// Big-endian, the lowest slot in the last bit.
+    /// Big-endian, with the lowest slot in the last bit.
     bitfield: Vec<u8>,
     links: Vec<u8>,
     linked_bytes: u64,
@@ -154,7 +154,7 @@ impl Shard {
         Self { fanout, bitfield: vec![0; fanout / 8], links: Vec::new(), linked_bytes: 0 }
     }
 
-    /// Adds a link, whose name begins with its slot in hexadecimal. One to a shard has no more of a name.
+    /// Adds a link, whose name begins with its slot in hexadecimal. The name of a link to a shard is only that prefix.
     fn put(&mut self, slot: usize, cid: &[u8], name: &[u8], tsize: u64) {
         let digits = self.fanout.ilog2().div_ceil(4) as usize;
         let prefix = format!("{slot:0digits$X}");
@@ -185,7 +185,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_of_the_same_hash_are_an_error_and_no_endless_descent() {
+    fn hash_collisions_are_errors() {
         let discard = &mut |_| Ok(());
         let importer = Importer::new(Profile::default()).expect("a profile");
         let part = importer.symlink(b"x", Attributes::default(), discard).expect("short");
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// The root of a directory, and the CIDs of its blocks.
+    /// The root of a directory, with the CIDs of its blocks.
     fn made(make: impl FnOnce(&mut dyn BlockSink) -> Part) -> (Part, BTreeSet<String>) {
         let mut cids = BTreeSet::new();
         let part = make(&mut |block: Block| {
@@ -209,12 +209,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_order_and_without_memory_it_is_the_same_directory(
+        fn streaming_in_order_gives_the_same_directory(
             names in prop::collection::btree_set("[a-z]{1,3}", 0..300),
             fanout_bits in 3_u32..=10,
         ) {
             let discard = &mut |_| Ok(());
-            let sharding = Sharding { estimate: Estimate::Off, links_max: Some(0), threshold_bytes: 0, fanout: 1 << fanout_bits };
+            let (estimate, links_max, fanout) = (Estimate::Off, Some(0), 1 << fanout_bits);
+            let sharding = Sharding { estimate, links_max, threshold_bytes: 0, fanout };
             let importer = Importer::new(Profile { sharding, ..Profile::UNIXFS_V1_2025 }).expect("a profile");
             let entries: Vec<(String, Part)> = names.into_iter().map(|name| {
                 let part = importer.symlink(name.as_bytes(), Attributes::default(), discard).expect("short");
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_twice_or_out_of_order_is_refused() {
+    fn duplicates_and_entries_out_of_order_are_rejected() {
         let discard = &mut |_| Ok(());
         let importer = Importer::new(Profile::default()).expect("a profile");
         let part = importer.symlink(b"x", Attributes::default(), discard).expect("short");
@@ -247,7 +248,9 @@ mod tests {
         names.sort_by_key(|name| std::cmp::Reverse(Sharded::order(name.as_bytes())));
         let mut sharded = importer.sharded(Attributes::default());
         sharded.add(names[0].as_bytes(), &part, discard).expect("the first");
-        for (name, words) in [(names[0], "two entries"), (names[1], "in the order"), ("..", "stands for")] {
+        for (name, words) in
+            [(names[0], "two entries"), (names[1], "in the order of the name hashes"), ("..", "special meaning")]
+        {
             let error = sharded.add(name.as_bytes(), &part, discard).expect_err(name).to_string();
             assert!(error.contains(words), "{error}");
         }

@@ -1,5 +1,5 @@
-//! [`Leaves`]: from a chunk to its block. A pure function that may run on any thread, for several chunks at a time: most of
-//! the time of an import is spent in it.
+//! [`Leaves`]: makes the block of a chunk. Pure, so that several threads can do it at a time: it takes most of the time
+//! of an import.
 
 use super::chunker::Chunk;
 use super::pb::{HEAD_ROOM, leaf_node};
@@ -9,21 +9,21 @@ use crate::cid::codec;
 use crate::unixfs::Data;
 use bytes::Bytes;
 
-/// Makes the leaves of one file.
+/// Makes the leaves of a file.
 #[derive(Debug, Clone)]
 pub struct Leaves {
     naming: Naming,
     raw: bool,
     /// The UnixFS type of leaves that are not raw.
     kind: u64,
-    /// What the leaf gets that is the whole file.
+    /// The attributes for a leaf that is the whole file.
     attributes: Attributes,
 }
 
 impl Leaves {
     pub(super) fn new(profile: &Profile, naming: Naming, attributes: Attributes) -> Self {
         let raw = profile.raw_leaves && attributes.is_empty();
-        // Both types mean the same to readers. The root of a trickle file is never a leaf.
+        // Readers treat both types alike. The root of a trickle file is never a leaf.
         let (kind, attributes) = match profile.layout {
             Layout::Balanced => (Data::FILE, attributes.of_file()),
             Layout::Trickle => (Data::RAW, Attributes::default()),
@@ -31,10 +31,10 @@ impl Leaves {
         Self { naming, raw, kind, attributes }
     }
 
-    /// A chunk's block, and the part of the file that it is.
+    /// The block of a chunk, and the link data for it.
     ///
     /// # Errors
-    /// [`BlockError`], which a chunk of [`super::Chunker`] does not bring about.
+    /// [`BlockError`], which does not occur for chunks of [`super::Chunker`].
     pub fn leaf(&self, chunk: Chunk) -> Result<(Part, Block), BlockError> {
         let file_bytes = chunk.data().len() as u64;
         let attributes = if chunk.whole { self.attributes } else { Attributes::default() };
@@ -45,7 +45,7 @@ impl Leaves {
         Ok((Part { cid: *block.cid(), file_bytes, dag_bytes: block.data().len() as u64 }, block))
     }
 
-    /// The leaf that an empty file is.
+    /// The leaf of an empty file.
     pub(super) fn empty(&self) -> Result<(Part, Block), BlockError> {
         self.leaf(Chunk { buffer: vec![0; HEAD_ROOM], whole: true })
     }

@@ -1,25 +1,24 @@
-//! Making UnixFS (<https://specs.ipfs.tech/unixfs/>) out of bytes and names: the blocks, and the CID of their root.
+//! Imports bytes and names as UnixFS (<https://specs.ipfs.tech/unixfs/>): makes the blocks, and the CID of their root.
 //!
-//! Goals: the CID that `ipfs add` of Kubo 0.41 prints for the same content and the same choices, which a [`Profile`] holds;
-//! streams of unknown length, in memory that grows with the depth of the DAG and not with the stream; hashing on as many
+//! Goals: the same CIDs as `ipfs add` of Kubo 0.41 for the same content and settings, which a [`Profile`] has; streams
+//! of unknown length, in memory that grows with the depth of the DAG and not with the stream; hashing on as many
 //! threads as the caller has; one pass over the bytes, and one copy of them.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`profile`] | every choice that decides which CID some content gets, and the published sets of them |
-//! | [`chunker`] | where a stream is cut |
-//! | [`leaf`] | a chunk as a block: the work that can be spread over threads |
-//! | [`layout`] | how the leaves of a file hang together |
+//! | [`profile`] | all settings that determine CIDs, and their published combinations |
+//! | [`chunker`] | splitting a stream into chunks |
+//! | [`leaf`] | the block of a chunk: the part that can run on several threads |
+//! | [`layout`] | the inner nodes of a file |
 //! | [`file`](mod@file) | the three above, for one file |
 //! | [`dir`] | a directory, plain or sharded |
-//! | [`tree`] | directories in directories, from the paths of what is in them |
+//! | [`tree`] | nested directories, from the paths of their entries |
 //!
-//! Non-goals: reading files and walking folders; which of them are left out; storing blocks, and waiting while a store is
-//! busy. Blocks go to a [`BlockSink`], each after those that it links to, so that a root is the last of its DAG.
+//! Non-goals: reading files and walking folders; filtering them; storing blocks, and backpressure of a store. Blocks go
+//! to a [`BlockSink`], each after the blocks that it links to, so the root of a DAG comes last.
 //!
-//! Departure from Kubo: whether a directory is sharded depends on what is in it in the end and on nothing else. Kubo
-//! decides anew with each entry, and may come back from a HAMT to a plain directory when sub-directories of one that is just
-//! above the threshold are written again.
+//! Departure from Kubo: whether a directory is sharded depends only on its final entries. Kubo decides at each entry,
+//! and may change a HAMT back to a plain directory when sub-directories of one just above the threshold are rewritten.
 
 pub mod chunker;
 pub mod dir;
@@ -51,16 +50,16 @@ use crate::unixfs::Data;
 use bytes::Bytes;
 use std::time::SystemTime;
 
-/// Why a sink did not take a block: whatever its owner says.
+/// The error of a sink.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where blocks go. A closure is one.
+/// A receiver of blocks, such as a closure.
 pub trait BlockSink {
-    /// Takes a block, waiting for as long as it has to. The same block may come more than once. Blocks that are written into
-    /// their CID do not come.
+    /// Stores a block, and blocks the thread while the store is busy. The same block may be put more than once. Inline
+    /// blocks are not put.
     ///
     /// # Errors
-    /// Any error ends the import, as [`ImportError::Sink`].
+    /// An error ends the import, as [`ImportError::Sink`].
     fn put(&mut self, block: Block) -> Result<(), SinkError>;
 }
 
@@ -73,69 +72,68 @@ impl<F: FnMut(Block) -> Result<(), SinkError>> BlockSink for F {
 /// Why content cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// A block would be larger than any that is exchanged: a directory that is not sharded, or a file with too many links
-    /// to a node.
+    /// A block exceeds the maximum size: an unsharded directory, or a file with too many links for each node.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// A directory must not have an entry of this name.
-    #[error("{name:?} cannot be the name of an entry: {reason}")]
+    /// The name of an entry is not allowed.
+    #[error("{name:?} is not allowed as the name of an entry: {reason}")]
     Name {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// What is wrong with the name.
         reason: &'static str,
     },
     /// Two entries of a directory have the same name.
-    #[error("two entries of a directory are called {name:?}, or a path came back to a directory that it had left")]
+    #[error("a directory has two entries with the name {name:?}, or the paths of its entries were not added together")]
     Repeated {
         /// The name.
         name: String,
     },
-    /// Two names of a sharded directory have the same hash, so that no shard can hold them apart.
-    #[error("the directory cannot be sharded: {name:?} has the hash of another name in it")]
+    /// Two names in a sharded directory have the same hash.
+    #[error("the directory cannot be sharded: {name:?} has the same hash as another name")]
     HashCollision {
         /// One of the names.
         name: String,
     },
-    /// The sink did not take a block.
+    /// The sink rejected a block.
     #[error("a block could not be stored: {0}")]
     Sink(SinkError),
 }
 
-/// What UnixFS 1.5 keeps of a file besides its content (<https://specs.ipfs.tech/unixfs/#metadata>).
+/// UnixFS 1.5 metadata of a file (<https://specs.ipfs.tech/unixfs/#metadata>).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// The permissions of POSIX and the three bits above them (octal 7777); other bits are not kept. A file's mode of zero
-    /// is not written.
+    /// The POSIX permissions with set-user-ID, set-group-ID and sticky (octal 7777); other bits are dropped. A mode of
+    /// zero is not written for files.
     pub mode: Option<u32>,
-    /// When it was changed last.
+    /// The modification time.
     pub modified: Option<SystemTime>,
 }
 
 impl Attributes {
-    /// Whether there is nothing to keep.
+    /// Whether there is no metadata.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// As a file has them.
+    /// The attributes as they are written for files.
     fn of_file(self) -> Self {
         Self { mode: self.mode.filter(|mode| mode & pb::MODE_BITS != 0), ..self }
     }
 }
 
-/// A finished part of a DAG: what has to be known for a link to it.
+/// An imported DAG: what a link to it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Its root.
+    /// The CID of its root.
     pub cid: Cid,
-    /// The content of the files in it, in bytes.
+    /// The size of its files, in bytes.
     pub file_bytes: u64,
-    /// The blocks of it, in bytes, each as often as it is linked to: the `Tsize` of a link.
+    /// The cumulative size of its blocks in bytes, repeats included: the `Tsize` of a link.
     pub dag_bytes: u64,
 }
 
-/// How blocks get their CIDs.
+/// How CIDs are made.
 #[derive(Debug, Clone, Copy)]
 struct Naming {
     version: Version,
@@ -153,20 +151,20 @@ impl Naming {
         if self.version == Version::V1 || codec != codec::DAG_PB {
             return Ok(block);
         }
-        // A checked profile of version 0 has the one hash that it allows.
+        // A validated profile of version 0 has the only hash that CIDv0 allows.
         let v0 = Cid::new_v0(*block.cid().hash()).ok();
         Ok(v0.and_then(|cid| block.under(&cid)).unwrap_or(block))
     }
 }
 
-/// Where inner blocks are named and sent.
+/// Makes and sends inner blocks.
 struct Output<'a> {
     naming: &'a Naming,
     sink: &'a mut dyn BlockSink,
 }
 
 impl Output<'_> {
-    /// Makes a dag-pb block and sends it; the part that it is the root of.
+    /// Makes a dag-pb block and sends it; returns the DAG of which it is the root.
     fn node(&mut self, data: Bytes, file_bytes: u64, linked_bytes: u64) -> Result<Part, ImportError> {
         let block = self.naming.block(codec::DAG_PB, data)?;
         let dag_bytes = linked_bytes.saturating_add(block.data().len() as u64);
@@ -176,12 +174,12 @@ impl Output<'_> {
     }
 }
 
-/// Hands a block over, unless its CID holds it.
+/// Puts a block into the sink, unless it is inline.
 fn send(sink: &mut dyn BlockSink, block: Block) -> Result<(), ImportError> {
     if block.key().is_some() { sink.put(block).map_err(ImportError::Sink) } else { Ok(()) }
 }
 
-/// Begins files, directories and trees of one [`Profile`].
+/// Imports files, directories and trees with one [`Profile`].
 #[derive(Debug, Clone)]
 pub struct Importer {
     profile: Profile,
@@ -189,10 +187,10 @@ pub struct Importer {
 }
 
 impl Importer {
-    /// An importer by a profile.
+    /// An importer with a profile.
     ///
     /// # Errors
-    /// [`ProfileError`] if the choices do not go together.
+    /// [`ProfileError`] if the profile is invalid.
     pub fn new(profile: Profile) -> Result<Self, ProfileError> {
         profile.check()?;
         let naming = Naming {
@@ -204,38 +202,38 @@ impl Importer {
         Ok(Self { profile, naming })
     }
 
-    /// The choices.
+    /// The profile.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// Begins a file.
+    /// Starts a file.
     pub fn file(&self, attributes: Attributes) -> File {
         let leaves = Leaves::new(&self.profile, self.naming, attributes);
         let layout = FileLayout::new(&self.profile, self.naming, attributes);
         File { chunker: Chunker::new(self.profile.chunking), leaves, layout }
     }
 
-    /// Begins a directory.
+    /// Starts a directory.
     pub fn directory(&self, attributes: Attributes) -> Directory {
         Directory::new(self.profile.sharding, self.naming, attributes)
     }
 
-    /// Begins a directory that is sharded whatever its size, and whose entries come in order.
+    /// Starts a directory that is always sharded, and whose entries are added in the order of their hashes.
     pub fn sharded(&self, attributes: Attributes) -> Sharded {
         Sharded::new(self.profile.sharding.fanout, self.naming, attributes)
     }
 
-    /// Begins a tree of directories, whose root has the attributes.
+    /// Starts a tree of directories. The attributes are those of its root.
     pub fn tree(&self, attributes: Attributes) -> Tree {
         Tree::new(self.clone(), attributes)
     }
 
-    /// Makes a symlink (<https://specs.ipfs.tech/unixfs/#dag-pb-symlink>) to `target`. It keeps the time and not the mode,
-    /// which means nothing.
+    /// Makes a symlink (<https://specs.ipfs.tech/unixfs/#dag-pb-symlink>) to `target`. The mode, which has no meaning,
+    /// is dropped.
     ///
     /// # Errors
-    /// [`ImportError`] when the target is too long for a block, or the sink does not take it.
+    /// [`ImportError`] when the target is too long for a block, or the sink fails.
     pub fn symlink(
         &self,
         target: &[u8],

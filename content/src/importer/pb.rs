@@ -1,6 +1,6 @@
-//! Writing MerkleDAG protobuf nodes (<https://ipld.io/specs/codecs/dag-pb/spec/>) and the UnixFS message inside them
-//! (<https://specs.ipfs.tech/unixfs/#data-field>), as Kubo writes them: links before data, fields in the order of their
-//! numbers, every link with a name and a size even if they are empty, sizes of parts one by one and not packed.
+//! Encodes dag-pb nodes (<https://ipld.io/specs/codecs/dag-pb/spec/>) and the UnixFS message inside them
+//! (<https://specs.ipfs.tech/unixfs/#data-field>) exactly like Kubo: links before data, fields in ascending order, all
+//! links with a name and a size even if they are empty, block sizes not packed.
 
 use super::Attributes;
 use crate::cid::Cid;
@@ -34,15 +34,15 @@ mod data {
     pub const MTIME: u32 = 8;
 }
 
-/// The bits of a mode that are written: permissions, and set-user-ID, set-group-ID and sticky.
+/// The mode bits that are written: permissions, set-user-ID, set-group-ID and sticky.
 pub(super) const MODE_BITS: u32 = 0o7777;
 
-/// What a dag-pb leaf has before its content at most, in bytes: three keys, the type, and two lengths of four bytes.
+/// The maximum size of what precedes the content in a dag-pb leaf, in bytes: three keys, the type, and two lengths.
 pub(super) const HEAD_ROOM: usize = 16;
-/// What a dag-pb leaf without attributes has after its content at most, in bytes.
+/// The maximum size of what follows the content in a dag-pb leaf without attributes, in bytes.
 pub(super) const TAIL_ROOM: usize = 8;
 
-/// What the size of a part takes in the message of a node at most, in bytes: a key, and a varint.
+/// The maximum size of a block size in a message, in bytes: a key, and a varint.
 pub(super) const BLOCK_SIZE_BYTES_MAX: usize = 11;
 
 fn put_varint(out: &mut Vec<u8>, tag: u32, value: u64) {
@@ -50,7 +50,7 @@ fn put_varint(out: &mut Vec<u8>, tag: u32, value: u64) {
     encode_varint(value, out);
 }
 
-/// The key and the length of a field whose bytes come next.
+/// Appends the key and the length of a length-delimited field.
 fn put_length(out: &mut Vec<u8>, tag: u32, bytes: usize) {
     encode_key(tag, WireType::LengthDelimited, out);
     encode_varint(bytes as u64, out);
@@ -61,7 +61,7 @@ fn put_bytes(out: &mut Vec<u8>, tag: u32, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The size of a field whose number is below 16: key, length and bytes.
+/// The size of a length-delimited field with a number below 16, in bytes: key, length and value.
 fn field_bytes(bytes: usize) -> usize {
     1 + encoded_len_varint(bytes as u64) + bytes
 }
@@ -70,12 +70,12 @@ fn link_message_bytes(cid: usize, name: usize, tsize: u64) -> usize {
     field_bytes(cid) + field_bytes(name) + 1 + encoded_len_varint(tsize)
 }
 
-/// The size of a link in its node, in bytes, for a CID and a name of such lengths.
+/// The size of a link in its node, in bytes. `cid` and `name` are lengths.
 pub(super) fn link_bytes(cid: usize, name: usize, tsize: u64) -> usize {
     field_bytes(link_message_bytes(cid, name, tsize))
 }
 
-/// Appends a link to a node whose data does not come yet. The name is in two parts, of which either may be empty.
+/// Appends a link to a node, before its data. The name is in two parts, of which either may be empty.
 pub(super) fn put_link(out: &mut Vec<u8>, cid: &[u8], name: [&[u8]; 2], tsize: u64) {
     let name_bytes = name[0].len() + name[1].len();
     put_length(out, node::LINK, link_message_bytes(cid.len(), name_bytes, tsize));
@@ -86,7 +86,7 @@ pub(super) fn put_link(out: &mut Vec<u8>, cid: &[u8], name: [&[u8]; 2], tsize: u
     put_varint(out, link::TSIZE, tsize);
 }
 
-/// [`put_link`] of a part of a file, which has no name.
+/// [`put_link`] for a part of a file, which has no name.
 pub(super) fn put_part(out: &mut Vec<u8>, cid: &Cid, tsize: u64) {
     put_link(out, &cid.to_bytes(), [&[], &[]], tsize);
 }
@@ -94,12 +94,12 @@ pub(super) fn put_part(out: &mut Vec<u8>, cid: &Cid, tsize: u64) {
 /// A UnixFS message.
 #[derive(Default)]
 pub(super) struct Message<'a> {
-    /// The type: [`crate::unixfs::Data::FILE`] or one of its neighbours.
+    /// The type, such as [`crate::unixfs::Data::FILE`].
     pub kind: u64,
     pub data: Option<&'a [u8]>,
     pub file_size: Option<u64>,
     pub block_sizes: &'a [u64],
-    /// The number of slots, if it is a HAMT shard.
+    /// The number of slots of a HAMT shard.
     pub fanout: Option<usize>,
     pub attributes: Attributes,
 }
@@ -128,7 +128,7 @@ impl Message<'_> {
         field_bytes(self.encode().len())
     }
 
-    /// The node of this message and of links that [`put_link`] wrote.
+    /// The node with this message and links that [`put_link`] encoded.
     pub fn into_node(self, mut links: Vec<u8>) -> Bytes {
         let message = self.encode();
         links.reserve_exact(field_bytes(message.len()));
@@ -137,8 +137,8 @@ impl Message<'_> {
     }
 }
 
-/// The node of a leaf, made in place: what goes around the content is written into the room that `buffer` has before it
-/// ([`HEAD_ROOM`]), and after it.
+/// The node of a leaf, encoded in place: `buffer` has [`HEAD_ROOM`] bytes for the header before the content, and room
+/// for the trailer after it.
 pub(super) fn leaf_node(mut buffer: Vec<u8>, kind: u64, attributes: &Attributes) -> Bytes {
     let (end, size) = (buffer.len(), buffer.len() - HEAD_ROOM);
     if size == 0 {
@@ -168,7 +168,7 @@ fn put_attributes(out: &mut Vec<u8>, attributes: &Attributes) {
     }
 }
 
-/// Seconds since 1970, rounded down, and the nanoseconds on top unless they are none.
+/// Encodes a time as seconds since 1970, rounded down, and nanoseconds unless they are zero.
 fn time(modified: SystemTime) -> Vec<u8> {
     let (seconds, nanos) = match modified.duration_since(UNIX_EPOCH) {
         Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),

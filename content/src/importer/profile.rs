@@ -1,6 +1,6 @@
-//! [`Profile`]: every choice that decides which CID some content gets.
+//! [`Profile`]: all settings that determine CIDs.
 //!
-//! The published ones are those of IPIP-0499 (<https://specs.ipfs.tech/ipips/ipip-0499/>).
+//! The published profiles are those of IPIP-0499 (<https://specs.ipfs.tech/ipips/ipip-0499/>).
 
 use super::chunker::Chunking;
 use super::layout::SUBTREES_OF_A_DEPTH;
@@ -11,111 +11,112 @@ use crate::hashes;
 use crate::unixfs::ShardNode;
 use cid::Version;
 
-/// How content becomes blocks. The default is that of Kubo, [`Profile::UNIXFS_V0_2015`].
+/// The settings of an import. The default is that of Kubo, [`Profile::UNIXFS_V0_2015`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// The version of CIDs. Version 0 can only name dag-pb nodes hashed with SHA2-256; raw leaves have version 1 anyway.
+    /// The version of CIDs. Version 0 supports only dag-pb with SHA2-256; raw leaves always have version 1.
     pub cid_version: Version,
     /// The multihash code of the hash function ([`hashes::named`]).
     pub hash_code: u64,
     /// The length of digests, in bytes.
     pub digest_bytes: usize,
-    /// Whether the leaves of files are bare bytes (codec raw) or UnixFS messages in dag-pb nodes. Files that have
-    /// [attributes](super::Attributes) are made as if this were `false`, as Kubo does, since a file that is one raw block
-    /// has no room for them.
+    /// Whether the leaves of files are raw blocks, or UnixFS messages in dag-pb nodes. Files with
+    /// [attributes](super::Attributes) always have dag-pb leaves, as in Kubo, because a file of one raw block has no
+    /// place for attributes.
     pub raw_leaves: bool,
-    /// Where files are cut.
+    /// How files are split into chunks.
     pub chunking: Chunking,
-    /// How the leaves of a file hang together.
+    /// The layout of the inner nodes of files.
     pub layout: Layout,
-    /// How many links an inner node of a file has; at least 2. In a trickle layout, how many leaves.
+    /// The maximum number of links of a file's inner node; at least 2. In a trickle layout, of leaves.
     pub file_links_max: usize,
-    /// Blocks up to this size, in bytes, are written into their CID (identity multihash); 128 at most.
+    /// The maximum size of inline blocks (identity multihash), in bytes; 128 at most.
     pub inline_bytes_max: Option<usize>,
-    /// When directories are sharded, and how.
+    /// When and how directories are sharded.
     pub sharding: Sharding,
 }
 
-/// How the leaves of a file hang together (<https://specs.ipfs.tech/unixfs/#layout>).
+/// The layout of a file's DAG (<https://specs.ipfs.tech/unixfs/#layout>).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Every leaf is as far from the root as any other.
+    /// All leaves have the same depth.
     Balanced,
-    /// Leaves at the start of the file are near the root: for reading from the start.
+    /// Leaves at the start of the file are near the root, for sequential reading.
     Trickle,
 }
 
-/// When a directory becomes a HAMT (<https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>), and of which shape.
+/// When a directory is sharded as a HAMT (<https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>), and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sharding {
     /// How the size of a directory is estimated.
     pub estimate: Estimate,
-    /// A directory whose estimated size is above this, in bytes, is sharded.
+    /// Directories with a larger estimated size, in bytes, are sharded.
     pub threshold_bytes: usize,
-    /// A directory with more entries is sharded, whatever its size.
+    /// Directories with more entries are sharded, whatever their size.
     pub links_max: Option<usize>,
-    /// How many slots a shard has: a power of two from 8 to 1024.
+    /// The number of slots of a shard: a power of two from 8 to 1024.
     pub fanout: usize,
 }
 
-/// How the size of a directory is estimated, for it to be compared with [`Sharding::threshold_bytes`].
+/// How the size of a directory is estimated for [`Sharding::threshold_bytes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Estimate {
-    /// The bytes of names and CIDs alone: `links-bytes` of IPIP-0499.
+    /// The bytes of names and CIDs: `links-bytes` of IPIP-0499.
     Links,
-    /// The bytes of the whole block, exactly: `block-bytes` of IPIP-0499.
+    /// The exact size of the block: `block-bytes` of IPIP-0499.
     Block,
-    /// The size does not count, only [`Sharding::links_max`] does. Kubo's threshold of zero is this without a `links_max`.
+    /// The size is ignored; only [`Sharding::links_max`] counts. Without a `links_max`, this is Kubo's threshold of
+    /// zero.
     Off,
 }
 
-/// Why nothing can be imported with a profile.
+/// Why a profile is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// The hash function is not accepted, or the length of its digest is not.
+    /// The hash function, or the length of its digest, is not accepted.
     #[error("hash function 0x{code:x} with a digest of {bytes} bytes cannot be used")]
     Hash {
         /// The multihash code.
         code: u64,
-        /// The length of the digest.
+        /// The length of the digest, in bytes.
         bytes: usize,
     },
-    /// CIDv0 knows SHA2-256 only.
-    #[error("CIDv0 only supports sha2-256; another hash function takes CIDv1")]
+    /// CIDv0 supports only SHA2-256.
+    #[error("CIDv0 only supports sha2-256; use CIDv1 with another hash function")]
     Version,
-    /// A file of more than one chunk could not be linked together.
-    #[error("an inner node of a file has at least 2 links, not {links}")]
+    /// An inner node of one link cannot form a tree.
+    #[error("an inner node of a file must have at least 2 links, not {links}")]
     FileLinks {
-        /// The number found.
+        /// The number of links.
         links: usize,
     },
-    /// An inner node would be larger than a block may be.
+    /// An inner node would exceed the maximum size of a block.
     #[error(
-        "an inner node of {links} links would be larger than a block may be ({MAX_BLOCK_BYTES} bytes): \
-         with these choices, a node has at most {links_max} links"
+        "an inner node with {links} links would exceed the maximum size of a block ({MAX_BLOCK_BYTES} bytes): \
+         with these settings, a node has at most {links_max} links"
     )]
     FileNode {
-        /// The number found.
+        /// The number of links.
         links: usize,
-        /// The most that fits.
+        /// The maximum.
         links_max: usize,
     },
-    /// More than a CID holds.
-    #[error("blocks of up to {MAX_DIGEST_BYTES} bytes can be written into their CID, not of {bytes}")]
+    /// Inline blocks would exceed the maximum size of an identity digest.
+    #[error("inline blocks can have at most {MAX_DIGEST_BYTES} bytes, not {bytes}")]
     Inline {
-        /// The number found.
+        /// The size.
         bytes: usize,
     },
-    /// No reader would accept the shards.
-    #[error("the fanout of a sharded directory is a power of two from 8 to 1024, not {fanout}")]
+    /// The fanout is not supported by readers.
+    #[error("the fanout of a sharded directory must be a power of two from 8 to 1024, not {fanout}")]
     Fanout {
-        /// The number found.
+        /// The fanout.
         fanout: usize,
     },
 }
 
 impl Profile {
-    /// What Kubo always did, and does by default; `legacy-cid-v0` is the same.
+    /// The default of all versions of Kubo; `legacy-cid-v0` is the same.
     pub const UNIXFS_V0_2015: Self = Self {
         cid_version: Version::V0,
         hash_code: hashes::SHA2_256,
@@ -128,7 +129,7 @@ impl Profile {
         sharding: Sharding { estimate: Estimate::Links, threshold_bytes: 256 * 1024, links_max: None, fanout: 256 },
     };
 
-    /// What new content should use, so that every implementation gives it the same CID.
+    /// The recommended profile for new content, for the same CIDs in all implementations.
     pub const UNIXFS_V1_2025: Self = Self {
         cid_version: Version::V1,
         raw_leaves: true,
@@ -149,11 +150,11 @@ impl Profile {
         ..Self::UNIXFS_V1_2025
     };
 
-    /// The names that [`Profile::named`] knows.
+    /// The names for [`Profile::named`].
     pub const NAMES: [&str; 5] =
         ["unixfs-v0-2015", "unixfs-v1-2025", "legacy-cid-v0", "test-cid-v1", "test-cid-v1-wide"];
 
-    /// A profile by the name that it was published under.
+    /// A profile by its published name.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "unixfs-v0-2015" | "legacy-cid-v0" => Self::UNIXFS_V0_2015,
@@ -164,13 +165,14 @@ impl Profile {
         })
     }
 
-    /// With CIDv1 and raw leaves, as `ipfs add --cid-version=1` does.
+    /// The profile with CIDv1 and raw leaves, as with `ipfs add --cid-version=1`.
     #[must_use]
     pub fn with_cid_v1(self) -> Self {
         Self { cid_version: Version::V1, raw_leaves: true, ..self }
     }
 
-    /// With another hash function, and CIDv1 and raw leaves if that takes it, as `ipfs add --hash` does.
+    /// The profile with another hash function, and with CIDv1 and raw leaves if it needs them, as with `ipfs add
+    /// --hash`.
     #[must_use]
     pub fn with_hash(self, (hash_code, digest_bytes): (u64, usize)) -> Self {
         let hashed = Self { hash_code, digest_bytes, ..self };
@@ -181,42 +183,42 @@ impl Profile {
         (self.hash_code, self.digest_bytes) == (hashes::SHA2_256, 32)
     }
 
-    /// The most links that an inner node of a file may have, so that it fits in a block whatever the sizes are that it names.
+    /// The maximum number of links of a file's inner node, so that it fits in a block for any sizes of its children.
     fn file_links_bound(&self) -> usize {
-        // What a trickle node has besides its leaves: four sub-trees of each depth, of which there are fewer than 64.
+        // A trickle node also has four sub-trees of each depth, of which there are fewer than 64.
         let (subtrees, room) = (SUBTREES_MAX * self.file_link_bytes_max(), MAX_BLOCK_BYTES - NODE_ROOM_BYTES);
         (room - if self.layout == Layout::Trickle { subtrees } else { 0 }) / self.file_link_bytes_max()
     }
 
-    /// What a child takes in an inner node at most, in bytes: the link, and the size of its content.
+    /// The maximum size of a child in an inner node, in bytes: its link, and its block size.
     fn file_link_bytes_max(&self) -> usize {
-        // The version and the codec, and the multihash: its function, its length and the digest.
+        // Version, codec, and the multihash: function, length and digest.
         let cid_bytes = |code: u64, digest: usize| 2 + varint_bytes(code) + varint_bytes(digest as u64) + digest;
         let inlined = cid_bytes(hashes::IDENTITY, self.inline_bytes_max.unwrap_or(0));
         let cid_bytes = cid_bytes(self.hash_code, self.digest_bytes).max(inlined);
         pb::link_bytes(cid_bytes, 0, u64::MAX) + pb::BLOCK_SIZE_BYTES_MAX
     }
 
-    /// What the inner nodes of one file hold while it is made, in bytes, if the file has so many bytes at most: an unfinished
-    /// node for each level.
+    /// The maximum memory for the inner nodes of a file of at most `file_bytes_max` bytes while it is imported, in
+    /// bytes: one unfinished node for each level.
     pub fn layout_bytes_max(&self, file_bytes_max: u64) -> usize {
         let subtrees = if self.layout == Layout::Trickle { SUBTREES_MAX } else { 0 };
-        // The links as they will be written and the sizes as numbers, in lists that double as they grow.
+        // The encoded links, and the sizes as integers, in vectors that double as they grow.
         let node = 2
             * (self.file_links_max.saturating_add(subtrees))
                 .saturating_mul(self.file_link_bytes_max() + size_of::<u64>());
         let leaves = (file_bytes_max / self.chunking.bytes_min().max(1) as u64).saturating_add(1);
-        // A trickle file has five times as many leaves for each level below the first.
+        // Each level of a trickle file multiplies its leaves by five.
         let base = match self.layout {
             Layout::Balanced => self.file_links_max as u64,
             Layout::Trickle => SUBTREES_OF_A_DEPTH as u64 + 1,
         };
-        // A file of a few leaves has a few links, however many there may be.
+        // A file with few leaves has few links.
         let few = usize::try_from(leaves).unwrap_or(usize::MAX).saturating_mul(node / self.file_links_max.max(1) + 1);
         node.saturating_mul(levels(leaves, base)).min(few.saturating_mul(2))
     }
 
-    /// Whether blocks can be made with it, and read back.
+    /// Validates the profile: whether the blocks can be made, and read.
     pub(super) fn check(&self) -> Result<(), ProfileError> {
         let (code, bytes) = (self.hash_code, self.digest_bytes);
         if code == hashes::IDENTITY || hashes::digest(code, bytes, &[]).is_err() {
@@ -241,17 +243,17 @@ impl Profile {
     }
 }
 
-/// Sub-trees of a trickle node.
+/// The maximum number of sub-trees of a trickle node.
 const SUBTREES_MAX: usize = 64 * SUBTREES_OF_A_DEPTH;
-/// What an inner node has besides its links and their sizes at most, in bytes.
+/// The maximum overhead of an inner node besides its links and their sizes, in bytes.
 const NODE_ROOM_BYTES: usize = 128;
 
-/// The bytes of a number as a varint.
+/// The length of a number as a varint, in bytes.
 fn varint_bytes(number: u64) -> usize {
     (64 - number.leading_zeros() as usize).div_ceil(7).max(1)
 }
 
-/// How many levels it takes above so many leaves, the root's included.
+/// The number of levels above so many leaves, the root included.
 fn levels(leaves: u64, base: u64) -> usize {
     let (mut reached, mut levels) = (1_u64, 1);
     while reached < leaves {

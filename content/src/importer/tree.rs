@@ -1,17 +1,17 @@
-//! [`Tree`]: directories in directories, from the paths of what is in them.
+//! [`Tree`]: imports nested directories, from the paths of their entries.
 //!
-//! Paths come depth first: what is in a directory comes together, with everything below, in any order otherwise. So only
-//! the directories from the root to the current path are in memory.
+//! Paths are added depth first: everything below a directory together, otherwise in any order. So only the directories
+//! from the root to the current path are in memory.
 
 use super::dir::{Directory, check_name};
 use super::{Attributes, BlockSink, ImportError, Importer, Part};
 
-/// A tree that is being made.
+/// A tree that is being imported.
 #[derive(Debug)]
 pub struct Tree {
     importer: Importer,
     root: Directory,
-    /// The directories from the root's child to the current one, and their names.
+    /// The directories from the root's child to the current one, with their names.
     open: Vec<(Vec<u8>, Directory)>,
 }
 
@@ -21,18 +21,18 @@ impl Tree {
         Self { importer, root, open: Vec::new() }
     }
 
-    /// Adds a file, a symlink or a directory that is finished already at a path (names with slashes between them, relative
-    /// to the root). Directories on the way that were not added have no attributes.
+    /// Adds an imported file, symlink or directory at a path (names separated by slashes, relative to the root). Parent
+    /// directories that were not added have no attributes.
     ///
     /// # Errors
     /// [`ImportError`], after which the tree cannot be finished.
     pub fn add(&mut self, path: &[u8], part: &Part, sink: &mut dyn BlockSink) -> Result<(), ImportError> {
-        let (above, name) = split(path);
-        self.go_to(above, sink)?;
+        let (parent, name) = split(path);
+        self.enter_path(parent, sink)?;
         self.current().add(name, part)
     }
 
-    /// Adds a directory at a path. It has to come before what is in it.
+    /// Adds a directory at a path, before its entries.
     ///
     /// # Errors
     /// As for [`Tree::add`].
@@ -42,31 +42,31 @@ impl Tree {
         attributes: Attributes,
         sink: &mut dyn BlockSink,
     ) -> Result<(), ImportError> {
-        let (above, name) = split(path);
-        self.go_to(above, sink)?;
+        let (parent, name) = split(path);
+        self.enter_path(parent, sink)?;
         self.enter(name, attributes)
     }
 
-    /// Ends the tree: its root directory.
+    /// Finishes the tree; returns its root directory.
     ///
     /// # Errors
-    /// As for [`Tree::add`]. A path that came back to a directory which others had left shows here at the latest, as
+    /// As for [`Tree::add`]. Paths that were not added depth first are detected here at the latest, as
     /// [`ImportError::Repeated`].
     pub fn finish(mut self, sink: &mut dyn BlockSink) -> Result<Part, ImportError> {
-        self.leave_to(0, sink)?;
+        self.finish_to_depth(0, sink)?;
         self.root.finish(sink)
     }
 
-    /// The directory that entries are added to.
+    /// The current directory, to which entries are added.
     fn current(&mut self) -> &mut Directory {
         self.open.last_mut().map_or(&mut self.root, |(_, directory)| directory)
     }
 
-    /// Makes the directory at a path the current one. Those that are not above it are finished.
-    fn go_to(&mut self, path: Option<&[u8]>, sink: &mut dyn BlockSink) -> Result<(), ImportError> {
+    /// Makes the directory at a path the current one, and finishes those that are not its parents.
+    fn enter_path(&mut self, path: Option<&[u8]>, sink: &mut dyn BlockSink) -> Result<(), ImportError> {
         let names: Vec<&[u8]> = path.into_iter().flat_map(|path| path.split(|byte| *byte == b'/')).collect();
         let shared = self.open.iter().zip(&names).take_while(|((open, _), name)| open == *name).count();
-        self.leave_to(shared, sink)?;
+        self.finish_to_depth(shared, sink)?;
         names[shared..].iter().try_for_each(|name| self.enter(name, Attributes::default()))
     }
 
@@ -76,8 +76,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Finishes open directories, the innermost first, until `depth` of them are left.
-    fn leave_to(&mut self, depth: usize, sink: &mut dyn BlockSink) -> Result<(), ImportError> {
+    /// Finishes open directories, the deepest first, until `depth` of them are left.
+    fn finish_to_depth(&mut self, depth: usize, sink: &mut dyn BlockSink) -> Result<(), ImportError> {
         while self.open.len() > depth {
             let Some((name, directory)) = self.open.pop() else { break };
             let part = directory.finish(sink)?;
@@ -87,7 +87,7 @@ impl Tree {
     }
 }
 
-/// The path of what holds the last name, unless it is the root, and that name.
+/// The path of the parent, unless it is the root, and the last name.
 fn split(path: &[u8]) -> (Option<&[u8]>, &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => (Some(&path[..slash]), &path[slash + 1..]),

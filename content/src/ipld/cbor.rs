@@ -1,7 +1,7 @@
-//! CBOR (RFC 8949), in IPLD's strict form (<https://ipld.io/specs/codecs/dag-cbor/spec/>) and in the common one. What each
-//! accepts is listed in [`crate::ipld`].
+//! CBOR (RFC 8949), strict as dag-cbor (<https://ipld.io/specs/codecs/dag-cbor/spec/>) and lenient as plain CBOR. For
+//! the rules of each see [`crate::ipld`].
 
-use super::{Budget, Dialect, EncodeError, Fault, Ipld, MAX_DEPTH, Map};
+use super::{CodecError, Dialect, EncodeError, Ipld, ItemBudget, MAX_DEPTH, Map};
 use crate::cid::Cid;
 use bytes::Bytes;
 
@@ -30,28 +30,28 @@ mod info {
     pub const TWO_BYTES: u8 = 25;
     pub const FOUR_BYTES: u8 = 26;
     pub const EIGHT_BYTES: u8 = 27;
-    /// No length; of a simple value, the end of something that has none.
+    /// An indefinite length; as a simple value, a break.
     pub const INDEFINITE: u8 = 31;
 }
 
-/// Reads a document that fills `bytes`.
-pub(super) fn decode(bytes: &Bytes, dialect: Dialect) -> Result<Ipld, Fault> {
-    let mut reader = Reader { bytes, rest: bytes, dialect, budget: Budget::new() };
+/// Decodes a document, without trailing bytes.
+pub(super) fn decode(bytes: &Bytes, dialect: Dialect) -> Result<Ipld, CodecError> {
+    let mut reader = Reader { bytes, rest: bytes, dialect, budget: ItemBudget::new() };
     let value = reader.value()?;
     if reader.rest.is_empty() { Ok(value) } else { Err(trailing()) }
 }
 
-/// Hands on the links of a dag-cbor document, in stored order. Only what it takes to find them is checked, in a straight
-/// line: there is no tree in memory, however large or deep the document is.
-pub(super) fn links(bytes: &Bytes, each: &mut dyn FnMut(Cid)) -> Result<(), Fault> {
-    Reader { bytes, rest: bytes, dialect: Dialect::Dag, budget: Budget::new() }.links(each)
+/// Calls `each` for the links of a dag-cbor document, in stored order. Checks only what is needed to find them, in a
+/// single pass without a tree, so the size and the depth of the document are unlimited.
+pub(super) fn links(bytes: &Bytes, each: &mut dyn FnMut(Cid)) -> Result<(), CodecError> {
+    Reader { bytes, rest: bytes, dialect: Dialect::Dag, budget: ItemBudget::new() }.links(each)
 }
 
-/// The links of what is CBOR, whatever rules of dag-cbor it breaks: whatever is tagged as a link and is one.
-pub(super) fn links_leniently(bytes: &Bytes) -> Result<Vec<Cid>, Fault> {
-    let mut reader = Reader { bytes, rest: bytes, dialect: Dialect::Plain, budget: Budget::new() };
+/// The links of a document that is CBOR but not valid dag-cbor: all values with the link tag that are links.
+pub(super) fn links_leniently(bytes: &Bytes) -> Result<Vec<Cid>, CodecError> {
+    let mut reader = Reader { bytes, rest: bytes, dialect: Dialect::Plain, budget: ItemBudget::new() };
     let mut links = Vec::new();
-    // What is inside of what makes no difference to them, so one value comes after the other.
+    // Nesting does not matter for links, so all values are read in sequence.
     while !reader.rest.is_empty() {
         let head = reader.head()?;
         match head.major {
@@ -73,10 +73,10 @@ struct Reader<'a> {
     bytes: &'a Bytes,
     rest: &'a [u8],
     dialect: Dialect,
-    budget: Budget,
+    budget: ItemBudget,
 }
 
-/// What every value begins with.
+/// The head of a data item.
 #[derive(Clone, Copy)]
 struct Head {
     major: u8,
@@ -94,40 +94,40 @@ impl Head {
     }
 }
 
-fn truncated() -> Fault {
-    Fault::malformed("it ends too early")
+fn truncated() -> CodecError {
+    CodecError::malformed("it is truncated")
 }
 
-fn trailing() -> Fault {
-    Fault::malformed("something follows the document")
+fn trailing() -> CodecError {
+    CodecError::malformed("there are bytes after the document")
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, length: u64) -> Result<&'a [u8], Fault> {
+    fn take(&mut self, length: u64) -> Result<&'a [u8], CodecError> {
         let length = usize::try_from(length).map_err(|_| truncated())?;
         let (taken, rest) = self.rest.split_at_checked(length).ok_or_else(truncated)?;
         self.rest = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], CodecError> {
         let (taken, rest) = self.rest.split_first_chunk().ok_or_else(truncated)?;
         self.rest = rest;
         Ok(*taken)
     }
 
-    /// Something that only the lenient dialect has.
-    fn only_plain(&self, what: &str) -> Result<(), Fault> {
+    /// An error in the strict dialect, for features of plain CBOR.
+    fn only_plain(&self, what: &str) -> Result<(), CodecError> {
         match self.dialect {
             Dialect::Plain => Ok(()),
-            Dialect::Dag => Err(Fault::malformed(format!("dag-cbor has no {what}"))),
+            Dialect::Dag => Err(CodecError::malformed(format!("dag-cbor has no {what}"))),
         }
     }
 
-    fn head(&mut self) -> Result<Head, Fault> {
+    fn head(&mut self) -> Result<Head, CodecError> {
         let [byte] = self.array()?;
         let (major, info) = (byte >> 5, byte & 0x1f);
-        // The argument, and the least that needs as many bytes.
+        // The argument, and the smallest one that needs as many bytes.
         let (argument, least) = match info {
             0..info::ONE_BYTE => (u64::from(info), 0),
             info::ONE_BYTE => (u64::from(u8::from_be_bytes(self.array()?)), 24),
@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
             info::FOUR_BYTES => (u64::from(u32::from_be_bytes(self.array()?)), 1 << 16),
             info::EIGHT_BYTES => (u64::from_be_bytes(self.array()?), 1 << 32),
             info::INDEFINITE => (0, 0),
-            _ => return Err(Fault::malformed(format!("a value begins with the reserved byte 0x{byte:x}"))),
+            _ => return Err(CodecError::malformed(format!("a value begins with the reserved byte 0x{byte:x}"))),
         };
         // The argument of a float is its bits, which have no shorter form.
         if major != major::SIMPLE && argument < least {
@@ -146,19 +146,19 @@ impl<'a> Reader<'a> {
                 self.only_plain("indefinite lengths")?;
             }
             (major::UNSIGNED | major::NEGATIVE | major::TAG, info::INDEFINITE) => {
-                return Err(Fault::malformed("a number has no length to be indefinite"));
+                return Err(CodecError::malformed("a number cannot have an indefinite length"));
             }
             _ => {}
         }
         Ok(Head { major, info, argument })
     }
 
-    fn value(&mut self) -> Result<Ipld, Fault> {
+    fn value(&mut self) -> Result<Ipld, CodecError> {
         let head = self.head()?;
         self.value_of(head)
     }
 
-    fn value_of(&mut self, mut head: Head) -> Result<Ipld, Fault> {
+    fn value_of(&mut self, mut head: Head) -> Result<Ipld, CodecError> {
         while head.major == major::TAG {
             if self.dialect == Dialect::Dag {
                 return self.link(head.argument).map(|cid| Ipld::Link(Box::new(cid)));
@@ -176,18 +176,18 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The head of what a tag marks.
-    fn untagged(&mut self, tag: u64) -> Result<Head, Fault> {
-        // Without these tags the bytes of a large number would be just bytes.
+    /// The head of the value after a tag.
+    fn untagged(&mut self, tag: u64) -> Result<Head, CodecError> {
+        // These are the tags of big integers, which without them would be byte strings.
         if matches!(tag, 2 | 3) {
-            return Err(Fault::inexpressible("an integer has more than 64 bits"));
+            return Err(CodecError::inexpressible("an integer has more than 64 bits"));
         }
         self.budget.take(1)?;
         self.head()
     }
 
-    fn links(&mut self, each: &mut dyn FnMut(Cid)) -> Result<(), Fault> {
-        // Values and keys that are still to come. Each takes a byte at least.
+    fn links(&mut self, each: &mut dyn FnMut(Cid)) -> Result<(), CodecError> {
+        // Values and keys that are to follow. Each takes at least one byte.
         let mut left = 1_usize;
         while left > 0 {
             let head = self.head()?;
@@ -210,65 +210,67 @@ impl<'a> Reader<'a> {
         if self.rest.is_empty() { Ok(()) } else { Err(trailing()) }
     }
 
-    fn link(&mut self, tag: u64) -> Result<Cid, Fault> {
+    fn link(&mut self, tag: u64) -> Result<Cid, CodecError> {
         if tag != LINK {
-            return Err(Fault::malformed(format!("dag-cbor has no tag {tag}")));
+            return Err(CodecError::malformed(format!("dag-cbor has no tag {tag}")));
         }
         let head = self.head()?;
         if head.major != major::BYTES {
-            return Err(Fault::malformed("a link is not in bytes"));
+            return Err(CodecError::malformed("a link is not a byte string"));
         }
-        // The zero is the multibase prefix of binary.
+        // The multibase prefix of binary data is zero.
         let bytes = self.take(head.argument)?;
-        let mut binary = bytes.strip_prefix(&[0]).ok_or_else(|| Fault::malformed("a link does not begin with zero"))?;
-        let cid =
-            Cid::read_bytes(&mut binary).map_err(|error| Fault::malformed(format!("a link is no CID: {error}")))?;
+        let mut binary =
+            bytes.strip_prefix(&[0]).ok_or_else(|| CodecError::malformed("a link does not begin with zero"))?;
+        let cid = Cid::read_bytes(&mut binary)
+            .map_err(|error| CodecError::malformed(format!("a link is not a CID: {error}")))?;
         if !binary.is_empty() {
-            return Err(Fault::malformed("something follows the CID of a link"));
+            return Err(CodecError::malformed("there are bytes after the CID of a link"));
         }
         Ok(cid)
     }
 
-    fn bytes(&mut self, head: Head) -> Result<Bytes, Fault> {
+    fn bytes(&mut self, head: Head) -> Result<Bytes, CodecError> {
         if !head.is_indefinite() {
             return Ok(self.bytes.slice_ref(self.take(head.argument)?));
         }
         let mut whole = Vec::new();
         while let Some(part) = self.head_or_break()? {
             if part.major != head.major || part.is_indefinite() {
-                return Err(Fault::malformed("a part of a string is no string of its kind"));
+                return Err(CodecError::malformed("a chunk of an indefinite-length string has another type"));
             }
             whole.extend_from_slice(self.take(part.argument)?);
         }
         Ok(whole.into())
     }
 
-    fn text(&mut self, head: Head) -> Result<String, Fault> {
+    fn text(&mut self, head: Head) -> Result<String, CodecError> {
         let bytes = self.bytes(head)?;
-        let text = std::str::from_utf8(&bytes).map_err(|error| Fault::malformed(format!("a text: {error}")))?;
+        let text = std::str::from_utf8(&bytes)
+            .map_err(|error| CodecError::malformed(format!("a text is not UTF-8: {error}")))?;
         Ok(text.to_owned())
     }
 
-    /// The next head of something indefinite, or `None` at its end.
-    fn head_or_break(&mut self) -> Result<Option<Head>, Fault> {
+    /// The next head in an indefinite-length value, or `None` at its break.
+    fn head_or_break(&mut self) -> Result<Option<Head>, CodecError> {
         let head = self.head()?;
         Ok((!head.is_break()).then_some(head))
     }
 
-    /// A number of things of `each` items, all of which have to follow.
-    fn count(&self, count: u64, each: usize) -> Result<usize, Fault> {
+    /// Checks that `count` elements of `each` items can follow in the bytes that are left.
+    fn count(&self, count: u64, each: usize) -> Result<usize, CodecError> {
         let count = usize::try_from(count).ok().filter(|count| *count <= self.rest.len() / each);
         count.ok_or_else(truncated)
     }
 
-    /// Pays for what has so many things of `each` items.
-    fn claim(&mut self, count: u64, each: usize) -> Result<usize, Fault> {
+    /// The same, and counts the items against the limits.
+    fn claim(&mut self, count: u64, each: usize) -> Result<usize, CodecError> {
         let count = self.count(count, each)?;
         self.budget.take(count * each)?;
         Ok(count)
     }
 
-    fn list(&mut self, head: Head) -> Result<Ipld, Fault> {
+    fn list(&mut self, head: Head) -> Result<Ipld, CodecError> {
         self.budget.enter()?;
         let mut list = Vec::new();
         if head.is_indefinite() {
@@ -287,7 +289,7 @@ impl<'a> Reader<'a> {
         Ok(Ipld::List(list))
     }
 
-    fn map(&mut self, head: Head) -> Result<Ipld, Fault> {
+    fn map(&mut self, head: Head) -> Result<Ipld, CodecError> {
         self.budget.enter()?;
         let mut entries = Vec::new();
         if head.is_indefinite() {
@@ -307,18 +309,18 @@ impl<'a> Reader<'a> {
         if !entries.is_sorted_by(|(a, _), (b, _)| sort_key(a) < sort_key(b)) {
             self.only_plain("maps whose keys are not sorted")?;
         }
-        Map::new(entries).map(Ipld::Map).ok_or_else(|| Fault::malformed("a map has a key twice"))
+        Map::new(entries).map(Ipld::Map).ok_or_else(|| CodecError::malformed("a map has a duplicate key"))
     }
 
-    fn key(&mut self, head: Head) -> Result<String, Fault> {
+    fn key(&mut self, head: Head) -> Result<String, CodecError> {
         if head.major != major::TEXT {
             self.only_plain("keys that are not text")?;
-            return Err(Fault::inexpressible("a map has a key that is not text"));
+            return Err(CodecError::inexpressible("a map has a key that is not text"));
         }
         self.text(head)
     }
 
-    fn simple(&mut self, head: Head) -> Result<Ipld, Fault> {
+    fn simple(&mut self, head: Head) -> Result<Ipld, CodecError> {
         match head.info {
             info::FALSE => Ok(Ipld::Bool(false)),
             info::TRUE => Ok(Ipld::Bool(true)),
@@ -336,10 +338,10 @@ impl<'a> Reader<'a> {
                 }
                 Ok(Ipld::Float(float))
             }
-            info::INDEFINITE => Err(Fault::malformed("something ends that did not begin")),
+            info::INDEFINITE => Err(CodecError::malformed("a break is outside an indefinite-length value")),
             _ => {
                 self.only_plain("simple values of other kinds")?;
-                Err(Fault::inexpressible("a simple value has no meaning in the data model"))
+                Err(CodecError::inexpressible("a simple value is not part of the data model"))
             }
         }
     }
@@ -357,12 +359,12 @@ fn half(bits: u16) -> f64 {
     if bits >> 15 == 0 { magnitude } else { -magnitude }
 }
 
-/// What dag-cbor sorts keys by: shorter ones first.
+/// The sort order of keys in dag-cbor: by length, then by bytes.
 fn sort_key(key: &str) -> (usize, &str) {
     (key.len(), key)
 }
 
-/// Writes a document in the strict form.
+/// Encodes a document as dag-cbor.
 pub(super) fn encode(value: &Ipld) -> Result<Bytes, EncodeError> {
     let mut out = Vec::new();
     write(value, MAX_DEPTH, &mut out)?;
@@ -416,7 +418,7 @@ fn write_string(major: u8, bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Writes a head in as few bytes as its argument needs.
+/// Writes a head in the shortest form.
 fn write_head(major: u8, argument: u64, out: &mut Vec<u8>) {
     let bytes = argument.to_be_bytes();
     let (info, width) = match argument {

@@ -1,27 +1,27 @@
-//! JSON (RFC 8259), with IPLD's forms for links and bytes (<https://ipld.io/specs/codecs/dag-json/spec/>) and without. What
-//! each accepts is listed in [`crate::ipld`].
+//! JSON (RFC 8259), plain and as dag-json, with its forms for links and bytes
+//! (<https://ipld.io/specs/codecs/dag-json/spec/>). For the rules of each see [`crate::ipld`].
 
-use super::{Budget, Dialect, EncodeError, Fault, Ipld, MAX_DEPTH, Map};
+use super::{CodecError, Dialect, EncodeError, Ipld, ItemBudget, MAX_DEPTH, Map};
 use crate::cid::Cid;
 use ::cid::multibase::Base;
 use bytes::Bytes;
 use std::fmt::Write as _;
 
-/// The longest text of a link worth reading, in bytes: any CID in any base of eight or more. Some bases take time that
-/// grows with the square of the length.
+/// The maximum length of a link as text, in bytes: any CID in base 8 or more. Decoding some bases takes quadratic time
+/// in the length.
 const MAX_LINK_BYTES: usize = 420;
 
-/// Integers that every codec can express.
+/// The integers that all codecs can express.
 const INTEGERS: std::ops::RangeInclusive<i128> = -(1 << 64)..=(1 << 64) - 1;
 
-/// The key that dag-json reserves, and the one that marks bytes below it.
+/// The key that dag-json reserves, and the key for bytes in it.
 const SLASH: &str = "/";
 const BYTES: &str = "bytes";
 
-/// Reads a document that fills `bytes`.
-pub(super) fn decode(bytes: &Bytes, dialect: Dialect) -> Result<Ipld, Fault> {
-    let text = std::str::from_utf8(bytes).map_err(|error| Fault::malformed(error.to_string()))?;
-    let mut reader = Reader { text, at: 0, dialect, budget: Budget::new() };
+/// Decodes a document, without trailing bytes.
+pub(super) fn decode(bytes: &Bytes, dialect: Dialect) -> Result<Ipld, CodecError> {
+    let text = std::str::from_utf8(bytes).map_err(|error| CodecError::malformed(error.to_string()))?;
+    let mut reader = Reader { text, offset: 0, dialect, budget: ItemBudget::new() };
     let value = reader.value()?;
     match reader.peek() {
         None => Ok(value),
@@ -31,43 +31,43 @@ pub(super) fn decode(bytes: &Bytes, dialect: Dialect) -> Result<Ipld, Fault> {
 
 struct Reader<'a> {
     text: &'a str,
-    /// Where the next character is.
-    at: usize,
+    /// The offset of the next character.
+    offset: usize,
     dialect: Dialect,
-    budget: Budget,
+    budget: ItemBudget,
 }
 
 impl<'a> Reader<'a> {
     fn rest(&self) -> &'a str {
-        self.text.get(self.at..).unwrap_or_default()
+        self.text.get(self.offset..).unwrap_or_default()
     }
 
     /// The next byte that is not white space.
     fn peek(&mut self) -> Option<u8> {
         let space = self.rest().bytes().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
-        self.at += space;
+        self.offset += space;
         self.rest().bytes().next()
     }
 
-    /// Takes a character if it is the next but for white space.
+    /// Takes a byte if it is the next one after white space.
     fn take(&mut self, byte: u8) -> bool {
         let found = self.peek() == Some(byte);
-        self.at += usize::from(found);
+        self.offset += usize::from(found);
         found
     }
 
-    fn expect(&mut self, byte: u8) -> Result<(), Fault> {
+    fn expect(&mut self, byte: u8) -> Result<(), CodecError> {
         if self.take(byte) { Ok(()) } else { Err(self.unexpected()) }
     }
 
-    fn unexpected(&self) -> Fault {
+    fn unexpected(&self) -> CodecError {
         match self.rest().chars().next() {
-            Some(found) => Fault::malformed(format!("{found:?} does not belong at byte {}", self.at)),
-            None => Fault::malformed("it ends too early"),
+            Some(found) => CodecError::malformed(format!("{found:?} is not allowed at byte {}", self.offset)),
+            None => CodecError::malformed("it is truncated"),
         }
     }
 
-    fn value(&mut self) -> Result<Ipld, Fault> {
+    fn value(&mut self) -> Result<Ipld, CodecError> {
         match self.peek() {
             Some(b'{') => self.object(),
             Some(b'[') => self.list(),
@@ -80,15 +80,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn literal(&mut self, word: &str, value: Ipld) -> Result<Ipld, Fault> {
+    fn literal(&mut self, word: &str, value: Ipld) -> Result<Ipld, CodecError> {
         if !self.rest().starts_with(word) {
             return Err(self.unexpected());
         }
-        self.at += word.len();
+        self.offset += word.len();
         Ok(value)
     }
 
-    fn list(&mut self) -> Result<Ipld, Fault> {
+    fn list(&mut self) -> Result<Ipld, CodecError> {
         self.budget.enter()?;
         self.expect(b'[')?;
         let mut list = Vec::new();
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
         Ok(Ipld::List(list))
     }
 
-    fn object(&mut self) -> Result<Ipld, Fault> {
+    fn object(&mut self) -> Result<Ipld, CodecError> {
         self.budget.enter()?;
         self.expect(b'{')?;
         let mut entries = Vec::new();
@@ -118,32 +118,32 @@ impl<'a> Reader<'a> {
             entries.push((key, self.value()?));
         }
         self.budget.leave();
-        let map = Map::new(entries).ok_or_else(|| Fault::malformed("an object has a key twice"))?;
+        let map = Map::new(entries).ok_or_else(|| CodecError::malformed("an object has a duplicate key"))?;
         match self.dialect {
             Dialect::Plain => Ok(Ipld::Map(map)),
-            Dialect::Dag => unreserved(map),
+            Dialect::Dag => reserved_value(map),
         }
     }
 
-    fn key(&mut self) -> Result<String, Fault> {
+    fn key(&mut self) -> Result<String, CodecError> {
         if self.peek() != Some(b'"') {
             return Err(self.unexpected());
         }
         self.string()
     }
 
-    /// Reads a string whose opening quote is next.
-    fn string(&mut self) -> Result<String, Fault> {
-        self.at += 1;
+    /// Parses a string from its opening quote.
+    fn string(&mut self) -> Result<String, CodecError> {
+        self.offset += 1;
         let mut out = String::new();
         loop {
             let rest = self.rest();
             let plain = rest.bytes().position(|byte| matches!(byte, b'"' | b'\\' | 0..0x20)).unwrap_or(rest.len());
             out.push_str(rest.get(..plain).unwrap_or_default());
-            self.at += plain;
+            self.offset += plain;
             match rest.as_bytes().get(plain) {
                 Some(b'"') => {
-                    self.at += 1;
+                    self.offset += 1;
                     return Ok(out);
                 }
                 Some(b'\\') => out.push(self.escaped()?),
@@ -152,9 +152,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an escape whose backslash is next.
-    fn escaped(&mut self) -> Result<char, Fault> {
-        let Some(letter) = self.rest().as_bytes().get(1) else { return Err(Fault::malformed("it ends too early")) };
+    /// Parses an escape from its backslash.
+    fn escaped(&mut self) -> Result<char, CodecError> {
+        let Some(letter) = self.rest().as_bytes().get(1) else { return Err(CodecError::malformed("it is truncated")) };
         let plain = match letter {
             b'"' | b'\\' | b'/' => char::from(*letter),
             b'b' => '\u{8}',
@@ -165,53 +165,53 @@ impl<'a> Reader<'a> {
             b'u' => return self.unicode(),
             _ => return Err(self.unexpected()),
         };
-        self.at += 2;
+        self.offset += 2;
         Ok(plain)
     }
 
-    /// Reads an escape by number: one, or the two of a surrogate pair.
-    fn unicode(&mut self) -> Result<char, Fault> {
+    /// Parses an escape by code: one, or two for a surrogate pair.
+    fn unicode(&mut self) -> Result<char, CodecError> {
         let first = self.unit()?;
         let second = if (0xd800..0xdc00).contains(&first) { Some(self.unit()?) } else { None };
         let mut decoded = char::decode_utf16(std::iter::once(first).chain(second));
         match decoded.next() {
             Some(Ok(character)) => Ok(character),
-            _ => Err(Fault::malformed("half of a surrogate pair is alone")),
+            _ => Err(CodecError::malformed("a surrogate pair is incomplete")),
         }
     }
 
-    /// Reads `\u` and four hexadecimal digits.
-    fn unit(&mut self) -> Result<u16, Fault> {
+    /// Parses `\u` and four hexadecimal digits.
+    fn unit(&mut self) -> Result<u16, CodecError> {
         let digits = self.rest().strip_prefix("\\u").and_then(|rest| rest.get(..4));
         let digits = digits.filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
         let unit = digits.and_then(|digits| u16::from_str_radix(digits, 16).ok()).ok_or_else(|| self.unexpected())?;
-        self.at += 6;
+        self.offset += 6;
         Ok(unit)
     }
 
-    fn number(&mut self) -> Result<Ipld, Fault> {
+    fn number(&mut self) -> Result<Ipld, CodecError> {
         let rest = self.rest();
         let length =
             rest.bytes().take_while(|byte| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E')).count();
         let token = rest.get(..length).unwrap_or_default();
         let is_integer = is_number(token).ok_or_else(|| self.unexpected())?;
-        self.at += length;
+        self.offset += length;
         if is_integer {
             if let Some(integer) = token.parse().ok().filter(|integer| INTEGERS.contains(integer)) {
                 return Ok(Ipld::Integer(integer));
             }
             if self.dialect == Dialect::Dag {
-                return Err(Fault::inexpressible("an integer has more than 64 bits"));
+                return Err(CodecError::inexpressible("an integer has more than 64 bits"));
             }
         }
         match token.parse::<f64>() {
             Ok(float) if float.is_finite() => Ok(Ipld::Float(float)),
-            _ => Err(Fault::inexpressible("a number is larger than any float")),
+            _ => Err(CodecError::inexpressible("a number is out of the range of floats")),
         }
     }
 }
 
-/// Whether a token is an integer or a number with a fraction or exponent; `None` if it is no number.
+/// Whether a token is an integer, or a number with a fraction or exponent; `None` if it is not a number.
 fn is_number(token: &str) -> Option<bool> {
     let (whole, tail) = split_digits(token.strip_prefix('-').unwrap_or(token))?;
     if whole.len() > 1 && whole.starts_with('0') {
@@ -228,19 +228,19 @@ fn is_number(token: &str) -> Option<bool> {
     split_digits(unsigned)?.1.is_empty().then_some(false)
 }
 
-/// Cuts digits, at least one, off the front.
+/// Splits digits, at least one, off the front.
 fn split_digits(text: &str) -> Option<(&str, &str)> {
     let count = text.bytes().take_while(u8::is_ascii_digit).count();
     text.split_at_checked(count).filter(|_| count > 0)
 }
 
-/// A map of the kind that dag-json reserves.
+/// A map in a form that dag-json reserves.
 enum Reserved<'a> {
     Link(&'a str),
     Bytes(&'a str),
 }
 
-/// Whether a map is of the reserved kind: its key "/" has a text, or a map that has a text under "bytes".
+/// Whether a map has a reserved form: under "/" a text, or a map with a text under "bytes".
 fn reserved(map: &Map) -> Option<Reserved<'_>> {
     match map.get(SLASH)? {
         Ipld::String(text) => Some(Reserved::Link(text)),
@@ -252,8 +252,8 @@ fn reserved(map: &Map) -> Option<Reserved<'_>> {
     }
 }
 
-/// What a map means: itself, a link or bytes. The forms of those have no other keys.
-fn unreserved(map: Map) -> Result<Ipld, Fault> {
+/// The value of a map: the map, a link or bytes. Links and bytes have no other keys.
+fn reserved_value(map: Map) -> Result<Ipld, CodecError> {
     let only = |map: &Map| map.len() == 1;
     let value = match reserved(&map) {
         None => return Ok(Ipld::Map(map)),
@@ -263,20 +263,20 @@ fn unreserved(map: Map) -> Result<Ipld, Fault> {
         {
             Base::Base64.decode(text).map(|bytes| Ipld::Bytes(bytes.into())).map_err(|error| error.to_string())
         }
-        Some(_) => Err("other keys are beside a link or bytes".to_owned()),
+        Some(_) => Err("a link or bytes have further keys".to_owned()),
     };
-    value.map_err(Fault::Malformed)
+    value.map_err(CodecError::Malformed)
 }
 
 fn link(text: &str) -> Result<Ipld, String> {
     if text.len() > MAX_LINK_BYTES {
         return Err(format!("a link is longer than {MAX_LINK_BYTES} bytes"));
     }
-    let cid = Cid::try_from(text).map_err(|error| format!("a link is no CID: {}", crate::cid::why(&error)))?;
+    let cid = Cid::try_from(text).map_err(|error| format!("a link is not a CID: {}", crate::cid::why(&error)))?;
     Ok(Ipld::Link(Box::new(cid)))
 }
 
-/// Writes a document as dag-json, which sorts keys by their bytes and has no white space.
+/// Encodes a document as dag-json: keys sorted by their bytes, no white space.
 pub(super) fn encode(value: &Ipld) -> Result<Bytes, EncodeError> {
     let mut out = String::new();
     write(value, MAX_DEPTH, &mut out)?;
@@ -324,7 +324,7 @@ fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
-/// Writes the shortest digits that mean the same float. A decimal point tells it from an integer.
+/// Writes a float with the fewest digits that identify it, and a decimal point to distinguish it from an integer.
 fn write_float(float: f64, out: &mut String) {
     let text = format!("{float:?}");
     match text.split_once('e') {

@@ -1,34 +1,33 @@
-//! IPLD documents (<https://ipld.io/docs/data-model/>): blocks as values that have keys, indices and links, whatever codec
-//! they are written in.
+//! IPLD documents (<https://ipld.io/docs/data-model/>): blocks as values with keys, indices and links, for all
+//! supported codecs.
 //!
-//! Goals: one value type for every codec; conversions that lose nothing silently; no document costs more than
-//! [`MAX_ITEMS`] values and [`MAX_DEPTH`] levels, however it was written, and both are checked while it is read, before
-//! memory is claimed for it.
+//! Goals: one value type for all codecs; conversions fail rather than lose data; a document has at most [`MAX_ITEMS`]
+//! values and [`MAX_DEPTH`] levels, and the decoders check both before they allocate.
 //!
-//! Why a reader of our own and not the `serde` codecs: links here have room for 128-byte digests, integers reach from
-//! -2⁶⁴ to 2⁶⁴ - 1 in JSON as well, plain CBOR and plain JSON have rules of their own, and a limit on items has to hold
-//! inside the reader. The `serde` codecs are what the tests compare with.
+//! Why not the `serde` codecs: here links have room for 128-byte digests, integers range from -2⁶⁴ to 2⁶⁴ - 1 in JSON
+//! as well, plain CBOR and plain JSON have rules of their own, and the decoder has to enforce the limit on values.
+//! Tests compare the decoders with the `serde` codecs.
 //!
 //! | module | concern |
 //! |---|---|
-//! | `cbor` | dag-cbor, strictly, and plain CBOR, leniently |
+//! | `cbor` | strict dag-cbor, and lenient plain CBOR |
 //! | `json` | dag-json and plain JSON |
 //! | `pb` | the logical form of dag-pb nodes |
-//! | [`outline`](mod@outline) | a document as lines for a page |
+//! | [`outline`](mod@outline) | a document as lines for display |
 //!
-//! What is accepted of each codec:
+//! The rules of each codec:
 //!
-//! - dag-cbor (<https://ipld.io/specs/codecs/dag-cbor/spec/>): exactly what its specification allows to be written:
-//!   shortest heads, sorted and unique keys, floats of 64 bits that are numbers, and no tag but that of links. A negative
-//!   zero is kept, which Kubo writes as well.
-//! - CBOR (RFC 8949): also indefinite lengths, floats of every width, heads and key orders of any kind, and `undefined`,
-//!   which becomes null. Tags are dropped from what they mark, since they are advice to applications. It has no links.
-//! - dag-json (<https://ipld.io/specs/codecs/dag-json/spec/>): white space and keys of any order are accepted, like Kubo
-//!   does. Links and bytes have to be in their reserved forms exactly.
-//! - JSON (RFC 8259): has neither links nor bytes. Integers beyond 64 bits become floats, as browsers read them.
-//! - dag-pb and raw: every node and every string of bytes.
+//! - dag-cbor (<https://ipld.io/specs/codecs/dag-cbor/spec/>): strict: shortest heads, sorted and unique keys, finite
+//!   floats of 64 bits, and no tags but that of links. Negative zero is kept, as in Kubo.
+//! - CBOR (RFC 8949): also indefinite lengths, floats of every width, heads and key orders of any form, and
+//!   `undefined`, which becomes null. Tags are ignored, except those of big integers, which are errors. It has no
+//!   links.
+//! - dag-json (<https://ipld.io/specs/codecs/dag-json/spec/>): white space and any order of keys are accepted, as in
+//!   Kubo. Links and bytes must have exactly their reserved forms.
+//! - JSON (RFC 8259): has neither links nor bytes. Integers beyond 64 bits become floats, as in browsers.
+//! - dag-pb and raw: every valid node, and all bytes.
 //!
-//! Repeated keys and text that is not UTF-8 are errors everywhere.
+//! Duplicate keys and text that is not UTF-8 are errors in all codecs.
 //!
 //! Non-goals: schemas, selectors, and writing dag-pb.
 
@@ -43,61 +42,61 @@ use crate::block::Block;
 use crate::cid::{Cid, codec};
 use bytes::Bytes;
 
-/// How many values and keys a document may have. The most that they take in memory, besides the text and bytes that are
-/// in the block anyway, is some 60 MiB (nothing but links of eight bytes).
+/// The maximum number of values and keys in a document. Besides the text and bytes of the block, they take at most some
+/// 60 MiB of memory (for links of eight bytes each).
 pub const MAX_ITEMS: usize = 256 * 1024;
 
-/// How many lists and maps may be inside each other.
+/// The maximum nesting of lists and maps.
 pub const MAX_DEPTH: usize = 128;
 
 /// A value of the IPLD data model (<https://ipld.io/docs/data-model/kinds/>).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ipld {
-    /// Nothing.
+    /// Null.
     Null,
-    /// True or false.
+    /// A boolean.
     Bool(bool),
-    /// A whole number. Documents have those from -2⁶⁴ to 2⁶⁴ - 1.
+    /// An integer. Documents have those from -2⁶⁴ to 2⁶⁴ - 1.
     Integer(i128),
-    /// A number with a fraction. Not-a-number and infinities come from plain CBOR only, and cannot be written.
+    /// A float. Not-a-number and infinities come from plain CBOR only, and cannot be encoded.
     Float(f64),
     /// Text.
     String(String),
-    /// Bytes, shared with the block where its codec has them as they are.
+    /// Bytes, shared with the block if its codec has them verbatim.
     Bytes(Bytes),
     /// Values by index.
     List(Vec<Self>),
     /// Values by key.
     Map(Map),
-    /// A link to another block. Boxed, since CIDs are several times as large as anything else here.
+    /// A link to another block. Boxed, because CIDs are several times as large as the other variants.
     Link(Box<Cid>),
 }
 
-/// Values by key, each key once, sorted by the bytes of the keys.
+/// Values by key. Keys are unique and sorted by their bytes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Map(Vec<(String, Ipld)>);
 
-/// Why a block cannot be read or written as an IPLD document.
+/// Why a block cannot be decoded or converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IpldError {
-    /// The block is what it says, but it has no counterpart in what was asked for. Another format may do, the raw block
+    /// The block is valid, but cannot be expressed in the requested format. Another format may work; the raw block
     /// always does.
     #[error("{cid} cannot be converted: {reason}")]
     NotConvertible {
         /// The block.
         cid: Cid,
-        /// What has no counterpart.
+        /// What cannot be expressed.
         reason: String,
     },
-    /// The bytes break the rules of their codec.
+    /// The bytes violate the rules of their codec.
     #[error("{cid} is malformed: {reason}")]
     Malformed {
         /// The block.
         cid: Cid,
-        /// Which rule.
+        /// The violation.
         reason: String,
     },
-    /// The document is beyond [`MAX_ITEMS`] or [`MAX_DEPTH`].
+    /// The document exceeds [`MAX_ITEMS`] or [`MAX_DEPTH`].
     #[error("{cid} has more than {MAX_ITEMS} values or {MAX_DEPTH} levels")]
     TooComplex {
         /// The block.
@@ -105,30 +104,30 @@ pub enum IpldError {
     },
 }
 
-/// Why a value cannot be written in a codec.
+/// Why a value cannot be encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// Nothing is written in this codec here.
-    #[error("documents are not written in the codec 0x{0:x}")]
+    /// Encoding to this codec is not supported.
+    #[error("encoding to the codec 0x{0:x} is not supported")]
     Codec(u64),
-    /// The data model has no such float.
+    /// The data model allows only finite floats.
     #[error("a float is not a finite number")]
     Float,
-    /// The integer is beyond what the codecs agree on.
+    /// The integer has more than 64 bits.
     #[error("an integer has more than 64 bits")]
     Integer,
-    /// The map would be read back as a link or as bytes.
-    #[error("a map has the key \"/\" in a way that dag-json reserves")]
+    /// The map would be decoded as a link or as bytes.
+    #[error("a map has the key \"/\" in a form that dag-json reserves")]
     Reserved,
-    /// There are more than [`MAX_DEPTH`] levels.
+    /// The value has more than [`MAX_DEPTH`] levels.
     #[error("it has more than {MAX_DEPTH} levels")]
     TooDeep,
 }
 
-/// Reads a document, by the codec of its CID.
+/// Decodes a block by the codec of its CID.
 ///
 /// # Errors
-/// [`IpldError`]; a codec that is not read here is [`IpldError::NotConvertible`].
+/// [`IpldError`]; for an unsupported codec [`IpldError::NotConvertible`].
 pub fn decode(block: &Block) -> Result<Ipld, IpldError> {
     let (cid, data) = (block.cid(), block.data());
     let document = match cid.codec() {
@@ -138,18 +137,18 @@ pub fn decode(block: &Block) -> Result<Ipld, IpldError> {
         codec::JSON => json::decode(data, Dialect::Plain),
         codec::DAG_PB => pb::decode(data),
         codec::RAW => Ok(Ipld::Bytes(data.clone())),
-        codec => Err(Fault::inexpressible(format!("the codec 0x{codec:x} is not read here"))),
+        codec => Err(CodecError::inexpressible(format!("the codec 0x{codec:x} is not supported"))),
     };
-    document.map_err(|fault| fault.of(cid))
+    document.map_err(|error| error.of(cid))
 }
 
-/// Hands on the links of a dag-cbor block, in stored order and without limits: a list of links is no work beside fetching
-/// them.
+/// Calls `each` for the links of a dag-cbor block, in stored order and without limits, because listing links is cheap
+/// compared with fetching them.
 pub(crate) fn links_cbor(block: &Block, each: &mut dyn FnMut(Cid)) -> Result<(), IpldError> {
-    cbor::links(block.data(), each).map_err(|fault| fault.of(block.cid()))
+    cbor::links(block.data(), each).map_err(|error| error.of(block.cid()))
 }
 
-/// The links of a block that is to be dag-cbor, even if it breaks the rules of that; none if it is no CBOR at all.
+/// The links of a block with the codec dag-cbor, even if it is only plain CBOR; none if it is not CBOR.
 pub(crate) fn links_cbor_leniently(block: &Block) -> Vec<Cid> {
     let mut links = Vec::new();
     match cbor::links(block.data(), &mut |cid| links.push(cid)) {
@@ -158,14 +157,14 @@ pub(crate) fn links_cbor_leniently(block: &Block) -> Vec<Cid> {
     }
 }
 
-/// Hands on the links of a dag-json block, by the keys that they are below: in stored order, if the document is as the
-/// codec wants it.
+/// Calls `each` for the links of a dag-json block, sorted by the keys above them. In canonical documents that is the
+/// stored order.
 pub(crate) fn links_json(block: &Block, each: &mut dyn FnMut(Cid)) -> Result<(), IpldError> {
     each_link(decode(block)?, each);
     Ok(())
 }
 
-/// As deep as documents are, which is bounded.
+/// Recursive: the decoder bounds the depth.
 fn each_link(value: Ipld, each: &mut dyn FnMut(Cid)) {
     match value {
         Ipld::Link(cid) => each(*cid),
@@ -175,11 +174,10 @@ fn each_link(value: Ipld, each: &mut dyn FnMut(Cid)) {
     }
 }
 
-/// Writes a value as dag-cbor or dag-json, which are also what it is as plain CBOR and plain JSON: those have no rules of
-/// their own that the stricter codecs break.
+/// Encodes a value as dag-cbor or dag-json. The result is also valid plain CBOR or JSON, of which the two are subsets.
 ///
 /// # Errors
-/// [`EncodeError`] when the codec is another, or cannot express the value.
+/// [`EncodeError`] for another codec, or when the codec cannot express the value.
 pub fn encode(value: &Ipld, codec: u64) -> Result<Bytes, EncodeError> {
     match codec {
         codec::DAG_CBOR | codec::CBOR => cbor::encode(value),
@@ -188,9 +186,9 @@ pub fn encode(value: &Ipld, codec: u64) -> Result<Bytes, EncodeError> {
     }
 }
 
-/// A block in another codec. A block that is in it already is not touched, and one in dag-cbor or dag-json *is* plain CBOR
-/// or JSON: their bytes are returned as they are, whatever they hold. Other results are at most some six times as large
-/// as the block, which is when every character of a text has to be escaped.
+/// Converts a block to another codec. A block that has this codec already is returned as it is, and so is dag-cbor as
+/// CBOR and dag-json as JSON. Other results are at most six times as large as the block, when all characters of a text
+/// are escaped.
 ///
 /// # Errors
 /// [`IpldError`].
@@ -204,15 +202,14 @@ pub fn convert(block: &Block, to: u64) -> Result<Bytes, IpldError> {
     encode(&document, to).map_err(|reason| IpldError::NotConvertible { cid: *block.cid(), reason: reason.to_string() })
 }
 
-/// Whether blocks of a codec are documents that paths lead through by keys and indices. Those of dag-pb are not: their
-/// paths are names of links.
+/// Whether path segments are keys and indices in blocks of a codec. In dag-pb blocks they are names of links.
 pub fn is_document(codec: u64) -> bool {
     matches!(codec, codec::DAG_CBOR | codec::CBOR | codec::DAG_JSON | codec::JSON)
 }
 
 impl Ipld {
-    /// What a path segment names in this value: the key of a map, or the index of a list in decimal digits without
-    /// leading zeros. Anything else has nothing below it; a link is for the caller to follow.
+    /// The value at a path segment: the key of a map, or the index of a list in decimal digits without leading zeros.
+    /// Links are not followed.
     pub fn get(&self, segment: &str) -> Option<&Self> {
         match self {
             Self::Map(map) => map.get(segment),
@@ -222,14 +219,14 @@ impl Ipld {
     }
 }
 
-/// Reads an index. One index has one spelling, so that one value has one path.
+/// Parses an index. Each index has one valid form, so that each value has one path.
 fn index(segment: &str) -> Option<usize> {
     let canonical = segment == "0" || !segment.starts_with(['0', '+']);
     segment.parse().ok().filter(|_| canonical)
 }
 
 impl Map {
-    /// A map of entries in any order, or `None` when a key occurs twice.
+    /// A map of entries in any order; `None` when a key is duplicate.
     pub fn new(mut entries: Vec<(String, Ipld)>) -> Option<Self> {
         entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         entries.shrink_to_fit();
@@ -238,43 +235,43 @@ impl Map {
 
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&Ipld> {
-        let at = self.0.binary_search_by(|(found, _)| found.as_str().cmp(key)).ok()?;
-        self.0.get(at).map(|(_, value)| value)
+        let offset = self.0.binary_search_by(|(found, _)| found.as_str().cmp(key)).ok()?;
+        self.0.get(offset).map(|(_, value)| value)
     }
 
-    /// Every key and value, by the bytes of the keys.
+    /// All keys and values, sorted by the bytes of the keys.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Ipld)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is no key.
+    /// Whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Whether a codec is one of IPLD's, or the common one that it was made from.
+/// Whether a codec is an IPLD codec or the plain format that it is based on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Dialect {
     Dag,
     Plain,
 }
 
-/// An [`IpldError`] without the CID, which readers do not know.
+/// An [`IpldError`] without the CID, which decoders do not know.
 #[derive(Debug, PartialEq)]
-enum Fault {
+enum CodecError {
     Malformed(String),
-    /// The bytes follow their rules, but say what the data model cannot.
+    /// The bytes are valid, but have values outside the data model.
     Inexpressible(String),
     TooComplex,
 }
 
-impl Fault {
+impl CodecError {
     fn malformed(reason: impl Into<String>) -> Self {
         Self::Malformed(reason.into())
     }
@@ -293,28 +290,28 @@ impl Fault {
     }
 }
 
-/// What a document may still cost.
-struct Budget {
+/// The limits that are left for a document.
+struct ItemBudget {
     items: usize,
     levels: usize,
 }
 
-impl Budget {
-    /// The budget of a document, of which its outermost value is paid.
+impl ItemBudget {
+    /// The limits of a document, less its outermost value.
     fn new() -> Self {
         Self { items: MAX_ITEMS - 1, levels: MAX_DEPTH }
     }
 
-    /// Pays for values, or keys. A list whose length is known pays for all of its values before memory is claimed for
-    /// them, so lists inside each other cannot claim more than all of them may have.
-    fn take(&mut self, items: usize) -> Result<(), Fault> {
-        self.items = self.items.checked_sub(items).ok_or(Fault::TooComplex)?;
+    /// Counts values or keys. The values of a list of known length are counted before memory is allocated for them, so
+    /// that nested lists cannot allocate for more than [`MAX_ITEMS`] together.
+    fn take(&mut self, items: usize) -> Result<(), CodecError> {
+        self.items = self.items.checked_sub(items).ok_or(CodecError::TooComplex)?;
         Ok(())
     }
 
-    /// Goes into a list or map. Every reader recurses here only, so this also bounds its stack.
-    fn enter(&mut self) -> Result<(), Fault> {
-        self.levels = self.levels.checked_sub(1).ok_or(Fault::TooComplex)?;
+    /// Enters a list or map. All recursion of the decoders passes here, so this also bounds the stack.
+    fn enter(&mut self) -> Result<(), CodecError> {
+        self.levels = self.levels.checked_sub(1).ok_or(CodecError::TooComplex)?;
         Ok(())
     }
 
@@ -328,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_has_one_spelling() {
+    fn an_index_has_one_form() {
         let list = Ipld::List(vec![Ipld::Null, Ipld::Bool(true)]);
         let table = [("0", true), ("1", true), ("2", false), ("01", false), ("00", false), ("+1", false)];
         let more = [("-1", false), ("", false), ("1 ", false), ("a", false), ("99999999999999999999999", false)];
@@ -339,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_has_each_key_once_and_is_found_in() {
+    fn maps_have_unique_keys_and_find_values() {
         let entry = |key: &str, value| (key.to_owned(), Ipld::Integer(value));
         let map = Map::new(vec![entry("b", 1), entry("aa", 2), entry("", 3)]).expect("distinct keys");
         assert_eq!(map.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["", "aa", "b"]);

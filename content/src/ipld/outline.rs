@@ -1,19 +1,19 @@
-//! A document as lines of text, from which a page for people can be made.
+//! A document as lines of text, for display on a page.
 //!
-//! Goal: the size of the page depends on [`OutlineLimits`], never on the document.
+//! Goal: [`OutlineLimits`] bound the size of the page, whatever the size of the document.
 //!
-//! Non-goals: HTML, escaping, and any way back to the document.
+//! Non-goals: HTML, escaping, and parsing the lines.
 
 use super::{Ipld, MAX_DEPTH};
 use crate::cid::Cid;
 use std::fmt::Write as _;
 
-/// How much of a document is shown.
+/// Limits for the display of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutlineLimits {
-    /// Lines at most.
+    /// The maximum number of lines.
     pub lines: usize,
-    /// Characters of a key or text, and bytes of bytes, at most.
+    /// The maximum length of a key or text in characters, and of bytes in bytes.
     pub text: usize,
 }
 
@@ -23,65 +23,65 @@ impl Default for OutlineLimits {
     }
 }
 
-/// A document, flattened.
+/// A document as lines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outline {
-    /// The document itself, then what is in it, depth first.
+    /// The document, then its values, depth first.
     pub lines: Vec<Line>,
     /// Whether every value has a line.
     pub complete: bool,
 }
 
-/// One value.
+/// The line of one value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// How many lists and maps it is inside of.
+    /// The number of lists and maps around the value.
     pub depth: usize,
-    /// What it is called in the list or map that it is in; `None` for the document itself.
+    /// The key or index of the value; `None` for the document.
     pub label: Option<Label>,
-    /// What it is.
+    /// The kind of the value.
     pub kind: Kind,
-    /// What it says: digits, the text itself, bytes in hexadecimal, the CID of a link. Empty for null, lists and maps.
+    /// The value as text: a number, a text, bytes in hexadecimal, or the CID of a link. Empty for null, lists and maps.
     pub text: String,
-    /// Whether `text` is only the beginning.
+    /// Whether `text` is truncated.
     pub cut: bool,
-    /// Where it points, if it is a link.
+    /// The target, if the value is a link.
     pub link: Option<Cid>,
 }
 
-/// What a value is called.
+/// The label of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Label {
-    /// By a key, which ends with an ellipsis if it was too long.
+    /// A key, truncated with an ellipsis if it is too long.
     Key(String),
-    /// By an index.
+    /// An index.
     Index(usize),
 }
 
-/// The kind of a value, with its size where it has one.
+/// The kind of a value, with its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing.
+    /// Null.
     Null,
-    /// True or false.
+    /// A boolean.
     Bool,
-    /// A whole number.
+    /// An integer.
     Integer,
-    /// A number with a fraction.
+    /// A float.
     Float,
-    /// Text of so many bytes.
+    /// A text of so many bytes.
     String(usize),
-    /// So many bytes.
+    /// Bytes, so many.
     Bytes(usize),
-    /// A list of so many values.
+    /// A list with so many values.
     List(usize),
-    /// A map of so many keys.
+    /// A map with so many keys.
     Map(usize),
     /// A link.
     Link,
 }
 
-/// Flattens a document. The lines of a list or map follow its own and have a greater depth.
+/// Makes the lines of a document. The values of a list or map follow its line, with a greater depth.
 pub fn outline(document: &Ipld, limits: OutlineLimits) -> Outline {
     let mut outline = Outline { lines: Vec::new(), complete: true };
     outline.push(document, None, 0, limits);
@@ -139,7 +139,7 @@ fn line(value: &Ipld, label: Option<Label>, depth: usize, limit: usize) -> Line 
     Line { depth, label, kind, text, cut, link }
 }
 
-/// The first characters of a text.
+/// The first `limit` characters of a text.
 fn beginning(text: &str, limit: usize) -> &str {
     let end = text.char_indices().nth(limit).map_or(text.len(), |(end, _)| end);
     text.get(..end).unwrap_or_default()

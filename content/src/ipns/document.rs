@@ -17,24 +17,24 @@ pub(super) mod key {
     pub const TTL: &str = "TTL";
 }
 
-/// What an empty value stands for: an empty file. Such records carry something of their own beside the value.
+/// The path of an empty value, an empty file. Records with an empty value have application data beside it.
 const NOTHING: &str = "/ipfs/bafkqaaa";
-/// The only validity type: until the end of life.
+/// The only validity type (EOL).
 pub(super) const UNTIL_END_OF_LIFE: u64 = 0;
 
-/// The fields that every record has. Others are allowed, and not looked at.
+/// The required fields. Further fields are allowed and ignored.
 #[derive(Debug)]
 pub(super) struct Document {
     pub value: Vec<u8>,
     pub validity: Vec<u8>,
     pub validity_type: u64,
     pub sequence: u64,
-    /// Zero if it is absent.
+    /// Zero if absent.
     pub ttl_nanos: u64,
 }
 
 impl Document {
-    /// Reads a document. Its nesting is bounded by the decoder, its size by that of the record.
+    /// Decodes a document. The decoder bounds its nesting, and the size of the record its size.
     pub fn decode(data: &[u8]) -> Result<Self, RecordError> {
         let fields: BTreeMap<String, Ipld> = serde_ipld_dagcbor::from_slice(data)
             .map_err(|error| RecordError::Document(format!("is not DAG-CBOR: {error}")))?;
@@ -48,8 +48,8 @@ impl Document {
         })
     }
 
-    /// The value as a path. A CID in its binary form was once allowed as well. Anything else is no path to content, which
-    /// whoever follows it will notice: the record itself is good.
+    /// The value as a path. A binary CID is accepted as well, as in old records. Any other value is returned as text;
+    /// it is not a content path, and resolving it fails.
     pub fn path(&self) -> String {
         let binary = || Cid::try_from(&self.value[..]).ok().map(|cid| format!("/ipfs/{cid}"));
         match self.value.first() {
@@ -59,7 +59,7 @@ impl Document {
         }
     }
 
-    /// When the record ceases to hold.
+    /// When the record expires.
     pub fn end_of_life(&self) -> Result<SystemTime, RecordError> {
         if self.validity_type != UNTIL_END_OF_LIFE {
             return Err(RecordError::Document(format!("has the unknown validity type {}", self.validity_type)));
@@ -69,7 +69,7 @@ impl Document {
         time.map(SystemTime::from).ok_or_else(|| RecordError::Document("has no end of life in RFC 3339".to_owned()))
     }
 
-    /// How long the record may be remembered.
+    /// How long the record may be cached.
     pub fn ttl(&self) -> Duration {
         if self.ttl_nanos == 0 { TTL_DEFAULT } else { Duration::from_nanos(self.ttl_nanos) }
     }

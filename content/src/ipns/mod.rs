@@ -1,12 +1,13 @@
-//! IPNS records (<https://specs.ipfs.tech/ipns/ipns-record/>): what the owner of a key says that its name stands for.
+//! IPNS records (<https://specs.ipfs.tech/ipns/ipns-record/>): signed by the owner of a key, they map its name to a
+//! path.
 //!
-//! Goals: a [`Record`] cannot exist without its signature having been checked against its name; which of two records counts
-//! is decided here and the same for everybody; nothing that a stranger sends takes more than a few times its own size.
+//! Goals: a [`Record`] exists only if its signature was verified against its name; every node selects the same of two
+//! records; the memory for untrusted input is at most a few times its size.
 //!
-//! Only the second version of the signature counts. Records that have the first one beside it are accepted whether or not
-//! that is good, as long as the fields that it signs say the same as the document that the second one signs.
+//! Only version 2 signatures are verified. Records with an additional version 1 signature are accepted even if that one
+//! is invalid, as long as the fields that it covers equal those of the signed document.
 //!
-//! Non-goals: how records are found, kept and published, and whether one still holds *now*, which takes a clock
+//! Non-goals: finding, storing and publishing records, and whether a record is expired, which takes a clock
 //! ([`Record::is_valid_at`]).
 
 mod document;
@@ -22,19 +23,19 @@ use document::Document;
 use libp2p_identity::PublicKey;
 use std::cmp::Ordering;
 use std::time::{Duration, SystemTime};
-use wire::Entry;
+use wire::IpnsEntry;
 
-/// The largest record, in bytes (<https://specs.ipfs.tech/ipns/ipns-record/#record-size-limit>).
+/// The maximum size of a record, in bytes (<https://specs.ipfs.tech/ipns/ipns-record/#record-size-limit>).
 pub const RECORD_BYTES_MAX: usize = 10 * 1024;
 
-/// How long a record is remembered that does not say it, or that says zero: publishers wrote zero for "not said" until
-/// 2023. It is also what Kubo publishes with.
+/// The TTL of a record that has none, or zero: until 2023 publishers wrote zero for "unset". It is also the TTL with
+/// which Kubo publishes.
 pub const TTL_DEFAULT: Duration = Duration::from_secs(300);
 
-/// What the second signature is over, before the document.
+/// The prefix of the data that the version 2 signature covers, before the document.
 const SIGNATURE_PREFIX: &[u8] = b"ipns-signature:";
 
-/// A record whose signature was checked against its name.
+/// A record whose signature was verified against its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     bytes: Bytes,
@@ -44,34 +45,34 @@ pub struct Record {
     ttl: Duration,
 }
 
-/// Why bytes are no record of a key. None of these gets better by asking the same peer again.
+/// Why bytes are not a record of a key. A retry with the same peer gives the same error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The record is larger than records may be.
+    /// The record exceeds [`RECORD_BYTES_MAX`].
     #[error("the record has {bytes} bytes, more than {RECORD_BYTES_MAX}")]
     TooLarge {
-        /// How large it is.
+        /// The size of the record, in bytes.
         bytes: usize,
     },
-    /// The bytes are not protobuf, or not that of a record.
+    /// The bytes are not protobuf, or not a record.
     #[error("the record cannot be decoded: {0}")]
     Wire(#[from] PbError),
-    /// A record of the first version, whose signature does not cover all of it.
+    /// The record has only a version 1 signature, which does not cover all fields.
     #[error("the record has no signature of version 2")]
     OnlyVersion1,
-    /// The public key is neither in the name nor in the record, or cannot be read.
-    #[error("the record's public key is missing or cannot be read")]
+    /// The public key is neither in the name nor in the record, or cannot be decoded.
+    #[error("the record's public key is missing or invalid")]
     NoKey,
-    /// The public key in the record is not the one that was asked for.
-    #[error("the record is of another key")]
+    /// The public key in the record is not that of the name.
+    #[error("the record has the public key of another name")]
     OtherKey,
-    /// The signature is not that of the key over this document.
-    #[error("the record's signature is wrong")]
+    /// The signature does not match the key and the document.
+    #[error("the record's signature is invalid")]
     Signature,
-    /// The signed document is not one.
+    /// The signed document is invalid.
     #[error("the record's document {0}")]
     Document(String),
-    /// The fields of version 1 say something else than the signed document.
+    /// A version 1 field differs from the signed document.
     #[error("the record's field \"{field}\" differs from its signed document")]
     Differs {
         /// The field.
@@ -80,16 +81,16 @@ pub enum RecordError {
 }
 
 impl Record {
-    /// Checks the record of a key (<https://specs.ipfs.tech/ipns/ipns-record/#record-verification>), all but whether it
-    /// still holds.
+    /// Verifies a record of a key (<https://specs.ipfs.tech/ipns/ipns-record/#record-verification>), except for its
+    /// expiration.
     ///
     /// # Errors
-    /// [`RecordError`] says what is wrong with it.
+    /// [`RecordError`] when the record is invalid.
     pub fn verify(key: &Key, bytes: Bytes) -> Result<Self, RecordError> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(RecordError::TooLarge { bytes: bytes.len() });
         }
-        let entry = Entry::decode(&bytes)?;
+        let entry = IpnsEntry::decode(&bytes)?;
         if entry.signature_v2.is_empty() || entry.data.is_empty() {
             return Err(RecordError::OnlyVersion1);
         }
@@ -110,33 +111,33 @@ impl Record {
         &self.bytes
     }
 
-    /// What the name stands for: a path, which nobody has checked yet.
+    /// The value of the record: a path, which is not validated.
     pub fn value(&self) -> &str {
         &self.value
     }
 
-    /// Which of two records is the later one.
+    /// The sequence number: the higher one of two records is newer.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// When the record ceases to hold.
+    /// When the record expires.
     pub fn end_of_life(&self) -> SystemTime {
         self.end_of_life
     }
 
-    /// Whether the record holds at a time: until its end of life, and with it.
+    /// Whether the record is not expired at a time. The end of life is inclusive.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
         now <= self.end_of_life
     }
 
-    /// How long its owner lets others remember it without asking again; [`TTL_DEFAULT`] if it does not say.
+    /// How long resolvers may cache the record; [`TTL_DEFAULT`] if it is unset.
     pub fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// Whether this record replaces another one of the same key: the higher sequence number does, then the longer life,
-    /// then the greater bytes, so that everybody decides alike.
+    /// Whether this record replaces another one of the same key. The higher sequence number wins, then the later end of
+    /// life, then the greater bytes, so that every node selects the same record.
     pub fn newer_than(&self, other: &Self) -> bool {
         let order = self.sequence.cmp(&other.sequence);
         let order = order.then_with(|| self.end_of_life.cmp(&other.end_of_life));
@@ -144,9 +145,9 @@ impl Record {
     }
 }
 
-/// The key that must have signed: from the record, if it has one and it is the name's, or from the name itself.
-fn public_key(key: &Key, entry: &Entry<'_>) -> Result<PublicKey, RecordError> {
-    /// The multihash "function" that leaves its input as it is.
+/// The key of the signature: from the record, if it has one that matches the name, or inlined in the name.
+fn public_key(key: &Key, entry: &IpnsEntry<'_>) -> Result<PublicKey, RecordError> {
+    /// The multihash code of the identity function.
     const IDENTITY: u64 = 0;
     let name = key.peer_id().as_ref();
     if entry.public_key.is_empty() {

@@ -1,4 +1,4 @@
-//! Making records: of version 2 only, which everybody who is up to date reads.
+//! Signing records, with version 2 signatures only.
 
 use super::document::{UNTIL_END_OF_LIFE, key};
 use super::wire::tag;
@@ -13,39 +13,39 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// What a record is to say.
+/// The content of a record that is to be signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Draft {
-    /// What the name stands for: a path.
+    /// The value of the name: a path.
     pub value: String,
-    /// Higher than that of every record of the key so far.
+    /// The sequence number: higher than that of every record of the key so far.
     pub sequence: u64,
-    /// When the record ceases to hold.
+    /// When the record expires.
     pub end_of_life: SystemTime,
-    /// How long others may remember it without asking again. Zero leaves it to them.
+    /// How long resolvers may cache the record. Zero means unset.
     pub ttl: Duration,
 }
 
-/// Why a record cannot be made.
+/// Why a record cannot be signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
     /// The end of life is before 1970 or after the year 9999.
-    #[error("the end of life cannot be written")]
+    #[error("the end of life must be between the years 1970 and 9999")]
     EndOfLife,
-    /// The key does not sign.
+    /// The key cannot sign.
     #[error(transparent)]
     Key(#[from] SigningError),
-    /// The record would be refused by others, for example because it is too large.
+    /// The record would not pass verification, for example because it is too large.
     #[error(transparent)]
     Refused(#[from] RecordError),
 }
 
 impl Record {
-    /// Signs a record (<https://specs.ipfs.tech/ipns/ipns-record/#record-creation>). The public key goes into it, unless the
-    /// name has it already.
+    /// Signs a record (<https://specs.ipfs.tech/ipns/ipns-record/#record-creation>). The record has the public key,
+    /// unless the name has it inlined.
     ///
     /// # Errors
-    /// [`SignError`] says what stands against it.
+    /// [`SignError`] when the record cannot be signed or would be invalid.
     pub fn sign(keypair: &Keypair, draft: &Draft) -> Result<Self, SignError> {
         let public = keypair.public();
         let name = Key::from(public.to_peer_id());

@@ -1,4 +1,4 @@
-//! The conformance suite's records, our own with every kind of key, and damage to both.
+//! Verification of the conformance suite's records, of records with every kind of key, and of corrupted ones.
 
 use super::*;
 use libp2p_identity::{Keypair, ecdsa, secp256k1};
@@ -10,7 +10,7 @@ fn fixtures() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ipns")
 }
 
-/// The record whose file name begins so, and the key that the file is named by.
+/// The record whose file name starts with `start`, and the key in the file name.
 fn fixture(start: &str) -> (Key, Bytes) {
     let mut entries = std::fs::read_dir(fixtures()).expect("the fixtures").map(|entry| entry.expect("an entry").path());
     let path = entries
@@ -21,8 +21,8 @@ fn fixture(start: &str) -> (Key, Bytes) {
     (key, std::fs::read(path).expect("the fixture").into())
 }
 
-/// One pair of each kind, the same in every run.
-fn pairs() -> [(&'static str, Keypair); 4] {
+/// A key pair of each kind, the same in every run.
+fn keypairs() -> [(&'static str, Keypair); 4] {
     let mut rsa = std::fs::read(fixtures().join("test-only-rsa-2048.pkcs8")).expect("the key");
     let secp256k1 = secp256k1::SecretKey::try_from_bytes([2; 32]).expect("in range");
     let ecdsa = ecdsa::SecretKey::try_from_bytes([3; 32]).expect("in range");
@@ -43,12 +43,12 @@ fn draft() -> Draft {
     }
 }
 
-fn name(pair: &Keypair) -> Key {
-    Key::from(pair.public().to_peer_id())
+fn name(keypair: &Keypair) -> Key {
+    Key::from(keypair.public().to_peer_id())
 }
 
 #[test]
-fn the_conformance_suites_records_are_read_or_refused() {
+fn the_conformance_suites_records_are_accepted_or_rejected() {
     let differs = Err(RecordError::Differs { field: "value" });
     let table: [(&str, Result<&str, RecordError>); 12] = [
         (
@@ -103,10 +103,10 @@ fn the_conformance_suites_records_are_read_or_refused() {
 }
 
 #[test]
-fn every_kind_of_key_signs_and_is_read_again() {
-    for (kind, pair) in pairs() {
-        let record = Record::sign(&pair, &draft()).expect(kind);
-        let read = Record::verify(&name(&pair), record.bytes().clone()).expect(kind);
+fn records_of_every_kind_of_key_are_signed_and_verified() {
+    for (kind, keypair) in keypairs() {
+        let record = Record::sign(&keypair, &draft()).expect(kind);
+        let read = Record::verify(&name(&keypair), record.bytes().clone()).expect(kind);
         assert_eq!(read, record, "{kind}");
         let Draft { value, sequence, end_of_life, ttl } = draft();
         assert_eq!((read.value(), read.sequence()), (value.as_str(), sequence), "{kind}");
@@ -115,11 +115,11 @@ fn every_kind_of_key_signs_and_is_read_again() {
 }
 
 #[test]
-fn a_record_is_good_for_its_own_name_only() {
-    let pairs = pairs();
-    for (kind, pair) in &pairs {
-        let record = Record::sign(pair, &draft()).expect(kind);
-        for (other_kind, other) in pairs.iter().filter(|(other, _)| other != kind) {
+fn a_record_is_valid_for_its_own_name_only() {
+    let keypairs = keypairs();
+    for (kind, keypair) in &keypairs {
+        let record = Record::sign(keypair, &draft()).expect(kind);
+        for (other_kind, other) in keypairs.iter().filter(|(other, _)| other != kind) {
             let refused = Record::verify(&name(other), record.bytes().clone());
             let reasons = [RecordError::OtherKey, RecordError::Signature, RecordError::NoKey];
             assert!(
@@ -131,9 +131,9 @@ fn a_record_is_good_for_its_own_name_only() {
 }
 
 #[test]
-fn a_record_holds_until_its_end_of_life_with_its_nanoseconds() {
-    let (_, pair) = &pairs()[0];
-    let record = Record::sign(pair, &draft()).expect("signs");
+fn a_record_is_valid_until_its_end_of_life_in_nanoseconds() {
+    let (_, keypair) = &keypairs()[0];
+    let record = Record::sign(keypair, &draft()).expect("signs");
     let end = draft().end_of_life;
     let table = [(UNIX_EPOCH, true), (end, true), (end + Duration::from_nanos(1), false)];
     for (now, holds) in table {
@@ -142,14 +142,14 @@ fn a_record_holds_until_its_end_of_life_with_its_nanoseconds() {
 }
 
 #[test]
-fn what_is_not_said_has_a_default() {
-    let (_, pair) = &pairs()[0];
-    let record = Record::sign(pair, &Draft { value: String::new(), ttl: Duration::ZERO, ..draft() }).expect("signs");
+fn unset_values_have_defaults() {
+    let (_, keypair) = &keypairs()[0];
+    let record = Record::sign(keypair, &Draft { value: String::new(), ttl: Duration::ZERO, ..draft() }).expect("signs");
     assert_eq!((record.value(), record.ttl()), ("/ipfs/bafkqaaa", TTL_DEFAULT));
 }
 
 #[test]
-fn a_binary_cid_is_a_path_and_other_bytes_are_kept_to_be_refused_later() {
+fn binary_cids_are_paths_and_other_values_are_returned_as_text() {
     let cid = crate::cid::parse("bafkreicysg23kiwv34eg2d7qweipxwosdo2py4ldv42nbauguluen5v6am").expect("a CID");
     let table = [(cid.to_bytes(), format!("/ipfs/{cid}")), (b"hello".to_vec(), "hello".to_owned())];
     for (value, path) in table {
@@ -159,7 +159,7 @@ fn a_binary_cid_is_a_path_and_other_bytes_are_kept_to_be_refused_later() {
 }
 
 #[test]
-fn documents_without_what_records_need_are_refused() {
+fn documents_without_required_fields_are_rejected() {
     let validity = |text: &str| Document {
         value: Vec::new(),
         validity: text.as_bytes().to_vec(),
@@ -175,7 +175,7 @@ fn documents_without_what_records_need_are_refused() {
     }
     let unknown = Document { validity_type: 1, ..validity("2033-05-18T03:33:20Z") };
     assert!(matches!(unknown.end_of_life(), Err(RecordError::Document(_))));
-    // No map; an empty map; a map whose value is text instead of bytes; arrays in arrays without end.
+    // Empty input; not a map; an empty map; a map whose value is text instead of bytes; deeply nested arrays.
     let table: [&[u8]; 5] = [b"", b"\x80", b"\xa0", b"\xa1\x65Value\x61/", &[0x81; 9000]];
     for data in table {
         assert!(matches!(Document::decode(data), Err(RecordError::Document(_))), "{data:?}");
@@ -183,11 +183,11 @@ fn documents_without_what_records_need_are_refused() {
 }
 
 #[test]
-fn the_later_record_counts_whoever_compares() {
-    let (_, pair) = &pairs()[0];
+fn the_order_of_records_is_total() {
+    let (_, keypair) = &keypairs()[0];
     let sign = |sequence, life, value: &str| {
         let end_of_life = UNIX_EPOCH + Duration::from_secs(life);
-        Record::sign(pair, &Draft { value: value.to_owned(), sequence, end_of_life, ..draft() }).expect("signs")
+        Record::sign(keypair, &Draft { value: value.to_owned(), sequence, end_of_life, ..draft() }).expect("signs")
     };
     let ascending = [sign(1, 900, "/ipfs/a"), sign(2, 100, "/ipfs/a"), sign(2, 101, "/ipfs/a"), sign(3, 50, "/ipfs/a")];
     for (index, record) in ascending.iter().enumerate() {
@@ -200,24 +200,24 @@ fn the_later_record_counts_whoever_compares() {
 }
 
 #[test]
-fn large_records_are_not_looked_at() {
+fn records_over_the_size_limit_are_rejected() {
     let (key, _) = fixture("QmVujd");
     let refused = Record::verify(&key, vec![0; RECORD_BYTES_MAX + 1].into());
     assert_eq!(refused, Err(RecordError::TooLarge { bytes: RECORD_BYTES_MAX + 1 }));
-    let (_, pair) = &pairs()[0];
+    let (_, keypair) = &keypairs()[0];
     let large = Draft { value: format!("/ipfs/{}", "a".repeat(RECORD_BYTES_MAX)), ..draft() };
-    assert!(matches!(Record::sign(pair, &large), Err(SignError::Refused(RecordError::TooLarge { .. }))));
+    assert!(matches!(Record::sign(keypair, &large), Err(SignError::Refused(RecordError::TooLarge { .. }))));
 }
 
 proptest! {
     #[test]
-    fn random_bytes_are_no_record_and_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn random_bytes_are_rejected_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         let (key, _) = fixture("QmVujd");
         prop_assert!(Record::verify(&key, bytes.into()).is_err());
     }
 
     #[test]
-    fn a_changed_byte_is_noticed_or_changes_nothing(at in 0_usize..10_000, with in 1_u8..) {
+    fn a_changed_byte_is_detected_or_changes_no_field(at in 0_usize..10_000, with in 1_u8..) {
         let (key, bytes) = fixture("k51qzi5uqu5dit2ku9mutlfgwyz8u730on38kd10m97m36bjt66my99hb6103f_v2");
         let good = Record::verify(&key, bytes.clone()).expect("the fixture");
         let mut changed = bytes.to_vec();

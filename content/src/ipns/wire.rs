@@ -1,5 +1,5 @@
-//! The protobuf message that a record is (<https://specs.ipfs.tech/ipns/ipns-record/#record-serialization-format>), read in
-//! place.
+//! The protobuf message of a record (<https://specs.ipfs.tech/ipns/ipns-record/#record-serialization-format>), decoded
+//! in place.
 
 use super::RecordError;
 use super::document::Document;
@@ -7,9 +7,9 @@ use crate::dagpb::{PbError, take_delimited as take};
 use bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-/// The fields of a record. What is absent is empty or zero, which the format does not tell apart.
+/// The fields of a record. Absent fields are empty or zero; the format does not distinguish the two.
 #[derive(Debug, Default)]
-pub(super) struct Entry<'a> {
+pub(super) struct IpnsEntry<'a> {
     pub value: &'a [u8],
     pub signature_v1: &'a [u8],
     pub validity_type: u64,
@@ -21,7 +21,7 @@ pub(super) struct Entry<'a> {
     pub data: &'a [u8],
 }
 
-/// The numbers of the fields.
+/// The field numbers.
 pub(super) mod tag {
     pub const VALUE: u32 = 1;
     pub const SIGNATURE_V1: u32 = 2;
@@ -34,8 +34,8 @@ pub(super) mod tag {
     pub const DATA: u32 = 9;
 }
 
-impl<'a> Entry<'a> {
-    /// Reads the fields. Of a repeated one the last counts, and unknown ones are skipped, as protobuf has it.
+impl<'a> IpnsEntry<'a> {
+    /// Decodes the fields. As protobuf requires, the last of a repeated field counts, and unknown fields are skipped.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, PbError> {
         let mut entry = Self::default();
         let mut rest = bytes;
@@ -57,12 +57,12 @@ impl<'a> Entry<'a> {
         Ok(entry)
     }
 
-    /// Whether the record is also one of version 1.
+    /// Whether the record has version 1 fields.
     pub fn has_version_1(&self) -> bool {
         !self.signature_v1.is_empty() || !self.value.is_empty()
     }
 
-    /// Checks that whoever reads the fields of version 1 learns what was signed in version 2.
+    /// Checks that the version 1 fields equal the document that the version 2 signature covers.
     pub fn compare(&self, document: &Document) -> Result<(), RecordError> {
         let same = [
             ("value", self.value == document.value),

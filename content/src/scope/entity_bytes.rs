@@ -1,12 +1,12 @@
-//! [`EntityBytes`]: which bytes of a file a request is for.
+//! [`EntityBytes`]: the `entity-bytes` parameter of a request.
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// A range of a file's bytes, both ends included, as the `entity-bytes` parameter names it
-/// (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#entity-bytes-request-query-parameter>): `from:to`, where a
-/// negative number counts from the end of the file (-1 is its last byte) and a `to` of `*` is the end.
+/// A range of a file's bytes, both ends inclusive, as in the `entity-bytes` parameter
+/// (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#entity-bytes-request-query-parameter>): `from:to`, where
+/// a negative number counts from the end of the file (-1 is its last byte) and `*` as `to` is the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntityBytes {
     from: i64,
@@ -16,25 +16,25 @@ pub struct EntityBytes {
 /// Why a text is not a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EntityBytesError {
-    /// The text is not of the form.
-    #[error("a range of bytes is from:to, two whole numbers, of which the second may be *")]
+    /// The text has another form.
+    #[error("a range of bytes must be from:to, two whole numbers, of which the second may be *")]
     Malformed,
-    /// The range ends before it begins, whatever the size of the file.
-    #[error("a range of bytes cannot begin at {from} and end at {to}")]
+    /// The range ends before it begins, for every size of the file.
+    #[error("a range of bytes must not begin at {from} and end at {to}")]
     Reversed {
-        /// Where it begins.
+        /// The first byte.
         from: i64,
-        /// Where it ends.
+        /// The last byte.
         to: i64,
     },
 }
 
 impl EntityBytes {
-    /// The bytes from `from` to `to`, both included.
+    /// The bytes from `from` to `to`, both inclusive.
     ///
     /// # Errors
-    /// [`EntityBytesError::Reversed`] when both count from the same end and `to` comes first. When they do not, only the
-    /// size of the file can tell.
+    /// [`EntityBytesError::Reversed`] when both count from the same end and `to` is before `from`. Other ranges are
+    /// checked against the size of the file.
     pub fn new(from: i64, to: Option<i64>) -> Result<Self, EntityBytesError> {
         match to {
             Some(to) if to < from && (from < 0) == (to < 0) => Err(EntityBytesError::Reversed { from, to }),
@@ -42,13 +42,13 @@ impl EntityBytes {
         }
     }
 
-    /// The offsets that a file of `size` bytes has in the range, the end excluded; `None` if it has none of them. What
-    /// lies before the file's first byte or after its last is left out.
+    /// The range of offsets in a file of `size` bytes, with an exclusive end; `None` if it is empty. The range is
+    /// clipped to the file.
     pub fn resolve(&self, size: u64) -> Option<Range<u64>> {
         let offset = |number: i64| i128::from(number) + if number < 0 { i128::from(size) } else { 0 };
         let start = offset(self.from).max(0);
         let end = self.to.map_or(i128::from(size), |to| (offset(to) + 1).min(i128::from(size)));
-        // Both are between zero and a 64-bit size when the range is not empty.
+        // In a range that is not empty, both are between zero and a 64-bit size.
         (start < end).then_some(start as u64..end as u64)
     }
 }
@@ -72,7 +72,7 @@ impl fmt::Display for EntityBytes {
     }
 }
 
-/// Digits, after a minus perhaps. The standard parser would take a plus as well, which in a query is a space.
+/// Parses digits with an optional minus. The standard parser accepts a plus as well, which in a query is a space.
 fn parse_number(text: &str) -> Result<i64, EntityBytesError> {
     match text.parse() {
         Ok(number) if !text.starts_with('+') => Ok(number),
@@ -160,13 +160,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_holds_the_bytes_that_lie_between_its_ends(
+        fn a_range_has_the_bytes_between_its_ends(
             from in -40_i64..40,
             to in prop::option::of(-40_i64..40),
             size in 0_i64..30,
         ) {
             let Ok(bytes) = EntityBytes::new(from, to) else {
-                // Whatever the size, no byte lies between the ends.
+                // For every size, no byte is between the ends.
                 let to = to.expect("an open range is never reversed");
                 prop_assert!(to < from && (from < 0) == (to < 0));
                 return Ok(());

@@ -1,41 +1,40 @@
-//! Which blocks answer a request for part of a DAG, in which order
+//! Which blocks a CAR response has, and in which order
 //! (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#dag-scope-request-query-parameter>).
 //!
-//! Goals: depth first, each block before those below it, exactly the blocks that the scope asks for, as verified bytes;
-//! memory and work that hostile DAGs cannot blow up; blocks are fetched ahead so that a distant source keeps up.
+//! Goals: depth first, each block before its children, exactly the blocks of the scope, verified; memory and work
+//! bounded for malicious DAGs; prefetching, so that the latency of a remote source does not add up.
 //!
-//! Non-goals: paths, which [`crate::walk`] resolves; the archive around the blocks, which [`crate::car`] writes.
+//! Non-goals: paths, which [`crate::walk`] resolves; the archive format, which [`crate::car`] writes.
 //!
-//! How it works. What is still to come is a line: of blocks that were asked for, each followed by what is below it, and
-//! of [`Below`]s, the children that nobody has asked for yet. The walk takes from the head of the line. Looking ahead
-//! asks for the first child of the first `Below`, over and over, while the window has room; a block that arrives, wherever
-//! it stands in the line, puts what is below it behind itself. Whether a block is a repeat is decided when it comes to the
-//! head, since only then is it known what precedes it.
+//! How it works: a queue has the blocks that were requested, each followed by the blocks below it, and [`ChildIter`]s
+//! with the children that were not requested yet. The traversal takes blocks from the front of the queue. The
+//! prefetcher requests the next child of the first `ChildIter` while the window has room. When a block arrives,
+//! wherever it is in the queue, its children are inserted after it. Whether a block is a duplicate is decided at the
+//! front of the queue, because only then all blocks before it are known.
 //!
-//! The window is counted in bytes: of blocks that arrived and of those in flight, at the size that their links promise
-//! (a stranger's promise, so up to a few dozen blocks may be larger than they were counted). It starts at 1 MiB and
-//! doubles, up to [`ScopeLimits::look_ahead_bytes_max`], each time the walk has to wait. While every block is at hand
-//! nothing is asked for ahead of its turn.
+//! The window is counted in bytes: of blocks that arrived, and of those in flight at the size that their links declare
+//! (which is not trustworthy, so up to a few dozen blocks may be larger). It starts at 1 MiB and doubles, up to
+//! [`ScopeLimits::look_ahead_bytes_max`], each time the traversal has to wait. While every block is available at once,
+//! nothing is prefetched.
 //!
-//! A document that breaks the rules of its codec is carried as it is: its readers can tell as well as anybody. Of
-//! dag-cbor the links are found as long as it is CBOR at all; what is not even that, or no JSON, has none that anybody
-//! could follow.
+//! A document that violates the rules of its codec is emitted as it is, since its reader can detect that. The links of
+//! malformed dag-cbor are found as long as it is CBOR; a block that is neither CBOR nor JSON has no links.
 //!
-//! Inline blocks (identity CIDs) are walked through and never emitted: whoever has a link to one has the block.
+//! Inline blocks (identity CIDs) are traversed and never emitted, because the links to them have their bytes.
 
-mod below;
+mod children;
 mod entity_bytes;
 mod seen;
 
 pub use self::entity_bytes::{EntityBytes, EntityBytesError};
 
-pub(crate) use self::below::expected_bytes;
+pub(crate) use self::children::expected_bytes;
 
-use self::below::{Below, Child, Role};
+use self::children::{Child, ChildIter, Role};
 use self::seen::{Full, Seen};
 use crate::block::Block;
 use crate::cid::{Cid, codec, is_identity};
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::unixfs::NodeError;
 use crate::work::Work;
 use futures::FutureExt as _;
@@ -45,31 +44,31 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// The window before the walk ever waited, in bytes.
+/// The initial window, in bytes.
 const WINDOW_BYTES_START: usize = 1024 * 1024;
-/// What every block in the line counts for besides its bytes, so that the line stays short.
+/// The overhead of every block in the queue besides its bytes, which bounds the length of the queue.
 const BLOCK_OVERHEAD_BYTES: usize = 4 * 1024;
-/// What the nodes may take together whose children are not all asked for, in bytes: far more than any honest DAG needs.
+/// The maximum size of the nodes whose children are not all requested, in bytes: far more than any real DAG needs.
 const INNER_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Places of the line that are looked at in a step.
-const PLACES_PER_STEP: u64 = 64;
-/// What a section of an archive has besides the bytes of its block, in bytes, about.
+/// Queue entries that are searched in one step of work.
+const ENTRIES_PER_STEP: u64 = 64;
+/// The overhead of a section in an archive besides the bytes of its block, in bytes, approximately.
 const SECTION_OVERHEAD_BYTES: u64 = 40;
 
-/// How much of the DAG below the end of a path is asked for.
+/// The `dag-scope` parameter: which part of the DAG below the end of the path is requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DagScope {
-    /// The block there, and nothing below it.
+    /// The block only.
     Block,
-    /// What it takes to read the file or to list the directory that is there; a block that is neither is enough by itself.
+    /// The blocks needed to read the file or to list the directory; for other blocks, the block only.
     Entity,
-    /// Everything below.
+    /// The whole DAG.
     #[default]
     All,
 }
 
 impl DagScope {
-    /// Reads the value of the `dag-scope` parameter.
+    /// Parses the value of the `dag-scope` parameter.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "block" => Some(Self::Block),
@@ -80,35 +79,36 @@ impl DagScope {
     }
 }
 
-/// What is asked for.
+/// The parameters of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScopeOptions {
-    /// How much of the DAG.
+    /// The part of the DAG.
     pub scope: DagScope,
-    /// Which bytes, if the entity is a file: [`DagScope::Entity`] alone heeds it. If the file has none of these bytes,
-    /// its first block is all there is.
+    /// The range of bytes, if the entity is a file; only used with [`DagScope::Entity`]. If the range is outside the
+    /// file, only the first block is emitted.
     pub entity_bytes: Option<EntityBytes>,
-    /// Whether a block that occurs again is emitted again.
+    /// Whether duplicate blocks are emitted.
     pub duplicates: bool,
 }
 
-/// How much work and memory one answer may take.
+/// Limits for the work and the memory of one response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScopeLimits {
-    /// How many levels of blocks may be below the end of the path.
+    /// The maximum depth of the DAG below the end of the path.
     pub depth_max: usize,
-    /// How many blocks are remembered, to know one that occurs again. Blocks that can have links count twice. They take
-    /// 17 to 40 bytes each.
+    /// The maximum number of blocks recorded for deduplication. Blocks that can have links count twice. Each takes 17
+    /// to 40 bytes.
     pub seen_max: usize,
-    /// How many bytes of blocks that occurred before are emitted with [`ScopeOptions::duplicates`]. Without this, a few
-    /// dozen small blocks would make an endless answer.
+    /// The maximum size of the duplicates that are emitted with [`ScopeOptions::duplicates`], in bytes. Without it, a
+    /// few dozen small blocks could make an endless response.
     pub repeated_bytes_max: u64,
-    /// How much is fetched ahead, in bytes. At least one block is always being fetched.
+    /// The maximum of the prefetch window, in bytes. At least one block is always fetched.
     pub look_ahead_bytes_max: usize,
 }
 
 impl Default for ScopeLimits {
-    /// 1024 levels, 4 Mi remembered blocks (a terabyte in chunks of 256 KiB), 1 GiB of repeats, 4 MiB of look-ahead.
+    /// 1024 levels, 4 Mi recorded blocks (a terabyte in chunks of 256 KiB), 1 GiB of duplicates, 4 MiB of prefetch
+    /// window.
     fn default() -> Self {
         Self {
             depth_max: 1024,
@@ -119,45 +119,44 @@ impl Default for ScopeLimits {
     }
 }
 
-/// Why an answer ends early.
+/// Why a response ends early.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScopeError {
-    /// A block cannot be understood, so what is below it is not known.
+    /// A block cannot be decoded, so its children are unknown.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// The DAG is nested more deeply, or its inner nodes are larger, than is allowed.
-    #[error("the blocks above {cid} are too many levels, or too large")]
+    /// The DAG is nested too deeply, or its inner nodes are too large.
+    #[error("the blocks above {cid} are nested too deeply, or are too large together")]
     TooDeep {
         /// The block whose children are not followed.
         cid: Cid,
     },
-    /// The DAG has more blocks than can be remembered.
-    #[error("there are more blocks than the {max} that are remembered")]
+    /// The DAG has too many blocks for deduplication.
+    #[error("the DAG has more than {max} blocks")]
     TooManyBlocks {
-        /// How many are remembered.
+        /// The maximum.
         max: usize,
     },
-    /// So much of the answer was repeats that there may be no end to it. Asking without duplicates helps.
-    #[error("more than {max_bytes} bytes are blocks that occurred before")]
+    /// The response has too many duplicates, and may be endless. A request without duplicates can succeed.
+    #[error("more than {max_bytes} bytes of the response are duplicate blocks; request it without duplicates")]
     TooManyRepeats {
-        /// How many bytes of repeats are allowed.
+        /// The maximum, in bytes.
         max_bytes: u64,
     },
-    /// A block did not come.
+    /// A block was not received.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
 
-/// The blocks that answer a request: those of `path` (what was passed on the way to `terminal`, root first, the shards of
-/// large directories included), then `terminal`, then what `options.scope` asks for below it, depth first, in the order
-/// of the links. Of repeated blocks only the first is emitted, unless `options.duplicates` says otherwise. Two CIDs of
-/// the same multihash are the same block.
+/// The blocks of a response: those of `path` (the blocks before `terminal`, root first, HAMT shards included), then
+/// `terminal`, then those of `options.scope` below it, depth first, in the order of the links. Duplicates are only
+/// emitted with `options.duplicates`. Two CIDs with the same multihash are the same block.
 ///
-/// What has codecs without known links is emitted and counts as having none. After an error the stream ends; what was
-/// emitted before it was in order and complete up to there. Dropping the stream cancels what is in flight.
+/// Blocks with unsupported codecs are emitted without their links. After an error the stream ends; the blocks before it
+/// are in order and complete. Dropping the stream cancels the fetches in flight.
 ///
 /// # Errors
-/// In the stream, at its place: [`ScopeError`].
+/// The stream ends with a [`ScopeError`].
 pub fn blocks(
     source: Arc<dyn BlockSource>,
     path: Vec<Cid>,
@@ -165,16 +164,16 @@ pub fn blocks(
     options: ScopeOptions,
     limits: ScopeLimits,
 ) -> BoxStream<'static, Result<Block, ScopeError>> {
-    Walk::new(source, path, terminal, options, limits).into_stream()
+    Traversal::new(source, path, terminal, options, limits).into_stream()
 }
 
-/// What is asked about blocks that are not read.
+/// Checks a block that is not read.
 pub type Ask = dyn Fn(&Cid) -> Result<(), SourceError> + Send + Sync;
 
-/// What [`blocks`] would emit but the raw blocks, which are not read: `ask` is asked about each of them.
+/// The same stream without raw blocks, which are not read: `ask` is called for each of them.
 ///
 /// # Errors
-/// In the stream: [`ScopeError`], of `ask` or of the walk.
+/// The stream ends with a [`ScopeError`], of `ask` or of the traversal.
 pub fn survey(
     source: Arc<dyn BlockSource>,
     path: Vec<Cid>,
@@ -183,44 +182,44 @@ pub fn survey(
     limits: ScopeLimits,
     ask: Box<Ask>,
 ) -> BoxStream<'static, Result<Block, ScopeError>> {
-    Walk { ask: Some(ask), ..Walk::new(source, path, terminal, options, limits) }.into_stream()
+    Traversal { ask: Some(ask), ..Traversal::new(source, path, terminal, options, limits) }.into_stream()
 }
 
-/// A walk under way.
-struct Walk {
+/// A traversal in progress.
+struct Traversal {
     source: Arc<dyn BlockSource>,
     work: Work,
-    /// What is asked about leaves in the place of reading them.
+    /// Called for raw blocks instead of reading them.
     ask: Option<Box<Ask>>,
     duplicates: bool,
     limits: ScopeLimits,
-    line: VecDeque<Place>,
-    fetches: FuturesUnordered<BoxFuture<'static, Arrival>>,
+    queue: VecDeque<QueueEntry>,
+    fetches: FuturesUnordered<BoxFuture<'static, CompletedFetch>>,
     /// The number of the next fetch.
     fetch_next: u64,
     seen: Seen,
     repeated_bytes: u64,
-    /// What counts against the window now, in bytes.
+    /// The bytes that count against the window.
     used_bytes: usize,
     window_bytes: usize,
-    /// What all `Below`s of the line take, in bytes.
-    inner_bytes: usize,
-    /// Whether anything was emitted: waiting for the first block says nothing about the reader's speed.
-    began: bool,
-    /// The last fetch that the walk waited for.
-    stalled_at: Option<u64>,
+    /// The size of all nodes whose children are in the queue, in bytes.
+    child_iter_bytes: usize,
+    /// Whether a block was emitted. Waiting for the first block does not widen the window.
+    has_emitted: bool,
+    /// The last fetch for which the traversal waited.
+    last_waited_for: Option<u64>,
 }
 
-/// A place in the line. What is below a block follows it, at greater depths.
-struct Place {
+/// An entry of the queue. The blocks below a block follow it, with a greater depth.
+struct QueueEntry {
     depth: usize,
-    what: What,
+    item: Item,
 }
 
-/// Boxed, so that places are cheap to move.
-enum What {
+/// Boxed, so that entries are cheap to move.
+enum Item {
     Block(Box<Child>, State),
-    Below(Box<Below>),
+    ChildIter(Box<ChildIter>),
     Error(Box<ScopeError>),
 }
 
@@ -230,19 +229,19 @@ enum State {
     Failed(Box<SourceError>),
     Arrived {
         block: Box<Block>,
-        /// Whether what is below it is in the line.
-        opened: bool,
+        /// Whether its children are in the queue.
+        expanded: bool,
     },
 }
 
-/// A fetch that ended, and what it counted for.
-struct Arrival {
+/// A completed fetch, and the bytes that it counted against the window.
+struct CompletedFetch {
     number: u64,
     cost_bytes: usize,
     result: Result<Block, SourceError>,
 }
 
-impl Walk {
+impl Traversal {
     fn new(
         source: Arc<dyn BlockSource>,
         path: Vec<Cid>,
@@ -250,46 +249,50 @@ impl Walk {
         options: ScopeOptions,
         limits: ScopeLimits,
     ) -> Self {
-        let mut walk = Self {
+        let mut traversal = Self {
             work: source.work(),
             source,
             ask: None,
             duplicates: options.duplicates,
             limits,
-            line: VecDeque::new(),
+            queue: VecDeque::new(),
             fetches: FuturesUnordered::new(),
             fetch_next: 0,
             seen: Seen::new(limits.seen_max),
             repeated_bytes: 0,
             used_bytes: 0,
             window_bytes: WINDOW_BYTES_START.min(limits.look_ahead_bytes_max),
-            inner_bytes: 0,
-            began: false,
-            stalled_at: None,
+            child_iter_bytes: 0,
+            has_emitted: false,
+            last_waited_for: None,
         };
         let cid = *terminal.cid();
-        walk.insert(0, 0, What::Below(Box::new(Below::path(path, cid))));
+        traversal.insert(0, 0, Item::ChildIter(Box::new(ChildIter::path(path, cid))));
         let child = Child::new(cid, Role::of_terminal(&options), None);
-        walk.insert(1, 0, What::Block(Box::new(child), State::arrived(terminal)));
-        walk
+        traversal.insert(1, 0, Item::Block(Box::new(child), State::arrived(terminal)));
+        traversal
     }
 
     fn into_stream(self) -> BoxStream<'static, Result<Block, ScopeError>> {
-        stream::try_unfold(self, |mut walk| async move { Ok(walk.next().await?.map(|block| (block, walk))) }).boxed()
+        stream::try_unfold(
+            self,
+            |mut traversal| async move { Ok(traversal.next().await?.map(|block| (block, traversal))) },
+        )
+        .boxed()
     }
 
     async fn next(&mut self) -> Result<Option<Block>, ScopeError> {
         loop {
             self.work.turn().await?;
-            let Some(Place { depth, what }) = self.line.front() else { return Ok(None) };
-            match what {
-                What::Below(_) => self.ask_at(0),
-                What::Block(child, _) if self.is_repeat(child) => self.drop_subtree(*depth),
-                What::Block(_, State::Fetching(number)) => self.wait(*number).await?,
-                What::Block(_, State::Arrived { .. } | State::Failed(_)) | What::Error(_) => {
+            let Some(QueueEntry { depth, item }) = self.queue.front() else { return Ok(None) };
+            match item {
+                Item::ChildIter(_) => self.request_next_child(0),
+                Item::Block(child, _) if self.is_repeat(child) => self.remove_subtree(*depth),
+                Item::Block(_, State::Fetching(number)) => self.wait(*number).await?,
+                Item::Block(_, State::Arrived { .. } | State::Failed(_)) | Item::Error(_) => {
                     if let Some(block) = self.take()? {
-                        self.keep_ahead().await;
-                        self.began = true;
+                        self.poll_fetches().await;
+                        self.has_emitted = true;
                         self.work.earn(block.data().len() + SECTION_OVERHEAD_BYTES as usize);
                         return Ok(Some(block));
                     }
@@ -298,19 +301,19 @@ impl Walk {
         }
     }
 
-    /// Whether neither the block nor anything below it is to be emitted, because it was.
+    /// Whether the block and everything below it were emitted before.
     fn is_repeat(&self, child: &Child) -> bool {
         !self.duplicates
             && self.seen.is_emitted(&child.cid)
-            && (child.is_leaf() || child.is_whole() && self.seen.is_walked(&child.cid))
+            && (child.is_leaf() || child.has_same_children() && self.seen.is_walked(&child.cid))
     }
 
-    /// Asks for the next child of the `Below` at `index`: takes it if it is at hand, fetches it if not. Its place is in
-    /// front of the `Below`, which is removed when it has no more.
-    fn ask_at(&mut self, index: usize) {
-        let Some(Place { depth, what: What::Below(below) }) = self.line.get_mut(index) else { return };
+    /// Requests the next child of the `ChildIter` at `index`, and inserts it before the `ChildIter`, which is removed
+    /// when it is exhausted. The child is fetched only if it is not available at once.
+    fn request_next_child(&mut self, index: usize) {
+        let Some(QueueEntry { depth, item: Item::ChildIter(children) }) = self.queue.get_mut(index) else { return };
         let depth = *depth;
-        let child = match below.next() {
+        let child = match children.next() {
             Ok(Some(child)) => child,
             Ok(None) => {
                 self.remove(index);
@@ -318,7 +321,7 @@ impl Walk {
             }
             Err(error) => {
                 self.remove(index);
-                return self.insert(index, depth, What::Error(Box::new(error.into())));
+                return self.insert(index, depth, Item::Error(Box::new(error.into())));
             }
         };
         self.work.charge(1);
@@ -327,16 +330,16 @@ impl Walk {
         }
         if let Some(ask) = self.ask.as_ref().filter(|_| child.cid.codec() == codec::RAW) {
             if let Err(error) = ask(&child.cid) {
-                self.insert(index, depth, What::Error(Box::new(error.into())));
+                self.insert(index, depth, Item::Error(Box::new(error.into())));
             }
             return;
         }
-        let state = match at_hand(&*self.source, &child.cid) {
+        let state = match peek_or_inline(&*self.source, &child.cid) {
             Some(block) => State::arrived(block),
             None => self.fetch(&child),
         };
-        self.insert(index, depth, What::Block(Box::new(child), state));
-        self.open(index);
+        self.insert(index, depth, Item::Block(Box::new(child), state));
+        self.expand(index);
     }
 
     fn fetch(&mut self, child: &Child) -> State {
@@ -344,85 +347,89 @@ impl Walk {
         self.fetch_next += 1;
         self.used_bytes += cost_bytes;
         let fetch = self.source.get(&child.cid);
-        self.fetches.push(fetch.map(move |result| Arrival { number, cost_bytes, result }).boxed());
+        self.fetches.push(fetch.map(move |result| CompletedFetch { number, cost_bytes, result }).boxed());
         State::Fetching(number)
     }
 
-    /// Takes a fetch that ended out of the flight and puts what it brought in its place, if it still has one.
-    fn arrive(&mut self, arrival: Arrival) {
-        self.used_bytes -= arrival.cost_bytes;
-        let is_it = |place: &Place| matches!(&place.what, What::Block(_, State::Fetching(n)) if *n == arrival.number);
-        let Some(index) = self.line.iter().position(is_it) else { return };
-        let Some(Place { depth, what: What::Block(child, _) }) = self.remove(index) else { return };
-        let state = match arrival.result {
+    /// Records a completed fetch in its queue entry, if that still exists.
+    fn complete_fetch(&mut self, completed: CompletedFetch) {
+        self.used_bytes -= completed.cost_bytes;
+        let is_fetch_of_entry =
+            |entry: &QueueEntry| matches!(&entry.item, Item::Block(_, State::Fetching(n)) if *n == completed.number);
+        let Some(index) = self.queue.iter().position(is_fetch_of_entry) else { return };
+        let Some(QueueEntry { depth, item: Item::Block(child, _) }) = self.remove(index) else { return };
+        let state = match completed.result {
             Ok(block) => State::arrived(block),
             Err(error) => State::Failed(Box::new(error)),
         };
-        self.insert(index, depth, What::Block(child, state));
-        self.open(index);
+        self.insert(index, depth, Item::Block(child, state));
+        self.expand(index);
     }
 
-    /// Puts what is below an arrived block behind it. What does not work now is tried again when the block is taken, so
-    /// that an error has its place in the order.
-    fn open(&mut self, index: usize) {
-        let Some(Place { depth, what: What::Block(child, State::Arrived { block, .. }) }) = self.line.get(index) else {
+    /// Inserts the children of a block after it. On an error nothing is inserted: it recurs when the block reaches the
+    /// front of the queue, so that the error keeps its place in the order.
+    fn expand(&mut self, index: usize) {
+        let Some(QueueEntry { depth, item: Item::Block(child, State::Arrived { block, .. }) }) = self.queue.get(index)
+        else {
             return;
         };
         let depth = *depth;
         if self.is_repeat(child) {
             return;
         }
-        let Ok(below) = self.below(depth, child, block) else { return };
-        if let Some(Place { what: What::Block(_, State::Arrived { opened, .. }), .. }) = self.line.get_mut(index) {
-            *opened = true;
+        let Ok(children) = self.children(depth, child, block) else { return };
+        if let Some(QueueEntry { item: Item::Block(_, State::Arrived { expanded, .. }), .. }) =
+            self.queue.get_mut(index)
+        {
+            *expanded = true;
         }
-        if let Some(below) = below {
-            self.insert(index + 1, depth + 1, What::Below(Box::new(below)));
+        if let Some(children) = children {
+            self.insert(index + 1, depth + 1, Item::ChildIter(Box::new(children)));
         }
     }
 
-    fn below(&self, depth: usize, child: &Child, block: &Block) -> Result<Option<Below>, ScopeError> {
+    fn children(&self, depth: usize, child: &Child, block: &Block) -> Result<Option<ChildIter>, ScopeError> {
         if !child.is_leaf() {
             self.work.charge_decoding(block);
         }
-        let below = child.below(block)?;
-        let fits = |below: &Below| {
-            depth < self.limits.depth_max && self.inner_bytes.saturating_add(below.bytes) <= INNER_BYTES_MAX
+        let children = child.children(block)?;
+        let fits = |children: &ChildIter| {
+            depth < self.limits.depth_max && self.child_iter_bytes.saturating_add(children.bytes) <= INNER_BYTES_MAX
         };
-        match below {
-            Some(below) if !fits(&below) => Err(ScopeError::TooDeep { cid: child.cid }),
-            below => Ok(below),
+        match children {
+            Some(children) if !fits(&children) => Err(ScopeError::TooDeep { cid: child.cid }),
+            children => Ok(children),
         }
     }
 
-    /// Takes the head of the line, a block that arrived or an error; the block, if it is to be emitted.
+    /// Takes a block or an error from the front of the queue; returns the block if it is to be emitted.
     fn take(&mut self) -> Result<Option<Block>, ScopeError> {
-        let Some(Place { depth, what }) = self.remove(0) else { return Ok(None) };
-        let (child, block, opened) = match what {
-            What::Block(child, State::Arrived { block, opened }) => (child, block, opened),
-            What::Block(_, State::Failed(error)) => return Err((*error).into()),
-            What::Error(error) => return Err(*error),
-            What::Block(_, State::Fetching(_)) | What::Below(_) => return Ok(None),
+        let Some(QueueEntry { depth, item }) = self.remove(0) else { return Ok(None) };
+        let (child, block, expanded) = match item {
+            Item::Block(child, State::Arrived { block, expanded }) => (child, block, expanded),
+            Item::Block(_, State::Failed(error)) => return Err((*error).into()),
+            Item::Error(error) => return Err(*error),
+            Item::Block(_, State::Fetching(_)) | Item::ChildIter(_) => return Ok(None),
         };
-        let emit = self.count(&child, &block)?;
-        if !opened {
-            match self.below(depth, &child, &block) {
+        let emit = self.record_visit(&child, &block)?;
+        if !expanded {
+            match self.children(depth, &child, &block) {
                 Ok(None) => {}
-                Ok(Some(below)) => self.insert(0, depth + 1, What::Below(Box::new(below))),
-                Err(error) => self.insert(0, depth + 1, What::Error(Box::new(error))),
+                Ok(Some(children)) => self.insert(0, depth + 1, Item::ChildIter(Box::new(children))),
+                Err(error) => self.insert(0, depth + 1, Item::Error(Box::new(error))),
             }
         }
         Ok(emit.then_some(*block))
     }
 
-    /// Remembers a block whose turn it is; whether it is to be emitted.
-    fn count(&mut self, child: &Child, block: &Block) -> Result<bool, ScopeError> {
+    /// Records a block at the front of the queue; returns whether it is to be emitted.
+    fn record_visit(&mut self, child: &Child, block: &Block) -> Result<bool, ScopeError> {
         if is_identity(&child.cid) {
             return Ok(false);
         }
         let full = |Full| ScopeError::TooManyBlocks { max: self.limits.seen_max };
         let first = self.seen.emit(&child.cid).map_err(full)?;
-        if !self.duplicates && !child.is_leaf() && child.is_whole() {
+        if !self.duplicates && !child.is_leaf() && child.has_same_children() {
             self.seen.walk(&child.cid).map_err(full)?;
         }
         if !first && self.duplicates {
@@ -435,74 +442,75 @@ impl Walk {
         Ok(first || self.duplicates)
     }
 
-    /// Takes a repeated block and what is below it out of the line. What is in flight for it arrives nowhere.
-    fn drop_subtree(&mut self, depth: usize) {
+    /// Removes a duplicate and everything below it from the queue. Fetches in flight for it are ignored when they
+    /// complete.
+    fn remove_subtree(&mut self, depth: usize) {
         self.remove(0);
-        while self.line.front().is_some_and(|place| place.depth > depth) {
+        while self.queue.front().is_some_and(|entry| entry.depth > depth) {
             self.remove(0);
         }
     }
 
-    /// Asks for blocks ahead of their turn, in order, while the window has room.
-    fn look_ahead(&mut self) {
+    /// Requests further blocks, in order, while the window has room.
+    fn prefetch(&mut self) {
         while !self.work.is_due() && self.used_bytes < self.window_bytes {
-            let first_below = self.line.iter().position(|place| matches!(place.what, What::Below(_)));
-            let Some(index) = first_below else { return };
-            // Finding it takes a moment, too.
-            self.work.charge(index as u64 / PLACES_PER_STEP);
-            self.ask_at(index);
+            let first_iter = self.queue.iter().position(|entry| matches!(entry.item, Item::ChildIter(_)));
+            let Some(index) = first_iter else { return };
+            // The search for it costs work, too.
+            self.work.charge(index as u64 / ENTRIES_PER_STEP);
+            self.request_next_child(index);
         }
     }
 
-    /// Waits for whatever arrives next, looking further ahead from now on, once for each block that is waited for.
+    /// Waits until a fetch completes, and widens the window, once for each block that is waited for.
     async fn wait(&mut self, number: u64) -> Result<(), ScopeError> {
-        if self.began && self.stalled_at != Some(number) {
+        if self.has_emitted && self.last_waited_for != Some(number) {
             self.window_bytes = self.window_bytes.saturating_mul(2).min(self.limits.look_ahead_bytes_max);
         }
-        self.stalled_at = Some(number);
-        self.look_ahead();
-        let arrival = self.fetches.next().await.ok_or(SourceError::Closed)?;
-        self.arrive(arrival);
+        self.last_waited_for = Some(number);
+        self.prefetch();
+        let completed = self.fetches.next().await.ok_or(SourceError::Closed)?;
+        self.complete_fetch(completed);
         Ok(())
     }
 
-    /// Lets every fetch make progress without waiting, and takes in those that ended. With nothing in flight, everything
-    /// so far was at hand: no need to look ahead.
-    async fn keep_ahead(&mut self) {
+    /// Polls all fetches without waiting, and records those that completed. Without fetches in flight, everything so
+    /// far was available at once, and nothing is prefetched.
+    async fn poll_fetches(&mut self) {
         if self.fetches.is_empty() {
             return;
         }
-        self.look_ahead();
+        self.prefetch();
         while !self.work.is_due()
-            && let Poll::Ready(Some(arrival)) = futures::poll!(self.fetches.next())
+            && let Poll::Ready(Some(completed)) = futures::poll!(self.fetches.next())
         {
-            self.arrive(arrival);
-            self.look_ahead();
+            self.complete_fetch(completed);
+            self.prefetch();
         }
     }
 
-    fn insert(&mut self, index: usize, depth: usize, what: What) {
-        self.used_bytes += what.used_bytes();
-        self.inner_bytes += what.inner_bytes();
-        self.line.insert(index, Place { depth, what });
+    fn insert(&mut self, index: usize, depth: usize, item: Item) {
+        self.used_bytes += item.used_bytes();
+        self.child_iter_bytes += item.child_iter_bytes();
+        self.queue.insert(index, QueueEntry { depth, item });
     }
 
-    fn remove(&mut self, index: usize) -> Option<Place> {
-        let place = self.line.remove(index)?;
-        self.used_bytes -= place.what.used_bytes();
-        self.inner_bytes -= place.what.inner_bytes();
-        Some(place)
+    fn remove(&mut self, index: usize) -> Option<QueueEntry> {
+        let entry = self.queue.remove(index)?;
+        self.used_bytes -= entry.item.used_bytes();
+        self.child_iter_bytes -= entry.item.child_iter_bytes();
+        Some(entry)
     }
 }
 
 impl State {
     fn arrived(block: Block) -> Self {
-        Self::Arrived { block: Box::new(block), opened: false }
+        Self::Arrived { block: Box::new(block), expanded: false }
     }
 }
 
-impl What {
-    /// What it counts for against the window. A fetch counts by itself, since it may outlive its place.
+impl Item {
+    /// The bytes that count against the window. Fetches are counted separately, because they may outlive their entry.
     fn used_bytes(&self) -> usize {
         match self {
             Self::Block(_, State::Arrived { block, .. }) => block.data().len() + BLOCK_OVERHEAD_BYTES,
@@ -510,9 +518,9 @@ impl What {
         }
     }
 
-    fn inner_bytes(&self) -> usize {
+    fn child_iter_bytes(&self) -> usize {
         match self {
-            Self::Below(below) => below.bytes,
+            Self::ChildIter(children) => children.bytes,
             _ => 0,
         }
     }

@@ -1,53 +1,53 @@
-//! [`Seen`]: which blocks a walk has met, in a few bytes for each.
+//! [`Seen`]: the deduplication state of a traversal.
 
 use crate::cid::{Cid, Multihash};
 use crate::fingerprints::Fingerprints;
 
-/// What a walk has met.
+/// The blocks that a traversal has emitted or traversed.
 pub(super) struct Seen {
-    marks: Fingerprints,
+    recorded: Fingerprints,
     max: usize,
 }
 
-/// There is no room to remember more.
+/// The maximum number of blocks is recorded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
 impl Seen {
     pub(super) fn new(max: usize) -> Self {
-        Self { marks: Fingerprints::default(), max }
+        Self { recorded: Fingerprints::default(), max }
     }
 
-    /// Whether the bytes were emitted, under whatever codec.
+    /// Whether the block was emitted, under any codec.
     pub(super) fn is_emitted(&self, cid: &Cid) -> bool {
-        self.marks.contains(mark(None, cid.hash()))
+        self.recorded.contains(dedup_key(None, cid.hash()))
     }
 
-    /// Whether everything below the block was or is being emitted. The codec counts, since it decides what is below.
+    /// Whether everything below the block was or is being emitted. The codec counts, because it determines the links.
     pub(super) fn is_walked(&self, cid: &Cid) -> bool {
-        self.marks.contains(mark(Some(cid.codec()), cid.hash()))
+        self.recorded.contains(dedup_key(Some(cid.codec()), cid.hash()))
     }
 
-    /// Remembers that the bytes are emitted; `false` if they were before.
+    /// Records that the block is emitted; `false` if it was before.
     pub(super) fn emit(&mut self, cid: &Cid) -> Result<bool, Full> {
-        self.insert(mark(None, cid.hash()))
+        self.insert(dedup_key(None, cid.hash()))
     }
 
-    /// Remembers that everything below the block is being emitted.
+    /// Records that everything below the block is being emitted.
     pub(super) fn walk(&mut self, cid: &Cid) -> Result<bool, Full> {
-        self.insert(mark(Some(cid.codec()), cid.hash()))
+        self.insert(dedup_key(Some(cid.codec()), cid.hash()))
     }
 
-    fn insert(&mut self, mark: (Option<u64>, u64, &[u8])) -> Result<bool, Full> {
-        if self.marks.len() >= self.max && !self.marks.contains(mark) {
+    fn insert(&mut self, dedup_key: (Option<u64>, u64, &[u8])) -> Result<bool, Full> {
+        if self.recorded.len() >= self.max && !self.recorded.contains(dedup_key) {
             return Err(Full);
         }
-        Ok(self.marks.insert(mark))
+        Ok(self.recorded.insert(dedup_key))
     }
 }
 
-/// A codec, if it counts, and a multihash without the unused room in it.
-fn mark(codec: Option<u64>, hash: &Multihash) -> (Option<u64>, u64, &[u8]) {
+/// The codec, if it counts, and the multihash without its unused capacity.
+fn dedup_key(codec: Option<u64>, hash: &Multihash) -> (Option<u64>, u64, &[u8]) {
     (codec, hash.code(), hash.digest())
 }
 
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_emitted_once_and_walked_once_under_each_codec_until_it_is_full() {
+    fn blocks_are_recorded_once_as_emitted_and_once_per_codec_as_walked() {
         let mut seen = Seen::new(3);
         assert_eq!(seen.emit(&cid(codec::DAG_PB, 1)), Ok(true));
         assert_eq!(seen.emit(&cid(codec::RAW, 1)), Ok(false));

@@ -1,16 +1,16 @@
-//! The bytes of an archive: ustar headers, and PAX records for what does not fit into them
+//! The format of an archive: ustar headers, and PAX records for values that do not fit into them
 //! (<https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html>).
 
-/// Everything in an archive is a multiple of this, in bytes.
+/// The block size of TAR, in bytes.
 pub(super) const BLOCK_BYTES: usize = 512;
-/// The largest size that eleven octal digits hold, in bytes: 8 GiB less one.
+/// The maximum size in an octal field of eleven digits, in bytes: 8 GiB less one.
 const SIZE_MAX: u64 = (1 << 33) - 1;
 const NAME_BYTES: usize = 100;
 const PREFIX_BYTES: usize = 155;
-/// The name of the entries that hold PAX records, for readers that do not know what they are.
+/// The name of the entries with PAX records, for readers that do not support them.
 const PAX_NAME: &str = "././@PaxHeader";
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind<'a> {
     File { size: u64 },
@@ -18,9 +18,9 @@ pub(super) enum Kind<'a> {
     Symlink { target: &'a str },
 }
 
-/// The header of an entry, with the PAX records before it if it takes any. Times are zero and owners are nobody, so that
-/// the same content is always the same archive. A directory is told by its flag and has no slash at its end, which Kubo's
-/// reader takes for another, empty part of the path.
+/// The header of an entry, after its PAX records if it needs any. Times are zero and the owner is unset, so that the
+/// same content always gives the same archive. A directory is marked by its type flag and has no slash at its end,
+/// because Kubo's reader takes the slash for an empty path segment.
 pub(super) fn header(path: &str, kind: Kind<'_>) -> Vec<u8> {
     let (size, target) = match kind {
         Kind::File { size } => (size, ""),
@@ -53,13 +53,14 @@ pub(super) fn header(path: &str, kind: Kind<'_>) -> Vec<u8> {
     out
 }
 
-/// How many zeros follow so many bytes of content.
+/// The number of zeros after so many bytes of content.
 pub(super) fn padding(size: u64) -> usize {
     // Less than a block, so it fits.
     (size.wrapping_neg() % BLOCK_BYTES as u64) as usize
 }
 
-/// A path as the prefix and the name of a header, which a reader joins with a slash; `None` if it does not fit.
+/// Splits a path into the prefix and the name of a header, which a reader joins with a slash; `None` if it does not
+/// fit.
 fn split(path: &str) -> Option<(&str, &str)> {
     if !path.is_ascii() {
         return None;
@@ -83,7 +84,7 @@ fn put_record(out: &mut Vec<u8>, key: &str, value: &str) {
     out.extend_from_slice(rest.as_bytes());
 }
 
-/// One header block. What is too long for its field is cut off: a record says it in full.
+/// One header block. Values that are too long for their field are truncated; a PAX record has the full value.
 fn block(flag: u8, mode: u32, name: &str, prefix: &str, target: &str, size: u64) -> [u8; BLOCK_BYTES] {
     let mut out = [0; BLOCK_BYTES];
     put(&mut out[0..NAME_BYTES], name);
@@ -103,7 +104,7 @@ fn block(flag: u8, mode: u32, name: &str, prefix: &str, target: &str, size: u64)
     out
 }
 
-/// Writes a text into a field, with underscores for what is not ASCII.
+/// Writes a text into a field, with an underscore for each byte that is not ASCII.
 fn put(field: &mut [u8], text: &str) {
     let ascii = text.bytes().map(|byte| if byte.is_ascii() { byte } else { b'_' });
     field.iter_mut().zip(ascii).for_each(|(to, from)| *to = from);
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_told_by_their_flag_alone() {
+    fn directories_are_marked_by_the_type_flag_alone() {
         let long = format!("root/{}", "d".repeat(200));
         for (path, header_blocks) in [("root", 1), ("root/d", 1), (long.as_str(), 3)] {
             let bytes = header(path, Kind::Directory);
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_octal_digits_do_not_hold_are_records() {
+    fn sizes_beyond_the_octal_field_are_pax_records() {
         let text = |size| String::from_utf8_lossy(&header("f", Kind::File { size })).into_owned();
         assert!(text(SIZE_MAX).len() == 512 && text(SIZE_MAX).contains("77777777777"));
         assert!(text(SIZE_MAX + 1).len() == 3 * 512 && text(SIZE_MAX + 1).contains("19 size=8589934592\n"));

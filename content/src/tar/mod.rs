@@ -1,31 +1,30 @@
 //! A file or a directory tree as a TAR archive (POSIX ustar with PAX records), streamed.
 //!
-//! Goals: the same content is always the same archive; extracting it touches nothing outside its root, whatever tool
-//! does it (on a file system that tells names apart as bytes do); a tree that cannot be archived says so early, if its
-//! directories' own blocks can tell; hostile trees (endless nesting, the same directory a million times) cost bounded
-//! memory and end; the work for an archive is linear in what is emitted and in the blocks that are read
-//! ([`crate::work`]).
+//! Goals: the same content always gives the same archive; extracting it with any tool writes nothing outside its root
+//! (on a file system that compares names as bytes); a tree that cannot be archived fails early, if the blocks of its
+//! directories show it; malicious trees (endless nesting, the same directory a million times) take bounded memory and
+//! end; the work is linear in the bytes that are emitted and the blocks that are read ([`crate::work`]).
 //!
 //! Non-goals: modes and times of UnixFS; resuming an archive, or ranges of one.
 //!
-//! Symlinks that lead out of the root, or may, are left out, as Kubo does: folders of ordinary software have some, and
-//! whoever extracts the rest misses nothing that is in it. Alone, such a symlink is an error.
+//! Symlinks that point, or may point, outside the root are skipped, as Kubo does: ordinary software distributions have
+//! some, and the rest is useful without them. If the root itself is such a symlink, it is an error.
 //!
-//! Names: a name with slashes is no path segment, so no address leads to such an entry and no listing links to it; old
-//! writers made some, and in an archive it says where the entry is. Names that leave the root or are below a symlink
-//! are refused, for an archive without the entry would not be the directory's.
+//! Names: an entry whose name has slashes cannot be reached by a URL and is not linked by listings. Old importers made
+//! some, and in an archive the name is the path of the entry. Names that leave the root or are below a symlink are
+//! errors, because an archive without the entry would be incomplete.
 
 mod format;
 mod names;
 
 use self::format::{BLOCK_BYTES, Kind, header, padding};
-use self::names::Place;
+use self::names::EntryPath;
 use crate::block::Block;
 use crate::cid::Cid;
 use crate::dagpb::PbNode;
 use crate::fingerprints::{Fingerprints, Marker};
 use crate::scope::expected_bytes;
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::unixfs::dir::{self, DirError, Entry};
 use crate::unixfs::file::{FileReader, ReadError, ReadLimits};
 use crate::unixfs::{FileNode, Node, NodeError};
@@ -38,31 +37,32 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// What the directories take together that are being listed at a time, in bytes.
+/// The maximum size of the directories that are being listed at a time, in bytes.
 const LISTED_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Parts of a path that are looked at in a step.
-const PARTS_PER_STEP: u64 = 2;
-/// What an entry that is fetched ahead counts for besides its block and its path, in bytes.
+/// Path segments that are processed in one step of work.
+const SEGMENTS_PER_STEP: u64 = 2;
+/// The overhead of a prefetched entry besides its block and its path, in bytes.
 const ENTRY_OVERHEAD_BYTES: usize = 4 * 1024;
-/// What a sharded directory counts for, in bytes: the shards down to the current one, and some ahead.
+/// The size that a sharded directory is counted with, in bytes: the shards down to the current one, and some
+/// prefetched.
 const SHARDED_BYTES: usize = 4 * 1024 * 1024;
 
-/// How much work and memory one archive may take.
+/// Limits for the work and the memory of one archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TarLimits {
-    /// How many directories may be inside each other.
+    /// The maximum nesting of directories.
     pub depth_max: usize,
-    /// How many entries the archive may have. A directory that occurs a thousand times is expanded a thousand times.
+    /// The maximum number of entries. A directory that occurs a thousand times is counted a thousand times.
     pub entries_max: u64,
-    /// How many bytes the files of the archive may have together, repeats included.
+    /// The maximum size of all files together, in bytes, repeats included.
     pub bytes_max: u64,
-    /// How much is fetched ahead, in bytes: of the file that is being read, and as much again of the entries that come
-    /// next. A half of the latter is for the root directory, a quarter for one inside it, and so on.
+    /// The prefetch window, in bytes: of the file that is being read, and as much again for the next entries. Of the
+    /// latter, half is for the root directory, a quarter for a directory in it, and so on.
     pub window_bytes_max: usize,
 }
 
 impl Default for TarLimits {
-    /// 128 levels, 1 Mi entries, 256 GiB, 8 MiB of look-ahead.
+    /// 128 levels, 1 Mi entries, 256 GiB, 8 MiB of prefetch window.
     fn default() -> Self {
         Self {
             depth_max: 128,
@@ -73,27 +73,27 @@ impl Default for TarLimits {
     }
 }
 
-/// Why there is no archive, or no more of it.
+/// Why an archive cannot be made or continued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TarError {
-    /// A directory has a name that an archive must not hold.
+    /// A directory has a name that is not allowed in an archive.
     #[error("{parent} has the name {name:?}, which cannot be in an archive: {reason}")]
     Name {
-        /// The directory, or for the name of the root the root itself.
+        /// The directory; for the name of the root, the root itself.
         parent: Cid,
-        /// The name, shortened.
+        /// The name, truncated.
         name: String,
-        /// What is wrong with it.
+        /// What is wrong with the name.
         reason: &'static str,
     },
-    /// A symlink leads out of the root, or may.
+    /// A symlink points, or may point, outside the root.
     #[error("the symlink {cid} to {target:?} cannot be in an archive: {reason}")]
     Symlink {
         /// The symlink.
         cid: Cid,
-        /// Where it points, shortened.
+        /// Its target, truncated.
         target: String,
-        /// What is wrong with it.
+        /// What is wrong with the target.
         reason: &'static str,
     },
     /// A block is neither a file nor a directory nor a symlink.
@@ -102,14 +102,14 @@ pub enum TarError {
         /// The block.
         cid: Cid,
     },
-    /// A block cannot be understood.
+    /// A block cannot be decoded.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// A file cannot be read: its parts do not add up.
+    /// A file cannot be read: its declared size differs from that of its parts.
     #[error(transparent)]
     File(ReadError),
-    /// Directories are nested more deeply, or are larger, than is allowed.
-    #[error("the directories above {cid} are too many or too large")]
+    /// The directories are nested too deeply, or are too large together.
+    #[error("the directories above {cid} are nested too deeply, or are too large together")]
     TooDeep {
         /// The directory that is not entered.
         cid: Cid,
@@ -117,16 +117,16 @@ pub enum TarError {
     /// The archive has too many entries.
     #[error("the archive has more than {max} entries")]
     TooManyEntries {
-        /// How many are allowed.
+        /// The maximum.
         max: u64,
     },
     /// The archive's files are too large.
     #[error("the files of the archive have more than {max_bytes} bytes")]
     TooManyBytes {
-        /// How many bytes are allowed.
+        /// The maximum, in bytes.
         max_bytes: u64,
     },
-    /// A block did not come.
+    /// A block was not received.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
@@ -151,13 +151,13 @@ impl From<DirError> for TarError {
     }
 }
 
-/// The archive of everything below `root`, whose entry is called `name`; directories come before what is in them, and
-/// their entries in stored order. No chunk is empty or larger than a block. The names of a directory are checked before
-/// its header is emitted; those of a sharded one as they come. An archive ends with two blocks of zeros if it is whole;
-/// after an error the stream ends without. Dropping it cancels what is in flight.
+/// An archive of the DAG below `root`, whose entry has the name `name`. Directories come before their entries, and
+/// entries in stored order. No chunk is empty or larger than a block. The names of a directory are checked before its
+/// header is emitted; those of a sharded directory one by one. A complete archive ends with two blocks of zeros; after
+/// an error the stream ends without them. Dropping the stream cancels the fetches in flight.
 ///
 /// # Errors
-/// In the stream, at its place: [`TarError`].
+/// The stream ends with a [`TarError`].
 pub fn stream(
     source: Arc<dyn BlockSource>,
     name: String,
@@ -169,7 +169,7 @@ pub fn stream(
         source,
         limits,
         root: Some((name, root)),
-        place: Place::default(),
+        entry_path: EntryPath::default(),
         levels: Vec::new(),
         content: None,
         ended: false,
@@ -182,24 +182,24 @@ pub fn stream(
         .boxed()
 }
 
-/// An archive under way.
+/// An archive that is being written.
 struct Archive {
     work: Work,
     source: Arc<dyn BlockSource>,
     limits: TarLimits,
-    /// The root and its name, before anything else.
+    /// The root and its name, until its header is emitted.
     root: Option<(String, Block)>,
     /// The path of the deepest directory.
-    place: Place,
+    entry_path: EntryPath,
     /// The directories that are being listed, the deepest last.
     levels: Vec<Level>,
-    /// The file whose content is being emitted, and the zeros after it.
+    /// The file whose content is being emitted, and the number of zeros after it.
     content: Option<(FileReader, usize)>,
     ended: bool,
     entries: u64,
-    /// What the files take that were emitted, in bytes.
+    /// The size of the files that were emitted, in bytes.
     bytes: u64,
-    /// What the directories take that are being listed, in bytes.
+    /// The size of the directories that are being listed, in bytes.
     listed_bytes: usize,
     symlinks: Symlinks,
 }
@@ -208,33 +208,33 @@ struct Archive {
 struct Level {
     cid: Cid,
     listing: BoxStream<'static, Result<Entry, DirError>>,
-    /// The listing has no more.
-    listed: bool,
-    /// The entries that come next.
-    ahead: FuturesOrdered<BoxFuture<'static, Fetched>>,
-    /// What they count for, in bytes.
-    ahead_bytes: usize,
-    /// What they may count for, in bytes.
-    room_bytes: usize,
-    /// What it takes itself, in bytes.
+    /// The listing has ended.
+    listing_ended: bool,
+    /// The next entries, which are being fetched.
+    prefetched: FuturesOrdered<BoxFuture<'static, Fetched>>,
+    /// The size of the prefetched entries, in bytes.
+    prefetched_bytes: usize,
+    /// The maximum of `prefetched_bytes`.
+    prefetch_bytes_max: usize,
+    /// The size of the directory itself, in bytes.
     bytes: usize,
 }
 
-/// An entry and its block, and what the fetch counted for.
+/// An entry with its block, and the size that the prefetch counted.
 struct Fetched {
     name: String,
     block: Result<Block, TarError>,
     cost_bytes: usize,
 }
 
-/// An entry that begins: its header, and what its path is left for.
-enum Begun {
-    /// A directory, which is listed next.
+/// The header of an entry.
+enum EntryHeader {
+    /// A directory, whose entries come next.
     Directory(Vec<u8>),
     /// Anything else.
     Leaf(Vec<u8>),
-    /// A symlink that must not be in the archive, and why.
-    LeftOut(TarError),
+    /// A symlink that is skipped, and why.
+    Skipped(TarError),
 }
 
 impl Archive {
@@ -253,7 +253,7 @@ impl Archive {
                 }
             }
             if let Some((name, root)) = self.root.take() {
-                return self.enter_root(name, &root).await.map(Some);
+                return self.start_root(name, &root).await.map(Some);
             }
             if self.levels.is_empty() {
                 return Ok(self.end());
@@ -261,7 +261,7 @@ impl Archive {
             match self.next_entry().await? {
                 None => self.leave(),
                 Some((name, block)) => {
-                    if let Some(header) = self.enter(&name, &block).await? {
+                    if let Some(header) = self.start(&name, &block).await? {
                         return Ok(Some(header));
                     }
                 }
@@ -269,35 +269,35 @@ impl Archive {
         }
     }
 
-    /// What an archive ends with, once.
+    /// The end of the archive, once.
     fn end(&mut self) -> Option<Bytes> {
         let ended = std::mem::replace(&mut self.ended, true);
         (!ended).then(|| Bytes::from_static(&ZEROS))
     }
 
-    /// Begins with the root. One that must not be in the archive leaves nothing to be in it.
-    async fn enter_root(&mut self, name: String, root: &Block) -> Result<Bytes, TarError> {
-        self.place = Place::root(&name).map_err(|reason| refused_name(root.cid(), &name, reason))?;
-        match self.begin(root).await? {
-            Begun::Directory(header) | Begun::Leaf(header) => Ok(self.emit(header)),
-            Begun::LeftOut(error) => Err(error),
+    /// Starts with the root. If the root is a symlink that would be skipped, the archive fails.
+    async fn start_root(&mut self, name: String, root: &Block) -> Result<Bytes, TarError> {
+        self.entry_path = EntryPath::root(&name).map_err(|reason| invalid_name(root.cid(), &name, reason))?;
+        match self.header_of(root).await? {
+            EntryHeader::Directory(header) | EntryHeader::Leaf(header) => Ok(self.emit(header)),
+            EntryHeader::Skipped(error) => Err(error),
         }
     }
 
-    /// Begins with an entry of the deepest directory: its header, or nothing if it is left out.
-    async fn enter(&mut self, name: &str, block: &Block) -> Result<Option<Bytes>, TarError> {
+    /// Starts an entry of the deepest directory: returns its header, or `None` if it is skipped.
+    async fn start(&mut self, name: &str, block: &Block) -> Result<Option<Bytes>, TarError> {
         let parent = self.levels.last().map_or(*block.cid(), |level| level.cid);
-        self.place.enter(name).map_err(|reason| refused_name(&parent, name, reason))?;
-        self.work.charge_text(self.place.path().len());
-        if self.symlinks.lead_to(&self.place, name, &self.work) {
-            return Err(refused_name(&parent, name, "it is at the path of a symlink, or below it"));
+        self.entry_path.enter(name).map_err(|reason| invalid_name(&parent, name, reason))?;
+        self.work.charge_text(self.entry_path.as_str().len());
+        if self.symlinks.contain_prefix_of(&self.entry_path, name, &self.work) {
+            return Err(invalid_name(&parent, name, "it is at the path of a symlink, or below it"));
         }
-        let header = match self.begin(block).await? {
-            Begun::Directory(header) => return Ok(Some(self.emit(header))),
-            Begun::Leaf(header) => Some(self.emit(header)),
-            Begun::LeftOut(_) => None,
+        let header = match self.header_of(block).await? {
+            EntryHeader::Directory(header) => return Ok(Some(self.emit(header))),
+            EntryHeader::Leaf(header) => Some(self.emit(header)),
+            EntryHeader::Skipped(_) => None,
         };
-        self.place.leave();
+        self.entry_path.leave();
         Ok(header)
     }
 
@@ -306,25 +306,25 @@ impl Archive {
         header.into()
     }
 
-    async fn begin(&mut self, block: &Block) -> Result<Begun, TarError> {
+    async fn header_of(&mut self, block: &Block) -> Result<EntryHeader, TarError> {
         self.entries += 1;
         if self.entries > self.limits.entries_max {
             return Err(TarError::TooManyEntries { max: self.limits.entries_max });
         }
         self.work.charge_decoding(block);
         match Node::decode(block)? {
-            Node::File(file) => self.begin_file(&file, block).map(Begun::Leaf),
+            Node::File(file) => self.file_header(&file, block).map(EntryHeader::Leaf),
             Node::Directory(node) => {
-                check_names(block.cid(), &node, &self.place, &self.work).await?;
-                self.begin_dir(block, node.block_bytes()).map(Begun::Directory)
+                check_names(block.cid(), &node, &self.entry_path, &self.work).await?;
+                self.directory_header(block, node.block_bytes()).map(EntryHeader::Directory)
             }
-            Node::HamtShard(_) => self.begin_dir(block, SHARDED_BYTES).map(Begun::Directory),
-            Node::Symlink { target } => Ok(self.begin_symlink(block.cid(), &target)),
+            Node::HamtShard(_) => self.directory_header(block, SHARDED_BYTES).map(EntryHeader::Directory),
+            Node::Symlink { target } => Ok(self.symlink_header(block.cid(), &target)),
             Node::Plain(_) => Err(TarError::NotUnixFs { cid: *block.cid() }),
         }
     }
 
-    fn begin_file(&mut self, file: &FileNode, block: &Block) -> Result<Vec<u8>, TarError> {
+    fn file_header(&mut self, file: &FileNode, block: &Block) -> Result<Vec<u8>, TarError> {
         let size = file.size();
         self.bytes = self.bytes.saturating_add(size);
         if self.bytes > self.limits.bytes_max {
@@ -333,38 +333,38 @@ impl Archive {
         let limits = ReadLimits { window_bytes_max: self.limits.window_bytes_max, shared: None };
         let reader = FileReader::new(self.source.clone(), block.clone(), 0..size, limits)?;
         self.content = Some((reader, padding(size)));
-        Ok(header(self.place.path(), Kind::File { size }))
+        Ok(header(self.entry_path.as_str(), Kind::File { size }))
     }
 
-    fn begin_dir(&mut self, block: &Block, bytes: usize) -> Result<Vec<u8>, TarError> {
+    fn directory_header(&mut self, block: &Block, bytes: usize) -> Result<Vec<u8>, TarError> {
         let cid = *block.cid();
         self.listed_bytes += bytes;
         if self.levels.len() >= self.limits.depth_max || self.listed_bytes > LISTED_BYTES_MAX {
             return Err(TarError::TooDeep { cid });
         }
         let listing = dir::list(self.source.clone(), block.clone());
-        let above = self.levels.last().map_or(self.limits.window_bytes_max, |level| level.room_bytes);
+        let parent = self.levels.last().map_or(self.limits.window_bytes_max, |level| level.prefetch_bytes_max);
         self.levels.push(Level {
             cid,
             listing,
-            listed: false,
-            ahead: FuturesOrdered::new(),
-            ahead_bytes: 0,
-            room_bytes: above / 2,
+            listing_ended: false,
+            prefetched: FuturesOrdered::new(),
+            prefetched_bytes: 0,
+            prefetch_bytes_max: parent / 2,
             bytes,
         });
-        Ok(header(self.place.path(), Kind::Directory))
+        Ok(header(self.entry_path.as_str(), Kind::Directory))
     }
 
-    fn begin_symlink(&mut self, cid: &Cid, target: &[u8]) -> Begun {
-        match self.place.target(target) {
+    fn symlink_header(&mut self, cid: &Cid, target: &[u8]) -> EntryHeader {
+        match self.entry_path.target(target) {
             Ok(target) => {
-                self.symlinks.insert(&self.place);
-                Begun::Leaf(header(self.place.path(), Kind::Symlink { target }))
+                self.symlinks.insert(&self.entry_path);
+                EntryHeader::Leaf(header(self.entry_path.as_str(), Kind::Symlink { target }))
             }
             Err(reason) => {
                 let target = shorten(&String::from_utf8_lossy(target));
-                Begun::LeftOut(TarError::Symlink { cid: *cid, target, reason })
+                EntryHeader::Skipped(TarError::Symlink { cid: *cid, target, reason })
             }
         }
     }
@@ -373,84 +373,85 @@ impl Archive {
     fn leave(&mut self) {
         if let Some(level) = self.levels.pop() {
             self.listed_bytes -= level.bytes;
-            self.place.leave();
+            self.entry_path.leave();
         }
     }
 
     /// The next entry of the deepest directory.
     async fn next_entry(&mut self) -> Result<Option<(String, Block)>, TarError> {
         let Some(level) = self.levels.last_mut() else { return Ok(None) };
-        level.look_ahead(&self.source, &self.work).await;
-        let Some(Fetched { name, block, cost_bytes }) = level.ahead.next().await else { return Ok(None) };
-        level.ahead_bytes -= cost_bytes;
+        level.prefetch(&self.source, &self.work).await;
+        let Some(Fetched { name, block, cost_bytes }) = level.prefetched.next().await else { return Ok(None) };
+        level.prefetched_bytes -= cost_bytes;
         Ok(Some((name, block?)))
     }
 }
 
-/// The paths of the symlinks of an archive. Nothing may be at one or below it: it would be extracted to wherever that
-/// leads.
+/// The paths of the symlinks in an archive. No entry may have the path of a symlink or a path below it, because it
+/// would be extracted to the target of the symlink.
 #[derive(Default)]
 struct Symlinks {
     marker: Marker,
-    /// The path of each as a text, and as it is told by its parts.
+    /// For each symlink the fingerprint of its path, and the chained fingerprint of its segments.
     paths: Fingerprints,
-    /// Whether any name had more than one part until now.
-    jumped: bool,
+    /// Whether any name had more than one segment so far.
+    has_compound_names: bool,
 }
 
 impl Symlinks {
-    fn insert(&mut self, place: &Place) {
-        self.paths.insert(place.path());
-        if let Some(mark) = self.marks(place).last() {
-            self.paths.insert(mark);
+    fn insert(&mut self, entry_path: &EntryPath) {
+        self.paths.insert(entry_path.as_str());
+        if let Some(fingerprint) = self.prefix_fingerprints(entry_path).last() {
+            self.paths.insert(fingerprint);
         }
     }
 
-    /// Whether there is a symlink at a path that was entered by `name`, or above it. As long as each name is one part,
-    /// what is above a directory that is being listed was looked at when that was entered, and no symlink has come
-    /// there since.
-    fn lead_to(&mut self, place: &Place, name: &str, work: &Work) -> bool {
-        self.jumped |= name.contains('/');
-        if self.paths.is_empty() || !self.jumped {
-            return self.paths.contains(place.path());
+    /// Whether the entry `name` at `entry_path` is at or below a symlink. As long as every name has one segment, the
+    /// parents of a directory were checked when it was entered, and no symlink was added above it since.
+    fn contain_prefix_of(&mut self, entry_path: &EntryPath, name: &str, work: &Work) -> bool {
+        self.has_compound_names |= name.contains('/');
+        if self.paths.is_empty() || !self.has_compound_names {
+            return self.paths.contains(entry_path.as_str());
         }
-        work.charge(place.parts().count() as u64 / PARTS_PER_STEP);
-        self.marks(place).any(|mark| self.paths.contains(mark))
+        work.charge(entry_path.segments().count() as u64 / SEGMENTS_PER_STEP);
+        self.prefix_fingerprints(entry_path).any(|fingerprint| self.paths.contains(fingerprint))
     }
 
-    /// What stands for each of the paths that lead to a place: it takes one look at each part.
-    fn marks(&self, place: &Place) -> impl Iterator<Item = u128> {
-        place.parts().scan(0, |above, part| {
-            *above = self.marker.mark((*above, part));
-            Some(*above)
+    /// The chained fingerprints of all prefixes of a path, each computed from the one before.
+    fn prefix_fingerprints(&self, entry_path: &EntryPath) -> impl Iterator<Item = u128> {
+        entry_path.segments().scan(0, |parent, segment| {
+            *parent = self.marker.mark((*parent, segment));
+            Some(*parent)
         })
     }
 }
 
-/// The two blocks at the end of an archive; a part of them fills up the last block of a file.
+/// The two blocks at the end of an archive; a slice of them is the padding of files.
 static ZEROS: [u8; 2 * BLOCK_BYTES] = [0; 2 * BLOCK_BYTES];
 
 impl Level {
-    /// Asks for the blocks of entries to come while there is room: for one at least, and for no second one if the first is
-    /// at hand.
-    async fn look_ahead(&mut self, source: &Arc<dyn BlockSource>, work: &Work) {
-        while !self.listed && (self.ahead.is_empty() || self.ahead_bytes < self.room_bytes && !work.is_due()) {
-            let first = self.ahead.is_empty();
+    /// Prefetches the next entries within the window: at least one, and no second one if the block of the first is
+    /// available at once.
+    async fn prefetch(&mut self, source: &Arc<dyn BlockSource>, work: &Work) {
+        while !self.listing_ended
+            && (self.prefetched.is_empty() || self.prefetched_bytes < self.prefetch_bytes_max && !work.is_due())
+        {
+            let first = self.prefetched.is_empty();
             let entry = if first {
                 self.listing.next().await
             } else {
                 let Poll::Ready(entry) = futures::poll!(self.listing.next()) else { return };
                 entry
             };
-            let Some(entry) = entry else { return self.listed = true };
-            if self.ask(source, entry) && first {
+            let Some(entry) = entry else { return self.listing_ended = true };
+            if self.prefetch_entry(source, entry) && first {
                 return;
             }
         }
     }
 
-    /// Takes an entry's block if it is at hand, or fetches it; whether there is nothing to wait for.
-    fn ask(&mut self, source: &Arc<dyn BlockSource>, entry: Result<Entry, DirError>) -> bool {
+    /// Takes the block of an entry if it is available at once, or fetches it; `true` if there is nothing to wait for.
+    fn prefetch_entry(&mut self, source: &Arc<dyn BlockSource>, entry: Result<Entry, DirError>) -> bool {
         let entry = match self.checked(entry) {
             Ok(entry) => entry,
             Err(error) => {
@@ -458,7 +459,7 @@ impl Level {
                 return true;
             }
         };
-        match at_hand(&**source, &entry.cid) {
+        match peek_or_inline(&**source, &entry.cid) {
             Some(block) => {
                 self.push(entry.name, block.data().len(), ready(Ok(block)));
                 true
@@ -473,7 +474,7 @@ impl Level {
     fn checked(&self, entry: Result<Entry, DirError>) -> Result<Entry, TarError> {
         let entry = entry?;
         match entry.not_text {
-            Some(_) => Err(refused_name(&self.cid, &entry.name, NOT_TEXT)),
+            Some(_) => Err(invalid_name(&self.cid, &entry.name, NOT_UTF8)),
             None => Ok(entry),
         }
     }
@@ -485,25 +486,25 @@ impl Level {
         block: impl Future<Output = Result<Block, TarError>> + Send + 'static,
     ) {
         let cost_bytes = bytes + name.len() + ENTRY_OVERHEAD_BYTES;
-        self.ahead_bytes += cost_bytes;
-        self.ahead.push_back(block.map(move |block| Fetched { name, block, cost_bytes }).boxed());
+        self.prefetched_bytes += cost_bytes;
+        self.prefetched.push_back(block.map(move |block| Fetched { name, block, cost_bytes }).boxed());
     }
 }
 
-/// Names that are no text would all look alike, and of equal names the last would win when the archive is extracted.
-const NOT_TEXT: &str = "it is not UTF-8 text";
-const TWICE: &str = "the directory has it twice";
+/// Names that are not UTF-8 would be written alike, and extracting would overwrite one by the other.
+const NOT_UTF8: &str = "it is not UTF-8 text";
+const DUPLICATE: &str = "the directory has it more than once";
 
-/// Checks the names of a directory at `place` that is one block.
-async fn check_names(cid: &Cid, node: &PbNode, place: &Place, work: &Work) -> Result<(), TarError> {
+/// Checks the names of an unsharded directory at `entry_path`.
+async fn check_names(cid: &Cid, node: &PbNode, entry_path: &EntryPath, work: &Work) -> Result<(), TarError> {
     let mut names = HashSet::new();
     for link in node.links() {
         let link = link.map_err(|reason| NodeError::malformed(cid, reason))?;
-        let refused = |reason| refused_name(cid, &String::from_utf8_lossy(link.name), reason);
-        let name = str::from_utf8(link.name).map_err(|_| refused(NOT_TEXT))?;
-        place.check(name).map_err(refused)?;
+        let invalid = |reason| invalid_name(cid, &String::from_utf8_lossy(link.name), reason);
+        let name = str::from_utf8(link.name).map_err(|_| invalid(NOT_UTF8))?;
+        entry_path.check(name).map_err(invalid)?;
         if !names.insert(link.name) {
-            return Err(refused(TWICE));
+            return Err(invalid(DUPLICATE));
         }
         work.charge_text(link.name.len());
         work.turn().await?;
@@ -511,7 +512,7 @@ async fn check_names(cid: &Cid, node: &PbNode, place: &Place, work: &Work) -> Re
     Ok(())
 }
 
-fn refused_name(parent: &Cid, name: &str, reason: &'static str) -> TarError {
+fn invalid_name(parent: &Cid, name: &str, reason: &'static str) -> TarError {
     TarError::Name { parent: *parent, name: shorten(name), reason }
 }
 

@@ -1,143 +1,148 @@
-//! Which names and symlinks an archive may hold: whoever extracts it gets nothing outside the root, and reaches nothing
-//! outside it through what is inside.
+//! Which names and symlinks are allowed in an archive, so that extracting it writes nothing outside the root, not even
+//! through a symlink.
 //!
-//! The path of the directory that is being listed is kept as one text with the offsets of its parts ([`Place`]), so
-//! that an entry costs what its own name is long and not what all of its path is.
+//! The path of the current directory is kept as one text with the offsets of its segments ([`EntryPath`]), so that the
+//! cost of an entry is linear in the length of its own name and not of its path.
 
-/// The longest path or target, in bytes: four times what Linux opens.
+/// The maximum length of a path or target, in bytes: four times `PATH_MAX` of Linux.
 pub(super) const PATH_BYTES_MAX: usize = 16 * 1024;
-/// How many parts one name may have. Honest names have one; old writers made a few with slashes.
-const NAME_PARTS_MAX: usize = 64;
+/// The maximum number of segments in one name. Valid names have one; old importers made some with slashes.
+const NAME_SEGMENTS_MAX: usize = 64;
 
-/// Why a name or a target is refused.
-pub(super) type Refusal = &'static str;
+/// Why a name or a target is not allowed.
+pub(super) type RejectReason = &'static str;
 
-/// The path of a directory, whose first part is the root, and the way back to those above it.
+/// The path of an entry, whose first segment is the root, and how to return to its parents.
 #[derive(Debug, Default)]
-pub(super) struct Place {
+pub(super) struct EntryPath {
     path: String,
-    /// Where each part begins.
+    /// The offset of each segment.
     starts: Vec<usize>,
-    left: Vec<Left>,
+    undo: Vec<Undo>,
 }
 
-/// How a directory's path differs from that of the one it was entered from.
+/// How to return from an entry to the directory that it was entered from.
 #[derive(Debug)]
-struct Left {
-    /// Parts that the two have in common.
-    parts: usize,
-    /// What followed these in the other one: nothing, unless the name climbed.
+struct Undo {
+    /// The number of segments that both paths share.
+    segments: usize,
+    /// The rest of the directory's path: empty, unless the name has `..`.
     removed: String,
 }
 
-/// What a name is to a directory.
+/// A name resolved against a directory.
 #[derive(Debug, PartialEq, Eq)]
-struct Steps<'a> {
-    /// Parts of the directory's path that remain.
-    parts: usize,
-    /// What follows them.
+struct ResolvedName<'a> {
+    /// The number of segments of the directory's path that remain.
+    segments: usize,
+    /// The segments that are appended.
     added: Vec<&'a str>,
 }
 
-impl Place {
-    /// The root, by its own name: one part, since nothing is above it.
-    pub(super) fn root(name: &str) -> Result<Self, Refusal> {
+impl EntryPath {
+    /// The root with the given name, which must be a single segment.
+    pub(super) fn root(name: &str) -> Result<Self, RejectReason> {
         check(name)?;
         if name.contains('/') || name == "." || name == ".." {
             return Err("it is not a single name");
         }
-        Ok(Self { path: name.to_owned(), starts: vec![0], left: Vec::new() })
+        Ok(Self { path: name.to_owned(), starts: vec![0], undo: Vec::new() })
     }
 
-    /// The path here.
-    pub(super) fn path(&self) -> &str {
+    /// The path.
+    pub(super) fn as_str(&self) -> &str {
         &self.path
     }
 
-    /// The names on the way here, the root's first.
-    pub(super) fn parts(&self) -> impl Iterator<Item = &str> {
-        (0..self.starts.len()).filter_map(|index| self.part(index))
+    /// The segments of the path, the root first.
+    pub(super) fn segments(&self) -> impl Iterator<Item = &str> {
+        (0..self.starts.len()).filter_map(|index| self.segment(index))
     }
 
-    /// How many directories are between the root and what is here.
+    /// The number of directories between the root and this entry.
     fn depth(&self) -> usize {
         self.starts.len().saturating_sub(2)
     }
 
-    /// Whether a name may be in the directory here. Names with `..` are allowed as long as they stay inside.
-    pub(super) fn check(&self, name: &str) -> Result<(), Refusal> {
-        self.steps(name).map(|_| ())
+    /// Whether a name is allowed in this directory. Names with `..` are allowed as long as they stay below the root.
+    pub(super) fn check(&self, name: &str) -> Result<(), RejectReason> {
+        self.resolve(name).map(|_| ())
     }
 
-    /// Goes to an entry of the directory here.
-    pub(super) fn enter(&mut self, name: &str) -> Result<(), Refusal> {
-        let Steps { parts, added } = self.steps(name)?;
-        let removed = match self.starts.get(parts) {
+    /// Appends the name of an entry of this directory.
+    pub(super) fn enter(&mut self, name: &str) -> Result<(), RejectReason> {
+        let ResolvedName { segments, added } = self.resolve(name)?;
+        let removed = match self.starts.get(segments) {
             Some(start) => self.path.split_off(start - 1),
             None => String::new(),
         };
-        self.starts.truncate(parts);
-        for part in added {
+        self.starts.truncate(segments);
+        for segment in added {
             self.path.push('/');
             self.starts.push(self.path.len());
-            self.path.push_str(part);
+            self.path.push_str(segment);
         }
-        self.left.push(Left { parts, removed });
+        self.undo.push(Undo { segments, removed });
         Ok(())
     }
 
-    /// Goes back to the directory whose entry this is.
+    /// Returns to the directory that this entry was entered from.
     pub(super) fn leave(&mut self) {
-        let Some(Left { parts, removed }) = self.left.pop() else { return };
-        if let Some(start) = self.starts.get(parts) {
+        let Some(Undo { segments, removed }) = self.undo.pop() else { return };
+        if let Some(start) = self.starts.get(segments) {
             self.path.truncate(start - 1);
         }
-        self.starts.truncate(parts);
+        self.starts.truncate(segments);
         let slashes = removed.match_indices('/').map(|(at, _)| self.path.len() + at + 1);
         self.starts.extend(slashes);
         self.path.push_str(&removed);
     }
 
-    fn steps<'a>(&self, name: &'a str) -> Result<Steps<'a>, Refusal> {
+    fn resolve<'a>(&self, name: &'a str) -> Result<ResolvedName<'a>, RejectReason> {
         check(name)?;
-        let (mut parts, mut added) = (self.starts.len(), Vec::with_capacity(1));
-        for (count, part) in name.split('/').enumerate() {
-            match part {
-                _ if count == NAME_PARTS_MAX => return Err("it has too many parts"),
-                "" => return Err("a part of it is empty"),
-                "." => return Err("a part of it is a dot"),
+        let (mut segments, mut added) = (self.starts.len(), Vec::with_capacity(1));
+        for (count, segment) in name.split('/').enumerate() {
+            match segment {
+                _ if count == NAME_SEGMENTS_MAX => return Err("it has too many segments"),
+                "" => return Err("it has an empty segment"),
+                "." => return Err("it has the segment \".\""),
                 ".." if added.pop().is_some() => {}
-                ".." if parts == 1 => return Err("it climbs out of the root"),
-                ".." => parts -= 1,
-                part => added.push(part),
+                ".." if segments == 1 => return Err("it is outside the root"),
+                ".." => segments -= 1,
+                segment => added.push(segment),
             }
         }
-        let kept_bytes = self.starts.get(parts).map_or(self.path.len(), |start| start - 1);
-        let added_bytes: usize = added.iter().map(|part| 1 + part.len()).sum();
+        let kept_bytes = self.starts.get(segments).map_or(self.path.len(), |start| start - 1);
+        let added_bytes: usize = added.iter().map(|segment| 1 + segment.len()).sum();
         if kept_bytes + added_bytes > PATH_BYTES_MAX {
             return Err("its path is too long");
         }
-        let is_above = added.iter().enumerate().all(|(index, part)| self.part(parts + index) == Some(*part));
-        if is_above { Err("it names a directory that it is in") } else { Ok(Steps { parts, added }) }
+        let is_above =
+            added.iter().enumerate().all(|(index, segment)| self.segment(segments + index) == Some(*segment));
+        if is_above {
+            Err("it is the path of one of its parent directories")
+        } else {
+            Ok(ResolvedName { segments, added })
+        }
     }
 
-    fn part(&self, index: usize) -> Option<&str> {
+    fn segment(&self, index: usize) -> Option<&str> {
         let start = *self.starts.get(index)?;
         let end = self.starts.get(index + 1).map_or(self.path.len(), |next| next - 1);
         self.path.get(start..end)
     }
 
-    /// The target of a symlink here, if it cannot lead out of the root. `..` may only come first: after a name it would
-    /// go up from wherever that name leads, which may be another symlink.
-    pub(super) fn target<'a>(&self, target: &'a [u8]) -> Result<&'a str, Refusal> {
+    /// The target of a symlink at this path, if it cannot point outside the root. `..` is only allowed at the
+    /// beginning: after a name it would go to the parent of the target, and the name may itself be a symlink.
+    pub(super) fn target<'a>(&self, target: &'a [u8]) -> Result<&'a str, RejectReason> {
         let target = std::str::from_utf8(target).map_err(|_| "it is not UTF-8")?;
         check(target)?;
         let (mut up, mut named) = (self.depth(), false);
-        for part in target.split('/') {
-            match part {
+        for segment in target.split('/') {
+            match segment {
                 "" | "." => {}
-                ".." if named => return Err("it goes up after it went down"),
-                ".." => up = up.checked_sub(1).ok_or("it leads out of the root")?,
+                ".." if named => return Err("it has \"..\" after a name"),
+                ".." => up = up.checked_sub(1).ok_or("it points outside the root")?,
                 _ => named = true,
             }
         }
@@ -145,7 +150,7 @@ impl Place {
     }
 }
 
-fn check(name: &str) -> Result<(), Refusal> {
+fn check(name: &str) -> Result<(), RejectReason> {
     match name {
         "" => Err("it is empty"),
         name if name.starts_with('/') => Err("it is absolute"),
@@ -160,12 +165,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The place of a path whose parts were entered one by one.
-    fn at(path: &str) -> Place {
-        let mut parts = path.split('/');
-        let mut place = Place::root(parts.next().unwrap_or_default()).expect("a root");
-        parts.for_each(|part| place.enter(part).expect("a part"));
-        place
+    /// The path after entering the segments of a path one by one.
+    fn at(path: &str) -> EntryPath {
+        let mut segments = path.split('/');
+        let mut entry_path = EntryPath::root(segments.next().unwrap_or_default()).expect("a root");
+        segments.for_each(|segment| entry_path.enter(segment).expect("a part"));
+        entry_path
     }
 
     #[test]
@@ -198,44 +203,44 @@ mod tests {
             ("root/d", "a/..", None),
         ];
         for (dir, name, expected) in table {
-            let mut place = at(dir);
-            assert_eq!(place.check(name).is_ok(), expected.is_some(), "{name:?} in {dir}");
-            let entered = place.enter(name).is_ok().then(|| place.path().to_owned());
+            let mut entry_path = at(dir);
+            assert_eq!(entry_path.check(name).is_ok(), expected.is_some(), "{name:?} in {dir}");
+            let entered = entry_path.enter(name).is_ok().then(|| entry_path.as_str().to_owned());
             assert_eq!(entered.as_deref(), expected, "{name:?} in {dir}");
             if expected.is_some() {
-                assert!(place.parts().eq(place.path().split('/')), "{place:?}");
-                place.leave();
+                assert!(entry_path.segments().eq(entry_path.as_str().split('/')), "{entry_path:?}");
+                entry_path.leave();
             }
-            assert_eq!((place.path(), place.starts.len()), (dir, dir.split('/').count()), "{name:?}");
+            assert_eq!((entry_path.as_str(), entry_path.starts.len()), (dir, dir.split('/').count()), "{name:?}");
         }
         assert!(at("root").check(&"x".repeat(PATH_BYTES_MAX)).is_err());
-        assert!(at("root").check(&vec!["x"; NAME_PARTS_MAX].join("/")).is_ok());
-        assert!(at("root").check(&vec!["x"; NAME_PARTS_MAX + 1].join("/")).is_err());
-        assert!(Place::root("bafkqaddjnzzxazldoqwxizltoq").is_ok());
+        assert!(at("root").check(&vec!["x"; NAME_SEGMENTS_MAX].join("/")).is_ok());
+        assert!(at("root").check(&vec!["x"; NAME_SEGMENTS_MAX + 1].join("/")).is_err());
+        assert!(EntryPath::root("bafkqaddjnzzxazldoqwxizltoq").is_ok());
         for name in ["", ".", "..", "a/b", "/a", "a\0"] {
-            assert!(Place::root(name).is_err(), "{name:?}");
+            assert!(EntryPath::root(name).is_err(), "{name:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn whatever_is_entered_is_left_again(names in proptest::collection::vec("(\\.\\./){0,2}[ab](/[ab]){0,2}", 0..12)) {
-            let mut place = at("root/a/b");
+        fn leave_undoes_enter(names in proptest::collection::vec("(\\.\\./){0,2}[ab](/[ab]){0,2}", 0..12)) {
+            let mut entry_path = at("root/a/b");
             let mut paths = Vec::new();
             for name in &names {
-                let (before, starts) = (place.path().to_owned(), place.starts.clone());
-                if place.enter(name).is_ok() {
-                    let mut parts: Vec<&str> = before.split('/').collect();
-                    for part in name.split('/') {
-                        if part == ".." { parts.pop(); } else { parts.push(part); }
+                let (before, starts) = (entry_path.as_str().to_owned(), entry_path.starts.clone());
+                if entry_path.enter(name).is_ok() {
+                    let mut segments: Vec<&str> = before.split('/').collect();
+                    for segment in name.split('/') {
+                        if segment == ".." { segments.pop(); } else { segments.push(segment); }
                     }
-                    prop_assert_eq!(place.path(), parts.join("/"));
+                    prop_assert_eq!(entry_path.as_str(), segments.join("/"));
                     paths.push((before, starts));
                 }
             }
             while let Some((path, starts)) = paths.pop() {
-                place.leave();
-                prop_assert_eq!((place.path(), &place.starts), (&*path, &starts));
+                entry_path.leave();
+                prop_assert_eq!((entry_path.as_str(), &entry_path.starts), (&*path, &starts));
             }
         }
     }

@@ -1,30 +1,30 @@
-//! Finding a name in a directory, and listing it.
+//! Looking up a name in a directory, and listing it.
 //!
-//! Goals: a look-up in a sharded directory (HAMT, <https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>) goes by the
-//! hash of the name and fetches one shard a level, never more; a listing is lazy and in stored order, with memory that
-//! does not depend on the number of entries.
+//! Goals: a look-up in a sharded directory (HAMT, <https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>) follows the
+//! hash of the name and fetches at most one shard for each level; a listing is lazy, in stored order, and takes memory
+//! that does not depend on the number of entries.
 //!
-//! Non-goal: sorting. The stored order of a plain directory is by name; that of a HAMT is by hash.
+//! Non-goal: sorting. A plain directory is stored in the order of names, and a HAMT in the order of hashes.
 
 use super::{Node, NodeError, ShardNode};
 use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::budget::{Budget, Share};
 use crate::cid::Cid;
 use crate::dagpb::{PbLink, PbNode};
-use crate::source::{BlockSource, SourceError, at_hand, fetch};
+use crate::source::{BlockSource, SourceError, fetch, peek_or_inline};
 use crate::work::Work;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, FuturesOrdered, StreamExt as _};
 use std::sync::Arc;
 
-/// How many bits of hash a HAMT has: deeper shards cannot be told apart by name.
+/// The number of hash bits of a HAMT, which bounds its depth.
 pub(crate) const HASH_BITS: u32 = u64::BITS;
 
-/// How many shards a listing fetches ahead, over all levels.
-const SHARDS_AHEAD: usize = 8;
-/// A listing that shares a budget fetches ahead as long as so many times what that may take are left.
-const AHEAD_PART: usize = 16;
+/// The maximum number of shards that a listing prefetches, over all levels.
+const PREFETCHED_SHARDS_MAX: usize = 8;
+/// A listing with a shared budget prefetches only while this many blocks of the maximum size are left in it.
+const BUDGET_FACTOR: usize = 16;
 
 /// Why a directory cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,47 +32,46 @@ pub enum DirError {
     /// The block is a file, a symlink or not UnixFS.
     #[error("{cid} is not a directory")]
     NotADirectory {
-        /// The offending block.
+        /// The block.
         cid: Cid,
     },
-    /// A block cannot be understood.
+    /// A block cannot be decoded.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// A block did not come.
+    /// A block was not received.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
 
-/// One name in a directory.
+/// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The name. Bytes that are not UTF-8 are replaced by U+FFFD, so such an entry can be shown but not looked up.
+    /// The name. Bytes that are not UTF-8 are replaced by U+FFFD; such an entry can be displayed, but not looked up.
     pub name: String,
     /// The bytes of the name, if they are not UTF-8.
     pub not_text: Option<Box<[u8]>>,
-    /// What it names.
+    /// The CID of the entry.
     pub cid: Cid,
-    /// The size of everything below, in bytes, as the directory's writer believed it to be.
+    /// The cumulative size of the entry's DAG as declared by the writer, in bytes. Not trustworthy.
     pub tsize: Option<u64>,
 }
 
 impl Entry {
-    /// The name as it is stored: what [`list_after`] finds the entry by.
+    /// The name as it is stored, for [`list_after`].
     pub fn name_bytes(&self) -> &[u8] {
         self.not_text.as_deref().unwrap_or(self.name.as_bytes())
     }
 }
 
-/// Finds a name in a directory. Of several equal names the first counts.
+/// Looks up a name in a directory; `None` if there is no such entry. Of duplicate names the first is returned.
 ///
 /// # Errors
-/// [`DirError`] when `dir` is not a directory, a shard on the way is malformed or does not come. A name that is not there
-/// is `None`.
+/// [`DirError`] when `dir` is not a directory, or a shard on the way is malformed or not received.
 pub async fn lookup(source: &dyn BlockSource, dir: &Block, name: &str) -> Result<Option<Cid>, DirError> {
     lookup_through(source, dir, name, &mut Vec::new()).await
 }
 
-/// As [`lookup`], and adds the inner shards that it fetched to `passed`, the uppermost first.
+/// The same as [`lookup`]; adds the inner shards that it fetched to `passed`, from the top down.
 ///
 /// # Errors
 /// As for [`lookup`].
@@ -92,7 +91,7 @@ pub(crate) async fn lookup_through(
     }
 }
 
-/// Finds a link by its name.
+/// Looks up a link by its name.
 pub(crate) fn lookup_link(cid: &Cid, node: &PbNode, name: &str) -> Result<Option<Cid>, DirError> {
     for link in node.links() {
         let link = link.map_err(|reason| NodeError::malformed(cid, reason))?;
@@ -133,10 +132,10 @@ async fn lookup_hamt(
 }
 
 fn too_deep(cid: &Cid) -> NodeError {
-    NodeError::malformed(cid, "it is a HAMT shard below more levels than the hash has bits for")
+    NodeError::malformed(cid, "it is a HAMT shard at a greater depth than the hash has bits for")
 }
 
-/// The hash of a name, given out from its first bit on.
+/// The hash of a name, which is consumed from its first bit on.
 struct NameHash {
     bits: u64,
     left: u32,
@@ -153,22 +152,23 @@ impl NameHash {
         Self { bits: name_hash(name), left: HASH_BITS }
     }
 
-    /// The next `count` bits (at most 10), or `None` when there are not as many left.
+    /// The next `count` bits (at most 10), or `None` when fewer are left.
     fn take(&mut self, count: u32) -> Option<usize> {
         self.left = self.left.checked_sub(count)?;
         Some((self.bits >> self.left) as usize & ((1 << count) - 1))
     }
 }
 
-/// What a slot of a shard holds.
+/// The content of a slot.
 enum ShardLink<'a> {
-    /// An entry; its name is without the prefix.
+    /// An entry, whose name is without the prefix.
     Entry(PbLink<'a>),
-    /// A shard one level down.
+    /// A child shard.
     Shard(Cid),
 }
 
-/// Reads the link at `index`, whose name begins with its slot in hexadecimal. In a look-up the slot is known and checked.
+/// Decodes the link at `index`, whose name begins with its slot in hexadecimal. A look-up passes the slot for
+/// validation.
 fn shard_link<'a>(
     cid: &Cid,
     shard: &'a ShardNode,
@@ -181,7 +181,7 @@ fn shard_link<'a>(
     let digits = shard.prefix_len();
     let (prefix, name) = link.name.split_at_checked(digits).ok_or_else(|| malformed("a name has no HAMT prefix"))?;
     if slot.is_some_and(|slot| !prefix.eq_ignore_ascii_case(format!("{slot:0digits$X}").as_bytes())) {
-        return Err(malformed("a HAMT prefix does not name its slot"));
+        return Err(malformed("a HAMT prefix differs from its slot"));
     }
     if name.is_empty() {
         let child = link.cid().map_err(|reason| NodeError::malformed(cid, reason))?;
@@ -190,8 +190,8 @@ fn shard_link<'a>(
     Ok(ShardLink::Entry(PbLink { name, ..link }))
 }
 
-/// The links of one block by what they are called, if it is one whose links have names: a directory, a shard of one, or a plain
-/// node. Shards below are called nothing. What is malformed is left out: whoever reads the block hears of it.
+/// The links of a block with their names, if it is a directory, a HAMT shard or a plain dag-pb node. Child shards have
+/// empty names. Malformed links are skipped, since reading the block reports them.
 pub fn named_links(block: &Block) -> NamedLinks {
     let links = match Node::decode(block) {
         Ok(Node::Directory(node) | Node::Plain(node)) => Links::Of(node),
@@ -201,7 +201,7 @@ pub fn named_links(block: &Block) -> NamedLinks {
     NamedLinks { cid: *block.cid(), links, next: 0 }
 }
 
-/// See [`named_links`]. Each link is decoded when it is asked for.
+/// The iterator of [`named_links`]. Links are decoded on access.
 pub struct NamedLinks {
     cid: Cid,
     links: Links,
@@ -215,7 +215,7 @@ enum Links {
 }
 
 impl NamedLinks {
-    /// How many links are left, those that are malformed included.
+    /// The number of links that are left, malformed ones included.
     pub fn left(&self) -> usize {
         let count = match &self.links {
             Links::Of(node) | Links::OfShard(ShardNode { node, .. }) => node.link_count(),
@@ -251,7 +251,7 @@ impl Iterator for NamedLinks {
     }
 }
 
-/// The first child shard of a shard from the link at `next` on, with the index after its link; entries are passed over.
+/// The next child shard from the link at `next` on, with the index after its link; entries are skipped.
 pub(crate) fn next_child_shard(cid: &Cid, shard: &ShardNode, next: usize) -> Result<Option<(usize, Cid)>, NodeError> {
     for index in next..shard.node.link_count() {
         if let ShardLink::Shard(child) = shard_link(cid, shard, index, None)? {
@@ -261,11 +261,11 @@ pub(crate) fn next_child_shard(cid: &Cid, shard: &ShardNode, next: usize) -> Res
     Ok(None)
 }
 
-/// Decodes a shard that is below another, which uses `bits_above` bits of hash together with those above it; the shard,
-/// and the bits with its own.
+/// Decodes a child shard. `bits_above` is the number of hash bits that the shards above it use; returns the shard, and
+/// that number including its own.
 pub(crate) fn decode_child_shard(block: &Block, bits_above: u32) -> Result<(ShardNode, u32), NodeError> {
     let shard = decode_shard(block)?;
-    // No writer makes one. A few blocks of links to one would keep a walk busy for ever without a single entry.
+    // No importer makes one. A few malicious blocks with links to one would keep a traversal busy without any entry.
     if shard.node.link_count() == 0 {
         return Err(NodeError::malformed(block.cid(), "it is an empty HAMT shard below another"));
     }
@@ -283,17 +283,17 @@ fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
     }
 }
 
-/// Every entry of a directory, in stored order, read as the caller asks for more. Of a sharded directory it holds the
-/// shards from the root to the current one, and a few that come next. After an error the stream ends.
+/// All entries of a directory, in stored order, read lazily. For a sharded directory the stream keeps the shards from
+/// the root to the current one in memory, and a few prefetched ones. After an error the stream ends.
 ///
 /// # Errors
-/// In the stream, as for [`lookup`].
+/// The stream ends with a [`DirError`], as for [`lookup`].
 pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<Entry, DirError>> {
     list_within(source, dir, None)
 }
 
-/// The same, of which the shards that are held count against a budget. When it is used up, only the current shard is held: nothing is
-/// fetched ahead, and shards that are come back to are read again.
+/// The same with a budget for the shards in memory. When it is used up, only the current shard is kept: nothing is
+/// prefetched, and its parents are read again when the listing returns to them.
 ///
 /// # Errors
 /// The same.
@@ -312,13 +312,12 @@ pub fn list_within(
     }
 }
 
-/// Every entry that comes after the one called `name`: how a long listing is cut into pages. In a sharded directory it goes
-/// there by the hash of the name, so that the last page costs no more than the first. The name is as [`Entry::name_bytes`]
-/// has it; of several equal ones the last counts, so that pages come to an end. `None` if there is no such entry. What is held
-/// counts against a budget, as with [`list_within`].
+/// The entries after the entry `name` (as in [`Entry::name_bytes`]), for pagination; `None` if there is no such entry.
+/// A sharded directory is searched by the hash of the name, so that the last page costs no more than the first. Of
+/// duplicate names the last is used, so that pagination ends. `memory` is a budget as in [`list_within`].
 ///
 /// # Errors
-/// As for [`lookup`]; in the stream as for [`list`].
+/// As for [`lookup`]; the stream ends with an error as for [`list`].
 pub async fn list_after(
     source: Arc<dyn BlockSource>,
     dir: Block,
@@ -360,29 +359,29 @@ fn entry_of(link: &PbLink<'_>) -> Result<Entry, crate::dagpb::PbError> {
     Ok(Entry { name: name.into_owned(), not_text, cid: link.cid()?, tsize: link.tsize })
 }
 
-/// A walk over the shards of a directory, depth first.
+/// A depth-first traversal of the shards of a directory.
 struct Listing {
     source: Arc<dyn BlockSource>,
     work: Work,
     levels: Vec<Level>,
-    /// Shards that are being fetched or wait to be walked, over all levels.
-    ahead: usize,
+    /// The number of shards, over all levels, that are being fetched or are prefetched.
+    prefetched: usize,
     budget: Option<Arc<Budget>>,
-    /// What the shards count for.
+    /// The reserved memory for the shards.
     share: Share,
 }
 
-/// A shard that is being walked.
+/// A shard that is being traversed.
 struct Level {
     cid: Cid,
-    /// `None` while there is no memory for it and another one is being walked.
+    /// `None` if it was released for lack of memory while a child is traversed.
     shard: Option<ShardNode>,
-    /// Bits of hash that the shards down to and with this one use.
+    /// The number of hash bits that the shards down to this one use.
     bits: u32,
-    /// The link that comes next.
+    /// The index of the next link.
     next: usize,
-    /// The link from which on no child shard was asked for.
-    asked: usize,
+    /// The index of the first link that was not searched for child shards to request.
+    requested: usize,
     fetches: FuturesOrdered<BoxFuture<'static, Result<Block, SourceError>>>,
 }
 
@@ -390,22 +389,22 @@ impl Level {
     /// The root of a directory.
     fn new(cid: Cid, shard: ShardNode) -> Self {
         let bits = shard.slot_bits();
-        Self::below(cid, (shard, bits))
+        Self::with_bits(cid, (shard, bits))
     }
 
-    fn below(cid: Cid, (shard, bits): (ShardNode, u32)) -> Self {
-        Self { cid, shard: Some(shard), bits, next: 0, asked: 0, fetches: FuturesOrdered::new() }
+    fn with_bits(cid: Cid, (shard, bits): (ShardNode, u32)) -> Self {
+        Self { cid, shard: Some(shard), bits, next: 0, requested: 0, fetches: FuturesOrdered::new() }
     }
 
     fn bytes(&self) -> usize {
         self.shard.as_ref().map_or(0, |shard| shard.node.block_bytes())
     }
 
-    /// The next child shard that was not asked for, if there is one.
-    fn next_to_ask(&mut self) -> Result<Option<Cid>, NodeError> {
+    /// The next child shard to request, if there is one.
+    fn next_to_request(&mut self) -> Result<Option<Cid>, NodeError> {
         let Some(shard) = &self.shard else { return Ok(None) };
-        let found = next_child_shard(&self.cid, shard, self.asked)?;
-        self.asked = found.map_or(shard.node.link_count(), |(after, _)| after);
+        let found = next_child_shard(&self.cid, shard, self.requested)?;
+        self.requested = found.map_or(shard.node.link_count(), |(after, _)| after);
         Ok(found.map(|(_, child)| child))
     }
 }
@@ -413,34 +412,34 @@ impl Level {
 impl Listing {
     fn of(source: Arc<dyn BlockSource>, work: Work, root: Level, budget: Option<Arc<Budget>>) -> Self {
         let share = Share::of(budget.clone());
-        let mut listing = Self { source, work, levels: vec![root], ahead: 0, budget, share };
-        listing.account();
+        let mut listing = Self { source, work, levels: vec![root], prefetched: 0, budget, share };
+        listing.update_share();
         listing
     }
 
-    /// Has the share follow what is held. Where there is no memory, the shards above the current one are let go of.
-    fn account(&mut self) {
+    /// Adjusts the reserved memory. If the budget is used up, the parents of the current shard are released.
+    fn update_share(&mut self) {
         let bytes = |levels: &[Level]| levels.iter().map(Level::bytes).sum::<usize>();
-        // A shard that is fetched may be as large as any block.
-        let ahead = self.ahead * MAX_BLOCK_BYTES;
-        if self.share.hold(bytes(&self.levels) + ahead) {
+        // A shard that is being fetched may have the maximum size.
+        let prefetched = self.prefetched * MAX_BLOCK_BYTES;
+        if self.share.hold(bytes(&self.levels) + prefetched) {
             return;
         }
         let above = self.levels.len().saturating_sub(1);
         self.levels[..above].iter_mut().for_each(|level| level.shard = None);
-        // What is being read right now comes on top of what there is.
-        if !self.share.hold(bytes(&self.levels) + ahead) {
+        // The current shard is kept even if the budget is used up.
+        if !self.share.hold(bytes(&self.levels) + prefetched) {
             self.share.hold(0);
         }
     }
 
-    /// Whether there is memory for one more shard ahead, and for others.
-    fn may_look_ahead(&self) -> bool {
-        let has_room = |budget: &Arc<Budget>| budget.left() / AHEAD_PART >= MAX_BLOCK_BYTES;
-        self.ahead < SHARDS_AHEAD && self.budget.as_ref().is_none_or(has_room)
+    /// Whether one more shard may be prefetched, with memory left for other listings.
+    fn may_prefetch(&self) -> bool {
+        let has_room = |budget: &Arc<Budget>| budget.left() / BUDGET_FACTOR >= MAX_BLOCK_BYTES;
+        self.prefetched < PREFETCHED_SHARDS_MAX && self.budget.as_ref().is_none_or(has_room)
     }
 
-    /// The current shard, read again if it was let go of; `None` when all were walked.
+    /// The current shard, read again if it was released; `None` at the end.
     async fn current(&mut self) -> Result<Option<&mut Level>, DirError> {
         let Some(level) = self.levels.last() else { return Ok(None) };
         if level.shard.is_none() {
@@ -450,7 +449,7 @@ impl Listing {
             if let Some(level) = self.levels.last_mut() {
                 level.shard = Some(shard);
             }
-            self.account();
+            self.update_share();
         }
         Ok(self.levels.last_mut())
     }
@@ -463,14 +462,14 @@ impl Listing {
         entries.boxed()
     }
 
-    /// Goes from the root shard to right behind an entry, and says whether it is there.
+    /// Moves from the root shard to the position after an entry; `false` if there is no such entry.
     async fn seek_after(&mut self, name: &[u8]) -> Result<bool, DirError> {
         let mut hash = NameHash::of(name);
         while let Some(level) = self.levels.last_mut() {
             let Some(shard) = &level.shard else { return Ok(false) };
             let slot = hash.take(shard.slot_bits()).ok_or_else(|| too_deep(&level.cid))?;
             let Some(index) = shard.link_index(slot) else { return Ok(false) };
-            (level.next, level.asked) = (index + 1, index + 1);
+            (level.next, level.requested) = (index + 1, index + 1);
             match shard_link(&level.cid, shard, index, Some(slot))? {
                 ShardLink::Entry(link) => return Ok(link.name == name),
                 ShardLink::Shard(child) => {
@@ -479,8 +478,8 @@ impl Listing {
                     self.work.charge_decoding(&block);
                     self.work.turn().await?;
                     let shard = decode_child_shard(&block, above)?;
-                    self.levels.push(Level::below(child, shard));
-                    self.account();
+                    self.levels.push(Level::with_bits(child, shard));
+                    self.update_share();
                 }
             }
         }
@@ -495,7 +494,7 @@ impl Listing {
             let Some(shard) = &level.shard else { return Ok(None) };
             if level.next == shard.node.link_count() {
                 self.levels.pop();
-                self.account();
+                self.update_share();
                 continue;
             }
             level.next += 1;
@@ -509,28 +508,28 @@ impl Listing {
         }
     }
 
-    /// Makes the child shard that comes next the one being walked, fetching those after it meanwhile.
+    /// Enters the next child shard, and prefetches those after it.
     async fn descend(&mut self, child: Cid) -> Result<(), DirError> {
-        while self.levels.last().is_some_and(|level| level.fetches.is_empty()) || self.may_look_ahead() {
+        while self.levels.last().is_some_and(|level| level.fetches.is_empty()) || self.may_prefetch() {
             let Some(level) = self.levels.last_mut() else { return Ok(()) };
-            let Some(cid) = level.next_to_ask()? else { break };
-            level.fetches.push_back(match at_hand(&*self.source, &cid) {
+            let Some(cid) = level.next_to_request()? else { break };
+            level.fetches.push_back(match peek_or_inline(&*self.source, &cid) {
                 Some(block) => ready(Ok(block)).boxed(),
                 None => self.source.get(&cid),
             });
-            self.ahead += 1;
-            self.account();
+            self.prefetched += 1;
+            self.update_share();
         }
         let Some(level) = self.levels.last_mut() else { return Ok(()) };
         let above = level.bits;
-        // Every child was asked for before it is its turn.
+        // Every child is requested before its turn.
         let block = level.fetches.next().await.unwrap_or(Err(SourceError::Closed));
-        self.ahead -= 1;
+        self.prefetched -= 1;
         let block = block?;
         self.work.charge_decoding(&block);
         let shard = decode_child_shard(&block, above)?;
-        self.levels.push(Level::below(child, shard));
-        self.account();
+        self.levels.push(Level::with_bits(child, shard));
+        self.update_share();
         Ok(())
     }
 }
@@ -543,7 +542,7 @@ mod tests {
     use futures::executor::block_on;
 
     #[test]
-    fn hash_bits_are_given_out_from_the_first_to_the_last() {
+    fn hash_bits_are_consumed_from_the_first_to_the_last() {
         let table: [(u32, usize, &[usize]); 5] = [
             (8, 8, &[0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0]),
             (4, 16, &[1, 2, 3, 4]),
@@ -558,7 +557,7 @@ mod tests {
         }
     }
 
-    /// A directory of so many entries in shards of eight slots, which makes it deep.
+    /// A directory of `entries` entries in shards with eight slots, which makes it deep.
     fn deep(entries: usize) -> (Arc<MemoryBlocks>, Block) {
         let profile = Profile {
             sharding: Sharding { estimate: Estimate::Off, threshold_bytes: 0, links_max: Some(0), fanout: 8 },
@@ -585,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_is_the_same_whatever_memory_there_is_and_gives_it_back() {
+    fn a_listing_is_the_same_for_every_budget_and_releases_its_memory() {
         let (blocks, root) = deep(2_000);
         let whole = names(list(Arc::clone(&blocks) as _, root.clone()));
         assert_eq!(whole.len(), 2_000);
@@ -604,17 +603,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_listing_holds_is_counted() {
+    fn the_memory_of_a_listing_is_counted() {
         let (blocks, root) = deep(2_000);
         let budget = Arc::new(Budget::new(64 * MAX_BLOCK_BYTES));
         let mut entries = list_within(blocks as _, root.clone(), Some(Arc::clone(&budget)));
         block_on(entries.next()).expect("one").expect("an entry");
         let held = 64 * MAX_BLOCK_BYTES - budget.left();
-        // The shards on the way, and those that come next.
-        assert!(held > root.data().len() && held <= SHARDS_AHEAD * MAX_BLOCK_BYTES + 64 * 1024, "{held}");
+        // The shards on the way, and the prefetched ones.
+        assert!(held > root.data().len() && held <= PREFETCHED_SHARDS_MAX * MAX_BLOCK_BYTES + 64 * 1024, "{held}");
         let others = budget.left();
         assert!(budget.take(others));
         let rest = block_on(entries.collect::<Vec<_>>());
-        assert!(rest.len() == 1_999 && rest.iter().all(Result::is_ok), "it makes do with the current shard");
+        assert!(
+            rest.len() == 1_999 && rest.iter().all(Result::is_ok),
+            "the listing continues with the current shard only"
+        );
     }
 }

@@ -1,31 +1,32 @@
-//! Streaming the bytes of a file, or a range of them, from whatever shape of DAG it is stored in.
+//! Streaming the bytes of a file, or a range of them, for any DAG layout.
 //!
-//! Goals: order and length that hold or an error, never a silent difference; a range goes straight to the leaves that it
-//! needs; blocks are fetched ahead of the reader so that a distant source keeps up, in bounded memory; nothing is copied.
+//! Goals: the right bytes in the right order and number, or an error; a range fetches only the leaves that it needs,
+//! and the nodes above them; prefetching hides the latency of a remote source in bounded memory; nothing is copied.
 //!
-//! How it works. The file is a line of bytes that is covered, from the reader's position to the end of the range, by
-//! *parts* (being fetched, or fetched) and *tails* (the children of an inner node that nobody has asked for yet). Both are
-//! kept by their offset. Reading takes the part at the head; looking ahead starts the first child of the first tail, over
-//! and over, while the window has room. When an inner node arrives, wherever it is in the window, it becomes a tail.
+//! How it works: the file from the reader's position to the end of the range is covered by *parts* (being fetched, or
+//! fetched) and *tails* (the children of an inner node that are not requested yet). Both are indexed by their offset.
+//! The reader takes the first part; the prefetcher requests the next child of the first tail while the window has room.
+//! When an inner node arrives, wherever it is in the window, it becomes a tail.
 //!
-//! The window is counted in bytes: what has been fetched and not read, what is expected of the fetches in flight, and the
-//! inner nodes whose children are not all asked for. It starts a little above 1 MiB, so that a file of that size takes one
-//! round trip below its root, and doubles, up to [`ReadLimits`], each time the reader has to wait. A slow reader waits only
-//! until the buffers behind it are full, and the window never exceeds its start by more than what was read: such a
-//! reader costs little memory, and a fast one has a window of 8 MiB after three round trips. The head is fetched whatever
-//! the window says, and while every block is at hand ([`BlockSource::peek`]) nothing is read ahead at all.
+//! The window is counted in bytes: data that was fetched and not read, the expected size of the fetches in flight, and
+//! the inner nodes whose children are not all requested. It starts a little above 1 MiB, so that a file of that size
+//! takes one round trip below its root, and doubles, up to [`ReadLimits`], each time the reader has to wait. It never
+//! exceeds its start by more than the bytes that were read, so a slow reader, which waits only until its buffers are
+//! full, takes little memory, and a fast one has a window of 8 MiB after three round trips. The first part is fetched
+//! even if the window is full. While every block is available at once ([`BlockSource::peek`]), nothing is prefetched.
 //!
-//! Inner nodes are asked for from three windows away: the leaves below one have to be asked for one window ahead, and the
-//! node itself queues behind a window of leaves that were asked for before it. Without this a distant reader pauses for a
-//! round trip at every subtree.
+//! Inner nodes are requested three windows ahead: the leaves below one have to be requested one window ahead, and the
+//! node itself queues behind a window of leaves that were requested before it. Otherwise a reader with high latency
+//! would wait for a round trip at every subtree.
 //!
-//! Departure: a fetched block of which less than half is wanted is copied, so that a few bytes do not hold on to megabytes.
+//! Departure: a fetched block of which less than half is needed is copied, so that a few bytes do not keep megabytes
+//! alive.
 
 use super::{FileNode, Node, NodeError};
 use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::budget::{Budget, Share};
 use crate::cid::Cid;
-use crate::source::{BlockSource, SourceError, at_hand};
+use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::work::Work;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -37,34 +38,33 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Inner nodes below inner nodes: far more than any writer makes, few enough that a hostile chain ends.
+/// The maximum nesting of inner nodes: far more than any importer makes, and a bound for malicious chains.
 const DEPTH_MAX: u32 = 64;
-/// What the inner nodes that are in use may take together, in bytes. Those of a petabyte take a few hundred KiB.
+/// The maximum size of all inner nodes in use, in bytes. Those of a file of a petabyte take a few hundred KiB.
 const INNER_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How many bytes that are no content may be decoded before the first byte is read: four of the largest blocks. On the
-/// way to a byte of an honest file are a few hundred KiB.
+/// The maximum number of decoded bytes without content before the first byte is read: four blocks of the maximum size.
+/// In regular files it is a few hundred KiB.
 const DECODED_BYTES_MAX: u64 = 4 * MAX_BLOCK_BYTES as u64;
-/// How many more of them for each byte that is read: a link takes about 50, and the smallest leaf has one byte.
+/// The increase of that maximum for each byte that is read: a link takes about 50 bytes, and the smallest leaf has one.
 const DECODED_BYTES_PER_BYTE: u64 = 128;
-/// The window before the reader ever waited, in bytes: 1 MiB of leaves and the node above them.
+/// The initial window, in bytes: 1 MiB of leaves and the node above them.
 const WINDOW_BYTES_START: usize = (1024 + 64) * 1024;
-/// How many windows ahead of the reader inner nodes are asked for.
+/// The number of windows by which inner nodes are requested ahead.
 const INNER_WINDOWS: u64 = 3;
-/// What a fetch counts for at least, in bytes, so that tiny blocks do not mean thousands of fetches at a time.
+/// The minimum that a fetch counts, in bytes, so that tiny blocks do not cause thousands of concurrent fetches.
 const FETCH_COST_MIN: usize = 32 * 1024;
-/// What every part counts for besides its bytes, for the book-keeping: so that a million parts of one byte are not cheap.
+/// The overhead of a part besides its bytes, so that a million parts of one byte count against the window.
 const PART_OVERHEAD_BYTES: usize = 256;
-/// What a fetch of a subtree counts for, in bytes, when it is too large to be a leaf: inner nodes are small.
+/// What a fetch of a subtree that is too large for a leaf counts, in bytes: inner nodes are small.
 const INNER_COST: usize = 64 * 1024;
 
-/// How much memory a reader may use to hide the latency of its source.
+/// Limits for the memory of a reader's prefetching.
 #[derive(Debug, Clone)]
 pub struct ReadLimits {
-    /// The most that is fetched ahead of the reader, in bytes. What is being read right now comes on top: a block, and
-    /// the inner nodes above it.
+    /// The maximum of the prefetch window, in bytes, besides what is being read: a block, and the inner nodes above it.
     pub window_bytes_max: usize,
-    /// What the windows of all readers share, if there is a limit to it. When nothing is left of it, a reader has the
-    /// smallest window there is.
+    /// The budget that the windows of all readers share, if there is one. When it is used up, a reader has the minimum
+    /// window.
     pub shared: Option<Arc<Budget>>,
 }
 
@@ -74,11 +74,11 @@ impl Default for ReadLimits {
     }
 }
 
-/// A look-ahead window that grows as far as its limits allow.
+/// A prefetch window that grows within its limits.
 struct Window {
     bytes: usize,
     bytes_max: usize,
-    /// What of it was taken from the shared budget: all but the smallest window.
+    /// The part that is reserved from the shared budget: all but the minimum window.
     share: Share,
 }
 
@@ -92,7 +92,7 @@ impl Window {
         window
     }
 
-    /// Takes what is missing up to `bytes`, or the limit; whether that could be had.
+    /// Grows to `bytes`, or the limit; `false` if the shared budget is used up.
     fn grow_to(&mut self, bytes: usize) -> bool {
         let more = bytes.min(self.bytes_max).saturating_sub(self.bytes);
         let granted = self.share.grow(more);
@@ -101,45 +101,45 @@ impl Window {
     }
 }
 
-/// Why a file cannot be read, or cannot be read on.
+/// Why a file cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The block, or one below it, is a directory, a symlink or not UnixFS.
     #[error("{cid} is not a file")]
     NotAFile {
-        /// The offending block.
+        /// The block.
         cid: Cid,
     },
-    /// A block cannot be understood.
+    /// A block cannot be decoded.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// A block does not have the length that its parent says.
-    #[error("{cid} has {actual} bytes where its parent says {expected}")]
+    /// The size of a block differs from the size that its parent declares.
+    #[error("{cid} has {actual} bytes, but its parent declares {expected}")]
     SizeMismatch {
         /// The block.
         cid: Cid,
-        /// The length that the parent says, in bytes.
+        /// The declared size, in bytes.
         expected: u64,
-        /// The length found, in bytes.
+        /// The actual size, in bytes.
         actual: u64,
     },
-    /// The DAG is nested more deeply, or has more bulky inner nodes, than any honest file.
-    #[error("the inner nodes above {cid} are too many or too large")]
+    /// The DAG is nested too deeply, or its inner nodes are too large.
+    #[error("the inner nodes above {cid} are nested too deeply, or are too large together")]
     TooDeep {
-        /// Where reading stopped.
+        /// The block at which reading stopped.
         cid: Cid,
     },
-    /// The range is reversed or ends beyond the file.
+    /// The range is reversed or ends after the end of the file.
     #[error("bytes {start}..{end} are not inside a file of {size} bytes")]
     OutOfRange {
-        /// First byte of the range.
+        /// The first byte of the range.
         start: u64,
-        /// One after its last byte.
+        /// The end of the range, exclusive.
         end: u64,
-        /// Size of the file, in bytes.
+        /// The size of the file, in bytes.
         size: u64,
     },
-    /// A block did not come.
+    /// A block was not received.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
@@ -159,38 +159,38 @@ fn decode_file(block: &Block) -> Result<FileNode, ReadError> {
     }
 }
 
-/// A stream of a file's bytes in order. Chunks are slices of the blocks that they came in, so none is larger than a block
-/// and none is empty. After an error the stream ends. Dropping the reader cancels what it is fetching.
+/// A stream of a file's bytes. Chunks are slices of blocks, so none is larger than a block, and none is empty. After an
+/// error the stream ends. Dropping the reader cancels its fetches.
 pub struct FileReader {
     source: Arc<dyn BlockSource>,
     work: Work,
     root: Cid,
-    /// What is still to be emitted.
+    /// The range that is not emitted yet.
     range: Range<u64>,
     parts: BTreeMap<u64, Part>,
     tails: BTreeMap<u64, Tail>,
     fetches: FuturesUnordered<BoxFuture<'static, (u64, Result<Block, SourceError>)>>,
-    /// What counts against the window now, in bytes.
+    /// The bytes that count against the window.
     used_bytes: usize,
-    /// The share of `used_bytes` that inner nodes take.
+    /// The part of `used_bytes` that inner nodes take.
     inner_bytes: usize,
     window: Window,
-    /// Bytes emitted so far. Before the first, waiting says nothing about the reader's speed.
+    /// The number of emitted bytes. Waiting for the first block does not widen the window.
     read_bytes: u64,
-    /// What was decoded until now and is no content, in bytes.
+    /// The number of decoded bytes that are not content.
     decoded_bytes: u64,
-    /// The offset of the last part that the reader waited for.
-    stalled_at: Option<u64>,
+    /// The offset of the last part for which the reader waited.
+    last_waited_for: Option<u64>,
 }
 
-/// A stretch of the file that somebody asked for.
+/// A requested part of the file.
 enum Part {
     Fetching(Child),
     Ready {
         bytes: Bytes,
         cost_bytes: usize,
     },
-    /// An error keeps its place in the order: what comes before it is still emitted.
+    /// An error keeps its place in the order: the bytes before it are still emitted.
     Failed(ReadError),
 }
 
@@ -208,7 +208,7 @@ impl Child {
     }
 }
 
-/// What a fetch of a subtree of that size is expected to take, in bytes.
+/// The expected size of the block at the top of a subtree of that size, in bytes.
 fn fetch_cost(size: u64) -> usize {
     match usize::try_from(size) {
         Ok(size) if size <= MAX_BLOCK_BYTES => size.max(FETCH_COST_MIN),
@@ -216,12 +216,12 @@ fn fetch_cost(size: u64) -> usize {
     }
 }
 
-/// Whether a subtree of that size is too large to be one leaf.
+/// Whether a subtree of that size is too large for a leaf.
 fn is_inner(size: u64) -> bool {
     size > MAX_BLOCK_BYTES as u64
 }
 
-/// The children of an inner node from one of them on. Never empty.
+/// The remaining children of an inner node. Never empty.
 struct Tail {
     cid: Cid,
     file: FileNode,
@@ -230,14 +230,15 @@ struct Tail {
 }
 
 impl Tail {
-    /// Moves from the child at `offset` to the first one that has bytes in `range`; its offset, or `None` if none has.
+    /// Moves from the child at `offset` to the first one that overlaps `range`; returns its offset, or `None` if none
+    /// does.
     fn seek(&mut self, mut offset: u64, range: &Range<u64>) -> Option<u64> {
         if range.is_empty() {
             return None;
         }
         let sizes = self.file.children.as_ref().map_or(&[][..], |children| &children.sizes);
         while let Some(size) = sizes.get(self.next) {
-            // The sum of all sizes was found to fit when the node was decoded, and the root's to hold them all.
+            // Decoding checked that the sum of the sizes does not overflow, and the size of the root is an upper bound.
             let end = offset.saturating_add(*size);
             if *size > 0 && end > range.start {
                 return (offset < range.end).then_some(offset);
@@ -266,11 +267,11 @@ impl Tail {
     }
 }
 
-/// What the reader finds at its position.
+/// The state at the reader's position.
 enum Head {
     Bytes(Bytes),
-    /// Others run first.
-    Due,
+    /// It is time to yield.
+    Yield,
     Waiting(u64),
 }
 
@@ -279,7 +280,7 @@ impl FileReader {
     ///
     /// # Errors
     /// [`ReadError::OutOfRange`] when the range is not inside the file, [`ReadError::NotAFile`] and [`ReadError::Node`]
-    /// when the root is no file. Everything else appears in the stream, at its place.
+    /// when the root is not a file. Other errors are in the stream.
     pub fn new(
         source: Arc<dyn BlockSource>,
         root: Block,
@@ -307,24 +308,24 @@ impl FileReader {
             window: Window::new(limits),
             read_bytes: 0,
             decoded_bytes: 0,
-            stalled_at: None,
+            last_waited_for: None,
         };
-        reader.place(0, 0, &root, file)?;
+        reader.insert_node(0, 0, &root, file)?;
         Ok(reader)
     }
 
-    /// How many bytes are still to be emitted.
+    /// The number of bytes that are not emitted yet.
     pub fn remaining(&self) -> u64 {
         self.range.end - self.range.start
     }
 
-    /// The look-ahead window now, in bytes: between a little above 1 MiB and the limit, or less if the limit or what is left of the shared
-    /// budget is smaller.
+    /// The current prefetch window, in bytes: between a little above 1 MiB and the limit, or less if the limit or the
+    /// rest of the shared budget is smaller.
     pub fn window_bytes(&self) -> usize {
         self.window.bytes
     }
 
-    /// Goes to the reader's position, asking for what is needed there on the way.
+    /// Advances to the reader's position, and requests the blocks that it needs.
     fn head(&mut self) -> Result<Head, ReadError> {
         while !self.work.is_due() {
             let part = self.parts.first_key_value().map(|(offset, _)| *offset);
@@ -336,15 +337,15 @@ impl FileReader {
                 (None, Some(tail)) => self.start_child(tail),
             }
         }
-        Ok(Head::Due)
+        Ok(Head::Yield)
     }
 
-    /// Whether all was emitted that will be.
-    fn is_over(&self) -> bool {
+    /// Whether the stream has ended.
+    fn has_ended(&self) -> bool {
         self.range.is_empty() && self.parts.is_empty() && self.tails.is_empty()
     }
 
-    /// Nothing is left to read before the end of the range.
+    /// The error when the content ends before the end of the range.
     fn too_short(&self) -> ReadError {
         let Range { start: actual, end: expected } = self.range;
         ReadError::SizeMismatch { cid: self.root, expected, actual }
@@ -367,7 +368,7 @@ impl FileReader {
         }
     }
 
-    /// Asks for the first child of the tail at `offset`: takes it if it is at hand, fetches it if not.
+    /// Requests the first child of the tail at `offset`, unless the child is available at once.
     fn start_child(&mut self, offset: u64) {
         let Some(mut tail) = self.tails.remove(&offset) else { return };
         self.work.charge(1);
@@ -380,8 +381,8 @@ impl FileReader {
         }
         match child {
             Err(error) => _ = self.parts.insert(offset, Part::Failed(error)),
-            Ok(child) => match at_hand(&*self.source, &child.cid) {
-                Some(block) => self.settle(offset, child, Ok(block)),
+            Ok(child) => match peek_or_inline(&*self.source, &child.cid) {
+                Some(block) => self.insert_block(offset, child, Ok(block)),
                 None => self.fetch(offset, child),
             },
         }
@@ -393,17 +394,17 @@ impl FileReader {
         self.fetches.push(self.source.get(&child.cid).map(move |result| (offset, result)).boxed());
     }
 
-    /// Takes a fetch that ended out of the flight and puts what it brought in its place.
-    fn arrive(&mut self, offset: u64, result: Result<Block, SourceError>) {
+    /// Records a completed fetch.
+    fn complete_fetch(&mut self, offset: u64, result: Result<Block, SourceError>) {
         if let Some(Part::Fetching(child)) = self.parts.remove(&offset) {
             self.used_bytes -= child.cost_bytes();
-            self.settle(offset, child, result);
+            self.insert_block(offset, child, result);
             self.compact(offset.max(self.range.start));
         }
     }
 
-    fn settle(&mut self, offset: u64, child: Child, result: Result<Block, SourceError>) {
-        let placed = result.map_err(ReadError::from).and_then(|block| {
+    fn insert_block(&mut self, offset: u64, child: Child, result: Result<Block, SourceError>) {
+        let inserted = result.map_err(ReadError::from).and_then(|block| {
             self.work.charge_decoding(&block);
             let file = decode_file(&block)?;
             let (expected, actual) = (child.size, file.size());
@@ -411,28 +412,28 @@ impl FileReader {
                 return Err(ReadError::SizeMismatch { cid: child.cid, expected, actual });
             }
             self.count_decoded(&block, &file)?;
-            self.place(offset, child.depth, &block, file)
+            self.insert_node(offset, child.depth, &block, file)
         });
-        if let Err(error) = placed {
+        if let Err(error) = inserted {
             self.parts.insert(offset, Part::Failed(error));
         }
     }
 
-    /// Counts what of a block is no content. A few blocks that are mostly that, linked to over and over, would cost
-    /// much for each byte.
+    /// Counts the bytes of a block that are not content. Without this limit, a few such blocks that are linked
+    /// repeatedly would cost much work for each byte.
     fn count_decoded(&mut self, block: &Block, file: &FileNode) -> Result<(), ReadError> {
         self.decoded_bytes += (block.data().len() - file.data.len()) as u64;
         let max = DECODED_BYTES_MAX.saturating_add(self.read_bytes.saturating_mul(DECODED_BYTES_PER_BYTE));
         if self.decoded_bytes > max { Err(ReadError::TooDeep { cid: *block.cid() }) } else { Ok(()) }
     }
 
-    /// Puts a node in its place: its own bytes become a part, its children a tail.
-    fn place(&mut self, offset: u64, depth: u32, block: &Block, file: FileNode) -> Result<(), ReadError> {
+    /// Inserts a node: its own data becomes a part, and its children a tail.
+    fn insert_node(&mut self, offset: u64, depth: u32, block: &Block, file: FileNode) -> Result<(), ReadError> {
         let data = file.data.clone();
         let children_offset = offset.saturating_add(data.len() as u64);
         let mut tail = Tail { cid: *block.cid(), file, next: 0, depth };
         match tail.seek(children_offset, &self.range) {
-            None => self.place_bytes(offset, &data, block.data().len()),
+            None => self.insert_bytes(offset, &data, block.data().len()),
             Some(next) => {
                 let cost_bytes = tail.cost_bytes();
                 if depth >= DEPTH_MAX || self.inner_bytes + cost_bytes > INNER_BYTES_MAX {
@@ -441,16 +442,16 @@ impl FileReader {
                 self.used_bytes += cost_bytes;
                 self.inner_bytes += cost_bytes;
                 self.tails.insert(next, tail);
-                // The tail holds the same block, and outlives these bytes, which come before its children.
-                self.place_bytes(offset, &data, 0);
+                // The tail keeps the same block alive, and longer than this part, which comes before it.
+                self.insert_bytes(offset, &data, 0);
             }
         }
         Ok(())
     }
 
-    /// Makes a part of those of the bytes at `offset` that are wanted. They keep `cost_bytes` of memory alive.
-    fn place_bytes(&mut self, offset: u64, data: &Bytes, cost_bytes: usize) {
-        let bytes = wanted_of(offset, data, &self.range);
+    /// Inserts the wanted bytes of `data` at `offset` as a part, which keeps `cost_bytes` of memory alive.
+    fn insert_bytes(&mut self, offset: u64, data: &Bytes, cost_bytes: usize) {
+        let bytes = slice_in(offset, data, &self.range);
         if bytes.is_empty() {
             return;
         }
@@ -475,8 +476,8 @@ impl FileReader {
         self.inner_bytes -= cost_bytes;
     }
 
-    /// Starts children ahead of the reader, in order, while the window has room.
-    fn look_ahead(&mut self) {
+    /// Requests further children, in order, while the window has room.
+    fn prefetch(&mut self) {
         while let Some((&offset, tail)) = self.tails.first_key_value() {
             let distance = offset.saturating_sub(self.range.start);
             let used_bytes = self.used_bytes + fetch_cost(tail.next_size());
@@ -485,14 +486,14 @@ impl FileReader {
             }
             self.start_child(offset);
         }
-        while let Some(offset) = self.inner_ahead() {
+        while let Some(offset) = self.next_inner_to_prefetch() {
             self.start_child(offset);
         }
     }
 
-    /// Where the next inner node is that should be asked for by now, if there is one. They are few: each stands for more
-    /// bytes than any block has.
-    fn inner_ahead(&self) -> Option<u64> {
+    /// The offset of the next inner node that is to be requested now, if there is one. They are few, because each
+    /// covers more bytes than a block can have.
+    fn next_inner_to_prefetch(&self) -> Option<u64> {
         if self.fetches.is_empty() || self.work.is_due() || self.inner_bytes + INNER_COST > INNER_BYTES_MAX {
             return None;
         }
@@ -501,27 +502,27 @@ impl FileReader {
         near.find(|(_, tail)| is_inner(tail.next_size())).map(|(offset, _)| *offset)
     }
 
-    /// The reader waits at `offset`: look further ahead from now on, once for each such wait.
-    fn stalled(&mut self, offset: u64) {
-        if self.read_bytes > 0 && self.stalled_at != Some(offset) {
+    /// The reader waits at `offset`: widens the window, once for each offset.
+    fn widen_window(&mut self, offset: u64) {
+        if self.read_bytes > 0 && self.last_waited_for != Some(offset) {
             let earned = usize::try_from(self.read_bytes).unwrap_or(usize::MAX);
             let bytes_max = WINDOW_BYTES_START.saturating_add(earned);
             self.window.grow_to(self.window.bytes.saturating_mul(2).min(bytes_max));
         }
-        self.stalled_at = Some(offset);
+        self.last_waited_for = Some(offset);
     }
 
-    /// Lets every fetch make progress, and takes in those that ended.
+    /// Polls all fetches, and records those that completed.
     fn poll_fetches(&mut self, cx: &mut Context<'_>) {
         while !self.work.is_due()
             && let Poll::Ready(Some((offset, result))) = self.fetches.poll_next_unpin(cx)
         {
-            self.arrive(offset, result);
-            self.look_ahead();
+            self.complete_fetch(offset, result);
+            self.prefetch();
         }
     }
 
-    /// Gives everything up, cancelling what is in flight: nothing follows an error.
+    /// Ends the stream and cancels the fetches in flight.
     fn fail(&mut self, error: ReadError) -> ReadError {
         self.range.start = self.range.end;
         self.parts.clear();
@@ -531,12 +532,12 @@ impl FileReader {
     }
 }
 
-/// The part of the bytes at `offset` that lies in `range`.
-fn wanted_of(offset: u64, data: &Bytes, range: &Range<u64>) -> Bytes {
+/// The slice of the bytes at `offset` that is in `range`.
+fn slice_in(offset: u64, data: &Bytes, range: &Range<u64>) -> Bytes {
     let length = data.len() as u64;
     let from = range.start.saturating_sub(offset).min(length);
     let to = range.end.saturating_sub(offset).min(length);
-    // Both are at most the length of a buffer, so they fit.
+    // Both are at most the length of the buffer.
     if from < to { data.slice(from as usize..to as usize) } else { Bytes::new() }
 }
 
@@ -546,27 +547,28 @@ impl Stream for FileReader {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         loop {
-            if this.is_over() {
+            if this.has_ended() {
                 return Poll::Ready(None);
             }
             if let Err(error) = ready!(this.work.poll_turn(cx)) {
                 return Poll::Ready(Some(Err(this.fail(error.into()))));
             }
             match this.head() {
-                Ok(Head::Due) => {}
+                Ok(Head::Yield) => {}
                 Ok(Head::Bytes(bytes)) => {
-                    // With nothing else fetched or in flight, everything so far was at hand: no need to look ahead.
+                    // With nothing fetched or in flight, everything so far was available at once, and nothing is
+                    // prefetched.
                     if !this.fetches.is_empty() || !this.parts.is_empty() {
-                        this.look_ahead();
+                        this.prefetch();
                         this.poll_fetches(cx);
                     }
                     return Poll::Ready(Some(Ok(bytes)));
                 }
                 Ok(Head::Waiting(offset)) => {
-                    this.stalled(offset);
-                    this.look_ahead();
+                    this.widen_window(offset);
+                    this.prefetch();
                     match ready!(this.fetches.poll_next_unpin(cx)) {
-                        Some((offset, result)) => this.arrive(offset, result),
+                        Some((offset, result)) => this.complete_fetch(offset, result),
                         None => return Poll::Ready(Some(Err(this.fail(SourceError::Closed.into())))),
                     }
                 }
@@ -579,6 +581,6 @@ impl Stream for FileReader {
 impl std::fmt::Debug for FileReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { root, range, used_bytes, window: Window { bytes: window_bytes, .. }, .. } = self;
-        write!(f, "FileReader({root}, {range:?} to go, {used_bytes} of {window_bytes} bytes of look-ahead)")
+        write!(f, "FileReader({root}, {range:?} to go, {used_bytes} of {window_bytes} bytes of prefetch window)")
     }
 }

@@ -1,15 +1,15 @@
-//! UnixFS (<https://specs.ipfs.tech/unixfs/>): what a block means as a file, a directory or a symlink.
+//! UnixFS (<https://specs.ipfs.tech/unixfs/>): decodes blocks as files, directories and symlinks.
 //!
-//! Goals: one place that decides what a block is, strictly: sizes that do not add up are errors here, so that a reader
-//! can trust them and a `Content-Length` never lies.
+//! Goals: strict decoding in one place: sizes that do not add up are errors here, so that readers can rely on them and
+//! `Content-Length` is always right.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`mod@file`] | streaming the bytes of a file, or a range of them |
-//! | [`mod@dir`] | finding a name in a directory, and listing it |
+//! | [`mod@dir`] | looking up a name in a directory, and listing it |
 //!
-//! Non-goals: writing, which [`crate::importer`] does; modes, which the gateway does not show; the `Metadata` type, which
-//! nothing writes.
+//! Non-goals: encoding, which [`crate::importer`] does; modes, which the gateway does not show; the `Metadata` type,
+//! which no importer writes.
 
 pub mod dir;
 pub mod file;
@@ -21,25 +21,25 @@ use bytes::{Buf, Bytes};
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a block is.
+/// A decoded block.
 #[derive(Debug, Clone)]
 pub enum Node {
-    /// A file, or a part of one: UnixFS types `Raw` and `File`, and every block of the raw codec.
+    /// A file or a part of one: UnixFS types `Raw` and `File`, and blocks with the raw codec.
     File(FileNode),
     /// A directory whose links are its entries.
     Directory(PbNode),
-    /// A shard of a large directory: the root of one, or an inner node.
+    /// A HAMT shard of a large directory: its root, or an inner node.
     HamtShard(ShardNode),
     /// A symbolic link.
     Symlink {
-        /// Where it points, as written; need not be UTF-8.
+        /// The target, as stored; need not be UTF-8.
         target: Bytes,
     },
-    /// A MerkleDAG node that is not UnixFS: it has links with names, and no other meaning.
+    /// A dag-pb node that is not UnixFS, with named links.
     Plain(PbNode),
 }
 
-/// A file or a part of one: some bytes of its own, then the bytes of its children in order.
+/// A file or a part of one: its own data, then the data of its children in order.
 #[derive(Debug, Clone)]
 pub struct FileNode {
     data: Bytes,
@@ -48,27 +48,27 @@ pub struct FileNode {
     children: Option<Children>,
 }
 
-/// The children of a file's inner node. There are as many sizes as links.
+/// The children of an inner node of a file. There is one size for each link.
 #[derive(Debug, Clone)]
 struct Children {
     node: PbNode,
     sizes: Vec<u64>,
 }
 
-/// A shard of a HAMT directory (<https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>), checked: a power of two of slots,
-/// and one link for each bit of its bitfield.
+/// A HAMT directory shard (<https://specs.ipfs.tech/unixfs/#dag-pb-hamtdirectory>), validated: the number of slots is a
+/// power of two, and there is one link for each bit of the bitfield.
 #[derive(Debug, Clone)]
 pub struct ShardNode {
     node: PbNode,
     fanout: usize,
-    /// Big-endian, the lowest slot in the last bit; leading zero bytes may be missing.
+    /// Big-endian, with the lowest slot in the last bit; leading zero bytes may be missing.
     bitfield: Bytes,
 }
 
-/// Why a block cannot be understood.
+/// Why a block cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// The codec is not one that UnixFS uses.
+    /// The codec is not used by UnixFS.
     #[error("{cid} has the codec 0x{codec:x}, which is not UnixFS")]
     Unsupported {
         /// The block.
@@ -76,12 +76,12 @@ pub enum NodeError {
         /// Its multicodec.
         codec: u64,
     },
-    /// The bytes break the rules of the format.
+    /// The bytes violate the rules of the format.
     #[error("{cid} is malformed: {reason}")]
     Malformed {
         /// The block.
         cid: Cid,
-        /// Which rule.
+        /// The violation.
         reason: String,
     },
 }
@@ -96,8 +96,7 @@ impl Node {
     /// Decodes a block by the codec of its CID.
     ///
     /// # Errors
-    /// [`NodeError::Unsupported`] for codecs other than raw and dag-pb, [`NodeError::Malformed`] for bytes that break the
-    /// format.
+    /// [`NodeError::Unsupported`] for codecs other than raw and dag-pb, [`NodeError::Malformed`] for malformed blocks.
     pub fn decode(block: &Block) -> Result<Self, NodeError> {
         let cid = block.cid();
         match cid.codec() {
@@ -141,27 +140,27 @@ impl FileNode {
         Ok(Self { data: data.data, size, modified: data.modified, children })
     }
 
-    /// The size of the file, or of this part of it, in bytes: its own data and what it says of its children.
+    /// The size of the file or part in bytes: its own data and the declared sizes of its children.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// When the file's writer says that it was changed last (UnixFS 1.5). Of a part of a file it means nothing.
+    /// The modification time of the file (UnixFS 1.5). Meaningless for a part of a file.
     pub fn modified(&self) -> Option<SystemTime> {
         self.modified
     }
 
-    /// The node's own bytes, which come before those of its children.
+    /// The node's own data, which precedes that of its children.
     pub fn data(&self) -> &Bytes {
         &self.data
     }
 
-    /// How many children the node has; none for a leaf.
+    /// The number of children; zero for a leaf.
     pub fn child_count(&self) -> usize {
         self.children.as_ref().map_or(0, |children| children.sizes.len())
     }
 
-    /// The children in their order: their CIDs, and their sizes in bytes as the node says.
+    /// The children in order: their CIDs, and their declared sizes in bytes.
     pub fn children(&self) -> impl Iterator<Item = Result<(Cid, u64), PbError>> + '_ {
         (0..self.child_count()).filter_map(|index| {
             let (cid, size) = (self.child_cid(index)?, self.child_size(index)?);
@@ -169,7 +168,7 @@ impl FileNode {
         })
     }
 
-    /// The size of a child as the node says, in bytes; `None` beyond the last.
+    /// The declared size of a child, in bytes; `None` beyond the last.
     pub(crate) fn child_size(&self, index: usize) -> Option<u64> {
         self.children.as_ref().and_then(|children| children.sizes.get(index)).copied()
     }
@@ -182,9 +181,9 @@ impl FileNode {
 }
 
 impl ShardNode {
-    /// The largest fanout that is accepted, which is Kubo's limit.
+    /// The maximum fanout, which is Kubo's limit.
     pub(crate) const FANOUT_MAX: u64 = 1_024;
-    /// The smallest: bitfields are whole bytes.
+    /// The minimum fanout: bitfields are whole bytes.
     pub(crate) const FANOUT_MIN: u64 = 8;
     /// Multihash code of MurmurHash3-x64-64, the only hash function of HAMT directories.
     pub(crate) const MURMUR3_X64_64: u64 = 0x22;
@@ -204,17 +203,17 @@ impl ShardNode {
         Ok(Self { node, fanout, bitfield: data.data })
     }
 
-    /// How many slots the shard has.
+    /// The number of slots of the shard.
     pub fn fanout(&self) -> usize {
         self.fanout
     }
 
-    /// How many bits of a name's hash choose a slot.
+    /// The number of bits of a name's hash that select a slot.
     pub(crate) fn slot_bits(&self) -> u32 {
         self.fanout.ilog2()
     }
 
-    /// How many hexadecimal digits of the slot precede every link's name.
+    /// The number of hexadecimal digits of the slot before the name in every link.
     fn prefix_len(&self) -> usize {
         self.slot_bits().div_ceil(4) as usize
     }
@@ -232,7 +231,7 @@ impl ShardNode {
     }
 }
 
-/// Which rule of the format a block breaks.
+/// The rule of the format that a block violates.
 #[derive(Debug, thiserror::Error)]
 enum Reason {
     #[error(transparent)]
@@ -243,11 +242,11 @@ enum Reason {
     NoType,
     #[error("UnixFS type {0} is not supported")]
     Type(u64),
-    #[error("{links} links, but the sizes of {sizes}")]
+    #[error("it has {links} links, but {sizes} block sizes")]
     SizeCount { links: usize, sizes: usize },
-    #[error("its sizes add up to more than 64 bits hold")]
+    #[error("the sum of its block sizes exceeds 64 bits")]
     Overflow,
-    #[error("it says that it has {file_size} bytes, but its parts have {size}")]
+    #[error("its declared size is {file_size} bytes, but its parts have {size}")]
     FileSize { file_size: u64, size: u64 },
     #[error("HAMT hash function 0x{0:x} is not supported, only murmur3-x64-64 is")]
     HashType(u64),
@@ -276,8 +275,8 @@ impl Data {
     pub(crate) const SYMLINK: u64 = 4;
     pub(crate) const HAMT_SHARD: u64 = 5;
 
-    /// Decodes the message. `links` bounds how many block sizes are accepted, and so the memory that they take. Fields
-    /// that are not used here (mode) and fields of the future are skipped.
+    /// Decodes the message. At most `links` block sizes are accepted, which bounds their memory. Unused fields (mode)
+    /// and unknown fields are skipped.
     fn decode(bytes: &Bytes, links: usize) -> Result<Self, Reason> {
         let mut out = Self::default();
         let mut rest = &bytes[..];
@@ -315,7 +314,7 @@ impl Data {
     }
 }
 
-/// A point in time: seconds since 1970, which may be negative, and nanoseconds. `None` if the clock cannot say it.
+/// A time: seconds since 1970, which may be negative, and nanoseconds. `None` if it is out of the clock's range.
 fn decode_time(mut rest: &[u8]) -> Result<Option<SystemTime>, Reason> {
     let (mut seconds, mut nanos) = (0_i64, 0_u32);
     while rest.has_remaining() {
@@ -336,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_and_never_overflow() {
+    fn times_are_decoded_without_overflow() {
         let table: [(&[u8], Option<i64>); 5] = [
             (&[], Some(0)),
             (&[0x08, 0x2a], Some(42)),

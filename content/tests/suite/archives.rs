@@ -1,4 +1,4 @@
-//! CARv1: what is read, and every way to cut an archive short.
+//! CARv1: valid archives, and all kinds of truncation and corruption.
 
 use crate::support::*;
 use content::car::{self, CarError, CarReader};
@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// All blocks, and the error that ended the archive if one did.
+/// The roots and blocks of an archive, and the error that ended it.
 fn read(reader: impl AsyncRead + Unpin) -> (Vec<Cid>, Vec<Block>, Option<CarError>) {
     block_on(async {
         let mut car = match CarReader::new(reader).await {
@@ -66,7 +66,7 @@ fn an_archive_gives_its_roots_and_blocks_in_order() {
 }
 
 #[test]
-fn an_archive_that_trickles_in_byte_by_byte_reads_the_same() {
+fn an_archive_received_byte_by_byte_reads_the_same() {
     struct ByteByByte<'a>(&'a [u8], bool);
     impl AsyncRead for ByteByByte<'_> {
         fn poll_read(
@@ -95,7 +95,7 @@ fn an_archive_that_trickles_in_byte_by_byte_reads_the_same() {
 }
 
 #[test]
-fn an_archive_cut_anywhere_but_between_sections_is_an_error() {
+fn truncation_is_an_error_except_between_sections() {
     let mut blocks = three_blocks();
     blocks[1] = Block::of(codec::RAW, hashes::SHA2_256, 32, content(1, 300)).expect("block");
     let mut boundaries = vec![archive(&[], &[]).len()];
@@ -111,7 +111,7 @@ fn an_archive_cut_anywhere_but_between_sections_is_an_error() {
 }
 
 #[test]
-fn headers_that_are_not_of_carv1_are_refused() {
+fn headers_other_than_carv1_are_rejected() {
     let root = *inline(codec::RAW, b"x").cid();
     let version = |version: u8| {
         let mut header = car_header(&[root]);
@@ -123,7 +123,7 @@ fn headers_that_are_not_of_carv1_are_refused() {
         let error = read(&version(number)[..]).2;
         assert!(matches!(error, Some(CarError::Version { version }) if version == u64::from(number)));
     }
-    // How every CARv2 begins (<https://ipld.io/specs/transport/car/carv2/#pragma>).
+    // The pragma of CARv2 (<https://ipld.io/specs/transport/car/carv2/#pragma>).
     let pragma = [&b"\x0a\xa1\x67version\x02"[..], &[0; 40]].concat();
     let error = read(&pragma[..]).2.expect("refused");
     assert!(matches!(error, CarError::Version { version: 2 }));
@@ -138,7 +138,7 @@ fn headers_that_are_not_of_carv1_are_refused() {
 }
 
 #[test]
-fn sections_that_lie_are_refused_and_what_precedes_them_is_not() {
+fn invalid_sections_are_errors_and_earlier_blocks_are_returned() {
     let good = Block::of(codec::RAW, hashes::SHA2_256, 32, content(1, 300)).expect("block");
     let start = archive(&[], std::slice::from_ref(&good));
     let section = |cid: &[u8], data: &[u8]| {
@@ -159,7 +159,7 @@ fn sections_that_lie_are_refused_and_what_precedes_them_is_not() {
         ("an empty section", vec![0], |e| matches!(e, CarError::Length { .. })),
         ("zero padding", vec![0; 100], |e| matches!(e, CarError::Length { .. })),
         ("a length over the limit", vec![0xff, 0xff, 0xff, 0x7f], |e| matches!(e, CarError::Length { .. })),
-        ("a length that is no varint", vec![0xff; 12], |e| matches!(e, CarError::Length { .. })),
+        ("a length that is not a varint", vec![0xff; 12], |e| matches!(e, CarError::Length { .. })),
     ];
     for (name, tail, expected) in table {
         let (_, blocks, error) = read(&[&start[..], &tail].concat()[..]);
@@ -180,8 +180,8 @@ fn the_largest_block_is_read_and_a_larger_one_is_not() {
 }
 
 #[test]
-fn a_promised_length_takes_no_memory_before_its_bytes_come() {
-    /// Records how much room the reader ever offers.
+fn a_claimed_length_allocates_no_memory_before_its_bytes_arrive() {
+    /// Records the maximum buffer capacity that the reader offers.
     struct Miser<'a>(&'a [u8], usize);
     impl AsyncRead for Miser<'_> {
         fn poll_read(
@@ -207,14 +207,14 @@ fn a_reader_that_fails_is_an_error() {
     struct Broken;
     impl AsyncRead for Broken {
         fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
-            Poll::Ready(Err(std::io::Error::other("the wire was cut")))
+            Poll::Ready(Err(std::io::Error::other("the connection was reset")))
         }
     }
     assert!(matches!(read(Broken).2, Some(CarError::Io(_))));
 }
 
 #[test]
-fn a_list_of_roots_is_a_block_that_says_so() {
+fn a_list_of_roots_is_a_dag_cbor_block() {
     let of = |codec, data: &'static [u8]| Block::of(codec, hashes::SHA2_256, 32, data.into()).expect("a block");
     let blocks = [of(codec::RAW, b"one"), of(codec::RAW, b"two")];
     let many: Vec<Cid> = (0..300).map(|number| *blocks[number % 2].cid()).collect();
@@ -222,7 +222,7 @@ fn a_list_of_roots_is_a_block_that_says_so() {
         let list = car::roots_block(roots).expect("not too many");
         assert_eq!(list.cid().codec(), codec::DAG_CBOR);
         assert_eq!(car::read_roots(&list).expect("reads"), roots);
-        assert_eq!(content::dag::links(&list).as_deref(), Ok(roots), "it is dag-cbor as others know it");
+        assert_eq!(content::dag::links(&list).as_deref(), Ok(roots), "it is standard dag-cbor");
     }
     let not_lists: [(u64, &'static [u8]); 5] = [
         (codec::RAW, b"\x80"),

@@ -1,4 +1,4 @@
-//! Paths, links and walks over whole DAGs.
+//! Path resolution, links, and traversal of whole DAGs.
 
 use crate::support::*;
 use content::dag::{DagError, Visited, links, walk_all, walk_links};
@@ -20,7 +20,7 @@ pub fn directory(blocks: &MemoryBlocks, entries: &[(&str, &Block)]) -> Block {
 }
 
 #[test]
-fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
+fn a_path_resolves_to_its_block_and_roots_or_fails_at_a_segment() {
     let blocks = MemoryBlocks::new();
     let file = leaf(&blocks, LeafKind::PbFile, b"file");
     let raw = leaf(&blocks, LeafKind::RawCodec, b"raw");
@@ -35,7 +35,7 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
     let a = directory(&blocks, &[("file", &file), ("raw", &raw), ("lost", &lost)]);
     let top = [("a", &a), ("tiny", &tiny), ("link", &symlink), ("cbor", &cbor), ("broken", &broken), ("plain", &plain)];
     let root = directory(&blocks, &[&top[..], &[("git", &git)]].concat());
-    let source = Distant::new(blocks, 1, 2);
+    let source = RemoteSource::new(blocks, 1, 2);
 
     let found: [(&str, &[&Block]); 8] = [
         ("", &[]),
@@ -78,25 +78,25 @@ fn a_path_resolves_to_its_block_and_roots_or_says_where_it_ends() {
     assert!(
         matches!(walk(&source, *root.cid(), "broken/x"), Err(WalkError::Malformed { cid, .. }) if cid == *broken.cid())
     );
-    assert!(walk(&source, *root.cid(), "broken").is_ok(), "only what is walked through has to be understood");
+    assert!(walk(&source, *root.cid(), "broken").is_ok(), "only the blocks before the last one are decoded");
 }
 
 #[test]
-fn links_are_those_of_the_codec() {
+fn links_depend_on_the_codec() {
     let (a, b) = (*inline(codec::RAW, b"a").cid(), *inline(codec::RAW, &[7; 128]).cid());
     let pb = pb_node(&[Link::to(a, "x"), Link::to(b, "y"), Link::to(a, "z")], None, false);
     let block =
         |codec, data: &[u8]| Block::of(codec, content::hashes::SHA2_256, 32, data.to_vec().into()).expect("block");
     assert_eq!(links(&block(codec::DAG_PB, &pb)), Ok(vec![a, b, a]));
     assert_eq!(links(&block(codec::RAW, &pb)), Ok(vec![]));
-    // {"a": 1.5, "b": [link, null, -1, {"c": link}], "cc": "text"}, with a digest longer than most libraries hold.
+    // {"a": 1.5, "b": [link, null, -1, {"c": link}], "cc": "text"}, with a digest longer than most libraries support.
     let mut cbor = b"\xa3\x61a\xfb\x3f\xf8\0\0\0\0\0\0\x61b\x84\xd8\x2a\x46\0".to_vec();
     cbor.extend_from_slice(&a.to_bytes());
     cbor.extend_from_slice(b"\xf6\x20\xa1\x61c\xd8\x2a\x58\x86\0");
     cbor.extend_from_slice(&b.to_bytes());
     cbor.extend_from_slice(b"\x62cc\x64text");
     assert_eq!(links(&block(codec::DAG_CBOR, &cbor)), Ok(vec![a, b]));
-    // Neither depth nor a negative zero is against the format.
+    // Deep nesting and negative zero are valid.
     let deep = [vec![0x81; 100_000], vec![0xd8, 0x2a, 0x46, 0], a.to_bytes()].concat();
     assert_eq!(links(&block(codec::DAG_CBOR, &deep)), Ok(vec![a]));
     assert_eq!(links(&block(codec::DAG_CBOR, b"\xfb\x80\0\0\0\0\0\0\0")), Ok(vec![]));
@@ -109,7 +109,7 @@ fn links_are_those_of_the_codec() {
         r#"{{"a": 1.5, "b": [{{"/": "{a}"}}, null, {{"c": {{"/": "{a}"}}}}], "d": {{"/": {{"bytes": "YQ"}}}}}}"#
     );
     assert_eq!(links(&block(codec::DAG_JSON, json.as_bytes())), Ok(vec![a, a]));
-    // Decoding base58 takes time that grows with the square of its length: this would be minutes.
+    // Decoding base58 takes quadratic time: this text would take minutes.
     let long = format!("{{\"/\":\"z{}\"}}", "2".repeat(1_900_000));
     assert!(matches!(links(&block(codec::DAG_JSON, long.as_bytes())), Err(NodeError::Malformed { .. })));
     let deep = [&[b'['; 100_000][..], &[b']'; 100_000]].concat();
@@ -129,7 +129,7 @@ fn walk_dag(source: Arc<dyn BlockSource>, root: Cid, concurrency: usize) -> Resu
 }
 
 #[test]
-fn a_whole_dag_is_walked_once_with_bounded_concurrency() {
+fn every_block_is_visited_once_with_bounded_concurrency() {
     let blocks = Arc::new(MemoryBlocks::new());
     let bytes = [&content(1, 5_000)[..], &content(1, 5_000)].concat();
     let file = balanced(&blocks, &bytes, 100, 5, LeafKind::RawCodec);
@@ -140,19 +140,19 @@ fn a_whole_dag_is_walked_once_with_bounded_concurrency() {
     let entries = [("f", &file), ("again", &file), ("raw", &as_raw), ("v0", &v0), ("pb", &twin), ("in", &inlined)];
     let root = directory(&blocks, &entries);
     for (seed, concurrency) in [(1, 0), (2, 1), (3, 7), (4, 1_000)] {
-        let source = Arc::new(Distant::new(blocks.clone(), seed, 9));
+        let source = Arc::new(RemoteSource::new(blocks.clone(), seed, 9));
         let walked = walk_dag(source.clone(), *root.cid(), concurrency).expect("all there");
         let keys: BTreeSet<_> = walked.iter().filter_map(Block::key).collect();
         assert_eq!(keys.len(), blocks.len(), "every block");
-        assert_eq!(walked.len(), blocks.len() + 1, "once, but for the one that is linked as raw too");
+        assert_eq!(walked.len(), blocks.len() + 1, "once, except the one that is linked as raw as well");
         assert_eq!(Counts::get(&source.counts.gets), walked.len());
         assert!(Counts::get(&source.counts.in_flight_max) <= concurrency.max(1));
     }
 }
 
-/// The same blocks by their names, and of the leaves nothing but those: they need not even be there.
+/// A traversal by links emits the same CIDs without reading leaves, which may be missing.
 #[test]
-fn a_walk_by_links_reads_no_leaf_and_names_all() {
+fn walk_links_reads_no_leaf_and_emits_all_cids() {
     let blocks = Arc::new(MemoryBlocks::new());
     let file = balanced(&blocks, &content(1, 5_000), 100, 5, LeafKind::RawCodec);
     let pb = leaf(&blocks, LeafKind::PbFile, b"has no links, but may");
@@ -179,7 +179,7 @@ fn a_walk_by_links_reads_no_leaf_and_names_all() {
 }
 
 #[test]
-fn a_walk_ends_with_what_is_missing_or_not_understood() {
+fn a_traversal_fails_at_missing_and_malformed_blocks() {
     let blocks = Arc::new(MemoryBlocks::new());
     let lost = Block::of(codec::RAW, content::hashes::SHA2_256, 32, "lost".into()).expect("block");
     let root = directory(&blocks, &[("lost", &lost)]);
@@ -192,7 +192,7 @@ fn a_walk_ends_with_what_is_missing_or_not_understood() {
 }
 
 #[test]
-fn what_a_server_moves_between_threads_can_be_moved() {
+fn readers_and_streams_are_send() {
     fn is_send<T: Send>(value: T) -> T {
         value
     }

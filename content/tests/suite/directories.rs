@@ -1,4 +1,4 @@
-//! Directories: looking names up and listing them, plain and sharded, and shards that lie.
+//! Directories, plain and sharded: look-ups and listings, and malformed shards.
 
 use crate::support::*;
 use content::unixfs::NodeError;
@@ -21,7 +21,7 @@ fn directory(links: &[Link]) -> Vec<u8> {
     pb_node(links, Some(&Message::default().varint(1, DIRECTORY).0), false)
 }
 
-/// What an entry's name points to in the tests: a CID that spells the name.
+/// The CID of an entry in the tests: it has the name inlined.
 fn target(name: &str) -> Cid {
     *inline(codec::RAW, &name.as_bytes()[..name.len().min(100)]).cid()
 }
@@ -43,7 +43,7 @@ fn a_plain_directory_is_looked_up_by_name_and_listed_in_stored_order() {
 }
 
 #[test]
-fn what_a_listing_says_of_names_and_sizes() {
+fn names_and_sizes_in_a_listing() {
     let block = |link: &[u8]| {
         let message = Message::default().bytes(2, link).bytes(1, &Message::default().varint(1, DIRECTORY).0);
         add(&MemoryBlocks::new(), codec::DAG_PB, message.0)
@@ -64,7 +64,7 @@ fn what_a_listing_says_of_names_and_sizes() {
 }
 
 #[test]
-fn what_is_not_a_directory_is_refused() {
+fn blocks_other_than_directories_are_rejected() {
     let of_type = |data_type| {
         let message = Message::default().varint(1, data_type);
         add(&MemoryBlocks::new(), codec::DAG_PB, pb_node(&[], Some(&message.0), false))
@@ -82,7 +82,7 @@ fn what_is_not_a_directory_is_refused() {
     }
 }
 
-/// A sharded directory under construction: slot by slot, an entry or a shard below.
+/// A sharded directory that is being built: in each slot an entry or a child shard.
 #[derive(Default)]
 struct Shard {
     slots: BTreeMap<usize, Slot>,
@@ -93,7 +93,7 @@ enum Slot {
     Shard(Shard),
 }
 
-/// An independent reading of the HAMT rules: the hash as a string of binary digits.
+/// An independent implementation of the HAMT rules: the hash as a string of binary digits.
 fn hash_bits(name: &str) -> String {
     let hash = murmur3::murmur3_x64_128(&mut name.as_bytes(), 0).expect("memory");
     format!("{:064b}", hash as u64)
@@ -134,7 +134,7 @@ impl Shard {
         add(blocks, codec::DAG_PB, shard_node(&links, &bitfield[zeros..], fanout as u64))
     }
 
-    /// Names in stored order, with the number of shards on the way to each.
+    /// Names in stored order, each with the number of shards above it.
     fn names(&self, depth: usize, out: &mut Vec<(String, usize)>) {
         for slot in self.slots.values() {
             match slot {
@@ -165,12 +165,12 @@ proptest! {
         let mut expected = Vec::new();
         hamt.names(0, &mut expected);
         for (name, depth) in &expected {
-            let source = Distant::new(blocks.clone(), seed, 3);
+            let source = RemoteSource::new(blocks.clone(), seed, 3);
             prop_assert_eq!(find(&source, &root, name), Ok(Some(target(name))));
-            prop_assert_eq!(Counts::get(&source.counts.gets), *depth, "one shard a level");
+            prop_assert_eq!(Counts::get(&source.counts.gets), *depth, "one shard for each level");
         }
         prop_assert_eq!(find(&*blocks, &root, "not there at all"), Ok(None));
-        let source = Arc::new(Distant::new(blocks, seed, 9));
+        let source = Arc::new(RemoteSource::new(blocks, seed, 9));
         let listed: Vec<String> =
             list_all(source, &root).expect("lists").into_iter().map(|entry| entry.name).collect();
         let expected: Vec<String> = expected.into_iter().map(|(name, _)| name).collect();
@@ -179,14 +179,14 @@ proptest! {
 }
 
 #[test]
-fn a_listing_is_lazy_and_fetches_few_shards_ahead() {
+fn a_listing_is_lazy_and_prefetches_few_shards() {
     let mut hamt = Shard::default();
     (0..4_000).for_each(|i| hamt.insert(&format!("entry {i}"), 8, 0));
     let blocks = MemoryBlocks::new();
     let root = hamt.write(&blocks, 256);
     let shards = blocks.len();
     assert!(shards > 200, "{shards}");
-    let source = Arc::new(Distant::new(blocks, 1, 5));
+    let source = Arc::new(RemoteSource::new(blocks, 1, 5));
     let mut entries = list(source.clone(), root);
     assert_eq!(Counts::get(&source.counts.gets), 0);
     for _ in 0..20 {
@@ -200,7 +200,7 @@ fn a_listing_is_lazy_and_fetches_few_shards_ahead() {
 }
 
 #[test]
-fn a_shard_that_does_not_come_ends_the_listing_at_its_place() {
+fn a_missing_shard_ends_the_listing_at_its_place() {
     let mut hamt = Shard::default();
     (0..200).for_each(|i| hamt.insert(&format!("entry {i}"), 4, 0));
     let blocks = MemoryBlocks::new();
@@ -219,7 +219,7 @@ fn a_shard_that_does_not_come_ends_the_listing_at_its_place() {
 }
 
 #[test]
-fn malformed_shards_are_refused() {
+fn malformed_shards_are_rejected() {
     let link = |name: &str| Link::to(target("x"), name);
     let data = |fanout, hash| {
         let message = Message::default().varint(1, HAMT_SHARD).bytes(2, &[1]).varint(6, fanout);
@@ -251,7 +251,7 @@ fn malformed_shards_are_refused() {
 }
 
 #[test]
-fn prefixes_have_to_name_their_slot() {
+fn prefixes_must_match_their_slot() {
     let name = "entry";
     let slot = usize::from_str_radix(&hash_bits(name)[..8], 2).expect("binary");
     let mut bitfield = [0_u8; 32];
@@ -270,8 +270,9 @@ fn prefixes_have_to_name_their_slot() {
 }
 
 #[test]
-fn shards_that_go_on_for_ever_end_where_the_hash_does() {
-    // A shard all of whose slots are itself: no hash allows that, but a broken store, or a long chain, looks like it.
+fn the_depth_of_shards_is_bounded_by_the_hash() {
+    // A shard whose slots all have itself: no hash function allows it, but a broken store or a long chain looks like
+    // this.
     for fanout in [8_usize, 256, 1_024] {
         let digits = format!("{:X}", fanout - 1).len();
         let cid = *leaf(&MemoryBlocks::new(), LeafKind::PbFile, b"whatever").cid();
@@ -287,7 +288,7 @@ fn shards_that_go_on_for_ever_end_where_the_hash_does() {
 }
 
 #[test]
-fn a_few_blocks_that_lead_to_no_entry_in_a_trillion_ways_are_refused_at_once() {
+fn malicious_shards_without_entries_are_rejected_at_once() {
     let blocks = MemoryBlocks::new();
     let mut below = add(&blocks, codec::DAG_PB, shard_node(&[], &[], 1_024));
     for _ in 0..4 {
@@ -299,7 +300,7 @@ fn a_few_blocks_that_lead_to_no_entry_in_a_trillion_ways_are_refused_at_once() {
 }
 
 #[test]
-fn a_slot_that_holds_something_else_than_a_shard_is_an_error() {
+fn a_child_that_is_not_a_shard_is_an_error() {
     let blocks = MemoryBlocks::new();
     let links: Vec<Link> = (0..16).map(|slot| Link::to(target("file"), &format!("{slot:X}"))).collect();
     let root = add(&blocks, codec::DAG_PB, shard_node(&links, &[0xff, 0xff], 16));

@@ -1,4 +1,4 @@
-//! IPLD documents: what each codec accepts, what conversions say, and paths through documents.
+//! IPLD documents: what each codec accepts, conversions, and paths through documents.
 
 use crate::dags::walk;
 use crate::support::*;
@@ -37,7 +37,7 @@ fn link(cid: Cid) -> Ipld {
     Ipld::Link(Box::new(cid))
 }
 
-/// What became of a block: its value, or which kind of error.
+/// The result of decoding a block: its value, or the kind of error.
 #[derive(Debug, PartialEq)]
 enum Read {
     Value(Ipld),
@@ -56,7 +56,7 @@ fn read(codec: u64, data: impl AsRef<[u8]>) -> Read {
 }
 
 #[test]
-fn documents_of_the_suite_are_what_it_says() {
+fn documents_of_the_conformance_suite_are_decoded() {
     let dag_pb = decode(&root_of("dag-pb")).expect("a node");
     assert_eq!(Ok(dag_pb), decode(&block(codec::DAG_JSON, fixture("conformance/dag-pb.json"))));
     let table = [
@@ -81,7 +81,7 @@ fn documents_of_the_suite_are_what_it_says() {
 }
 
 #[test]
-fn conversions_write_these_bytes_or_say_why_not() {
+fn conversions_give_these_bytes_or_errors() {
     let cid = cid::parse("bafkqaddjnzzxazldoqwxizltoq").expect("a CID");
     let linked = [&b"\xa1\x61l\xd8\x2a\x51\0"[..], &cid.to_bytes()].concat();
     let same: [(u64, &[u8], u64); 6] = [
@@ -139,7 +139,7 @@ fn conversions_write_these_bytes_or_say_why_not() {
 }
 
 #[test]
-fn dag_cbor_is_read_strictly_and_plain_cbor_leniently() {
+fn dag_cbor_is_decoded_strictly_and_plain_cbor_leniently() {
     use Read::{Malformed, NotConvertible, Value};
     let int = |n: i128| Value(Ipld::Integer(n));
     let float = |n| Value(Ipld::Float(n));
@@ -224,7 +224,7 @@ fn dag_cbor_is_read_strictly_and_plain_cbor_leniently() {
 }
 
 #[test]
-fn json_is_read_with_and_without_reserved_forms() {
+fn json_is_decoded_with_and_without_reserved_forms() {
     use Read::{Malformed, NotConvertible, Value};
     let int = |n: i128| Value(Ipld::Integer(n));
     let both = [
@@ -297,7 +297,7 @@ fn json_is_read_with_and_without_reserved_forms() {
         assert_eq!(&read(codec::DAG_JSON, data), expected, "{data}");
         assert!(matches!(read(codec::JSON, data), Value(Ipld::Map(_))), "{data}");
     }
-    // A digest of 128 bytes, which is longer than most libraries hold.
+    // A digest of 128 bytes, which is longer than most libraries support.
     let long = link(*inline(codec::RAW, &[7; 128]).cid());
     for codec in [codec::DAG_JSON, codec::DAG_CBOR] {
         assert_eq!(read(codec, encode(&long, codec).expect("written")), Value(long.clone()));
@@ -305,7 +305,7 @@ fn json_is_read_with_and_without_reserved_forms() {
 }
 
 #[test]
-fn names_and_sizes_of_dag_pb_links_are_there_if_they_are_written() {
+fn names_and_sizes_of_dag_pb_links_are_present_if_encoded() {
     let cid = *inline(codec::RAW, b"x").cid();
     let link_of = |message: Message| Message::default().bytes(2, &message.0).0;
     let hash = || Message::default().bytes(1, &cid.to_bytes());
@@ -323,7 +323,7 @@ fn names_and_sizes_of_dag_pb_links_are_there_if_they_are_written() {
 }
 
 #[test]
-fn bombs_are_refused_before_they_take_memory() {
+fn documents_over_the_limits_are_rejected_before_they_take_memory() {
     const SIZE: usize = MAX_BLOCK_BYTES;
     let list_of = |count: usize, head: &[u8]| [head, &(count as u32).to_be_bytes(), &vec![0; count]].concat();
     let nested = |open: &[u8], levels: usize, inner: &[u8], close: &[u8]| {
@@ -332,7 +332,7 @@ fn bombs_are_refused_before_they_take_memory() {
     let refused: [(u64, Vec<u8>); 13] = [
         (codec::DAG_CBOR, list_of(MAX_ITEMS, b"\x9a")),
         (codec::CBOR, list_of(SIZE - 5, b"\x9a")),
-        // Lists inside each other, each of which says that it has many values.
+        // Nested lists, each of which claims many values.
         (codec::CBOR, [b"\x9a\x00\x02\x00\x00".repeat(100), vec![0; 1_000_000]].concat()),
         (codec::CBOR, [&b"\x9f"[..], &vec![0; SIZE - 2], b"\xff"].concat()),
         (codec::CBOR, vec![0xc1; SIZE]),
@@ -377,7 +377,7 @@ fn bombs_are_refused_before_they_take_memory() {
 }
 
 #[test]
-fn an_outline_is_flat_and_cut_to_its_limits() {
+fn an_outline_is_flat_and_within_its_limits() {
     let cid = *inline(codec::RAW, b"x").cid();
     let bytes = Ipld::Bytes(Bytes::from_static(b"\x00\xff\x10"));
     let document = map([("a", Ipld::List(vec![link(cid), bytes])), ("long key", text("ééé")), ("z", Ipld::Null)]);
@@ -403,8 +403,8 @@ fn an_outline_is_flat_and_cut_to_its_limits() {
 }
 
 #[test]
-fn paths_go_through_documents_of_the_suite() {
-    // The path, how many segments end inside the last block, and how many blocks are before it.
+fn paths_resolve_through_documents_of_the_conformance_suite() {
+    // The path, the number of segments inside the last block, and the number of blocks before it.
     let table = [
         ("", 0, 0),
         ("foo", 1, 0),
@@ -449,7 +449,7 @@ fn paths_go_through_documents_of_the_suite() {
 }
 
 #[test]
-fn paths_change_between_directories_and_documents() {
+fn paths_resolve_through_directories_and_documents() {
     let blocks = MemoryBlocks::new();
     let file = leaf(&blocks, LeafKind::RawCodec, b"file");
     let data = Message::default().varint(1, DIRECTORY).0;
@@ -465,7 +465,7 @@ fn paths_change_between_directories_and_documents() {
     let entries = [("doc", &document), ("bare", &bare), ("broken", &broken), ("bomb", &bomb), ("cbor", &numbered)];
     let entries: Vec<Link> = entries.iter().map(|(name, block)| Link::to(*block.cid(), name)).collect();
     let root = add(&blocks, codec::DAG_PB, pb_node(&entries, Some(&data), false));
-    let source = Distant::new(blocks, 3, 4);
+    let source = RemoteSource::new(blocks, 3, 4);
 
     let found = walk(&source, *root.cid(), "doc/list/1/to/0/file").expect("there");
     let [root_cid, doc, inl, dir] = [&root, &document, &inlined, &below].map(|block| *block.cid());
@@ -497,12 +497,12 @@ fn paths_change_between_directories_and_documents() {
         matches!(walk(&source, root_cid, "broken/x"), Err(WalkError::Malformed { cid, .. }) if cid == *broken.cid())
     );
     for path in ["broken", "bomb", "cbor", "bare"] {
-        assert!(walk(&source, root_cid, path).is_ok(), "{path}: only what is walked through is read");
+        assert!(walk(&source, root_cid, path).is_ok(), "{path}: only the blocks before the last one are decoded");
     }
 }
 
-/// Any value that documents can hold, with integers of `bits` bits digests of up to
-/// `digest` bytes, and the key `slash` more often than by chance.
+/// Any document, with integers of `bits` bits, digests of up to `digest` bytes, and the key `slash` more often than by
+/// chance.
 fn any_document(bits: u32, digest: usize, slash: &'static str) -> impl Strategy<Value = Ipld> {
     let limit = 1_i128 << bits;
     let scalar = prop_oneof![
@@ -532,7 +532,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn what_is_written_is_read_back_and_converted_there_and_back(document in any_document(64, 128, "/")) {
+    fn documents_survive_encoding_and_conversion(document in any_document(64, 128, "/")) {
         let cbor = block(codec::DAG_CBOR, encode(&document, codec::DAG_CBOR).expect("finite"));
         prop_assert_eq!(decode(&cbor), Ok(document.clone()));
         prop_assert_eq!(decode(&block(codec::CBOR, cbor.data())).is_ok(), true, "the strict form is a common one");
@@ -546,12 +546,13 @@ proptest! {
         }
     }
 
-    /// But for the widest integers, long digests, and the key "/", of which they read fewer maps than the specification.
+    /// Except for the widest integers, long digests, and the key "/", for which they accept fewer maps than the
+    /// specification.
     #[test]
     fn the_serde_codecs_agree(document in any_document(63, 64, "//")) {
         use ipld_core::ipld::Ipld as Other;
         let cbor = encode(&document, codec::DAG_CBOR).expect("finite");
-        // They refuse a negative zero.
+        // The serde codecs reject negative zero.
         if let Ok(other) = serde_ipld_dagcbor::from_slice::<Other>(&cbor) {
             prop_assert_eq!(&serde_ipld_dagcbor::to_vec(&other).expect("written"), &cbor);
             if let Ok(json) = encode(&document, codec::DAG_JSON) {
@@ -566,7 +567,7 @@ proptest! {
     }
 
     #[test]
-    fn strict_documents_have_one_spelling(data in prop::collection::vec(any::<u8>(), 0..40)) {
+    fn strict_documents_have_one_encoding(data in prop::collection::vec(any::<u8>(), 0..40)) {
         let block = block(codec::DAG_CBOR, &data);
         if let Ok(document) = decode(&block) {
             prop_assert_eq!(encode(&document, codec::DAG_CBOR), Ok(block.data().clone()));

@@ -1,4 +1,4 @@
-//! Reading files: every layout, every range, bounded look-ahead, and every way in which a file can lie.
+//! Reading files: all layouts and ranges, bounded prefetching, and malformed files.
 
 use crate::support::*;
 use bytes::Bytes;
@@ -15,10 +15,10 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 const MIB: usize = 1024 * 1024;
-/// The window of a reader that never waited.
+/// The window of a reader that has not waited.
 const WINDOW_BYTES_START: usize = MIB + 64 * 1024;
 
-/// All chunks of a range, and the error that ended it if one did.
+/// The bytes of a range, and the error that ended the stream.
 fn read_all(source: Arc<dyn BlockSource>, root: &Block, range: Range<u64>) -> (Vec<u8>, Option<ReadError>) {
     let mut reader = match FileReader::new(source, root.clone(), range, ReadLimits::default()) {
         Ok(reader) => reader,
@@ -46,7 +46,7 @@ fn read_range(source: Arc<dyn BlockSource>, root: &Block, range: Range<u64>) -> 
     bytes
 }
 
-/// A file's DAG of any shape.
+/// The DAG of a file, in any shape.
 #[derive(Debug, Clone)]
 enum Shape {
     Leaf { kind: LeafKind, bytes: Vec<u8> },
@@ -84,7 +84,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
     })
 }
 
-/// Two fractions of a length as a range.
+/// A range given as two fractions of a length.
 fn range_of((a, b): (u16, u16), length: usize) -> Range<usize> {
     let at = |fraction: u16| length * fraction as usize / u16::MAX as usize;
     at(a.min(b))..at(a.max(b))
@@ -98,22 +98,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn a_range_of_any_dag_is_a_slice_of_its_bytes(
+    fn a_range_is_a_slice_of_the_files_bytes(
         shape in shapes(), fractions: (u16, u16), seed: u64, polls_max in 0_u64..12,
     ) {
         let (blocks, mut bytes) = (MemoryBlocks::new(), Vec::new());
         let root = shape.write(&blocks, &mut bytes);
         prop_assert_eq!(file_size(&root), Ok(bytes.len() as u64));
         let range = range_of(fractions, bytes.len());
-        let distant = Arc::new(Distant::new(blocks, seed, polls_max));
-        prop_assert_eq!(&read_range(distant.clone(), &root, as_u64(&range)), &bytes[range.clone()]);
-        let at_hand: Arc<dyn BlockSource> = distant.blocks.clone();
-        prop_assert_eq!(&read_range(at_hand.clone(), &root, as_u64(&range)), &bytes[range]);
-        prop_assert_eq!(&read_range(at_hand, &root, 0..bytes.len() as u64), &bytes);
+        let remote = Arc::new(RemoteSource::new(blocks, seed, polls_max));
+        prop_assert_eq!(&read_range(remote.clone(), &root, as_u64(&range)), &bytes[range.clone()]);
+        let local: Arc<dyn BlockSource> = remote.blocks.clone();
+        prop_assert_eq!(&read_range(local.clone(), &root, as_u64(&range)), &bytes[range]);
+        prop_assert_eq!(&read_range(local, &root, 0..bytes.len() as u64), &bytes);
     }
 
     #[test]
-    fn balanced_and_trickle_files_read_in_order_from_a_source_without_order(
+    fn balanced_and_trickle_files_are_read_in_order_when_blocks_arrive_out_of_order(
         size in 0_usize..20_000, chunk in 1_usize..700, width in 2_usize..9, trickled: bool,
         kind in prop::sample::select(&LEAF_KINDS[..]), fractions: (u16, u16), seed: u64,
     ) {
@@ -122,14 +122,14 @@ proptest! {
         let layout = if trickled { trickle } else { balanced };
         let root = layout(&blocks, &bytes, chunk, width, kind);
         let range = range_of(fractions, size);
-        let source = Arc::new(Distant::new(blocks, seed, 30));
+        let source = Arc::new(RemoteSource::new(blocks, seed, 30));
         prop_assert_eq!(&read_range(source.clone(), &root, as_u64(&range))[..], &bytes[range]);
         prop_assert_eq!(&read_range(source, &root, 0..size as u64)[..], &bytes[..]);
     }
 }
 
-/// A distant file of `leaves` leaves of 256 KiB, all alike so that it is cheap to make, below nodes of `width` children.
-fn large_file(leaves: usize, width: usize, seed: u64, polls_max: u64) -> (Arc<Distant>, Block, u64) {
+/// A remote file of `leaves` leaves of 256 KiB, all equal so that it is cheap to make, below nodes of `width` children.
+fn large_file(leaves: usize, width: usize, seed: u64, polls_max: u64) -> (Arc<RemoteSource>, Block, u64) {
     let blocks = MemoryBlocks::new();
     let chunk = content(1, MIB / 4);
     let leaf = leaf(&blocks, LeafKind::PbFile, &chunk);
@@ -144,14 +144,14 @@ fn large_file(leaves: usize, width: usize, seed: u64, polls_max: u64) -> (Arc<Di
         level = above;
     }
     let size = file_size(&root).expect("a file");
-    (Arc::new(Distant::new(blocks, seed, polls_max)), root, size)
+    (Arc::new(RemoteSource::new(blocks, seed, polls_max)), root, size)
 }
 
-fn drain(mut reader: FileReader, source: &Distant, mut each: impl FnMut(&FileReader)) -> u64 {
+fn drain(mut reader: FileReader, source: &RemoteSource, mut each: impl FnMut(&FileReader)) -> u64 {
     let mut total = 0;
     while let Some(chunk) = block_on(reader.next()) {
         let length = chunk.expect("no error").len();
-        source.counts.taken_bytes.fetch_add(length, Ordering::Relaxed);
+        source.counts.consumed_bytes.fetch_add(length, Ordering::Relaxed);
         total += length as u64;
         each(&reader);
     }
@@ -159,7 +159,7 @@ fn drain(mut reader: FileReader, source: &Distant, mut each: impl FnMut(&FileRea
 }
 
 #[test]
-fn the_window_grows_for_a_fast_reader_and_is_never_exceeded() {
+fn the_window_grows_for_a_fast_reader_and_is_not_exceeded() {
     for window_bytes_max in [0, MIB / 2, MIB, 3 * MIB, 8 * MIB] {
         for width in [5, 174] {
             let (source, root, size) = large_file(300, width, width as u64 + window_bytes_max as u64, 50);
@@ -169,10 +169,10 @@ fn the_window_grows_for_a_fast_reader_and_is_never_exceeded() {
             let total = drain(reader, &source, |reader| window_bytes = reader.window_bytes());
             assert_eq!(total, size);
             assert_eq!(window_bytes, window_bytes_max, "the reader waited often enough");
-            // What the reader may be ahead by: the window, the block at the head, and all inner nodes and envelopes,
-            // which are never "taken".
-            let overhead = Counts::get(&source.counts.asked_bytes) - size as usize;
-            let ahead = Counts::get(&source.counts.ahead_bytes_max);
+            // The maximum by which the prefetcher is ahead: the window, the first block, and all inner nodes and
+            // framing, which are never "consumed".
+            let overhead = Counts::get(&source.counts.requested_bytes) - size as usize;
+            let ahead = Counts::get(&source.counts.prefetched_bytes_max);
             assert!(ahead <= window_bytes_max + MIB / 4 + overhead, "{ahead} with {window_bytes_max} and {width}");
             if window_bytes_max >= MIB {
                 assert!(ahead > window_bytes_max / 2, "{ahead} with {window_bytes_max}: the window is used");
@@ -183,7 +183,7 @@ fn the_window_grows_for_a_fast_reader_and_is_never_exceeded() {
 }
 
 #[test]
-fn the_window_is_earned_by_reading() {
+fn the_window_is_bounded_by_the_bytes_read() {
     let (source, root, size) = large_file(300, 174, 11, 50);
     let limits = ReadLimits { window_bytes_max: 64 * MIB, shared: None };
     let reader = FileReader::new(source.clone(), root, 0..size, limits).expect("a file");
@@ -193,23 +193,23 @@ fn the_window_is_earned_by_reading() {
         window_bytes = reader.window_bytes();
         assert!(window_bytes <= WINDOW_BYTES_START + read_bytes as usize, "{window_bytes} after {read_bytes}");
     });
-    assert!(window_bytes > 16 * MIB, "{window_bytes}: a fast reader earns a large one");
+    assert!(window_bytes > 16 * MIB, "{window_bytes}: a fast reader gets a large one");
 }
 
-/// Counts in order how many blocks were asked for before each inner node.
+/// Records how many blocks were requested before each inner node.
 struct InnerNodes {
-    blocks: Arc<Distant>,
-    asked: std::sync::Mutex<(usize, Vec<usize>)>,
+    blocks: Arc<RemoteSource>,
+    requested: std::sync::Mutex<(usize, Vec<usize>)>,
 }
 
 impl BlockSource for InnerNodes {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let mut asked = self.asked.lock().expect("not poisoned");
-        asked.0 += 1;
+        let mut requested = self.requested.lock().expect("not poisoned");
+        requested.0 += 1;
         let inner = self.blocks.blocks.peek(cid).is_some_and(|block| block.data().len() < MIB / 8);
         if inner {
-            let before = asked.0;
-            asked.1.push(before);
+            let before = requested.0;
+            requested.1.push(before);
         }
         self.blocks.get(cid)
     }
@@ -220,87 +220,87 @@ impl BlockSource for InnerNodes {
 }
 
 #[test]
-fn inner_nodes_are_asked_for_well_before_their_leaves() {
+fn inner_nodes_are_requested_well_before_their_leaves() {
     let (blocks, root, size) = large_file(64, 16, 0, 0);
-    let source = Arc::new(InnerNodes { blocks: blocks.clone(), asked: Default::default() });
+    let source = Arc::new(InnerNodes { blocks: blocks.clone(), requested: Default::default() });
     let limits = ReadLimits { window_bytes_max: MIB, shared: None };
     let reader = FileReader::new(source.clone(), root, 0..size, limits).expect("a file");
     assert_eq!(drain(reader, &blocks, |_| {}), size);
-    let asked = source.asked.lock().expect("not poisoned");
-    let [first, second, third, fourth] = asked.1[..] else { panic!("{asked:?}") };
-    // Below each are 16 leaves, of which the window holds four.
+    let requested = source.requested.lock().expect("not poisoned");
+    let [first, second, third, fourth] = requested.1[..] else { panic!("{requested:?}") };
+    // Each has 16 leaves, of which the window has room for four.
     assert_eq!(first, 1);
-    for (asked_before, other_nodes, leaves_before) in [(second, 2, 16), (third, 3, 32), (fourth, 4, 48)] {
-        assert!(asked_before - other_nodes + 8 <= leaves_before, "{asked:?}");
+    for (requested_before, other_nodes, leaves_before) in [(second, 2, 16), (third, 3, 32), (fourth, 4, 48)] {
+        assert!(requested_before - other_nodes + 8 <= leaves_before, "{requested:?}");
     }
 }
 
 #[test]
 fn the_window_stays_small_for_a_slow_reader() {
-    // Fetches end as soon as they are polled: whatever the reader finds, it never waits after the first bytes.
+    // Fetches complete as soon as they are polled, so the reader never waits after the first bytes.
     let (source, root, size) = large_file(300, 174, 7, 0);
     let reader = FileReader::new(source.clone(), root, 0..size, ReadLimits::default()).expect("a file");
     let total = drain(reader, &source, |reader| assert_eq!(reader.window_bytes(), WINDOW_BYTES_START));
     assert_eq!(total, size);
 }
 
-/// Everything at hand but one block, with peeks and gets counted.
-struct AtHand {
-    distant: Distant,
+/// All blocks but one are available at once; peeks and gets are counted.
+struct LocalSource {
+    remote: RemoteSource,
     but: Option<Cid>,
 }
 
-impl BlockSource for AtHand {
+impl BlockSource for LocalSource {
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        self.distant.peek(cid);
-        if self.but == Some(*cid) { None } else { self.distant.blocks.peek(cid) }
+        self.remote.peek(cid);
+        if self.but == Some(*cid) { None } else { self.remote.blocks.peek(cid) }
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.distant.get(cid)
+        self.remote.get(cid)
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
-        self.distant.has(cid)
+        self.remote.has(cid)
     }
 }
 
 #[test]
-fn blocks_at_hand_are_not_read_ahead() {
+fn blocks_that_are_available_at_once_are_not_prefetched() {
     let (source, root, size) = large_file(40, 174, 0, 0);
-    let source = Arc::new(AtHand { distant: Arc::into_inner(source).expect("only one"), but: None });
+    let source = Arc::new(LocalSource { remote: Arc::into_inner(source).expect("only one"), but: None });
     let leaf = *leaf(&MemoryBlocks::new(), LeafKind::PbFile, &content(1, MIB / 4)).cid();
-    let leaf = source.distant.blocks.peek(&leaf).expect("held");
+    let leaf = source.remote.blocks.peek(&leaf).expect("a stored block");
     let mut reader = FileReader::new(source.clone(), root, 0..size, ReadLimits::default()).expect("a file");
     for read in 1..=3 {
         let chunk = block_on(reader.next()).expect("more").expect("bytes");
-        assert_eq!(Counts::get(&source.distant.counts.peeks), read, "one block for each chunk");
+        assert_eq!(Counts::get(&source.remote.counts.peeks), read, "one block for each chunk");
         assert!(leaf.data().as_ptr_range().contains(&chunk.as_ptr()), "a slice of the block, not a copy");
     }
-    assert_eq!(Counts::get(&source.distant.counts.gets), 0);
+    assert_eq!(Counts::get(&source.remote.counts.gets), 0);
 }
 
 #[test]
-fn a_crowd_of_tiny_blocks_at_hand_does_not_fill_memory() {
+fn many_tiny_blocks_do_not_fill_memory() {
     let blocks = MemoryBlocks::new();
     let head = leaf(&blocks, LeafKind::RawCodec, b"hello");
     let tiny = leaf(&blocks, LeafKind::RawCodec, b"!");
     let mut children = vec![(*head.cid(), 5)];
     children.resize(15_000, (*tiny.cid(), 1));
     let root = add(&blocks, codec::DAG_PB, file_node(&[], &children, true, false));
-    let source = Arc::new(AtHand { distant: Distant::silent(blocks), but: Some(*head.cid()) });
+    let source = Arc::new(LocalSource { remote: RemoteSource::stalled(blocks), but: Some(*head.cid()) });
     let mut reader = FileReader::new(source.clone(), root, 0..15_004, ReadLimits::default()).expect("a file");
     let mut cx = Context::from_waker(Waker::noop());
-    // More often than it yields.
+    // More blocks than between two yields.
     for _ in 0..100 {
         assert!(std::pin::Pin::new(&mut reader).poll_next(&mut cx).is_pending());
     }
-    let looked_at = Counts::get(&source.distant.counts.peeks);
+    let looked_at = Counts::get(&source.remote.counts.peeks);
     assert!((2..MIB / 256).contains(&looked_at), "{looked_at}");
 }
 
 #[test]
-fn a_link_that_cannot_be_read_is_an_error_at_its_place() {
+fn a_malformed_link_is_an_error_at_its_place() {
     let good = inline(codec::RAW, b"good");
     let bad = Message::default().bytes(1, b"no CID").0;
     let data = file().packed(4, &[4, 4, 4]).0;
@@ -315,41 +315,41 @@ fn a_link_that_cannot_be_read_is_an_error_at_its_place() {
 }
 
 #[test]
-fn a_range_fetches_only_what_is_on_the_way_to_it() {
+fn a_range_fetches_only_its_leaves_and_their_parents() {
     let blocks = Arc::new(MemoryBlocks::new());
     let bytes = content(3, 81 * 100);
     let root = balanced(&blocks, &bytes, 100, 3, LeafKind::RawCodec);
     for start in [0, 99, 100, 4_050, 8_099] {
-        let source = Arc::new(Distant::new(blocks.clone(), 1, 3));
+        let source = Arc::new(RemoteSource::new(blocks.clone(), 1, 3));
         let range = start..start + 1;
         assert_eq!(read_range(source.clone(), &root, range.clone()), &bytes[range.start as usize..range.end as usize]);
         assert_eq!(Counts::get(&source.counts.gets), 4, "three inner nodes below the root, and the leaf");
     }
-    let source = Arc::new(Distant::new(blocks, 1, 3));
+    let source = Arc::new(RemoteSource::new(blocks, 1, 3));
     assert_eq!(read_range(source.clone(), &root, 5_000..5_000), b"");
     assert_eq!(Counts::get(&source.counts.gets), 0, "an empty range fetches nothing");
 }
 
 #[test]
-fn dropping_the_reader_cancels_what_is_in_flight() {
-    let (distant, root, size) = large_file(20, 174, 0, 0);
-    let source = Arc::new(Distant::silent(distant.blocks.clone()));
+fn dropping_the_reader_cancels_its_fetches() {
+    let (remote, root, size) = large_file(20, 174, 0, 0);
+    let source = Arc::new(RemoteSource::stalled(remote.blocks.clone()));
     let mut reader = FileReader::new(source.clone(), root, 0..size, ReadLimits::default()).expect("a file");
     let mut cx = Context::from_waker(Waker::noop());
     assert!(std::pin::Pin::new(&mut reader).poll_next(&mut cx).is_pending());
-    assert!(Counts::get(&source.counts.in_flight) > 1, "the head and what comes next are being fetched");
+    assert!(Counts::get(&source.counts.in_flight) > 1, "the first part and the next ones are being fetched");
     drop(reader);
     assert_eq!(Counts::get(&source.counts.in_flight), 0);
 }
 
 #[test]
-fn a_few_bytes_of_a_fetched_block_do_not_hold_on_to_all_of_it() {
+fn a_few_bytes_do_not_keep_a_fetched_block_alive() {
     let blocks = MemoryBlocks::new();
     let chunk = content(1, 10_000);
     let child = leaf(&blocks, LeafKind::RawCodec, &chunk);
     let root = add(&blocks, codec::DAG_PB, file_node(&[], &[(*child.cid(), 10_000)], false, false));
-    let source = Arc::new(Distant::new(blocks, 0, 0));
-    let held = source.blocks.peek(child.cid()).expect("held").data().clone();
+    let source = Arc::new(RemoteSource::new(blocks, 0, 0));
+    let held = source.blocks.peek(child.cid()).expect("a stored block").data().clone();
     for (range, shared) in [(10_u64..20, false), (10..9_990, true)] {
         let mut reader = FileReader::new(source.clone(), root.clone(), range, ReadLimits::default()).expect("a file");
         let chunk = block_on(reader.next()).expect("more").expect("bytes");
@@ -357,26 +357,26 @@ fn a_few_bytes_of_a_fetched_block_do_not_hold_on_to_all_of_it() {
     }
 }
 
-/// A root over one child, which is said to have `size` bytes.
+/// A root with one child, whose declared size is `size`.
 fn root_over(blocks: &MemoryBlocks, child: &Cid, size: u64) -> Block {
     add(blocks, codec::DAG_PB, file_node(&[], &[(*child, size)], false, false))
 }
 
 #[test]
-fn sizes_that_do_not_add_up_are_errors_and_never_a_short_or_long_file() {
+fn wrong_sizes_are_errors() {
     let blocks = Arc::new(MemoryBlocks::new());
     let small = leaf(&blocks, LeafKind::PbFile, b"hello");
     let raw = leaf(&blocks, LeafKind::RawCodec, b"hello");
     for (child, claimed) in [(&small, 4), (&small, 6), (&raw, 4), (&raw, 6), (&raw, u64::MAX)] {
         let root = root_over(&blocks, child.cid(), claimed);
-        let source: Arc<dyn BlockSource> = Arc::new(Distant::new(blocks.clone(), 0, 2));
+        let source: Arc<dyn BlockSource> = Arc::new(RemoteSource::new(blocks.clone(), 0, 2));
         let expected = ReadError::SizeMismatch { cid: *child.cid(), expected: claimed, actual: 5 };
         assert_eq!(read_all(source, &root, 0..claimed), (Vec::new(), Some(expected)));
     }
 }
 
 #[test]
-fn what_precedes_a_broken_block_is_still_emitted() {
+fn the_bytes_before_a_missing_block_are_emitted() {
     let blocks = Arc::new(MemoryBlocks::new());
     let good = leaf(&blocks, LeafKind::RawCodec, b"good");
     let lost = Block::of(codec::RAW, content::hashes::SHA2_256, 32, Bytes::from_static(b"lost")).expect("block");
@@ -384,7 +384,7 @@ fn what_precedes_a_broken_block_is_still_emitted() {
     let root = add(&blocks, codec::DAG_PB, file_node(b"own ", &children, false, false));
     let missing = ReadError::Source(SourceError::NotFound { cid: *lost.cid() });
     for seed in 0..20 {
-        let source = Arc::new(Distant::new(blocks.clone(), seed, 9));
+        let source = Arc::new(RemoteSource::new(blocks.clone(), seed, 9));
         assert_eq!(read_all(source.clone(), &root, 0..20), (b"own goodgood".to_vec(), Some(missing.clone())));
         assert_eq!(read_all(source.clone(), &root, 0..12), (b"own goodgood".to_vec(), None));
         assert_eq!(read_all(source, &root, 16..20), (b"good".to_vec(), None), "a range may avoid it");
@@ -400,7 +400,7 @@ fn file() -> Message {
 }
 
 #[test]
-fn malformed_file_nodes_are_refused() {
+fn malformed_file_nodes_are_rejected() {
     let leaf = inline(codec::RAW, b"hello");
     let link = || Link::to(*leaf.cid(), "");
     let table: [(&str, Block); 8] = [
@@ -416,14 +416,14 @@ fn malformed_file_nodes_are_refused() {
     for (name, root) in table {
         assert!(matches!(file_size(&root), Err(ReadError::Node(NodeError::Malformed { .. }))), "{name}");
     }
-    // A file size that is missing is no lie.
+    // The file size is optional.
     assert_eq!(file_size(&pb_file(file().bytes(2, b"hello"), &[])), Ok(5));
     assert_eq!(file_size(&pb_file(file().varint(4, 5), &[link()])), Ok(5));
     assert_eq!(file_size(&pb_file(file(), &[])), Ok(0));
 }
 
 #[test]
-fn what_is_not_a_file_is_refused_at_the_root_and_below() {
+fn blocks_other_than_files_are_rejected() {
     let blocks = Arc::new(MemoryBlocks::new());
     let of_type = |data_type| pb_node(&[], Some(&Message::default().varint(1, data_type).0), false);
     let shard = Message::default().varint(1, HAMT_SHARD).varint(5, 0x22).varint(6, 8);
@@ -454,7 +454,7 @@ fn what_is_not_a_file_is_refused_at_the_root_and_below() {
 }
 
 #[test]
-fn ranges_outside_the_file_are_refused() {
+fn ranges_outside_the_file_are_rejected() {
     let root = inline(codec::RAW, b"hello");
     let source: Arc<dyn BlockSource> = Arc::new(MemoryBlocks::new());
     for (start, end) in [(0, 6), (6, 6), (u64::MAX, u64::MAX), (0, u64::MAX), (3, 2)] {
@@ -476,14 +476,14 @@ fn nesting_is_bounded() {
     for (levels, readable) in [(1, true), (64, true), (65, false), (1_000, false)] {
         let blocks = MemoryBlocks::new();
         let root = chain(&blocks, levels);
-        let (bytes, error) = read_all(Arc::new(Distant::new(blocks, 1, 1)), &root, 0..5);
+        let (bytes, error) = read_all(Arc::new(RemoteSource::new(blocks, 1, 1)), &root, 0..5);
         assert_eq!((bytes == b"hello", matches!(error, Some(ReadError::TooDeep { .. }))), (readable, !readable));
     }
 }
 
 #[test]
-fn a_cycle_ends_even_if_a_store_made_one() {
-    // No hash function allows this; a broken store might.
+fn a_cycle_ends_with_an_error() {
+    // No hash function allows it, but a broken store might.
     let cid = *leaf(&MemoryBlocks::new(), LeafKind::PbFile, b"whatever").cid();
     let blocks = MemoryBlocks::new();
     let block = Block::from_checked(cid, file_node(&[], &[(cid, 5)], false, false).into());
@@ -493,8 +493,8 @@ fn a_cycle_ends_even_if_a_store_made_one() {
 }
 
 #[test]
-fn bulky_inner_nodes_do_not_pile_up_and_few_of_them_are_decoded_for_a_few_bytes() {
-    // Each level is a node of almost the largest size, full of empty children, around the next level.
+fn the_memory_and_work_for_large_inner_nodes_are_bounded() {
+    // Each level is a node of almost the maximum size, with empty children around the next level.
     for (last_has_bytes, levels, readable) in [(false, 4, true), (true, 4, true), (false, 10, false), (true, 10, false)]
     {
         let blocks = MemoryBlocks::new();
@@ -516,7 +516,7 @@ fn bulky_inner_nodes_do_not_pile_up_and_few_of_them_are_decoded_for_a_few_bytes(
 }
 
 #[test]
-fn a_pending_reader_wakes_for_whatever_arrives() {
+fn a_pending_reader_is_woken_by_any_block() {
     let (source, root, size) = large_file(8, 174, 3, 5);
     let mut reader = FileReader::new(source, root, 0..size, ReadLimits::default()).expect("a file");
     let mut cx = Context::from_waker(Waker::noop());
@@ -533,7 +533,7 @@ fn a_pending_reader_wakes_for_whatever_arrives() {
 }
 
 #[test]
-fn windows_share_a_budget_and_give_it_back() {
+fn windows_share_a_budget_and_release_it() {
     let (blocks, mut bytes) = (Arc::new(MemoryBlocks::new()), Vec::new());
     let leaves = (0..40).map(|leaf| Shape::Leaf { kind: LeafKind::RawCodec, bytes: vec![leaf; 50_000] }).collect();
     let shape = Shape::Inner { own: Vec::new(), children: leaves, packed: false, data_first: false };

@@ -1,5 +1,5 @@
-//! Archives that Kubo and the gateway conformance suite made, read through everything that this crate has: CAR, sources,
-//! walks, directories and files. `tests/fixtures/README.md` says what each archive holds.
+//! Archives made by Kubo and by the gateway conformance suite, read with all parts of this crate: CAR, sources, path
+//! resolution, directories and files. `tests/fixtures/README.md` describes them.
 
 use crate::dags::walk;
 use crate::directories::list_all;
@@ -14,7 +14,7 @@ use futures::stream::{StreamExt as _, TryStreamExt as _};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// An archive of Kubo's, whose root Kubo printed as well.
+/// An archive made by Kubo; its root is compared with the one that Kubo printed.
 fn kubo(name: &str) -> (Cid, Arc<MemoryBlocks>) {
     let (root, blocks) = fixture_car(&format!("kubo/{name}.car"));
     let roots = String::from_utf8(fixture("kubo/roots.txt")).expect("text");
@@ -32,10 +32,10 @@ fn read(source: Arc<dyn BlockSource>, root: &Block, range: std::ops::Range<u64>)
 fn read_path(blocks: &Arc<MemoryBlocks>, root: Cid, path: &str) -> Bytes {
     let block = walk(&**blocks, root, path).expect(path).block;
     let size = file_size(&block).expect("a file");
-    read(Arc::new(Distant::new(blocks.clone(), 5, 7)), &block, 0..size).expect("readable")
+    read(Arc::new(RemoteSource::new(blocks.clone(), 5, 7)), &block, 0..size).expect("readable")
 }
 
-/// Every file that `make.sh` makes: name, seed, size, and how many blocks it has at least.
+/// The files that `make.sh` makes: name, seed, size, and the minimum number of blocks.
 const FILES: [(&str, u64, usize, usize); 12] = [
     ("single-v0", 1, 1_000, 1),
     ("single-raw", 2, 1_000, 1),
@@ -85,7 +85,7 @@ fn check_file(name: &str, seed: u64, size: usize, blocks_min: usize) {
         }
     }
     let walked: Vec<Block> = block_on(walk_all(blocks.clone(), root, 4).try_collect()).expect("complete");
-    assert_eq!(walked.len(), blocks.len(), "{name}: the archive is the DAG");
+    assert_eq!(walked.len(), blocks.len(), "{name}: the archive has exactly the DAG");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn files_under_every_hash_function_read_as_kubo_wrote_them() {
 }
 
 #[test]
-fn trees_are_walked_listed_and_read() {
+fn trees_are_resolved_listed_and_read() {
     for (name, in_cid) in [("tree-v0", false), ("tree-v1", true)] {
         let (root, blocks) = kubo(name);
         let files = [
@@ -123,7 +123,7 @@ fn trees_are_walked_listed_and_read() {
         assert_eq!(list_all(blocks.clone(), &empty), Ok(Vec::new()));
         let resolved = walk(&*blocks, root, "sub/b.bin").expect("a file");
         assert_eq!(resolved.roots.len(), 3);
-        assert_eq!(resolved.block.key().is_none(), in_cid, "small files of tree-v1 are in their CIDs");
+        assert_eq!(resolved.block.key().is_none(), in_cid, "small files of tree-v1 are inline");
         assert!(matches!(walk(&*blocks, root, "link/x"), Err(WalkError::NotADirectory { .. })));
         assert!(matches!(walk(&*blocks, root, "sub/missing"), Err(WalkError::NoLink { .. })));
     }
@@ -150,13 +150,13 @@ fn sharded_directories_of_every_fanout_are_looked_up_and_listed() {
             let number = format!("{number:04}");
             let entry = format!("entry-{number}.txt");
             let resolved = walk(&*blocks, root, &entry).expect("an entry");
-            assert_eq!(resolved.roots, [root, *resolved.block.cid()], "inner shards are no roots");
+            assert_eq!(resolved.roots, [root, *resolved.block.cid()], "inner shards are not roots");
             assert_eq!(resolved.passed.first(), Some(&root));
             shards.extend(resolved.passed);
             assert_eq!(read(blocks.clone(), &resolved.block, 0..4), Ok(number.into()));
             expected.push(entry);
         }
-        assert_eq!(shards.len(), blocks.len(), "{name}: the ways to all entries pass every shard, the root included");
+        assert_eq!(shards.len(), blocks.len(), "{name}: the paths of all entries include every shard");
         for missing in ["entry-9999.txt", "entry-", "x"] {
             assert_eq!(block_on(dir::lookup(&*blocks, &block, missing)), Ok(None), "{name}/{missing}");
         }
@@ -189,7 +189,7 @@ fn conformance(name: &str) -> (Cid, Arc<MemoryBlocks>) {
 }
 
 #[test]
-fn the_conformance_suites_trees_read_as_it_says() {
+fn trees_of_the_conformance_suite_are_read() {
     let table = [
         ("symlink", "foo", "content\n"),
         ("dir-with-files", "ascii.txt", "hello application/vnd.ipld.car\n"),
@@ -222,7 +222,7 @@ fn a_multi_block_file_reads_by_ranges() {
 }
 
 #[test]
-fn a_file_with_a_missing_block_reads_around_it_and_not_through_it() {
+fn ranges_without_the_missing_block_are_read() {
     let (root, blocks) = conformance("file-3k-and-3-blocks-missing-block");
     let block = blocks.peek(&root).expect("the root");
     let size = file_size(&block).expect("a file");
@@ -236,7 +236,7 @@ fn a_file_with_a_missing_block_reads_around_it_and_not_through_it() {
 }
 
 #[test]
-fn a_sharded_directory_of_the_suite_is_listed_and_looked_up() {
+fn a_sharded_directory_of_the_conformance_suite_is_listed_and_looked_up() {
     let (root, blocks) = conformance("single-layer-hamt-with-multi-block-files");
     let block = blocks.peek(&root).expect("the root");
     let entries = list_all(blocks.clone(), &block).expect("a directory");
@@ -247,7 +247,7 @@ fn a_sharded_directory_of_the_suite_is_listed_and_looked_up() {
 }
 
 #[test]
-fn documents_and_names_that_provoke_do_no_harm() {
+fn unusual_documents_and_names_are_read() {
     let (root, blocks) = conformance("dir-with-dag-cbor-with-links");
     let walked: Vec<Block> = block_on(walk_all(blocks.clone(), root, 3).try_collect()).expect("complete");
     assert_eq!(walked.len(), blocks.len());
@@ -265,5 +265,5 @@ fn documents_and_names_that_provoke_do_no_harm() {
     assert_eq!(walk(&*blocks, root, "foo.txt").expect("there").roots[1], cid::parse(FOO_TXT).expect("a CID"));
 }
 
-/// From the suite's `dag-pb.json`.
+/// From `dag-pb.json` of the conformance suite.
 const FOO_TXT: &str = "bafkreic3ondyhizrzeoufvoodehinugpj3ecruwokaygl7elezhn2khqfa";

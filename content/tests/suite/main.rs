@@ -1,4 +1,4 @@
-//! The behaviour of `content`, tested through its public interface: tables, properties, and archives that Kubo made.
+//! Tests of `content` through its public interface: tables, properties, and archives made by Kubo.
 
 #![allow(clippy::result_large_err, reason = "as in the crate itself")]
 

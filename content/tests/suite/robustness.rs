@@ -1,4 +1,4 @@
-//! Decoders on bytes that strangers made up: an error or a value, never a panic, and never more memory than a small
+//! Decoders on untrusted bytes: they return an error or a value, never panic, and take no more memory than a small
 //! multiple of the input.
 
 use crate::support::*;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The codecs of documents.
 const DOCUMENTS: [u64; 4] = [codec::DAG_CBOR, codec::CBOR, codec::DAG_JSON, codec::JSON];
 
-/// Runs everything that takes a block on a block.
+/// Passes a block to every function that takes one.
 fn exercise(block: &Block) {
     let source: Arc<dyn BlockSource> = Arc::new(MemoryBlocks::from_iter([block.clone()]));
     let _ = Node::decode(block);
@@ -48,8 +48,8 @@ fn block(codec: u64, data: Vec<u8>) -> Block {
     Block::of(codec, content::hashes::SHA2_256, 32, data.into()).expect("a block")
 }
 
-/// Good blocks of every kind, to be damaged.
-fn good_blocks() -> Vec<(u64, Vec<u8>)> {
+/// Valid blocks of every kind, to be corrupted.
+fn valid_blocks() -> Vec<(u64, Vec<u8>)> {
     let names =
         ["single-v0", "balanced-v0", "trickle-raw", "tree-v1", "hamt-8", "hamt-256", "dag-cbor", "inline-leaves"];
     let mut out = Vec::new();
@@ -58,7 +58,7 @@ fn good_blocks() -> Vec<(u64, Vec<u8>)> {
         let root = blocks.peek(&root).expect("the root");
         out.push((root.cid().codec(), root.data().to_vec()));
         for link in dag::links(&root).expect("links").into_iter().take(2) {
-            let child = blocks.peek(&link).expect("held");
+            let child = blocks.peek(&link).expect("a stored block");
             out.push((link.codec(), child.data().to_vec()));
         }
     }
@@ -69,7 +69,7 @@ fn good_blocks() -> Vec<(u64, Vec<u8>)> {
     out
 }
 
-/// Overwrites, removes and inserts single bytes.
+/// Overwrites, deletes and inserts single bytes.
 fn damage(bytes: &mut Vec<u8>, edits: &[(u16, u8, u8)]) {
     for (at, kind, value) in edits {
         let at = *at as usize % (bytes.len() + 1);
@@ -111,7 +111,8 @@ proptest! {
         for (tag, value, small) in fields {
             data = data.varint(tag, if small { value % 300 } else { value });
         }
-        let links: Vec<Link> = (0..links).map(|i| Link::to(*inline(codec::RAW, &bytes[..i.min(bytes.len())]).cid(), "00")).collect::<Vec<_>>();
+        let link = |i: usize| Link::to(*inline(codec::RAW, &bytes[..i.min(bytes.len())]).cid(), "00");
+        let links: Vec<Link> = (0..links).map(link).collect();
         exercise(&block(codec::DAG_PB, pb_node(&links, Some(&data.0), bytes.len() % 2 == 0)));
     }
 }
@@ -121,7 +122,7 @@ proptest! {
 
     #[test]
     fn damaged_blocks_never_panic(pick: prop::sample::Index, edits in edits()) {
-        thread_local!(static GOOD: Vec<(u64, Vec<u8>)> = good_blocks());
+        thread_local!(static GOOD: Vec<(u64, Vec<u8>)> = valid_blocks());
         let (codec, mut bytes) = GOOD.with(|good| good[pick.index(good.len())].clone());
         damage(&mut bytes, &edits);
         exercise(&block(codec, bytes));
@@ -136,7 +137,7 @@ proptest! {
     }
 }
 
-/// Reads an archive to its end or error; whatever comes out has to match its CID.
+/// Reads an archive to its end or error; each block has to match its CID.
 fn read_car(bytes: &[u8]) {
     block_on(async {
         let Ok(mut car) = CarReader::new(bytes).await else { return };
@@ -147,7 +148,7 @@ fn read_car(bytes: &[u8]) {
 }
 
 #[test]
-fn dag_pb_nodes_are_accepted_and_refused_as_kubo_does() {
+fn dag_pb_nodes_are_accepted_and_rejected_as_by_kubo() {
     let cid = inline(codec::RAW, b"x").cid().to_bytes();
     let link = Message::default().bytes(1, &cid).bytes(2, b"name").varint(3, 9).0;
     let node = || Message::default();
@@ -190,7 +191,7 @@ fn dag_pb_nodes_are_accepted_and_refused_as_kubo_does() {
     let bad_links: [(&str, Message); 7] = [
         ("no hash", Message::default().bytes(2, b"name")),
         ("an empty hash", Message::default().bytes(1, b"")),
-        ("a hash that is no CID", Message::default().bytes(1, b"garbage")),
+        ("a hash that is not a CID", Message::default().bytes(1, b"garbage")),
         ("two hashes", Message::default().bytes(1, &cid).bytes(1, &cid)),
         ("two names", Message::default().bytes(1, &cid).bytes(2, b"a").bytes(2, b"b")),
         ("a size in bytes", Message::default().bytes(1, &cid).bytes(3, b"a")),
@@ -214,7 +215,7 @@ fn decoded_slices_share_the_blocks_bytes() {
 }
 
 #[test]
-fn fields_of_the_future_in_unixfs_data_are_skipped() {
+fn unknown_fields_in_unixfs_data_are_skipped() {
     let time = Message::default().varint(1, 1_700_000_000).0;
     let data = Message::default().varint(1, FILE).bytes(2, b"hello").varint(7, 0o644).bytes(8, &time).varint(99, 1);
     let good = block(codec::DAG_PB, pb_node(&[], Some(&data.0), false));
@@ -224,7 +225,7 @@ fn fields_of_the_future_in_unixfs_data_are_skipped() {
 }
 
 #[test]
-fn a_memory_source_answers_by_hash_and_holds_no_inline_blocks() {
+fn a_memory_source_ignores_codecs_and_stores_no_inline_blocks() {
     let blocks = MemoryBlocks::new();
     assert!(blocks.is_empty());
     let raw = add(&blocks, codec::RAW, b"hello".to_vec());

@@ -1,4 +1,4 @@
-//! Which blocks answer a request, in which order, and what bounds an answer; and the archives made of them.
+//! Which blocks a CAR response has, in which order and within which limits; and the archives made of them.
 
 use crate::dags::{directory, walk};
 use crate::support::*;
@@ -25,7 +25,7 @@ fn entity(bytes: &str) -> ScopeOptions {
     ScopeOptions { scope: DagScope::Entity, entity_bytes, duplicates: false }
 }
 
-/// What is emitted, and the error that ended it if one did.
+/// The emitted blocks, and the error that ended the stream.
 fn emit(
     source: Arc<dyn BlockSource>,
     path: &[Cid],
@@ -57,15 +57,15 @@ fn parse(texts: &[&str]) -> Vec<Cid> {
     texts.iter().map(|text| cid::parse(text).expect(text)).collect()
 }
 
-/// The answer for a path of a fixture, from a source at hand and from a distant one.
+/// The blocks of a response for a path of a fixture, from a local and from a remote source.
 fn of_fixture(name: &str, path: &str, options: ScopeOptions) -> Vec<Cid> {
     let (root, blocks) = fixture_car(&format!("conformance/{name}.car"));
     let mut resolved = walk(&*blocks, root, path).expect(path);
     resolved.roots.pop();
     let (near, error) = emit(blocks.clone(), &resolved.roots, &resolved.block, options, LIMITS);
     assert_eq!(error, None, "{name}/{path}");
-    let distant = Arc::new(Distant::new(blocks, 3, 9));
-    let (far, error) = emit(distant, &resolved.roots, &resolved.block, options, LIMITS);
+    let remote = Arc::new(RemoteSource::new(blocks, 3, 9));
+    let (far, error) = emit(remote, &resolved.roots, &resolved.block, options, LIMITS);
     assert_eq!((near.clone(), None), (far, error), "{name}/{path}");
     cids(&near)
 }
@@ -80,7 +80,7 @@ const CHUNKS: [&str; 5] = [
 ];
 
 #[test]
-fn the_suites_ranges_take_the_blocks_that_it_says() {
+fn ranges_of_the_conformance_suite_have_the_expected_blocks() {
     let table = [
         ("", 0..5),
         ("0:*", 0..5),
@@ -113,7 +113,7 @@ fn the_suites_ranges_take_the_blocks_that_it_says() {
 }
 
 #[test]
-fn the_suites_scopes_take_the_blocks_that_it_says() {
+fn scopes_of_the_conformance_suite_have_the_expected_blocks() {
     let (block, entity, all) = (DagScope::Block, DagScope::Entity, DagScope::All);
     let two = "subdir-with-two-single-block-files";
     let mixed = "subdir-with-mixed-block-files";
@@ -141,13 +141,13 @@ fn the_suites_scopes_take_the_blocks_that_it_says() {
             assert_eq!(found[..walked.roots.len()], walked.roots, "the path comes first");
         }
     }
-    // A document's links are followed if everything is asked for.
+    // The links of a document are followed with the scope "all".
     assert!(of_fixture(cbor, "document", options(all, false)).len() > 2);
     assert!(of_fixture("dag-json-traversal", "", options(all, false)).len() > 1);
 }
 
 #[test]
-fn a_repeated_file_is_emitted_as_often_as_asked_for() {
+fn a_repeated_file_is_emitted_again_with_duplicates() {
     let name = "dir-with-files";
     let of =
         |path| *walk(&*fixture_car(&format!("conformance/{name}.car")).1, root(name), path).expect(path).block.cid();
@@ -163,26 +163,26 @@ fn root(name: &str) -> Cid {
 }
 
 #[test]
-fn a_sharded_directory_is_all_its_shards_and_none_of_its_files() {
+fn a_sharded_directory_has_all_its_shards_and_no_files() {
     for fanout in [8, 16, 64, 256, 1024] {
         let (root, blocks) = fixture_car(&format!("kubo/hamt-{fanout}.car"));
         let terminal = blocks.peek(&root).expect("there");
         let (all, error) = emit(blocks.clone(), &[], &terminal, options(DagScope::All, false), LIMITS);
         assert_eq!((all.len(), error), (blocks.len(), None), "its files are inline");
-        let distant = Arc::new(Distant::new(blocks.clone(), 3, 9));
-        let (shards, error) = emit(distant, &[], &terminal, entity("0:5"), LIMITS);
+        let remote = Arc::new(RemoteSource::new(blocks.clone(), 3, 9));
+        let (shards, error) = emit(remote, &[], &terminal, entity("0:5"), LIMITS);
         assert_eq!((shards, error), (all, None), "{fanout}");
     }
     let (root, blocks) = fixture_car("conformance/single-layer-hamt-with-multi-block-files.car");
     let terminal = blocks.peek(&root).expect("there");
     let (shards, error) = emit(blocks.clone(), &[], &terminal, entity(""), LIMITS);
     assert!(error.is_none() && shards.len() > 1 && shards.len() < blocks.len());
-    // They suffice to list the directory.
+    // They are enough to list the directory.
     let shards: Arc<MemoryBlocks> = Arc::new(shards.into_iter().collect());
     assert_eq!(crate::directories::list_all(shards, &terminal), crate::directories::list_all(blocks, &terminal));
 }
 
-/// What the stream is to emit with [`DagScope::All`], by the simplest code that can say so.
+/// The expected blocks with [`DagScope::All`], by the simplest implementation.
 fn naive(blocks: &MemoryBlocks, block: &Block, duplicates: bool, seen: &mut HashSet<Vec<u8>>, out: &mut Vec<Cid>) {
     let first = seen.insert(block.cid().hash().to_bytes());
     if block.key().is_some() && (first || duplicates) {
@@ -211,7 +211,7 @@ pub fn cbor_links(links: &[Cid]) -> Vec<u8> {
     out
 }
 
-/// A DAG of as many nodes as there are in `nodes`, each of a kind and with links to some of those before it: its root.
+/// The root of a DAG with one node for each element of `nodes`, which has a kind and links to some of the nodes before.
 fn random_dag(blocks: &MemoryBlocks, nodes: &[(u8, Vec<usize>)]) -> Block {
     let mut made: Vec<Block> = vec![leaf(blocks, LeafKind::RawCodec, b"leaf")];
     for (index, (kind, links)) in nodes.iter().enumerate() {
@@ -220,7 +220,7 @@ fn random_dag(blocks: &MemoryBlocks, nodes: &[(u8, Vec<usize>)]) -> Block {
         let block = match kind {
             0 => add(blocks, codec::DAG_PB, pb_node(&pb, None, false)),
             1 => add(blocks, codec::DAG_CBOR, cbor_links(&links)),
-            // Its decoder takes no longer digests.
+            // The serde codec supports no longer digests.
             2 if links.iter().all(|cid| cid.hash().digest().len() <= 64) => {
                 let list: Vec<String> = links.iter().map(|cid| format!(r#"{{"/": "{cid}"}}"#)).collect();
                 add(blocks, codec::DAG_JSON, format!("[{}]", list.join(",")).into_bytes())
@@ -237,7 +237,7 @@ fn random_dag(blocks: &MemoryBlocks, nodes: &[(u8, Vec<usize>)]) -> Block {
     made.pop().expect("a root")
 }
 
-/// The archive of what was emitted, read again.
+/// The roots and blocks of an archive made of the emitted blocks.
 fn through_a_car(roots: &[Cid], blocks: &[Block]) -> (Vec<Cid>, Vec<Block>) {
     let mut car = header(roots).to_vec();
     for block in blocks {
@@ -254,7 +254,7 @@ fn through_a_car(roots: &[Cid], blocks: &[Block]) -> (Vec<Cid>, Vec<Block>) {
 }
 
 #[test]
-fn headers_of_any_number_of_roots_read_again() {
+fn headers_with_any_number_of_roots_are_read_back() {
     for count in [0, 1, 23, 24, 300] {
         let roots: Vec<Cid> = (0..count).map(|n: u32| *inline(codec::RAW, &n.to_be_bytes()).cid()).collect();
         assert_eq!(through_a_car(&roots, &[]), (roots.clone(), vec![]));
@@ -270,7 +270,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn everything_comes_depth_first_from_a_source_without_order(
+    fn blocks_are_emitted_depth_first_when_they_arrive_out_of_order(
         nodes in prop::collection::vec((0_u8..8, prop::collection::vec(0_usize..100, 0..4)), 1..14),
         seed: u64,
         duplicates: bool,
@@ -281,8 +281,8 @@ proptest! {
         let mut expected = Vec::new();
         naive(&blocks, &root, duplicates, &mut HashSet::new(), &mut expected);
         let limits = ScopeLimits { look_ahead_bytes_max, repeated_bytes_max: u64::MAX, ..LIMITS };
-        let distant = Arc::new(Distant::new(blocks.clone(), seed, 9));
-        let sources: [Arc<dyn BlockSource>; 2] = [blocks, distant.clone()];
+        let remote = Arc::new(RemoteSource::new(blocks.clone(), seed, 9));
+        let sources: [Arc<dyn BlockSource>; 2] = [blocks, remote.clone()];
         for source in sources {
             let (found, error) = emit(source, &[], &root, options(DagScope::All, duplicates), limits);
             prop_assert_eq!(error, None);
@@ -291,11 +291,11 @@ proptest! {
             let distinct: HashSet<_> = found.iter().filter_map(Block::key).collect();
             prop_assert!(duplicates || distinct.len() == found.len(), "a set");
         }
-        prop_assert_eq!(Counts::get(&distant.counts.in_flight), 0, "nothing stays in flight");
+        prop_assert_eq!(Counts::get(&remote.counts.in_flight), 0, "nothing stays in flight");
     }
 
     #[test]
-    fn a_range_comes_with_the_blocks_that_reading_it_takes_and_no_other_leaves(
+    fn a_range_has_exactly_the_blocks_that_reading_it_takes(
         size in 1_usize..3_000,
         chunk in 20_usize..200,
         width in 2_usize..5,
@@ -306,19 +306,20 @@ proptest! {
     ) {
         let Ok(bytes) = EntityBytes::new(from, to) else { return Ok(()) };
         let blocks = Arc::new(MemoryBlocks::new());
-        // The third shape repeats its leaves and subtrees.
+        // The third shape has duplicate leaves and sub-trees.
         let data = if shape == 2 { Bytes::from(vec![7; size]) } else { content(seed, size) };
         let root = if shape == 1 {
             trickle(&blocks, &data, chunk, width, LeafKind::PbFile)
         } else {
             balanced(&blocks, &data, chunk, width, LeafKind::RawCodec)
         };
-        let asked = ScopeOptions { scope: DagScope::Entity, entity_bytes: Some(bytes), duplicates };
-        let distant = Arc::new(Distant::new(blocks.clone(), seed, 9));
-        let (found, error) = emit(distant, &[], &root, asked, LIMITS);
+        let requested = ScopeOptions { scope: DagScope::Entity, entity_bytes: Some(bytes), duplicates };
+        let remote = Arc::new(RemoteSource::new(blocks.clone(), seed, 9));
+        let (found, error) = emit(remote, &[], &root, requested, LIMITS);
         prop_assert_eq!(error, None);
         let range = bytes.resolve(size as u64);
-        let leaves = found.iter().filter(|block| content::dag::links(block).is_ok_and(|links| links.is_empty())).count();
+        let is_leaf = |block: &&Block| content::dag::links(block).is_ok_and(|links| links.is_empty());
+        let leaves = found.iter().filter(is_leaf).count();
         let wanted = range.clone().map_or(0, |range| range.end.div_ceil(chunk as u64) - range.start / chunk as u64);
         if root.cid() == found[0].cid() && size > chunk && (shape != 2 || duplicates) {
             prop_assert_eq!(leaves as u64, wanted);
@@ -331,7 +332,7 @@ proptest! {
     }
 }
 
-/// A chain of nodes that each link twice to the next: `2^levels` leaves in `levels + 1` blocks.
+/// A chain of nodes with two links to the next one: `2^levels` leaves in `levels + 1` blocks.
 fn doubling(blocks: &MemoryBlocks, levels: usize) -> Block {
     let mut block = leaf(blocks, LeafKind::PbFile, b"leaf");
     for _ in 0..levels {
@@ -342,10 +343,10 @@ fn doubling(blocks: &MemoryBlocks, levels: usize) -> Block {
 }
 
 #[test]
-fn a_few_blocks_do_not_make_an_endless_answer() {
+fn a_few_blocks_do_not_make_an_endless_response() {
     let blocks = Arc::new(MemoryBlocks::new());
     let root = doubling(&blocks, 40);
-    let sources: [Arc<dyn BlockSource>; 2] = [blocks.clone(), Arc::new(Distant::new(blocks, 1, 5))];
+    let sources: [Arc<dyn BlockSource>; 2] = [blocks.clone(), Arc::new(RemoteSource::new(blocks, 1, 5))];
     for source in sources {
         let (found, error) = emit(source.clone(), &[], &root, options(DagScope::All, false), LIMITS);
         assert_eq!((found.len(), error), (41, None));
@@ -354,7 +355,7 @@ fn a_few_blocks_do_not_make_an_endless_answer() {
         let bytes: usize = found.iter().map(|block| block.data().len()).sum();
         assert!(bytes > 1 << 19 && bytes < (1 << 20) + 10_000, "{bytes}");
     }
-    // The same as a file, of which a range in the middle begins and ends in the middle of repeated nodes.
+    // The same as a file, with a range that begins and ends in the middle of duplicate nodes.
     let blocks = Arc::new(MemoryBlocks::new());
     let (mut block, mut size) = (leaf(&blocks, LeafKind::RawCodec, b"leaf"), 4);
     for _ in 0..40 {
@@ -369,7 +370,7 @@ fn a_few_blocks_do_not_make_an_endless_answer() {
 }
 
 #[test]
-fn levels_and_remembered_blocks_are_bounded() {
+fn levels_and_recorded_blocks_are_bounded() {
     let blocks = Arc::new(MemoryBlocks::new());
     let root = doubling(&blocks, 10);
     let all = |limits| emit(blocks.clone(), &[], &root, options(DagScope::All, false), limits);
@@ -381,7 +382,7 @@ fn levels_and_remembered_blocks_are_bounded() {
 }
 
 #[test]
-fn inline_blocks_are_walked_through_and_not_emitted() {
+fn inline_blocks_are_traversed_and_not_emitted() {
     let blocks = Arc::new(MemoryBlocks::new());
     let file = leaf(&blocks, LeafKind::RawCodec, b"file");
     let inlined = inline(codec::DAG_PB, &pb_node(&[Link::to(*file.cid(), "f")], None, false));
@@ -400,7 +401,7 @@ fn inline_blocks_are_walked_through_and_not_emitted() {
 }
 
 #[test]
-fn errors_come_at_their_place() {
+fn errors_are_at_their_place() {
     let blocks = Arc::new(MemoryBlocks::new());
     let (a, z) = (leaf(&blocks, LeafKind::RawCodec, b"a"), leaf(&blocks, LeafKind::RawCodec, b"z"));
     let lost = Block::of(codec::RAW, content::hashes::SHA2_256, 32, "lost".into()).expect("block");
@@ -410,8 +411,8 @@ fn errors_come_at_their_place() {
     for (middle, emitted) in [(&lost, 2), (&broken, 3)] {
         let root = directory(&blocks, &[("a", &a), ("m", middle), ("z", &z)]);
         for polls_max in [0, 9] {
-            let distant = Arc::new(Distant::new(blocks.clone(), 5, polls_max));
-            let (found, error) = emit(distant, &[], &root, all, LIMITS);
+            let remote = Arc::new(RemoteSource::new(blocks.clone(), 5, polls_max));
+            let (found, error) = emit(remote, &[], &root, all, LIMITS);
             assert_eq!(found.len(), emitted, "{error:?}");
             match error.expect("an error") {
                 ScopeError::Source(error) => assert_eq!(error, SourceError::NotFound { cid: *lost.cid() }),
@@ -423,7 +424,7 @@ fn errors_come_at_their_place() {
     }
     let root = directory(&blocks, &[("u", &unknown), ("z", &z)]);
     assert_eq!(emit(blocks.clone(), &[], &root, all, LIMITS), (vec![root, unknown, z.clone()], None));
-    // What breaks the rules of its codec is carried, and its links are followed as long as there is a way to find them.
+    // A malformed document is emitted, and its links are followed as far as they can be found.
     let linked = [0xd8, 42, 0x58, 37, 0].into_iter().chain(a.cid().to_bytes()).collect::<Vec<u8>>();
     let list = |head: &[u8], tail: &[u8]| add(&blocks, codec::DAG_CBOR, [head, &linked, tail].concat());
     let (trailing, endless, cut) = (list(&[0x81], &[0]), list(&[0x9f], &[0xff]), list(&[0x81], &[0x18]));
@@ -443,43 +444,47 @@ fn errors_come_at_their_place() {
 }
 
 #[test]
-fn blocks_are_fetched_ahead_within_the_window_and_dropping_cancels() {
+fn blocks_are_prefetched_within_the_window_and_dropping_cancels() {
     let blocks = Arc::new(MemoryBlocks::new());
     let leaves: Vec<Block> = (0..400).map(|n| leaf(&blocks, LeafKind::RawCodec, &content(n, 100_000))).collect();
     let dirs: Vec<Block> =
         leaves.chunks(4).map(|four| directory(&blocks, &[("x", &four[0]), ("y", &four[1])])).collect();
     let entries: Vec<(&str, &Block)> = dirs.iter().map(|dir| ("d", dir)).collect();
     let root = directory(&blocks, &entries);
-    let distant = Arc::new(Distant::new(blocks.clone(), 7, 40));
+    let remote = Arc::new(RemoteSource::new(blocks.clone(), 7, 40));
     let all = options(DagScope::All, false);
     block_on(async {
-        let mut stream = content::scope::blocks(distant.clone(), vec![], root.clone(), all, LIMITS);
+        let mut stream = content::scope::blocks(remote.clone(), vec![], root.clone(), all, LIMITS);
         let mut count = 0;
         while let Some(block) = stream.next().await {
-            distant
+            remote
                 .counts
-                .taken_bytes
+                .consumed_bytes
                 .fetch_add(block.expect("there").data().len(), std::sync::atomic::Ordering::Relaxed);
             count += 1;
         }
         assert_eq!(count, 301);
     });
-    let counts = &distant.counts;
+    let counts = &remote.counts;
     assert!(Counts::get(&counts.in_flight_max) > 8, "{}", Counts::get(&counts.in_flight_max));
-    assert!(Counts::get(&counts.ahead_bytes_max) < (4 << 20) + (1 << 19), "{}", Counts::get(&counts.ahead_bytes_max));
+    assert!(
+        Counts::get(&counts.prefetched_bytes_max) < (4 << 20) + (1 << 19),
+        "{}",
+        Counts::get(&counts.prefetched_bytes_max)
+    );
     assert_eq!(Counts::get(&counts.gets), 300, "each once");
 
-    let silent = Arc::new(Distant::silent(blocks));
-    let mut stream = content::scope::blocks(silent.clone(), vec![], root, all, LIMITS);
-    block_on(stream.next()).expect("the root").expect("at hand");
+    let stalled = Arc::new(RemoteSource::stalled(blocks));
+    let mut stream = content::scope::blocks(stalled.clone(), vec![], root, all, LIMITS);
+    block_on(stream.next()).expect("the root").expect("an available block");
     assert!(futures::FutureExt::now_or_never(stream.next()).is_none());
-    assert!(Counts::get(&silent.counts.in_flight) > 0);
+    assert!(Counts::get(&stalled.counts.in_flight) > 0);
     drop(stream);
-    assert_eq!(Counts::get(&silent.counts.in_flight), 0);
+    assert_eq!(Counts::get(&stalled.counts.in_flight), 0);
 }
 
 #[test]
-fn what_is_not_a_file_needs_one_block_alone() {
+fn entities_other_than_files_and_directories_are_one_block() {
     let blocks = Arc::new(MemoryBlocks::new());
     let file = leaf(&blocks, LeafKind::RawCodec, b"file");
     let symlink = pb_node(&[], Some(&Message::default().varint(1, SYMLINK).bytes(2, b"a/file").0), false);

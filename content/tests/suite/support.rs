@@ -1,4 +1,4 @@
-//! What the tests share: a writer of UnixFS DAGs in every layout, a source that behaves like a network, and the fixtures.
+//! Shared test code: an encoder of UnixFS DAGs in every layout, a source that behaves like a network, and the fixtures.
 
 use bytes::Bytes;
 use content::car::CarReader;
@@ -17,7 +17,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     futures::executor::block_on(future)
 }
 
-/// The content formula of `fixtures/make.sh`: the words splitmix64(seed * 2^32 + i), cut to size.
+/// The content formula of `fixtures/make.sh`: the words splitmix64(seed * 2^32 + i), truncated.
 pub fn content(seed: u64, size: usize) -> Bytes {
     let words = (0..=size as u64 / 8).map(|i| split_mix((seed << 32) + i));
     words.flat_map(u64::to_le_bytes).take(size).collect()
@@ -62,7 +62,7 @@ pub const METADATA: u64 = 3;
 pub const SYMLINK: u64 = 4;
 pub const HAMT_SHARD: u64 = 5;
 
-/// A link of a node to be written.
+/// A link of a node to be encoded.
 pub struct Link {
     pub cid: Cid,
     pub name: String,
@@ -80,7 +80,7 @@ impl Link {
     }
 }
 
-/// A dag-pb node: links first, or data first as old writers did.
+/// A dag-pb node: links first, or data first as from old importers.
 pub fn pb_node(links: &[Link], data: Option<&[u8]>, data_first: bool) -> Vec<u8> {
     let with_data = |message: Message| match data {
         Some(data) => message.bytes(1, data),
@@ -90,19 +90,19 @@ pub fn pb_node(links: &[Link], data: Option<&[u8]>, data_first: bool) -> Vec<u8>
     if data_first { with_links(with_data(Message::default())).0 } else { with_data(with_links(Message::default())).0 }
 }
 
-/// A verified block of a codec, held by `blocks`.
+/// A verified block, stored in `blocks`.
 pub fn add(blocks: &MemoryBlocks, codec: u64, data: Vec<u8>) -> Block {
     let block = Block::of(codec, hashes::SHA2_256, 32, data.into()).expect("accepted hash");
     blocks.insert(&block);
     block
 }
 
-/// A block whose CID carries it.
+/// A block that is inline in its CID.
 pub fn inline(codec: u64, data: &[u8]) -> Block {
     Block::of(codec, hashes::IDENTITY, data.len(), Bytes::copy_from_slice(data)).expect("at most 128 bytes")
 }
 
-/// A file's block: own data, then children with their sizes.
+/// A file node: its own data, then children with their sizes.
 pub fn file_node(data: &[u8], children: &[(Cid, u64)], packed: bool, data_first: bool) -> Vec<u8> {
     let sizes: Vec<u64> = children.iter().map(|(_, size)| *size).collect();
     let total = data.len() as u64 + sizes.iter().sum::<u64>();
@@ -116,7 +116,7 @@ pub fn file_node(data: &[u8], children: &[(Cid, u64)], packed: bool, data_first:
     pb_node(&links, Some(&message.0), data_first)
 }
 
-/// How a leaf is stored.
+/// How a leaf is encoded.
 #[derive(Debug, Clone, Copy)]
 pub enum LeafKind {
     RawCodec,
@@ -140,7 +140,7 @@ pub fn leaf(blocks: &MemoryBlocks, kind: LeafKind, data: &[u8]) -> Block {
     }
 }
 
-/// A balanced file of `chunk`-sized leaves and inner nodes of up to `width` children: its root.
+/// The root of a balanced file with `chunk`-sized leaves and inner nodes of up to `width` children.
 pub fn balanced(blocks: &MemoryBlocks, data: &[u8], chunk: usize, width: usize, kind: LeafKind) -> Block {
     let mut level: Vec<(Block, u64)> =
         data.chunks(chunk).map(|chunk| (leaf(blocks, kind, chunk), chunk.len() as u64)).collect();
@@ -150,7 +150,7 @@ pub fn balanced(blocks: &MemoryBlocks, data: &[u8], chunk: usize, width: usize, 
     level.pop().map_or_else(|| leaf(blocks, kind, &[]), |(root, _)| root)
 }
 
-/// A trickle file: every node has a few leaves, then ever deeper subtrees.
+/// A trickle file: each node has a few leaves, then ever deeper sub-trees.
 pub fn trickle(blocks: &MemoryBlocks, data: &[u8], chunk: usize, width: usize, kind: LeafKind) -> Block {
     let mut rest: Vec<&[u8]> = data.chunks(chunk).rev().collect();
     let mut children = Vec::new();
@@ -188,15 +188,15 @@ fn inner(blocks: &MemoryBlocks, children: &[(Block, u64)]) -> (Block, u64) {
     (add(blocks, codec::DAG_PB, file_node(&[], &links, false, false)), size)
 }
 
-/// A source with nothing at hand: every block takes a number of polls that only the seed knows, so blocks arrive out of
-/// order. It counts what it is asked for.
+/// A remote source: no block is available at once, and each takes a pseudorandom number of polls, so that blocks arrive
+/// out of order. It counts requests.
 #[derive(Default)]
-pub struct Distant {
+pub struct RemoteSource {
     pub blocks: Arc<MemoryBlocks>,
     pub counts: Arc<Counts>,
     seed: u64,
     polls_max: u64,
-    /// Fetches that never end.
+    /// Whether fetches never complete.
     never: bool,
 }
 
@@ -206,13 +206,13 @@ pub struct Counts {
     pub peeks: AtomicUsize,
     pub in_flight: AtomicUsize,
     pub in_flight_max: AtomicUsize,
-    /// Bytes of all blocks asked for.
-    pub asked_bytes: AtomicUsize,
-    /// Bytes that the reader took, as the test says.
-    pub taken_bytes: AtomicUsize,
-    /// The most by which one was ahead of the other.
-    pub ahead_bytes_max: AtomicUsize,
-    pub asked: Mutex<Vec<Cid>>,
+    /// The bytes of all requested blocks.
+    pub requested_bytes: AtomicUsize,
+    /// The bytes that the reader consumed, as reported by the test.
+    pub consumed_bytes: AtomicUsize,
+    /// The maximum difference of the two.
+    pub prefetched_bytes_max: AtomicUsize,
+    pub requested: Mutex<Vec<Cid>>,
 }
 
 impl Counts {
@@ -221,17 +221,17 @@ impl Counts {
     }
 }
 
-impl Distant {
+impl RemoteSource {
     pub fn new(blocks: impl Into<Arc<MemoryBlocks>>, seed: u64, polls_max: u64) -> Self {
         Self { blocks: blocks.into(), seed, polls_max, ..Self::default() }
     }
 
-    pub fn silent(blocks: impl Into<Arc<MemoryBlocks>>) -> Self {
+    pub fn stalled(blocks: impl Into<Arc<MemoryBlocks>>) -> Self {
         Self { blocks: blocks.into(), never: true, ..Self::default() }
     }
 }
 
-/// A fetch on its way; it leaves the count when it ends or is dropped.
+/// A fetch in flight. Dropping it decrements the counter.
 struct Fetch {
     result: Option<Result<Block, SourceError>>,
     polls_left: u64,
@@ -261,7 +261,7 @@ impl Drop for Fetch {
     }
 }
 
-impl BlockSource for Distant {
+impl BlockSource for RemoteSource {
     fn peek(&self, _cid: &Cid) -> Option<Block> {
         self.counts.peeks.fetch_add(1, Ordering::Relaxed);
         None
@@ -274,10 +274,10 @@ impl BlockSource for Distant {
         let in_flight = counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         counts.in_flight_max.fetch_max(in_flight, Ordering::Relaxed);
         let bytes = result.as_ref().map_or(0, |block| block.data().len());
-        let asked = counts.asked_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let ahead = asked.saturating_sub(Counts::get(&counts.taken_bytes));
-        counts.ahead_bytes_max.fetch_max(ahead, Ordering::Relaxed);
-        counts.asked.lock().expect("no panic").push(*cid);
+        let requested = counts.requested_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let ahead = requested.saturating_sub(Counts::get(&counts.consumed_bytes));
+        counts.prefetched_bytes_max.fetch_max(ahead, Ordering::Relaxed);
+        counts.requested.lock().expect("no panic").push(*cid);
         let polls_left = split_mix(self.seed ^ (number << 20)) % (self.polls_max + 1);
         Fetch { result: Some(result), polls_left, never: self.never, counts }.boxed()
     }
@@ -287,7 +287,7 @@ impl BlockSource for Distant {
     }
 }
 
-/// An archive's roots and blocks.
+/// The roots and blocks of an archive.
 pub fn load_car(bytes: &[u8]) -> (Vec<Cid>, MemoryBlocks) {
     block_on(async {
         let mut car = CarReader::new(bytes).await.expect("a CARv1");
@@ -305,14 +305,14 @@ pub fn fixture(path: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// An archive below `tests/fixtures`: its only root and its blocks.
+/// The only root and the blocks of an archive below `tests/fixtures`.
 pub fn fixture_car(path: &str) -> (Cid, Arc<MemoryBlocks>) {
     let (roots, blocks) = load_car(&fixture(path));
     let [root] = roots[..] else { panic!("{path} has {} roots", roots.len()) };
     (root, Arc::new(blocks))
 }
 
-/// A CARv1 of the given roots and sections.
+/// A CARv1 with the given header and sections.
 pub fn write_car<'a>(header: &[u8], sections: impl IntoIterator<Item = (Cid, &'a [u8])>) -> Vec<u8> {
     let mut car = Vec::new();
     encode_varint(header.len() as u64, &mut car);

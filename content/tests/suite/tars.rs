@@ -1,4 +1,4 @@
-//! Archives of files and trees, as the system's `tar` reads them, and what is refused.
+//! Archives of files and trees, extracted with the system's `tar`, and content that cannot be archived.
 
 use crate::dags::directory;
 use crate::support::*;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const LIMITS: TarLimits =
     TarLimits { depth_max: 64, entries_max: 2_000, bytes_max: 1 << 30, window_bytes_max: 8 << 20 };
 
-/// The archive as far as it goes, and the error that ended it if one did.
+/// The archive as far as it was emitted, and the error that ended it.
 fn archive_of(
     source: Arc<dyn BlockSource>,
     name: &str,
@@ -41,17 +41,17 @@ fn archive_of(
     })
 }
 
-/// A whole archive, which comes out the same from a distant source.
+/// A complete archive, which is the same from a remote source.
 fn whole(blocks: &Arc<MemoryBlocks>, name: &str, root: &Block) -> Vec<u8> {
     let (near, error) = archive_of(blocks.clone(), name, root, LIMITS);
     assert_eq!(error, None, "{name}");
-    let far = archive_of(Arc::new(Distant::new(blocks.clone(), 3, 9)), name, root, LIMITS);
+    let far = archive_of(Arc::new(RemoteSource::new(blocks.clone(), 3, 9)), name, root, LIMITS);
     assert!((&near, None) == (&far.0, far.1), "{name}");
     assert!(near.len() % 512 == 0 && near.ends_with(&[0; 1024]));
     near
 }
 
-/// What is in a folder, by path: files with their content, folders, and symlinks with their target.
+/// An entry of a folder: a file with its content, a folder, or a symlink with its target.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     File(Vec<u8>),
@@ -59,7 +59,7 @@ enum Found {
     Symlink(PathBuf),
 }
 
-/// The entries that the system's `tar` extracts, in an empty folder of its own.
+/// The entries that the system's `tar` extracts into a new folder, by path.
 fn extract(test: &str, archive: &[u8]) -> BTreeMap<String, Found> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("tar-{test}-{}", std::process::id()));
     let inside = folder.join("inside");
@@ -104,7 +104,7 @@ fn symlink(blocks: &MemoryBlocks, target: &[u8]) -> Block {
 }
 
 #[test]
-fn the_suites_trees_are_extracted_as_it_says() {
+fn trees_of_the_conformance_suite_are_extracted() {
     let (root, blocks) = fixture_car("conformance/dir_listing.car");
     let name = root.to_string();
     let found = extract("listing", &whole(&blocks, &name, &root_of(&blocks, root)));
@@ -120,7 +120,7 @@ fn the_suites_trees_are_extracted_as_it_says() {
     let (root, blocks) = fixture_car("conformance/outside-root.car");
     let (bytes, error) = archive_of(blocks.clone(), "root", &root_of(&blocks, root), LIMITS);
     assert!(bytes.is_empty(), "nothing is emitted before the error");
-    let reason = "it climbs out of the root";
+    let reason = "it is outside the root";
     assert_eq!(error, Some(TarError::Name { parent: root, name: "../foo".to_owned(), reason }));
 
     let (root, blocks) = fixture_car("conformance/symlink.car");
@@ -170,7 +170,7 @@ fn names_of_every_length_and_script_are_extracted() {
 }
 
 #[test]
-fn names_that_would_be_one_file_are_refused() {
+fn duplicate_names_are_rejected() {
     let blocks = Arc::new(MemoryBlocks::new());
     let (a, b) = (leaf(&blocks, LeafKind::RawCodec, b"a"), leaf(&blocks, LeafKind::RawCodec, b"b"));
     let unixfs = Message::default().varint(1, DIRECTORY).0;
@@ -181,7 +181,7 @@ fn names_that_would_be_one_file_are_refused() {
 }
 
 #[test]
-fn names_that_leave_the_root_are_refused_and_symlinks_that_do_are_left_out() {
+fn names_outside_the_root_are_rejected_and_such_symlinks_are_skipped() {
     let blocks = Arc::new(MemoryBlocks::new());
     let leaf = leaf(&blocks, LeafKind::RawCodec, b"leaf");
     for name in ["", ".", "..", "/x", "../x", "a/../../x", "a\0b", "a//b"] {
@@ -196,7 +196,7 @@ fn names_that_leave_the_root_are_refused_and_symlinks_that_do_are_left_out() {
         let (bytes, error) = archive_of(blocks.clone(), "root", &link, LIMITS);
         assert!(bytes.is_empty() && matches!(error, Some(TarError::Symlink { .. })), "{target:?}: {error:?}");
     }
-    // Through a symlink: by the same name, by a name with a slash, and by one with dots.
+    // Entries through a symlink: by the same name, by a name with a slash, and by one with dots.
     let dir = directory(&blocks, &[("x", &leaf)]);
     let link = symlink(&blocks, b"y");
     let dots = directory(&blocks, &[("../link/x", &leaf)]);
@@ -214,7 +214,7 @@ fn names_that_leave_the_root_are_refused_and_symlinks_that_do_are_left_out() {
 }
 
 #[test]
-fn what_cannot_be_archived_is_an_error_at_its_place() {
+fn entries_that_cannot_be_archived_are_errors_at_their_place() {
     let blocks = Arc::new(MemoryBlocks::new());
     let good = leaf(&blocks, LeafKind::RawCodec, b"good");
     let lost = Block::of(codec::RAW, content::hashes::SHA2_256, 32, "lost".into()).expect("block");
@@ -230,7 +230,7 @@ fn what_cannot_be_archived_is_an_error_at_its_place() {
     ];
     for (bad, expected) in table {
         let root = directory(&blocks, &[("a", &good), ("bad", bad), ("z", &good)]);
-        for source in [blocks.clone() as Arc<dyn BlockSource>, Arc::new(Distant::new(blocks.clone(), 3, 9))] {
+        for source in [blocks.clone() as Arc<dyn BlockSource>, Arc::new(RemoteSource::new(blocks.clone(), 3, 9))] {
             let (bytes, error) = archive_of(source, "root", &root, LIMITS);
             assert!(error.as_ref().is_some_and(expected), "{error:?}");
             assert!(bytes.windows(4).any(|window| window == b"good") && !bytes.ends_with(&[0; 1024]));
@@ -256,26 +256,26 @@ fn a_few_blocks_do_not_make_an_endless_archive() {
 }
 
 #[test]
-fn entries_are_fetched_ahead_within_the_window_and_dropping_cancels() {
+fn entries_are_prefetched_within_the_window_and_dropping_cancels() {
     let blocks = Arc::new(MemoryBlocks::new());
     let files: Vec<Block> = (0..200).map(|n| leaf(&blocks, LeafKind::RawCodec, &content(n, 100))).collect();
     let entries: Vec<(String, &Block)> = files.iter().enumerate().map(|(n, file)| (n.to_string(), file)).collect();
     let entries: Vec<(&str, &Block)> = entries.iter().map(|(name, file)| (&**name, *file)).collect();
     let inner = directory(&blocks, &entries);
     let root = directory(&blocks, &[("d", &inner), ("e", &inner)]);
-    let distant = Arc::new(Distant::new(blocks.clone(), 3, 9));
-    let (bytes, error) = archive_of(distant.clone(), "root", &root, LIMITS);
+    let remote = Arc::new(RemoteSource::new(blocks.clone(), 3, 9));
+    let (bytes, error) = archive_of(remote.clone(), "root", &root, LIMITS);
     assert_eq!((bytes.len(), error), ((3 + 400) * 512 + 400 * 512 + 1024, None));
-    let in_flight_max = Counts::get(&distant.counts.in_flight_max);
-    // Nothing is known of their sizes, so they count as 256 KiB each.
+    let in_flight_max = Counts::get(&remote.counts.in_flight_max);
+    // Their sizes are unknown, so they count as 256 KiB each.
     assert!((5..=8 * 4).contains(&in_flight_max), "{in_flight_max}");
 
-    let silent = Arc::new(Distant::silent(blocks));
-    let mut archive = stream(silent.clone(), "root".to_owned(), root, LIMITS);
-    let header: Bytes = block_on(archive.next()).expect("a header").expect("at hand");
+    let stalled = Arc::new(RemoteSource::stalled(blocks));
+    let mut archive = stream(stalled.clone(), "root".to_owned(), root, LIMITS);
+    let header: Bytes = block_on(archive.next()).expect("a header").expect("an available block");
     assert_eq!(header.len(), 512);
     assert!(futures::FutureExt::now_or_never(archive.next()).is_none());
-    assert!(Counts::get(&silent.counts.in_flight) > 0);
+    assert!(Counts::get(&stalled.counts.in_flight) > 0);
     drop(archive);
-    assert_eq!(Counts::get(&silent.counts.in_flight), 0);
+    assert_eq!(Counts::get(&stalled.counts.in_flight), 0);
 }

@@ -1,5 +1,5 @@
-//! What hostile content costs: steps for what is read and emitted, and between two yields. Steps and not time, so that
-//! nothing else on the machine decides.
+//! The cost of malicious content: steps for what is read and emitted, and between two yields. Steps instead of time, so
+//! that the load of the machine does not matter.
 
 use crate::dags::directory;
 use crate::directories::shard_node;
@@ -24,19 +24,19 @@ const LIMITS: TarLimits =
 const SCOPE: ScopeLimits =
     ScopeLimits { depth_max: 1024, seen_max: 100_000, repeated_bytes_max: 1 << 18, look_ahead_bytes_max: 4 << 20 };
 
-/// The blocks of one request, with its budget; it counts what is taken, repeats included.
+/// The blocks of one request, with its budget. Counts the blocks taken, repeats included.
 struct Metered {
     source: Arc<dyn BlockSource>,
     blocks: Arc<MemoryBlocks>,
     work: Work,
     taken: AtomicU64,
-    taken_bytes: AtomicU64,
+    consumed_bytes: AtomicU64,
 }
 
 impl Metered {
-    fn new(blocks: &Arc<MemoryBlocks>, distant: bool, steps_max: u64) -> Arc<Self> {
-        let source: Arc<dyn BlockSource> = match distant {
-            true => Arc::new(Distant::new(blocks.clone(), 3, 2)),
+    fn new(blocks: &Arc<MemoryBlocks>, remote: bool, steps_max: u64) -> Arc<Self> {
+        let source: Arc<dyn BlockSource> = match remote {
+            true => Arc::new(RemoteSource::new(blocks.clone(), 3, 2)),
             false => blocks.clone(),
         };
         let work = Work::new(steps_max);
@@ -45,23 +45,23 @@ impl Metered {
             blocks: blocks.clone(),
             work,
             taken: AtomicU64::new(0),
-            taken_bytes: AtomicU64::new(0),
+            consumed_bytes: AtomicU64::new(0),
         })
     }
 
     fn count(&self, block: Option<&Block>) {
         self.taken.fetch_add(1, Ordering::Relaxed);
-        self.taken_bytes.fetch_add(block.map_or(0, |block| block.data().len() as u64), Ordering::Relaxed);
+        self.consumed_bytes.fetch_add(block.map_or(0, |block| block.data().len() as u64), Ordering::Relaxed);
     }
 
     fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// The two rules of [`content::work`]; and that whoever takes blocks counts steps for it.
+    /// Checks the two rules of [`content::work`], and that steps are counted for every block.
     fn check(&self, what: &str, root: &Block) -> Result<(), TestCaseError> {
         let (spent, emitted) = (self.work.spent(), self.work.emitted_bytes());
-        let read = self.taken_bytes.load(Ordering::Relaxed) + root.data().len() as u64;
+        let read = self.consumed_bytes.load(Ordering::Relaxed) + root.data().len() as u64;
         let bound = 64 + 8 * self.taken() + read / 2 + emitted / 4;
         prop_assert!(
             spent <= bound,
@@ -104,10 +104,10 @@ impl BlockSource for Metered {
     }
 }
 
-/// Everything that is done with a DAG, each with a budget of its own.
-fn read_in_every_way(blocks: &Arc<MemoryBlocks>, root: &Block, distant: bool) -> Result<(), TestCaseError> {
+/// Reads a DAG in all ways, each with a budget of its own.
+fn read_in_every_way(blocks: &Arc<MemoryBlocks>, root: &Block, remote: bool) -> Result<(), TestCaseError> {
     let with = |what: &str, read: &mut dyn FnMut(&Arc<Metered>)| {
-        let source = Metered::new(blocks, distant, u64::MAX);
+        let source = Metered::new(blocks, remote, u64::MAX);
         read(&source);
         source.check(what, root)
     };
@@ -148,7 +148,7 @@ fn read_in_every_way(blocks: &Arc<MemoryBlocks>, root: &Block, distant: bool) ->
     Ok(())
 }
 
-/// A node of a hostile DAG. Children are earlier nodes, by their number.
+/// A node of a malicious DAG. Children are earlier nodes, by their number.
 #[derive(Debug, Clone)]
 enum Spec {
     Raw(usize),
@@ -239,7 +239,7 @@ fn build(blocks: &MemoryBlocks, specs: &[Spec]) -> Vec<Block> {
                 let mut children: Vec<(Cid, u64)> = files.collect();
                 children.extend((0..*empty).map(|_| (nothing, 0)));
                 let total = children.iter().try_fold(1_u64, |sum, (_, size)| sum.checked_add(*size));
-                // The most that the readers go through.
+                // The maximum that the readers traverse.
                 match total.is_some_and(|total| total < 1 << 14) {
                     true => add(blocks, codec::DAG_PB, file_node(b"x", &children, true, false)),
                     false => leaf(blocks, LeafKind::PbFile, b"too large"),
@@ -261,8 +261,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn hostile_content_costs_what_is_read_and_emitted(
-        specs in prop::collection::vec(spec(), 1..24), distant: bool,
+    fn the_cost_of_malicious_content_is_linear_in_what_is_read_and_emitted(
+        specs in prop::collection::vec(spec(), 1..24), remote: bool,
     ) {
         let blocks = Arc::new(MemoryBlocks::new());
         let built = build(&blocks, &specs);
@@ -270,12 +270,12 @@ proptest! {
             built.iter().rev().enumerate().map(|(index, block)| (format!("e{index}"), block)).collect();
         let top = directory(&blocks, &entries.iter().map(|(name, block)| (&**name, *block)).collect::<Vec<_>>());
         for root in [&top, built.last().expect("not empty")] {
-            read_in_every_way(&blocks, root, distant)?;
+            read_in_every_way(&blocks, root, remote)?;
         }
     }
 }
 
-/// A pattern or a path, as repeated parts with an end.
+/// A pattern or a path, as repeated segments with an end.
 fn repeated() -> impl Strategy<Value = String> {
     let part = prop::sample::select(vec!["/a", "/:a", "/:ab", "/aa", "/b", "/", "/:", "/aaaaaaaaaaaaaaaa"]);
     let end = prop::sample::select(vec!["", "/", "/*", "/x", "/:a"]);
@@ -284,7 +284,7 @@ fn repeated() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn rules_of_a_site_cost_what_their_file_and_the_path_are_long(
+    fn the_cost_of_redirects_is_linear_in_the_file_and_the_path(
         lines in prop::collection::vec((repeated(), repeated(), 1_usize..5_000), 1..6), path in repeated(),
     ) {
         let mut file = String::new();
@@ -295,15 +295,16 @@ proptest! {
         if let Ok(rules) = Rules::parse(file.as_bytes()) {
             let work = Work::unlimited();
             rules.find(&path, &work);
-            // Each of the placeholders may bring all of the path, of which a byte becomes three.
+            // Each placeholder may have the whole path as its value, with three bytes for each.
             let bound = 4 + (file.len() + path.len()) as u64 / 8 + 3 * path.len() as u64;
             prop_assert!(work.spent() <= bound, "{} steps, and not {bound}", work.spent());
-            prop_assert!(work.spent() <= 2 * STEPS_PER_TURN + STEPS_PER_BLOCK_MAX, "{} steps in one turn", work.spent());
+            let uninterrupted = 2 * STEPS_PER_TURN + STEPS_PER_BLOCK_MAX;
+            prop_assert!(work.spent() <= uninterrupted, "{} steps without a yield", work.spent());
         }
     }
 
     #[test]
-    fn documents_become_pages_and_other_documents_of_bounded_length(
+    fn pages_and_conversions_of_documents_have_bounded_length(
         part in prop::sample::select(vec![
             &b"\x80"[..], b"\xa0", b"\x40", b"\x60", b"\x61\x00", b"\x61\x22", b"\xf6", b"\xf4", b"\x20",
             b"\x1b\xff\xff\xff\xff\xff\xff\xff\xff", b"\xfb\x00\x0f\xff\xff\xff\xff\xff\xff", b"\x81\x81\x81\x80",
@@ -327,14 +328,14 @@ proptest! {
     }
 }
 
-/// A directory of so many entries that all are `child`.
+/// A directory with `count` entries that all link to `child`.
 fn wide(blocks: &MemoryBlocks, count: usize, child: &Block) -> Block {
     let names: Vec<String> = (0..count).map(|index| format!("{index:06}")).collect();
     directory(blocks, &names.iter().map(|name| (&**name, child)).collect::<Vec<_>>())
 }
 
 #[test]
-fn a_name_of_many_slashes_is_refused_before_anything_is_done_below_it() {
+fn a_name_with_many_slashes_is_rejected_before_its_entries_are_read() {
     let blocks = Arc::new(MemoryBlocks::new());
     let many = wide(&blocks, 20_000, &leaf(&blocks, LeafKind::RawCodec, b"leaf"));
     let root = directory(&blocks, &[(&*vec!["a"; 8_000].join("/"), &many)]);
@@ -346,7 +347,7 @@ fn a_name_of_many_slashes_is_refused_before_anything_is_done_below_it() {
 }
 
 #[test]
-fn many_levels_and_a_symlink_cost_as_much_as_their_paths_are_long() {
+fn the_cost_of_many_levels_and_a_symlink_is_linear_in_the_paths() {
     let blocks = Arc::new(MemoryBlocks::new());
     let file = leaf(&blocks, LeafKind::RawCodec, b"leaf");
     let data = Message::default().varint(1, SYMLINK).bytes(2, b"x").0;
@@ -363,7 +364,7 @@ fn many_levels_and_a_symlink_cost_as_much_as_their_paths_are_long() {
 }
 
 #[test]
-fn inner_nodes_that_are_mostly_nothing_are_not_decoded_for_each_byte() {
+fn inner_nodes_without_content_are_not_decoded_for_each_byte() {
     let blocks = Arc::new(MemoryBlocks::new());
     let nothing = leaf(&blocks, LeafKind::PbFile, b"");
     let empty: Vec<(Cid, u64)> = (0..20_000).map(|_| (*nothing.cid(), 0)).collect();
@@ -379,7 +380,7 @@ fn inner_nodes_that_are_mostly_nothing_are_not_decoded_for_each_byte() {
 }
 
 #[test]
-fn a_walk_ends_with_its_budget_and_says_so() {
+fn path_resolution_fails_when_the_budget_is_used_up() {
     let blocks = Arc::new(MemoryBlocks::new());
     let leaves = wide(&blocks, 10_000, &leaf(&blocks, LeafKind::RawCodec, b"leaf"));
     let root = wide(&blocks, 10_000, &leaves);
@@ -394,12 +395,12 @@ fn a_walk_ends_with_its_budget_and_says_so() {
 }
 
 #[test]
-fn what_waits_for_its_turn_goes_on_and_what_is_dropped_does_not() {
+fn work_continues_after_a_yield_and_ends_when_dropped() {
     let blocks = Arc::new(MemoryBlocks::new());
     let root = wide(&blocks, 20_000, &leaf(&blocks, LeafKind::RawCodec, b"leaf"));
     let source = Metered::new(&blocks, false, u64::MAX);
     let mut archive = content::tar::stream(source.clone(), "root".to_owned(), root, LIMITS);
-    // The names are looked at first, in more than one turn.
+    // The names are checked first, with several yields.
     assert!(archive.next().now_or_never().is_none());
     let spent = source.work.spent();
     assert!(spent < STEPS_PER_TURN + STEPS_PER_BLOCK_MAX, "{spent}");

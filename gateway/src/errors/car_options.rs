@@ -1,26 +1,26 @@
-//! Why a request for a CAR is refused before its path is walked.
+//! Why the parameters of a CAR request are invalid.
 
-/// Why there is no such CAR.
+/// A parameter of a CAR request is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CarOptionsError {
-    /// Another version of the format.
+    /// The version of the format is not 1.
     #[error("CAR version {0:?} is not supported, only version 1 is")]
     Version(String),
-    /// An order that nobody promises.
-    #[error("CAR order {0:?} is not supported; there are dfs and unk")]
+    /// The block order is not supported.
+    #[error("CAR order {0:?} is not supported, only dfs and unk are")]
     Order(String),
-    /// Neither yes nor no.
-    #[error("dups={0:?} is neither y nor n")]
+    /// `dups` is neither `y` nor `n`.
+    #[error("dups={0:?} is invalid, it must be y or n")]
     Duplicates(String),
-    /// A part of a DAG that has no name.
-    #[error("dag-scope={0:?} is not supported; there are block, entity and all")]
+    /// The `dag-scope` is unknown.
+    #[error("dag-scope={0:?} is not supported, only block, entity and all are")]
     Scope(String),
-    /// No range of bytes.
-    #[error("entity-bytes={asked:?}: {reason}")]
+    /// The byte range is invalid.
+    #[error("entity-bytes={asked:?} is invalid: {reason}")]
     EntityBytes {
-        /// What was asked.
+        /// The value that was sent.
         asked: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: String,
     },
 }

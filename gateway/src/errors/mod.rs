@@ -1,7 +1,7 @@
-//! [`Problem`]: everything that can go wrong with a request, and the one place that chooses statuses and words.
+//! [`Problem`]: all errors of a request, and the mapping to statuses, titles and advice.
 //!
-//! Goals: a person understands the text; a cache keeps no failure that may pass; nothing here appears after a response's
-//! head has been sent.
+//! Goals: a person understands the text; caches store no temporary failure; an error after the response's head never
+//! appears as text.
 
 use crate::html;
 use crate::metrics::Abort;
@@ -34,26 +34,26 @@ use std::time::Duration;
 /// Why a request is not answered with content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The request itself leads nowhere.
+    /// The request's head is invalid.
     #[error(transparent)]
     Request(RequestError),
     /// A name cannot be resolved.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A service worker whose scope would be every site of this host.
+    /// The scope of a service worker would include all sites of this host.
     #[error("a service worker cannot be registered for all of /ipfs/")]
     ServiceWorker,
-    /// There are as many connections as there may be.
-    #[error("there are as many connections as this gateway serves at a time")]
-    Crowded,
-    /// One client has as many connections, or requests under way, as it may.
-    #[error("there are as many requests from your address as one client may have at a time")]
-    Share,
-    /// A tunnel inside a tunnel.
-    #[error("this is a tunnel already")]
-    Tunnel,
-    /// A format was asked for that the content does not have.
-    #[error("{cid} is not stored as {wanted}, and this gateway does not convert it")]
+    /// The limit of connections is reached.
+    #[error("the gateway has reached its limit of connections")]
+    ConnectionLimit,
+    /// The client has reached its limit of connections or of concurrent requests.
+    #[error("your address has reached the limit of concurrent requests of one client")]
+    ClientLimit,
+    /// A CONNECT request inside a tunnel.
+    #[error("a CONNECT request inside a tunnel is not supported")]
+    NestedTunnel,
+    /// The requested format is not the stored one, and conversion is switched off.
+    #[error("{cid} is not stored as {wanted}, and this gateway does not convert codecs")]
     NotConverted {
         /// The content.
         cid: Cid,
@@ -69,42 +69,42 @@ pub enum Problem {
         /// The document.
         cid: Cid,
     },
-    /// An IPNS record was asked for of what is no key.
+    /// An IPNS record was requested for a path that is not an IPNS key.
     #[error("only a path of the form /ipns/KEY has an IPNS record")]
-    NoRecordOf,
-    /// A CAR was asked for that does not exist.
+    NotIpnsKey,
+    /// The parameters of a CAR request are invalid.
     #[error(transparent)]
     CarOptions(#[from] CarOptionsError),
-    /// The host serves only what clients can check for themselves.
-    #[error("only raw blocks, CAR and IPNS records are served here")]
+    /// The host serves only formats that clients can verify.
+    #[error("only raw blocks, CAR and IPNS records are served by this host")]
     TrustlessOnly,
-    /// `only-if-cached`, and it is not.
-    #[error("{cid} is not held here, and was to be served only if it is")]
+    /// The request has `only-if-cached`, and a block is not stored locally.
+    #[error("{cid} is not stored locally, and the request has only-if-cached")]
     NotCached {
-        /// What is missing.
+        /// The block that is not stored locally.
         cid: Cid,
     },
-    /// The request demands by `If-Match` or `If-Unmodified-Since` what is not so.
-    #[error("what is at this address is not what the request demands with If-Match or If-Unmodified-Since")]
-    NotAsDemanded,
-    /// A request to the routing API that cannot be answered.
+    /// The precondition `If-Match` or `If-Unmodified-Since` is false.
+    #[error("the content does not meet the request's If-Match or If-Unmodified-Since")]
+    PreconditionFailed,
+    /// A request to the routing API is invalid.
     #[error(transparent)]
     Routing(#[from] RoutingProblem),
-    /// A page of a listing begins after an entry that is not there.
-    #[error("the directory has no entry of the name after which the page was to begin")]
+    /// The page of a listing begins after an entry that does not exist.
+    #[error("the directory has no entry with the name that the page begins after")]
     NoSuchEntry,
-    /// A site's `_redirects` cannot be understood.
+    /// A site's `_redirects` file is invalid.
     #[error("could not parse _redirects: {0}")]
     Redirects(RedirectsError),
-    /// The path ends at content that cannot be shown without a format.
-    #[error("{cid} has the codec 0x{codec:x}, which cannot be shown as a file; ask for the block with ?format=raw")]
+    /// The path leads to content that can only be served as a raw block.
+    #[error("{cid} has the codec 0x{codec:x}, which cannot be shown as a file: request the block with ?format=raw")]
     NoRendering {
         /// The content.
         cid: Cid,
         /// Its multicodec.
         codec: u64,
     },
-    /// The path leads nowhere.
+    /// The path cannot be resolved.
     #[error(transparent)]
     Walk(#[from] WalkError),
     /// A file cannot be read.
@@ -116,66 +116,64 @@ pub enum Problem {
     /// The blocks of a CAR cannot be collected.
     #[error(transparent)]
     Scope(ScopeError),
-    /// There is no TAR of this.
+    /// A TAR cannot be made.
     #[error(transparent)]
     Tar(TarError),
-    /// More was asked for than one response may have.
-    #[error("{bytes} bytes are more than the {max} that one response may have")]
+    /// The response would exceed `http.response_bytes_max`.
+    #[error("the response would have {bytes} bytes, and the limit is {max} (http.response_bytes_max)")]
     TooLarge {
-        /// What would have to be sent, in bytes.
+        /// The length of the response, in bytes.
         bytes: u64,
         /// The limit, in bytes.
         max: u64,
     },
-    /// A response became longer than any may be.
-    #[error("the response is longer than any may be")]
+    /// The response exceeds `http.response_bytes_max`.
+    #[error("the response exceeds the limit http.response_bytes_max")]
     TooLong,
-    /// As much of something is going on as may.
-    #[error("too many archives are being made at the moment")]
+    /// The limit of concurrent archives is reached.
+    #[error("the limit of concurrent archives is reached")]
     Busy,
-    /// A request took longer than any may.
-    #[error("the request took longer than any may")]
+    /// The request exceeded `http.request_timeout_seconds`.
+    #[error("the request exceeded the timeout http.request_timeout_seconds")]
     TooSlow,
-    /// The policy refuses the content.
-    #[error("{cid} is not served here")]
+    /// The policy withholds the content.
+    #[error("{cid} is withheld by this gateway's policy")]
     Refused {
         /// The content.
         cid: Cid,
-        /// What the policy said.
+        /// The policy's verdict.
         verdict: Verdict,
     },
-    /// A file turned out longer or shorter than was said.
-    #[error("the content does not have the length that it says")]
+    /// A file is longer or shorter than its declared length.
+    #[error("the content's length differs from its declared length")]
     Length,
-    /// As much is held back for clients of HTTP/1.0, and fetched ahead of others, as there is memory for.
-    #[error(
-        "too much is being held back for other clients to find out the length of this page first, as HTTP/1.0 needs"
-    )]
-    NoRoom,
-    /// As much is held for other clients as there is memory for.
-    #[error("too much is held in memory for other clients at the moment")]
-    NoMemory,
-    /// The page is too long to find out its length first, which HTTP/1.0 needs.
-    #[error("this page is longer than {max} bytes, too long for HTTP/1.0; ask with HTTP/1.1")]
+    /// The memory for buffered HTTP/1.0 responses and read-ahead is used up.
+    #[error("the memory for buffered HTTP/1.0 responses is used up: try again, or use HTTP/1.1")]
+    Http10BufferFull,
+    /// The memory for response bodies is used up.
+    #[error("the memory for response bodies is used up")]
+    MemoryFull,
+    /// The page is too long to buffer it and send its length, which HTTP/1.0 requires.
+    #[error("this page exceeds the limit of {max} bytes for HTTP/1.0: use HTTP/1.1")]
     NeedsHttp11 {
         /// The limit, in bytes.
         max: u64,
     },
 }
 
-/// `Cache-Control` of what will hardly change.
-const BRIEFLY: HeaderValue = HeaderValue::from_static("public, max-age=60");
-/// How long that is.
-const BRIEFLY_IS: Duration = Duration::from_secs(60);
+/// `Cache-Control` of responses that rarely change.
+const SHORT_LIVED: HeaderValue = HeaderValue::from_static("public, max-age=60");
+/// Its `max-age`.
+const SHORT_LIVED_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// A problem sorted by what the client can do about it.
+/// The parts of an error page.
 struct Page {
     status: StatusCode,
-    /// What went wrong, in a few words.
+    /// What went wrong, as a short title.
     title: &'static str,
-    /// What may help, if anything.
+    /// What the client can do.
     advice: &'static str,
-    /// When to try again, in seconds.
+    /// `Retry-After`, in seconds.
     retry_seconds: Option<u32>,
 }
 
@@ -185,93 +183,99 @@ impl Page {
     }
 }
 
-const DAMAGED: Page = Page {
+const INVALID_CONTENT: Page = Page {
     retry_seconds: Some(3600),
     ..Page::new(
         StatusCode::BAD_GATEWAY,
-        "Damaged content",
-        "The blocks arrived, but they do not form valid content. Whoever published it has to repair it.",
+        "Invalid data",
+        "The blocks arrived, but they do not form valid content. Its publisher must repair it.",
     )
 };
 const NOT_FOUND: Page = Page::new(StatusCode::NOT_FOUND, "Not found", "Check the path: names are case-sensitive.");
 const NO_RENDERING: Page = Page::new(
     StatusCode::NOT_ACCEPTABLE,
     "No such format",
-    "Ask for the block itself with ?format=raw, or for a CAR with ?format=car.",
+    "Request the block with ?format=raw, or a CAR with ?format=car.",
 );
 const TOO_MUCH: Page = Page::new(
     StatusCode::FORBIDDEN,
-    "Too much for one response",
-    "Ask for a part of it: a range of a file, a folder further down, or a CAR with a narrower dag-scope.",
+    "Response too large",
+    "Request a part: a range of a file, a subdirectory, or a CAR with a narrower dag-scope.",
 );
 const TOO_SLOW: Page = Page {
     retry_seconds: Some(120),
-    ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Trying again later may help.")
+    ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Try again later.")
 };
 
 impl Problem {
     fn page(&self) -> Page {
         match self {
-            Self::Request(error) => of_request(error),
-            Self::Name(error) => of_name(error),
+            Self::Request(error) => request_page(error),
+            Self::Name(error) => name_page(error),
             Self::ServiceWorker => Page::new(
                 StatusCode::BAD_REQUEST,
-                "Service worker refused",
-                "Put it into a folder: its scope is the folder that it is in.",
+                "Service worker rejected",
+                "Move the script to a subdirectory: a service worker's scope is the directory that contains it.",
             ),
-            Self::Tunnel => Page::new(StatusCode::METHOD_NOT_ALLOWED, "A tunnel in a tunnel", "Ask for content here."),
-            Self::Crowded => Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY },
-            Self::Busy | Self::Share | Self::NoMemory => BUSY,
+            Self::NestedTunnel => {
+                Page::new(StatusCode::METHOD_NOT_ALLOWED, "Nested tunnel", "Request content through this tunnel.")
+            }
+            Self::ConnectionLimit => {
+                Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY }
+            }
+            Self::Busy | Self::ClientLimit | Self::MemoryFull => BUSY,
             Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
-            Self::Document(error) => of_document(error),
+            Self::Document(error) => document_page(error),
             Self::InsideDocument { .. } => Page::new(
                 StatusCode::NOT_IMPLEMENTED,
-                "Part of a document",
-                "Ask for the document, and take the value out of it.",
+                "Value inside a document",
+                "Request the whole document, and read the value from it.",
             ),
-            Self::NoRecordOf => Page::new(
-                StatusCode::BAD_REQUEST,
-                "Not an IPNS key",
-                "Leave the rest of the path, or the format, away.",
-            ),
-            Self::CarOptions(_) => {
-                Page::new(StatusCode::BAD_REQUEST, "No such CAR", "Check the parameters of the address and of Accept.")
+            Self::NotIpnsKey => {
+                Page::new(StatusCode::BAD_REQUEST, "Not an IPNS key", "Remove the rest of the path, or the format.")
             }
+            Self::CarOptions(_) => Page::new(
+                StatusCode::BAD_REQUEST,
+                "Invalid CAR parameters",
+                "Check the parameters in the URL and in Accept.",
+            ),
             Self::TrustlessOnly => NO_RENDERING,
             Self::NotCached { .. } => Page::new(
                 StatusCode::PRECONDITION_FAILED,
-                "Not held here",
-                "Ask without only-if-cached to have it fetched.",
+                "Not stored locally",
+                "Repeat the request without only-if-cached to fetch the content.",
             ),
-            Self::NotAsDemanded => Page::new(
+            Self::PreconditionFailed => Page::new(
                 StatusCode::PRECONDITION_FAILED,
-                "Something else is here",
-                "Ask without the condition for what is here now.",
+                "Precondition failed",
+                "Repeat the request without the condition to get the current content.",
             ),
-            Self::Routing(problem) => of_routing(problem),
+            Self::Routing(problem) => routing_page(problem),
             Self::NoSuchEntry => NOT_FOUND,
             Self::Redirects(_) => Page::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
-                "The site's redirects are broken",
-                "Whoever published the site has to repair its file _redirects.",
+                "Invalid _redirects file",
+                "The site's publisher must repair its _redirects file.",
             ),
-            Self::Walk(error) => of_walk(error),
-            Self::Read(error) => of_read(error),
-            Self::Dir(DirError::Source(error)) => of_source(error),
-            Self::Dir(_) | Self::Length => DAMAGED,
-            Self::Scope(error) => of_scope(error),
-            Self::Tar(error) => of_tar(error),
+            Self::Walk(error) => walk_page(error),
+            Self::Read(error) => read_page(error),
+            Self::Dir(DirError::Source(error)) => source_page(error),
+            Self::Dir(_) | Self::Length => INVALID_CONTENT,
+            Self::Scope(error) => scope_page(error),
+            Self::Tar(error) => tar_page(error),
             Self::TooLarge { .. } | Self::TooLong => TOO_MUCH,
             Self::TooSlow => TOO_SLOW,
-            Self::Refused { verdict, .. } => of_verdict(*verdict),
-            Self::NoRoom => BUSY,
-            Self::NeedsHttp11 { .. } => {
-                Page::new(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 needed", "A proxy may have to be told so.")
-            }
+            Self::Refused { verdict, .. } => verdict_page(*verdict),
+            Self::Http10BufferFull => BUSY,
+            Self::NeedsHttp11 { .. } => Page::new(
+                StatusCode::HTTP_VERSION_NOT_SUPPORTED,
+                "HTTP/1.1 required",
+                "Configure the client or the proxy in between to use HTTP/1.1.",
+            ),
         }
     }
 
-    /// What happened to the block that did not come, if that is the problem.
+    /// The error of the block that could not be read, if that is the problem.
     pub fn source_error(&self) -> Option<&SourceError> {
         match self {
             Self::Walk(WalkError::Source(error))
@@ -283,7 +287,7 @@ impl Problem {
         }
     }
 
-    /// What the policy refuses, and how, if that is the problem.
+    /// What the policy withholds, with its verdict, if that is the problem.
     pub fn refused(&self) -> Option<(Refused, Verdict)> {
         match self {
             Self::Refused { cid, verdict } => Some((Refused::Content(*cid), *verdict)),
@@ -300,9 +304,9 @@ impl Problem {
         Self::Walk(WalkError::Source(SourceError::Closed))
     }
 
-    /// Whether what became of work that several wait for says something of whoever began it only, and nothing of who has
-    /// `waited` so long for it: the one had no place on the way to the network, or its patience ended before the other's.
-    pub fn is_of_who_began(&self, waited: Duration) -> bool {
+    /// Whether the error of a singleflight call concerns its leader only, so that a follower which has `waited` so long
+    /// retries: the leader got no permit for the network, or its timeout ended before the follower's.
+    pub fn is_leader_only(&self, waited: Duration) -> bool {
         match self.source_error() {
             Some(SourceError::Busy) => true,
             Some(SourceError::Stalled { stall, .. }) => waited < stall.waited / 2,
@@ -310,12 +314,12 @@ impl Problem {
         }
     }
 
-    /// The status that the problem is answered with.
+    /// The response's status.
     pub fn status(&self) -> StatusCode {
         self.page().status
     }
 
-    /// What a response that breaks off because of the problem is counted under.
+    /// The reason under which a response is counted that this problem aborts after its head.
     pub fn abort_reason(&self) -> Abort {
         match self.status() {
             StatusCode::GATEWAY_TIMEOUT | StatusCode::NOT_FOUND => Abort::Stalled,
@@ -357,29 +361,29 @@ impl Problem {
         response
     }
 
-    /// The response to a request for what a name stands for, which may be something else after `ttl`.
+    /// The response to a request for a name, whose target may change after `ttl`.
     pub fn response_for(&self, ttl: Duration, request: &HeaderMap) -> Response<String> {
         let mut response = self.response(request);
-        if response.headers().get(CACHE_CONTROL) == Some(&BRIEFLY) && ttl < BRIEFLY_IS {
+        if response.headers().get(CACHE_CONTROL) == Some(&SHORT_LIVED) && ttl < SHORT_LIVED_MAX_AGE {
             let kept = format!("public, max-age={}", ttl.as_secs());
             response.headers_mut().insert(CACHE_CONTROL, crate::headers::header(&kept));
         }
         response
     }
 
-    /// A path that leads nowhere leads nowhere for ever, but a short time suffices to keep the load off; so it does for
-    /// what the operator took down, who may think better of it. What may pass is not kept.
+    /// Permanent errors are cached for a short time, to reduce load; so are take-downs, which the operator may lift.
+    /// Temporary errors are not cached.
     fn cache_control(&self, status: StatusCode) -> HeaderValue {
         match (self, status) {
-            // The same address is a good one without that header.
+            // Without that header the same URL may succeed.
             (Self::ServiceWorker | Self::NotCached { .. } | Self::Request(RequestError::Host), _) => {
                 HeaderValue::from_static("no-store")
             }
-            // Offline, it may be imported any moment.
+            // An offline gateway may import the content at any time.
             (Self::Name(NameError::Offline { .. }), _) => HeaderValue::from_static("no-store"),
             (_, StatusCode::NOT_FOUND) if self.source_error().is_some() => HeaderValue::from_static("no-store"),
-            (_, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE) => BRIEFLY,
-            (_, StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS) => BRIEFLY,
+            (_, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE) => SHORT_LIVED,
+            (_, StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS) => SHORT_LIVED,
             _ => HeaderValue::from_static("no-store"),
         }
     }
@@ -395,7 +399,7 @@ impl Problem {
                     h1 { (page.title) }
                     p { (html::plain(&capitalised(&self.to_string()))) "." }
                     p.advice { (page.advice) }
-                    p { a href="/" { "To the start page" } }
+                    p { a href="/" { "Start page" } }
                 }
             }
         };
@@ -405,9 +409,10 @@ impl Problem {
 
 const STYLE: &str = ":root{color-scheme:light dark}body{max-width:38rem;margin:12vh auto 0;padding:0 1.25rem;\
     font:1.0625rem/1.6 system-ui,sans-serif;overflow-wrap:anywhere}h1{margin:0;line-height:1.2}\
-    .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}.code{margin:0;font-weight:700}.advice{opacity:.75}";
+    .code,a{color:#0b7c84}@media(prefers-color-scheme:dark){.code,a{color:#5cc6c4}}\
+    .code{margin:0;font-weight:700}.advice{opacity:.75}";
 
-/// A sentence with a capital at its beginning, unless it begins with a CID, a domain or another name, whose case matters.
+/// A sentence with a capital letter, unless it begins with a CID, a domain or another name, whose case matters.
 fn capitalised(text: &str) -> String {
     const WORD_BYTES_MAX: usize = 20;
     let word = text.split(' ').next().unwrap_or_default();
@@ -430,104 +435,104 @@ impl From<RequestError> for Problem {
 impl From<Full> for Problem {
     fn from(full: Full) -> Self {
         match full {
-            Full::Client => Self::Share,
-            Full::All => Self::Crowded,
+            Full::Client => Self::ClientLimit,
+            Full::All => Self::ConnectionLimit,
         }
     }
 }
 
-const UNSAFE_CID: Page =
-    Page::new(StatusCode::BAD_REQUEST, "Unsafe CID", "Its content could not be checked, so it is not served.");
+const UNSAFE_CID: Page = Page::new(
+    StatusCode::BAD_REQUEST,
+    "Unsafe CID",
+    "This hash function is not accepted, because it cannot verify the content.",
+);
 
-fn of_request(error: &RequestError) -> Page {
+fn request_page(error: &RequestError) -> Page {
     match error {
-        RequestError::Path { error, .. } => of_path(error),
+        RequestError::Path { error, .. } => path_page(error),
         RequestError::Label(LabelError::Cid(CidError::Hash(_))) => UNSAFE_CID,
         RequestError::Label(LabelError::TooLong { .. }) => Page::new(
             StatusCode::BAD_REQUEST,
-            "Too long for a host name",
-            "Ask for it by path, at a gateway that answers by path.",
+            "Too long for a DNS label",
+            "Use a path gateway instead of a subdomain gateway.",
         ),
-        RequestError::Label(_) => Page::new(StatusCode::BAD_REQUEST, "Not a CID or name", "Check the address."),
-        RequestError::Uri => Page::new(StatusCode::BAD_REQUEST, "Not an address of IPFS", "Check the address."),
-        RequestError::UrlTooLong { .. } => {
-            Page::new(StatusCode::URI_TOO_LONG, "Address too long", "Use a shorter one.")
-        }
-        RequestError::Host => Page::new(StatusCode::BAD_REQUEST, "Host is missing or wrong", "Send one Host header."),
+        RequestError::Label(_) => Page::new(StatusCode::BAD_REQUEST, "Not a CID or name", "Check the URL."),
+        RequestError::Uri => Page::new(StatusCode::BAD_REQUEST, "Not an IPFS address", "Check the URL."),
+        RequestError::UrlTooLong { .. } => Page::new(StatusCode::URI_TOO_LONG, "URL too long", "Use a shorter one."),
+        RequestError::Host => Page::new(StatusCode::BAD_REQUEST, "Missing or invalid Host", "Send one Host header."),
         RequestError::Method => {
-            Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway only reads.")
+            Page::new(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", "This gateway is read-only.")
         }
-        RequestError::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Try /ipfs/ and a CID."),
+        RequestError::NoSuchPage => Page::new(StatusCode::NOT_FOUND, "Not found", "Use a path of the form /ipfs/CID."),
         RequestError::SiteUnknown { .. } => Page {
             retry_seconds: Some(30),
-            ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Trying again later may help.")
+            ..Page::new(StatusCode::GATEWAY_TIMEOUT, "Not found in time", "Try again later.")
         },
-        RequestError::Name(error) => of_name(error),
+        RequestError::Name(error) => name_page(error),
         RequestError::Format(_) => NO_RENDERING,
     }
 }
 
-fn of_path(error: &PathError) -> Page {
+fn path_page(error: &PathError) -> Page {
     match error {
         PathError::Cid(CidError::Hash(_)) => UNSAFE_CID,
         PathError::Cid(CidError::Malformed { .. }) => {
-            Page::new(StatusCode::BAD_REQUEST, "Not a CID", "A CID starts with \"bafy\", \"bafk\" or \"Qm\".")
+            Page::new(StatusCode::BAD_REQUEST, "Not a CID", "A CID begins with \"bafy\", \"bafk\" or \"Qm\".")
         }
         PathError::Name(_) => Page::new(
             StatusCode::BAD_REQUEST,
             "Not a name",
-            "A name is a key, which starts with \"k51\", \"12D3\" or \"Qm\", or a domain.",
+            "A name is a domain, or a key that begins with \"k51\", \"12D3\" or \"Qm\".",
         ),
-        _ => Page::new(StatusCode::BAD_REQUEST, "Not a valid path", "Check the address."),
+        _ => Page::new(StatusCode::BAD_REQUEST, "Invalid path", "Check the URL."),
     }
 }
 
-fn of_name(error: &NameError) -> Page {
+fn name_page(error: &NameError) -> Page {
     const UNRESOLVED: &str = "The name cannot be resolved";
     match error {
         NameError::NoRecord { .. } => Page {
             retry_seconds: Some(60),
             ..Page::new(
                 StatusCode::GATEWAY_TIMEOUT,
-                "No record of the name was found",
-                "Its owner has to publish it again from time to time. Trying again later may help.",
+                "No IPNS record found",
+                "The name's owner must republish it regularly. Try again later.",
             )
         },
         NameError::Refused { .. } => Page {
             retry_seconds: Some(60),
-            ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "Its owner has to publish a valid record.")
+            ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "The name's owner must publish a valid record.")
         },
         NameError::NoDnsLink { .. } => {
-            Page::new(StatusCode::NOT_FOUND, "No DNSLink", "The owner of the domain has not linked it to content.")
+            Page::new(StatusCode::NOT_FOUND, "No DNSLink", "The domain has no TXT record with a DNSLink.")
         }
-        NameError::Dns { .. } | NameError::TooSlow { .. } => Page {
-            retry_seconds: Some(30),
-            ..Page::new(StatusCode::GATEWAY_TIMEOUT, UNRESOLVED, "Trying again later may help.")
-        },
+        NameError::Dns { .. } | NameError::TooSlow { .. } => {
+            Page { retry_seconds: Some(30), ..Page::new(StatusCode::GATEWAY_TIMEOUT, UNRESOLVED, "Try again later.") }
+        }
         NameError::Value { .. } | NameError::TooManySteps { .. } => Page {
             retry_seconds: Some(300),
-            ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "Whoever owns the name has to repair what it stands for.")
+            ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "The name's owner must repair its value.")
         },
-        NameError::Withheld { verdict, .. } => of_verdict(*verdict),
+        NameError::Withheld { verdict, .. } => verdict_page(*verdict),
         NameError::Busy => BUSY,
         NameError::Offline { .. } => Page::new(
             StatusCode::NOT_FOUND,
-            "Not known here",
-            "This gateway is offline: it knows only names that were resolved before.",
+            "Name not cached",
+            "This gateway is offline: it serves only names that it resolved before.",
         ),
     }
 }
 
-fn of_routing(problem: &RoutingProblem) -> Page {
+fn routing_page(problem: &RoutingProblem) -> Page {
     match problem {
         RoutingProblem::Busy => BUSY,
         RoutingProblem::NotAcceptable { .. } => {
-            Page::new(StatusCode::NOT_ACCEPTABLE, "No such format", "Ask for one of those, or leave Accept away.")
+            Page::new(StatusCode::NOT_ACCEPTABLE, "No such format", "Request one of those media types, or omit Accept.")
         }
         RoutingProblem::Cid(_)
         | RoutingProblem::Peer { .. }
         | RoutingProblem::Name { .. }
-        | RoutingProblem::Key { .. } => Page::new(StatusCode::BAD_REQUEST, "Not a key", "Check the address."),
+        | RoutingProblem::Key { .. } => Page::new(StatusCode::BAD_REQUEST, "Not a key", "Check the URL."),
     }
 }
 
@@ -536,73 +541,73 @@ const BUSY: Page = Page {
     ..Page::new(StatusCode::TOO_MANY_REQUESTS, "Too many requests", "Try again in a moment.")
 };
 
-fn of_document(error: &IpldError) -> Page {
+fn document_page(error: &IpldError) -> Page {
     match error {
         IpldError::NotConvertible { .. } => NO_RENDERING,
-        IpldError::Malformed { .. } => DAMAGED,
+        IpldError::Malformed { .. } => INVALID_CONTENT,
         IpldError::TooComplex { .. } => {
-            Page::new(StatusCode::NOT_ACCEPTABLE, "Too complex to show", "Ask for the block itself with ?format=raw.")
+            Page::new(StatusCode::NOT_ACCEPTABLE, "Too complex to show", "Request the block with ?format=raw.")
         }
     }
 }
 
-fn of_scope(error: &ScopeError) -> Page {
+fn scope_page(error: &ScopeError) -> Page {
     match error {
-        ScopeError::Source(error) => of_source(error),
-        ScopeError::Node(_) => DAMAGED,
+        ScopeError::Source(error) => source_page(error),
+        ScopeError::Node(_) => INVALID_CONTENT,
         ScopeError::TooDeep { .. } | ScopeError::TooManyBlocks { .. } | ScopeError::TooManyRepeats { .. } => TOO_MUCH,
     }
 }
 
-fn of_tar(error: &TarError) -> Page {
+fn tar_page(error: &TarError) -> Page {
     match error {
-        TarError::Source(error) => of_source(error),
+        TarError::Source(error) => source_page(error),
         TarError::NotUnixFs { .. } => NO_RENDERING,
         TarError::Name { .. } | TarError::Symlink { .. } => Page::new(
             StatusCode::BAD_REQUEST,
             "Unsafe as an archive",
-            "Extracting it could write outside its folder. Ask for a CAR with ?format=car.",
+            "Extracting it could write outside its folder. Request a CAR with ?format=car.",
         ),
         TarError::TooDeep { .. } | TarError::TooManyEntries { .. } | TarError::TooManyBytes { .. } => TOO_MUCH,
-        TarError::Node(_) | TarError::File(_) => DAMAGED,
+        TarError::Node(_) | TarError::File(_) => INVALID_CONTENT,
     }
 }
 
-fn of_walk(error: &WalkError) -> Page {
+fn walk_page(error: &WalkError) -> Page {
     match error {
         WalkError::NoLink { .. } | WalkError::NotADirectory { .. } => NOT_FOUND,
         WalkError::Unsupported { .. } | WalkError::TooComplex { .. } => Page::new(
             StatusCode::NOT_IMPLEMENTED,
             "Path not supported",
-            "Paths go through directories and through documents of a sensible size. Ask for the block itself with ?format=raw.",
+            "Paths lead through directories and through documents of limited size. Request the block with ?format=raw.",
         ),
-        WalkError::Malformed { .. } => DAMAGED,
-        WalkError::Source(error) => of_source(error),
+        WalkError::Malformed { .. } => INVALID_CONTENT,
+        WalkError::Source(error) => source_page(error),
     }
 }
 
-fn of_read(error: &ReadError) -> Page {
+fn read_page(error: &ReadError) -> Page {
     match error {
-        ReadError::Source(error) => of_source(error),
+        ReadError::Source(error) => source_page(error),
         ReadError::Node(NodeError::Unsupported { .. }) => NO_RENDERING,
-        _ => DAMAGED,
+        _ => INVALID_CONTENT,
     }
 }
 
-fn of_source(error: &SourceError) -> Page {
+fn source_page(error: &SourceError) -> Page {
     match error {
         SourceError::NotFound { .. } => Page::new(
             StatusCode::NOT_FOUND,
-            "Not held here",
-            "This gateway is offline: it serves only what it holds itself, and asks no peers.",
+            "Not stored locally",
+            "This gateway is offline: it serves only content that is stored locally.",
         ),
         SourceError::Stalled { stall, .. } if stall.no_peers => Page {
             retry_seconds: Some(10),
             ..Page::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "No peers",
-                "This gateway has no peers at the moment, so there is nobody to get it from. Its operator finds out why with \
-                 \"causeway health\".",
+                "This gateway is connected to no peers, so it cannot fetch the content. Its operator can find the \
+                 cause with \"causeway health\".",
             )
         },
         SourceError::Stalled { stall, .. } => Page {
@@ -610,7 +615,7 @@ fn of_source(error: &SourceError) -> Page {
             ..Page::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 "Not found in time",
-                "Perhaps nobody who has it is online. Trying again later may help.",
+                "No reachable peer provided the content. Try again later.",
             )
         },
         SourceError::Busy => BUSY,
@@ -618,23 +623,25 @@ fn of_source(error: &SourceError) -> Page {
             retry_seconds: Some(30),
             ..Page::new(
                 StatusCode::BAD_GATEWAY,
-                "Content failed its check",
-                "What the peers sent is not what the CID stands for, so it was thrown away.",
+                "Invalid content",
+                "The blocks that peers sent do not match their CIDs, so they were discarded.",
             )
         },
-        SourceError::Refused { verdict, .. } => of_verdict(*verdict),
+        SourceError::Refused { verdict, .. } => verdict_page(*verdict),
         SourceError::TooMuchWork { .. } => TOO_MUCH,
         SourceError::Unacceptable(_) => Page {
             retry_seconds: Some(3600),
             ..Page::new(
                 StatusCode::BAD_GATEWAY,
                 "Unsafe content",
-                "Something below this path cannot be checked, so it is not served.",
+                "A block below this path has a CID that cannot verify its content, so it is not served.",
             )
         },
-        SourceError::Store(_) => {
-            Page::new(StatusCode::INTERNAL_SERVER_ERROR, "Store failure", "The operator of this gateway has to look.")
-        }
+        SourceError::Store(_) => Page::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "Store failure",
+            "The operator of this gateway must check its store and its logs.",
+        ),
         SourceError::Closed => Page {
             retry_seconds: Some(5),
             ..Page::new(StatusCode::SERVICE_UNAVAILABLE, "Shutting down", "Try again in a moment.")
@@ -642,7 +649,7 @@ fn of_source(error: &SourceError) -> Page {
     }
 }
 
-fn of_verdict(verdict: Verdict) -> Page {
+fn verdict_page(verdict: Verdict) -> Page {
     match verdict {
         Verdict::Legal => Page::new(
             StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS,
@@ -651,11 +658,11 @@ fn of_verdict(verdict: Verdict) -> Page {
         ),
         Verdict::Unlisted => Page::new(
             StatusCode::FORBIDDEN,
-            "Not among what is served here",
-            "This gateway serves chosen content only.",
+            "Not on an allowlist",
+            "This gateway serves only content that its operator has listed.",
         ),
         Verdict::Gone | Verdict::Allow => {
-            Page::new(StatusCode::GONE, "Not served here", "The operator of this gateway removed it.")
+            Page::new(StatusCode::GONE, "Removed by the operator", "The operator of this gateway withholds it.")
         }
     }
 }
@@ -681,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_has_its_status_and_nothing_temporary_is_cached() {
+    fn each_problem_has_a_status_and_temporary_ones_are_not_cached() {
         let cid = cid();
         let stall = stall();
         let table = [
@@ -725,10 +732,10 @@ mod tests {
     }
 
     #[test]
-    fn sentences_begin_with_a_capital_and_names_stay_as_they_are() {
+    fn sentences_are_capitalised_and_names_are_not() {
         let table = [
             ("the address is too long", "The address is too long"),
-            ("bafkqac3imvwgy3zao5xxe3de is not held here", "bafkqac3imvwgy3zao5xxe3de is not held here"),
+            ("bafkqac3imvwgy3zao5xxe3de is not stored locally", "bafkqac3imvwgy3zao5xxe3de is not stored locally"),
             ("example.com has no DNSLink", "example.com has no DNSLink"),
             ("k51qzi5uqu5dg is a key", "k51qzi5uqu5dg is a key"),
             ("", ""),
@@ -739,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_says_how_far_the_search_got_and_when_to_try_again() {
+    fn a_stall_reports_the_search_and_retry_after() {
         let stall = stall();
         let response = source(SourceError::Stalled { cid: cid(), stall }).response(&HeaderMap::new());
         assert_eq!(response.headers()[RETRY_AFTER], "30");
@@ -749,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn browsers_get_html_that_escapes_what_they_sent() {
+    fn browsers_get_escaped_html() {
         let browser = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("text/html,*/*"))]);
         let problem = Problem::Walk(WalkError::NoLink { parent: cid(), name: "<script>".to_owned() });
         let response = problem.response(&browser);

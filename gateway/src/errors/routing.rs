@@ -1,38 +1,38 @@
-//! Why a request to the routing API is not answered.
+//! Why a request to the routing API is rejected.
 
 use content::CidError;
 
-/// Why a request to the API is not answered.
+/// A request to the routing API is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RoutingProblem {
-    /// What providers are asked for of is no CID.
+    /// The key of a provider request is not a CID.
     #[error(transparent)]
     Cid(#[from] CidError),
-    /// What should be a peer is none.
-    #[error("\"{text}\" is not a peer id")]
+    /// The text is not a peer ID.
+    #[error("\"{text}\" is not a peer ID")]
     Peer {
-        /// What was sent, shortened.
+        /// The text, shortened.
         text: String,
     },
-    /// What should be a name is none.
-    #[error("\"{text}\" is not the key of an IPNS name")]
+    /// The text is not an IPNS key.
+    #[error("\"{text}\" is not an IPNS key")]
     Name {
-        /// What was sent, shortened.
+        /// The text, shortened.
         text: String,
     },
-    /// What should be a key of the DHT is none.
-    #[error("\"{text}\" is neither a CID nor a peer id")]
+    /// The text is not a DHT key.
+    #[error("\"{text}\" is neither a CID nor a peer ID")]
     Key {
-        /// What was sent, shortened.
+        /// The text, shortened.
         text: String,
     },
-    /// There is no answer of the media types that are accepted.
-    #[error("the answer can be had as {there_is} only")]
+    /// `Accept` names no media type that the endpoint has.
+    #[error("the response is only available as {available}")]
     NotAcceptable {
-        /// What there is.
-        there_is: &'static str,
+        /// The available media types.
+        available: &'static str,
     },
-    /// The client, or all of them, search for as much as they may.
-    #[error("too many searches are under way at the moment")]
+    /// The client, or all clients together, have reached the limit of concurrent searches.
+    #[error("the limit of concurrent searches is reached")]
     Busy,
 }

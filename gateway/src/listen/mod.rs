@@ -1,17 +1,17 @@
-//! Connections of clients: who may have one, what it may cost, when it ends.
+//! Client connections: admission, limits and timeouts.
 //!
-//! Goals: no client can hold a connection without making progress, nor keep others out; what arrives is HTTP/1.1 to the letter before
-//! anything interprets it.
+//! Goals: no client can keep a connection open without progress, or exhaust the connections of others; requests that
+//! are not strictly valid HTTP/1.1 are rejected before they are interpreted.
 //!
 //! Non-goals: what a request means, which [`crate::pipeline`] decides.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`server`] | accepting, timeouts, tunnels, graceful drain |
-//! | [`admission`] | connection limiting: in all, and of one client |
+//! | [`server`] | accept loop, timeouts, tunnels, graceful drain |
+//! | [`admission`] | connection limits, in total and for each client |
 //! | [`tls`] | TLS of the admin listener |
-//! | [`wire`] | strict framing of lines, against request smuggling |
-//! | [`rate`] | minimum rates, against slow readers and writers |
+//! | [`wire`] | strict line endings, against request smuggling |
+//! | [`rate`] | minimum transfer rates, against slow clients |
 
 pub mod admission;
 pub mod rate;

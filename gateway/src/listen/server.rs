@@ -1,14 +1,15 @@
-//! Connections: accepting, protecting, draining.
+//! The HTTP server: accept loop, timeouts, tunnels, graceful drain.
 //!
-//! Goals: no client can hold a connection without making progress, nor keep others out ([`crate::listen::admission`]); a connection never
-//! takes the process down with it; a response that broke off resets its connection, so that not even HTTP/1.0 takes the end for the
-//! end of the content; open requests finish before the process does.
+//! Goals: no client can keep a connection open without progress, or exhaust the connections of others
+//! ([`crate::listen::admission`]); a panic in a connection does not end the process; an aborted response resets its
+//! connection, so that an HTTP/1.0 client does not take the end of the connection for the end of the content; a
+//! graceful drain lets open requests finish.
 //!
-//! Non-goals: HTTP/2. Its streams would need budgets of their own: a client that grants no window holds a stream's memory without
-//! ever being written to.
+//! Non-goals: HTTP/2. Its streams would need limits of their own: a client with a closed flow-control window keeps the
+//! stream's memory without the server ever writing.
 
-use crate::listen::admission::{self, Admission, Ticket};
-use crate::listen::rate::{Paced, Rate, RateMin, too_slow};
+use crate::listen::admission::{self, Admission, Slot};
+use crate::listen::rate::{Paced, RateMeter, RateMin, too_slow};
 use crate::listen::tls::Tls;
 use crate::listen::wire::StrictLines;
 use crate::metrics::HttpMetrics;
@@ -43,30 +44,30 @@ pub type RequestBody = Paced<Incoming>;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How long to wait after the system refused to accept: for file descriptors to be freed, usually.
+/// The pause after a failed accept, which is usually a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a new connection has for its first head before it is idle like those that were answered.
-const FIRST_HEAD: Duration = Duration::from_secs(1);
+/// The time for a new connection's first head, before the connection counts as idle.
+const FIRST_HEAD_GRACE: Duration = Duration::from_secs(1);
 
-/// What a connection may cost. Clones share the count of connections.
+/// The limits of a connection. Clones share the connection count.
 #[derive(Clone)]
 pub struct ConnectionLimits {
-    /// How long a request's head may take, and how long a connection may be idle.
+    /// The timeout of a request's head, and of an idle connection.
     pub header_timeout: Duration,
-    /// How long the client may leave unread what is sent.
+    /// The timeout of a write that the client does not read.
     pub send_timeout: Duration,
-    /// The least that a client takes of a response, and sends of a body.
+    /// The minimum rate at which a client reads a response and sends a body.
     pub rate_min: RateMin,
-    /// Bytes of a request's head.
+    /// The maximum length of a request's head, in bytes.
     pub head_bytes_max: usize,
-    /// How many there may be.
+    /// The connection limits.
     pub admission: Arc<Admission>,
-    /// What connections are encrypted with, if they are.
+    /// TLS, if the listener uses it.
     pub tls: Option<Arc<Tls>>,
 }
 
 impl ConnectionLimits {
-    /// The limits that are configured.
+    /// The configured limits.
     pub fn of(http: &config::Http) -> Self {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let bounds = admission::Bounds {
@@ -86,32 +87,32 @@ impl ConnectionLimits {
     }
 }
 
-/// What the parts of one connection tell each other.
+/// The state that the parts of one connection share.
 #[derive(Debug)]
 pub struct Connection {
     peer: SocketAddr,
     reset: AtomicBool,
-    /// The tunnel that the connection becomes, once it was agreed to.
+    /// The accepted tunnel, before the connection is upgraded.
     upgrade: Mutex<Option<OnUpgrade>>,
-    /// Whether it is one.
+    /// Whether the connection was upgraded to a tunnel.
     is_tunnel: AtomicBool,
-    /// Who asked for the tunnel.
+    /// The address of the client that requested the tunnel.
     tunnel_client: OnceLock<IpAddr>,
-    /// Its place among all connections.
-    ticket: OnceLock<Ticket>,
-    /// Another one has its place.
-    give_way: CancellationToken,
-    /// Exchanges under way: from a request's head to the end of its response's body.
+    /// Its slot in the admission control.
+    slot: OnceLock<Slot>,
+    /// Cancelled when the connection is evicted.
+    evicted: CancellationToken,
+    /// Requests in progress: from the head of each to the end of its response's body.
     exchanges: AtomicUsize,
     since: Instant,
-    /// How long after that something was sent last, in milliseconds; 0 before anything was.
+    /// The time of the last write, in milliseconds after `since`; 0 before the first.
     sent: AtomicU64,
-    /// Whether something waits to be sent.
+    /// Whether a write is pending.
     sending: AtomicBool,
 }
 
 impl Connection {
-    /// A connection with whoever is at `peer`.
+    /// A connection with the address `peer`.
     pub fn new(peer: SocketAddr) -> Self {
         Self {
             peer,
@@ -119,8 +120,8 @@ impl Connection {
             upgrade: Mutex::default(),
             is_tunnel: AtomicBool::default(),
             tunnel_client: OnceLock::new(),
-            ticket: OnceLock::new(),
-            give_way: CancellationToken::new(),
+            slot: OnceLock::new(),
+            evicted: CancellationToken::new(),
             exchanges: AtomicUsize::default(),
             since: Instant::now(),
             sent: AtomicU64::default(),
@@ -128,41 +129,40 @@ impl Connection {
         }
     }
 
-    /// Who is at the other end: a client, or a proxy before it.
+    /// The address of the other end: a client or a proxy.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// Whether a tunnel may be asked for: there is none inside a tunnel.
+    /// Whether a tunnel can be requested; nested tunnels are not supported.
     pub fn may_become_tunnel(&self) -> bool {
         !self.is_tunnel.load(Ordering::Relaxed)
     }
 
-    /// Who asked for the tunnel that this is. Whoever speaks in a tunnel is behind the proxy that it goes through, so that nothing in
-    /// it can be the proxy's word.
+    /// The address of the client that requested this tunnel. A proxy that forwards the tunnel does not see its
+    /// requests, so `X-Forwarded-*` headers in it come from the client and are not trusted.
     pub fn tunnel_client(&self) -> Option<IpAddr> {
         self.tunnel_client.get().copied().filter(|_| !self.may_become_tunnel())
     }
 
-    /// Waits until there is room for the connection among all, for a short while. Without that only questions about the process's
-    /// health are answered.
+    /// Waits until the connection is admitted, for a limited time. Until then only health checks are answered.
     ///
     /// # Errors
-    /// [`Full`]: what is full.
+    /// [`Full`]: which limit is reached.
     pub async fn admitted(&self) -> Result<(), Full> {
-        let Some(ticket) = self.ticket.get() else { return Ok(()) };
+        let Some(slot) = self.slot.get() else { return Ok(()) };
         tokio::select! {
             biased;
-            admitted = ticket.admitted() => admitted,
-            // Another one waits in its place.
-            () = self.give_way.cancelled() => Err(Full::All),
+            admitted = slot.admitted() => admitted,
+            // The connection was evicted.
+            () = self.evicted.cancelled() => Err(Full::All),
         }
     }
 
-    /// Agrees to the tunnel that a request of a client asks for: requests for the sites here come through it. It leads nowhere else.
+    /// Accepts the tunnel that a client requests. Requests in it are served by this gateway; it leads nowhere else.
     pub fn become_tunnel<B>(&self, request: &mut Request<B>, client: IpAddr) {
-        // What is kept here holds on to the connection itself, so it must be taken out again, and is: when the exchange
-        // that asked for it is over.
+        // The upgrade holds a reference to this connection, so it must be taken out again: that happens at the end of
+        // the exchange that requested it.
         if self.may_become_tunnel() {
             _ = self.tunnel_client.set(client);
             *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = Some(hyper::upgrade::on(request));
@@ -174,33 +174,33 @@ impl Connection {
         self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Has the connection end with a reset (RST) instead of an orderly close.
+    /// Closes the connection with a reset (RST) instead of a FIN.
     pub fn reset_on_close(&self) {
         self.reset.store(true, Ordering::Relaxed);
     }
 
-    /// Something was sent just now.
+    /// Records a completed write.
     fn sent(&self) {
         self.sending.store(false, Ordering::Relaxed);
         let after = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.sent.store(after.max(1), Ordering::Relaxed);
     }
 
-    /// Since when the client has owed the head of a request, unless one is being answered or an answer waits to be sent.
-    fn owed_since(&self) -> Option<Instant> {
-        let owed = self.exchanges.load(Ordering::Relaxed) == 0 && !self.sending.load(Ordering::Relaxed);
-        owed.then(|| self.since + Duration::from_millis(self.sent.load(Ordering::Relaxed)))
+    /// Since when the server waits for the head of a request; `None` while a request or a write is in progress.
+    fn awaiting_head_since(&self) -> Option<Instant> {
+        let awaits_head = self.exchanges.load(Ordering::Relaxed) == 0 && !self.sending.load(Ordering::Relaxed);
+        awaits_head.then(|| self.since + Duration::from_millis(self.sent.load(Ordering::Relaxed)))
     }
 
-    /// Waits until the client has owed the head of a request for too long.
+    /// Waits until the timeout for the head of a request has passed.
     ///
-    /// hyper makes a timer anew for each head. Here a connection has one for all of them, which is set again when it goes off too
-    /// early: that is once a time-out and not once a request.
+    /// hyper creates a timer for each head. This uses one timer for the whole connection, which is reset only when it
+    /// fires too early: once each timeout instead of once each request.
     async fn head_overdue(&self, timeout: Duration) {
         let mut wait = pin!(tokio::time::sleep(timeout));
         loop {
             wait.as_mut().await;
-            let due = self.owed_since().unwrap_or_else(Instant::now) + timeout;
+            let due = self.awaiting_head_since().unwrap_or_else(Instant::now) + timeout;
             if due <= Instant::now() {
                 return;
             }
@@ -209,42 +209,42 @@ impl Connection {
     }
 }
 
-impl admission::Member for Connection {
+impl admission::Evictable for Connection {
     fn idle_since(&self) -> Option<Instant> {
-        // The first head of a new connection is on its way. Those that were answered give way before it: their clients
-        // expect that, and try again.
+        // The first head of a new connection is expected soon. Answered connections are evicted first: clients expect
+        // keep-alive connections to close, and retry.
         let is_new = self.sent.load(Ordering::Relaxed) == 0;
-        self.owed_since().map(|since| if is_new { since + FIRST_HEAD } else { since })
+        self.awaiting_head_since().map(|since| if is_new { since + FIRST_HEAD_GRACE } else { since })
     }
 
-    fn give_way(&self) {
-        self.give_way.cancel();
+    fn evict(&self) {
+        self.evicted.cancel();
     }
 }
 
-/// An exchange under way, until it is dropped with the body of its response.
-struct Underway(Arc<Connection>);
+/// A request in progress; dropped with the body of its response.
+struct ActiveExchange(Arc<Connection>);
 
-impl Underway {
+impl ActiveExchange {
     fn begin(connection: &Arc<Connection>) -> Self {
         connection.exchanges.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(connection))
     }
 }
 
-impl Drop for Underway {
+impl Drop for ActiveExchange {
     fn drop(&mut self) {
         self.0.exchanges.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The body of a response, whose end is the end of the exchange.
-struct Answer<B> {
+/// The body of a response, which ends the exchange when it is dropped.
+struct ExchangeBody<B> {
     body: B,
-    _underway: Underway,
+    _exchange: ActiveExchange,
 }
 
-impl<B: Body + Unpin> Body for Answer<B> {
+impl<B: Body + Unpin> Body for ExchangeBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -264,26 +264,26 @@ impl<B: Body + Unpin> Body for Answer<B> {
     }
 }
 
-/// What tells connections to stop.
+/// The shutdown signal of all connections.
 #[derive(Debug, Clone, Default)]
-struct Stop {
+struct ShutdownSignal {
     token: CancellationToken,
-    /// Whether it was told: all connections share the token's lock, and this is asked each time that one of them wakes.
-    told: Arc<AtomicBool>,
+    /// A copy of the token's state: all connections share the token's lock, and each wake-up checks this.
+    sent: Arc<AtomicBool>,
 }
 
-impl Stop {
-    fn now(&self) {
-        self.told.store(true, Ordering::SeqCst);
+impl ShutdownSignal {
+    fn send(&self) {
+        self.sent.store(true, Ordering::SeqCst);
         self.token.cancel();
     }
 
-    /// Waits for it. Whoever polls this has to be one task from first to last, for only the first poll leaves its waker.
+    /// Waits for the signal. Only the first poll registers a waker, so the same task must poll this to the end.
     async fn wait(&self) {
         let mut cancelled = pin!(self.token.cancelled());
         let mut waits = false;
         std::future::poll_fn(|cx| {
-            if waits && !self.told.load(Ordering::SeqCst) {
+            if waits && !self.sent.load(Ordering::SeqCst) {
                 return Poll::Pending;
             }
             waits = true;
@@ -293,28 +293,28 @@ impl Stop {
     }
 }
 
-/// Ends servers in good order. Clones end the same ones.
+/// Drains servers gracefully. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Drain {
-    stop: Stop,
+    stop: ShutdownSignal,
     connections: TaskTracker,
 }
 
 impl Drain {
-    /// Stops accepting, lets open requests finish, and says whether they did within `timeout`.
+    /// Stops accepting and waits for open requests; returns whether they finished within `timeout`.
     pub async fn finish(&self, timeout: Duration) -> bool {
-        self.stop.now();
+        self.stop.send();
         self.connections.close();
         tokio::time::timeout(timeout, self.connections.wait()).await.is_ok()
     }
 
-    /// Connections that are still open.
+    /// The number of open connections.
     pub fn open(&self) -> usize {
         self.connections.len()
     }
 }
 
-/// Accepts connections until the drain begins, and serves each in a task of its own.
+/// Accepts connections until the drain begins, and serves each in its own task.
 pub async fn serve<H, F, B>(
     listener: TcpListener,
     limits: ConnectionLimits,
@@ -326,31 +326,33 @@ pub async fn serve<H, F, B>(
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
-    while let Some(accepted) = unless_stopped(&drain, listener.accept()).await {
+    while let Some(accepted) = until_shutdown(&drain, listener.accept()).await {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                pause_after(&error).await;
+                pause_after_accept_error(&error).await;
                 continue;
             }
         };
         let (limits, metrics, handler, stop) =
             (limits.clone(), Arc::clone(&metrics), handler.clone(), drain.stop.clone());
-        // Counted in the order in which they came: tasks begin in any order, and an older connection would take a newer one's place.
-        let counted = CountedConnection::enter(&limits.admission, peer);
+        // Counted in the order of arrival: tasks start in any order, and an older connection must not evict a newer
+        // one.
+        let counted = CountedConnection::register(&limits.admission, peer);
         drain.connections.spawn(async move {
             metrics.connections.inc();
-            let served = AssertUnwindSafe(connection(stream, counted, &limits, handler, stop)).catch_unwind().await;
+            let serving = serve_connection(stream, counted, &limits, handler, stop);
+            let served = AssertUnwindSafe(serving).catch_unwind().await;
             metrics.connections.dec();
             if served.is_err() {
                 metrics.panics.inc();
-                tracing::error!("a connection was closed because of a defect; the panic above says where");
+                tracing::error!("a panic closed a connection: this is a bug, please report it with the message above");
             }
         });
     }
 }
 
-async fn unless_stopped<F: Future>(drain: &Drain, future: F) -> Option<F::Output> {
+async fn until_shutdown<F: Future>(drain: &Drain, future: F) -> Option<F::Output> {
     tokio::select! {
         biased;
         () = drain.stop.wait() => None,
@@ -358,46 +360,46 @@ async fn unless_stopped<F: Future>(drain: &Drain, future: F) -> Option<F::Output
     }
 }
 
-/// A connection that was gone before it was accepted is no reason to wait.
-async fn pause_after(error: &io::Error) {
+/// A connection that was reset before it was accepted needs no pause.
+async fn pause_after_accept_error(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-        tracing::warn!(%error, "no connection can be accepted at the moment");
+        tracing::warn!(%error, "the server cannot accept connections: check the limit of open files");
         tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 
-async fn connection<H, F, B>(
+async fn serve_connection<H, F, B>(
     stream: TcpStream,
     counted: CountedConnection,
     limits: &ConnectionLimits,
     handler: H,
-    stop: Stop,
+    stop: ShutdownSignal,
 ) where
     H: Fn(Request<RequestBody>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let state = Arc::clone(&counted.state);
-    // Without Nagle's wait for more: hyper writes a head and its body together.
+    // No Nagle delay: hyper writes a head and its body together.
     _ = stream.set_nodelay(true);
-    let guarded = Guarded::new(stream, limits, Arc::clone(&state));
+    let monitored = MonitoredStream::new(stream, limits, Arc::clone(&state));
     match &limits.tls {
-        None => exchanges(guarded, limits, &handler, &stop, &state).await,
+        None => serve_requests(monitored, limits, &handler, &stop, &state).await,
         Some(tls) => {
             let encrypted = tokio::select! {
-                encrypted = shake_hands(tls, guarded, limits) => encrypted,
-                () = state.give_way.cancelled() => return,
+                encrypted = tls_handshake(tls, monitored, limits) => encrypted,
+                () = state.evicted.cancelled() => return,
             };
             let Some(encrypted) = encrypted else { return };
-            exchanges(encrypted, limits, &handler, &stop, &state).await;
+            serve_requests(encrypted, limits, &handler, &stop, &state).await;
         }
     }
     // A tunnel carries the same kind of requests.
     if let Some(tunnel) = state.take_tunnel()
         && let Ok(tunnel) = tunnel.await
     {
-        exchanges(TokioIo::new(tunnel), limits, &handler, &stop, &state).await;
+        serve_requests(TokioIo::new(tunnel), limits, &handler, &stop, &state).await;
     }
 }
 
@@ -408,48 +410,57 @@ struct CountedConnection {
 }
 
 impl CountedConnection {
-    fn enter(admission: &Arc<Admission>, peer: SocketAddr) -> Self {
+    fn register(admission: &Arc<Admission>, peer: SocketAddr) -> Self {
         let state = Arc::new(Connection::new(peer));
-        _ = state.ticket.set(admission.enter(peer.ip(), Arc::clone(&state) as _));
+        _ = state.slot.set(admission.register(peer.ip(), Arc::clone(&state) as _));
         Self { admission: Arc::clone(admission), state }
     }
 }
 
 impl Drop for CountedConnection {
     fn drop(&mut self) {
-        // The list of connections has this one, which has its ticket: one of them must let go first.
-        if let Some(ticket) = self.state.ticket.get() {
-            self.admission.leave(ticket);
+        // The connection list refers to this connection, which owns its slot: this breaks the cycle.
+        if let Some(slot) = self.state.slot.get() {
+            self.admission.release(slot);
         }
     }
 }
 
-/// Begins TLS, which may take as long as a request's head.
-async fn shake_hands(tls: &Tls, stream: Guarded, limits: &ConnectionLimits) -> Option<TlsStream<Guarded>> {
+/// Performs the TLS handshake, within the timeout of a request's head.
+async fn tls_handshake(
+    tls: &Tls,
+    stream: MonitoredStream,
+    limits: &ConnectionLimits,
+) -> Option<TlsStream<MonitoredStream>> {
     match tokio::time::timeout(limits.header_timeout, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
-            tracing::debug!(%error, "TLS was not agreed on");
+            tracing::debug!(%error, "the TLS handshake failed");
             None
         }
         Err(_) => None,
     }
 }
 
-/// Serves one request after the other.
-async fn exchanges<I, H, F, B>(io: I, limits: &ConnectionLimits, handler: &H, stop: &Stop, state: &Arc<Connection>)
-where
+/// Serves the requests of a connection one after the other.
+async fn serve_requests<I, H, F, B>(
+    io: I,
+    limits: &ConnectionLimits,
+    handler: &H,
+    stop: &ShutdownSignal,
+    state: &Arc<Connection>,
+) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Fn(Request<RequestBody>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let service = service_fn(|request: Request<Incoming>| {
-        let underway = Underway::begin(state);
+        let exchange = ActiveExchange::begin(state);
         let request = request.map(|body| Paced::new(body, limits.rate_min));
-        // Boxed, because hyper keeps a place for it with each connection, idle or not.
+        // Boxed, because hyper reserves its size for each connection, also for idle ones.
         let response = Box::pin(handler(request, Arc::clone(state)));
-        async move { Ok::<_, Infallible>(response.await.map(|body| Answer { body, _underway: underway })) }
+        async move { Ok::<_, Infallible>(response.await.map(|body| ExchangeBody { body, _exchange: exchange })) }
     });
     let builder = builder(limits);
     let io = TokioIo::new(StrictLines::new(io));
@@ -459,9 +470,9 @@ where
         biased;
         result = serving.as_mut() => result,
         () = overdue.as_mut() => return,
-        () = state.give_way.cancelled() => {
-            // A request may have come just then.
-            if state.owed_since().is_some() {
+        () = state.evicted.cancelled() => {
+            // A request may have arrived at the same time.
+            if state.awaiting_head_since().is_some() {
                 return;
             }
             serving.as_mut().graceful_shutdown();
@@ -479,7 +490,7 @@ where
         }
     };
     if let Err(error) = result {
-        tracing::debug!(%error, "a connection ended early");
+        tracing::debug!(%error, "a connection ended with an error");
     }
 }
 
@@ -489,33 +500,33 @@ fn builder(limits: &ConnectionLimits) -> http1::Builder {
     builder
 }
 
-/// A TCP stream whose client has to read what is sent, and at some rate.
-struct Guarded {
+/// A TCP stream with a write timeout and a minimum read rate of its client.
+struct MonitoredStream {
     stream: TcpStream,
     state: Arc<Connection>,
     send_timeout: Duration,
     rate_min: RateMin,
-    rate: Rate,
+    rate: RateMeter,
     unsent: Option<Pin<Box<Sleep>>>,
 }
 
-impl Guarded {
+impl MonitoredStream {
     fn new(stream: TcpStream, limits: &ConnectionLimits, state: Arc<Connection>) -> Self {
         let (send_timeout, rate_min) = (limits.send_timeout, limits.rate_min);
-        Self { stream, state, send_timeout, rate_min, rate: Rate::new(rate_min), unsent: None }
+        Self { stream, state, send_timeout, rate_min, rate: RateMeter::new(rate_min), unsent: None }
     }
 
-    /// Turns a wait that is too long into an error.
-    fn watch(&mut self, cx: &mut Context<'_>, sending: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    /// Fails writes that exceed the timeout or the minimum rate.
+    fn check_progress(&mut self, cx: &mut Context<'_>, sending: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(sent) = sending {
             self.state.sent();
-            if self.rate.moved(*sent.as_ref().unwrap_or(&0), Instant::now()) {
+            if self.rate.record(*sent.as_ref().unwrap_or(&0), Instant::now()) {
                 return Poll::Ready(sent);
             }
             self.state.reset_on_close();
-            return Poll::Ready(Err(too_slow("what is read of the response", self.rate_min)));
+            return Poll::Ready(Err(too_slow("reading of the response", self.rate_min)));
         }
-        self.rate.wait(Instant::now());
+        self.rate.start_wait(Instant::now());
         let deadline = Instant::now() + self.send_timeout;
         let sleep = self.unsent.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if !self.state.sending.swap(true, Ordering::Relaxed) {
@@ -523,20 +534,23 @@ impl Guarded {
         }
         std::task::ready!(sleep.as_mut().poll(cx));
         self.state.reset_on_close();
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client does not read the response (http.send_timeout_seconds)",
+        )))
     }
 }
 
-impl AsyncRead for Guarded {
+impl AsyncRead for MonitoredStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Guarded {
+impl AsyncWrite for MonitoredStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.watch(cx, written)
+        self.check_progress(cx, written)
     }
 
     fn poll_write_vectored(
@@ -545,7 +559,7 @@ impl AsyncWrite for Guarded {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.watch(cx, written)
+        self.check_progress(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -561,7 +575,7 @@ impl AsyncWrite for Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for MonitoredStream {
     fn drop(&mut self) {
         if self.state.reset.load(Ordering::Relaxed) {
             _ = self.stream.set_zero_linger();
@@ -572,23 +586,23 @@ impl Drop for Guarded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listen::admission::Member as _;
+    use crate::listen::admission::Evictable as _;
 
-    /// A connection that began so long ago.
-    fn begun(ago: Duration) -> Connection {
+    /// A connection that began `ago`.
+    fn connection_since(ago: Duration) -> Connection {
         let mut connection = Connection::new(([127, 0, 0, 1], 1).into());
         connection.since -= ago;
         connection
     }
 
     #[test]
-    fn a_new_connection_outlasts_one_that_was_answered() {
-        let answered = begun(FIRST_HEAD * 2);
+    fn an_answered_connection_is_evicted_before_a_new_one() {
+        let answered = connection_since(FIRST_HEAD_GRACE * 2);
         answered.sent();
-        assert!(answered.idle_since() < begun(FIRST_HEAD / 2).idle_since());
-        // Not for good.
-        assert!(begun(FIRST_HEAD * 2).idle_since() < answered.idle_since());
-        // While a request is being answered it does not give way.
+        assert!(answered.idle_since() < connection_since(FIRST_HEAD_GRACE / 2).idle_since());
+        // Only for a limited time.
+        assert!(connection_since(FIRST_HEAD_GRACE * 2).idle_since() < answered.idle_since());
+        // A connection that answers a request is not evicted.
         answered.exchanges.fetch_add(1, Ordering::Relaxed);
         assert_eq!(answered.idle_since(), None);
     }

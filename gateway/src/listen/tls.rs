@@ -1,8 +1,9 @@
-//! [`Tls`]: a listener's certificate and key, from files.
+//! [`Tls`]: a listener's certificate and key, loaded from files.
 //!
-//! Goals: a renewed certificate is used from the next connection on, without a restart; one that cannot be used changes nothing.
+//! Goals: a renewed certificate is used by the next connection, without a restart; if the new files are invalid, the
+//! old certificate stays in use.
 //!
-//! Non-goals: getting certificates (ACME clients write such files), client certificates, and HTTP/2.
+//! Non-goals: obtaining certificates (ACME clients write such files), client certificates, and HTTP/2.
 
 use rustls::ServerConfig;
 use rustls::crypto::ring;
@@ -13,35 +14,35 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_rustls::TlsAcceptor;
 
-/// The one protocol that is spoken inside (RFC 7301).
+/// The only ALPN protocol (RFC 7301).
 const HTTP_1_1: &[u8] = b"http/1.1";
 
-/// Why the files cannot be used. Each names the file at fault.
+/// A certificate or key file is invalid. The message names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The certificates cannot be read.
-    #[error("{path} holds no certificates in PEM that can be read: {reason}", path = path.display())]
+    /// The certificate file cannot be read or parsed.
+    #[error("{path} is not a readable PEM file with certificates: {reason}", path = path.display())]
     Certificate {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         reason: String,
     },
-    /// The key cannot be read, or is another's.
-    #[error("{path} holds no private key in PEM that fits the certificate: {reason}", path = path.display())]
+    /// The key file cannot be read or parsed, or the key does not match the certificate.
+    #[error("{path} is not a readable PEM file with the certificate's private key: {reason}", path = path.display())]
     Key {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         reason: String,
     },
 }
 
-/// A certificate and its key, read again when the files change.
+/// A certificate and its key, reloaded when the files change.
 pub struct Tls {
     certificate: PathBuf,
     key: PathBuf,
-    /// As both files were found.
+    /// The fingerprints of both files, and the configuration that was loaded from them.
     current: Mutex<([Option<Stamp>; 2], Arc<ServerConfig>)>,
 }
 
@@ -56,7 +57,7 @@ impl Tls {
         Ok(Self { certificate: certificate.to_owned(), key: key.to_owned(), current })
     }
 
-    /// What the next connection is accepted with. Reads small files, at times.
+    /// The acceptor for the next connection. Reads both files if they have changed.
     pub fn acceptor(&self) -> TlsAcceptor {
         let found = [&self.certificate, &self.key].map(|path| Stamp::at(path));
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,11 +65,13 @@ impl Tls {
             current.0 = found;
             match read(&self.certificate, &self.key) {
                 Ok(config) => {
-                    tracing::info!(certificate = %self.certificate.display(), "the certificate was read again");
+                    tracing::info!(certificate = %self.certificate.display(), "the certificate was reloaded");
                     current.1 = config;
                 }
-                // Whoever replaces both files one after the other is in the middle of it.
-                Err(error) => tracing::warn!(%error, "the certificate that was read before is used"),
+                // Both files may not have been replaced yet.
+                Err(error) => {
+                    tracing::warn!(%error, "the new certificate or key is invalid: the previous certificate stays in use")
+                }
             }
         }
         Arc::clone(&current.1).into()
@@ -81,7 +84,7 @@ fn read(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
     let chain = CertificateDer::pem_file_iter(certificate).map_err(|error| of_certificate(error.to_string()))?;
     let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(|error| of_certificate(error.to_string()))?;
     if chain.is_empty() {
-        return Err(of_certificate("there is none in it".to_owned()));
+        return Err(of_certificate("the file has no certificate".to_owned()));
     }
     let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| of_key(error.to_string()))?;
     let versions =

@@ -1,58 +1,58 @@
-//! [`StrictLines`]: a connection whose requests may end their lines with CR LF only.
+//! [`StrictLines`]: a connection that accepts only CR LF as the end of a line.
 //!
-//! RFC 9112, section 2.2, permits a server to take a bare LF for the end of a line, and hyper does. A proxy in front that takes it for
-//! part of a header's value sees another request than the gateway does: that is how requests are smuggled. So a bare LF in the head of a
-//! request, in the size of a chunk or in a trailer is refused here: it is replaced by a zero byte, which belongs nowhere there, upon which
-//! hyper answers 400 and closes the connection.
+//! RFC 9112, section 2.2, permits a server to accept a bare LF as the end of a line, and hyper does. If a proxy in
+//! front takes a bare LF for part of a header's value, the proxy and the gateway see different requests, which allows
+//! request smuggling. So a bare LF in the head of a request, in a chunk size line or in a trailer is replaced by a zero
+//! byte, which is invalid there: hyper answers 400 and closes the connection.
 //!
-//! To know what is a head, the framing of bodies is followed ([`Follower`]). What is not understood is left for hyper to refuse.
+//! To find heads, [`FramingParser`] follows the framing of bodies. hyper rejects what the parser does not understand.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The longest line that may say how long a body is, in bytes.
+/// The maximum length of a line that determines the framing of a body, in bytes.
 const FRAMING_LINE_BYTES_MAX: usize = 128;
-/// The names of headers that do.
+/// The headers that determine it.
 const CONTENT_LENGTH: &[u8] = b"content-length:";
 const TRANSFER_ENCODING: &[u8] = b"transfer-encoding:";
 
-/// Where in the requests of a connection the bytes are that came last.
+/// The parser's position in the requests of a connection.
 #[derive(Debug)]
-enum Place {
+enum State {
     /// In the head of a request, or before it.
     Head,
-    /// In a body, of which so many bytes are to come.
+    /// In a body with this many remaining bytes.
     Body(u64),
-    /// In the line before a chunk.
+    /// In a chunk size line.
     ChunkSize,
-    /// In a chunk, of which so many bytes are to come, and the end of a line.
+    /// In a chunk with this many remaining bytes, its CR LF included.
     Chunk(u64),
-    /// In what follows the last chunk.
+    /// In the trailer section.
     Trailer,
-    /// Somewhere unknown: what came was refused, or will be.
-    Lost,
+    /// Unknown: the request was rejected, or hyper will reject it.
+    Rejected,
 }
 
-/// Follows requests as they are read.
+/// Follows the framing of requests as they are read.
 #[derive(Debug)]
-pub struct Follower {
-    place: Place,
-    /// The beginning of the line, and its length.
+pub struct FramingParser {
+    state: State,
+    /// The beginning of the line, and its whole length.
     line: Vec<u8>,
     line_bytes: u64,
     last: u8,
-    /// Lines of this head that were not empty.
+    /// The number of non-empty lines of this head.
     lines: u64,
     content_length: u64,
     chunked: bool,
 }
 
-impl Default for Follower {
+impl Default for FramingParser {
     fn default() -> Self {
         Self {
-            place: Place::Head,
+            state: State::Head,
             line: Vec::with_capacity(FRAMING_LINE_BYTES_MAX),
             line_bytes: 0,
             last: 0,
@@ -63,34 +63,34 @@ impl Default for Follower {
     }
 }
 
-impl Follower {
-    /// Looks at the bytes that come next, and makes a bare LF what nobody takes for the end of a line.
-    pub fn follow(&mut self, mut bytes: &mut [u8]) {
+impl FramingParser {
+    /// Parses the next bytes, and replaces a bare LF by a zero byte.
+    pub fn parse(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
-            let taken = match &mut self.place {
-                Place::Lost => return,
-                Place::Body(left) | Place::Chunk(left) => {
+            let taken = match &mut self.state {
+                State::Rejected => return,
+                State::Body(left) | State::Chunk(left) => {
                     let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                     *left -= taken as u64;
-                    self.end_of_bytes();
+                    self.end_of_data();
                     taken
                 }
-                Place::Head | Place::ChunkSize | Place::Trailer => self.in_line(bytes),
+                State::Head | State::ChunkSize | State::Trailer => self.consume_line(bytes),
             };
             bytes = &mut bytes[taken..];
         }
     }
 
-    fn end_of_bytes(&mut self) {
-        match self.place {
-            Place::Body(0) => self.place = Place::Head,
-            Place::Chunk(0) => self.place = Place::ChunkSize,
+    fn end_of_data(&mut self) {
+        match self.state {
+            State::Body(0) => self.state = State::Head,
+            State::Chunk(0) => self.state = State::ChunkSize,
             _ => {}
         }
     }
 
-    /// Takes bytes to the end of a line, if it is there.
-    fn in_line(&mut self, bytes: &mut [u8]) -> usize {
+    /// Consumes bytes up to the end of the line; returns how many.
+    fn consume_line(&mut self, bytes: &mut [u8]) -> usize {
         let end = bytes.iter().position(|byte| *byte == b'\n');
         let of_line = &bytes[..end.unwrap_or(bytes.len())];
         let room = FRAMING_LINE_BYTES_MAX - self.line.len();
@@ -98,11 +98,11 @@ impl Follower {
         self.line_bytes += of_line.len() as u64;
         self.last = of_line.last().copied().unwrap_or(self.last);
         let Some(end) = end else { return bytes.len() };
-        // What frames a body has to be known whole: padding would hide it.
+        // A line that determines the framing must fit the buffer: padding could hide its value.
         let is_hidden = self.line_bytes > FRAMING_LINE_BYTES_MAX as u64 && self.is_framing();
         if self.line_bytes == 0 || self.last != b'\r' || is_hidden {
             bytes[end] = 0;
-            self.place = Place::Lost;
+            self.state = State::Rejected;
             return bytes.len();
         }
         self.end_of_line();
@@ -113,16 +113,16 @@ impl Follower {
 
     fn end_of_line(&mut self) {
         let is_empty = self.line_bytes == 1;
-        match self.place {
-            // An empty line before a request is none of its own (RFC 9112, section 2.2).
-            Place::Head if is_empty && self.lines == 0 => {}
-            Place::Head if is_empty => self.end_of_head(),
-            Place::Head => {
+        match self.state {
+            // An empty line before a request is ignored (RFC 9112, section 2.2).
+            State::Head if is_empty && self.lines == 0 => {}
+            State::Head if is_empty => self.end_of_head(),
+            State::Head => {
                 self.lines += 1;
-                self.note_framing();
+                self.read_framing_header();
             }
-            Place::ChunkSize => self.place = self.after_chunk_size(),
-            Place::Trailer if is_empty => self.place = Place::Head,
+            State::ChunkSize => self.state = self.after_chunk_size(),
+            State::Trailer if is_empty => self.state = State::Head,
             _ => {}
         }
     }
@@ -132,14 +132,14 @@ impl Follower {
     }
 
     fn is_framing(&self) -> bool {
-        match self.place {
-            Place::Head => self.begins(TRANSFER_ENCODING) || self.begins(CONTENT_LENGTH),
-            Place::ChunkSize => true,
+        match self.state {
+            State::Head => self.begins(TRANSFER_ENCODING) || self.begins(CONTENT_LENGTH),
+            State::ChunkSize => true,
             _ => false,
         }
     }
 
-    fn note_framing(&mut self) {
+    fn read_framing_header(&mut self) {
         if self.begins(TRANSFER_ENCODING) {
             self.chunked = true;
         } else if self.begins(CONTENT_LENGTH) {
@@ -149,35 +149,35 @@ impl Follower {
     }
 
     fn end_of_head(&mut self) {
-        self.place = match (self.chunked, self.content_length) {
-            (true, _) => Place::ChunkSize,
-            (false, 0) => Place::Head,
-            (false, bytes) => Place::Body(bytes),
+        self.state = match (self.chunked, self.content_length) {
+            (true, _) => State::ChunkSize,
+            (false, 0) => State::Head,
+            (false, bytes) => State::Body(bytes),
         };
         (self.lines, self.content_length, self.chunked) = (0, 0, false);
     }
 
-    fn after_chunk_size(&self) -> Place {
+    fn after_chunk_size(&self) -> State {
         let digits = self.line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
         let size = std::str::from_utf8(digits).ok().and_then(|digits| u64::from_str_radix(digits, 16).ok());
         match size {
-            Some(0) => Place::Trailer,
-            Some(bytes) => bytes.checked_add(2).map_or(Place::Lost, Place::Chunk),
-            None => Place::Lost,
+            Some(0) => State::Trailer,
+            Some(bytes) => bytes.checked_add(2).map_or(State::Rejected, State::Chunk),
+            None => State::Rejected,
         }
     }
 }
 
-/// A connection that is read strictly.
+/// A connection with strict line endings.
 pub struct StrictLines<S> {
     stream: S,
-    follower: Follower,
+    parser: FramingParser,
 }
 
 impl<S> StrictLines<S> {
-    /// A connection whose first request begins now.
+    /// A connection before its first request.
     pub fn new(stream: S) -> Self {
-        Self { stream, follower: Follower::default() }
+        Self { stream, parser: FramingParser::default() }
     }
 }
 
@@ -185,7 +185,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for StrictLines<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        self.follower.follow(&mut buf.filled_mut()[before..]);
+        self.parser.parse(&mut buf.filled_mut()[before..]);
         Poll::Ready(Ok(()))
     }
 }
@@ -221,11 +221,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What is left of requests that come in pieces of a size.
-    fn followed(requests: &str, piece: usize) -> Vec<u8> {
+    /// The bytes after parsing, fed in pieces of this size.
+    fn parsed(requests: &str, piece: usize) -> Vec<u8> {
         let mut bytes = requests.as_bytes().to_vec();
-        let mut follower = Follower::default();
-        bytes.chunks_mut(piece).for_each(|piece| follower.follow(piece));
+        let mut parser = FramingParser::default();
+        bytes.chunks_mut(piece).for_each(|piece| parser.parse(piece));
         bytes
     }
 
@@ -253,22 +253,22 @@ mod tests {
     fn a_bare_line_feed_is_replaced_where_lines_end_and_nowhere_else() {
         for piece in [1, 2, 3, 7, 1000] {
             for first in GOOD {
-                assert_eq!(followed(first, piece), first.as_bytes(), "{first:?}");
+                assert_eq!(parsed(first, piece), first.as_bytes(), "{first:?}");
                 for second in GOOD {
                     let both = format!("{first}{second}");
-                    assert_eq!(followed(&both, piece), both.as_bytes(), "{both:?}");
+                    assert_eq!(parsed(&both, piece), both.as_bytes(), "{both:?}");
                 }
                 for bad in BAD {
                     let both = format!("{first}{bad}");
                     let expected = format!("{}\0", &both[..both.len() - 1]);
-                    assert_eq!(followed(&both, piece), expected.as_bytes(), "{both:?}");
+                    assert_eq!(parsed(&both, piece), expected.as_bytes(), "{both:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn what_frames_a_body_is_not_hidden_by_padding() {
+    fn padding_does_not_hide_framing_headers() {
         let padding = " ".repeat(FRAMING_LINE_BYTES_MAX);
         let zeros = "0".repeat(FRAMING_LINE_BYTES_MAX + 1);
         for bad in [
@@ -277,18 +277,18 @@ mod tests {
             format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{zeros}\r\n"),
         ] {
             for piece in [1, 7, 1000] {
-                assert_eq!(followed(&bad, piece), format!("{}\0", &bad[..bad.len() - 1]).as_bytes(), "{bad:?}");
+                assert_eq!(parsed(&bad, piece), format!("{}\0", &bad[..bad.len() - 1]).as_bytes(), "{bad:?}");
             }
         }
         let good = format!("GET / HTTP/1.1\r\nX-Padded:{padding}1\r\n\r\n");
-        assert_eq!(followed(&good, 7), good.as_bytes());
+        assert_eq!(parsed(&good, 7), good.as_bytes());
     }
 
     proptest! {
-        /// Whatever comes, in whatever pieces: nothing but line feeds is changed, at most one, and what is held is bounded.
+        /// For any bytes in any pieces: at most one byte is changed, which is a line feed, and the buffer is bounded.
         #[test]
-        fn what_is_done_does_not_depend_on_the_pieces(text in "[GPaH0-9:; \r\n]{0,300}", piece in 1_usize..50) {
-            let (whole, pieces) = (followed(&text, text.len().max(1)), followed(&text, piece));
+        fn the_result_does_not_depend_on_the_pieces(text in "[GPaH0-9:; \r\n]{0,300}", piece in 1_usize..50) {
+            let (whole, pieces) = (parsed(&text, text.len().max(1)), parsed(&text, piece));
             prop_assert_eq!(&whole, &pieces);
             let changed: Vec<_> = text.bytes().zip(whole).filter(|(before, after)| before != after).collect();
             prop_assert!(changed.len() <= 1 && changed.iter().all(|change| *change == (b'\n', 0)));

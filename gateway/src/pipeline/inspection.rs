@@ -1,7 +1,7 @@
-//! Looking into a gateway, and having it forget: what operators do with one that runs.
+//! Inspection and invalidation of a running gateway, for the admin API.
 //!
-//! A question is answered by the same code as requests are. So [`Gateway::looking`] makes a second gateway of the same
-//! parts, which asks nobody, keeps nothing, and counts for itself.
+//! Queries use the same code as requests: [`Gateway::looking`] makes a second gateway from the same parts, which uses
+//! local blocks only, adds nothing to caches, and has metrics of its own.
 
 use super::{Gateway, Wiring};
 use crate::errors::Problem;
@@ -23,22 +23,22 @@ use services::limiter::Limiter;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-/// How much a gateway forgot.
+/// The number of cache entries that a purge invalidated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Forgotten {
-    /// Paths that were known to lead to a file.
+    /// Resolved paths.
     pub paths: u64,
     /// Pages of listings.
     pub listings: u64,
-    /// What sites say of paths that are not there.
+    /// Sites' `_redirects`.
     pub sites: u64,
-    /// Files of which it was known how they are sent to clients who accept zstd.
+    /// Files with a known content encoding.
     pub encoded: u64,
 }
 
 impl Gateway {
-    /// The same gateway for whoever only looks: with blocks of `local` alone, names as `names` knows them, and no
-    /// memory of its own but what this one remembers.
+    /// A read-only view of the gateway: with the blocks of `local` only and the names of `names`. It reads this
+    /// gateway's path cache, and adds nothing to it.
     #[must_use]
     pub fn looking(&self, http: &config::Http, local: Arc<dyn BlockSource>, names: Arc<dyn NameResolver>) -> Self {
         let wiring = Wiring {
@@ -56,49 +56,49 @@ impl Gateway {
             routing: None,
             welcome: self.welcome,
         };
-        let twin = Self::new(wiring, http, self.limits().clone());
-        let resources = Resources { workers: self.resources.workers.clone(), ..twin.resources };
-        Self { paths: self.paths.reader(), resources, ..twin }
+        let view = Self::new(wiring, http, self.limits().clone());
+        let resources = Resources { workers: self.resources.workers.clone(), ..view.resources };
+        Self { paths: self.paths.reader(), resources, ..view }
     }
 
-    /// Where a request leads.
+    /// The route of a request.
     ///
     /// # Errors
-    /// [`Problem`] when it leads nowhere.
+    /// [`Problem`] when the request has no route.
     pub async fn lead(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, Problem> {
         Ok(self.router.route(client, ask).await?)
     }
 
-    /// What a request's path means.
+    /// Parses a request's path.
     ///
     /// # Errors
-    /// [`Problem::Path`] when it means nothing.
+    /// [`Problem::Request`] when the path is invalid.
     pub fn read_path(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {
         self.parse(ask)
     }
 
-    /// What a path leads to that was walked before, under whatever generation of the policy.
+    /// The cached resolution of a path, of any generation of the policy.
     pub fn remembered_path(&self, key: &str) -> Option<Arc<Entity>> {
         self.paths.find(key)
     }
 
-    /// Walks a path with what is held here.
+    /// Resolves a path with local blocks only.
     ///
     /// # Errors
-    /// [`Problem`] when a block is not here, or the path leads nowhere.
+    /// [`Problem`] when a block is not stored locally, or the path cannot be resolved.
     pub async fn walk_here(&self, target: &Target) -> Result<Resolved, Problem> {
         let nobody = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let source = RootSource::new(&self.sources, target.root, nobody, true);
         crate::resolve::walk(&source, target).await
     }
 
-    /// What is known of files as they are sent to clients who accept zstd.
+    /// The cache of encoded files.
     pub fn encoded(&self) -> Option<&Encoded> {
         self.resources.encoded.as_ref()
     }
 
-    /// The paths that are remembered to lead to or through a block, at most so many. Reads all that is remembered,
-    /// which takes a while: not for the runtime's threads.
+    /// At most `max` cached paths that lead to or through a block. Scans the whole cache, so it must not run on the
+    /// runtime's threads.
     pub fn paths_through(&self, cid: &Cid, max: usize) -> Vec<String> {
         let hash = cid.hash();
         let leads_through = |roots: &HeaderValue| {
@@ -108,13 +108,13 @@ impl Gateway {
         self.paths.keys_where(|_, entity| entity.cid.hash() == hash || leads_through(&entity.roots), max)
     }
 
-    /// What may be served.
+    /// The policy.
     pub fn policy(&self) -> &Arc<dyn Policy> {
         &self.policy
     }
 
-    /// Forgets what is remembered of paths that begin at, lead through or end in content that is concerned. Reads all
-    /// that is remembered, which takes a while: not for the runtime's threads.
+    /// Invalidates the cached paths that begin at, lead through or end in content that `concerns` selects. Scans all
+    /// caches, so it must not run on the runtime's threads.
     pub fn purge(&self, concerns: &dyn Fn(&Cid) -> bool, mode: PurgeMode) -> Forgotten {
         let leads_through = |roots: &HeaderValue| {
             let roots = roots.to_str().unwrap_or_default().split(',');

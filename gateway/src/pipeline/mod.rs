@@ -1,16 +1,17 @@
-//! [`Gateway`]: one request from top to bottom.
+//! [`Gateway`]: the request pipeline.
 //!
 //! ```text
-//! head → subject → Ask (format) → route (host, path) ─┬→ remembered path ────────────────────────────┐
+//! head → subject → Ask (format) → route (host, path) ─┬→ cached path ────────────────────────────────┐
 //!                                                     └→ ContentPath → name → policy → 304 by CID →  │
-//!                                                        walk → representation ──────────────────────┴→ head + body
+//!                                                        resolve → representation ───────────────────┴→ head + body
 //! ```
 //!
-//! Waiting happens in the resolution of names, in the walk, in sniffing a nameless file's type, and for the first chunk of
-//! a body, so that whatever fails until then has an honest status. The rest are pure functions. Errors rise here once.
+//! The pipeline waits for name resolution, path resolution, media type sniffing, and the first chunk of a body; errors
+//! up to then get a status of their own. The rest are pure functions.
 //!
-//! A future is as large as the largest of all that it may wait for, and hyper keeps a place for it with each connection. So what
-//! a hit in memory never waits for is boxed, as is the whole: 4 KB in the place of 11, and none while a connection is idle.
+//! A future is as large as the largest of those that it may await, and hyper reserves its size for each connection. So
+//! the parts that a cache hit does not await are boxed, and so is the whole future: a hit needs 4 KB instead of 11, and
+//! an idle connection nothing.
 
 use crate::access_log::AccessLine;
 use crate::body::{Body, Content};
@@ -26,19 +27,19 @@ use crate::represent::listings::Listings;
 use crate::represent::plan::{self, About};
 use crate::represent::{Context, Resources, archive, directory, document, record};
 use crate::request::client::Client;
-use crate::request::conditional::{is_demanding, is_met, none_match};
+use crate::request::conditional::{has_precondition, none_match, precondition_holds};
 use crate::request::hosts::Hosts;
 use crate::request::negotiate::Format;
 use crate::request::route::{Place, Route, Router};
 use crate::request::{self, Ask, RequestError, Subject};
+use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::paths::Paths;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Sources, Tier};
-use crate::resolve::walks::Walks;
-use crate::resolve::{Entity, Found, Freshness, Target, etag_of};
+use crate::resolve::{Entity, Freshness, PathTarget, Target, etag_of};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
-use crate::running::{Listed, Phase, Running, Waits};
+use crate::running::{Phase, Running, RunningRequest, WaitReason};
 use crate::workers::Workers;
 use content::budget::Share;
 use content::path::Root;
@@ -62,69 +63,69 @@ mod inspection;
 
 pub use inspection::Forgotten;
 
-/// Of the memory of paths, what sites say of missing ones takes this part.
-const SITES_PART: u64 = 16;
+/// The share of the path cache that is used for sites' `_redirects`.
+const SITES_SHARE: u64 = 16;
 
-/// What answers the public.
+/// The public gateway.
 pub struct Gateway {
     sources: Arc<Sources>,
     names: Arc<dyn NameResolver>,
     policy: Arc<dyn Policy>,
     paths: Paths,
-    /// What representations are made with.
+    /// The resources of representations.
     pub resources: Resources,
     router: Router,
-    /// Requests of clients behind trusted proxies that are not answered at once. The others' connections are limited.
+    /// Limits the requests in progress of clients behind trusted proxies. The connections of other clients are limited.
     forwarded: Arc<Limiter>,
-    /// Requests that wait for a name to be looked up.
+    /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
     trusted_proxies: Vec<IpNet>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
-    /// The root of the site that the landing page shows the way to.
+    /// The root of the welcome site, which the landing page links to.
     welcome: Option<Cid>,
-    /// Whether responses carry what content delivery networks purge them by.
+    /// Whether responses have surrogate keys, by which content delivery networks purge.
     surrogate_keys: bool,
-    /// How long caches that many share may keep an answer without asking; 0 for as long as browsers.
+    /// The maximum age of responses in shared caches, in seconds; 0 for that of private caches.
     shared_max_age_seconds: u64,
-    /// The requests that are not answered at once.
+    /// The requests in progress that were not answered at once.
     pub running: Running,
 }
 
-/// What a gateway is made of.
+/// The parts of a gateway.
 pub struct Wiring {
-    /// Where blocks come from.
+    /// The sources of blocks.
     pub sources: Arc<Sources>,
-    /// Files as their blocks are stored, if they are sent so.
+    /// Files in their stored encoding, if they are sent so.
     pub encoded: Option<Encoded>,
-    /// What names stand for.
+    /// The name resolver.
     pub names: Arc<dyn NameResolver>,
-    /// What may be served.
+    /// The policy.
     pub policy: Arc<dyn Policy>,
-    /// What is counted.
+    /// The HTTP metrics.
     pub metrics: Arc<HttpMetrics>,
-    /// Whether the process is ready.
+    /// The readiness of the process.
     pub health: Arc<Health>,
-    /// The routing API, if it is answered.
+    /// The routing API, if it is enabled.
     pub routing: Option<Routing>,
     /// The root of the welcome site.
     pub welcome: Option<Cid>,
 }
 
 impl Gateway {
-    /// A gateway to what the sources have, as far as the policy allows, under the hosts that are configured.
+    /// A gateway to the blocks of the sources, for the configured hosts.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
         let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
         let budget = limits.read.shared.clone();
         let listings = metrics.listings.clone();
-        let sites_bytes_max = limits.paths_bytes_max / SITES_PART;
+        let sites_bytes_max = limits.paths_bytes_max / SITES_SHARE;
         Self {
             sources,
             policy,
             paths: Paths::new(limits.paths_bytes_max - sites_bytes_max),
             resources: Resources {
-                walks: Walks::new(metrics.walks_joined.clone()),
+                path_resolver: PathResolver::new(metrics.walks_joined.clone()),
                 redirects: SiteRedirects::new(sites_bytes_max),
                 listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
                 encoded,
@@ -147,22 +148,23 @@ impl Gateway {
         }
     }
 
-    /// What a request may cost.
+    /// The limits of a request.
     pub fn limits(&self) -> &Limits {
         &self.resources.limits
     }
 
-    /// Forgets what was remembered: it was found out under rules that are not in force any more.
+    /// Invalidates all caches, because the policy has changed.
     pub fn forget(&self) {
-        self.paths.forget();
-        self.resources.redirects.forget();
-        self.resources.listings.forget();
+        self.paths.invalidate_all();
+        self.resources.redirects.invalidate_all();
+        self.resources.listings.invalidate_all();
         if let Some(encoded) = &self.resources.encoded {
-            encoded.forget();
+            encoded.invalidate_all();
         }
     }
 
-    /// Lists a request that is not answered at once. One of a client behind a proxy has to be within the client's share.
+    /// Adds a request that is not answered at once to the list of running requests. A client behind a proxy has a
+    /// limit.
     fn list(
         &self,
         head: &Parts,
@@ -170,14 +172,14 @@ impl Gateway {
         since: Instant,
         connection: &Connection,
         phase: &Phase,
-    ) -> Result<Listed, Problem> {
+    ) -> Result<RunningRequest, Problem> {
         let is_forwarded = client.address != connection.peer().ip().to_canonical();
         let permit = is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?;
-        Ok(self.running.list(head, client, since, phase).holding(permit))
+        Ok(self.running.list(head, client, since, phase).with_permit(permit))
     }
 
-    /// Waits for a name within the client's share. What is known takes no permit.
-    async fn looked_up<T>(
+    /// Waits for a name look-up within the client's limit. A cached name needs no permit.
+    async fn with_lookup_permit<T>(
         &self,
         client: &Client,
         looking: impl Future<Output = Result<T, impl Into<Problem>>>,
@@ -190,7 +192,7 @@ impl Gateway {
         looking.await.map_err(Into::into)
     }
 
-    /// Answers a request. Whatever it is about, there is a response.
+    /// Answers a request.
     pub async fn handle<B>(&self, request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
         let (mut head, body) = request.into_parts();
         let client = match connection.tunnel_client() {
@@ -207,7 +209,7 @@ impl Gateway {
         exchange.log(AccessLine::begin(&head, &client));
         let phase = Phase::default();
         let mut listed = None;
-        // Most answers are there at once, and need no timer.
+        // Most requests are answered at once and need no timer.
         let answer = {
             let mut answering = pin!(self.answer_admitted(&head, &client, &connection, &phase));
             match futures::poll!(answering.as_mut()) {
@@ -223,20 +225,21 @@ impl Gateway {
             }
         };
         let head_only = head.method == Method::HEAD;
-        // Whose body takes more than one step is listed until its end.
+        // A response whose body needs more than one step is listed until its end.
         let answer = answer.and_then(|draft| {
-            if listed.is_none() && !head_only && !draft.body().is_at_hand() {
+            if listed.is_none() && !head_only && !draft.body().is_in_memory() {
                 listed = Some(self.list(&head, &client, exchange.started(), &connection, &phase)?);
             }
             Ok(draft)
         });
         let mut draft = match answer {
             Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
-                respond::page(Problem::Tunnel.response(&head.headers))
+                respond::page(Problem::NestedTunnel.response(&head.headers))
             }
             Ok(draft) => draft,
             Err(problem) => {
-                tracing::debug!(client = %client.address, path = head.uri.path(), %problem, "not answered with content");
+                let path = head.uri.path();
+                tracing::debug!(client = %client.address, path, %problem, "the request was answered with an error");
                 respond::page(problem.response(&head.headers))
             }
         };
@@ -252,14 +255,14 @@ impl Gateway {
         respond::finish(draft, finish)
     }
 
-    /// What a request would be answered with, without sending it. Nothing is counted.
+    /// The response to a request, without sending it. Nothing is counted.
     pub async fn preview(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
         let mut draft = self.answer(head, client, &Phase::default()).await?;
         self.add_cache_headers(draft.headers_mut());
         Ok(draft)
     }
 
-    /// What caches that many share are told of an answer.
+    /// Adds the headers for shared caches.
     fn add_cache_headers(&self, headers: &mut HeaderMap) {
         if self.surrogate_keys {
             respond::add_surrogate_keys(headers);
@@ -269,7 +272,7 @@ impl Gateway {
         }
     }
 
-    /// Answers what came over a connection, once there is room for that.
+    /// Answers a request once its connection is admitted.
     async fn answer_admitted(
         &self,
         head: &Parts,
@@ -278,7 +281,7 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<Draft, Problem> {
         request::check_host(head)?;
-        // On the origin of a site it is a file of the site that is asked for.
+        // On the origin of a site these paths are files of the site.
         if !request::is_about_health(head.uri.path()) || self.router.is_site(client) {
             connection.admitted().await?;
         }
@@ -290,7 +293,7 @@ impl Gateway {
         match subject {
             Subject::Options => return Ok(no_content()),
             Subject::Tunnel => return Ok(Response::new(Content::Empty)),
-            // A site that has its origin for itself may have files of these names; elsewhere they are ours.
+            // A site with its own origin may have files with these names.
             Subject::Health if !self.router.is_site(client) => return Ok(respond::page(Health::alive())),
             Subject::Ready if !self.router.is_site(client) => {
                 return Ok(respond::page(self.health.ready(&head.headers)));
@@ -304,15 +307,15 @@ impl Gateway {
             Subject::Health | Subject::Ready | Subject::Content => {}
         }
         let mut ask = Ask::read(head)?;
-        let draft = match self.looked_up(client, self.router.route(client, &mut ask)).await? {
-            Route::Content(place) => as_demanded(&ask, self.content(&ask, &place, client, phase).await?)?,
+        let draft = match self.with_lookup_permit(client, self.router.route(client, &mut ask)).await? {
+            Route::Content(place) => check_precondition(&ask, self.content(&ask, &place, client, phase).await?)?,
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
         self.for_version(head, draft).await
     }
 
-    /// What clients of HTTP/1.0 get has to have a length.
+    /// HTTP/1.0 responses need a length.
     async fn for_version(&self, head: &Parts, draft: Draft) -> Result<Draft, Problem> {
         match head.version < Version::HTTP_11 && head.method != Method::HEAD {
             true => {
@@ -324,23 +327,23 @@ impl Gateway {
     }
 
     async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
-        phase.enter(Waits::Content);
-        refuse_wide_service_worker(ask)?;
+        phase.enter(WaitReason::Content);
+        reject_wide_service_worker(ask)?;
         if !place.deserialized && !ask.wanted.format.is_trustless() {
             return Err(Problem::TrustlessOnly);
         }
         let generation = self.policy.generation();
         self.check_entry(ask)?;
-        // A path that begins with a CID is its own key.
+        // A path that begins with a CID is its own cache key.
         let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
-        if let Some(entity) = self.remembered(ask, &ask.path, generation) {
+        if let Some(entity) = self.cached_file(ask, &ask.path, generation) {
             return self.file(ask, client, freshness, &ask.path, entity).await;
         }
-        Box::pin(self.search(ask, place, client, generation, phase)).await
+        Box::pin(self.resolve_and_represent(ask, place, client, generation, phase)).await
     }
 
-    /// Finds what is not remembered.
-    async fn search(
+    /// Answers a request whose path is not cached.
+    async fn resolve_and_represent(
         &self,
         ask: &Ask<'_>,
         place: &Place,
@@ -349,24 +352,24 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<Draft, Problem> {
         let path = self.parse(ask)?;
-        phase.enter(Waits::Name);
+        phase.enter(WaitReason::Name);
         if ask.wanted.format == Format::IpnsRecord {
             self.check_record(&path)?;
-            return self.looked_up(client, record::record(ask, &path, &*self.names)).await;
+            return self.with_lookup_permit(client, record::record(ask, &path, &*self.names)).await;
         }
-        let mut target = self.looked_up(client, Target::of(path, &*self.names, &*self.policy)).await?;
-        phase.enter(Waits::Content);
+        let mut target = self.with_lookup_permit(client, Target::of(path, &*self.names, &*self.policy)).await?;
+        phase.enter(WaitReason::Content);
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
         }
         self.check_allowed(&target.root)?;
         if target.freshness != Freshness::Immutable {
             let key = target.key();
-            if let Some(entity) = self.remembered(ask, &key, generation) {
+            if let Some(entity) = self.cached_file(ask, &key, generation) {
                 return self.file(ask, client, target.freshness, &key, entity).await;
             }
         }
-        if let Some(draft) = directory::remembered(&self.resources.listings, ask, place, &target, generation) {
+        if let Some(draft) = directory::cached(&self.resources.listings, ask, place, &target, generation) {
             return Ok(draft);
         }
         self.metrics.path_misses.inc();
@@ -381,16 +384,16 @@ impl Gateway {
             ask,
             place,
             target: &target,
-            as_asked: true,
+            is_requested_path: true,
             source: &source,
             generation,
         };
-        let represented = match self.represent(&cx).await.map_err(|problem| unless_cached(ask, problem)) {
-            // Whoever has the origin for itself may say what its missing paths mean.
+        let represented = match self.represent(&cx).await.map_err(|problem| only_if_cached_error(ask, problem)) {
+            // A site with its own origin can have rules for missing paths.
             Err(problem @ Problem::Walk(WalkError::NoLink { .. } | WalkError::NotADirectory { .. }))
                 if place.isolated && file::is_native(ask) =>
             {
-                self.by_rule(&cx, problem).await
+                self.apply_redirects(&cx, problem).await
             }
             other => other,
         };
@@ -398,14 +401,14 @@ impl Gateway {
             Freshness::Immutable => Err(problem),
             Freshness::For(ttl) | Freshness::Stale { ttl, .. } => {
                 let mut draft = respond::page(problem.response_for(ttl, ask.headers));
-                // For who looks into the gateway.
+                // For inspection.
                 draft.extensions_mut().insert(Arc::new(problem));
                 Ok(draft)
             }
         })
     }
 
-    /// Where a request's blocks come from.
+    /// The source of a request's blocks.
     fn source(&self, root: Cid, client: &Client, ask: &Ask<'_>) -> Arc<RootSource> {
         let work = Work::new(self.limits().work_steps_max);
         RootSource::within(&self.sources, root, client.group(), ask.only_if_cached, work)
@@ -416,12 +419,12 @@ impl Gateway {
         path.map_err(|error| RequestError::Path { path: ask.path.to_string(), error }.into())
     }
 
-    /// The file that a path is known to lead to, if the request is for its bytes.
-    fn remembered(&self, ask: &Ask<'_>, key: &str, generation: u64) -> Option<Arc<Entity>> {
+    /// The cached file of a path, if the request is for the file's bytes.
+    fn cached_file(&self, ask: &Ask<'_>, key: &str, generation: u64) -> Option<Arc<Entity>> {
         file::is_native(ask).then(|| self.paths.get(key, generation)).flatten()
     }
 
-    /// The tiers check every block, but an answer from the CID alone touches none.
+    /// The tiers check every block, but an answer from the CID alone reads none.
     fn check_allowed(&self, root: &Cid) -> Result<(), Problem> {
         match self.policy.check(root) {
             Verdict::Allow => Ok(()),
@@ -429,7 +432,7 @@ impl Gateway {
         }
     }
 
-    /// Where only chosen content is served, what a request begins with has to be chosen: a root or name, or a path from there.
+    /// In allowlist mode, the entry point of a request must be allowed: a root or name, or a path from there.
     fn check_entry(&self, ask: &Ask<'_>) -> Result<(), Problem> {
         if !self.policy.serves_only_listed() {
             return Ok(());
@@ -442,7 +445,7 @@ impl Gateway {
         }
     }
 
-    /// A record is what a name stands for, whatever that is.
+    /// A record is checked by its name, whatever its value.
     fn check_record(&self, path: &ContentPath) -> Result<(), Problem> {
         let Root::Name(name) = &path.root else { return Ok(()) };
         match self.policy.check_name(name, "") {
@@ -451,30 +454,30 @@ impl Gateway {
         }
     }
 
-    /// The representation that is asked for.
+    /// The requested representation.
     async fn represent(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         match cx.ask.wanted.format {
             Format::Native | Format::Json | Format::Cbor => self.native(cx).await,
             Format::Raw => file::raw(cx).await,
             Format::Car => archive::car(cx).await,
             Format::Tar => archive::tar(cx).await,
-            Format::DagJson | Format::DagCbor => document::of_anything(cx).await,
-            Format::IpnsRecord => Err(Problem::NoRecordOf),
+            Format::DagJson | Format::DagCbor => document::of_path(cx).await,
+            Format::IpnsRecord => Err(Problem::NotIpnsKey),
         }
     }
 
-    /// What stands at the end of the path, as it is by itself.
+    /// The content at the end of the path, in its own format.
     async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         let shows_index = cx.ask.wanted.format != Format::Json;
-        match self.resources.walks.find(cx.source, cx.target, cx.generation, shows_index).await? {
-            Found::File(entity, block) => {
+        match self.resources.path_resolver.resolve(cx.source, cx.target, cx.generation, shows_index).await? {
+            PathTarget::File(entity, block) => {
                 let key = self.key_of(cx);
-                let learnt = |entity: &Arc<Entity>| {
+                let cache_entity = |entity: &Arc<Entity>| {
                     if shows_index {
-                        self.paths.remember(&key, entity);
+                        self.paths.insert(&key, entity);
                     }
                 };
-                learnt(&entity);
+                cache_entity(&entity);
                 let roots = entity.roots.clone();
                 let open = OpenFile {
                     source: cx.source,
@@ -482,30 +485,31 @@ impl Gateway {
                     encoded: cx.resources.encoded.as_ref(),
                     limits: &self.limits().read,
                 };
-                // A file is what it is, whatever media type is asked for: clients that ask for JSON first accept others too.
-                file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, learnt).await
+                // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
+                // too.
+                file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, cache_entity).await
             }
-            Found::Symlink(entity, target) => {
+            PathTarget::Symlink(entity, target) => {
                 file::symlink(&cx.about(&entity.roots), &entity, target, &cx.resources.limits.read)
             }
-            Found::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
-            Found::Document(resolved) => document::document(cx, resolved).await,
-            Found::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
+            PathTarget::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
+            PathTarget::Document(resolved) => document::document(cx, resolved).await,
+            PathTarget::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
                 Err(Problem::NotConverted { cid: *block.cid(), wanted: Format::Cbor.name() })
             }
-            Found::Directory { roots, block } => directory::listing(cx, block, &roots).await,
+            PathTarget::Directory { roots, block } => directory::listing(cx, block, &roots).await,
         }
     }
 
-    /// What a path is remembered under.
+    /// The cache key of a path.
     fn key_of<'a>(&self, cx: &Context<'a>) -> Cow<'a, str> {
         match cx.target.freshness {
-            Freshness::Immutable if cx.as_asked => Cow::Borrowed(&*cx.ask.path),
+            Freshness::Immutable if cx.is_requested_path => Cow::Borrowed(&*cx.ask.path),
             _ => Cow::Owned(cx.target.key()),
         }
     }
 
-    /// A file that was found before.
+    /// Answers with a file whose path is cached.
     async fn file(
         &self,
         ask: &Ask<'_>,
@@ -522,21 +526,22 @@ impl Gateway {
         }
         let source = self.source(entity.root, client, ask);
         let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
-        let block = fetched.map_err(|problem| unless_cached(ask, problem))?;
+        let block = fetched.map_err(|problem| only_if_cached_error(ask, problem))?;
         let open = OpenFile {
             source: &source,
             block: &block,
             encoded: self.resources.encoded.as_ref(),
             limits: &self.limits().read,
         };
-        let learnt = |entity: &Arc<Entity>| self.paths.remember(key, entity);
+        let cache_entity = |entity: &Arc<Entity>| self.paths.insert(key, entity);
         let max = self.limits().response_bytes_max;
-        file::file(&about(source.tier()), Arc::clone(&entity), open, max, learnt).await
+        file::file(&about(source.tier()), Arc::clone(&entity), open, max, cache_entity).await
     }
 
-    /// What the site's rules say of a path that is not there; if they say nothing, it is not there.
-    async fn by_rule(&self, cx: &Context<'_>, problem: Problem) -> Result<Draft, Problem> {
-        let Some(rule) = cx.resources.walks.rule(&cx.resources.redirects, cx.source, cx.target, cx.generation).await?
+    /// Applies the site's `_redirects` to a missing path; without a rule the path is not found.
+    async fn apply_redirects(&self, cx: &Context<'_>, problem: Problem) -> Result<Draft, Problem> {
+        let Some(rule) =
+            cx.resources.path_resolver.rule(&cx.resources.redirects, cx.source, cx.target, cx.generation).await?
         else {
             return Err(problem);
         };
@@ -549,7 +554,7 @@ impl Gateway {
                 }
                 let freshness = cx.target.freshness;
                 let mut head = plan::redirect(status, header(&location), freshness.cache_control(false));
-                freshness.say(head.headers_mut(), false);
+                freshness.set_headers(head.headers_mut(), false);
                 Ok(head.map(|()| Content::Empty))
             }
             redirects::Target::Path(path) => {
@@ -558,10 +563,12 @@ impl Gateway {
                 };
                 let (nothing, mut ask) = (HeaderMap::new(), cx.ask.clone());
                 if status != StatusCode::OK {
-                    // An error is no representation that a client could have, or want a part of (RFC 9110, section 13.2.1).
+                    // An error page is not a representation: conditions and ranges do not apply (RFC 9110, section
+                    // 13.2.1).
                     ask.headers = &nothing;
                 }
-                let mut draft = self.represent(&Context { ask: &ask, target: &target, as_asked: false, ..*cx }).await?;
+                let mut draft =
+                    self.represent(&Context { ask: &ask, target: &target, is_requested_path: false, ..*cx }).await?;
                 if status != StatusCode::OK {
                     *draft.status_mut() = status;
                 }
@@ -572,18 +579,18 @@ impl Gateway {
     }
 }
 
-/// A script right below `/ipfs/` would become the service worker of every site here: its scope is the folder that it is in
-/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#service-worker-request-header>).
-fn refuse_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
+/// A script directly below `/ipfs/` could be the service worker of all sites on this host, because its scope is the
+/// directory that contains it (<https://specs.ipfs.tech/http-gateways/path-gateway/#service-worker-request-header>).
+fn reject_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     let script = ask.headers.get("service-worker").is_some_and(|value| value.as_bytes().trim_ascii() == b"script");
     let below = content::path::Namespace::split(ask.sent).map(|(_, below)| below);
     let at_root = below.is_some_and(|below| !below.contains('/')) && ask.sent == ask.path;
     if script && at_root { Err(Problem::ServiceWorker) } else { Ok(()) }
 }
 
-/// What stands at a bare CID has that CID for its entity tag, whatever it is: no block has to be read to say that the
-/// client has it. It has to be here, though: a condition is about what would be sent (RFC 9110, section 13.1.2), and of
-/// what nobody has, nothing would be.
+/// The content at a bare CID has this CID as its entity tag, so 304 needs no block. The root must be stored locally: a
+/// condition applies to the response that would be sent (RFC 9110, section 13.1.2), and without the content that would
+/// be an error.
 fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     if !target.segments.is_empty() {
         return None;
@@ -604,31 +611,31 @@ fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
     Some(plan::not_modified(&about, &etag, generated).map(|()| Content::Empty))
 }
 
-/// Refuses what a request demands to be otherwise. A condition is about what would be sent (RFC 9110, section 13.2.1): of an error
-/// or a redirect there is none.
-fn as_demanded(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
+/// Checks the preconditions of a request. They apply to content only (RFC 9110, section 13.2.1), not to errors or
+/// redirects.
+fn check_precondition(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
     let is_content = matches!(
         draft.status(),
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED | StatusCode::RANGE_NOT_SATISFIABLE
     );
-    if is_content && is_demanding(ask.headers) && !is_met(ask.headers, draft.headers()) {
-        return Err(Problem::NotAsDemanded);
+    if is_content && has_precondition(ask.headers) && !precondition_holds(ask.headers, draft.headers()) {
+        return Err(Problem::PreconditionFailed);
     }
     Ok(draft)
 }
 
-/// The longest address that a site's rule may lead to, in bytes.
+/// The maximum length of a redirect's `Location`, in bytes.
 const LOCATION_BYTES_MAX: usize = 16 * 1024;
 
-/// What is not held here is another problem for a client who wants nothing else.
-fn unless_cached(ask: &Ask<'_>, problem: Problem) -> Problem {
+/// A block that is not stored locally is a different error for a request with `only-if-cached`.
+fn only_if_cached_error(ask: &Ask<'_>, problem: Problem) -> Problem {
     match problem.source_error() {
         Some(SourceError::NotFound { cid }) if ask.only_if_cached => Problem::NotCached { cid: *cid },
         _ => problem,
     }
 }
 
-/// Where a redirect leads depends on the host, which may be set up otherwise tomorrow.
+/// The redirect depends on the host, whose configuration may change.
 fn redirect(status: StatusCode, location: HeaderValue) -> Draft {
     let a_day = HeaderValue::from_static("public, max-age=86400");
     let mut draft = plan::redirect(status, location, a_day).map(|()| Content::Empty);

@@ -1,12 +1,12 @@
 //! CAR (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#car-responses-application-vnd-ipld-car>) and TAR.
 //!
-//! Neither has a length that is known beforehand, so neither has ranges. What goes wrong before the first bytes has an
-//! honest status; what goes wrong later breaks the connection off.
+//! The length of an archive is not known in advance, so archives have no ranges. Errors before the first bytes get a
+//! status of their own; later errors abort the response.
 
 use crate::body::Content;
 use crate::errors::{CarOptionsError, Problem};
 use crate::headers::header;
-use crate::represent::whole::{Nearby, Whole};
+use crate::represent::whole::{LocalBlocks, Whole};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
 use crate::request::conditional::none_match;
@@ -25,7 +25,7 @@ use http::header::CONTENT_DISPOSITION;
 use services::limiter::Permit;
 use std::sync::Arc;
 
-/// What a request says of the CAR that it wants.
+/// The parameters of a CAR request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CarOptions {
     scope: DagScope,
@@ -34,11 +34,11 @@ pub struct CarOptions {
 }
 
 impl CarOptions {
-    /// Reads a request: parameters of the query come before those of the media type (IPIP-0523). Without any, all of
-    /// the DAG is sent, depth first and without repeats.
+    /// Reads a request: parameters of the query take precedence over those of the media type (IPIP-0523). By default
+    /// the whole DAG is sent, depth first and without duplicates.
     ///
     /// # Errors
-    /// [`CarOptionsError`] names what is not supported.
+    /// [`CarOptionsError`] names the parameter that is not supported.
     pub fn of(ask: &Ask<'_>) -> Result<Self, CarOptionsError> {
         let media_type = |name: &str| ask.wanted.parameters.iter().find(|(own, _)| own == name).map(|(_, value)| value);
         let either = |name: &str| {
@@ -69,7 +69,7 @@ impl CarOptions {
             DagScope::parse(&asked).ok_or_else(|| CarOptionsError::Scope(asked.chars().take(80).collect()))
         });
         let entity_bytes = entity_bytes.transpose()?;
-        // Bytes of an entity are asked for where nothing is said of the scope.
+        // `entity-bytes` implies the scope `entity`.
         let implied = if entity_bytes.is_some() { DagScope::Entity } else { DagScope::All };
         Ok(Self { scope: scope.transpose()?.unwrap_or(implied), entity_bytes, duplicates })
     }
@@ -81,7 +81,7 @@ impl CarOptions {
         })
     }
 
-    /// Weak: the same blocks may be cut into other bytes one day.
+    /// Weak: a later release may frame the same blocks differently.
     fn etag(&self, resolved: &Resolved) -> HeaderValue {
         let Self { scope, entity_bytes, duplicates } = self;
         let scope = match scope {
@@ -97,19 +97,19 @@ impl CarOptions {
     }
 }
 
-/// The blocks that prove a path and what it leads to.
+/// The blocks that prove a path and its target.
 ///
 /// # Errors
-/// [`Problem`] when the path leads nowhere or a block on it does not come.
+/// [`Problem`] when the path cannot be resolved, or a block on it cannot be fetched.
 pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let options = CarOptions::of(cx.ask)?;
     let resolved = cx.walk().await?;
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), options.etag(&resolved));
     let CarOptions { scope, entity_bytes, duplicates } = options;
-    let place = cx.resources.begin_archive(cx.source.client())?;
-    let surveyed = survey(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
-    if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
+    let permit = cx.resources.begin_archive(cx.source.client())?;
+    let check = check_in_advance(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
+    if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, options.media_type(), false);
@@ -142,18 +142,19 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
         stream::iter(parts)
     });
     let first = stream::once(async move { Ok(header) });
-    begin(cx, head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, place)).await
+    begin(cx, head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, permit)).await
 }
 
-/// Chunks of a CAR that come before its head is sent: the header and the first block, whose absence is a plain error.
+/// Chunks of a CAR that are produced before the head is sent: the header and the first block, whose absence gets a
+/// status.
 const CAR_CHUNKS_FIRST: usize = 3;
-/// Chunks of a TAR that come before its head is sent.
+/// Chunks of a TAR that are produced before the head is sent.
 const TAR_CHUNKS_FIRST: usize = 2;
 
 /// A file or directory as an archive (<https://specs.ipfs.tech/http-gateways/path-gateway/#tar-responses>).
 ///
 /// # Errors
-/// [`Problem`] when the path leads nowhere, or to nothing that can be archived.
+/// [`Problem`] when the path cannot be resolved, or its target cannot be archived.
 pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = cx.walk().await?;
     let cid = *resolved.block.cid();
@@ -162,23 +163,23 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let roots = resolve::roots_header(&resolved);
     let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
-    let place = cx.resources.begin_archive(cx.source.client())?;
-    let surveyed = survey(cx, &resolved, ScopeOptions::default()).await?;
-    if surveyed == Surveyed::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
+    let permit = cx.resources.begin_archive(cx.source.client())?;
+    let check = check_in_advance(cx, &resolved, ScopeOptions::default()).await?;
+    if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
         return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
     let source = Arc::new(whole(cx, &resolved).await?);
-    // One window for the file that is being read, and one for the entries that come next.
+    // One window for the current file, and one for the next entries.
     let ahead = share(cx, 2 * cx.resources.limits.tar.window_bytes_max);
     let limits = TarLimits { window_bytes_max: ahead.bytes() / 2, ..cx.resources.limits.tar };
     let stream = tar::stream(source, cid.to_string(), resolved.block, limits);
     let stream = stream.map(|chunk| chunk.map_err(Problem::Tar)).boxed();
-    begin(cx, head, stream, TAR_CHUNKS_FIRST, (ahead, place)).await
+    begin(cx, head, stream, TAR_CHUNKS_FIRST, (ahead, permit)).await
 }
 
-/// The blocks below the end of a path, of which none may be missing.
+/// The blocks below the end of a path, each checked against the policy.
 async fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> {
     let (source, policy) = (Arc::clone(cx.source), Arc::clone(cx.source.policy_handle()));
     let (resolved, segments) = (resolved.clone(), cx.target.segments.clone());
@@ -187,47 +188,52 @@ async fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> 
     Ok(whole.map_err(WalkError::Source)?)
 }
 
-/// What is known of an archive before it is begun.
+/// The result of checking an archive before it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Surveyed {
-    /// Nothing that would be in it is withheld.
+enum PolicyCheck {
+    /// Nothing in the archive is withheld.
     Served,
-    /// Something of it is not at hand, or there is too much of it to look at first.
+    /// Unknown: a block is not available locally, or the archive is too large to check in advance.
     Unknown,
 }
 
-/// What looking for something withheld may cost before an archive is begun, in steps: some tens of milliseconds.
-const SURVEY_STEPS_MAX: u64 = 512 * 1024;
+/// The processor budget of checking an archive before it begins, in steps: some tens of milliseconds.
+const CHECK_STEPS_MAX: u64 = 512 * 1024;
 
-/// Looks in what is at hand for something that is withheld, so that whoever asks for the archive, for its head, or
-/// whether it has changed, hears the same: that there is none.
+/// Checks the locally available blocks of an archive against the policy, so that GET, HEAD and conditional requests get
+/// the same answer if something is withheld.
 ///
 /// # Errors
-/// [`SourceError::Refused`] if something in the archive is withheld.
-async fn survey(cx: &Context<'_>, resolved: &Resolved, options: ScopeOptions) -> Result<Surveyed, Problem> {
+/// [`SourceError::Refused`] if a block of the archive is withheld.
+async fn check_in_advance(
+    cx: &Context<'_>,
+    resolved: &Resolved,
+    options: ScopeOptions,
+) -> Result<PolicyCheck, Problem> {
     let policy = Arc::clone(cx.source.policy_handle());
     if !policy.withholds() {
-        return Ok(Surveyed::Served);
+        return Ok(PolicyCheck::Served);
     }
-    let nearby = Nearby::new(cx.source, SURVEY_STEPS_MAX);
+    let local_blocks = LocalBlocks::new(cx.source, CHECK_STEPS_MAX);
     let (resolved, segments, limits) = (resolved.clone(), cx.target.segments.clone(), cx.resources.limits.scope);
-    let looked = cx.resources.workers.run(look(nearby, policy, resolved, segments, options, limits)).await;
-    match looked.ok_or_else(Problem::closed)? {
-        Ok(()) => Ok(Surveyed::Served),
+    let checked =
+        cx.resources.workers.run(check_local_blocks(local_blocks, policy, resolved, segments, options, limits)).await;
+    match checked.ok_or_else(Problem::closed)? {
+        Ok(()) => Ok(PolicyCheck::Served),
         Err(ScopeError::Source(error @ SourceError::Refused { .. })) => Err(WalkError::Source(error).into()),
-        Err(_) => Ok(Surveyed::Unknown),
+        Err(_) => Ok(PolicyCheck::Unknown),
     }
 }
 
-async fn look(
-    nearby: Nearby,
+async fn check_local_blocks(
+    local_blocks: LocalBlocks,
     policy: Arc<dyn Policy>,
     resolved: Resolved,
     segments: Vec<String>,
     options: ScopeOptions,
     limits: ScopeLimits,
 ) -> Result<(), ScopeError> {
-    let mut source: Arc<dyn BlockSource> = Arc::new(nearby);
+    let mut source: Arc<dyn BlockSource> = Arc::new(local_blocks);
     if options.scope == DagScope::All {
         source = Arc::new(Whole::below(source, Arc::clone(&policy), &resolved, &segments).await?);
     }
@@ -244,14 +250,15 @@ async fn look(
     Ok(())
 }
 
-/// What may be fetched ahead of one archive's reader, of what there is for all responses.
+/// The read-ahead of one archive, within the budget of all responses.
 fn share(cx: &Context<'_>, bytes: usize) -> Share {
     let mut share = Share::of(cx.resources.limits.read.shared.clone());
     share.grow_modestly(bytes);
     share
 }
 
-/// Waits for the first chunks, so that what fails early has a status of its own. The share is held until the last.
+/// Waits for the first chunks, so that early errors get a status. The share and the permit are held until the last
+/// chunk.
 async fn begin(
     cx: &Context<'_>,
     head: plan::Head,
@@ -275,12 +282,12 @@ async fn begin(
     Ok(head.map(|()| Content::Stream { stream, remaining: None }))
 }
 
-/// An entity tag is compared without its `W/`.
+/// Entity tags are compared weakly, without `W/`.
 fn without_weakness(etag: &HeaderValue) -> &[u8] {
     etag.as_bytes().strip_prefix(b"W/").unwrap_or(etag.as_bytes())
 }
 
-/// What an archive is called: its root, and the name that the path ended in.
+/// The file name of an archive: its root, and the last name of the path.
 fn name_of(cx: &Context<'_>, extension: &str) -> String {
     let root: &Cid = &cx.target.root;
     match cx.target.name() {

@@ -1,14 +1,15 @@
-//! The listing of a directory that has no `index.html`, as a page and as JSON.
+//! Directory listings, as HTML and as JSON, for directories without `index.html`.
 //!
-//! Goals: the first byte does not wait for the last entry, and memory does not depend on their number: a listing is made
-//! in chunks, and long ones are cut into pages, each of which is found without reading those before it; a page is written once
-//! for all who ask for it ([`crate::represent::listings`]); the page reads well on a phone and on a desktop, in the light and in the dark, without asking for anything else.
+//! Goals: the first byte does not wait for the last entry, and memory does not depend on the number of entries: a
+//! listing is generated in chunks, and long listings have pages, each of which is found without reading those before
+//! it; a page is generated once for all concurrent requests ([`crate::represent::listings`]); the page fits phones and
+//! desktops, has a light and a dark style, and loads no other resources.
 //!
-//! Entries come in stored order, which is by name, or in sharded directories by the hash of the name; a query selects among
-//! them and orders them ([`crate::represent::listings::selection`]).
+//! Entries are in stored order: by name, or in sharded directories by the hash of the name. A query filters and sorts
+//! them ([`crate::represent::listings::selection`]).
 //!
-//! The JSON is `{"cid", "path", "entries": [{"name", "cid", "size"?, "type"?}], "next"?}`, where `next` is the address of
-//! the next page, and `type` is told where the CID alone tells it.
+//! The JSON is `{"cid", "path", "entries": [{"name", "cid", "size"?, "type"?}], "next"?}`. `next` is the URL of the
+//! next page, and `type` is present where the CID alone determines it.
 
 use crate::body::Content;
 use crate::errors::Problem;
@@ -41,31 +42,30 @@ use services::url::PATH_SEGMENT;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Part of the entity tag: to be raised whenever a listing looks different.
+/// Part of the entity tag: must be increased when the appearance of listings changes.
 const VERSION: u32 = 3;
-/// What is rendered at a time, in bytes, before the entry that exceeds it.
+/// The size of a chunk in bytes, exceeded by its last entry.
 const CHUNK_BYTES: usize = 16 * 1024;
-/// What writing a row counts for, in steps.
+/// The processor cost of a row, in steps.
 const STEPS_PER_ROW: u64 = 32;
-/// The longest name that is shown and linked to, in bytes. No address could have a longer one.
+/// The maximum length of a name that is shown and linked, in bytes. No URL can have a longer one.
 const NAME_BYTES_MAX: usize = 4 * 1024;
 
-/// What is encoded in a link: what any segment of a path encodes, `:`, which would make a scheme of what stands before it, and `'`.
+/// The characters that are encoded in a link: those of path segments, `:`, which would begin a scheme, and `'`.
 const SEGMENT: &AsciiSet = &PATH_SEGMENT.add(b':').add(b'\'');
 
-/// What a value in a query need not encode.
+/// The characters that are encoded in a query value.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// The entity tag of a directory's page: one for all of its pages and both formats, which have different addresses.
+/// The entity tag of a directory's HTML pages. All pages share it; their URLs differ.
 pub fn etag(directory: &Cid) -> HeaderValue {
     header(&format!("\"DirIndex-{VERSION}_CID-{directory}\""))
 }
 
-/// The listing of a directory. Waits for the first entries only, so that a directory that cannot be read at all is
-/// answered with an error.
+/// The listing of a directory. Waits only for the first entries, so that an unreadable directory gets an error status.
 ///
 /// # Errors
-/// [`Problem`] when the first entries do not come, or there is no such page.
+/// [`Problem`] when the first entries cannot be read, or the page does not exist.
 pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) -> Result<Draft, Problem> {
     let cid = *directory.cid();
     let key = key(cx.ask, cx.place, cx.target, cx.generation);
@@ -81,7 +81,7 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
         let limits = (entries_max, memory.clone());
         let selects = view.selection().sort.is_some() || view.selection().search.is_some();
         let page = stream::once(write(workers.clone(), source, directory, after, view, limits)).try_flatten().boxed();
-        // A search may read much before there is anything to be seen.
+        // A search may read many entries before it finds one.
         if selects { workers.stream(page) } else { page }
     });
     let json = key.json;
@@ -90,24 +90,18 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     Ok(page(&cx.about(roots), &etag, json, content))
 }
 
-/// The listing that a path is known to lead to, if it is remembered.
-pub fn remembered(
-    listings: &Listings,
-    ask: &Ask<'_>,
-    place: &Place,
-    target: &Target,
-    generation: u64,
-) -> Option<Draft> {
+/// The cached listing of a path.
+pub fn cached(listings: &Listings, ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Option<Draft> {
     let is_listing = match ask.wanted.format {
         Format::Native => target.trailing_slash,
         Format::Json => true,
         _ => false,
     };
     let key = is_listing.then(|| key(ask, place, target, generation))?;
-    let known = listings.get(&key)?;
-    let about = About { ask, freshness: target.freshness, roots: &known.roots, tier: Tier::Ram };
-    let draft = not_modified(&about, &known.etag);
-    draft.or_else(|| Some(page(&about, &known.etag, key.json, Content::Bytes(known.bytes.clone()))))
+    let cached_page = listings.get(&key)?;
+    let about = About { ask, freshness: target.freshness, roots: &cached_page.roots, tier: Tier::Ram };
+    let draft = not_modified(&about, &cached_page.etag);
+    draft.or_else(|| Some(page(&about, &cached_page.etag, key.json, Content::Bytes(cached_page.bytes.clone()))))
 }
 
 fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
@@ -138,11 +132,10 @@ fn page(about: &About<'_>, etag: &HeaderValue, json: bool, content: Content) -> 
     head.map(|()| if about.ask.head_only { Content::Empty } else { content })
 }
 
-/// Writes a page in chunks: first its opening and the first entries. What these do not end with is written on other
-/// threads.
+/// Generates a page in chunks: the opening with the first entries here, the rest on worker threads.
 ///
 /// # Errors
-/// [`Problem`] when the first entries do not come, or there is no such page.
+/// [`Problem`] when the first entries cannot be read, or the page does not exist.
 async fn write(
     workers: Workers,
     source: Arc<RootSource>,
@@ -176,25 +169,25 @@ async fn write(
     Ok(opening.chain(workers.stream(rest.boxed())).boxed())
 }
 
-/// A page that is being written.
+/// A page that is being generated.
 struct Pages {
     entries: Entries,
     policy: Arc<dyn Policy>,
     work: Work,
     view: Arc<View>,
-    /// Whether they were to be sorted, and are in stored order all the same.
+    /// Whether sorting was requested, but the directory is too large.
     too_long_to_sort: bool,
-    /// Entries that the page has room for, in all and still.
+    /// The maximum number of entries on the page, and the remaining number.
     entries_max: usize,
     left: usize,
     over: bool,
-    /// The entry that was written last.
+    /// The last entry of a full page.
     last: Option<Entry>,
 }
 
 impl Pages {
-    /// Writes the next entries: the first that comes, and as many more as there are without waiting, up to a size. The end
-    /// comes in place of an entry that the page has no room for. `None` when the end was written.
+    /// Generates the next chunk: waits for one entry, and adds those that are available without waiting, up to a size.
+    /// If the page is full, its end replaces the next entry. `None` after the end.
     async fn next_chunk(&mut self) -> Result<Option<String>, Problem> {
         let mut chunk = String::new();
         while !self.over && chunk.len() < CHUNK_BYTES {
@@ -210,12 +203,12 @@ impl Pages {
         Ok((!chunk.is_empty()).then_some(chunk))
     }
 
-    /// Entries that were written.
+    /// The number of entries so far.
     fn shown(&self) -> usize {
         self.entries_max - self.left
     }
 
-    /// The end of the page; `last` is the entry that the next one begins after.
+    /// The end of the page; the next page begins after `last`.
     fn end(&self, last: Option<&Entry>) -> String {
         self.view.end(last, self.shown(), self.too_long_to_sort)
     }
@@ -232,7 +225,7 @@ impl Pages {
             return;
         }
         let before = chunk.len();
-        // Such a CID is the content.
+        // The data of an identity CID are in the CID itself.
         let withheld = is_identity(&entry.cid) && self.policy.check(&entry.cid) != Verdict::Allow;
         self.view.row(&entry, withheld, self.shown() > 0, chunk);
         self.work.charge(STEPS_PER_ROW);
@@ -242,18 +235,18 @@ impl Pages {
     }
 }
 
-/// How a listing is written.
+/// The format of a listing.
 enum View {
     Html(Page),
     Json { cid: Cid, path: String, sent: String, selection: Selection },
 }
 
-/// What the page of a directory refers to.
+/// The data of an HTML page.
 struct Page {
     cid: Cid,
-    /// The path of the URL, percent-encoded, with a slash at its end.
+    /// The path of the URL, percent-encoded, with a trailing slash.
     sent: String,
-    /// The path of the content, percent-encoded.
+    /// The content path, percent-encoded.
     path: String,
     links: Links,
     is_root: bool,
@@ -285,7 +278,7 @@ impl View {
         }
     }
 
-    /// Writes an entry; one whose CID is `withheld` without that.
+    /// Writes an entry; without its CID if that is `withheld`.
     fn row(&self, entry: &Entry, withheld: bool, begun: bool, out: &mut String) {
         match self {
             Self::Html(page) => {
@@ -299,7 +292,7 @@ impl View {
         }
     }
 
-    /// The end of a page with so many entries; `last` is the entry that the next one begins after.
+    /// The end of a page with so many entries; the next page begins after `last`.
     fn end(&self, last: Option<&Entry>, entries: usize, too_long_to_sort: bool) -> String {
         match self {
             Self::Html(page) => page.end(last, entries, too_long_to_sort),
@@ -340,23 +333,30 @@ impl Page {
         };
         let header = html! {
             header {
-                h1 { span.hidden { "Index of " } (self.crumbs()) }
-                p.cid { @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " } a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } " · " a href="?format=tar" { "TAR" } " · " a href="?format=json" { "JSON" } }
+                h1 { span.hidden { "Index of " } (self.breadcrumbs()) }
+                p.cid {
+                    @if !self.is_root { "CID " code translate="no" { (self.cid) } " · " }
+                    a href="?format=raw" { "raw block" } " · "
+                    a href="?format=car" { "CAR" } " · "
+                    a href="?format=tar" { "TAR" } " · "
+                    a href="?format=json" { "JSON" }
+                }
                 (self.search())
             }
         };
-        // The document is left open: the rows and the end follow.
+        // The document stays open: the rows and the end follow.
         let open = markup.into_string();
         let open = open.strip_suffix("</html>").unwrap_or(&open);
         format!("{open}<body>{}<main><ul>{}", header.into_string(), self.parent())
     }
 
-    /// What selects among the entries, without a script.
+    /// The search form and the sort links, which need no script.
     fn search(&self) -> Markup {
         let Selection { search, sort } = &self.selection;
         html! {
             form role="search" {
-                input type="search" name="search" value=[search.as_deref()] placeholder="Search this folder" aria-label="Search this folder" autocomplete="off" spellcheck="false";
+                input type="search" name="search" value=[search.as_deref()] placeholder="Search this folder"
+                    aria-label="Search this folder" autocomplete="off" spellcheck="false";
                 @if let Some(order) = sort { input type="hidden" name="sort" value=(order.name()); }
                 button { "Search" }
                 span {
@@ -364,14 +364,16 @@ impl Page {
                     @for (index, order) in Sort::ALL.into_iter().enumerate() {
                         @if index > 0 { " · " }
                         @let other = Selection { search: search.clone(), sort: Some(order) };
-                        a href=(format!("?{}", other.query().trim_end_matches('&'))) aria-current=[(*sort == Some(order)).then_some("true")] { (order.name()) }
+                        @let query = other.query();
+                        @let current = (*sort == Some(order)).then_some("true");
+                        a href=(format!("?{}", query.trim_end_matches('&'))) aria-current=[current] { (order.name()) }
                     }
                 }
             }
         }
     }
 
-    /// The way up, except from the root of a site.
+    /// The link to the parent directory, except in the root of a site.
     fn parent(&self) -> String {
         if self.is_root {
             return String::new();
@@ -379,8 +381,8 @@ impl Page {
         format!("<li class=\"up\"><i></i><a href=\"{}..\">..</a></li>\n", html_attribute(&self.sent))
     }
 
-    /// The way down to here, each step a link to what it leads to: in this origin, or from the one above.
-    fn crumbs(&self) -> Markup {
+    /// The breadcrumbs: each step links to its directory, in this origin or in that of its namespace.
+    fn breadcrumbs(&self) -> Markup {
         let mut steps = self.path.trim_matches('/').split('/').filter(|step| !step.is_empty());
         let namespace = steps.next().unwrap_or_default();
         let base = match &self.links {
@@ -394,7 +396,7 @@ impl Page {
             "/" (namespace) "/"
             @for (index, step) in steps.enumerate() {
                 @if index > 0 { "/" }
-                // The root of a domain's site is the whole origin.
+                // The root of a DNSLink site is the whole origin.
                 @if !(is_site && index == 0) { ({ href.push_str(step); "" }) }
                 a href=(href) { (decoded(step)) }
                 @if !(is_site && index == 0) { ({ href.push('/'); "" }) }
@@ -404,33 +406,42 @@ impl Page {
 
     fn row(&self, entry: &Entry, withheld: bool) -> Markup {
         if entry.name.len() > NAME_BYTES_MAX || !is_segment(&entry.name) {
-            return html! { li { i class="file" {} span { (shown(&entry.name)) } @if let Some(size) = entry.tsize { small { (human_size(size)) } } } };
+            return html! {
+                li {
+                    i class="file" {}
+                    span { (shown(&entry.name)) }
+                    @if let Some(size) = entry.tsize { small { (human_size(size)) } }
+                }
+            };
         }
         let encoded = utf8_percent_encode(&entry.name, SEGMENT).to_string();
+        let opening_tag = format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded));
         html! {
             li {
                 i class=(icon(entry)) {}
-                (PreEscaped(format!("<a href=\"{}{}\">", html_attribute(&self.sent), html_attribute(&encoded)))) (entry.name) (PreEscaped("</a>"))
+                (PreEscaped(opening_tag)) (entry.name) (PreEscaped("</a>"))
                 @if let Some(size) = entry.tsize { small { (human_size(size)) } }
                 @if !withheld { (self.hash_link(entry, &encoded)) }
             }
         }
     }
 
-    /// The entry's own CID, under which it can be found wherever it is.
+    /// A link to the entry by its own CID.
     fn hash_link(&self, entry: &Entry, encoded: &str) -> Markup {
         let cid = entry.cid.to_string();
         let short = format!("{}…{}", &cid[..cid.len().min(6)], &cid[cid.len().saturating_sub(4)..]);
         let base = match &self.links {
             Links::Path => "/ipfs/".to_owned(),
             Links::Subdomain(authority) => format!("//{authority}/ipfs/"),
-            // A site's own origin serves nothing but the site, so this leads to a page that explains the CID.
+            // The origin of a DNSLink site serves only the site, so this links to a page that explains the CID.
             Links::DnsLink(_) => {
                 let href = format!("https://cid.ipfs.tech/#{cid}");
-                return html! { a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) } };
+                return html! {
+                    a class="ipfs-hash" translate="no" href=(href) target="_blank" rel="noreferrer noopener" { (short) }
+                };
             }
         };
-        // Encoded twice, as everybody's links are: the conformance suite asks for it.
+        // Encoded twice, as in Kubo: the conformance suite requires it.
         let filename = utf8_percent_encode(encoded, VALUE);
         let href = format!("{base}{cid}?filename={filename}");
         html! { a class="ipfs-hash" translate="no" href=(href) { (short) } }
@@ -440,14 +451,14 @@ impl Page {
         let after = |last: &Entry| percent_encode(last.name_bytes(), NON_ALPHANUMERIC).to_string();
         let next = last.map(|last| format!("?{}after={}", self.selection.query(), after(last)));
         let markup = html! {
-            p.count { (count(entries, next.is_some(), &self.selection)) @if too_long_to_sort { "; too many to be sorted" } }
+            p.count { (count(entries, next.is_some(), &self.selection)) @if too_long_to_sort { "; too many to sort" } }
             @if let Some(next) = next { nav.next { a rel="next" href=(next) { "Next page" } } }
         };
         format!("</ul>{}</main></body></html>\n", markup.into_string())
     }
 }
 
-/// How many entries a page has, in words.
+/// The number of entries on a page, as text.
 fn count(entries: usize, more_follow: bool, selection: &Selection) -> String {
     let what = match (entries, more_follow) {
         (0, _) if selection.search.is_none() => return "This folder is empty.".to_owned(),
@@ -462,13 +473,12 @@ fn count(entries: usize, more_follow: bool, selection: &Selection) -> String {
     }
 }
 
-/// Whether an address can have a name as one of its parts: a slash parts it, whether encoded or not, and dots lead
-/// elsewhere.
+/// Whether a name can be a segment of a URL: not if it contains a slash, encoded or not, or consists of dots.
 fn is_segment(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains('/')
 }
 
-/// A name, shortened if it is too long for any address.
+/// A name, shortened if it is too long for a URL.
 fn shown(name: &str) -> Cow<'_, str> {
     if name.len() <= NAME_BYTES_MAX {
         return Cow::Borrowed(name);
@@ -480,13 +490,13 @@ fn decoded(text: &str) -> String {
     percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
-/// What was percent-encoded already, as the value of an attribute.
+/// Percent-encoded text as the value of an attribute.
 fn html_attribute(text: &str) -> String {
     text.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;")
 }
 
-/// The class that draws an entry's icon, by what can be told without fetching the entry: its codec and its name. Icons are
-/// drawn by the page itself, since not every system has a font with pictures.
+/// The CSS class of an entry's icon, by its codec and the extension of its name, without fetching it. The page draws
+/// the icons itself, since not every system has a font with pictures.
 fn icon(entry: &Entry) -> &'static str {
     let kind = mime_guess::from_path(&entry.name).first_raw().and_then(|kind| kind.split('/').next());
     match kind {
@@ -513,8 +523,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     *{box-sizing:border-box}body{margin:0;font:1rem/1.5 system-ui,sans-serif}\
     header,main{max-width:60rem;margin:0 auto;padding:1rem}\
     h1{margin:0;font-size:1.15rem;font-weight:600;line-height:1.4;overflow-wrap:anywhere}\
-    form{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.75rem 0 0;font-size:.9rem}form span{color:var(--soft)}\
-    form input[type=search]{flex:1 1 12rem;min-width:0}form input,form button{font:inherit;padding:.35rem .6rem;min-height:2rem}\
+    form{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.75rem 0 0;font-size:.9rem}\
+    form span{color:var(--soft)}form input[type=search]{flex:1 1 12rem;min-width:0}\
+    form input,form button{font:inherit;padding:.35rem .6rem;min-height:2rem}\
     form a{display:inline-block;padding:.35rem 0}[aria-current]{font-weight:600;text-decoration:none}\
     h1 a{unicode-bidi:isolate}.count{margin:1rem .25rem;color:var(--soft);font-size:.85rem}\
     .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}\
@@ -524,7 +535,9 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
     li:hover{background:var(--line)}li>a{padding:.55rem .25rem;text-decoration:none}\
     li>span,li>a:first-of-type{flex:1;min-width:0;overflow-wrap:anywhere}\
     li .ipfs-hash{flex:none;width:8.5em;text-align:right;color:var(--soft);font:.8rem ui-monospace,monospace}\
-    li small,li .ipfs-hash{align-self:flex-start}li .ipfs-hash{padding-top:.8rem}li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}.next a{display:inline-block;padding:1rem .25rem}\
+    li small,li .ipfs-hash{align-self:flex-start}li .ipfs-hash{padding-top:.8rem}\
+    li small{flex:none;padding:.7rem 0;color:var(--soft);white-space:nowrap}\
+    .next a{display:inline-block;padding:1rem .25rem}\
     @media(max-width:34rem){li .ipfs-hash{display:none}}\
     li i{flex:none;align-self:flex-start;width:18px;height:18px;margin:.8rem 0 0 .25rem;background:var(--link);\
     -webkit-mask:var(--icon) center/contain no-repeat;mask:var(--icon) center/contain no-repeat}\
@@ -572,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_address_has_are_shown_and_not_linked_to() {
+    fn names_that_no_url_can_have_are_shown_without_a_link() {
         let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
         for name in ["a/b", "..", "."] {
             let html = page.row(&entry(name, PB, None), false).into_string();
@@ -581,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cid_that_carries_what_is_withheld_is_not_shown() {
+    fn a_withheld_identity_cid_is_not_shown() {
         let page = page("/ipfs/x/", "/ipfs/x/", Links::Path);
         let (inlined, json) =
             (entry("a", RAW, None), |withheld| json_row(&entry("a", RAW, None), withheld).to_string());
@@ -590,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn icons_and_sizes_tell_what_can_be_told() {
+    fn icons_depend_on_codec_and_extension() {
         let table =
             [("pic.png", RAW, "media"), ("notes.md", PB, "text"), ("folder", PB, "folder"), ("LICENSE", RAW, "file")];
         for (name, cid, expected) in table {
@@ -603,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_say_how_many_entries_they_have() {
+    fn pages_show_their_number_of_entries() {
         let all = Selection::default();
         let search = Selection { search: Some("a\u{202e}b".to_owned()), sort: None };
         let table = [
@@ -620,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn crumbs_lead_back_to_each_folder_from_every_origin() {
+    fn breadcrumbs_link_to_each_directory_from_every_origin() {
         let table = [
             (
                 page("/ipfs/bafy/a%20b/c/", "/ipfs/bafy/a%20b/c/", Links::Path),
@@ -636,12 +649,12 @@ mod tests {
             ),
         ];
         for (page, expected) in table {
-            assert_eq!(page.crumbs().into_string(), expected);
+            assert_eq!(page.breadcrumbs().into_string(), expected);
         }
     }
 
     #[test]
-    fn json_names_what_is_known() {
+    fn json_rows_have_the_known_fields() {
         assert_eq!(
             json_row(&entry("a\"b", RAW, Some(3)), false).to_string(),
             format!("{{\"cid\":\"{RAW}\",\"name\":\"a\\\"b\",\"size\":3,\"type\":\"file\"}}")

@@ -1,13 +1,14 @@
-//! Documents: IPLD data and plain JSON and CBOR (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>).
+//! Documents: IPLD data, and plain JSON and CBOR
+//! (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>).
 //!
-//! A document is sent as it is stored, under its own media type or the plain one of the same syntax. Other codecs are
-//! converted to if the operator allows it, and else refused (IPIP-0524). A browser gets a page that shows what is inside.
+//! A document is sent as stored, with its own media type or the plain one of the same syntax. Conversion to other
+//! codecs is optional (IPIP-0524). Browsers get an HTML preview.
 
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::html;
-use crate::represent::file::{AtHand, Origin, at_hand};
+use crate::represent::file::{InMemory, Origin, in_memory};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
 use crate::request::conditional::none_match;
@@ -22,12 +23,12 @@ use content::{Block, BlockSource as _, Cid, codec};
 use http::HeaderValue;
 use maud::{DOCTYPE, Markup, html};
 
-/// Documents that are read where they are asked for, in bytes: that takes less than a millisecond.
-const READ_HERE_BYTES_MAX: usize = 16 * 1024;
-/// Part of the entity tag of a preview: to be raised whenever it looks different.
+/// The maximum size of documents that are decoded on the request's thread, in bytes: less than a millisecond of work.
+const DECODE_INLINE_BYTES_MAX: usize = 16 * 1024;
+/// Part of the entity tag of a preview: must be increased when its appearance changes.
 const VERSION: u32 = 1;
 
-/// The format that a codec is by itself.
+/// The format of a codec.
 pub fn native_format(cid: &Cid) -> Option<Format> {
     match cid.codec() {
         codec::DAG_CBOR => Some(Format::DagCbor),
@@ -47,22 +48,22 @@ fn codec_of(format: Format) -> u64 {
     }
 }
 
-/// Whether the bytes of one format are valid in the other as they are: all IPLD data is plain JSON or CBOR.
+/// Whether stored bytes are valid in the other format: dag-json is JSON, and dag-cbor is CBOR.
 fn is_same_syntax(stored: Format, wanted: Format) -> bool {
     stored == wanted || matches!((stored, wanted), (Format::DagCbor, Format::Cbor) | (Format::DagJson, Format::Json))
 }
 
-/// A document that a path was found to lead to, in the format that is wanted.
+/// A document in the requested format.
 ///
 /// # Errors
-/// [`Problem`] when the path leads into it, or it cannot be had in that format.
+/// [`Problem`] when the path leads into the document, or the format is not available.
 pub async fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Problem> {
     let cid = *resolved.block.cid();
     if !resolved.remainder.is_empty() {
         return Err(Problem::InsideDocument { cid });
     }
     if ipld::is_document(cid.codec()) {
-        // What is inside a document is at a path of it.
+        // Values inside a document have paths of their own, which the policy may withhold.
         resolved.check_below(cx.source.policy(), &cx.target.segments).map_err(WalkError::Source)?;
     }
     check_inlined(cx.source.policy(), &resolved.block).map_err(WalkError::Source)?;
@@ -76,16 +77,16 @@ pub async fn document(cx: &Context<'_>, resolved: Resolved) -> Result<Draft, Pro
     }
 }
 
-/// dag-json or dag-cbor of whatever a path leads to.
+/// The target of a path as dag-json or dag-cbor.
 ///
 /// # Errors
-/// [`Problem`] when the path leads nowhere, or to what cannot be had in that format.
-pub async fn of_anything(cx: &Context<'_>) -> Result<Draft, Problem> {
+/// [`Problem`] when the path cannot be resolved, or the format is not available.
+pub async fn of_path(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = cx.walk().await?;
     document(cx, resolved).await
 }
 
-/// A browser is shown a page, unless it is to save the document.
+/// Browsers get a preview, unless they download the document.
 pub fn shows_preview(ask: &Ask<'_>) -> bool {
     ask.wanted.html && !ask.download
 }
@@ -114,15 +115,15 @@ fn in_format(
 ) -> Result<Draft, Problem> {
     let is_json = matches!(format, Format::Json | Format::DagJson);
     let name = format!("{cid}.{}", if is_json { "json" } else { "cbor" });
-    let it = AtHand {
+    let it = InMemory {
         bytes,
         origin,
         etag: etag(cid, format),
         content_type: HeaderValue::from_static(format.media_type()),
-        // Browsers show JSON, and save CBOR.
+        // Browsers display JSON, and save CBOR.
         disposition: Some(plan::disposition(cx.ask, !is_json, Some(name))),
     };
-    at_hand(&cx.about(roots), it)
+    in_memory(&cx.about(roots), it)
 }
 
 /// The entity tag of a document in a format.
@@ -130,7 +131,7 @@ pub fn etag(cid: &Cid, format: Format) -> HeaderValue {
     etag_of(cid, &format!(".{}", format.name()))
 }
 
-/// The entity tag of the page that shows a document.
+/// The entity tag of a document's preview.
 pub fn preview_etag(cid: &Cid) -> HeaderValue {
     header(&format!("\"DagIndex-{VERSION}_CID-{cid}\""))
 }
@@ -146,7 +147,7 @@ async fn preview(cx: &Context<'_>, block: &Block, roots: &HeaderValue) -> Result
     Ok(respond::page(head.map(|()| page)))
 }
 
-/// Reads a document: a small one here, and one that takes a while on other threads.
+/// Decodes a document: a small one here, a large one on worker threads.
 async fn read<T: Send + 'static>(
     cx: &Context<'_>,
     block: &Block,
@@ -155,7 +156,7 @@ async fn read<T: Send + 'static>(
     let work = cx.source.work();
     work.charge_decoding(block);
     work.turn().await.map_err(WalkError::Source)?;
-    if block.data().len() <= READ_HERE_BYTES_MAX {
+    if block.data().len() <= DECODE_INLINE_BYTES_MAX {
         return Ok(reading(block)?);
     }
     let block = block.clone();
@@ -173,14 +174,22 @@ fn page(cx: &Context<'_>, block: &Block, outline: &Outline) -> Markup {
             body {
                 header {
                     h1 translate="no" { (cid) }
-                    p { (native) ", " (block.data().len()) " bytes · " a href={ "?format=" (native) } { (native) } " · " a href="?format=raw" { "raw block" } " · " a href="?format=car" { "CAR" } }
+                    p {
+                        (native) ", " (block.data().len()) " bytes · "
+                        a href={ "?format=" (native) } { (native) } " · "
+                        a href="?format=raw" { "raw block" } " · "
+                        a href="?format=car" { "CAR" }
+                    }
                 }
                 main {
                     @for line in &outline.lines {
                         div.line style={ "--depth:" (line.depth.min(16)) } {
                             @if let Some(label) = &line.label { b { (name_of(label)) } }
-                            @if let Some(link) = &line.link { a href=(link_to(cx, link)) translate="no" { (line.text) } }
-                            @else if !line.text.is_empty() { span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } } }
+                            @if let Some(link) = &line.link {
+                                a href=(link_to(cx, link)) translate="no" { (line.text) }
+                            } @else if !line.text.is_empty() {
+                                span class=(class_of(line.kind)) { (line.text) @if line.cut { "…" } }
+                            }
                             small { (describe(line.kind)) }
                         }
                     }
@@ -202,7 +211,7 @@ fn link_to(cx: &Context<'_>, cid: &Cid) -> String {
     match &cx.place.links {
         Links::Subdomain(authority) => format!("//{authority}/ipfs/{cid}"),
         Links::Path => format!("/ipfs/{cid}"),
-        // A site's own origin serves nothing but the site.
+        // The origin of a DNSLink site serves only the site.
         Links::DnsLink(_) => format!("https://cid.ipfs.tech/#{cid}"),
     }
 }
@@ -257,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_told_in_words() {
+    fn sizes_are_described() {
         let table = [(Kind::List(1), "list of 1 value"), (Kind::Map(2), "map of 2 keys"), (Kind::Bytes(3), "3 bytes")];
         for (kind, expected) in table {
             assert_eq!(describe(kind), expected);

@@ -1,20 +1,21 @@
-//! Files with a `Content-Encoding`: as zstd, which is the frames that their blocks are stored as, one after the other (RFC 8878, section
-//! 3), and small ones as brotli (RFC 7932) or gzip (RFC 1952).
+//! Files with a `Content-Encoding`: zstd, which concatenates the frames that their blocks are stored as (RFC 8878,
+//! section 3), and for small files also brotli (RFC 7932) and gzip (RFC 1952).
 //!
-//! Goals: fewer bytes to send and none to compress; a length that is known before the first byte, from the index alone; a hot
-//! small file costs one look-up.
+//! Goals: fewer bytes to send, without compressing while a client waits; a length that is known in advance, from the
+//! index alone; a hot small file costs one look-up.
 //!
-//! Whether it is worth it is decided once for a file and remembered, with all of its body if that is small: the first leaf
-//! has to be stored compressed, every leaf has to be on the disk, and the body has to be smaller by a sixteenth. Anything else
-//! is sent as it is, as are ranges, which are of the bytes as they are. A file that is still being fetched, or is in
-//! memory only, is sent as it is too: nothing is compressed while a client waits.
+//! The decision is made once for each file and cached, with the whole body if it is small: a file is sent encoded if
+//! its first leaf is stored compressed, every leaf is on the disk, and the body is smaller by at least a sixteenth.
+//! Other files are sent unencoded, and so are ranges, which refer to the unencoded bytes. A file that is still being
+//! fetched, or is in memory only, is sent unencoded too.
 //!
-//! Clients that do not know zstd get brotli or gzip of the small files whose body is remembered. That is made once, behind the first
-//! request for it, from what is remembered, by at most a quarter of a processor core; until it is there the file is sent as it is.
+//! Clients without zstd get brotli or gzip of small files whose body is cached. The first request for such a file
+//! starts the encoding in the background, which uses at most a quarter of a processor core; until it is done the file
+//! is sent unencoded.
 //!
-//! What is remembered holds as long as the policy does, which was asked about every block of it. The leaves of a longer file may
-//! have left the disk since, or come back in another form: their lengths are added up anew each time. What is not all on the
-//! disk, or cannot be read, is looked at again after a while.
+//! Entries are valid for one generation of the policy, which was checked for every block. Leaves of a longer file may
+//! since have been evicted or stored in another form, so their lengths are checked each time. A file that is not
+//! completely on the disk, or cannot be read, is analysed again after a while.
 
 use brotli::enc::BrotliEncoderParams;
 use bytes::Bytes;
@@ -38,193 +39,194 @@ use crate::errors::Problem;
 use crate::invalidate::{PurgeMode, invalidate_where};
 use crate::request::negotiate::Coding;
 
-/// Files with more leaves are sent as they are: 256 MiB, if they are of the usual size.
+/// The maximum number of leaves: 256 MiB with leaves of the usual size.
 const LEAVES_MAX: usize = 1024;
-/// Files of which more inner nodes have to be read than this are too. Usual ones have seven above as many leaves.
-const INNER_MAX: usize = 64;
-/// The same, in bytes.
+/// The maximum number of inner nodes that are read. A file with `LEAVES_MAX` leaves usually has seven.
+const INNER_NODES_MAX: usize = 64;
+/// The maximum size of these inner nodes, in bytes.
 const INNER_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Files that are looked at for the first time at once. Further ones are sent as they are meanwhile.
-const LOOKS_MAX: usize = 4;
-/// How long a file that could not be judged is not looked at again, and for how many that is remembered.
-const NOT_YET: Duration = Duration::from_secs(10);
-const NOT_YET_MAX: u64 = 10_000;
-/// Leaves whose lengths are looked up at once, so that others can read in between.
-const SHAPES_AT_ONCE: usize = 256;
-/// Bodies up to this size are remembered whole, in bytes.
+/// The maximum number of concurrent analyses. Other files are sent unencoded meanwhile.
+const ANALYSES_MAX: usize = 4;
+/// The lifetime and the number of negative cache entries: files that could not be analysed.
+const NEGATIVE_TTL: Duration = Duration::from_secs(10);
+const NEGATIVE_ENTRIES_MAX: u64 = 10_000;
+/// The number of leaves whose lengths are looked up at once, so that other readers can run in between.
+const SHAPES_PER_LOOK_UP: usize = 256;
+/// The maximum size of cached bodies, in bytes.
 const BODY_BYTES_MAX: u64 = 1024 * 1024;
-/// A body has to be smaller than the file by one part in this many.
+/// An encoded body must save at least one part in this many.
 const SAVING_MIN: u64 = 16;
-/// Files up to this size are encoded anew for clients who do not know zstd, in bytes.
-const RECODED_BYTES_MAX: u64 = 4 * 1024 * 1024;
-/// How long nothing is encoded anew after something was, in times of what that took.
-const REST: u32 = 3;
-/// How hard brotli and gzip compress, of 11 and 9: what is still quick, and clearly smaller than the next lower.
+/// The maximum size of files that are transcoded for clients without zstd, in bytes.
+const TRANSCODED_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// The pause after a transcoding, as a multiple of its duration.
+const TRANSCODING_PAUSE: u32 = 3;
+/// The compression levels of brotli and gzip, of 11 and 9: fast, and clearly smaller than the next lower level.
 const BROTLI_QUALITY: i32 = 5;
 const GZIP_LEVEL: u32 = 6;
-/// Leaves that are read ahead of the client.
+/// The number of leaves that are read ahead.
 const LEAVES_AHEAD: usize = 4;
-/// What an entry counts for besides what is in it, in bytes.
+/// The memory overhead of a cache entry, in bytes.
 const ENTRY_OVERHEAD_BYTES: usize = 512;
 
-/// What is known of a file.
+/// The cached decision about a file.
 #[derive(Debug, Clone)]
-enum Known {
-    /// It is sent as it is.
+enum Encoding {
+    /// The file is sent unencoded.
     Plain,
-    /// This is the whole body.
+    /// The whole body.
     Body(Bytes),
-    /// These are the leaves.
+    /// The leaves that make the body.
     Leaves(Arc<Leaves>),
 }
 
-/// The leaves of a file in order, and how much of the file each is.
+/// The leaves of a file in order, each with the length of its part of the file.
 #[derive(Debug)]
 struct Leaves {
     leaves: Vec<(Cid, u64)>,
-    /// The length of the body that they make.
+    /// The length of the encoded body, in bytes.
     bytes: u64,
-    /// The longest part of it.
+    /// The maximum encoded length of a leaf, in bytes.
     longest: u64,
 }
 
-/// What was found of a file.
-enum Found {
-    /// These leaves.
+/// The result of reading a file's DAG.
+enum LeafScan {
+    /// The leaves.
     Leaves(Leaves),
-    /// It is better sent as it is.
-    Unfit,
-    /// Some of it is not on the disk.
+    /// The file is sent unencoded.
+    Unsuitable,
+    /// A block is not on the disk.
     Missing,
 }
 
-/// A file, the generation of the policy that it was looked at under, and a coding.
+/// A file, the generation of the policy at its analysis, and a coding.
 type Key = (Cid, u64, Coding);
 
-/// Which files are sent encoded, and how. Clones share what is known.
+/// The cache of encoded files. Clones share it.
 #[derive(Clone)]
 pub struct Encoded {
     tiers: Tiers,
-    known: Cache<Key, Known>,
-    not_yet: Cache<(Cid, u64), ()>,
-    looks: Arc<Semaphore>,
-    /// One file at a time is encoded anew.
-    recoding: Arc<Semaphore>,
+    cache: Cache<Key, Encoding>,
+    negative: Cache<(Cid, u64), ()>,
+    analyses: Arc<Semaphore>,
+    /// Limits transcoding to one file at a time.
+    transcoding: Arc<Semaphore>,
     body_bytes_max: u64,
 }
 
 impl Encoded {
-    /// Files of what is stored in these tiers. What is known of them takes at most `memory_bytes_max`.
+    /// A cache of at most `memory_bytes_max` for files in these tiers.
     pub fn new(tiers: Tiers, memory_bytes_max: u64) -> Self {
-        let weight = |_: &Key, known: &Known| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
-        let known = Cache::builder().name("encoded").max_capacity(memory_bytes_max).weigher(weight).build();
-        let not_yet = Cache::builder().max_capacity(NOT_YET_MAX).time_to_live(NOT_YET).build();
-        let (looks, body_bytes_max) = (Arc::new(Semaphore::new(LOOKS_MAX)), BODY_BYTES_MAX.min(memory_bytes_max / 16));
-        Self { tiers, known, not_yet, looks, recoding: Arc::new(Semaphore::new(1)), body_bytes_max }
+        let weight = |_: &Key, known: &Encoding| u32::try_from(known.memory_bytes()).unwrap_or(u32::MAX);
+        let cache = Cache::builder().name("encoded").max_capacity(memory_bytes_max).weigher(weight).build();
+        let negative = Cache::builder().max_capacity(NEGATIVE_ENTRIES_MAX).time_to_live(NEGATIVE_TTL).build();
+        let (analyses, body_bytes_max) =
+            (Arc::new(Semaphore::new(ANALYSES_MAX)), BODY_BYTES_MAX.min(memory_bytes_max / 16));
+        Self { tiers, cache, negative, analyses, transcoding: Arc::new(Semaphore::new(1)), body_bytes_max }
     }
 
-    /// The encoded bytes of a file, and their number, if it is sent so. `generation` is the policy's; `share` is what the
-    /// leaves that are read ahead count against.
+    /// The encoded bytes of a file with their number, if it is sent encoded. `generation` is the policy's; `share` is
+    /// the memory budget of the read-ahead.
     pub async fn file(&self, cid: &Cid, size: u64, generation: u64, share: Share) -> Option<(u64, Content)> {
         let key = (*cid, generation, Coding::Zstd);
-        match self.as_zstd(cid, size, generation).await? {
-            Known::Plain => None,
-            Known::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
-            Known::Leaves(leaves) => {
+        match self.zstd_encoding(cid, size, generation).await? {
+            Encoding::Plain => None,
+            Encoding::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
+            Encoding::Leaves(leaves) => {
                 let content = Box::pin(self.read(&leaves, share)).await;
                 if content.is_none() {
-                    self.known.invalidate(&key);
+                    self.cache.invalidate(&key);
                 }
                 Some((leaves.bytes, content?))
             }
         }
     }
 
-    /// The same in another coding than zstd, if the file was asked for in it before, and is small.
-    pub async fn recoded(&self, cid: &Cid, size: u64, generation: u64, coding: Coding) -> Option<(u64, Content)> {
+    /// A small file in a coding other than zstd, if it was transcoded before; otherwise starts the transcoding.
+    pub async fn transcoded(&self, cid: &Cid, size: u64, generation: u64, coding: Coding) -> Option<(u64, Content)> {
         let key = (*cid, generation, coding);
-        match self.known.get(&key) {
-            Some(Known::Body(body)) => return Some((body.len() as u64, Content::Bytes(body))),
-            // It is being encoded, or becomes no smaller.
+        match self.cache.get(&key) {
+            Some(Encoding::Body(body)) => return Some((body.len() as u64, Content::Bytes(body))),
+            // The file is being transcoded, or transcoding saves too little.
             Some(_) => return None,
             None => {}
         }
-        if let Known::Body(frames) = self.as_zstd(cid, size, generation).await?
-            && size <= RECODED_BYTES_MAX
-            && let Ok(place) = Arc::clone(&self.recoding).try_acquire_owned()
+        if let Encoding::Body(frames) = self.zstd_encoding(cid, size, generation).await?
+            && size <= TRANSCODED_BYTES_MAX
+            && let Ok(permit) = Arc::clone(&self.transcoding).try_acquire_owned()
         {
-            self.known.insert(key, Known::Plain);
-            tokio::spawn(self.clone().recode(key, frames, size, place));
+            self.cache.insert(key, Encoding::Plain);
+            tokio::spawn(self.clone().transcode(key, frames, size, permit));
         }
         None
     }
 
-    /// Encodes a file anew, and rests.
-    async fn recode(self, key: Key, frames: Bytes, size: u64, place: OwnedSemaphorePermit) {
+    /// Transcodes a file, and pauses.
+    async fn transcode(self, key: Key, frames: Bytes, size: u64, permit: OwnedSemaphorePermit) {
         let begun = Instant::now();
         let encode = move || encode(&frames, size, key.2).filter(|body| body.len() as u64 <= size - size / SAVING_MIN);
         if let Ok(Some(body)) = tokio::task::spawn_blocking(encode).await {
-            self.known.insert(key, Known::Body(body));
+            self.cache.insert(key, Encoding::Body(body));
         }
-        tokio::time::sleep(begun.elapsed() * REST).await;
-        drop(place);
+        tokio::time::sleep(begun.elapsed() * TRANSCODING_PAUSE).await;
+        drop(permit);
     }
 
-    async fn as_zstd(&self, cid: &Cid, size: u64, generation: u64) -> Option<Known> {
-        match self.known.get(&(*cid, generation, Coding::Zstd)) {
+    async fn zstd_encoding(&self, cid: &Cid, size: u64, generation: u64) -> Option<Encoding> {
+        match self.cache.get(&(*cid, generation, Coding::Zstd)) {
             Some(known) => Some(known),
-            None => Box::pin(self.look_once((*cid, generation), size)).await,
+            None => Box::pin(self.analyse_once((*cid, generation), size)).await,
         }
     }
 
-    /// What is known of a file, if it was looked at under this generation of the policy: whether it is sent encoded, and the
-    /// bytes of it that are in memory.
+    /// The cached decision about a file under this generation of the policy: whether it is sent encoded, and the size
+    /// of its body in memory.
     pub fn known(&self, cid: &Cid, generation: u64) -> Option<(bool, u64)> {
-        let known = self.known.get(&(*cid, generation, Coding::Zstd))?;
-        let held = if let Known::Body(body) = &known { body.len() as u64 } else { 0 };
-        Some((!matches!(known, Known::Plain), held))
+        let known = self.cache.get(&(*cid, generation, Coding::Zstd))?;
+        let body_bytes = if let Encoding::Body(body) = &known { body.len() as u64 } else { 0 };
+        Some((!matches!(known, Encoding::Plain), body_bytes))
     }
 
-    /// Forgets what is known of files that are concerned; how many these were.
+    /// Invalidates the entries of files that `concerns` selects; returns their number.
     pub fn invalidate_where(&self, concerns: impl Fn(&Cid) -> bool, mode: PurgeMode) -> u64 {
-        // Those that are still looked at are known to nobody.
-        invalidate_where(&self.not_yet, |(cid, _), ()| concerns(cid), mode);
-        invalidate_where(&self.known, |(cid, ..), _| concerns(cid), mode)
+        // Negative entries are not counted.
+        invalidate_where(&self.negative, |(cid, _), ()| concerns(cid), mode);
+        invalidate_where(&self.cache, |(cid, ..), _| concerns(cid), mode)
     }
 
-    /// Forgets what is known of all files.
-    pub fn forget(&self) {
-        self.known.invalidate_all();
-        self.not_yet.invalidate_all();
+    /// Invalidates all entries.
+    pub fn invalidate_all(&self) {
+        self.cache.invalidate_all();
+        self.negative.invalidate_all();
     }
 
-    async fn look_once(&self, key: (Cid, u64), size: u64) -> Option<Known> {
-        if self.not_yet.contains_key(&key) {
+    async fn analyse_once(&self, key: (Cid, u64), size: u64) -> Option<Encoding> {
+        if self.negative.contains_key(&key) {
             return None;
         }
-        let _place = self.looks.try_acquire().ok()?;
-        match self.look(&key.0, size).await {
+        let _permit = self.analyses.try_acquire().ok()?;
+        match self.analyse(&key.0, size).await {
             Ok(Some(known)) => {
-                self.known.insert((key.0, key.1, Coding::Zstd), known.clone());
+                self.cache.insert((key.0, key.1, Coding::Zstd), known.clone());
                 Some(known)
             }
-            // An error will show where the file is sent as it is.
+            // An error will appear where the file is sent unencoded.
             Ok(None) | Err(_) => {
-                self.not_yet.insert(key, ());
+                self.negative.insert(key, ());
                 None
             }
         }
     }
 
-    /// How a file is sent; `None` as long as not all of it is on the disk.
-    async fn look(&self, cid: &Cid, size: u64) -> Result<Option<Known>, SourceError> {
+    /// Analyses a file; `None` if a block is not on the disk.
+    async fn analyse(&self, cid: &Cid, size: u64) -> Result<Option<Encoding>, SourceError> {
         let leaves = match self.leaves(cid, size).await? {
-            Found::Leaves(leaves) if leaves.bytes <= size - size / SAVING_MIN => leaves,
-            Found::Leaves(_) | Found::Unfit => return Ok(Some(Known::Plain)),
-            Found::Missing => return Ok(None),
+            LeafScan::Leaves(leaves) if leaves.bytes <= size - size / SAVING_MIN => leaves,
+            LeafScan::Leaves(_) | LeafScan::Unsuitable => return Ok(Some(Encoding::Plain)),
+            LeafScan::Missing => return Ok(None),
         };
         if leaves.bytes > self.body_bytes_max {
-            return Ok(Some(Known::Leaves(Arc::new(leaves))));
+            return Ok(Some(Encoding::Leaves(Arc::new(leaves))));
         }
         let mut body = Vec::with_capacity(usize::try_from(leaves.bytes).unwrap_or_default());
         for (cid, bytes) in &leaves.leaves {
@@ -233,33 +235,35 @@ impl Encoded {
                 Err(_) => return Ok(None),
             }
         }
-        Ok((body.len() as u64 == leaves.bytes).then(|| Known::Body(body.into())))
+        Ok((body.len() as u64 == leaves.bytes).then(|| Encoding::Body(body.into())))
     }
 
-    async fn leaves(&self, cid: &Cid, size: u64) -> Result<Found, SourceError> {
+    async fn leaves(&self, cid: &Cid, size: u64) -> Result<LeafScan, SourceError> {
         let mut found = Leaves { leaves: Vec::new(), bytes: 0, longest: 0 };
         let (mut inner, mut inner_bytes) = (0, 0);
-        // What is still to be looked at, the first of it last.
+        // The stack of blocks still to be read.
         let mut ahead = vec![(*cid, size, self.tiers.shapes(&[*cid]).await?.pop().flatten())];
         while let Some((cid, size, shape)) = ahead.pop() {
-            let Some(shape) = shape else { return Ok(Found::Missing) };
+            let Some(shape) = shape else { return Ok(LeafScan::Missing) };
             let mut children = Vec::new();
             if may_be_inner(&cid, shape) {
                 inner_bytes += shape.block_bytes();
-                if inner_bytes > INNER_BYTES_MAX || inner == INNER_MAX {
-                    return Ok(Found::Unfit);
+                if inner_bytes > INNER_BYTES_MAX || inner == INNER_NODES_MAX {
+                    return Ok(LeafScan::Unsuitable);
                 }
                 match self.children(&cid, size).await? {
                     Some(found) => children = found,
-                    None => return Ok(Found::Unfit),
+                    None => return Ok(LeafScan::Unsuitable),
                 }
                 inner += usize::from(!children.is_empty());
             }
             if children.is_empty() {
-                let Some(encoded) = body::encoded_bytes(shape, cid.codec(), size) else { return Ok(Found::Unfit) };
+                let Some(encoded) = body::encoded_bytes(shape, cid.codec(), size) else {
+                    return Ok(LeafScan::Unsuitable);
+                };
                 let compressed = !matches!(shape, Shape::Raw { .. });
                 if found.leaves.len() == LEAVES_MAX || found.leaves.is_empty() && !compressed {
-                    return Ok(Found::Unfit);
+                    return Ok(LeafScan::Unsuitable);
                 }
                 found.leaves.push((cid, size));
                 found.bytes += encoded;
@@ -267,39 +271,39 @@ impl Encoded {
                 continue;
             }
             if ahead.len() + children.len() > LEAVES_MAX {
-                return Ok(Found::Unfit);
+                return Ok(LeafScan::Unsuitable);
             }
             let shapes = self.shapes(&children).await?;
             ahead.extend(children.into_iter().zip(shapes).rev().map(|((cid, size), shape)| (cid, size, shape)));
         }
         found.leaves.shrink_to_fit();
-        Ok(Found::Leaves(found))
+        Ok(LeafScan::Leaves(found))
     }
 
     async fn shapes(&self, blocks: &[(Cid, u64)]) -> Result<Vec<Option<Shape>>, SourceError> {
         let mut shapes = Vec::with_capacity(blocks.len());
-        for blocks in blocks.chunks(SHAPES_AT_ONCE) {
+        for blocks in blocks.chunks(SHAPES_PER_LOOK_UP) {
             let cids: Vec<Cid> = blocks.iter().map(|(cid, _)| *cid).collect();
             shapes.extend(self.tiers.shapes(&cids).await?);
         }
         Ok(shapes)
     }
 
-    /// The children of a node that is to be so long, none for a leaf; `None` for what is not sent encoded. Lengths that
-    /// contradict each other are left to the reader of the file, who says so.
+    /// The children of a node with this length, none for a leaf; `None` if the file is sent unencoded. The file reader
+    /// reports inconsistent lengths.
     async fn children(&self, cid: &Cid, size: u64) -> Result<Option<Vec<(Cid, u64)>>, SourceError> {
         let block = self.tiers.local().get(cid).await?;
         match Node::decode(&block) {
             Ok(Node::File(file)) if file.size() != size || file.child_count() > LEAVES_MAX => Ok(None),
             Ok(Node::File(file)) if file.child_count() == 0 => Ok(Some(Vec::new())),
-            // Nodes with children hardly ever have bytes of their own.
+            // Nodes with children rarely have data of their own.
             Ok(Node::File(file)) if file.data().is_empty() => Ok(file.children().collect::<Result<_, _>>().ok()),
             _ => Ok(None),
         }
     }
 
-    /// The body of a file that is not remembered whole; `None` if it is not as it was, or there is no memory to read it ahead.
-    /// Waits for the first of it.
+    /// The body of a file that is not cached as a whole; `None` if its leaves have changed, or there is no memory for
+    /// the read-ahead. Waits for the first leaf.
     async fn read(&self, leaves: &Arc<Leaves>, mut share: Share) -> Option<Content> {
         let shapes = self.shapes(&leaves.leaves).await.ok()?;
         let lengths = leaves.leaves.iter().zip(shapes);
@@ -316,7 +320,7 @@ impl Encoded {
         let mut parts = parts.buffered(LEAVES_AHEAD);
         let first = parts.next().await?.ok()?;
         let parts = stream::once(ready(Ok(first))).chain(parts).flat_map(move |parts| {
-            let _held = &share;
+            let _share = &share;
             let (parts, problem) = match parts {
                 Ok(parts) => (parts, None),
                 Err(problem) => (Vec::new(), Some(Err(problem))),
@@ -327,7 +331,7 @@ impl Encoded {
     }
 }
 
-/// The bytes of a file of so many, which are given as zstd, in another coding; `None` if that fails.
+/// Transcodes the zstd frames of a file of this size; `None` on failure.
 fn encode(frames: &[u8], size: u64, coding: Coding) -> Option<Bytes> {
     let mut plain = Vec::with_capacity(usize::try_from(size).ok()?);
     zstd::Decoder::new(frames).ok()?.take(size + 1).read_to_end(&mut plain).ok()?;
@@ -351,7 +355,7 @@ fn encode(frames: &[u8], size: u64, coding: Coding) -> Option<Bytes> {
     Some(body.into())
 }
 
-impl Known {
+impl Encoding {
     fn memory_bytes(&self) -> usize {
         ENTRY_OVERHEAD_BYTES
             + match self {
@@ -362,7 +366,7 @@ impl Known {
     }
 }
 
-/// A dag-pb block that is not stored as an envelope may be anything: it has to be read.
+/// A dag-pb block that is not stored as an envelope may be an inner node, so it must be read.
 fn may_be_inner(cid: &Cid, shape: Shape) -> bool {
     cid.codec() != content::codec::RAW && !matches!(shape, Shape::Envelope { .. })
 }
@@ -376,7 +380,7 @@ async fn parts(tiers: &Tiers, cid: &Cid, bytes: u64) -> Result<Vec<Bytes>, Probl
 
 impl std::fmt::Debug for Encoded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Encoded").field("files", &self.known.entry_count()).finish_non_exhaustive()
+        f.debug_struct("Encoded").field("files", &self.cache.entry_count()).finish_non_exhaustive()
     }
 }
 
@@ -385,10 +389,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_anew_decodes_to_the_same() {
+    fn transcoded_bodies_decode_to_the_same_bytes() {
         let plain: Vec<u8> = (0..5_000).flat_map(|line| format!("line {line} is a line\n").into_bytes()).collect();
         let size = plain.len() as u64;
-        // As blocks are stored: a frame each.
+        // Blocks are stored as one frame each.
         let frames: Vec<u8> =
             plain.chunks(30_000).flat_map(|leaf| zstd::encode_all(leaf, 3).expect("encodes")).collect();
         let gzip = encode(&frames, size, Coding::Gzip).expect("encodes");

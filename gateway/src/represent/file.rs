@@ -7,7 +7,7 @@ use crate::represent::Context;
 use crate::represent::encoded::Encoded;
 use crate::represent::plan::{self, About, Decision, Representation};
 use crate::request::Ask;
-use crate::request::conditional::{is_demanding, none_match};
+use crate::request::conditional::{has_precondition, none_match};
 use crate::request::negotiate::{self, Coding, Format};
 use crate::request::range::Multipart;
 use crate::resolve::source::RootSource;
@@ -27,34 +27,34 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A file whose root block is at hand.
+/// A file and its root block.
 pub struct OpenFile<'a> {
-    /// Where its other blocks come from.
+    /// The source of its other blocks.
     pub source: &'a Arc<RootSource>,
     /// Its root block.
     pub block: &'a Block,
-    /// Files as their blocks are stored, if they are sent so.
+    /// The cache of encoded files, if files are sent encoded.
     pub encoded: Option<&'a Encoded>,
-    /// How far it is read ahead.
+    /// The read-ahead limits.
     pub limits: &'a ReadLimits,
 }
 
-/// Sends a file, or what is wanted of it. `learnt` is called when its media type is found out.
+/// The response with a file or its ranges. `on_sniffed` is called when sniffing has determined the media type.
 ///
 /// # Errors
-/// [`Problem`] when the first of its bytes do not come.
+/// [`Problem`] when the first bytes cannot be read.
 pub async fn file(
     about: &About<'_>,
     mut entity: Arc<Entity>,
     file: OpenFile<'_>,
     response_bytes_max: u64,
-    learnt: impl FnOnce(&Arc<Entity>),
+    on_sniffed: impl FnOnce(&Arc<Entity>),
 ) -> Result<Draft, Problem> {
     let ask = about.ask;
     let knew = entity.content_type.is_some();
     if let Some(draft) = encoded(about, &mut entity, &file, response_bytes_max).await {
         if !knew {
-            learnt(&entity);
+            on_sniffed(&entity);
         }
         return Ok(draft);
     }
@@ -62,29 +62,29 @@ pub async fn file(
     check_length(&decision, entity.size, response_bytes_max)?;
     let sniffs = decision.has_body() && entity.content_type.is_none();
     let wanted = (decision.has_body() && !ask.head_only).then(|| first_range(&decision, entity.size));
-    let shown = wanted.as_ref().is_some_and(|range| shows_beginning(range, entity.size));
+    let shown = wanted.as_ref().is_some_and(|range| includes_sniffed_bytes(range, entity.size));
     let sniffs_first = sniffs && !shown;
-    let (mut content, sniffed) = match file.at_hand(wanted.as_ref()).filter(|_| !sniffs_first) {
+    let (mut content, sniffed) = match file.in_memory(wanted.as_ref()).filter(|_| !sniffs_first) {
         Some(content) => (content, None),
         None => Box::pin(file.open_and_sniff(wanted, sniffs_first.then_some(entity.size))).await?,
     };
     if sniffs {
-        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_of(&content)));
+        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_bytes(&content)));
         Arc::make_mut(&mut entity).content_type = Some(sniffed);
-        learnt(&entity);
+        on_sniffed(&entity);
     }
     let content_type = plan::file_type(ask, &entity);
     let multipart = multipart(&decision, content_type.as_ref(), entity.size);
     if let (Some(multipart), false) = (&multipart, ask.head_only) {
-        content = several(&file, multipart.clone(), content);
+        content = multipart_content(&file, multipart.clone(), content);
     }
-    let it = Representation { multipart: multipart.as_ref(), ..of_file(ask, &entity) };
+    let it = Representation { multipart: multipart.as_ref(), ..file_representation(ask, &entity) };
     Ok(plan::sized(about, &it, &decision).map(|()| content))
 }
 
-/// A whole file in a coding that the client accepts, if it is stored as zstd or was encoded before. It is a representation of its own,
-/// with an entity tag of its own and no ranges: those are of the bytes as they are. If what it is shows only in its first bytes, these
-/// are looked at, and `entity` knows it from then on.
+/// A whole file in a coding that the client accepts, if it is stored as zstd or was transcoded before. It is a
+/// representation of its own, with its own entity tag and without ranges, which refer to the unencoded bytes. If the
+/// media type is unknown, the first bytes are sniffed, and `entity` gets the result.
 async fn encoded(
     about: &About<'_>,
     entity: &mut Arc<Entity>,
@@ -93,29 +93,30 @@ async fn encoded(
 ) -> Option<Draft> {
     let ask = about.ask;
     let encoded = file.encoded.filter(|_| is_native(ask) && negotiate::codings(ask.headers).next().is_some())?;
-    // Whoever has it as it is need not fetch it anew; and a weak entity tag is never what is demanded.
-    let asks_as_is = ask.headers.contains_key(RANGE) || is_demanding(ask.headers);
+    // A client with a cached unencoded file keeps it; and weak entity tags never meet `If-Match`.
+    let asks_as_is = ask.headers.contains_key(RANGE) || has_precondition(ask.headers);
     if asks_as_is || none_match(ask.headers, entity.etag.as_bytes(), true) {
         return None;
     }
     let mut tags = negotiate::codings(ask.headers).map(|coding| encoded_etag(&entity.etag, coding));
     if let Some(etag) = tags.find(|etag| none_match(ask.headers, etag.as_bytes(), true)) {
-        // It decodes to the same for ever: nothing has to be read to say so.
-        let it = Representation { etag: &etag, ..of_file(ask, entity) };
+        // The decoded content never changes: no block is needed for a 304.
+        let it = Representation { etag: &etag, ..file_representation(ask, entity) };
         return Some(plan::sized(about, &it, &Decision::NotModified).map(|()| Content::Empty));
     }
-    let (coding, size, content) = in_some_coding(ask, encoded, entity, file).await?;
+    let (coding, size, content) = encoded_content(ask, encoded, entity, file).await?;
     let etag = encoded_etag(&entity.etag, coding);
     if size > response_bytes_max {
         return None;
     }
     let decision = Decision::of(ask, &etag, entity.modified, size);
     if decision.has_body() && plan::file_type(ask, entity).is_none() {
-        // All of it is held here, so this waits for no network. A failure will show where it is sent as it is.
+        // The whole file is stored locally, so this does not wait for the network. An error will appear where the file
+        // is sent unencoded.
         let sniffed = Box::pin(file.sniff(entity.size)).await.ok()?;
         Arc::make_mut(entity).content_type = Some(sniffed);
     }
-    let it = Representation { etag: &etag, size, ..of_file(ask, entity) };
+    let it = Representation { etag: &etag, size, ..file_representation(ask, entity) };
     let mut head = plan::sized(about, &it, &decision);
     if !decision.has_body() {
         return Some(head.map(|()| Content::Empty));
@@ -125,8 +126,8 @@ async fn encoded(
     Some(head.map(|()| content))
 }
 
-/// A file in the first of the codings that the client accepts and that it is there in.
-async fn in_some_coding(
+/// A file in the first available coding of those that the client accepts.
+async fn encoded_content(
     ask: &Ask<'_>,
     encoded: &Encoded,
     entity: &Entity,
@@ -138,7 +139,7 @@ async fn in_some_coding(
                 let share = Share::of(file.limits.shared.clone());
                 encoded.file(&entity.cid, entity.size, entity.generation, share).await
             }
-            _ => encoded.recoded(&entity.cid, entity.size, entity.generation, coding).await,
+            _ => encoded.transcoded(&entity.cid, entity.size, entity.generation, coding).await,
         };
         if let Some((size, content)) = found {
             return Some((coding, size, content));
@@ -147,13 +148,14 @@ async fn in_some_coding(
     None
 }
 
-/// The entity tag of an encoded file: a weak one, for its bytes depend on how and when its blocks were stored.
+/// The entity tag of an encoded file: weak, because its bytes depend on how and when its blocks were stored.
 fn encoded_etag(etag: &HeaderValue, coding: Coding) -> HeaderValue {
     let tag = String::from_utf8_lossy(etag.as_bytes());
     header(&format!("W/{}.{}\"", tag.trim_end_matches('"'), coding.name()))
 }
 
-/// The head of a file, when no byte of it is needed for that (as it is to tell whether it is sent encoded), and its bytes are not too many to be sent.
+/// The head of a file, if it needs no block (which the decision about the content encoding does), and the length is
+/// within the limit.
 pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) -> Option<Draft> {
     let decision = Decision::of(about.ask, &entity.etag, entity.modified, entity.size);
     check_length(&decision, entity.size, response_bytes_max).ok()?;
@@ -162,11 +164,11 @@ pub fn head_only(about: &About<'_>, entity: &Entity, response_bytes_max: u64) ->
     if decision.has_body() && needs_block {
         return None;
     }
-    Some(plan::sized(about, &of_file(about.ask, entity), &decision).map(|()| Content::Empty))
+    Some(plan::sized(about, &file_representation(about.ask, entity), &decision).map(|()| Content::Empty))
 }
 
-/// A file as it is sent whole or in one part.
-fn of_file<'a>(ask: &Ask<'_>, entity: &'a Entity) -> Representation<'a> {
+/// A file, whole or as one range.
+fn file_representation<'a>(ask: &Ask<'_>, entity: &'a Entity) -> Representation<'a> {
     Representation {
         etag: &entity.etag,
         modified: entity.modified,
@@ -177,7 +179,7 @@ fn of_file<'a>(ask: &Ask<'_>, entity: &'a Entity) -> Representation<'a> {
     }
 }
 
-/// The bytes that are looked at first: those of the first part.
+/// The range that is read first.
 fn first_range(decision: &Decision, size: u64) -> Range<u64> {
     match decision {
         Decision::Part(range) => range.clone(),
@@ -187,7 +189,7 @@ fn first_range(decision: &Decision, size: u64) -> Range<u64> {
 }
 
 /// # Errors
-/// [`Problem::TooLarge`] when more would be sent than one response may have.
+/// [`Problem::TooLarge`] when the response would exceed the limit.
 fn check_length(decision: &Decision, size: u64, max: u64) -> Result<(), Problem> {
     let length = match decision {
         Decision::NotModified | Decision::Unsatisfiable => 0,
@@ -204,25 +206,25 @@ fn multipart(decision: &Decision, content_type: Option<&HeaderValue>, size: u64)
     Some(Multipart::new(boundary(), content_type.unwrap_or(&octets), size, parts.clone()))
 }
 
-/// A number that nobody can foresee: what each new key of the standard library's hash maps is for.
+/// An unpredictable number: the keys of the standard library's hash maps are random.
 fn boundary() -> u128 {
     let random = || u128::from(RandomState::new().hash_one(()));
     (random() << 64) | random()
 }
 
 impl OpenFile<'_> {
-    /// What is wanted, if the root block has it.
-    fn at_hand(&self, wanted: Option<&Range<u64>>) -> Option<Content> {
+    /// The requested bytes, if the root block contains them.
+    fn in_memory(&self, wanted: Option<&Range<u64>>) -> Option<Content> {
         match wanted {
             None => Some(Content::Empty),
             Some(range) if self.block.cid().codec() == codec::RAW => {
-                Some(of_block(self.source, self.block, range, self.limits))
+                Some(block_content(self.source, self.block, range, self.limits))
             }
             Some(_) => None,
         }
     }
 
-    /// The bytes of a range, and what a file of so many bytes looks like: over the network, one after the other would take
+    /// Reads the range and sniffs the media type at the same time: over the network, one after the other would take
     /// twice as long.
     async fn open_and_sniff(
         &self,
@@ -249,14 +251,14 @@ impl OpenFile<'_> {
         open(self.source, self.block, range, self.limits).await
     }
 
-    /// The media type that a file's first bytes look like, when they are not being sent anyway.
+    /// Sniffs the media type from the file's first bytes.
     async fn sniff(&self, size: u64) -> Result<HeaderValue, Problem> {
         let content = self.open(0..size.min(content_type::SNIFF_BYTES)).await?;
-        Ok(content_type::by_content(self.first_of(&content)))
+        Ok(content_type::by_content(self.first_bytes(&content)))
     }
 
-    /// The bytes that are sent first, of content that begins with the file.
-    fn first_of<'a>(&'a self, content: &'a Content) -> &'a [u8] {
+    /// The first bytes of content that begins with the file.
+    fn first_bytes<'a>(&'a self, content: &'a Content) -> &'a [u8] {
         match content {
             Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
             _ if self.block.cid().codec() == codec::RAW => self.block.data(),
@@ -265,40 +267,40 @@ impl OpenFile<'_> {
     }
 }
 
-/// A block of fewer bytes is not counted among what is held for clients.
+/// Smaller blocks do not count against the memory budget of response bodies.
 const COUNTED_BYTES_MIN: usize = 64 * 1024;
-/// What is read at a time of a block for which there is no memory, in bytes.
+/// The size of pieces in which a block is read if there is no memory to hold it, in bytes.
 const PIECE_BYTES: u64 = 256 * 1024;
 
-/// Bytes that count among those of all responses until they are sent.
-struct Counted {
+/// Bytes that count against the memory budget until they are sent.
+struct BudgetedBytes {
     bytes: Bytes,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for BudgetedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// Bytes that keep `kept` bytes in memory, which count against what may be held for clients; `None` if there is no room.
+/// Bytes that keep a buffer of `kept` bytes in memory, counted against the budget; `None` if it is used up.
 fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
     if kept < COUNTED_BYTES_MIN {
         return Some(bytes);
     }
-    // A small slice is copied, so that it does not keep the whole buffer in memory.
+    // A small slice is copied, so that it does not keep the whole buffer alive.
     let (bytes, held) = match bytes.len() < kept / 2 {
         true => (Bytes::copy_from_slice(&bytes), bytes.len()),
         false => (bytes, kept),
     };
     let mut share = Share::of(limits.shared.clone());
-    share.grow(held).then(|| Bytes::from_owner(Counted { bytes, _share: share }))
+    share.grow(held).then(|| Bytes::from_owner(BudgetedBytes { bytes, _share: share }))
 }
 
-/// What is wanted of a block whose bytes are the content. Where there is no memory for all of it, the block is let go of and read
-/// again for each piece that the client takes.
-fn of_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
+/// The requested bytes of a block. If there is no memory to hold them, the block is released and read again for each
+/// piece that the client takes.
+fn block_content(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
     match counted(slice(block.data(), range), block.data().len(), limits) {
         Some(bytes) => Content::Bytes(bytes),
         None => in_pieces(source, *block.cid(), range.clone()),
@@ -328,7 +330,7 @@ async fn open(
     limits: &ReadLimits,
 ) -> Result<Content, Problem> {
     if block.cid().codec() == codec::RAW {
-        return Ok(of_block(source, block, &range, limits));
+        return Ok(block_content(source, block, &range, limits));
     }
     let remaining = range.end - range.start;
     let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, limits.clone())?;
@@ -340,8 +342,8 @@ async fn open(
     }
 }
 
-/// Several parts as one body, each opened when the one before it is sent. The first one is open already.
-fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
+/// Several parts as one body. Each part is opened after the one before it was sent; the first is open already.
+fn multipart_content(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
     let (source, block, limits) = (Arc::clone(file.source), file.block.clone(), file.limits.clone());
     let remaining = multipart.content_length;
     let end = stream::once(async move { Ok(multipart.end) });
@@ -362,24 +364,24 @@ fn several(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content
     Content::Stream { stream: parts.flatten().chain(end).boxed(), remaining: Some(remaining) }
 }
 
-/// Whether what is sent first shows what a file looks like.
-fn shows_beginning(range: &Range<u64>, size: u64) -> bool {
+/// Whether the range includes the bytes that are sniffed.
+fn includes_sniffed_bytes(range: &Range<u64>, size: u64) -> bool {
     range.start == 0 && range.end >= size.min(content_type::SNIFF_BYTES)
 }
 
-/// The bytes of a range that was checked against their number.
+/// The bytes of a range, which is within the bounds.
 fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
     let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
     bytes.slice(at(range.start)..at(range.end))
 }
 
-/// Bytes that are at hand, and what they are.
-pub struct AtHand<'a> {
+/// Bytes in memory, with their metadata.
+pub struct InMemory<'a> {
     /// All of them.
     pub bytes: Bytes,
-    /// Where they are from.
+    /// Their origin.
     pub origin: Origin<'a>,
-    /// What tells them from any others.
+    /// Their entity tag.
     pub etag: HeaderValue,
     /// Their media type.
     pub content_type: HeaderValue,
@@ -387,41 +389,41 @@ pub struct AtHand<'a> {
     pub disposition: Option<HeaderValue>,
 }
 
-/// Where bytes are from that are at hand, which says what is done where there is no memory to hold them for a slow client.
+/// The origin of bytes in memory, which determines what happens if there is no memory to hold them for a slow client.
 #[derive(Clone, Copy)]
 pub enum Origin<'a> {
-    /// They are a block's, which can be read again.
+    /// A block, which can be read again.
     Block {
-        /// Where from.
+        /// The source.
         source: &'a Arc<RootSource>,
         /// The block.
         block: &'a Block,
-        /// What may be held.
+        /// The memory budget.
         limits: &'a ReadLimits,
     },
-    /// They were made for this answer.
+    /// Generated for this response.
     Made {
-        /// What may be held.
+        /// The memory budget.
         limits: &'a ReadLimits,
     },
-    /// They are a few and held by others as well.
+    /// Small, and shared with other owners.
     Small,
 }
 
-impl AtHand<'_> {
-    /// A part of them as it is sent.
+impl InMemory<'_> {
+    /// The body for one range.
     fn part(&self, range: &Range<u64>) -> Result<Content, Problem> {
         let bytes = slice(&self.bytes, range);
         match self.origin {
-            Origin::Block { source, block, limits } => Ok(of_block(source, block, range, limits)),
+            Origin::Block { source, block, limits } => Ok(block_content(source, block, range, limits)),
             Origin::Made { limits } => {
-                counted(bytes, self.bytes.len(), limits).map(Content::Bytes).ok_or(Problem::NoMemory)
+                counted(bytes, self.bytes.len(), limits).map(Content::Bytes).ok_or(Problem::MemoryFull)
             }
             Origin::Small => Ok(Content::Bytes(bytes)),
         }
     }
 
-    /// Several parts of them as one body.
+    /// The body for several ranges.
     fn parts(&self, multipart: &Multipart) -> Result<Content, Problem> {
         let length = usize::try_from(multipart.content_length).unwrap_or(usize::MAX);
         match self.origin {
@@ -429,18 +431,21 @@ impl AtHand<'_> {
             _ if length < COUNTED_BYTES_MIN => Ok(Content::Bytes(joined(&self.bytes, multipart))),
             Origin::Block { source, block, .. } => Ok(parts_of_block(source, block, multipart.clone())),
             Origin::Made { limits } => {
-                // What there is no room for is not put together at all.
+                // The budget is checked before the body is assembled.
                 let mut share = Share::of(limits.shared.clone());
                 if !share.grow(length) {
-                    return Err(Problem::NoMemory);
+                    return Err(Problem::MemoryFull);
                 }
-                Ok(Content::Bytes(Bytes::from_owner(Counted { bytes: joined(&self.bytes, multipart), _share: share })))
+                Ok(Content::Bytes(Bytes::from_owner(BudgetedBytes {
+                    bytes: joined(&self.bytes, multipart),
+                    _share: share,
+                })))
             }
         }
     }
 }
 
-/// Several parts of a block, which is read again for each piece: it is not held while the client takes its time.
+/// Several parts of a block, which is read again for each piece, so that it is not held while the client reads.
 fn parts_of_block(source: &Arc<RootSource>, block: &Block, multipart: Multipart) -> Content {
     let (source, cid) = (Arc::clone(source), *block.cid());
     let remaining = multipart.content_length;
@@ -452,11 +457,11 @@ fn parts_of_block(source: &Arc<RootSource>, block: &Block, multipart: Multipart)
     Content::Stream { stream: parts.flatten().chain(end).boxed(), remaining: Some(remaining) }
 }
 
-/// Sends bytes that are at hand, or what is wanted of them.
+/// The response with bytes in memory, or their ranges.
 ///
 /// # Errors
-/// [`Problem::NoMemory`] when there is no memory to hold them for the client, and they cannot be read again.
-pub fn at_hand(about: &About<'_>, it: AtHand<'_>) -> Result<Draft, Problem> {
+/// [`Problem::MemoryFull`] when there is no memory to hold them for the client, and they cannot be read again.
+pub fn in_memory(about: &About<'_>, it: InMemory<'_>) -> Result<Draft, Problem> {
     let size = it.bytes.len() as u64;
     let decision = Decision::of(about.ask, &it.etag, None, size);
     let multipart = multipart(&decision, Some(&it.content_type), size);
@@ -491,12 +496,12 @@ fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
 /// A symlink's target, as text.
 ///
 /// # Errors
-/// As [`at_hand`].
+/// As [`in_memory`].
 pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes, limits: &ReadLimits) -> Result<Draft, Problem> {
     let content_type = plan::file_type(about.ask, entity).unwrap_or(content_type::SYMLINK);
-    at_hand(
+    in_memory(
         about,
-        AtHand {
+        InMemory {
             bytes: target,
             origin: Origin::Made { limits },
             etag: entity.etag.clone(),
@@ -506,10 +511,10 @@ pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes, limits: &ReadL
     )
 }
 
-/// The one block that a path leads to, as it is hashed.
+/// The block at the end of a path, unchanged.
 ///
 /// # Errors
-/// [`Problem`] when the path leads nowhere or a block does not come.
+/// [`Problem`] when the path cannot be resolved or a block cannot be fetched.
 pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     let resolved = cx.walk().await?;
     if !resolved.remainder.is_empty() {
@@ -518,22 +523,22 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     check_inlined(cx.source.policy(), &resolved.block).map_err(WalkError::Source)?;
     let roots = resolve::roots_header(&resolved);
     let block = resolved.block;
-    let it = AtHand {
+    let it = InMemory {
         bytes: block.data().clone(),
         origin: Origin::Block { source: cx.source, block: &block, limits: &cx.resources.limits.read },
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
         disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),
     };
-    at_hand(&cx.about(&roots), it)
+    in_memory(&cx.about(&roots), it)
 }
 
-/// The entity tag of a block as it is hashed.
+/// The entity tag of a raw block.
 pub fn raw_etag(cid: &content::Cid) -> HeaderValue {
     etag_of(cid, ".raw")
 }
 
-/// Whether a request is for what is shown at a path by itself.
+/// Whether a request is for the content in its own format.
 pub fn is_native(ask: &Ask<'_>) -> bool {
     ask.wanted.format == Format::Native
 }

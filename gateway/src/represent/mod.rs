@@ -1,4 +1,4 @@
-//! The representations that content has, one file for each.
+//! Representations of content: one module each.
 //!
 //! | module | formats |
 //! |---|---|
@@ -6,15 +6,15 @@
 //! | [`directory`] | listings, as HTML and as JSON |
 //! | [`document`] | dag-json, dag-cbor, json and cbor, and the page that shows them |
 //! | [`archive`] | CAR and TAR |
-//! | [`whole`] | the blocks of an archive, in which nothing may be withheld |
+//! | [`whole`] | the blocks of an archive, checked against the policy |
 //! | [`record`] | IPNS records |
 //!
-//! What they have in common:
+//! Shared by them:
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`plan`] | status and headers, decided from the conditions and ranges of the request |
-//! | [`listings`] | the cache of listings: each page is written once |
+//! | [`listings`] | the cache of listings: each page is generated once |
 //! | [`encoded`] | files as zstd, gzip or brotli, made from their blocks as they are stored |
 
 pub mod archive;
@@ -35,9 +35,9 @@ use crate::represent::plan::About;
 use crate::request::Ask;
 use crate::request::route::Place;
 use crate::resolve::Target;
+use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::RootSource;
-use crate::resolve::walks::Walks;
 use crate::workers::Workers;
 use content::walk::Resolved;
 use http::HeaderValue;
@@ -45,64 +45,64 @@ use services::limiter::{Limiter, Permit};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// What representations are made with: caches, shared walks, and limits.
+/// The resources of representations: caches, shared path resolutions, and limits.
 pub struct Resources {
-    /// The walks under way.
-    pub walks: Walks,
+    /// Path resolutions in progress.
+    pub path_resolver: PathResolver,
     /// The cached `_redirects` of sites.
     pub redirects: SiteRedirects,
     /// The cached pages of listings.
     pub listings: Listings,
-    /// Files as their blocks are stored, for clients that accept their coding.
+    /// The cache of encoded files, for clients that accept a coding.
     pub encoded: Option<Encoded>,
-    /// Archives that are made at a time.
+    /// Limits concurrent archives.
     pub archives: Arc<Limiter>,
-    /// Where answers are made that are not just read.
+    /// Threads for CPU-bound responses.
     pub workers: Workers,
-    /// What a request may cost.
+    /// The limits of a request.
     pub limits: Limits,
 }
 
 impl Resources {
-    /// A permit for one more archive for a client.
+    /// A permit for an archive of a client.
     ///
     /// # Errors
-    /// [`Problem::Busy`] when as many are being made as may be.
+    /// [`Problem::Busy`] when the limit of concurrent archives is reached.
     pub fn begin_archive(&self, client: IpAddr) -> Result<Permit, Problem> {
         self.archives.try_acquire(client).map_err(|_| Problem::Busy)
     }
 }
 
-/// One request for content, as far as it has come: what every representation needs to know.
+/// The state of a request for content.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// What representations are made with.
+    /// The resources of representations.
     pub resources: &'a Resources,
     /// The request.
     pub ask: &'a Ask<'a>,
-    /// Where the content is shown.
+    /// The origin in which the content is shown.
     pub place: &'a Place,
-    /// The path that is walked.
+    /// The path to resolve.
     pub target: &'a Target,
-    /// Whether that is the path that was asked for, and not another one that the site's rules put in its place.
-    pub as_asked: bool,
-    /// Where its blocks come from.
+    /// Whether this is the requested path, and not the target of a site's rewrite rule.
+    pub is_requested_path: bool,
+    /// The source of its blocks.
     pub source: &'a Arc<RootSource>,
-    /// The policy's generation when the request came.
+    /// The policy's generation at the start of the request.
     pub generation: u64,
 }
 
 impl<'a> Context<'a> {
-    /// What a head says of the request.
+    /// The common data of response heads.
     pub fn about(&self, roots: &'a HeaderValue) -> About<'a> {
         About { ask: self.ask, freshness: self.target.freshness, roots, tier: self.source.tier() }
     }
 
-    /// The last block of the path, whatever that is.
+    /// The last block of the path, of any codec.
     ///
     /// # Errors
-    /// [`Problem`] when the path leads nowhere or a block does not come.
+    /// [`Problem`] when the path cannot be resolved or a block cannot be fetched.
     pub async fn walk(&self) -> Result<Resolved, Problem> {
-        self.resources.walks.block(self.source, self.target, self.generation).await
+        self.resources.path_resolver.block(self.source, self.target, self.generation).await
     }
 }

@@ -1,4 +1,4 @@
-//! What a response will be: decided without I/O, from the request's head and what the path leads to.
+//! Status and headers of a response, decided without I/O from the request's head and the resolved content.
 
 use crate::headers::header;
 use crate::request::Ask;
@@ -18,9 +18,10 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::ops::Range;
 use std::time::SystemTime;
 
-/// Content below a CID never changes (<https://specs.ipfs.tech/http-gateways/path-gateway/#cache-control-response-header>).
+/// Content of a CID never changes
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#cache-control-response-header>).
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("public, max-age=29030400, immutable");
-/// Generated pages may look different after an update of this software.
+/// Generated pages may change with an update of this software.
 const GENERATED: HeaderValue = HeaderValue::from_static("public, max-age=604800, stale-while-revalidate=2678400");
 
 const X_IPFS_PATH: HeaderName = HeaderName::from_static("x-ipfs-path");
@@ -28,7 +29,7 @@ const X_IPFS_ROOTS: HeaderName = HeaderName::from_static("x-ipfs-roots");
 const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 
 impl Freshness {
-    /// `Cache-Control` of what does not change while the names on the way hold, or of what this software `generated` from it.
+    /// `Cache-Control` of content as long as the names on its path are valid, or of a page `generated` from it.
     pub fn cache_control(self, generated: bool) -> HeaderValue {
         match self {
             Self::Immutable if generated => GENERATED,
@@ -37,9 +38,9 @@ impl Freshness {
         }
     }
 
-    /// `Cache-Control`, and `Age` (RFC 9111, section 5.1) of what is stale: caches then see that it has outlived its
-    /// `max-age`, which is short, for those that do not look at `Age`.
-    pub fn say(self, headers: &mut HeaderMap, generated: bool) {
+    /// Sets `Cache-Control`, and for stale content `Age` (RFC 9111, section 5.1), which exceeds its short `max-age`, so
+    /// that caches see that it is stale.
+    pub fn set_headers(self, headers: &mut HeaderMap, generated: bool) {
         headers.insert(CACHE_CONTROL, self.cache_control(generated));
         if let Self::Stale { age, .. } = self {
             headers.insert(AGE, HeaderValue::from(age.as_secs()));
@@ -47,23 +48,23 @@ impl Freshness {
     }
 }
 
-/// What is sent of a representation.
+/// The part of a representation that is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The client has it (304).
+    /// Nothing, because the client has it (304).
     NotModified,
-    /// The range is outside (416).
+    /// Nothing, because the range is out of bounds (416).
     Unsatisfiable,
-    /// All of it (200).
+    /// The whole (200).
     Whole,
-    /// A part (206).
+    /// One range (206).
     Part(Range<u64>),
-    /// Several parts (206).
+    /// Several ranges (206).
     Parts(Vec<Range<u64>>),
 }
 
 impl Decision {
-    /// Decides by the request's conditions and range.
+    /// Evaluates the request's conditions and range.
     pub fn of(ask: &Ask<'_>, etag: &HeaderValue, modified: Option<SystemTime>, size: u64) -> Self {
         if none_match(ask.headers, etag.as_bytes(), true) || unmodified_since(ask.headers, modified) {
             return Self::NotModified;
@@ -78,7 +79,7 @@ impl Decision {
         }
     }
 
-    /// Whether any of the representation is sent.
+    /// Whether the response has content.
     pub fn has_body(&self) -> bool {
         !matches!(self, Self::NotModified | Self::Unsatisfiable)
     }
@@ -93,36 +94,36 @@ impl Decision {
     }
 }
 
-/// The head of a response, before it has a body.
+/// The head of a response, without a body.
 pub type Head = Response<()>;
 
-/// What every head says of its request.
+/// Data of the request that its response's head needs.
 #[derive(Debug, Clone, Copy)]
 pub struct About<'a> {
     /// The request.
     pub ask: &'a Ask<'a>,
-    /// How long the answer holds.
+    /// How long the response is valid.
     pub freshness: Freshness,
     /// `X-Ipfs-Roots`.
     pub roots: &'a HeaderValue,
-    /// How far the search went.
+    /// The farthest tier that was read.
     pub tier: Tier,
 }
 
 impl About<'_> {
-    /// What all heads have in common, 304 and 416 included (RFC 9110, section 15.4.5).
+    /// The headers of all responses, 304 and 416 included (RFC 9110, section 15.4.5).
     fn common(&self, etag: &HeaderValue, generated: bool) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(24);
         headers.insert(ETAG, etag.clone());
-        self.freshness.say(&mut headers, generated);
-        self.trail(&mut headers);
+        self.freshness.set_headers(&mut headers, generated);
+        self.common_ipfs_headers(&mut headers);
         if self.ask.wanted.by_accept {
             headers.insert(CONTENT_LOCATION, self.location_of_format());
         }
         headers
     }
 
-    fn trail(&self, headers: &mut HeaderMap) {
+    fn common_ipfs_headers(&self, headers: &mut HeaderMap) {
         let encoded = self.ask.wanted.format == Format::Native;
         headers.insert(VARY, HeaderValue::from_static(if encoded { "Accept, Accept-Encoding" } else { "Accept" }));
         headers.insert(X_IPFS_PATH, header(&self.ask.path));
@@ -130,11 +131,11 @@ impl About<'_> {
         headers.insert(SERVER_TIMING, self.tier.server_timing());
     }
 
-    /// The address of this format alone, for caches that know nothing of `Accept`
+    /// The URL of this format alone, for caches that ignore `Accept`
     /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#content-location-response-header>).
     fn location_of_format(&self) -> HeaderValue {
         let Ask { sent, query, ref wanted, .. } = *self.ask;
-        // An empty format means none, and would come before the one that is added.
+        // An empty `format` would take precedence over the appended one.
         let others = query.map(|query| query.split('&').filter(|pair| !matches!(*pair, "format=" | "format" | "")));
         let others = others.map(|pairs| pairs.collect::<Vec<_>>().join("&")).filter(|query| !query.is_empty());
         let mut location = with_query(sent, others.as_deref());
@@ -162,24 +163,24 @@ fn head(status: StatusCode, headers: HeaderMap) -> Head {
     head
 }
 
-/// What a representation whose length is known is, beside its bytes.
+/// The metadata of a representation of known length.
 #[derive(Debug)]
 pub struct Representation<'a> {
     /// Its entity tag.
     pub etag: &'a HeaderValue,
-    /// Its date, if it has one.
+    /// Its modification time, if known.
     pub modified: Option<SystemTime>,
     /// Its length, in bytes.
     pub size: u64,
-    /// Its media type, if that is known.
+    /// Its media type, if known.
     pub content_type: Option<HeaderValue>,
     /// `Content-Disposition`, if it needs one.
     pub disposition: Option<HeaderValue>,
-    /// The framing, if several parts of it are sent.
+    /// The framing of several ranges.
     pub multipart: Option<&'a Multipart>,
 }
 
-/// The head for a representation of which `decision` is sent.
+/// The head for a representation of known length.
 pub fn sized(about: &About<'_>, it: &Representation<'_>, decision: &Decision) -> Head {
     let mut headers = about.common(it.etag, false);
     if let Some(modified) = it.modified.and_then(http_date) {
@@ -198,18 +199,18 @@ pub fn sized(about: &About<'_>, it: &Representation<'_>, decision: &Decision) ->
     head(decision.status(), headers)
 }
 
-/// The media type of a file: that of the name it is asked under, if there is one.
+/// The media type of a file: by `?filename=` if present, else its own.
 pub fn file_type(ask: &Ask<'_>, entity: &Entity) -> Option<HeaderValue> {
     let by_filename = ask.filename.as_deref().and_then(crate::resolve::content_type::by_name);
     by_filename.or_else(|| entity.content_type.clone())
 }
 
-/// `Content-Disposition` of a file, if the request asks for one.
+/// `Content-Disposition` of a file, if the request has `filename` or `download`.
 pub fn file_disposition(ask: &Ask<'_>) -> Option<HeaderValue> {
     (ask.filename.is_some() || ask.download).then(|| disposition(ask, false, None))
 }
 
-/// The head for something whose length nobody knows yet, and of which there are no ranges: a page or an archive.
+/// The head of a stream of unknown length, which has no ranges: a page or an archive.
 pub fn stream(about: &About<'_>, etag: &HeaderValue, content_type: HeaderValue, generated: bool) -> Head {
     let mut headers = about.common(etag, generated);
     headers.insert(CONTENT_TYPE, content_type);
@@ -218,22 +219,22 @@ pub fn stream(about: &About<'_>, etag: &HeaderValue, content_type: HeaderValue, 
     head(StatusCode::OK, headers)
 }
 
-/// The head of a 304 that needs no block.
+/// The head of a 304 without reading a block.
 pub fn not_modified(about: &About<'_>, etag: &HeaderValue, generated: bool) -> Head {
     head(StatusCode::NOT_MODIFIED, about.common(etag, generated))
 }
 
-/// To the same path with a slash at its end, keeping the query
+/// A redirect to the same path with a trailing slash and the same query
 /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#301-moved-permanently>).
 pub fn add_slash(about: &About<'_>) -> Head {
     let mut headers = HeaderMap::with_capacity(12);
     headers.insert(LOCATION, header(&with_query(&format!("{}/", about.ask.sent), about.ask.query)));
-    about.freshness.say(&mut headers, false);
-    about.trail(&mut headers);
+    about.freshness.set_headers(&mut headers, false);
+    about.common_ipfs_headers(&mut headers);
     head(StatusCode::MOVED_PERMANENTLY, headers)
 }
 
-/// To another place. How long that holds depends on why.
+/// A redirect.
 pub fn redirect(status: StatusCode, location: HeaderValue, cache_control: HeaderValue) -> Head {
     head(status, HeaderMap::from_iter([(LOCATION, location), (CACHE_CONTROL, cache_control)]))
 }
@@ -261,7 +262,7 @@ fn body_headers(headers: &mut HeaderMap, decision: &Decision, it: &Representatio
     headers.insert(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
 }
 
-/// Characters that RFC 8187 allows unencoded in `filename*`.
+/// The characters that RFC 8187 allows unencoded in `filename*`.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'!')
     .remove(b'#')
@@ -276,8 +277,8 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'|')
     .remove(b'~');
 
-/// `Content-Disposition` (RFC 6266): a quoted ASCII name, and the true one if that differs. What is no page to look at is
-/// an `attachment` always; `fallback` is its name if the request gives none.
+/// `Content-Disposition` (RFC 6266): a quoted ASCII name, and the original name if it differs. Content that browsers do
+/// not display is always an `attachment`; `fallback` is its name if the request has none.
 pub fn disposition(ask: &Ask<'_>, attachment: bool, fallback: Option<String>) -> HeaderValue {
     let kind = if ask.download || attachment { "attachment" } else { "inline" };
     let from_path = || Some(decoded(ask.path.trim_end_matches('/').rsplit('/').next()?));
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn file_names_are_made_safe() {
+    fn file_names_are_sanitised() {
         let table = [
             ("/ipfs/x?filename=a.txt", None, "inline; filename=\"a.txt\""),
             ("/ipfs/x/b%20c.txt?download=true", None, "attachment; filename=\"b c.txt\""),

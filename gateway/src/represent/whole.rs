@@ -1,17 +1,16 @@
-//! [`Whole`]: the blocks of an archive, in which nothing may be missing and nothing that is withheld may be.
+//! [`Whole`]: the blocks of an archive, each checked against the policy.
 //!
-//! Goals: an archive of a DAG in which something is withheld is refused before its head if that is known by then
-//! ([`Nearby`]), and else broken off; one that looks whole and is not is never made.
+//! Goals: an archive of a DAG with withheld content is rejected before its head if the content is known by then
+//! ([`LocalBlocks`]), and is otherwise aborted; an incomplete archive never looks complete.
 //!
-//! What rules name in plain is found as soon as the root of such a path comes along. Rules that are hashes of paths say
-//! nothing until somebody has the path: so, as long as there are any, the paths of all directories are remembered from
-//! their root and from each directory above them, and each of their entries is asked about. That costs some hashes for
-//! each path of an entry, and a few blocks have any number of paths: so each is asked about once, all of it counts as
-//! the request's work ([`content::work`]), and a block with more than a few is not at hand but fetched, which yields in
-//! between.
+//! Plain rules are checked at the root of each path. Rules that are hashes of paths can only be checked with the path:
+//! so, while there are any, the paths of all directories are recorded, from their root and from each directory above
+//! them, and each of their entries is checked. That costs some hashes for each path of an entry, and a few blocks can
+//! have any number of paths: so each path is checked once, counts against the request's processor budget
+//! ([`content::work`]), and a block with many paths is checked in `get`, which yields in between.
 //!
-//! Non-goals: hashes of paths that lead through documents (dag-cbor and its like), or deeper than [`DEPTH_MAX`] names,
-//! or longer than [`PATH_BYTES_MAX`], or in DAGs of more than [`PLACES_MAX`] places of directories.
+//! Non-goals: hashes of paths through documents (such as dag-cbor), with more than [`DEPTH_MAX`] names, longer than
+//! [`PATH_BYTES_MAX`], or in DAGs with more than [`DIRECTORY_PATHS_MAX`] directory paths.
 
 use crate::resolve::source::RootSource;
 use content::fingerprints::Fingerprints;
@@ -23,17 +22,17 @@ use futures::future::{BoxFuture, ready};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How many names of a path are remembered.
+/// The maximum number of names in a recorded path.
 const DEPTH_MAX: usize = 16;
-/// The longest path that is asked about, in bytes: no address has a longer one.
+/// The maximum length of a checked path, in bytes: no URL has a longer one.
 const PATH_BYTES_MAX: usize = 16 * 1024;
-/// How many places of directories are remembered, which may take some 100 bytes each besides their paths.
-const PLACES_MAX: usize = 65_536;
-/// What the paths of these may take together, in bytes.
-const PLACES_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// Paths that are asked about without yielding in between.
-const PATHS_AT_ONCE: usize = 256;
-/// What asking about one path counts for, in steps: five hashes.
+/// The maximum number of recorded directory paths, each of which needs some 100 bytes besides its text.
+const DIRECTORY_PATHS_MAX: usize = 65_536;
+/// The maximum size of these paths together, in bytes.
+const DIRECTORY_PATHS_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// The maximum number of paths that are checked without yielding.
+const PATHS_WITHOUT_YIELD_MAX: usize = 256;
+/// The processor cost of checking a path, in steps: five hashes.
 const STEPS_PER_RULE: u64 = 32;
 
 /// The blocks of one archive.
@@ -42,55 +41,55 @@ pub struct Whole {
     source: Arc<dyn BlockSource>,
     policy: Arc<dyn Policy>,
     work: Work,
-    /// What leads to the archive's root, and is in it to prove that. What else lies below these blocks is not.
-    way: Arc<[Cid]>,
-    places: Arc<Mutex<Places>>,
+    /// The blocks that prove the path to the archive's root. What else is below them is not in the archive.
+    proof: Arc<[Cid]>,
+    paths: Arc<Mutex<DirectoryPaths>>,
 }
 
-/// Where directories are.
+/// The known paths of directories.
 #[derive(Default)]
-struct Places {
-    /// By directory; those of an inner shard are its directory's.
-    of: HashMap<BlockKey, Known>,
+struct DirectoryPaths {
+    /// By directory; those of an inner shard are those of its directory.
+    of: HashMap<BlockKey, PathsOfDirectory>,
     seen: Fingerprints,
     bytes: usize,
 }
 
-/// The places of one directory.
+/// The known paths of one directory.
 #[derive(Default)]
-struct Known {
-    places: Vec<Arc<Place>>,
-    /// How many of them have been asked about with each of its entries.
-    asked: usize,
-    /// Whether it is its own root among them.
+struct PathsOfDirectory {
+    paths: Vec<Arc<DirectoryPath>>,
+    /// The number of paths with which its entries were checked.
+    checked: usize,
+    /// Whether the directory as its own root is among them.
     is_root: bool,
 }
 
 #[derive(Hash)]
-struct Place {
+struct DirectoryPath {
     root: Cid,
     path: String,
     depth: usize,
     is_shard: bool,
 }
 
-/// The entries of a directory that are to be asked about, at some of its places.
+/// The entries of a directory to check, with some of its paths.
 struct Entries {
     links: NamedLinks,
-    here: Vec<Arc<Place>>,
-    /// How many of its places are asked about then.
-    upto: usize,
-    /// Whether the last of these is the directory as its own root.
+    paths_to_check: Vec<Arc<DirectoryPath>>,
+    /// The number of its paths that will have been checked.
+    checked_after: usize,
+    /// Whether the last path is the directory as its own root.
     is_root: bool,
-    /// The entry that is being asked about, and the place that comes next.
+    /// The entry that is being checked, and the index of the next path.
     at: Option<((String, Cid), usize)>,
 }
 
 impl Whole {
-    /// The blocks below the end of a path that was walked.
+    /// The blocks below the end of a resolved path.
     ///
     /// # Errors
-    /// [`SourceError::Refused`] if something there is known to be withheld.
+    /// [`SourceError::Refused`] if the policy is known to withhold something there.
     pub async fn below(
         source: Arc<dyn BlockSource>,
         policy: Arc<dyn Policy>,
@@ -98,50 +97,50 @@ impl Whole {
         segments: &[String],
     ) -> Result<Self, SourceError> {
         resolved.check_below(&*policy, segments)?;
-        let mut places = Places::default();
+        let mut paths = DirectoryPaths::default();
         for (root, rest) in resolved.ways(segments).filter(|(_, rest)| !rest.is_empty()) {
-            let place = Place { root: *root, path: joined(rest, None), depth: rest.len(), is_shard: false };
-            places.add(resolved.block.cid(), place);
+            let directory = DirectoryPath { root: *root, path: joined(rest, None), depth: rest.len(), is_shard: false };
+            paths.add(resolved.block.cid(), directory);
         }
-        let (work, way) = (source.work(), resolved.passed.as_slice().into());
-        let whole = Self { source, policy, work, way, places: Arc::new(Mutex::new(places)) };
-        whole.pass(&resolved.block).await?;
+        let (work, proof) = (source.work(), resolved.passed.as_slice().into());
+        let whole = Self { source, policy, work, proof, paths: Arc::new(Mutex::new(paths)) };
+        whole.check_block(&resolved.block).await?;
         Ok(whole)
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn paths(&self) -> MutexGuard<'_, DirectoryPaths> {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at a block that is about to be part of the archive.
-    async fn pass(&self, block: &Block) -> Result<(), SourceError> {
+    /// Checks a block of the archive.
+    async fn check_block(&self, block: &Block) -> Result<(), SourceError> {
         let Some(mut entries) = self.entries(block)? else { return Ok(()) };
-        while self.ask(&mut entries)? {
+        while self.check_entries(&mut entries)? {
             self.work.turn().await?;
         }
-        self.places().asked(block.cid(), &entries);
+        self.paths().mark_checked(block.cid(), &entries);
         Ok(())
     }
 
-    /// The same for a block that has few paths; whether it is one, and may be part of the archive.
-    fn passes_at_once(&self, block: &Block) -> bool {
+    /// Checks a block with few paths without yielding; returns whether it was checked and is allowed.
+    fn check_without_yield(&self, block: &Block) -> bool {
         let Ok(entries) = self.entries(block) else { return false };
         let Some(mut entries) = entries else { return true };
-        if entries.links.left().saturating_mul(entries.here.len()) > PATHS_AT_ONCE {
+        if entries.links.left().saturating_mul(entries.paths_to_check.len()) > PATHS_WITHOUT_YIELD_MAX {
             return false;
         }
-        if !matches!(self.ask(&mut entries), Ok(false)) {
+        if !matches!(self.check_entries(&mut entries), Ok(false)) {
             return false;
         }
-        self.places().asked(block.cid(), &entries);
+        self.paths().mark_checked(block.cid(), &entries);
         true
     }
 
-    /// The entries of a block that are to be asked about.
+    /// The entries of a block to check.
     fn entries(&self, block: &Block) -> Result<Option<Entries>, SourceError> {
         let (policy, cid) = (&*self.policy, block.cid());
-        // Below a leaf there is nothing.
-        if !policy.decides_paths() || cid.codec() == codec::RAW || self.way.contains(cid) {
+        // A leaf has no links.
+        if !policy.decides_paths() || cid.codec() == codec::RAW || self.proof.contains(cid) {
             return Ok(None);
         }
         self.work.charge(STEPS_PER_RULE);
@@ -157,13 +156,13 @@ impl Whole {
         if links.left() == 0 {
             return Ok(None);
         }
-        let (here, upto, is_root) = self.places().to_ask(cid);
-        Ok(Some(Entries { links, here, upto, is_root, at: None }))
+        let (paths_to_check, checked_after, is_root) = self.paths().unchecked(cid);
+        Ok(Some(Entries { links, paths_to_check, checked_after, is_root, at: None }))
     }
 
-    /// Asks about some of the entries, until others are to have a turn; whether there are more.
-    fn ask(&self, entries: &mut Entries) -> Result<bool, SourceError> {
-        let Entries { links, here, at, .. } = entries;
+    /// Checks entries until it is time to yield; returns whether there are more.
+    fn check_entries(&self, entries: &mut Entries) -> Result<bool, SourceError> {
+        let Entries { links, paths_to_check, at, .. } = entries;
         while !self.work.is_due() {
             match at {
                 None => match links.next() {
@@ -173,11 +172,11 @@ impl Whole {
                         *at = Some((link, 0));
                     }
                 },
-                Some(((name, child), next)) => match here.get(*next) {
+                Some(((name, child), next)) => match paths_to_check.get(*next) {
                     None => *at = None,
-                    Some(place) => {
+                    Some(directory) => {
                         *next += 1;
-                        self.ask_about(place, name, child)?;
+                        self.check_entry(directory, name, child)?;
                     }
                 },
             }
@@ -185,11 +184,11 @@ impl Whole {
         Ok(true)
     }
 
-    fn ask_about(&self, place: &Place, name: &str, child: &Cid) -> Result<(), SourceError> {
-        let Place { root, path, depth, .. } = place;
+    fn check_entry(&self, directory: &DirectoryPath, name: &str, child: &Cid) -> Result<(), SourceError> {
+        let DirectoryPath { root, path, depth, .. } = directory;
         if name.is_empty() {
             self.work.charge_text(path.len());
-            self.places().add(child, Place { root: *root, path: path.clone(), depth: *depth, is_shard: true });
+            self.paths().add(child, DirectoryPath { root: *root, path: path.clone(), depth: *depth, is_shard: true });
             return Ok(());
         }
         let bytes = path.len() + 1 + name.len();
@@ -204,58 +203,60 @@ impl Whole {
             verdict => return Err(SourceError::Refused { cid: *root, verdict }),
         }
         if child.codec() == codec::DAG_PB && *depth < DEPTH_MAX {
-            self.places().add(child, Place { root: *root, path, depth: depth + 1, is_shard: false });
+            self.paths().add(child, DirectoryPath { root: *root, path, depth: depth + 1, is_shard: false });
         }
         Ok(())
     }
 }
 
-impl Places {
-    /// The places of a directory that were not asked about: those that were found since it was met last, and if it is
-    /// no shard of another, itself, which is the last then; and how many of its places are asked about with these.
-    fn to_ask(&self, cid: &Cid) -> (Vec<Arc<Place>>, usize, bool) {
-        let itself = || Arc::new(Place { root: *cid, path: String::new(), depth: 0, is_shard: false });
+impl DirectoryPaths {
+    /// The unchecked paths of a directory: those that were found since it was last checked, and, unless it is a shard,
+    /// the directory as its own root, which is last then; and the number of its paths that will have been checked.
+    fn unchecked(&self, cid: &Cid) -> (Vec<Arc<DirectoryPath>>, usize, bool) {
+        let itself = || Arc::new(DirectoryPath { root: *cid, path: String::new(), depth: 0, is_shard: false });
         let Some(known) = BlockKey::of(cid).and_then(|key| self.of.get(&key)) else {
             return (vec![itself()], 0, true);
         };
-        let mut here: Vec<Arc<Place>> = known.places.iter().skip(known.asked).cloned().collect();
-        let is_root = !known.is_root && !known.places.iter().any(|place| place.is_shard);
-        here.extend(is_root.then(itself));
-        (here, known.places.len(), is_root)
+        let mut paths_to_check: Vec<Arc<DirectoryPath>> = known.paths.iter().skip(known.checked).cloned().collect();
+        let is_root = !known.is_root && !known.paths.iter().any(|directory| directory.is_shard);
+        paths_to_check.extend(is_root.then(itself));
+        (paths_to_check, known.paths.len(), is_root)
     }
 
-    /// Remembers that all entries of a directory were asked about.
-    fn asked(&mut self, cid: &Cid, entries: &Entries) {
+    /// Records that all entries of a directory were checked.
+    fn mark_checked(&mut self, cid: &Cid, entries: &Entries) {
         let Some(key) = BlockKey::of(cid) else { return };
-        if self.of.len() >= PLACES_MAX && !self.of.contains_key(&key) {
+        if self.of.len() >= DIRECTORY_PATHS_MAX && !self.of.contains_key(&key) {
             return;
         }
         let known = self.of.entry(key).or_default();
         known.is_root |= entries.is_root;
-        // Others may have asked about the same places meanwhile.
-        known.asked = known.asked.max(entries.upto);
+        // Another task may have checked the same paths meanwhile.
+        known.checked = known.checked.max(entries.checked_after);
     }
 
-    fn add(&mut self, cid: &Cid, place: Place) {
-        let bytes = self.bytes + place.path.len();
-        let Some(key) = BlockKey::of(cid).filter(|_| self.seen.len() < PLACES_MAX && bytes <= PLACES_BYTES_MAX) else {
+    fn add(&mut self, cid: &Cid, directory: DirectoryPath) {
+        let bytes = self.bytes + directory.path.len();
+        let Some(key) =
+            BlockKey::of(cid).filter(|_| self.seen.len() < DIRECTORY_PATHS_MAX && bytes <= DIRECTORY_PATHS_BYTES_MAX)
+        else {
             return;
         };
-        if self.seen.insert((key, &place)) {
+        if self.seen.insert((key, &directory)) {
             self.bytes = bytes;
-            self.of.entry(key).or_default().places.push(Arc::new(place));
+            self.of.entry(key).or_default().paths.push(Arc::new(directory));
         }
     }
 }
 
 impl BlockSource for Whole {
-    /// What must not be part of the archive is not at hand, so that it is asked for, and why it is refused is told.
+    /// A withheld block is not returned here, so that the reader calls `get` and receives the error.
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        self.source.peek(cid).filter(|block| self.passes_at_once(block))
+        self.source.peek(cid).filter(|block| self.check_without_yield(block))
     }
 
     fn inline(&self, cid: &Cid) -> Option<Block> {
-        self.source.inline(cid).filter(|block| self.passes_at_once(block))
+        self.source.inline(cid).filter(|block| self.check_without_yield(block))
     }
 
     fn work(&self) -> Work {
@@ -266,7 +267,7 @@ impl BlockSource for Whole {
         let (whole, fetched) = (self.clone(), self.source.get(cid));
         async move {
             let block = fetched.await?;
-            whole.pass(&block).await?;
+            whole.check_block(&block).await?;
             Ok(block)
         }
         .boxed()
@@ -277,20 +278,20 @@ impl BlockSource for Whole {
     }
 }
 
-/// What is at hand of a request's blocks, and nothing else: to find out what an archive would hold before it is begun.
-pub struct Nearby {
+/// The locally available blocks of a request, to check an archive before it begins.
+pub struct LocalBlocks {
     source: Arc<RootSource>,
     work: Work,
 }
 
-impl Nearby {
-    /// The blocks of a request, within a processor budget of their own.
+impl LocalBlocks {
+    /// The blocks of a request, with a processor budget of their own.
     pub fn new(source: &Arc<RootSource>, steps_max: u64) -> Self {
         Self { source: Arc::clone(source), work: Work::new(steps_max) }
     }
 }
 
-impl BlockSource for Nearby {
+impl BlockSource for LocalBlocks {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.source.peek(cid)
     }
@@ -325,7 +326,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Rules that are hashes of paths, one of which is of `withheld`; it counts how often each path is asked about.
+    /// A policy with hashes of paths, one of which is of `withheld`; it counts how often each path is checked.
     #[derive(Default)]
     struct Hashes {
         withheld: Option<(Cid, String)>,
@@ -362,7 +363,7 @@ mod tests {
         }
     }
 
-    /// Blocks with a budget.
+    /// Blocks with a processor budget.
     struct Metered(MemoryBlocks, Work);
 
     impl BlockSource for Metered {
@@ -389,7 +390,7 @@ mod tests {
         out.extend_from_slice(value);
     }
 
-    /// A directory of `count` entries, `n0` and so on, that all are the same.
+    /// A directory of `count` identical entries, `n0` and so on.
     fn wide(blocks: &MemoryBlocks, count: usize, child: &Cid) -> Block {
         let mut data = Vec::new();
         for name in (0..count).map(|index| format!("n{index}")) {
@@ -435,10 +436,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_path_is_asked_about_once_and_in_turns() {
+    async fn each_path_is_checked_once_with_yields() {
         let world = world(200, u64::MAX, None);
         let whole = world.whole().await.expect("nothing is withheld");
-        // So many paths are not asked about without a yield.
+        // So many paths need a yield.
         assert_eq!(whole.peek(world.inner.cid()), None);
         for _ in 0..3 {
             assert!(whole.get(world.inner.cid()).await.is_ok());
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whatever_is_withheld_is_found_wherever_it_stands() {
+    async fn withheld_paths_are_found_in_any_position() {
         for path in ["n0", "n199", "n0/n199", "n199/n0", "n199/n199"] {
             let world = world(200, u64::MAX, Some(path));
             let refused = match world.whole().await {
@@ -468,7 +469,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_paths_than_the_budget_has_steps_for_end_in_an_error() {
+    async fn more_paths_than_the_budget_allows_are_an_error() {
         let max = 100_000;
         let world = world(1000, max, None);
         let whole = world.whole().await.expect("nothing is withheld");

@@ -1,7 +1,7 @@
-//! [`Client`]: who asks, and under which name, as far as they can be believed.
+//! [`Client`]: the client's address, and the host and scheme of its request.
 //!
-//! A proxy in front of the gateway hides the client's address, the host name and the scheme, and reports them in
-//! `X-Forwarded-*` headers. Anybody can send those, so they count only from the proxies that the operator trusts.
+//! A reverse proxy hides the client's address, the host name and the scheme, and reports them in `X-Forwarded-*`
+//! headers. Any client can send these, so they are trusted only from the configured proxies.
 
 use http::HeaderMap;
 use http::request::Parts;
@@ -9,19 +9,19 @@ use ipnet::IpNet;
 use services::limiter::network_of;
 use std::net::IpAddr;
 
-/// Who asks, under which name.
+/// A client, as seen through trusted proxies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
     /// The client's address.
     pub address: IpAddr,
-    /// The host and port that the client asked, as sent; empty if it sent none.
+    /// The requested host and port, as sent; empty if there was none.
     pub authority: String,
-    /// Whether the client speaks HTTPS to whoever faces it.
+    /// Whether the client uses HTTPS.
     pub https: bool,
 }
 
 impl Client {
-    /// Reads a request's head that came from `peer`.
+    /// Reads a request's head from the connection with `peer`.
     pub fn of(head: &Parts, peer: IpAddr, trusted: &[IpNet]) -> Self {
         let direct = Self { address: peer.to_canonical(), authority: asked_authority(head), https: false };
         if trusted.is_empty() || !is_trusted(direct.address, trusted) {
@@ -35,13 +35,13 @@ impl Client {
         }
     }
 
-    /// Reads a request's head that came through the tunnel of the client at `address`. Whatever proxy the tunnel leads through does
-    /// not see what is in it.
+    /// Reads a request's head from a tunnel of the client at `address`. Proxies that forward the tunnel do not see its
+    /// requests.
     pub fn in_tunnel(head: &Parts, address: IpAddr) -> Self {
         Self { address, authority: asked_authority(head), https: false }
     }
 
-    /// The host without its port, in lower case and without a last dot.
+    /// The host without its port, in lower case and without a trailing dot.
     pub fn host(&self) -> String {
         let authority = self.authority.as_str();
         let host = match authority.rsplit_once(':') {
@@ -57,13 +57,13 @@ impl Client {
         if self.https { "https" } else { "http" }
     }
 
-    /// What limits count a client by: its address, or of IPv6 the network of 64 bits, all of which one client may have.
+    /// The key of per-client limits: the address, or for IPv6 its network of 64 bits, which one client may own.
     pub fn group(&self) -> IpAddr {
         network_of(self.address)
     }
 }
 
-/// The host of a request: that of an absolute URL, as proxies are asked, comes before the header (RFC 9112, section 3.2.2).
+/// The host of a request: that of an absolute URI takes precedence over the header (RFC 9112, section 3.2.2).
 fn asked_authority(head: &Parts) -> String {
     let in_url = head.uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default());
     let in_header = || head.headers.get(http::header::HOST).and_then(|host| host.to_str().ok());
@@ -74,13 +74,13 @@ fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
     trusted.iter().any(|network| network.contains(&address))
 }
 
-/// The last value of a header that each proxy may have added to: what the nearest one says.
+/// The last value of a header to which each proxy may append: that of the nearest proxy.
 fn last_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let last = headers.get_all(name).iter().next_back()?.to_str().ok()?;
     last.rsplit(',').next().map(str::trim).filter(|value| !value.is_empty())
 }
 
-/// The client's own address: of those that were forwarded, the last that is no trusted proxy's.
+/// The client's own address: the last forwarded address that does not belong to a trusted proxy.
 fn original(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) -> IpAddr {
     let mut nearest = peer;
     let lists = headers.get_all("x-forwarded-for").iter().rev().filter_map(|list| list.to_str().ok());
@@ -94,7 +94,7 @@ fn original(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) -> IpAddr {
     nearest
 }
 
-/// An address, perhaps with a port.
+/// An address with an optional port.
 fn address(text: &str) -> Option<IpAddr> {
     let bare = text.trim_start_matches('[');
     let with_port = || text.parse::<std::net::SocketAddr>().ok().map(|socket| socket.ip());
@@ -129,9 +129,9 @@ mod tests {
             (trusted.host().as_str(), trusted.https, trusted.address.to_string()),
             ("example.com", true, "8.8.8.8".to_owned())
         );
-        let stranger = client("9.9.9.9", "/", &headers);
+        let untrusted = client("9.9.9.9", "/", &headers);
         assert_eq!(
-            (stranger.host().as_str(), stranger.https, stranger.address.to_string()),
+            (untrusted.host().as_str(), untrusted.https, untrusted.address.to_string()),
             ("proxy.internal", false, "9.9.9.9".to_owned())
         );
     }

@@ -1,7 +1,7 @@
 //! `If-Match`, `If-Unmodified-Since`, `If-None-Match`, `If-Modified-Since` and `If-Range` (RFC 9110, section 13).
 //!
-//! Content below a CID has no date unless its writer gave it one (UnixFS `mtime`), and then a condition by date counts only
-//! where none by entity tag is made.
+//! Content has a date only if its publisher stored one (UnixFS `mtime`); conditions by date apply only in the absence
+//! of conditions by entity tag.
 
 use http::header::{
     ETAG, HeaderMap, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE,
@@ -9,7 +9,8 @@ use http::header::{
 };
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// `Last-Modified` of a date: whole seconds, and nothing before 1970, which HTTP dates of other software cannot say.
+/// `Last-Modified` of a date, in whole seconds; `None` before 1970, which HTTP dates of other software cannot
+/// represent.
 pub fn http_date(date: SystemTime) -> Option<HeaderValue> {
     let seconds = date.duration_since(UNIX_EPOCH).ok()?.as_secs();
     // The last second of the year 9999 (RFC 9110, section 5.6.7).
@@ -17,9 +18,8 @@ pub fn http_date(date: SystemTime) -> Option<HeaderValue> {
     HeaderValue::from_str(&httpdate::fmt_http_date(date)).ok()
 }
 
-/// Whether `If-Modified-Since` says that the client has what was changed at `modified`. It does not count beside
-/// `If-None-Match`, nor for what has no date. Only the very date counts, since what a name stands for may be replaced by
-/// something older.
+/// Whether `If-Modified-Since` is the modification date. It is ignored beside `If-None-Match`, and for content without
+/// a date. The dates must be equal, since a name may change to older content.
 pub fn unmodified_since(headers: &HeaderMap, modified: Option<SystemTime>) -> bool {
     let (Some(modified), false) = (modified, headers.contains_key(IF_NONE_MATCH)) else { return false };
     let since = headers.get(IF_MODIFIED_SINCE).and_then(|value| httpdate::parse_http_date(value.to_str().ok()?).ok());
@@ -27,14 +27,14 @@ pub fn unmodified_since(headers: &HeaderMap, modified: Option<SystemTime>) -> bo
     since.is_some_and(|since| since <= modified && modified < since + Duration::from_secs(1))
 }
 
-/// Whether a request makes a condition that [`is_met`] looks at.
-pub fn is_demanding(asked: &HeaderMap) -> bool {
+/// Whether a request has a precondition that [`precondition_holds`] evaluates.
+pub fn has_precondition(asked: &HeaderMap) -> bool {
     asked.contains_key(IF_MATCH) || asked.contains_key(IF_UNMODIFIED_SINCE)
 }
 
-/// Whether what `If-Match` demands is true of an answer with these headers, or, where there is no `If-Match`, what
-/// `If-Unmodified-Since` demands. Entity tags are compared strongly, so that a weak one is never what is demanded.
-pub fn is_met(asked: &HeaderMap, answer: &HeaderMap) -> bool {
+/// Whether `If-Match`, or in its absence `If-Unmodified-Since`, is true for a response with these headers. Entity tags
+/// are compared strongly, so a weak one never matches.
+pub fn precondition_holds(asked: &HeaderMap, answer: &HeaderMap) -> bool {
     let etag = answer.get(ETAG).map_or(&b""[..], HeaderValue::as_bytes);
     if asked.contains_key(IF_MATCH) {
         let names_it = |value: &[u8]| strong_tags(value).any(|tag| tag == etag);
@@ -46,12 +46,13 @@ pub fn is_met(asked: &HeaderMap, answer: &HeaderMap) -> bool {
     let date = |headers: &HeaderMap, name| httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok();
     match (date(asked, IF_UNMODIFIED_SINCE), date(answer, LAST_MODIFIED)) {
         (Some(since), Some(modified)) => modified <= since,
-        // A date that is none, and content that has none, are no condition (section 13.1.4).
+        // Invalid dates, and content without a date, make no condition (section 13.1.4).
         _ => true,
     }
 }
 
-/// Whether `If-None-Match` names the entity tag, by weak comparison. `*` counts only if `exists` is known.
+/// Whether `If-None-Match` contains the entity tag, by weak comparison. `*` matches only if the content is known to
+/// exist.
 pub fn none_match(headers: &HeaderMap, etag: &[u8], exists: bool) -> bool {
     let etag = etag.strip_prefix(b"W/").unwrap_or(etag);
     headers.get_all(IF_NONE_MATCH).iter().any(|value| {
@@ -60,22 +61,22 @@ pub fn none_match(headers: &HeaderMap, etag: &[u8], exists: bool) -> bool {
     })
 }
 
-/// Whether a `Range` header counts: without `If-Range`, or when that names the entity tag by strong comparison.
+/// Whether `Range` applies: without `If-Range`, or if that contains the entity tag, by strong comparison.
 pub fn range_counts(headers: &HeaderMap, etag: &[u8]) -> bool {
     headers.get(IF_RANGE).is_none_or(|value| value.as_bytes().trim_ascii() == etag)
 }
 
-/// The quoted tags of a list, quotes included, without `W/`.
+/// The quoted tags of a list, with quotes and without `W/`.
 fn tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     each_tag(list).map(|(tag, _)| tag)
 }
 
-/// Those of the tags that are not weak.
+/// The strong tags of a list.
 fn strong_tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     each_tag(list).filter(|(_, is_weak)| !is_weak).map(|(tag, _)| tag)
 }
 
-/// The quoted tags of a list, and whether each is weak. A tag may contain commas, so the quotes decide.
+/// The quoted tags of a list, and whether each is weak. A tag may contain commas.
 fn each_tag(mut list: &[u8]) -> impl Iterator<Item = (&[u8], bool)> {
     std::iter::from_fn(move || {
         let start = list.iter().position(|byte| *byte == b'"')?;
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_count_where_no_tag_does() {
+    fn dates_count_without_entity_tags() {
         let modified = UNIX_EPOCH + Duration::from_millis(784_111_777_500);
         assert_eq!(http_date(modified).expect("a date"), "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(http_date(UNIX_EPOCH - Duration::from_secs(1)), None);
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_demanded_is_compared_strongly() {
+    fn preconditions_compare_strongly() {
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
         let answer = |etag: &'static str| {
             HeaderMap::from_iter([
@@ -161,15 +162,15 @@ mod tests {
         ];
         for (name, value, etag, expected) in table {
             let asked = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static(value))]);
-            assert!(is_demanding(&asked));
-            assert_eq!(is_met(&asked, &answer(etag)), expected, "{name}: {value} of {etag}");
+            assert!(has_precondition(&asked));
+            assert_eq!(precondition_holds(&asked, &answer(etag)), expected, "{name}: {value} of {etag}");
         }
         let old = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:36 GMT");
         let mut both = HeaderMap::from_iter([(IF_UNMODIFIED_SINCE, old)]);
-        assert!(is_met(&both, &HeaderMap::new()), "what has no date was not changed");
+        assert!(precondition_holds(&both, &HeaderMap::new()), "what has no date was not changed");
         both.insert(IF_MATCH, HeaderValue::from_static("\"a\""));
-        assert!(is_met(&both, &answer("\"a\"")), "a date does not count beside a tag");
-        assert!(!is_demanding(&HeaderMap::new()));
+        assert!(precondition_holds(&both, &answer("\"a\"")), "a date does not count beside a tag");
+        assert!(!has_precondition(&HeaderMap::new()));
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! [`Hosts`]: what a host name means (<https://specs.ipfs.tech/http-gateways/subdomain-gateway/>,
+//! [`Hosts`]: the meaning of host names (<https://specs.ipfs.tech/http-gateways/subdomain-gateway/>,
 //! <https://specs.ipfs.tech/http-gateways/dnslink-gateway/>).
 //!
-//! Goals: pure functions from a host name to the site that it stands for, and from a path to the origin that it belongs
-//! to; content never runs in an origin that it shares with other content, under a name that is set up for that.
+//! Goals: pure functions from a host name to its site, and from a path to its origin; on a host that is configured with
+//! subdomains, no two sites share an origin.
 //!
-//! Non-goals: looking anything up. Whether an unknown domain has a DNSLink is found out by the caller.
+//! Non-goals: look-ups. The caller finds out whether a domain has a DNSLink.
 
 use config::{Host, Http};
 use content::names::{Domain, Name};
@@ -13,50 +13,50 @@ use content::subdomain::LabelError;
 use content::subdomain::label;
 use content::subdomain::root_of_label;
 
-/// The host names that are set up, and how all others are answered.
+/// The configured hosts, and the defaults for other host names.
 #[derive(Debug, Clone)]
 pub struct Hosts {
     hosts: Vec<Host>,
-    /// Domains with a DNSLink are websites.
+    /// Whether domains with a DNSLink are served as websites.
     pub dnslink_sites: bool,
-    /// What is served under names that are not set up.
+    /// Whether deserialised responses are served under other host names.
     pub deserialized: bool,
 }
 
-/// What a host name stands for.
+/// The meaning of a host name.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Site<'a> {
-    /// A name that is set up, itself.
-    Known(&'a Host),
+    /// A configured host.
+    Configured(&'a Host),
     /// `LABEL.ipfs.HOST` or `LABEL.ipns.HOST`.
     Subdomain(Subdomain<'a>),
     /// A domain that may have a DNSLink.
     Domain(Domain),
-    /// An address, or a name without a dot: answered by path.
+    /// An IP address, or a name without a dot: a path gateway.
     Other,
 }
 
-/// An origin below a host.
+/// An origin below a configured host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Subdomain<'a> {
-    /// The host below which it is.
+    /// The configured host.
     pub host: &'a Host,
-    /// Which namespace its label is of.
+    /// The namespace of the label.
     pub namespace: Namespace,
-    /// What comes before `.ipfs.HOST`, in lower case.
+    /// The part before `.ipfs.HOST`, in lower case.
     pub label: String,
 }
 
 impl Hosts {
-    /// The hosts that are configured.
+    /// The configured hosts.
     pub fn of(http: &Http) -> Self {
         Self { hosts: http.hosts.clone(), dnslink_sites: http.dnslink_sites, deserialized: http.deserialized }
     }
 
-    /// What a host name (without port, in lower case) stands for.
+    /// The meaning of a host name (without port, in lower case).
     pub fn site(&self, name: &str) -> Site<'_> {
         if let Some(host) = self.hosts.iter().find(|host| host.name == name) {
-            return Site::Known(host);
+            return Site::Configured(host);
         }
         let subdomain = self.hosts.iter().find_map(|host| {
             let below = name.strip_suffix(host.name.as_str())?.strip_suffix('.')?;
@@ -85,20 +85,20 @@ pub fn serves(host: &Host, namespace: Namespace) -> bool {
 }
 
 impl Subdomain<'_> {
-    /// What the label stands for.
+    /// The root that the label names.
     ///
     /// # Errors
-    /// [`LabelError`] when it is nothing of its namespace.
+    /// [`LabelError`] when the label is not valid in its namespace.
     pub fn root(&self) -> Result<Root, LabelError> {
         root_of_label(self.namespace, &self.label)
     }
 
-    /// The label that the root ought to have, if this one differs.
+    /// The canonical label of the root, if this one differs.
     ///
     /// # Errors
-    /// [`LabelError::TooLong`] when it has none.
-    pub fn better_label(&self, root: &Root) -> Result<Option<String>, LabelError> {
-        // A domain that is spelt out with dots is served as well: that is how it looks without TLS.
+    /// [`LabelError::TooLong`] when the root does not fit a label.
+    pub fn canonical_label(&self, root: &Root) -> Result<Option<String>, LabelError> {
+        // A domain with dots instead of an inlined label is accepted too: that is the form without TLS.
         let label = match root {
             Root::Name(Name::Domain(_)) => return Ok(None),
             root => label(root, true)?,
@@ -129,10 +129,10 @@ mod tests {
     const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
 
     #[test]
-    fn names_are_sorted_into_sites() {
+    fn host_names_are_classified() {
         let hosts = hosts();
         let site = |name: &str| match hosts.site(name) {
-            Site::Known(host) => format!("known {}", host.name),
+            Site::Configured(host) => format!("known {}", host.name),
             Site::Subdomain(sub) => format!("{}{} of {}", sub.namespace.prefix(), sub.label, sub.host.name),
             Site::Domain(domain) => format!("domain {domain}"),
             Site::Other => "other".to_owned(),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_have_labels_that_fit_and_keep_their_case() {
+    fn roots_have_canonical_labels() {
         let table = [
             (format!("/ipfs/{B32}"), Some(B32)),
             (format!("/ipfs/{}", B32.to_uppercase()), Some(B32)),
@@ -197,7 +197,7 @@ mod tests {
             let Site::Subdomain(subdomain) = hosts.site(&name) else { panic!("{name}") };
             let found = subdomain.root().expect("a root");
             assert_eq!(found, root(&path), "{name}");
-            assert_eq!(subdomain.better_label(&found), Ok(better), "{name}");
+            assert_eq!(subdomain.canonical_label(&found), Ok(better), "{name}");
         }
         for name in ["hello.ipfs.localhost", "hello.ipns.localhost", ".ipns.localhost"] {
             let Site::Subdomain(subdomain) = hosts.site(name) else { panic!("{name}") };

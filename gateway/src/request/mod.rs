@@ -1,15 +1,16 @@
-//! What a request asks for, read from its head.
+//! Parsing of a request's head.
 //!
-//! Goals: pure functions with tables of tests. The one exception is [`route`], which has to know whether a host name is a website.
+//! Goals: pure functions with table tests. The only exception is [`route`], which looks up whether a host name has a
+//! DNSLink.
 //!
 //! Non-goals: content, which [`crate::resolve`] finds.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`client`] | the address of the client, and the host name that it asks: `X-Forwarded-*` of trusted proxies |
+//! | [`client`] | the client's address, and the requested host: `X-Forwarded-*` of trusted proxies |
 //! | [`negotiate`] | formats and content codings: `?format=`, `Accept`, `Accept-Encoding` |
-//! | [`hosts`], [`route`] | what a host name stands for, and where that leads |
-//! | [`conditional`] | conditional requests: `If-None-Match` and its kin |
+//! | [`hosts`], [`route`] | the meaning of host names, and routing |
+//! | [`conditional`] | conditional requests |
 //! | [`range`] | range requests |
 
 pub mod client;
@@ -30,28 +31,28 @@ use http::{HeaderMap, HeaderValue, Method, Version};
 use services::url::{parameter, parameter_bytes};
 use std::borrow::Cow;
 
-/// Where the paths of the routing API begin (<https://specs.ipfs.tech/routing/http-routing-v1/>).
+/// The path prefix of the routing API (<https://specs.ipfs.tech/routing/http-routing-v1/>).
 pub const ROUTING: &str = "/routing/v1/";
 
-/// What a request is about, by its method and path.
+/// The kind of a request, by its method and path.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Subject {
     /// A CORS preflight, or any other `OPTIONS`.
     Options,
-    /// A tunnel, through which requests for the sites here follow.
+    /// `CONNECT`: a tunnel for requests to this gateway.
     Tunnel,
-    /// `/healthz`: whether the process runs.
+    /// `/healthz`: liveness.
     Health,
-    /// `/readyz`: whether it can answer.
+    /// `/readyz`: readiness.
     Ready,
-    /// Something below `/routing/v1/`: where providers, peers and records are to be found.
+    /// A path below `/routing/v1/`.
     Routing,
-    /// Anything else: where it leads depends on the host.
+    /// Any other path, whose meaning depends on the host.
     Content,
 }
 
-/// That a request of HTTP/1.1 has one header `Host`, and no request more than one, and that it can be understood (RFC 9112, section
-/// 3.2). A proxy in front may have gone by another one than we would.
+/// Checks that an HTTP/1.1 request has exactly one valid header `Host`, and an older one at most one (RFC 9112, section
+/// 3.2). With several, a proxy in front could use another one than the gateway.
 ///
 /// # Errors
 /// [`RequestError::Host`].
@@ -59,7 +60,7 @@ pub fn check_host(head: &Parts) -> Result<(), RequestError> {
     let mut hosts = head.headers.get_all(HOST).iter();
     let is_good = match (hosts.next(), hosts.next()) {
         (None, _) => head.version < Version::HTTP_11,
-        // An empty one is for URLs without a host.
+        // URIs without a host have an empty one.
         (Some(host), None) => host.is_empty() || is_authority(host),
         (Some(_), Some(_)) => false,
     };
@@ -71,15 +72,15 @@ fn is_authority(host: &HeaderValue) -> bool {
     authority.is_ok_and(|authority| !authority.as_str().contains('@'))
 }
 
-/// Whether a path asks for the health of the process, which is answered however many connections there are.
+/// Whether a path is a health check, which is answered without admission.
 pub fn is_about_health(path: &str) -> bool {
     matches!(path, "/healthz" | "/readyz")
 }
 
-/// Sorts a request.
+/// The kind of a request.
 ///
 /// # Errors
-/// [`RequestError`] when nothing here answers it.
+/// [`RequestError`] when the method or the length of the URL is not accepted.
 pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, RequestError> {
     let path = head.uri.path();
     match head.method {
@@ -102,38 +103,38 @@ pub fn subject(head: &Parts, url_bytes_max: usize) -> Result<Subject, RequestErr
 /// A request for content.
 #[derive(Debug, Clone)]
 pub struct Ask<'a> {
-    /// Whether only the head is wanted.
+    /// Whether the method is HEAD.
     pub head_only: bool,
-    /// The path of the URL as it was sent, percent-encoded: what links and redirects go by.
+    /// The path of the URL as sent, percent-encoded: the base of links and redirects.
     pub sent: &'a str,
-    /// The path to the content, percent-encoded: the same, or what it stands for below the origin that was asked.
+    /// The content path, percent-encoded: that of the URL, or of the site that the origin belongs to.
     pub path: Cow<'a, str>,
-    /// The query as it was sent.
+    /// The query as sent.
     pub query: Option<&'a str>,
-    /// The headers that conditions, ranges and formats are read from.
+    /// The headers with conditions, ranges and formats.
     pub headers: &'a HeaderMap,
-    /// The format of the answer.
+    /// The requested format.
     pub wanted: Wanted,
-    /// `?filename=`: what the file is to be called, and typed by.
+    /// `?filename=`: the name of the file, which also determines its media type.
     pub filename: Option<String>,
-    /// `?download=true`: to be saved rather than shown.
+    /// `?download=true`: send the content as an attachment.
     pub download: bool,
-    /// `Cache-Control: only-if-cached`: not to be fetched from anybody.
+    /// `Cache-Control: only-if-cached`: do not fetch from the network.
     pub only_if_cached: bool,
 }
 
 impl<'a> Ask<'a> {
-    /// Reads a request's head.
+    /// Parses a request's head.
     ///
     /// # Errors
-    /// [`RequestError::Format`] when the format does not exist.
+    /// [`RequestError::Format`] when the format is not supported.
     pub fn read(head: &'a Parts) -> Result<Self, RequestError> {
         let query = head.uri.query();
         let parameter = |name| query.and_then(|query| parameter(query, name));
         Ok(Self {
             head_only: head.method == Method::HEAD,
-            sent: one_slash(head.uri.path()),
-            path: Cow::Borrowed(one_slash(head.uri.path())),
+            sent: single_leading_slash(head.uri.path()),
+            path: Cow::Borrowed(single_leading_slash(head.uri.path())),
             query,
             headers: &head.headers,
             wanted: negotiate::wanted(parameter("format").as_deref(), &head.headers)?,
@@ -148,17 +149,16 @@ impl<'a> Ask<'a> {
         parameter(self.query?, name)
     }
 
-    /// The same, where it need not be text.
+    /// The same as bytes, which need not be UTF-8.
     pub fn parameter_bytes(&self, name: &str) -> Option<Cow<'a, [u8]>> {
         parameter_bytes(self.query?, name)
     }
 }
 
-/// A path with one slash at its beginning: two of them would make an address of another host out of a link that is made
-/// from it.
-fn one_slash(path: &str) -> &str {
+/// A path with one leading slash: a link that is made from a path with two would lead to another host.
+fn single_leading_slash(path: &str) -> &str {
     let rest = path.trim_start_matches('/');
-    // An absolute URL may have no path at all.
+    // An absolute URI may have an empty path.
     if path.is_empty() { "/" } else { &path[path.len() - rest.len() - usize::from(rest.len() < path.len())..] }
 }
 
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_sorted_by_method_and_path() {
+    fn requests_are_classified_by_method_and_path() {
         let table = [
             ("GET", "/", Ok(Subject::Content)),
             ("HEAD", "/ipfs/bafy", Ok(Subject::Content)),
@@ -211,9 +211,9 @@ mod tests {
     #[test]
     fn no_path_begins_with_two_slashes() {
         for (target, expected) in [("//evil.example/a//b", "/evil.example/a//b"), ("///", "/"), ("/a", "/a")] {
-            assert_eq!(one_slash(target), expected, "{target}");
+            assert_eq!(single_leading_slash(target), expected, "{target}");
         }
-        assert_eq!(one_slash(""), "/");
+        assert_eq!(single_leading_slash(""), "/");
     }
 
     #[test]

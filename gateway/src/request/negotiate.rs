@@ -1,24 +1,24 @@
-//! Which format a request asks for (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>,
+//! Content negotiation (<https://specs.ipfs.tech/http-gateways/path-gateway/#accept-request-header>,
 //! <https://specs.ipfs.tech/http-gateways/trustless-gateway/#request-headers>).
 //!
-//! `?format=` beats `Accept` (IPIP-0523). Of the media ranges in `Accept` the one with the highest weight decides (RFC
-//! 9110, section 12.5.1), at equal weights an exact one before a wildcard, and else the first. Media types that stand for
-//! no format here mean the file or page itself.
+//! `?format=` takes precedence over `Accept` (IPIP-0523). In `Accept` the media range with the highest weight applies
+//! (RFC 9110, section 12.5.1); of equal weights an exact one before a wildcard, and else the first. Media types without
+//! a format of their own select the native format.
 
 use http::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap};
 
-/// What a response's body is.
+/// The format of a response's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// What the content is by itself: a file, a web page, a listing, a document.
+    /// The content's own format: a file, a web page, a listing, a document.
     Native,
-    /// The one block that the path leads to, as it is hashed.
+    /// The block at the end of the path.
     Raw,
-    /// The blocks that prove the path and what it leads to.
+    /// A CAR with the blocks that prove the path and its target.
     Car,
-    /// What the owner of a key signed.
+    /// An IPNS record.
     IpnsRecord,
-    /// A file or a directory as an archive.
+    /// A file or a directory as a TAR archive.
     Tar,
     /// JSON, as stored.
     Json,
@@ -30,7 +30,7 @@ pub enum Format {
     DagCbor,
 }
 
-/// Every format that has a name: what `?format=` calls it, and its media type.
+/// All formats with a name: the value of `?format=`, and the media type.
 const FORMATS: [(Format, &str, &str); 8] = [
     (Format::Raw, "raw", "application/vnd.ipld.raw"),
     (Format::Car, "car", "application/vnd.ipld.car"),
@@ -42,59 +42,60 @@ const FORMATS: [(Format, &str, &str); 8] = [
     (Format::DagCbor, "dag-cbor", "application/vnd.ipld.dag-cbor"),
 ];
 
-/// What `?format=` calls the content by itself, shown as a page if it is a document: for browsers, whose `Accept` says so too.
+/// The value of `?format=` for the native format, with documents as HTML previews, as `Accept` of browsers selects it.
 const HTML: &str = "html";
 
 impl Format {
-    /// What `?format=` calls it; empty for the native one.
+    /// The value of `?format=`; empty for the native format.
     pub fn name(self) -> &'static str {
         FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(_, name, _)| name)
     }
 
-    /// Its media type; empty for the native one, which has many.
+    /// The media type; empty for the native format.
     pub fn media_type(self) -> &'static str {
         FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(.., media_type)| media_type)
     }
 
-    /// Whether a client can check it against the CID or the name that it asked for.
+    /// Whether a client can verify the response against the CID or the name.
     pub fn is_trustless(self) -> bool {
         matches!(self, Self::Raw | Self::Car | Self::IpnsRecord)
     }
 }
 
-/// A format that was asked for and does not exist.
+/// The requested format is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no format \"{asked}\"; there are html, raw, car, ipns-record, tar, json, cbor, dag-json and dag-cbor"
+    "the format \"{asked}\" is not supported, only html, raw, car, ipns-record, tar, json, cbor, dag-json and \
+     dag-cbor are"
 )]
 pub struct NotSupported {
     asked: String,
 }
 
-/// What a client wants to have.
+/// The negotiated format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// The format.
     pub format: Format,
-    /// Whether `Accept` alone asked for it: the same URL has other representations then.
+    /// Whether `Accept` alone selected it: then the same URL has other representations.
     pub by_accept: bool,
-    /// The parameters of its media range, as sent: those of `application/vnd.ipld.car`.
+    /// The parameters of its media range, as sent, for `application/vnd.ipld.car`.
     pub parameters: Vec<(String, String)>,
-    /// Whether a page in HTML is preferred to a document that has its own media type.
+    /// Whether HTML is preferred for documents, which have a media type of their own.
     pub html: bool,
 }
 
-/// What a query's `format` and the `Accept` headers ask for.
+/// Negotiates the format from the query's `format` and the `Accept` headers.
 ///
 /// # Errors
-/// [`NotSupported`] names the format.
+/// [`NotSupported`] with the format's name.
 pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSupported> {
     let best = best_range(headers);
     match query {
         None | Some("") => Ok(best),
         Some(HTML) => Ok(Wanted { format: Format::Native, by_accept: false, parameters: Vec::new(), html: true }),
         Some(name) => match FORMATS.iter().find(|(_, known, _)| *known == name) {
-            // The media range still says how, if it is of the same format.
+            // The parameters of the media range apply if its format is the same.
             Some((format, ..)) if *format == best.format => Ok(Wanted { by_accept: false, ..best }),
             Some((format, ..)) => Ok(Wanted { format: *format, by_accept: false, parameters: Vec::new(), html: false }),
             None => Err(NotSupported { asked: name.chars().take(80).collect() }),
@@ -102,7 +103,7 @@ pub fn wanted(query: Option<&str>, headers: &HeaderMap) -> Result<Wanted, NotSup
     }
 }
 
-/// How a file's bytes may be encoded on the way (`Content-Encoding`).
+/// A content coding of files (`Content-Encoding`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Coding {
     /// RFC 8878.
@@ -114,10 +115,10 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// All of them, the best first: blocks are stored as zstd already, and brotli is smaller than gzip.
+    /// All codings in the order of preference: blocks are stored as zstd, and brotli is smaller than gzip.
     pub const ALL: [Self; 3] = [Self::Zstd, Self::Brotli, Self::Gzip];
 
-    /// As `Content-Encoding` has it.
+    /// The name in `Content-Encoding`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Zstd => "zstd",
@@ -127,13 +128,13 @@ impl Coding {
     }
 }
 
-/// The codings that a client accepts, the best first.
+/// The codings that a client accepts, in the order of preference.
 pub fn codings(headers: &HeaderMap) -> impl Iterator<Item = Coding> {
     Coding::ALL.into_iter().filter(|coding| accepts_coding(headers, coding.name()))
 }
 
-/// Whether `Accept-Encoding` names a coding (RFC 9110, section 12.5.3), and does not name the bytes as they are with a higher weight.
-/// A wildcard does not count: whoever knows a coding says so.
+/// Whether `Accept-Encoding` names a coding (RFC 9110, section 12.5.3), and does not prefer `identity`. A wildcard does
+/// not count: clients name the codings that they support.
 fn accepts_coding(headers: &HeaderMap, coding: &str) -> bool {
     let weight_of = |coding: &str| {
         let lists = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
@@ -142,7 +143,7 @@ fn accepts_coding(headers: &HeaderMap, coding: &str) -> bool {
     weight_of(coding).is_some_and(|weight| weight > 0.0 && weight_of("identity").is_none_or(|other| other <= weight))
 }
 
-/// The weight of an element of `Accept-Encoding`, if it is of that coding. One that is malformed is 0.
+/// The weight of an element of `Accept-Encoding` for a coding; 0 if it is malformed.
 fn coding_weight(element: &str, coding: &str) -> Option<f32> {
     let mut parts = element.split(';').map(str::trim);
     parts.next().filter(|name| name.eq_ignore_ascii_case(coding))?;
@@ -152,7 +153,7 @@ fn coding_weight(element: &str, coding: &str) -> Option<f32> {
     }))
 }
 
-/// One media range of `Accept`.
+/// A media range of `Accept`.
 struct MediaRange<'a> {
     media_type: &'a str,
     parameters: Vec<(&'a str, &'a str)>,
@@ -179,7 +180,7 @@ impl<'a> MediaRange<'a> {
         FORMATS.iter().find(is).map_or(Format::Native, |(format, ..)| *format)
     }
 
-    /// By weight, then wildcards last.
+    /// The order of preference: by weight, then exact ones before wildcards.
     fn rank(&self) -> (f32, bool) {
         (self.weight, !self.media_type.contains('*'))
     }
@@ -190,7 +191,7 @@ fn ranges(headers: &HeaderMap) -> impl Iterator<Item = MediaRange<'_>> {
     lists.flat_map(|list| list.split(',')).filter_map(MediaRange::parse)
 }
 
-/// The media ranges of `Accept`, as sent, and their weights.
+/// The media ranges of `Accept`, as sent, with their weights.
 pub fn media_ranges(headers: &HeaderMap) -> impl Iterator<Item = (&str, f32)> {
     ranges(headers).map(|range| (range.media_type, range.weight))
 }
@@ -215,7 +216,7 @@ fn best_range(headers: &HeaderMap) -> Wanted {
     }
 }
 
-/// Whether the client would rather read HTML than plain text: browsers say so.
+/// Whether the client accepts HTML, as browsers do.
 pub fn wants_html(headers: &HeaderMap) -> bool {
     headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|list| list.contains("text/html")))
 }
@@ -232,7 +233,7 @@ mod tests {
     const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;q=0.8";
 
     #[test]
-    fn the_query_beats_accept_and_the_highest_weight_the_others() {
+    fn the_query_takes_precedence_and_then_the_highest_weight() {
         use Format::{Car, Cbor, DagCbor, DagJson, IpnsRecord, Json, Native, Raw, Tar};
         let table = [
             (None, "", Native),
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn zstd_is_sent_to_those_who_name_it() {
+    fn codings_must_be_accepted_explicitly() {
         let table = [
             ("zstd", true),
             ("gzip, deflate, br, zstd", true),

@@ -1,44 +1,44 @@
-//! Byte ranges (RFC 9110, section 14), one or several, and how several are framed.
+//! Byte ranges (RFC 9110, section 14), single and multiple, and the framing of `multipart/byteranges`.
 //!
-//! Goals: whatever a client asks for, no byte is sent twice, so a response is never longer than the representation and its
-//! framing; what is sent is known, with its exact length, before the first byte of it is fetched.
+//! Goals: no byte is sent twice for any request, so a response is never longer than the representation and its framing;
+//! the selection and its exact length are known before the first byte is fetched.
 //!
-//! Section 14.2 leaves some choices. Ranges that overlap or touch are sent as one, at the place of the one that was asked
-//! for first; ranges with a gap between them stay apart, however small the gap. More parts than [`PARTS_MAX`] are not
-//! worth framing: the header is ignored then, and so it is for a representation without a byte.
+//! Section 14.2 leaves some choices. Ranges that overlap or touch are merged, at the position of the first of them in
+//! the request; ranges with a gap are not merged, however small the gap. The header is ignored if it has more than
+//! [`PARTS_MAX`] parts, or if the representation is empty.
 
 use bytes::Bytes;
 use http::HeaderValue;
 use std::ops::Range;
 
-/// The most parts of a response. It bounds how much framing a request can cause.
+/// The maximum number of parts of a response, which limits the framing.
 pub const PARTS_MAX: usize = 64;
 
-/// Which bytes of a representation to send.
+/// The selected bytes of a representation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
-    /// All of them: no range was asked for, or none that has to be honoured.
+    /// All: there is no range, or none that must be honoured.
     Whole,
-    /// These: never empty, and inside the representation.
+    /// One range, not empty and within the representation.
     Part(Range<u64>),
-    /// These, in this order: at least two and at most [`PARTS_MAX`], each as [`Selection::Part`] has it, with a gap between
-    /// any two of them.
+    /// Several ranges in this order: at least two and at most [`PARTS_MAX`], each as in [`Selection::Part`], with a gap
+    /// between any two of them.
     Parts(Vec<Range<u64>>),
-    /// No range that was asked for has a byte in common with the representation (416).
+    /// No range overlaps the representation (416).
     Unsatisfiable,
 }
 
-/// What a `Range` header selects from a representation of `size` bytes. A header that is not valid is ignored, as section
-/// 14.2 demands.
+/// The selection of a `Range` header in a representation of `size` bytes. An invalid header is ignored, as section 14.2
+/// requires.
 pub fn select(header: Option<&HeaderValue>, size: u64) -> Selection {
     let Some(header) = header else { return Selection::Whole };
     header.to_str().ok().and_then(|text| parse(text, size)).unwrap_or(Selection::Whole)
 }
 
-/// `None` for anything but a valid set of byte ranges.
+/// `None` unless the text is a valid set of byte ranges.
 fn parse(text: &str, size: u64) -> Option<Selection> {
     let (unit, set) = text.trim().split_once('=')?;
-    // Members of a list may be empty (section 5.6.1), but not all of them.
+    // List elements may be empty (section 5.6.1), but not all of them.
     let mut members = set.split(',').map(str::trim).filter(|member| !member.is_empty()).peekable();
     if !unit.eq_ignore_ascii_case("bytes") || members.peek().is_none() {
         return None;
@@ -50,7 +50,7 @@ fn parse(text: &str, size: u64) -> Option<Selection> {
             Member::Range(range) => asked.push(range),
         }
     }
-    // Whoever asks for the beginning of whatever there is gets nothing of nothing, not an error.
+    // A range of an empty representation is ignored and not an error.
     if size == 0 {
         return None;
     }
@@ -64,11 +64,11 @@ fn parse(text: &str, size: u64) -> Option<Selection> {
     })
 }
 
-/// One range as it was asked for.
+/// A range as requested.
 enum Member {
-    /// So many bytes from the end.
+    /// A number of bytes from the end.
     Suffix(u64),
-    /// These, cut off at the end of the representation; empty if they begin behind it.
+    /// A range, cut off at the end of the representation; empty if it begins after the end.
     Range(Range<u64>),
 }
 
@@ -87,12 +87,13 @@ fn parse_member(member: &str, size: u64) -> Option<Member> {
     })
 }
 
-/// Digits alone: no sign and no space, unlike `parse`. A number over 64 bits is beyond every representation.
+/// A number of digits, without sign or space, unlike `parse`. More than 64 bits are beyond the end of every
+/// representation.
 fn number(text: &str) -> Option<u64> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// The same bytes in as few ranges as they can be, in the order in which the first of each was asked for.
+/// Merges ranges, and keeps the order in which the first of each was requested.
 fn coalesce(asked: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut by_start: Vec<(usize, Range<u64>)> = asked.into_iter().enumerate().collect();
     by_start.sort_unstable_by_key(|(_, range)| range.start);
@@ -110,35 +111,35 @@ fn coalesce(asked: Vec<Range<u64>>) -> Vec<Range<u64>> {
     joined.into_iter().map(|(_, range)| range).collect()
 }
 
-/// Several parts as one `multipart/byteranges` body (section 14.6): each frame's head, then its bytes, and [`Multipart::end`]
-/// after the last of them.
+/// A `multipart/byteranges` body (section 14.6): the head of each frame with its bytes, and [`Multipart::end`] after
+/// the last of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Multipart {
-    /// The `Content-Type` of the response. It has no `Content-Range`: the parts have.
+    /// The `Content-Type` of the response. The parts have `Content-Range`, the response has none.
     pub content_type: HeaderValue,
     /// The exact length of the body.
     pub content_length: u64,
-    /// The parts, in the order in which they were given.
+    /// The parts, in the given order.
     pub frames: Vec<Frame>,
-    /// What closes the body.
+    /// The closing delimiter.
     pub end: Bytes,
 }
 
-/// One part of a body.
+/// A part of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What comes before the part's bytes: the delimiter and the part's own header.
+    /// The delimiter and the part's header.
     pub head: Bytes,
-    /// Which bytes of the representation follow.
+    /// The part's bytes in the representation.
     pub range: Range<u64>,
 }
 
 impl Multipart {
-    /// Frames parts, none of them empty, of a representation of `size` bytes and of type `content_type`.
+    /// Frames the parts, none of them empty, of a representation of `size` bytes and of type `content_type`.
     ///
-    /// The boundary has to be random, and drawn anew for each response: whoever wrote the content cannot have put into it
-    /// what nobody knew then, so no part can pretend to end and another one to begin. All boundaries are equally long, so
-    /// the length of the body does not depend on it, and that of a `HEAD` is that of the `GET`.
+    /// The boundary must be random for each response, so that content cannot contain it and forge the end of a part.
+    /// All boundaries have the same length, so the length of the body does not depend on it, and that of HEAD equals
+    /// that of GET.
     pub fn new(boundary: u128, content_type: &HeaderValue, size: u64, parts: Vec<Range<u64>>) -> Self {
         let mut frames: Vec<Frame> = Vec::with_capacity(parts.len());
         for range in parts {
@@ -146,7 +147,7 @@ impl Multipart {
             frames.push(Frame::new(separator, boundary, content_type, size, range));
         }
         let end = Bytes::from(format!("\r\n--{boundary:032x}--\r\n"));
-        // Nobody lives to see a body whose length does not fit.
+        // Lengths beyond 64 bits are never sent.
         let content_length =
             frames.iter().map(Frame::length).fold(end.len() as u64, |sum, length| sum.saturating_add(length));
         Self { content_type: byteranges(boundary), content_length, frames, end }
@@ -168,7 +169,7 @@ impl Frame {
 }
 
 fn byteranges(boundary: u128) -> HeaderValue {
-    // Letters, digits and signs alone, which every header may hold.
+    // Hexadecimal digits, which are valid in every header.
     HeaderValue::from_str(&format!("multipart/byteranges; boundary={boundary:032x}"))
         .unwrap_or(HeaderValue::from_static("multipart/byteranges"))
 }
@@ -287,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn a_body_has_the_length_it_says(
+        fn a_body_has_its_declared_length(
             boundary: u128, parts in prop::collection::vec((0_u64..1000, 1_u64..1000), 1..8), size in 2000_u64..1_000_000,
         ) {
             let parts: Vec<Range<u64>> = parts.into_iter().map(|(start, length)| start..start + length).collect();
@@ -314,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Reads a body as a client does: by its delimiters alone.
+    /// Parses a body by its delimiters alone, as a client does.
     fn read_back(content_type: &HeaderValue, body: &[u8], size: u64) -> Vec<Range<u64>> {
         let boundary =
             content_type.to_str().expect("text").strip_prefix("multipart/byteranges; boundary=").expect("one");
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_parts_are_not_framed() {
+    fn too_many_parts_are_ignored() {
         let header = |count: u64| (0..count).map(|at| format!("{}-{}", 2 * at, 2 * at)).collect::<Vec<_>>().join(",");
         let most = PARTS_MAX as u64;
         assert!(

@@ -1,11 +1,11 @@
-//! Where a request leads, by the host and the path that it asks: to content, or somewhere else first.
+//! Routing of a request by its host and path.
 //!
 //! ```text
-//! host ─┬ set up, itself ───── / ........................ landing page
-//!       │                      /ipfs/…, /ipns/… ......... to the origin below, or answered by path
+//! host ─┬ configured ───────── / ........................ landing page
+//!       │                      /ipfs/…, /ipns/… ......... redirect to the origin, or served by path
 //!       ├ LABEL.ipfs.HOST ──── any path ................. the site of LABEL, in an origin of its own
 //!       ├ domain with DNSLink  any path ................. the site of the domain, in its own origin
-//!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path (nobody may remember that where DNS failed)
+//!       └ anything else ────── / and /ipfs/…, /ipns/… ... by path (not cached if DNS failed)
 //! ```
 
 use crate::headers::header;
@@ -23,129 +23,129 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Where a request leads.
+/// The route of a request.
 #[derive(Debug)]
 pub enum Route {
     /// The landing page.
     Landing,
-    /// To another address.
+    /// A redirect.
     Redirect(StatusCode, HeaderValue),
-    /// To content.
+    /// Content.
     Content(Place),
 }
 
-/// Where content is shown.
+/// The origin in which content is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// How pages refer to other content.
+    /// The form of links to other content.
     pub links: Links,
-    /// Whether the content has the origin for itself, so that it may say what its paths mean (`_redirects`).
+    /// Whether the content does not share the origin, so that its `_redirects` apply.
     pub isolated: bool,
-    /// Whether it is certain that the content belongs into this origin. If not, nobody may remember the answer.
+    /// Whether the content is certain to belong to this origin. If not, the response must not be cached.
     pub certain: bool,
-    /// Whether more than what the client can check for itself is served.
+    /// Whether formats are served that the client cannot verify.
     pub deserialized: bool,
 }
 
-/// How a page refers to content.
+/// The form of links to other content.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Links {
     /// By path, in this origin.
     Path,
-    /// Content has an origin of its own below this authority (host and port).
+    /// In origins below this authority (host and port).
     Subdomain(String),
-    /// The site of a domain at this authority: other content is not served in this origin.
+    /// In the origin of a DNSLink site at this authority, which serves no other content.
     DnsLink(String),
 }
 
-/// Finds out where requests lead.
+/// Routes requests.
 pub struct Router {
     hosts: Hosts,
     names: Arc<dyn NameResolver>,
     depth_max: usize,
-    /// Domains that were found to have a DNSLink.
+    /// Domains that are known to have a DNSLink.
     sites: Cache<Domain, ()>,
 }
 
-/// How many domains are known to be sites.
+/// The maximum number of domains in the cache.
 const SITES_MAX: u64 = 10_000;
 
 /// Whether a domain has a DNSLink.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Linked {
+enum DnsLinkStatus {
     Yes,
     No,
-    /// It could not be looked up, and never was a site as far as is known here.
-    Perhaps,
+    /// The DNS look-up failed, and the domain is not in the cache.
+    Unknown,
 }
 
 impl Router {
-    /// Decides by `hosts`, and for domains that are not among them by their DNSLinks.
+    /// A router for the configured hosts, and for other domains with a DNSLink.
     pub fn new(hosts: Hosts, names: Arc<dyn NameResolver>, depth_max: usize) -> Self {
         Self { hosts, names, depth_max, sites: Cache::new(SITES_MAX) }
     }
 
-    /// Whether everything at a host belongs to a site, without asking anybody.
+    /// Whether a host is known to be a site, without look-ups.
     pub fn is_site(&self, client: &Client) -> bool {
         match self.hosts.site(&client.host()) {
             Site::Subdomain(_) => true,
             Site::Domain(domain) => self.sites.contains_key(&domain),
-            Site::Known(_) | Site::Other => false,
+            Site::Configured(_) | Site::Other => false,
         }
     }
 
-    /// Finds out where a request leads, and rewrites its path to that of the content.
+    /// Routes a request, and rewrites its path to the content path.
     ///
     /// # Errors
-    /// [`RequestError`] when the host or the path cannot lead anywhere.
+    /// [`RequestError`] when the host or the path has no route.
     pub async fn route(&self, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
         let by_path =
             |host: Option<&Host>, deserialized, ask: &Ask<'_>| by_path(host, deserialized, client, ask, self.depth_max);
         match self.hosts.site(&client.host()) {
-            Site::Subdomain(subdomain) => below_host(&subdomain, client, ask),
-            Site::Domain(domain) => match Box::pin(self.linked(&domain)).await? {
-                Linked::Yes => Ok(at_domain(&domain, client, ask, true, self.hosts.deserialized)),
-                Linked::No => by_path(None, self.hosts.deserialized, ask),
-                Linked::Perhaps => match by_path(None, self.hosts.deserialized, ask) {
-                    // It may be there in the site that cannot be found.
+            Site::Subdomain(subdomain) => subdomain_site(&subdomain, client, ask),
+            Site::Domain(domain) => match Box::pin(self.dnslink_status(&domain)).await? {
+                DnsLinkStatus::Yes => Ok(dnslink_site(&domain, client, ask, true, self.hosts.deserialized)),
+                DnsLinkStatus::No => by_path(None, self.hosts.deserialized, ask),
+                DnsLinkStatus::Unknown => match by_path(None, self.hosts.deserialized, ask) {
+                    // The site that cannot be looked up may have this page.
                     Err(RequestError::NoSuchPage) => Err(RequestError::SiteUnknown { domain }),
-                    led => led.map(uncertain),
+                    route => route.map(uncertain),
                 },
             },
-            Site::Known(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
+            Site::Configured(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
                 match Domain::parse(&host.name) {
-                    // Without origins below it, other content is answered by path in this one.
-                    Some(domain) if Box::pin(self.linked(&domain)).await? == Linked::Yes => {
-                        Ok(at_domain(&domain, client, ask, host.subdomains, host.deserialized))
+                    // Without subdomains, other content is served by path in this origin.
+                    Some(domain) if Box::pin(self.dnslink_status(&domain)).await? == DnsLinkStatus::Yes => {
+                        Ok(dnslink_site(&domain, client, ask, host.subdomains, host.deserialized))
                     }
                     _ => by_path(Some(host), host.deserialized, ask),
                 }
             }
-            Site::Known(host) => by_path(Some(host), host.deserialized, ask),
+            Site::Configured(host) => by_path(Some(host), host.deserialized, ask),
             Site::Other => by_path(None, self.hosts.deserialized, ask),
         }
     }
 
-    /// A domain whose DNSLink leads to a name that cannot be resolved still has one. What was a site is not answered as
-    /// anything else because DNS fails: other content would run in its origin.
+    /// Whether a domain has a DNSLink, even one to a name that cannot be resolved. After a DNS failure, a known site
+    /// keeps its origin: otherwise other content could run in it.
     ///
     /// # Errors
-    /// [`RequestError::Name`] when a site cannot be looked up, or nothing can.
-    async fn linked(&self, domain: &Domain) -> Result<Linked, RequestError> {
+    /// [`RequestError::Name`] when a known site cannot be looked up, or the limit of look-ups is reached.
+    async fn dnslink_status(&self, domain: &Domain) -> Result<DnsLinkStatus, RequestError> {
         let error = self.names.resolve(&Name::Domain(domain.clone())).await.err();
         match error {
             Some(NameError::NoDnsLink { domain: without }) if without == *domain => {
                 self.sites.invalidate(domain);
-                Ok(Linked::No)
+                Ok(DnsLinkStatus::No)
             }
             Some(error @ NameError::Busy) => Err(error.into()),
             Some(NameError::Dns { domain: failed, .. }) if failed == *domain && !self.sites.contains_key(domain) => {
-                Ok(Linked::Perhaps)
+                Ok(DnsLinkStatus::Unknown)
             }
-            Some(NameError::Offline { name: Name::Domain(unknown) }) if unknown == *domain => Ok(Linked::No),
+            Some(NameError::Offline { name: Name::Domain(unknown) }) if unknown == *domain => Ok(DnsLinkStatus::No),
             _ => {
                 self.sites.insert(domain.clone(), ());
-                Ok(Linked::Yes)
+                Ok(DnsLinkStatus::Yes)
             }
         }
     }
@@ -158,22 +158,22 @@ fn uncertain(route: Route) -> Route {
     }
 }
 
-/// The whole origin is the domain's site.
-fn at_domain(domain: &Domain, client: &Client, ask: &mut Ask<'_>, isolated: bool, deserialized: bool) -> Route {
+/// The site of a domain, in its own origin.
+fn dnslink_site(domain: &Domain, client: &Client, ask: &mut Ask<'_>, isolated: bool, deserialized: bool) -> Route {
     ask.path = Cow::Owned(format!("/ipns/{domain}{}", ask.sent));
     Route::Content(Place { links: Links::DnsLink(client.authority.clone()), isolated, certain: true, deserialized })
 }
 
-/// The whole origin is the site of its label.
-fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
+/// The site of a label, in its own origin.
+fn subdomain_site(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> Result<Route, RequestError> {
     let Subdomain { host, namespace, label } = subdomain;
     if !hosts::serves(host, *namespace) {
         return Err(RequestError::NoSuchPage);
     }
     let base = base_authority(&client.authority, &host.name);
     let root = subdomain.root()?;
-    if let Some(label) = subdomain.better_label(&root)? {
-        return Ok(to_label(&label, *namespace, &base, &with_query(ask.sent, ask.query), client));
+    if let Some(label) = subdomain.canonical_label(&root)? {
+        return Ok(redirect_to_label(&label, *namespace, &base, &with_query(ask.sent, ask.query), client));
     }
     let root = match &root {
         Root::Cid(_) => Cow::Borrowed(label.as_str()),
@@ -184,7 +184,7 @@ fn below_host(subdomain: &Subdomain<'_>, client: &Client, ask: &mut Ask<'_>) -> 
     Ok(Route::Content(Place { links, isolated: true, certain: true, deserialized: host.deserialized }))
 }
 
-/// The host below which an origin is, with the port that was asked.
+/// The host of an origin, with the requested port.
 fn base_authority(authority: &str, host: &str) -> String {
     match authority.rsplit_once(':') {
         Some((_, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -217,7 +217,7 @@ fn by_path(
         Err(error) => Err(RequestError::Path { path: ask.sent.to_owned(), error }),
     };
     if let Some(host) = host.filter(|host| host.subdomains) {
-        return to_origin(host, namespace, &root()?, below, client, ask);
+        return redirect_to_origin(host, namespace, &root()?, below, client, ask);
     }
     if namespace == Namespace::Ipns
         && let Root::Name(Name::Key(key)) = root()?
@@ -230,8 +230,8 @@ fn by_path(
     Ok(Route::Content(Place { links: Links::Path, isolated: false, certain: true, deserialized }))
 }
 
-/// To the origin that content has for itself.
-fn to_origin(
+/// A redirect to the content's own origin.
+fn redirect_to_origin(
     host: &Host,
     namespace: Namespace,
     root: &Root,
@@ -239,15 +239,15 @@ fn to_origin(
     client: &Client,
     ask: &Ask<'_>,
 ) -> Result<Route, RequestError> {
-    // One label is all that a wildcard certificate covers.
+    // A wildcard certificate covers only one label.
     let label = subdomain::label(root, host.inline_dnslink || client.https)?;
     let (_, rest) = split_first(below);
     let rest = if rest.is_empty() { "/" } else { rest };
-    Ok(to_label(&label, namespace, &client.authority, &with_query(rest, ask.query), client))
+    Ok(redirect_to_label(&label, namespace, &client.authority, &with_query(rest, ask.query), client))
 }
 
-/// To an address in the origin of a label below `authority`.
-fn to_label(label: &str, namespace: Namespace, authority: &str, address: &str, client: &Client) -> Route {
+/// A redirect to the origin of a label below `authority`.
+fn redirect_to_label(label: &str, namespace: Namespace, authority: &str, address: &str, client: &Client) -> Route {
     let location = format!("{}://{label}.{}.{authority}{address}", client.scheme(), namespace.name());
     Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location))
 }
@@ -256,10 +256,10 @@ fn split_first(below: &str) -> (&str, &str) {
     below.split_at(below.find('/').unwrap_or(below.len()))
 }
 
-/// What is not part of a URL's path as it was sent, but may have come in anyway.
+/// Characters that are not valid in a URL, but may have been received.
 const NOT_IN_URL: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`');
 
-/// A path and query that were sent, fit for a header.
+/// A received path and query, escaped for a header.
 pub fn with_query(path: &str, query: Option<&str>) -> String {
     let path = utf8_percent_encode(path, NOT_IN_URL);
     match query {
@@ -268,9 +268,9 @@ pub fn with_query(path: &str, query: Option<&str>) -> String {
     }
 }
 
-/// Browsers lead `ipfs://…` and `ipns://…` here, once the user allowed it
-/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>), and the field of the landing page
-/// whatever a person has put into it: an address, a path, a CID or a name.
+/// Redirects `ipfs://…` and `ipns://…` URIs, which browsers send here as a registered protocol handler
+/// (<https://specs.ipfs.tech/http-gateways/path-gateway/#uri-request-query-parameter>), and the input of the landing
+/// page: a URI, a path, a CID or a name.
 fn protocol_handler(uri: &str) -> Result<Route, RequestError> {
     let uri = uri.trim();
     let by_scheme = ["ipfs", "ipns"].iter().find_map(|scheme| {
@@ -283,7 +283,7 @@ fn protocol_handler(uri: &str) -> Result<Route, RequestError> {
     Ok(Route::Redirect(StatusCode::MOVED_PERMANENTLY, header(&location)))
 }
 
-/// The path of what begins with a CID or a name.
+/// The path of a text that begins with a CID or a name.
 fn in_namespace(text: &str) -> Option<String> {
     let (root, _) = split_first(text);
     if content::cid::parse(root).is_ok_and(|cid| cid.codec() != codec::LIBP2P_KEY) {
@@ -304,7 +304,7 @@ mod tests {
     use http::Request;
     use std::time::Duration;
 
-    /// `linked.example` has a DNSLink, nothing else has.
+    /// Only `linked.example` has a DNSLink.
     struct Names;
 
     impl NameResolver for Names {
@@ -336,7 +336,7 @@ mod tests {
         Hosts::of(&config::Http { hosts, ..config::Http::default() })
     }
 
-    fn lead(host: &str, target: &str, https: bool) -> String {
+    fn route_of(host: &str, target: &str, https: bool) -> String {
         let head = Request::builder().uri(target).body(()).expect("a request").into_parts().0;
         let client = Client { address: [127, 0, 0, 1].into(), authority: host.to_owned(), https };
         let mut ask = Ask::read(&head).expect("reads");
@@ -361,7 +361,7 @@ mod tests {
     const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
 
     #[test]
-    fn hosts_and_paths_lead_where_they_should() {
+    fn requests_are_routed_by_host_and_path() {
         let table = [
             ("127.0.0.1:8080", "/".to_owned(), "landing".to_owned()),
             ("127.0.0.1:8080", format!("/ipfs/{B32}/a?b"), format!("/ipfs/{B32}/a Path true")),
@@ -394,14 +394,17 @@ mod tests {
             ("gw.example", "/ipfs/QmInvalid".to_owned(), "400 invalid path \"/ipfs/QmInvalid\"".to_owned()),
         ];
         for (host, target, expected) in table {
-            let led = lead(host, &target, false);
-            assert!(led == expected || (expected.len() < 45 && led.starts_with(&expected)), "{host}{target}: {led}");
+            let routed = route_of(host, &target, false);
+            assert!(
+                routed == expected || (expected.len() < 45 && routed.starts_with(&expected)),
+                "{host}{target}: {routed}"
+            );
         }
-        let label = |host: &str| lead(&format!("{host}.gw.example:83"), "/ipfs/a?b", false);
+        let label = |host: &str| route_of(&format!("{host}.gw.example:83"), "/ipfs/a?b", false);
         assert_eq!(label(&format!("{B32}.ipfs")), format!("/ipfs/{B32}/ipfs/a Subdomain(\"gw.example:83\") true"));
         assert_eq!(label("a--b-org.ipns"), "/ipns/a-b.org/ipfs/a Subdomain(\"gw.example:83\") true");
         assert!(label("hello.ipfs").starts_with("400 "));
-        let v1 = lead("gw.example", &format!("/ipfs/{V0}/"), true);
+        let v1 = route_of("gw.example", &format!("/ipfs/{V0}/"), true);
         assert!(v1.starts_with("301 https://bafybei"), "{v1}");
     }
 }

@@ -1,23 +1,23 @@
-//! The media type of a file: by its name if that says anything, else by its first bytes.
+//! The media type of a file: by the extension of its name if known, else by sniffing.
 //!
-//! Goal: the same answer each time, whatever part of the file is asked for, so that responses can be cached; browsers are
-//! told not to guess (`X-Content-Type-Options: nosniff`), so a wrong guess is made here or nowhere.
+//! Goal: the result does not depend on the requested range, so that responses can be cached. Browsers are told not to
+//! sniff (`X-Content-Type-Options: nosniff`).
 //!
-//! `text/html` carries no charset, so that a page's own `<meta charset>` counts; other text is UTF-8.
+//! `text/html` has no charset, so that a page's `<meta charset>` applies; other text is UTF-8.
 
 use http::HeaderValue;
 
-/// How many of a file's first bytes [`by_content`] looks at.
+/// The number of bytes that [`by_content`] examines.
 pub const SNIFF_BYTES: u64 = 3072;
 
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const HTML: HeaderValue = HeaderValue::from_static("text/html");
-/// What a symlink's target is sent as (Kubo's choice).
+/// The media type of a symlink's target, as in Kubo.
 pub const SYMLINK: HeaderValue = HeaderValue::from_static("inode/symlink");
 
-/// The media type that a file name's extension stands for, if it is known.
+/// The media type of a file name's extension, if known.
 pub fn by_name(name: &str) -> Option<HeaderValue> {
     let guess = mime_guess::from_path(name).first_raw()?;
     if guess == "text/html" {
@@ -30,7 +30,7 @@ pub fn by_name(name: &str) -> Option<HeaderValue> {
     Some(HeaderValue::from_static(guess))
 }
 
-/// The media type that a file's first bytes look like.
+/// The media type of a file with these first bytes.
 pub fn by_content(first: &[u8]) -> HeaderValue {
     let first = &first[..first.len().min(SNIFF_BYTES as usize)];
     if looks_like_html(first) {
@@ -48,7 +48,7 @@ pub fn by_content(first: &[u8]) -> HeaderValue {
     }
 }
 
-/// A list or an object, or the beginning of a long one. (A number or a word alone is text to everybody but a parser.)
+/// A JSON array or object, or the beginning of a long one. (A single number or word is taken for text.)
 fn is_json(bytes: &[u8]) -> bool {
     let begins = matches!(bytes.trim_ascii_start().first(), Some(b'{' | b'['));
     let is_cut = bytes.len() as u64 == SNIFF_BYTES;
@@ -59,7 +59,7 @@ fn is_json(bytes: &[u8]) -> bool {
         }
 }
 
-/// Whether markup comes first, after white space and a byte order mark.
+/// Whether the text begins with HTML, after white space and a byte order mark.
 fn looks_like_html(bytes: &[u8]) -> bool {
     const OPENINGS: [&[u8]; 9] =
         [b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<style", b"<h1", b"<!--"];
@@ -67,7 +67,7 @@ fn looks_like_html(bytes: &[u8]) -> bool {
     OPENINGS.iter().any(|opening| start.get(..opening.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(opening)))
 }
 
-/// UTF-8 without control characters that no text has. The last character may be cut.
+/// UTF-8 without control characters that text does not have. The last character may be incomplete.
 fn is_text(bytes: &[u8]) -> bool {
     let whole = match std::str::from_utf8(bytes) {
         Ok(_) => true,
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_decide_when_they_say_anything() {
+    fn extensions_determine_the_media_type() {
         let table = [
             ("index.html", Some("text/html")),
             ("a.HTML", Some("text/html")),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn first_bytes_decide_otherwise() {
+    fn other_files_are_sniffed() {
         let long = [b"[\"".to_vec(), vec![b'a'; 4000]].concat();
         let table: [(&[u8], &str); 17] = [
             (b"", "text/plain; charset=utf-8"),

@@ -1,18 +1,18 @@
-//! From a path to what stands at its end, and the memory of it.
+//! Resolution of paths, and its cache.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`paths`] | the cache of resolved paths |
-//! | [`walks`] | one walk for all requests that need it at the same time |
+//! | [`path_resolver`] | one path resolution for concurrent requests (singleflight) |
 //! | [`redirects`] | the cached `_redirects` of sites |
 //! | [`source`] | where blocks come from: RAM, disk, and the network with a permit |
 //! | [`content_type`] | the media type of a file |
 
 pub mod content_type;
+pub mod path_resolver;
 pub mod paths;
 pub mod redirects;
 pub mod source;
-pub mod walks;
 
 use crate::errors::Problem;
 use crate::headers::header;
@@ -27,42 +27,42 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// How long what a path leads to may be believed.
+/// How long a resolution is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freshness {
-    /// For ever: the path begins with a CID.
+    /// Forever: the path begins with a CID.
     Immutable,
-    /// As long as the names on the way hold.
+    /// For the time-to-live of the names on the path.
     For(Duration),
-    /// A name on the way may stand for something newer, and nobody could be asked in time.
+    /// A name on the path has expired, and could not be looked up in time.
     Stale {
-        /// How long to believe it all the same.
+        /// How long it may be used nevertheless.
         ttl: Duration,
-        /// How long ago it was learnt.
+        /// The time since it was looked up.
         age: Duration,
     },
 }
 
-/// An immutable path that is to be walked.
+/// An immutable path to resolve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Where the walk begins.
+    /// The root CID.
     pub root: Cid,
-    /// The names to follow from there: first those that a name stood for, then those that were asked for.
+    /// The path segments: first those of the names' values, then those of the request.
     pub segments: Vec<String>,
-    /// How many of the segments a name stood for: they lead to the root of the site.
+    /// The number of segments from names: they lead to the root of the site.
     pub site: usize,
-    /// Whether the path ended in a slash, which means a directory.
+    /// Whether the path has a trailing slash, which requires a directory.
     pub trailing_slash: bool,
-    /// How long all this holds.
+    /// How long the target is valid.
     pub freshness: Freshness,
 }
 
 impl Target {
-    /// What a path means now.
+    /// Resolves the names of a path.
     ///
     /// # Errors
-    /// [`Problem::Name`] when its name cannot be resolved, or one on the way is withheld.
+    /// [`Problem::Name`] when a name cannot be resolved, or is withheld.
     pub async fn of(path: ContentPath, names: &dyn NameResolver, policy: &dyn Policy) -> Result<Self, Problem> {
         let ContentPath { root, segments, trailing_slash } = path;
         let asked = segments.join("/");
@@ -84,12 +84,12 @@ impl Target {
         Ok(Self { root: found.root, segments, site, trailing_slash, freshness })
     }
 
-    /// The last name, if there is one: what a file is called.
+    /// The last segment: the name of a file.
     pub fn name(&self) -> Option<&str> {
         self.segments.last().map(String::as_str)
     }
 
-    /// The same path with its root written as a CID: what a remembered path is found by.
+    /// The path with its root as a CID: the key of caches.
     pub fn key(&self) -> String {
         let mut key = format!("/ipfs/{}", self.root);
         for segment in &self.segments {
@@ -102,17 +102,17 @@ impl Target {
         key
     }
 
-    /// The root of the site that the path belongs to.
+    /// The root of the path's site.
     #[must_use]
     pub fn to_site(&self) -> Self {
         let segments = self.segments.iter().take(self.site).cloned().collect();
         Self { segments, trailing_slash: true, ..*self }
     }
 
-    /// Another path of the same site, decoded. It may lead to a directory, whatever it ends in.
+    /// Another path of the same site, decoded. It may lead to a directory without a trailing slash.
     ///
     /// # Errors
-    /// [`PathError`] when it leads nowhere in the site, or too deep.
+    /// [`PathError`] when it leaves the site, or has too many segments.
     pub fn within_site(&self, path: &str, depth_max: usize) -> Result<Self, PathError> {
         let below = ContentPath::below(Root::Cid(self.root), path, depth_max)?;
         let segments = self.segments.iter().take(self.site).cloned().chain(below.segments).collect();
@@ -120,7 +120,8 @@ impl Target {
     }
 }
 
-/// Asks a policy about a name, and about a path below what it stands for: what another name added, and what is asked for.
+/// Checks a name against the policy, alone and with the path below it: segments from another name, and those of the
+/// request.
 fn check_name(policy: &dyn Policy, name: &Name, below: &str, asked: &str) -> Result<(), NameError> {
     let slash = if below.is_empty() || asked.is_empty() { "" } else { "/" };
     let paths = [String::new(), format!("{below}{slash}{asked}")];
@@ -130,10 +131,10 @@ fn check_name(policy: &dyn Policy, name: &Name, below: &str, asked: &str) -> Res
     }
 }
 
-/// A file (or symlink) that a path leads to.
+/// A file (or symlink) at the end of a path.
 #[derive(Debug, Clone)]
 pub struct Entity {
-    /// Where the path began: what the file's other blocks are asked for by.
+    /// The root of the path, whose session its other blocks are fetched with.
     pub root: Cid,
     /// The file's root block.
     pub cid: Cid,
@@ -141,22 +142,22 @@ pub struct Entity {
     pub size: u64,
     /// The media type, once it is known.
     pub content_type: Option<HeaderValue>,
-    /// What tells this file's bytes from any other's.
+    /// The entity tag.
     pub etag: HeaderValue,
-    /// `X-Ipfs-Roots`: the CID of each segment, the root's first.
+    /// `X-Ipfs-Roots`: the CID of each segment, beginning with the root.
     pub roots: HeaderValue,
-    /// When the file's writer says that it was changed last.
+    /// The modification time that the file's publisher stored.
     pub modified: Option<SystemTime>,
-    /// The policy's generation when the path was walked.
+    /// The policy's generation at the resolution.
     pub generation: u64,
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug, Clone)]
-pub enum Found {
-    /// A file: its own, or the `index.html` of a directory.
+pub enum PathTarget {
+    /// A file, or the `index.html` of a directory.
     File(Arc<Entity>, Block),
-    /// A symlink, and its target.
+    /// A symlink with its target.
     Symlink(Arc<Entity>, Bytes),
     /// A directory without `index.html`.
     Directory {
@@ -165,26 +166,26 @@ pub enum Found {
         /// Its root block.
         block: Block,
     },
-    /// A directory that was asked for without a slash at the end.
+    /// A directory that was requested without a trailing slash.
     SlashMissing(HeaderValue),
     /// A document: dag-cbor, dag-json, cbor or json.
     Document(Resolved),
 }
 
-/// What a directory is shown as, if it has it.
+/// The file that represents a directory.
 const INDEX: &str = "index.html";
 
-/// Walks a path. A directory is shown by its `index.html` only if `shows_index` is set, and only then its address has to
-/// end in a slash, which the page's own links rely on.
+/// Resolves a path. Only if `shows_index` is set, a directory is represented by its `index.html`; its URL then needs a
+/// trailing slash, on which the page's relative links depend.
 ///
 /// # Errors
-/// [`Problem`] when the path leads nowhere, to nothing that can be shown, or a block does not come.
+/// [`Problem`] when the path cannot be resolved, its target cannot be rendered, or a block cannot be fetched.
 pub async fn resolve(
     source: &RootSource,
     target: &Target,
     generation: u64,
     shows_index: bool,
-) -> Result<Found, Problem> {
+) -> Result<PathTarget, Problem> {
     let resolved = walk(source, target).await?;
     let roots = roots_header(&resolved);
     let block = &resolved.block;
@@ -199,42 +200,42 @@ pub async fn resolve(
         generation,
     };
     if ipld::is_document(block.cid().codec()) {
-        return Ok(Found::Document(resolved));
+        return Ok(PathTarget::Document(resolved));
     }
     match decode(block)? {
         Node::File(file) => {
             let entity = entity(block, block.cid(), file.size(), file.modified(), target.name());
-            Ok(Found::File(Arc::new(entity), resolved.block))
+            Ok(PathTarget::File(Arc::new(entity), resolved.block))
         }
         Node::Symlink { target: pointed } => {
             let mut entity = entity(block, block.cid(), pointed.len() as u64, None, None);
             entity.content_type = Some(content_type::SYMLINK);
-            Ok(Found::Symlink(Arc::new(entity), pointed))
+            Ok(PathTarget::Symlink(Arc::new(entity), pointed))
         }
         Node::Directory(_) | Node::HamtShard(_) if !shows_index => {
-            Ok(Found::Directory { roots, block: resolved.block })
+            Ok(PathTarget::Directory { roots, block: resolved.block })
         }
-        Node::Directory(_) | Node::HamtShard(_) if !target.trailing_slash => Ok(Found::SlashMissing(roots)),
+        Node::Directory(_) | Node::HamtShard(_) if !target.trailing_slash => Ok(PathTarget::SlashMissing(roots)),
         Node::Directory(_) | Node::HamtShard(_) => match index_of(source, &resolved, &target.segments).await? {
-            // The directory's own CID is the entity tag, so that a root is answered with 304 from its CID alone.
+            // The entity tag is the directory's CID, so that a 304 for a root needs its CID alone.
             Some((index, size, modified)) => {
-                Ok(Found::File(Arc::new(entity(&index, block.cid(), size, modified, Some(INDEX))), index))
+                Ok(PathTarget::File(Arc::new(entity(&index, block.cid(), size, modified, Some(INDEX))), index))
             }
-            None => Ok(Found::Directory { roots, block: resolved.block }),
+            None => Ok(PathTarget::Directory { roots, block: resolved.block }),
         },
         Node::Plain(_) => Err(Problem::NoRendering { cid: *block.cid(), codec: block.cid().codec() }),
     }
 }
 
-/// Walks a path to its last block, whatever that is.
+/// Resolves a path to its last block, of any codec.
 ///
 /// # Errors
-/// [`Problem`] when the path leads nowhere or a block does not come.
+/// [`Problem`] when the path cannot be resolved or a block cannot be fetched.
 pub async fn walk(source: &RootSource, target: &Target) -> Result<Resolved, Problem> {
     Ok(walk::resolve_under(source, source.policy(), target.root, &target.segments).await?)
 }
 
-/// `X-Ipfs-Roots` of a path that was walked.
+/// `X-Ipfs-Roots` of a resolved path.
 pub fn roots_header(resolved: &Resolved) -> HeaderValue {
     header(&resolved.roots.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
 }
@@ -246,7 +247,7 @@ fn decode(block: &Block) -> Result<Node, Problem> {
     })
 }
 
-/// The `index.html` of a directory, its size and date, if there is one and it is a file.
+/// The `index.html` of a directory with its size and date, if it is a file.
 async fn index_of(
     source: &RootSource,
     resolved: &Resolved,
@@ -261,7 +262,7 @@ async fn index_of(
     }
 }
 
-/// A strong entity tag: the CID, and what else the bytes depend on.
+/// A strong entity tag: the CID, and a suffix for other dependencies of the bytes.
 pub fn etag_of(cid: &Cid, suffix: &str) -> HeaderValue {
     header(&format!("\"{cid}{suffix}\""))
 }

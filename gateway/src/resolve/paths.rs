@@ -1,15 +1,15 @@
 //! [`Paths`]: the cache of resolved paths.
 //!
-//! What a path below a CID leads to never changes, so [`Entity`] is cached under the path as it was sent: a hot file costs one
-//! look-up instead of a parse and a walk. An entity carries its headers ready to be sent. The cache is bounded in bytes, and each
-//! entry holds the generation of the policy that it was made under.
+//! The target of a path below a CID never changes, so [`Entity`] is cached under the path as sent: a hot file costs one
+//! look-up instead of a parse and a resolution. An entity contains its headers. The cache is bounded in bytes, and each
+//! entry has the policy's generation.
 
 use crate::invalidate::{PurgeMode, invalidate_where};
 use crate::resolve::Entity;
 use moka::sync::Cache;
 use std::sync::Arc;
 
-/// What an entry takes beside its texts, in bytes: the entity, its small headers, and the cache's own book-keeping.
+/// The size of an entry besides its texts, in bytes: the entity, its small headers, and the cache's overhead.
 const ENTRY_BYTES: usize = 1024;
 
 #[expect(clippy::borrowed_box, reason = "the cache hands its keys over as they are")]
@@ -20,7 +20,7 @@ fn weight(path: &Box<str>, entity: &Arc<Entity>) -> u32 {
 /// The cache of resolved paths.
 pub struct Paths {
     cache: Cache<Box<str>, Arc<Entity>>,
-    /// Whether nothing is added to it.
+    /// Whether no entries are added.
     read_only: bool,
 }
 
@@ -30,17 +30,17 @@ impl Paths {
         Self { cache: Cache::builder().name("paths").max_capacity(bytes_max).weigher(weight).build(), read_only: false }
     }
 
-    /// What a path leads to, whenever that was found out.
+    /// The cached target of a path, of any generation of the policy.
     pub fn find(&self, path: &str) -> Option<Arc<Entity>> {
         self.cache.get(path)
     }
 
-    /// The same cache, to which nothing is added.
+    /// The same cache, without adding entries.
     pub fn reader(&self) -> Self {
         Self { cache: self.cache.clone(), read_only: true }
     }
 
-    /// Invalidates the paths that `concerns` selects; returns how many there were.
+    /// Invalidates the paths that `concerns` selects; returns their number.
     pub fn invalidate_where(&self, concerns: impl Fn(&str, &Entity) -> bool, mode: PurgeMode) -> u64 {
         invalidate_where(&self.cache, |path, entity| concerns(path, entity), mode)
     }
@@ -51,18 +51,18 @@ impl Paths {
         concerned.take(max).map(|(path, _)| path.to_string()).collect()
     }
 
-    /// What an immutable path leads to, if that was found out under this generation of the policy.
+    /// The cached target of a path under this generation of the policy.
     pub fn get(&self, path: &str, generation: u64) -> Option<Arc<Entity>> {
         self.cache.get(path).filter(|entity| entity.generation == generation)
     }
 
-    /// Invalidates all of them.
-    pub fn forget(&self) {
+    /// Invalidates all entries.
+    pub fn invalidate_all(&self) {
         self.cache.invalidate_all();
     }
 
     /// Caches a file whose media type is known.
-    pub fn remember(&self, path: &str, entity: &Arc<Entity>) {
+    pub fn insert(&self, path: &str, entity: &Arc<Entity>) {
         if entity.content_type.is_some() && !self.read_only {
             self.cache.insert(path.into(), Arc::clone(entity));
         }

@@ -1,8 +1,8 @@
-//! Where a request's blocks come from: the local tiers at once, the network only when they do not suffice, and only if
-//! the request gets a permit ([`services::limiter`]).
+//! The source of a request's blocks: the local tiers, then the network, for which the request needs a permit
+//! ([`services::limiter`]).
 //!
-//! A session with the network costs something to set up, and a request that is answered from memory needs none. So
-//! [`RootSource`] opens its root's session at the first block that is not at hand.
+//! Opening a network session has a cost, which a request that is answered from memory should not pay. So [`RootSource`]
+//! opens its root's session at the first block that is not stored locally.
 
 use content::cid::is_identity;
 use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
@@ -15,37 +15,37 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::Mutex;
 
-/// Makes the source for all blocks below a root: the local tiers, and last the network behind its gate.
+/// Opens the session of a root: the local tiers, then the network behind the gate.
 pub type OpenSession = dyn Fn(&Cid, Gate) -> Arc<dyn BlockSource> + Send + Sync;
 
-/// What requests take blocks from.
+/// The sources of blocks.
 pub struct Sources {
-    /// Memory and disk.
+    /// The local tiers: memory and disk.
     pub local: Arc<dyn BlockSource>,
-    /// Everything, for one root.
+    /// Opens a session, which includes the network.
     pub open_session: Box<OpenSession>,
-    /// Who may fetch from the network.
+    /// Limits fetches from the network.
     pub fetches: Arc<Limiter>,
-    /// What may be served: of paths, for blocks are checked where they come from.
+    /// The policy for paths; the tiers check blocks themselves.
     pub policy: Arc<dyn Policy>,
 }
 
-/// How far the search for a request's blocks had to go.
+/// The farthest tier that a request has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Tier {
-    /// Everything was in memory.
+    /// All blocks were in memory.
     Ram,
-    /// The disk was asked.
+    /// The disk was read.
     Disk,
-    /// The network was asked.
+    /// The network was used.
     Network,
 }
 
-/// The header that names the tier (<https://www.w3.org/TR/server-timing/>).
+/// The header with the tier (<https://www.w3.org/TR/server-timing/>).
 pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// What each tier is called, in `Server-Timing` and in the access log.
+/// The tiers' names in the access log, and their values of `Server-Timing`.
 const TIERS: [(Tier, &str, &str); 3] = [
     (Tier::Ram, "ram", "tier;desc=\"ram\""),
     (Tier::Disk, "disk", "tier;desc=\"disk\""),
@@ -53,25 +53,25 @@ const TIERS: [(Tier, &str, &str); 3] = [
 ];
 
 impl Tier {
-    /// The value of [`SERVER_TIMING`].
+    /// The tier as a value of [`SERVER_TIMING`].
     pub fn server_timing(self) -> HeaderValue {
         let timing = TIERS.iter().find(|(known, ..)| *known == self).map_or("", |(.., timing)| timing);
         HeaderValue::from_static(timing)
     }
 
-    /// The name of the tier that a response's content came from, if it is content.
+    /// The name of the tier in a response's headers, if it has content.
     pub fn named_in(headers: &HeaderMap) -> Option<&'static str> {
         let mut timings = headers.get_all(SERVER_TIMING).iter();
         timings.find_map(|value| TIERS.iter().find(|(.., timing)| value == timing).map(|(_, name, _)| *name))
     }
 }
 
-/// The farthest tier that was asked.
+/// The farthest tier that was read.
 #[derive(Debug, Default)]
 struct Farthest(AtomicU8);
 
 impl Farthest {
-    fn reach(&self, tier: Tier) {
+    fn record_tier(&self, tier: Tier) {
         self.0.fetch_max(tier as u8, Ordering::Relaxed);
     }
 
@@ -84,62 +84,62 @@ impl Farthest {
     }
 }
 
-/// The blocks below one root, for one request.
+/// The blocks below a root, for one request.
 pub struct RootSource {
     sources: Arc<Sources>,
     root: Cid,
     client: IpAddr,
-    /// Nobody is asked.
+    /// Whether the network is not used.
     local_only: bool,
     farthest: Arc<Farthest>,
     session: OnceLock<Arc<dyn BlockSource>>,
-    /// What is done with these blocks.
+    /// The processor budget.
     work: Work,
 }
 
 impl RootSource {
-    /// The source for `root`; nothing is opened yet. What is done with its blocks has no limit but is counted.
+    /// The source for `root`, without an open session. Work is counted but not limited.
     pub fn new(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool) -> Arc<Self> {
         Self::within(sources, root, client, local_only, Work::unlimited())
     }
 
-    /// The same for a request with a processor budget.
+    /// The same with a processor budget.
     pub fn within(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool, work: Work) -> Arc<Self> {
         let (sources, farthest) = (Arc::clone(sources), Arc::default());
         Arc::new(Self { sources, root, client, local_only, farthest, session: OnceLock::new(), work })
     }
 
-    /// The root that the blocks are asked for by.
+    /// The root.
     pub fn root(&self) -> &Cid {
         &self.root
     }
 
-    /// Whom it is for.
+    /// The client's address, as limits count it.
     pub fn client(&self) -> IpAddr {
         self.client
     }
 
-    /// How far the search had to go until now.
+    /// The farthest tier that was read so far.
     pub fn tier(&self) -> Tier {
         self.farthest.get()
     }
 
-    /// Somebody else's search for the same, of which this request has the outcome, had to go as far as that.
-    pub fn reach(&self, tier: Tier) {
-        self.farthest.reach(tier);
+    /// Records the tier of a singleflight call whose result this request shares.
+    pub fn record_tier(&self, tier: Tier) {
+        self.farthest.record_tier(tier);
     }
 
-    /// Whether nobody is asked for what is not held here.
+    /// Whether blocks that are not stored locally are not fetched.
     pub fn is_local_only(&self) -> bool {
         self.local_only
     }
 
-    /// Which paths may be served.
+    /// The policy for paths.
     pub fn policy(&self) -> &dyn Policy {
         &*self.sources.policy
     }
 
-    /// The same, to be kept.
+    /// A clone of the policy's handle.
     pub fn policy_handle(&self) -> &Arc<dyn Policy> {
         &self.sources.policy
     }
@@ -149,12 +149,12 @@ impl RootSource {
             fetches: Arc::clone(&self.sources.fetches),
             client: self.client,
             farthest: Arc::clone(&self.farthest),
-            place: Arc::default(),
+            permit: Arc::default(),
         };
         self.session.get_or_init(|| (self.sources.open_session)(&self.root, gate()))
     }
 
-    /// A block: without waiting, if it is at hand.
+    /// A block, without waiting if it is available.
     ///
     /// # Errors
     /// Those of [`BlockSource::get`].
@@ -167,11 +167,11 @@ impl RootSource {
 }
 
 impl BlockSource for RootSource {
-    /// What the disk can give at once is at hand as well: a reader takes it when it gets there, and holds nothing ahead.
+    /// Includes blocks that the disk can read at once: a reader takes them when it needs them, without read-ahead.
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.sources.local.peek(cid).or_else(|| {
             let block = self.sources.local.read_now(cid)?;
-            self.farthest.reach(Tier::Disk);
+            self.farthest.record_tier(Tier::Disk);
             Some(block)
         })
     }
@@ -185,8 +185,8 @@ impl BlockSource for RootSource {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.farthest.reach(Tier::Disk);
-        // Nobody else has more of what a CID carries.
+        self.farthest.record_tier(Tier::Disk);
+        // The data of an identity CID are in the CID itself.
         if self.local_only || is_identity(cid) { self.sources.local.get(cid) } else { self.session().get(cid) }
     }
 
@@ -195,26 +195,26 @@ impl BlockSource for RootSource {
     }
 }
 
-/// What a request has to pass on its way to the network.
+/// Admission of a request's fetches to the network.
 #[derive(Clone)]
 pub struct Gate {
     fetches: Arc<Limiter>,
     client: IpAddr,
     farthest: Arc<Farthest>,
-    /// The request's place, as long as anything is being fetched for it.
-    place: Arc<Mutex<Weak<Permit>>>,
+    /// The request's permit, held while anything is fetched for it.
+    permit: Arc<Mutex<Weak<Permit>>>,
 }
 
 impl Gate {
-    async fn pass(&self) -> Result<Arc<Permit>, SourceError> {
-        let mut held = self.place.lock().await;
-        if let Some(place) = held.upgrade() {
-            return Ok(place);
+    async fn acquire(&self) -> Result<Arc<Permit>, SourceError> {
+        let mut held = self.permit.lock().await;
+        if let Some(permit) = held.upgrade() {
+            return Ok(permit);
         }
-        let place = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
-        let place = Arc::new(place);
-        *held = Arc::downgrade(&place);
-        Ok(place)
+        let permit = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
+        let permit = Arc::new(permit);
+        *held = Arc::downgrade(&permit);
+        Ok(permit)
     }
 }
 
@@ -225,7 +225,7 @@ pub struct Gated {
 }
 
 impl Gated {
-    /// Puts `upstream` behind a gate.
+    /// Wraps `upstream` with a gate.
     pub fn new(upstream: Arc<dyn BlockSource>, gate: Gate) -> Self {
         Self { upstream, gate }
     }
@@ -235,10 +235,10 @@ impl BlockSource for Gated {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let (gate, upstream, cid) = (self.gate.clone(), Arc::clone(&self.upstream), *cid);
         async move {
-            let place = gate.pass().await?;
-            gate.farthest.reach(Tier::Network);
+            let permit = gate.acquire().await?;
+            gate.farthest.record_tier(Tier::Network);
             let fetched = upstream.get(&cid).await;
-            drop(place);
+            drop(permit);
             fetched
         }
         .boxed()

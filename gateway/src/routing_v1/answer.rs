@@ -1,4 +1,4 @@
-//! Heads and bodies of the routing API.
+//! Responses of the routing API.
 
 use super::Audience;
 use crate::body::Content;
@@ -19,29 +19,29 @@ use p2p_bridge::routing_v1::client::{IPNS_RECORD, JSON, NDJSON};
 use p2p_bridge::routing_v1::{PeerRecord, types};
 use std::time::{Duration, SystemTime};
 
-/// How long an answer with records is fresh (<https://specs.ipfs.tech/routing/http-routing-v1/#response-headers>).
-const WITH_RECORDS: Duration = Duration::from_secs(300);
-/// How long an answer without any is.
-const WITHOUT: Duration = Duration::from_secs(15);
-/// How long a stale one is better than none: as long as provider records count.
-const STALE: Duration = Duration::from_secs(48 * 3600);
+/// The `max-age` of a response with records (<https://specs.ipfs.tech/routing/http-routing-v1/#response-headers>).
+const MAX_AGE_WITH_RECORDS: Duration = Duration::from_secs(300);
+/// The `max-age` of a response without records.
+const MAX_AGE_WITHOUT_RECORDS: Duration = Duration::from_secs(15);
+/// How long a stale response may be used: the validity of provider records.
+const STALE_MAX_AGE: Duration = Duration::from_secs(48 * 3600);
 
-/// `Cache-Control` of what is fresh for some time, and usable for longer while it is asked for anew or cannot be.
+/// `Cache-Control` with stale-while-revalidate and stale-if-error.
 fn cache_control(fresh: Duration, stale: Duration) -> HeaderValue {
     let (fresh, stale) = (fresh.as_secs(), stale.as_secs());
     header(&format!("public, max-age={fresh}, stale-while-revalidate={stale}, stale-if-error={stale}"))
 }
 
-/// What was told to our own network may hold private addresses, and is for whoever asked alone.
-fn of_records(any: bool, audience: Audience) -> HeaderValue {
-    let fresh = if any { WITH_RECORDS } else { WITHOUT };
+/// Responses to the local network may contain private addresses, so shared caches must not store them.
+fn records_cache_control(any: bool, audience: Audience) -> HeaderValue {
+    let fresh = if any { MAX_AGE_WITH_RECORDS } else { MAX_AGE_WITHOUT_RECORDS };
     match audience {
-        Audience::Outside => cache_control(fresh, STALE),
+        Audience::Outside => cache_control(fresh, STALE_MAX_AGE),
         Audience::Inside => header(&format!("private, max-age={}", fresh.as_secs())),
     }
 }
 
-/// A head without a body.
+/// A response without a body.
 fn head(content_type: &'static str, cache_control: HeaderValue) -> Draft {
     let mut draft = Response::new(Content::Empty);
     let headers = draft.headers_mut();
@@ -61,19 +61,19 @@ fn with_bytes(mut draft: Draft, bytes: impl Into<Bytes>) -> Draft {
     draft.map(|_| Content::Bytes(bytes))
 }
 
-/// All records in one object.
+/// A response with all records in one JSON object.
 pub fn list(name: &str, records: &[PeerRecord], audience: Audience) -> Draft {
-    with_bytes(head(JSON, of_records(!records.is_empty(), audience)), types::to_json_list(name, records))
+    with_bytes(head(JSON, records_cache_control(!records.is_empty(), audience)), types::to_json_list(name, records))
 }
 
-/// Records, one a line, as they come, and whether there are any. The head waits for the first one, for how long the answer is
-/// fresh depends on it.
+/// A streamed response with one record a line, and whether it has any. Its head waits for the first record, on which
+/// the `max-age` depends.
 pub async fn lines(mut records: BoxStream<'static, PeerRecord>, audience: Audience) -> (Draft, bool) {
     let first = records.next().await;
     let any = first.is_some();
     let line = |record: PeerRecord| Ok(Bytes::from(record.to_json() + "\n"));
     let stream = stream::iter(first).chain(records).map(line).boxed();
-    let draft = head(NDJSON, of_records(any, audience));
+    let draft = head(NDJSON, records_cache_control(any, audience));
     if !any {
         return (with_bytes(draft, Bytes::new()), false);
     }
@@ -81,7 +81,7 @@ pub async fn lines(mut records: BoxStream<'static, PeerRecord>, audience: Audien
 }
 
 /// An IPNS record.
-pub fn record(key: &Key, record: &Record, asked: &HeaderMap) -> Draft {
+pub fn record(key: &Key, record: &Record, request: &HeaderMap) -> Draft {
     let left = record.end_of_life().duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
     let fresh = record.ttl().min(left);
     let mut draft = head(IPNS_RECORD, cache_control(fresh, left));
@@ -92,14 +92,17 @@ pub fn record(key: &Key, record: &Record, asked: &HeaderMap) -> Draft {
     if let Some(end) = http_date(record.end_of_life()) {
         headers.insert(EXPIRES, end);
     }
-    if none_match(asked, etag.as_bytes(), true) {
+    if none_match(request, etag.as_bytes(), true) {
         *draft.status_mut() = StatusCode::NOT_MODIFIED;
         return draft;
     }
     with_bytes(draft, record.bytes().clone())
 }
 
-/// That there is no record is said in words (IPIP-513).
+/// A response with the reason why there is no record (IPIP-0513).
 pub fn no_record(reason: &str) -> Draft {
-    with_bytes(head("text/plain; charset=utf-8", of_records(false, Audience::Outside)), format!("{reason}\n"))
+    with_bytes(
+        head("text/plain; charset=utf-8", records_cache_control(false, Audience::Outside)),
+        format!("{reason}\n"),
+    )
 }

@@ -1,4 +1,4 @@
-//! What a request to the routing API asks for, read from its head alone.
+//! Parsing of requests to the routing API.
 
 use crate::errors::{Problem, RoutingProblem};
 use crate::request::{ROUTING, RequestError, negotiate};
@@ -10,24 +10,24 @@ use libp2p::PeerId;
 use p2p_bridge::routing_v1::client::{IPNS_RECORD, JSON, NDJSON};
 use p2p_bridge::routing_v1::types::{PEERS, PROVIDERS};
 
-/// What is asked for.
+/// A request to the routing API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
-    /// Who provides a block.
+pub enum RoutingRequest {
+    /// The providers of a block.
     Providers(Cid),
-    /// Where a peer is.
+    /// The addresses of a peer.
     Peer(PeerId),
-    /// Which of the DHT's servers are closest to a key, given as the multihash that the DHT hashes (IPIP-476).
+    /// The DHT servers closest to a key, which is the multihash that the DHT hashes (IPIP-0476).
     Closest(Vec<u8>),
-    /// What a name's owner signed.
+    /// An IPNS record.
     Record(Key),
 }
 
-impl Asked {
-    /// Reads a path.
+impl RoutingRequest {
+    /// Parses a path.
     ///
     /// # Errors
-    /// [`RoutingProblem`] when it names nothing, [`RequestError::NoSuchPage`] when there is no such endpoint.
+    /// [`RoutingProblem`] when the key is invalid, [`RequestError::NoSuchPage`] when the endpoint does not exist.
     pub fn read(path: &str) -> Result<Self, Problem> {
         let below = path.strip_prefix(ROUTING).ok_or(RequestError::NoSuchPage)?;
         let (endpoint, text) = below.rsplit_once('/').ok_or(RequestError::NoSuchPage)?;
@@ -45,7 +45,7 @@ impl Asked {
         })
     }
 
-    /// What its endpoint is called in metrics.
+    /// The endpoint's name in metrics.
     pub fn endpoint(&self) -> &'static str {
         match self {
             Self::Providers(_) => "providers",
@@ -55,29 +55,29 @@ impl Asked {
         }
     }
 
-    /// What the list of its answer is called.
+    /// The name of the list in a JSON response.
     pub fn list(&self) -> &'static str {
         if matches!(self, Self::Providers(_)) { PROVIDERS } else { PEERS }
     }
 }
 
-/// A multihash, by the CID that has it or the peer that it is.
+/// The multihash of a CID or a peer ID.
 fn closest_key(text: &str) -> Option<Vec<u8>> {
     let peer = Key::parse(text).map(|key| key.peer_id().to_bytes());
     peer.or_else(|| cid::parse(text).ok().map(|cid| cid.hash().to_bytes()))
 }
 
-/// How peers are written.
+/// The format of peer records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// As one JSON object, when the search is over.
+    /// A JSON object with a list, sent when the search has ended.
     List,
-    /// As one JSON object a line, as they are found.
+    /// NDJSON: one JSON object a line, sent as records are found.
     Lines,
 }
 
 impl Format {
-    /// What a request accepts; of two that it likes alike, lines.
+    /// Negotiates the format; prefers NDJSON at equal weights.
     ///
     /// # Errors
     /// [`RoutingProblem::NotAcceptable`].
@@ -97,8 +97,8 @@ impl Format {
                 best = Some((weight, format));
             }
         }
-        let there_is = "application/json or application/x-ndjson";
-        best.map(|(_, format)| format).ok_or(RoutingProblem::NotAcceptable { there_is })
+        let available = "application/json or application/x-ndjson";
+        best.map(|(_, format)| format).ok_or(RoutingProblem::NotAcceptable { available })
     }
 }
 
@@ -112,7 +112,7 @@ pub fn accepts_record(headers: &HeaderMap) -> Result<(), RoutingProblem> {
             && [IPNS_RECORD, "*/*", "application/*"].iter().any(|accepted| media_type.eq_ignore_ascii_case(accepted))
     };
     let accepted = !headers.contains_key(ACCEPT) || negotiate::media_ranges(headers).any(is_record);
-    if accepted { Ok(()) } else { Err(RoutingProblem::NotAcceptable { there_is: IPNS_RECORD }) }
+    if accepted { Ok(()) } else { Err(RoutingProblem::NotAcceptable { available: IPNS_RECORD }) }
 }
 
 #[cfg(test)]
@@ -125,22 +125,22 @@ mod tests {
     const NAME: &str = "k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8";
 
     #[test]
-    fn paths_name_what_is_asked_for() {
+    fn paths_are_parsed() {
         let cid = cid::parse(CID).expect("a CID");
         let key = Key::parse(PEER).expect("a key");
         let peer = *key.peer_id();
         let good = [
-            (format!("providers/{CID}"), Asked::Providers(cid)),
-            (format!("peers/{PEER}"), Asked::Peer(peer)),
-            (format!("peers/{NAME}"), Asked::Peer(peer)),
-            (format!("ipns/{NAME}"), Asked::Record(key)),
-            (format!("ipns/{}", key.to_cid()), Asked::Record(key)),
-            (format!("dht/closest/peers/{CID}"), Asked::Closest(cid.hash().to_bytes())),
-            (format!("dht/closest/peers/{PEER}"), Asked::Closest(peer.to_bytes())),
-            (format!("dht/closest/peers/{NAME}"), Asked::Closest(peer.to_bytes())),
+            (format!("providers/{CID}"), RoutingRequest::Providers(cid)),
+            (format!("peers/{PEER}"), RoutingRequest::Peer(peer)),
+            (format!("peers/{NAME}"), RoutingRequest::Peer(peer)),
+            (format!("ipns/{NAME}"), RoutingRequest::Record(key)),
+            (format!("ipns/{}", key.to_cid()), RoutingRequest::Record(key)),
+            (format!("dht/closest/peers/{CID}"), RoutingRequest::Closest(cid.hash().to_bytes())),
+            (format!("dht/closest/peers/{PEER}"), RoutingRequest::Closest(peer.to_bytes())),
+            (format!("dht/closest/peers/{NAME}"), RoutingRequest::Closest(peer.to_bytes())),
         ];
         for (path, expected) in good {
-            assert_eq!(Asked::read(&format!("{ROUTING}{path}")), Ok(expected), "{path}");
+            assert_eq!(RoutingRequest::read(&format!("{ROUTING}{path}")), Ok(expected), "{path}");
         }
         let long = format!("providers/{}", "b".repeat(10_000));
         let bad = [
@@ -153,12 +153,12 @@ mod tests {
             &long,
         ];
         for path in bad {
-            let problem = Asked::read(&format!("{ROUTING}{path}")).expect_err(path);
+            let problem = RoutingRequest::read(&format!("{ROUTING}{path}")).expect_err(path);
             assert!(matches!(problem, Problem::Routing(_)) && problem.to_string().len() < 200, "{path}: {problem}");
             assert_eq!(problem.status(), 400, "{path}");
         }
         for path in ["", "providers", "elsewhere/x", &format!("providers/{CID}/"), &format!("dht/{CID}")] {
-            let problem = Asked::read(&format!("{ROUTING}{path}")).expect_err(path);
+            let problem = RoutingRequest::read(&format!("{ROUTING}{path}")).expect_err(path);
             assert!(matches!(problem.status().as_u16(), 400 | 404), "{path}: {problem}");
         }
     }

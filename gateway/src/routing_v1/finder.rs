@@ -1,4 +1,4 @@
-//! [`Finder`]: whoever searches the network for the routing API, and [`Neighbourhood`], which does.
+//! [`PeerFinder`]: the searches of the routing API, and [`Neighbourhood`], its implementation.
 
 use content::{BlockKey, Cid};
 use futures::FutureExt as _;
@@ -11,29 +11,29 @@ use p2p_bridge::routing_v1::PeerRecord;
 use p2p_bridge::routing_v1::types::BITSWAP;
 use std::future::Future;
 
-/// Whoever searches the network.
-pub trait Finder: Send + Sync {
-    /// Who provides a block.
+/// Searches the network.
+pub trait PeerFinder: Send + Sync {
+    /// The providers of a block.
     fn providers(&self, cid: &Cid) -> BoxStream<'static, PeerRecord>;
 
-    /// Where a peer is.
+    /// The addresses of a peer.
     fn peer(&self, peer: PeerId) -> BoxStream<'static, PeerRecord>;
 
-    /// The DHT's servers that are closest to a key.
+    /// The DHT servers closest to a key.
     fn closest(&self, key: Vec<u8>) -> BoxStream<'static, PeerRecord>;
 
-    /// This node, if strangers may have blocks from it.
-    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>>;
+    /// This node's own record, if untrusted peers may fetch blocks from it.
+    fn own_record(&self) -> BoxFuture<'static, Option<PeerRecord>>;
 }
 
-/// The network, as whoever asks the routing API may search it.
+/// Searches of the node's network, for clients of the routing API.
 pub struct Neighbourhood {
     bridge: Bridge,
     serves_everyone: bool,
 }
 
 impl Neighbourhood {
-    /// What `bridge` finds. `serves_everyone` says whether strangers get blocks from this node.
+    /// Searches with `bridge`. `serves_everyone`: whether untrusted peers may fetch blocks from this node.
     pub fn new(bridge: Bridge, serves_everyone: bool) -> Self {
         Self { bridge, serves_everyone }
     }
@@ -44,12 +44,12 @@ fn found(searching: impl Future<Output = PeerSearch> + Send + 'static) -> BoxStr
     stream::once(searching).flat_map(move |search| stream::unfold(search, next)).boxed()
 }
 
-impl Finder for Neighbourhood {
+impl PeerFinder for Neighbourhood {
     fn providers(&self, cid: &Cid) -> BoxStream<'static, PeerRecord> {
         let bridge = self.bridge.clone();
         match BlockKey::of(cid) {
             Some(key) => found(async move { bridge.find_providers(&key).await }),
-            // Whoever has the CID has the block.
+            // The data of an identity CID are in the CID itself.
             None => stream::empty().boxed(),
         }
     }
@@ -64,7 +64,7 @@ impl Finder for Neighbourhood {
         found(async move { bridge.closest_peers(key).await })
     }
 
-    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>> {
+    fn own_record(&self) -> BoxFuture<'static, Option<PeerRecord>> {
         let (bridge, serves_everyone) = (self.bridge.clone(), self.serves_everyone);
         async move {
             let id = bridge.peer_id();

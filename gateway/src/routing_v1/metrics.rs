@@ -1,4 +1,4 @@
-//! What a scrape says of the routing API.
+//! Metrics of the routing API.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -11,61 +11,61 @@ struct Labels {
     result: &'static str,
 }
 
-/// The endpoint of a request that names none.
+/// The endpoint label of invalid requests.
 pub const UNKNOWN: &str = "unknown";
 
 const ENDPOINTS: [&str; 5] = ["providers", "peers", "closest", "ipns", UNKNOWN];
 
-/// What a request was answered with.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// Records.
+pub enum RequestResult {
+    /// Records were found.
     Found,
-    /// That there are none.
+    /// No records were found.
     Empty,
-    /// That it makes no sense.
+    /// The request is invalid.
     Invalid,
-    /// That too much is being searched for.
+    /// The limit of searches is reached.
     Busy,
-    /// That something went wrong here.
+    /// An internal error, or a withheld subject.
     Failed,
 }
 
-const OUTCOMES: [(Outcome, &str); 5] = [
-    (Outcome::Found, "found"),
-    (Outcome::Empty, "empty"),
-    (Outcome::Invalid, "invalid"),
-    (Outcome::Busy, "busy"),
-    (Outcome::Failed, "failed"),
+const RESULTS: [(RequestResult, &str); 5] = [
+    (RequestResult::Found, "found"),
+    (RequestResult::Empty, "empty"),
+    (RequestResult::Invalid, "invalid"),
+    (RequestResult::Busy, "busy"),
+    (RequestResult::Failed, "failed"),
 ];
 
-/// Handles to the metrics of the API. Cloning shares them.
+/// Handles to the metrics of the API. Clones share them.
 #[derive(Debug, Clone)]
 pub struct RoutingMetrics {
     requests: Family<Labels, Counter>,
 }
 
 impl RoutingMetrics {
-    /// Registers every metric under its full name. Call it once for a registry.
+    /// Registers all metrics under their full names. Call it once for a registry.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self { requests: Family::default() };
         registry.register(
             "causeway_routing_v1_requests",
-            "Requests to /routing/v1, by endpoint and what they were answered with",
+            "Requests to /routing/v1, by endpoint and result",
             metrics.requests.clone(),
         );
-        // A counter that is missing until its first event cannot be told from one that is broken.
+        // All label values are exported from the start, so that a missing counter is a sign of an error.
         for endpoint in ENDPOINTS {
-            for (_, result) in OUTCOMES {
+            for (_, result) in RESULTS {
                 drop(metrics.requests.get_or_create(&Labels { endpoint, result }));
             }
         }
         metrics
     }
 
-    /// A request was answered.
-    pub fn answered(&self, endpoint: &'static str, outcome: Outcome) {
-        let result = OUTCOMES.iter().find(|(other, _)| *other == outcome).map_or("", |(_, name)| name);
+    /// Counts a request.
+    pub fn answered(&self, endpoint: &'static str, result: RequestResult) {
+        let result = RESULTS.iter().find(|(other, _)| *other == result).map_or("", |(_, name)| name);
         self.requests.get_or_create(&Labels { endpoint, result }).inc();
     }
 }

@@ -1,18 +1,18 @@
-//! The Delegated Routing V1 HTTP API, answered (<https://specs.ipfs.tech/routing/http-routing-v1/>): providers, peers, IPNS records
-//! and the neighbours of a key, for light clients that are no part of the DHT.
+//! The server of the Delegated Routing V1 HTTP API (<https://specs.ipfs.tech/routing/http-routing-v1/>): providers,
+//! peers, IPNS records and the closest peers of a key, for light clients that are not DHT nodes.
 //!
-//! Goals: records are sent as they are found; a search is work for the node, so a client has a bounded number at a time, and all
-//! clients have; time is bounded as well, and what was found until then is the answer; who asks from outside hears of no private
-//! address.
+//! Goals: records are streamed as they are found; concurrent searches are limited for each client and in total;
+//! searches have a timeout, after which the response ends with the records found; clients outside the local network
+//! receive no private addresses.
 //!
-//! Non-goals: asking other routers, lest two of them ask each other for ever; and taking records in (`PUT`).
+//! Non-goals: forwarding to other routers, which could form a loop; publishing records (`PUT`).
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`ask`] | what is asked for, and in which format |
-//! | `answer` | heads and bodies |
-//! | [`finder`] | who searches the network |
-//! | [`metrics`] | what is counted |
+//! | [`ask`] | parsing and format negotiation |
+//! | `answer` | responses |
+//! | [`finder`] | searches of the network |
+//! | [`metrics`] | metrics |
 
 pub mod ask;
 pub mod finder;
@@ -23,13 +23,13 @@ mod answer;
 use crate::errors::{Problem, RoutingProblem};
 use crate::request::client::Client;
 use crate::respond::Draft;
-use ask::{Asked, Format};
+use ask::{Format, RoutingRequest};
 use content::names::{Key, NameError};
 use content::{BlockSource, Name, NameResolver, Policy, Verdict};
-use finder::Finder;
+use finder::PeerFinder;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::request::Parts;
-use metrics::{Outcome, RoutingMetrics};
+use metrics::{RequestResult, RoutingMetrics};
 use p2p_bridge::routing_v1::filters::{FILTER_ADDRS, FILTER_PROTOCOLS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
 use p2p_bridge::scope::{Scope, is_public};
@@ -38,18 +38,18 @@ use services::url::parameter;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Searches at a time, over all clients and for each of them, however many requests may fetch blocks.
+/// Upper limits of concurrent searches, in total and for each client, independent of the limits of fetches.
 const SEARCHES_MAX: u64 = 256;
 const CLIENT_SEARCHES_MAX: u64 = 32;
 
-/// What one answer may cost.
+/// The limits of a response.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How long a search may take. What was found until then is the answer.
+    /// The timeout of a search.
     pub time: Duration,
-    /// Records of an answer that is sent as a whole. Whoever wants more takes them as they are found.
+    /// The maximum number of records in a JSON response. Streamed responses can have more.
     pub list_max: usize,
-    /// Records of an answer that is sent as they are found.
+    /// The maximum number of records in a streamed response.
     pub lines_max: usize,
 }
 
@@ -59,11 +59,11 @@ impl Default for Limits {
     }
 }
 
-/// What the API is made of.
+/// The server of the routing API.
 pub struct Routing {
-    finder: Arc<dyn Finder>,
+    finder: Arc<dyn PeerFinder>,
     names: Arc<dyn NameResolver>,
-    /// What is held here.
+    /// The blocks that are stored locally.
     local: Arc<dyn BlockSource>,
     searches: Arc<Limiter>,
     policy: Arc<dyn Policy>,
@@ -71,16 +71,17 @@ pub struct Routing {
     metrics: RoutingMetrics,
 }
 
-/// Who may search, by the settings for requests that fetch from it.
+/// The limiter of searches, derived from the limits of fetches.
 pub fn limiter(http: &config::Http) -> Limiter {
     let size = |value: u64, max: u64| usize::try_from(value.min(max)).unwrap_or(usize::MAX);
     Limiter::new(size(http.misses_max, SEARCHES_MAX), size(http.client_misses_max, CLIENT_SEARCHES_MAX))
 }
 
 impl Routing {
-    /// Answers by what `finder` finds, what `names` knows, and what is held in `local`.
+    /// A server that searches with `finder`, resolves names with `names`, and announces this node for the blocks in
+    /// `local`.
     pub fn new(
-        finder: Arc<dyn Finder>,
+        finder: Arc<dyn PeerFinder>,
         names: Arc<dyn NameResolver>,
         local: Arc<dyn BlockSource>,
         policy: Arc<dyn Policy>,
@@ -94,64 +95,64 @@ impl Routing {
     /// Answers a request.
     ///
     /// # Errors
-    /// [`Problem`] when it asks for nothing that there is, or too much is being searched for.
+    /// [`Problem`] when the request is invalid, or the limit of searches is reached.
     pub async fn answer(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
-        let asked = match Asked::read(head.uri.path()) {
-            Ok(asked) => asked,
+        let request = match RoutingRequest::read(head.uri.path()) {
+            Ok(request) => request,
             Err(problem) => {
-                self.metrics.answered(metrics::UNKNOWN, Outcome::Invalid);
+                self.metrics.answered(metrics::UNKNOWN, RequestResult::Invalid);
                 return Err(problem);
             }
         };
-        let endpoint = asked.endpoint();
-        if let Err(problem) = self.check_policy(&asked) {
-            self.metrics.answered(endpoint, Outcome::Failed);
+        let endpoint = request.endpoint();
+        if let Err(problem) = self.check_policy(&request) {
+            self.metrics.answered(endpoint, RequestResult::Failed);
             return Err(problem);
         }
-        let answered = match asked {
-            Asked::Record(key) => self.record(key, head, client).await,
-            asked => self.peers(asked, head, client).await,
+        let answered = match request {
+            RoutingRequest::Record(key) => self.record(key, head, client).await,
+            request => self.peers(request, head, client).await,
         };
-        let outcome = match &answered {
-            Ok((_, true)) => Outcome::Found,
-            Ok((_, false)) => Outcome::Empty,
-            Err(Problem::Routing(RoutingProblem::Busy) | Problem::Name(NameError::Busy)) => Outcome::Busy,
-            Err(Problem::Routing(_)) => Outcome::Invalid,
-            Err(_) => Outcome::Failed,
+        let result = match &answered {
+            Ok((_, true)) => RequestResult::Found,
+            Ok((_, false)) => RequestResult::Empty,
+            Err(Problem::Routing(RoutingProblem::Busy) | Problem::Name(NameError::Busy)) => RequestResult::Busy,
+            Err(Problem::Routing(_)) => RequestResult::Invalid,
+            Err(_) => RequestResult::Failed,
         };
-        self.metrics.answered(endpoint, outcome);
+        self.metrics.answered(endpoint, result);
         answered.map(|(draft, _)| draft)
     }
 
-    /// Who has what is withheld, and what a name that is withheld stands for, is not told.
-    fn check_policy(&self, asked: &Asked) -> Result<(), Problem> {
-        match asked {
-            Asked::Providers(cid) => match self.policy.check(cid) {
+    /// Providers of withheld blocks and records of withheld names are not returned.
+    fn check_policy(&self, request: &RoutingRequest) -> Result<(), Problem> {
+        match request {
+            RoutingRequest::Providers(cid) => match self.policy.check(cid) {
                 Verdict::Allow => Ok(()),
                 verdict => Err(Problem::Refused { cid: *cid, verdict }),
             },
-            Asked::Record(key) => match self.policy.check_name(&Name::Key(*key), "") {
+            RoutingRequest::Record(key) => match self.policy.check_name(&Name::Key(*key), "") {
                 Verdict::Allow => Ok(()),
                 verdict => Err(NameError::Withheld { name: Name::Key(*key), verdict }.into()),
             },
-            Asked::Peer(_) | Asked::Closest(_) => Ok(()),
+            RoutingRequest::Peer(_) | RoutingRequest::Closest(_) => Ok(()),
         }
     }
 
-    /// Peers, and whether there are any.
-    async fn peers(&self, asked: Asked, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
+    /// A response with peers, and whether there are any.
+    async fn peers(&self, request: RoutingRequest, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         let format = Format::of_peers(&head.headers)?;
         let parameter = |name| head.uri.query().and_then(|query| parameter(query, name));
         let filters = Filters::read(parameter(FILTER_ADDRS).as_deref(), parameter(FILTER_PROTOCOLS).as_deref());
-        let place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
-        let list = asked.list();
-        let filters = if matches!(asked, Asked::Closest(_)) { Filters::default() } else { filters };
+        let permit = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
+        let list = request.list();
+        let filters = if matches!(request, RoutingRequest::Closest(_)) { Filters::default() } else { filters };
         let audience = if is_public(client.address) { Audience::Outside } else { Audience::Inside };
-        let found = self.search(asked).await;
+        let found = self.search(request).await;
         let found = found.filter_map(move |record| {
-            // The place is kept for as long as the search is.
-            let _kept = &place;
-            std::future::ready(audience.may_hear(record).and_then(|record| filters.apply(record)))
+            // The permit is held until the search ends.
+            let _permit = &permit;
+            std::future::ready(audience.filter_for(record).and_then(|record| filters.apply(record)))
         });
         let found = found.take_until(tokio::time::sleep(self.limits.time));
         match format {
@@ -163,27 +164,27 @@ impl Routing {
         }
     }
 
-    /// Everybody who is found; this node first, if it holds what is asked for.
-    async fn search(&self, asked: Asked) -> BoxStream<'static, PeerRecord> {
-        match asked {
-            Asked::Providers(cid) => {
+    /// The records of a search; this node comes first if it has the block.
+    async fn search(&self, request: RoutingRequest) -> BoxStream<'static, PeerRecord> {
+        match request {
+            RoutingRequest::Providers(cid) => {
                 let held = self.local.has(&cid).await.unwrap_or(false);
-                let ourselves = if held { self.finder.ourselves().await } else { None };
-                let own_id = ourselves.as_ref().map(|record| record.id);
+                let own_record = if held { self.finder.own_record().await } else { None };
+                let own_id = own_record.as_ref().map(|record| record.id);
                 let others = self.finder.providers(&cid);
                 let others = others.filter(move |record| std::future::ready(Some(record.id) != own_id));
-                stream::iter(ourselves).chain(others).boxed()
+                stream::iter(own_record).chain(others).boxed()
             }
-            Asked::Peer(peer) => self.finder.peer(peer),
-            Asked::Closest(key) => self.finder.closest(key),
-            Asked::Record(_) => stream::empty().boxed(),
+            RoutingRequest::Peer(peer) => self.finder.peer(peer),
+            RoutingRequest::Closest(key) => self.finder.closest(key),
+            RoutingRequest::Record(_) => stream::empty().boxed(),
         }
     }
 
-    /// An IPNS record, or that there is none.
+    /// An IPNS record, or the reason why there is none.
     async fn record(&self, key: Key, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         ask::accepts_record(&head.headers)?;
-        let _place = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
+        let _permit = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
         match tokio::time::timeout(self.limits.time, self.names.record(&key)).await {
             Ok(Ok(record)) => Ok((answer::record(&key, &record, &head.headers), true)),
             Ok(Err(error @ (NameError::Busy | NameError::Withheld { .. }))) => Err(error.into()),
@@ -193,18 +194,18 @@ impl Routing {
     }
 }
 
-/// Who hears the answer.
+/// The recipient of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Audience {
-    /// Somebody on this machine or in its network.
+    /// A client on this machine or in its local network.
     Inside,
-    /// Somebody else, whom private addresses are of no use to and no business of.
+    /// Any other client, which receives no private addresses.
     Outside,
 }
 
 impl Audience {
-    /// What of a record may be told; `None` if nothing is left of where the peer is.
-    fn may_hear(self, mut record: PeerRecord) -> Option<PeerRecord> {
+    /// The record without the addresses that the recipient must not receive; `None` if no address is left.
+    fn filter_for(self, mut record: PeerRecord) -> Option<PeerRecord> {
         if self == Self::Outside && !record.addresses.is_empty() {
             record.addresses.retain(|address| Scope::Wan.admits(address));
             if record.addresses.is_empty() {
@@ -221,7 +222,7 @@ mod tests {
     use libp2p::PeerId;
 
     #[test]
-    fn who_asks_from_outside_hears_of_no_private_address() {
+    fn public_clients_get_no_private_addresses() {
         let record = |addresses: &[&str]| {
             PeerRecord::new(PeerId::random(), addresses.iter().map(|text| text.parse().expect("an address")).collect())
         };
@@ -233,7 +234,8 @@ mod tests {
             (vec![public], Some(1), Some(1)),
         ];
         for (addresses, outside, inside) in table {
-            let heard = |audience: Audience| audience.may_hear(record(&addresses)).map(|record| record.addresses.len());
+            let heard =
+                |audience: Audience| audience.filter_for(record(&addresses)).map(|record| record.addresses.len());
             assert_eq!((heard(Audience::Outside), heard(Audience::Inside)), (outside, inside), "{addresses:?}");
         }
     }

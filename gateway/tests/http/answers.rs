@@ -1,10 +1,10 @@
-//! What complete responses look like.
+//! Complete responses.
 
 use crate::dag::{cbor, directory, file, noise, raw, symlink};
 use crate::site::{Setup, Site, header};
 use content::{Block, Cid};
 
-/// A site of three files, a page, a nested directory and a symlink; and its parts.
+/// A site with three files, a page, a nested directory and a symlink; and its parts.
 struct Tree {
     site: Site,
     root: Cid,
@@ -69,7 +69,7 @@ async fn a_file_has_every_header_that_caches_and_browsers_need() {
 }
 
 #[tokio::test]
-async fn a_hot_file_is_answered_from_memory() {
+async fn a_cached_file_is_answered_from_memory() {
     let tree = tree().await;
     let path = format!("/ipfs/{}/sub/hello.txt", tree.root);
     let counts = || {
@@ -77,10 +77,10 @@ async fn a_hot_file_is_answered_from_memory() {
         names.map(|name| tree.site.metric(name))
     };
     tree.site.get(&path).await;
-    let [remembered, from_disk] = counts();
-    assert_eq!((remembered, from_disk), (0, 3), "the root, the folder and the file");
+    let [from_cache, from_disk] = counts();
+    assert_eq!((from_cache, from_disk), (0, 3), "the root, the directory and the file");
     tree.site.get(&path).await;
-    assert_eq!(counts(), [1, 3], "no walk, and nothing from the disk");
+    assert_eq!(counts(), [1, 3], "no resolution, and nothing from the disk");
 }
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn large_files_arrive_whole_and_in_parts() {
 }
 
 #[tokio::test]
-async fn a_service_worker_gets_a_folder_at_most() {
+async fn a_service_worker_cannot_be_registered_at_the_root() {
     let tree = tree().await;
     let worker = [("service-worker", "script")];
     let root = format!("/ipfs/{}", tree.large.cid());
@@ -152,7 +152,7 @@ async fn several_ranges_are_parts_of_one_body(tree: &Tree, path: &str, all: &[u8
 }
 
 #[tokio::test]
-async fn what_the_client_has_is_not_sent_again() {
+async fn conditional_requests_get_304() {
     let tree = tree().await;
     let file = format!("/ipfs/{}/large.bin", tree.root);
     let tag = format!("W/\"x\", \"{}\"", tree.large.cid());
@@ -167,9 +167,9 @@ async fn what_the_client_has_is_not_sent_again() {
     let tag = header(&tree.site.get(&listing).await, "etag").to_owned();
     assert_eq!(tag, format!("\"DirIndex-3_CID-{}\"", tree.root));
     assert_eq!(tree.site.send("GET", &listing, &[("if-none-match", &tag)]).await.status(), 304);
-    // Of this CID a block is held, which need not be read.
+    // The root block of this CID is stored locally, and is not read.
     let (path, tag) = (format!("/ipfs/{}", tree.text.cid()), format!("\"{}\"", tree.text.cid()));
-    let looks = tree.site.looks(&tree.text);
+    let look_ups = tree.site.look_ups(&tree.text);
     let response = tree.site.send("GET", &path, &[("if-none-match", &tag)]).await;
     assert_eq!(response.status(), 304);
     assert_eq!(header(&response, "x-ipfs-path"), path);
@@ -177,9 +177,9 @@ async fn what_the_client_has_is_not_sent_again() {
     let raw_tag = format!("\"{}.raw\"", tree.text.cid());
     let raw_path = format!("{path}?format=raw");
     assert_eq!(tree.site.send("GET", &raw_path, &[("if-none-match", &raw_tag)]).await.status(), 304);
-    assert_eq!(tree.site.looks(&tree.text), looks);
+    assert_eq!(tree.site.look_ups(&tree.text), look_ups);
     assert_eq!(tree.site.send("GET", &path, &[("if-none-match", &raw_tag)]).await.status(), 200);
-    // Of this one nobody has it, so that there is nothing that the client could have.
+    // The content of this CID is not available, so the client cannot have it.
     let unknown = raw("nobody has this");
     let path = format!("/ipfs/{}", unknown.cid());
     for tag in [format!("\"{}\"", unknown.cid()), format!("\"{}.raw\"", unknown.cid()), "*".to_owned()] {
@@ -188,7 +188,7 @@ async fn what_the_client_has_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_as_demanded_is_not_sent() {
+async fn false_preconditions_get_412() {
     let tree = tree().await;
     let file = format!("/ipfs/{}/large.bin", tree.root);
     let (own, listing) = (format!("\"{}\"", tree.large.cid()), format!("/ipfs/{}/", tree.root));
@@ -204,11 +204,11 @@ async fn what_is_not_as_demanded_is_not_sent() {
         ("GET", &file, &[("if-match", other), ("if-none-match", &own)], 412),
         ("GET", &file, &[("if-match", &own), ("if-none-match", &own)], 304),
         ("GET", &listing, &[("if-match", other)], 412),
-        // There is nothing that could be as demanded.
+        // Without content there is no match.
         ("GET", "/ipfs/bafkqaaa/none", &[("if-match", other)], 404),
     ];
     for (method, path, headers, expected) in table {
-        // Once more when it is remembered.
+        // Again from the cache.
         for _ in 0..2 {
             let response = tree.site.send(method, path, headers).await;
             assert_eq!(response.status(), expected, "{method} {path} {headers:?}");
@@ -217,7 +217,7 @@ async fn what_is_not_as_demanded_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_file_is_itself_whatever_media_type_is_accepted() {
+async fn a_file_has_its_own_format_whatever_is_accepted() {
     let tree = tree().await;
     let path = format!("/ipfs/{}/sub/hello.txt", tree.root);
     for query in ["", "?format=json", "?format=cbor", "?format=html"] {
@@ -228,13 +228,13 @@ async fn a_file_is_itself_whatever_media_type_is_accepted() {
             assert_eq!(response.text().await.expect("text"), "hello, world\n");
         }
     }
-    // A document is shown as a page.
+    // A document has an HTML preview.
     let page = tree.site.get(&format!("/ipfs/{}?format=html", tree.cbor.cid())).await;
     assert_eq!((page.status().as_u16(), header(&page, "content-type")), (200, "text/html; charset=utf-8"));
 }
 
 #[tokio::test]
-async fn directories_redirect_to_their_slash_and_show_their_index_or_their_entries() {
+async fn directories_redirect_to_a_slash_and_have_an_index_or_a_listing() {
     let tree = tree().await;
     let page = format!("/ipfs/{}/page", tree.root);
     let response = tree.site.get(&format!("{page}?a=b&c")).await;
@@ -265,7 +265,7 @@ async fn directories_redirect_to_their_slash_and_show_their_index_or_their_entri
 }
 
 #[tokio::test]
-async fn names_and_downloads_follow_the_query() {
+async fn filename_and_download_are_honoured() {
     let tree = tree().await;
     let path = format!("/ipfs/{}", tree.text.cid());
     let response = tree.site.get(&path).await;
@@ -285,11 +285,11 @@ async fn names_and_downloads_follow_the_query() {
 }
 
 #[tokio::test]
-async fn a_nameless_file_has_the_same_type_whatever_is_asked_of_it() {
+async fn a_sniffed_media_type_does_not_depend_on_the_range() {
     let requests: [(&str, &[(&str, &str)]); 4] =
         [("HEAD", &[]), ("GET", &[("range", "bytes=7-9")]), ("GET", &[("range", "bytes=0-0")]), ("GET", &[])];
     for (method, headers) in requests {
-        // A new gateway each time, so that nothing is remembered.
+        // A new gateway each time, so that nothing is cached.
         let page = raw("<!DOCTYPE html>\n<p>Hello");
         let large = file(&[page.clone(), raw(noise(1, 5000))]);
         let site = Setup::new(&[&page, &large, &raw(noise(1, 5000))]).start().await;
@@ -301,7 +301,7 @@ async fn a_nameless_file_has_the_same_type_whatever_is_asked_of_it() {
 }
 
 #[tokio::test]
-async fn raw_blocks_are_sent_as_they_are_hashed() {
+async fn raw_blocks_are_sent_unchanged() {
     let tree = tree().await;
     let table: [(String, &[(&str, &str)]); 3] = [
         (format!("/ipfs/{}/large.bin?format=raw", tree.root), &[]),
@@ -326,7 +326,7 @@ async fn raw_blocks_are_sent_as_they_are_hashed() {
 }
 
 #[tokio::test]
-async fn a_symlink_is_its_target() {
+async fn a_symlink_is_served_as_its_target() {
     let tree = tree().await;
     for path in [format!("/ipfs/{}/link", tree.root), format!("/ipfs/{}", tree.link.cid())] {
         let response = tree.site.get(&path).await;
@@ -336,14 +336,14 @@ async fn a_symlink_is_its_target() {
 }
 
 #[tokio::test]
-async fn content_inside_a_cid_needs_no_block() {
+async fn identity_cids_need_no_block() {
     let tree = tree().await;
     let response = tree.site.get("/ipfs/bafkqac3imvwgy3zao5xxe3de").await;
     assert_eq!(response.text().await.expect("text"), "hello world");
 }
 
 #[tokio::test]
-async fn what_cannot_be_answered_says_why() {
+async fn errors_name_their_cause() {
     let tree = tree().await;
     let root = tree.root;
     let table = [
@@ -353,10 +353,10 @@ async fn what_cannot_be_answered_says_why() {
         ("GET", format!("/ipfs/{root}/%2e%2e%2f%2e%2e%2fetc"), 400, "above its root"),
         ("GET", format!("/ipfs/{root}/nothing"), 404, "no link named \"nothing\""),
         ("GET", format!("/ipfs/{root}/sub/hello.txt/more"), 404, "is not a directory"),
-        ("GET", format!("/ipfs/{}", raw("absent").cid()), 404, "is not held here"),
+        ("GET", format!("/ipfs/{}", raw("absent").cid()), 404, "is not stored locally"),
         ("GET", format!("/ipfs/{root}/data.cbor?format=dag-json"), 406, "?format=raw"),
         ("GET", format!("/ipfs/{root}/data.cbor/more"), 404, "no link named \"more\""),
-        ("GET", format!("/ipfs/{root}?format=zip"), 406, "there is no format \"zip\""),
+        ("GET", format!("/ipfs/{root}?format=zip"), 406, "the format \"zip\" is not supported"),
         ("GET", format!("/ipfs/{root}?format=car&dag-scope=some"), 400, "block, entity and all"),
         ("GET", format!("/ipfs/{root}/?after=nobody"), 404, "no entry"),
         ("GET", format!("/ipfs/{root}?format=ipns-record"), 400, "/ipns/KEY"),
@@ -368,14 +368,14 @@ async fn what_cannot_be_answered_says_why() {
         ("GET", format!("/ipfs/{root}?{}", "x".repeat(9000)), 414, "8192 bytes"),
         ("GET", format!("/ipfs/{root}/{}", "a/".repeat(300)), 400, "256 segments"),
     ];
-    for (method, path, status, words) in table {
+    for (method, path, status, expected_text) in table {
         let response = tree.site.send(method, &path, &[]).await;
         assert_eq!(response.status().as_u16(), status, "{method} {path}");
         assert_eq!(header(&response, "access-control-allow-origin"), "*", "{path}");
         assert_eq!(header(&response, "content-type"), "text/plain; charset=utf-8", "{path}");
         assert!(!header(&response, "cache-control").is_empty(), "{path}");
         let text = response.text().await.expect("text");
-        assert!(text.contains(words) && text.len() < 700, "{path}: {text}");
+        assert!(text.contains(expected_text) && text.len() < 700, "{path}: {text}");
     }
     let response = tree.site.send("GET", "/ipfs/hello", &[("accept", "text/html,*/*;q=0.8")]).await;
     assert_eq!(header(&response, "content-type"), "text/html; charset=utf-8");
@@ -387,8 +387,8 @@ async fn what_cannot_be_answered_says_why() {
 }
 
 #[tokio::test]
-async fn paths_do_not_climb() {
-    // Sent as they are, since HTTP clients tidy such paths up before they send them.
+async fn paths_do_not_leave_the_root() {
+    // Sent unchanged, since HTTP clients normalise such paths.
     let tree = tree().await;
     for (path, status) in [("../../etc/passwd", "400"), ("%2e%2e/x", "400"), ("sub/../sub/hello.txt", "200")] {
         let request = format!("GET /ipfs/{}/{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", tree.root);
@@ -423,7 +423,7 @@ async fn preflights_health_and_the_landing_page_are_answered() {
 }
 
 #[tokio::test]
-async fn http_10_gets_lengths() {
+async fn http_10_responses_have_a_length() {
     let tree = tree().await;
     let listing = format!("GET /ipfs/{}/ HTTP/1.0\r\n\r\n", tree.root);
     let (answer, end) = tree.site.exchange(&listing).await;
@@ -439,7 +439,7 @@ async fn http_10_gets_lengths() {
 }
 
 #[tokio::test]
-async fn a_page_that_is_too_long_for_http_10_is_refused() {
+async fn a_page_that_exceeds_the_http_10_buffer_is_rejected() {
     let names: Vec<String> = (0..2000).map(|number| format!("name-{number:04}")).collect();
     let leaf = raw("x");
     let entries: Vec<(&str, &Block)> = names.iter().map(|name| (name.as_str(), &leaf)).collect();

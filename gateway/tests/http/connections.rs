@@ -1,4 +1,4 @@
-//! Connections: their limits, and their end.
+//! Connections: limits, timeouts and graceful drain.
 
 use crate::dag::{file, noise, raw};
 use crate::site::{PATIENCE, Setup, Site, header, until};
@@ -25,11 +25,11 @@ async fn requests_share_a_connection() {
 }
 
 #[tokio::test]
-async fn whoever_sends_no_request_is_let_go() {
+async fn idle_connections_are_closed() {
     let mut setup = Setup::new(&[]);
     setup.http.header_timeout_seconds = 1;
     let site = setup.start().await;
-    // Nothing, half a request, half an HTTP/2 preface, and a connection that was used once.
+    // No bytes, a partial request, a partial HTTP/2 preface, and a connection after its first request.
     let idle = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
     for sent in ["", "GET / HT", "PRI * HT", idle] {
         let (answer, _) = site.exchange(sent).await;
@@ -40,7 +40,7 @@ async fn whoever_sends_no_request_is_let_go() {
 }
 
 #[tokio::test]
-async fn whoever_reads_slowly_owes_no_request_meanwhile() {
+async fn the_head_timeout_does_not_run_while_a_response_is_sent() {
     let leaves: Vec<Block> = (0..8).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves);
     let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
@@ -48,18 +48,21 @@ async fn whoever_reads_slowly_owes_no_request_meanwhile() {
     let site = setup.start().await;
     let mut stream = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
     let (mut read, mut bytes) = (0, vec![0; 4 << 20]);
-    // Longer than a head may take, with all of the rest on its way.
+    // Longer than the timeout of a head, while the response is being sent.
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_millis(1200)).await;
         read += stream.read(&mut bytes).await.expect("goes on");
     }
     let mut rest = Vec::new();
-    stream.read_to_end(&mut rest).await.expect("an orderly end: the client is let go after it has read all");
+    stream
+        .read_to_end(&mut rest)
+        .await
+        .expect("an orderly end: the connection is closed after the client has read all");
     assert!(read + rest.len() > 8 << 20, "the whole file arrived: {}", read + rest.len());
 }
 
 #[tokio::test]
-async fn whoever_does_not_read_is_let_go() {
+async fn clients_that_do_not_read_are_disconnected() {
     let leaves: Vec<Block> = (0..32).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves);
     let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
@@ -71,20 +74,20 @@ async fn whoever_does_not_read_is_let_go() {
 }
 
 #[tokio::test]
-async fn a_head_that_is_too_long_is_refused() {
+async fn a_head_that_is_too_long_is_rejected() {
     let site = Setup::new(&[]).start().await;
     let (answer, _) = site.exchange(&format!("GET / HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "x".repeat(100_000))).await;
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
 }
 
-/// A file that takes a slow reader long.
+/// A file that a slow client reads for a long time.
 fn long_file() -> (Block, Vec<Block>) {
     let leaves: Vec<Block> = (0..16).map(|seed| raw(noise(seed, 1 << 20))).collect();
     (file(&leaves), leaves)
 }
 
-/// A connection whose client reads the beginning of a long answer.
+/// A connection whose client reads the beginning of a long response.
 async fn reads_slowly(site: &Site, large: &Block) -> TcpStream {
     let mut reader = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
     reader.read_exact(&mut [0; 1000]).await.expect("a head");
@@ -92,7 +95,7 @@ async fn reads_slowly(site: &Site, large: &Block) -> TcpStream {
 }
 
 #[tokio::test]
-async fn requests_over_the_limit_wait_for_a_while_and_health_does_not() {
+async fn requests_over_the_limit_wait_and_health_checks_do_not() {
     let (large, leaves) = long_file();
     let text = raw("hello");
     let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
@@ -121,7 +124,7 @@ async fn connect_from(address: [u8; 4], site: &Site, request: &str) -> TcpStream
     stream
 }
 
-/// The answer to a whole request from another address, whose connection is closed then.
+/// The response to a complete request from another address, after which the connection is closed.
 async fn ask_from(address: [u8; 4], site: &Site, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let mut stream = connect_from(address, site, &request).await;
@@ -131,7 +134,7 @@ async fn ask_from(address: [u8; 4], site: &Site, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn one_address_does_not_shut_others_out() {
+async fn one_address_cannot_exhaust_the_connections_of_others() {
     let (large, leaves) = long_file();
     let text = raw("hello");
     let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
@@ -139,7 +142,7 @@ async fn one_address_does_not_shut_others_out() {
     let site = setup.start().await;
     let path = format!("/ipfs/{}", text.cid());
     let slow = format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid());
-    // Heads that never end, and answers that are never read.
+    // Incomplete heads, and responses that are not read.
     for sent in ["GET / HTT", &slow] {
         let mut flood = Vec::new();
         for _ in 0..100 {
@@ -158,7 +161,7 @@ async fn one_address_does_not_shut_others_out() {
 }
 
 #[tokio::test]
-async fn the_one_that_is_idle_for_longest_gives_way() {
+async fn the_longest_idle_connection_is_evicted() {
     let text = raw("hello");
     let mut setup = Setup::new(&[&text]);
     setup.http.connections_max = 3;
@@ -173,7 +176,7 @@ async fn the_one_that_is_idle_for_longest_gives_way() {
     assert!(answer.ends_with("hello"), "{answer}");
     let ended = tokio::time::timeout(PATIENCE, idle[0].read(&mut [0; 1])).await.expect("in time");
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
-    // The others are still there.
+    // The other connections stay open.
     for stream in &mut idle[1..] {
         stream.write_all(b"P/1.1\r\nHost: x\r\n\r\n").await.expect("sends");
         let mut answer = [0; 8];
@@ -183,7 +186,7 @@ async fn the_one_that_is_idle_for_longest_gives_way() {
 }
 
 #[tokio::test]
-async fn a_client_behind_a_proxy_has_its_share_of_requests_and_the_proxy_has_none() {
+async fn a_client_behind_a_proxy_has_a_request_limit_and_the_proxy_has_none() {
     let (large, leaves) = long_file();
     let text = raw("hello");
     let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
@@ -208,11 +211,11 @@ async fn a_client_behind_a_proxy_has_its_share_of_requests_and_the_proxy_has_non
     assert_eq!(other.status(), 200);
     let short = format!("/ipfs/{}", text.cid());
     let hit = site.send("GET", &short, &[("x-forwarded-for", "192.0.2.2")]).await;
-    assert_eq!(hit.status(), 200, "what is answered at once counts for nothing");
+    assert_eq!(hit.status(), 200, "requests that are answered at once do not count");
 }
 
 #[tokio::test]
-async fn whoever_reads_a_trickle_is_let_go() {
+async fn clients_that_read_below_the_minimum_rate_are_disconnected() {
     let leaves: Vec<Block> = (0..8).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves.iter().cycle().take(64).cloned().collect::<Vec<_>>());
     let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
@@ -220,10 +223,10 @@ async fn whoever_reads_a_trickle_is_let_go() {
     let site = setup.start().await;
     let mut slow = site.connect_slowly(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
     let begun = std::time::Instant::now();
-    // A quarter of what is asked for.
+    // A quarter of the minimum rate.
     let mut piece = vec![0; 100 << 10];
     while slow.read_exact(&mut piece).await.is_ok() {
-        assert!(begun.elapsed() < PATIENCE, "it is never let go");
+        assert!(begun.elapsed() < PATIENCE, "it is never disconnected");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     site.until_metric("causeway_http_responses_aborted_total{reason=\"client\"}", 1).await;
@@ -255,7 +258,7 @@ async fn a_request_has_one_host_and_its_lines_end_with_cr_lf() {
         let answer = String::from_utf8_lossy(&answer);
         assert!(answer.get(9..12) == Some(status), "{head:?}: {answer}");
     }
-    // So it is behind a body, and at the end of a head.
+    // The same after a body, and at the end of a head.
     let smuggled =
         "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na\nbGET /healthz HTTP/1.1\r\nHost: x\r\n\n";
     let (answer, _) = site.exchange(smuggled).await;
@@ -264,7 +267,7 @@ async fn a_request_has_one_host_and_its_lines_end_with_cr_lf() {
 }
 
 #[tokio::test]
-async fn a_drain_finishes_what_is_open_and_takes_nothing_new() {
+async fn a_drain_finishes_open_requests_and_accepts_no_new_connections() {
     let leaves: Vec<Block> = (0..16).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves);
     let site = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>()).start().await;
@@ -287,7 +290,7 @@ async fn a_drain_finishes_what_is_open_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_drain_does_not_wait_for_ever() {
+async fn a_drain_has_a_timeout() {
     let leaves: Vec<Block> = (0..32).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves);
     let site = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>()).start().await;
@@ -300,7 +303,7 @@ async fn a_drain_does_not_wait_for_ever() {
 }
 
 #[tokio::test]
-async fn a_defect_ends_one_connection_and_is_counted() {
+async fn a_panic_ends_one_connection_and_is_counted() {
     let mut registry = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(HttpMetrics::register(&mut registry));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");

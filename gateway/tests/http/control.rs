@@ -1,4 +1,4 @@
-//! What is withheld comes out by no way: every kind of rule against every format, over real HTTP.
+//! Withheld content is not served: every kind of rule with every format, over HTTP.
 
 use crate::dag::{cbor_of, directory, raw, sharded};
 use crate::site::{Setup, Site};
@@ -10,7 +10,7 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{BoxStream, StreamExt as _};
 use gateway::routing_v1::Limits;
-use gateway::routing_v1::finder::Finder;
+use gateway::routing_v1::finder::PeerFinder;
 use libp2p::PeerId;
 use p2p_bridge::routing_v1::PeerRecord;
 use services::denylists::Running;
@@ -22,7 +22,7 @@ use std::time::Duration;
 const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
 const SITE: [(&str, &str); 1] = [("host", "site.example")];
 
-/// A domain that stands for a key that stands for a site, below one of its folders.
+/// A domain that resolves to a key, which resolves to a site in a subdirectory.
 struct Names {
     site: Cid,
 }
@@ -49,11 +49,11 @@ impl NameResolver for Names {
     }
 }
 
-/// Counts who searches.
+/// Counts the searches.
 #[derive(Default)]
 struct Searches(AtomicU64);
 
-impl Finder for Searches {
+impl PeerFinder for Searches {
     fn providers(&self, _: &Cid) -> BoxStream<'static, PeerRecord> {
         self.0.fetch_add(1, Ordering::SeqCst);
         futures::stream::empty().boxed()
@@ -67,7 +67,7 @@ impl Finder for Searches {
         futures::stream::empty().boxed()
     }
 
-    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>> {
+    fn own_record(&self) -> BoxFuture<'static, Option<PeerRecord>> {
         ready(None).boxed()
     }
 }
@@ -104,12 +104,12 @@ impl World {
         Self { site: setup.start().await, policy, searches, root, dir, secret, open, document }
     }
 
-    /// Puts these lines in force.
+    /// Replaces the rules.
     fn withhold(&self, lines: &str) {
         self.policy.swap(Rules { deny: matcher(lines), allow: None });
     }
 
-    /// The status of an answer, and whether it came whole; what came of it. No status is one of 0.
+    /// The status of a response, whether it was complete, and its body. The status is 0 if there was no response.
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> (u16, bool, Vec<u8>) {
         let Ok(response) = self.site.try_send("GET", path, headers).await else { return (0, false, Vec::new()) };
         let status = response.status().as_u16();
@@ -140,18 +140,19 @@ fn modern(cid: &Cid, path: &str) -> String {
     double(&format!("{v0}{path}"))
 }
 
-/// Ways to ask for one file.
+/// The ways to request a file.
 const FILE_WAYS: [&str; 6] =
     ["", "?format=raw", "?format=car", "?format=car&dag-scope=block", "?format=tar", "?download=true"];
 
 #[tokio::test]
-async fn a_file_that_is_withheld_comes_in_no_format_by_no_way() {
+async fn a_withheld_file_is_served_in_no_format_by_any_path() {
     let world = World::new().await;
     let (root, dir, secret) = (world.root.cid(), world.dir.cid(), world.secret.cid());
     let path = format!("/ipfs/{root}/dir/secret.txt");
     let below = format!("/ipfs/{dir}/secret.txt");
     let own = format!("/ipfs/{secret}");
-    // A rule; whether it withholds the file by its path from the root, from its folder, and by its own CID.
+    // A rule; and whether it withholds the file by its path from the root, by its path from its directory, and by its
+    // CID.
     let table = [
         (format!("/ipfs/{secret}"), [true, true, true]),
         (modern(secret, ""), [true, true, true]),
@@ -171,7 +172,7 @@ async fn a_file_that_is_withheld_comes_in_no_format_by_no_way() {
     ];
     for (rule, expected) in table {
         for status in [410, 451] {
-            // What was answered before is remembered by now.
+            // The responses are cached by now.
             world.withhold("");
             for way in FILE_WAYS {
                 for path in [&path, &below, &own] {
@@ -209,7 +210,7 @@ async fn a_file_that_is_withheld_comes_in_no_format_by_no_way() {
 }
 
 #[tokio::test]
-async fn an_archive_with_anything_withheld_in_it_is_never_whole() {
+async fn an_archive_with_withheld_content_is_never_complete() {
     let world = World::new().await;
     let (root, dir, secret) = (world.root.cid(), world.dir.cid(), world.secret.cid());
     let rules = [
@@ -231,7 +232,7 @@ async fn an_archive_with_anything_withheld_in_it_is_never_whole() {
         ] {
             for path in [format!("/ipfs/{root}"), format!("/ipfs/{root}/dir")] {
                 world.withhold("");
-                // The document in the root cannot be in a TAR.
+                // A TAR cannot contain the document in the root.
                 if way != "?format=tar" || path.ends_with("dir") {
                     let (got, whole, _) = world.get(&format!("{path}{way}"), &[]).await;
                     assert!(got == 200 && whole, "{path}{way}: {got}");
@@ -241,11 +242,11 @@ async fn an_archive_with_anything_withheld_in_it_is_never_whole() {
                 assert!(got != 200 || !whole, "{rule}: {path}{way}: {got}");
                 assert!(!body.windows(10).any(|bytes| bytes == b"the secret"), "{rule}: {path}{way}");
                 if rule.starts_with(&format!("/ipfs/{root}/")) {
-                    assert_eq!(got, 451, "{rule}: {path}{way} is refused before it begins");
+                    assert_eq!(got, 451, "{rule}: {path}{way} is rejected before it begins");
                 }
             }
         }
-        // What shows names alone, and proofs of other paths, stay.
+        // Names alone, and proofs of other paths, are still served.
         for path in [
             format!("/ipfs/{root}/dir/open.txt"),
             format!("/ipfs/{root}/dir/open.txt?format=car"),
@@ -260,7 +261,7 @@ async fn an_archive_with_anything_withheld_in_it_is_never_whole() {
             assert!(got == 200 && whole, "{rule}: {path}: {got}");
         }
     }
-    // Deeper in, in a folder of many blocks, nobody knows what lies there before it comes.
+    // The content of a directory with many blocks is not known before it is fetched.
     let leaf = raw("the secret");
     let names: Vec<Vec<u8>> = (0..300).map(|n| format!("e-{n:04}").into_bytes()).collect();
     let shards = sharded(&names, &leaf);
@@ -287,7 +288,7 @@ async fn an_archive_with_anything_withheld_in_it_is_never_whole() {
 }
 
 #[tokio::test]
-async fn what_a_folder_or_a_site_shows_instead_is_withheld_too() {
+async fn index_pages_and_rewrite_targets_are_withheld_too() {
     let world = World::new().await;
     let (root, dir) = (world.root.cid(), world.dir.cid());
     let folder = format!("/ipfs/{root}/dir/");
@@ -303,7 +304,7 @@ async fn what_a_folder_or_a_site_shows_instead_is_withheld_too() {
         assert_eq!(world.status(&format!("{folder}{way}"), &[]).await, 410, "{way}");
     }
     assert_eq!(world.status(&format!("/ipfs/{root}/dir/open.txt"), &[]).await, 200, "an exact path is that alone");
-    // What stands inside a document has a path.
+    // Values inside a document have paths.
     let document = format!("/ipfs/{}", world.document.cid());
     for (rule, expected) in [("/a/b", 410), ("/a", 410), ("/c", 410), ("", 410)] {
         world.withhold(&format!("{document}{rule}\n"));
@@ -311,7 +312,7 @@ async fn what_a_folder_or_a_site_shows_instead_is_withheld_too() {
             assert_eq!(world.status(&path, &[]).await, expected, "{rule}: {path}");
         }
     }
-    // What a site's rules put in the place of a missing page.
+    // The target of a site's rewrite rule.
     world.withhold("");
     assert_eq!((world.status("/old", &SITE).await, world.status("/moved", &SITE).await), (200, 200));
     world.withhold(&format!("/ipfs/{root}/dir/secret.txt\n"));
@@ -365,13 +366,13 @@ async fn names_are_withheld_at_every_hop_and_with_their_paths() {
     }
     let record = format!("/ipns/{KEY}?format=ipns-record");
     world.withhold("");
-    assert_eq!(world.status(&record, &[]).await, 404, "nobody has one here");
+    assert_eq!(world.status(&record, &[]).await, 404, "there is no record");
     world.withhold(&format!("/ipns/{KEY} status=451\n"));
     assert_eq!(world.status(&record, &[]).await, 451);
 }
 
 #[tokio::test]
-async fn who_has_what_is_withheld_is_not_told() {
+async fn providers_of_withheld_content_are_not_returned() {
     let world = World::new().await;
     let providers = format!("/routing/v1/providers/{}", world.secret.cid());
     let record = format!("/routing/v1/ipns/{KEY}");
@@ -383,15 +384,15 @@ async fn who_has_what_is_withheld_is_not_told() {
         assert_eq!(world.status(&providers, &headers).await, 451);
     }
     assert_eq!(world.status(&record, &[]).await, 410);
-    assert_eq!(world.searches.0.load(Ordering::SeqCst), 1, "nobody was asked");
+    assert_eq!(world.searches.0.load(Ordering::SeqCst), 1, "no search was made");
 }
 
 #[tokio::test]
-async fn only_what_is_listed_is_served_where_that_is_asked_for() {
+async fn in_allowlist_mode_only_listed_content_is_served() {
     let world = World::new().await;
     let (root, dir, open) = (world.root.cid(), world.dir.cid(), world.open.cid());
     let page = format!("/ipfs/{root}/dir/open.txt");
-    // What is on the list; then paths, and whether they are served.
+    // The allowlist; then paths, and whether they are served.
     let table = [
         (format!("/ipfs/{root}\n"), [true, true, false, false, false]),
         (format!("/ipfs/{root}/*\n"), [true, true, false, false, false]),
@@ -422,7 +423,7 @@ async fn only_what_is_listed_is_served_where_that_is_asked_for() {
             }
         }
     }
-    // What is withheld is so here too.
+    // Denylists apply as well.
     let allow = Some(matcher(&format!("/ipfs/{root}\n")));
     world.policy.swap(Rules { deny: matcher(&format!("/ipfs/{open}\n")), allow });
     assert_eq!(world.status(&page, &[]).await, 410);
@@ -450,7 +451,7 @@ async fn rules_change_while_requests_run() {
     let asking: Vec<_> = asking.collect();
     while asking.iter().any(|task| !task.is_finished()) {
         world.withhold(&rule);
-        // Whoever asks now hears of it.
+        // New requests use the new rules.
         assert_eq!(world.status(&path, &[]).await, 410);
         world.withhold("");
         assert_eq!(world.status(&path, &[]).await, 200);

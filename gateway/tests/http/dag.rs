@@ -1,4 +1,4 @@
-//! Blocks made by hand: just enough of dag-pb and UnixFS to write what the tests read.
+//! Blocks for tests: a minimal encoder of dag-pb and UnixFS.
 
 use bytes::Bytes;
 use content::cid::codec;
@@ -20,12 +20,12 @@ pub fn raw(data: impl Into<Bytes>) -> Block {
     block(codec::RAW, data)
 }
 
-/// A block that its own CID carries.
+/// A block with an identity CID.
 pub fn inline(data: &[u8]) -> Block {
     Block::of(codec::RAW, hashes::IDENTITY, data.len(), Bytes::copy_from_slice(data)).expect("short enough")
 }
 
-/// A dag-cbor block that says `{}`.
+/// An empty dag-cbor map.
 pub fn cbor() -> Block {
     cbor_of(vec![0xa0])
 }
@@ -67,7 +67,7 @@ fn node<N: AsRef<[u8]>>(links: &[(N, &Cid, u64)], unixfs: &[u8]) -> Block {
     block(codec::DAG_PB, out)
 }
 
-/// A file of the given leaves.
+/// A file with these leaves.
 pub fn file(leaves: &[Block]) -> Block {
     let sizes: Vec<u64> = leaves.iter().map(|leaf| leaf.data().len() as u64).collect();
     let mut unixfs = Vec::new();
@@ -78,7 +78,7 @@ pub fn file(leaves: &[Block]) -> Block {
     node(&links, &unixfs)
 }
 
-/// A few blocks that are a file of 2^`times` times the leaf, the leaf first and the root last.
+/// A few blocks of a file that repeats a leaf 2^`times` times, the leaf first and the root last.
 pub fn doubled_file(leaf: &Block, times: u32) -> Vec<Block> {
     let mut blocks = vec![leaf.clone()];
     let mut half = leaf.data().len() as u64;
@@ -95,7 +95,7 @@ pub fn doubled_file(leaf: &Block, times: u32) -> Vec<Block> {
     blocks
 }
 
-/// Blocks that are a file of the leaf below `times` nodes with one child each, the leaf first and the root last.
+/// Blocks of a file with one leaf below `times` nodes with one child each, the leaf first and the root last.
 pub fn chained_file(leaf: &Block, times: u32) -> Vec<Block> {
     let (mut blocks, size) = (vec![leaf.clone()], leaf.data().len() as u64);
     for _ in 0..times {
@@ -109,7 +109,7 @@ pub fn chained_file(leaf: &Block, times: u32) -> Vec<Block> {
     blocks
 }
 
-/// A few blocks that are a tree of 2^`times` empty directories, the innermost first and the root last.
+/// A few blocks of a tree of 2^`times` empty directories, the innermost first and the root last.
 pub fn doubled_directory(times: u32) -> Vec<Block> {
     let mut blocks = vec![directory(&[])];
     for _ in 0..times {
@@ -120,12 +120,12 @@ pub fn doubled_directory(times: u32) -> Vec<Block> {
     blocks
 }
 
-/// A directory; names have to be in order.
+/// A directory; the names must be sorted.
 pub fn directory(entries: &[(&str, &Block)]) -> Block {
     directory_of_bytes(&entries.iter().map(|(name, block)| (name.as_bytes(), *block)).collect::<Vec<_>>())
 }
 
-/// A directory whose names need not be text.
+/// A directory whose names need not be UTF-8.
 pub fn directory_of_bytes(entries: &[(&[u8], &Block)]) -> Block {
     let mut unixfs = Vec::new();
     number(1, DIRECTORY, &mut unixfs);
@@ -140,7 +140,7 @@ pub fn symlink(target: &str) -> Block {
     node::<&str>(&[], &unixfs)
 }
 
-/// A sharded directory of eight slots: an entry in the first, and in the second a shard that is only named.
+/// A sharded directory with eight slots: an entry in the first, and in the second a shard that does not exist.
 pub fn broken_shard(name: &str, entry: &Block, missing: &Cid) -> Block {
     let mut unixfs = Vec::new();
     number(1, HAMT_SHARD, &mut unixfs);
@@ -150,8 +150,8 @@ pub fn broken_shard(name: &str, entry: &Block, missing: &Cid) -> Block {
     node(&[(&*format!("0{name}"), entry.cid(), 1), ("1", missing, 1)], &unixfs)
 }
 
-/// A sharded directory of 256 slots a shard, in which every name stands for `entry`: its shards, the root last. Names have
-/// at most eight bytes.
+/// A sharded directory with 256 slots a shard, in which every name links to `entry`: its shards, the root last. Names
+/// have at most eight bytes.
 pub fn sharded(names: &[Vec<u8>], entry: &Block) -> Vec<Block> {
     let mut shards = Vec::new();
     let hashed = names.iter().map(|name| (name_hash(name), name.as_slice())).collect();
@@ -160,7 +160,7 @@ pub fn sharded(names: &[Vec<u8>], entry: &Block) -> Vec<Block> {
     shards
 }
 
-/// The shard of names that have the first `depth` bytes of their hash in common. Those below it go to `shards`.
+/// The shard of names with the same first `depth` bytes of their hash. Child shards are appended to `shards`.
 fn shard(mut names: Vec<(u64, &[u8])>, depth: u32, entry: &Block, shards: &mut Vec<Block>) -> Block {
     let slot_of = |hash: u64| (hash >> (56 - 8 * depth)) as u8;
     names.sort_by_key(|(hash, _)| slot_of(*hash));
@@ -186,7 +186,7 @@ fn shard(mut names: Vec<(u64, &[u8])>, depth: u32, entry: &Block, shards: &mut V
     node(&links, &unixfs)
 }
 
-/// MurmurHash3-x64-64 of at most eight bytes: what is left of the algorithm when there is no whole block.
+/// MurmurHash3-x64-64 of at most eight bytes: only the tail and the finalisation of the algorithm.
 fn name_hash(name: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..name.len()].copy_from_slice(name);
@@ -202,7 +202,7 @@ fn name_hash(name: &[u8]) -> u64 {
     scramble(first).wrapping_add(scramble(second))
 }
 
-/// Bytes that differ from one seed to the next and do not look like text.
+/// Incompressible bytes, different for each seed, that are not sniffed as text.
 pub fn noise(seed: u8, len: usize) -> Vec<u8> {
     let mut state = u64::from(seed) + 0x9e37_79b9_7f4a_7c15;
     let step = |_| {

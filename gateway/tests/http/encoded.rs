@@ -12,12 +12,12 @@ fn text(leaf: usize) -> Vec<u8> {
     (0..4_000).flat_map(|line| format!("line {line} of leaf {leaf} is a line\n").into_bytes()).collect()
 }
 
-/// Bytes of which more than a third compress.
+/// Bytes of which more than a third are compressible.
 fn mixed(leaf: u8) -> Vec<u8> {
     [noise(leaf, 150_000), vec![b' '; 100_000]].concat()
 }
 
-/// A directory of files, their blocks, and their bytes by name.
+/// A directory of files, its blocks, and the files' bytes by name.
 struct Tree {
     root: Cid,
     blocks: Vec<Block>,
@@ -53,12 +53,12 @@ async fn site(tree: &Tree) -> Site {
 }
 
 #[tokio::test]
-async fn what_is_stored_compressed_is_sent_so_to_whoever_accepts_it() {
+async fn files_stored_as_zstd_are_sent_as_zstd_to_clients_that_accept_it() {
     let tree = tree();
     let site = site(&tree).await;
     for (name, root, bytes) in &tree.files {
         let path = format!("/ipfs/{}/{name}", tree.root);
-        // The first request finds out; later ones are remembered.
+        // The first request analyses the file; the decision is cached for later ones.
         for _ in 0..3 {
             let response = site.send("GET", &path, &[ZSTD]).await;
             assert_eq!(response.status(), 200);
@@ -85,7 +85,7 @@ async fn what_is_stored_compressed_is_sent_so_to_whoever_accepts_it() {
 }
 
 #[tokio::test]
-async fn a_head_is_that_of_the_whole_a_range_is_of_the_bytes_as_they_are_and_each_has_its_own_entity_tag() {
+async fn head_and_ranges_of_encoded_files_have_their_own_entity_tags() {
     let tree = tree();
     let site = site(&tree).await;
     let (name, root, bytes) = &tree.files[4];
@@ -100,7 +100,7 @@ async fn a_head_is_that_of_the_whole_a_range_is_of_the_bytes_as_they_are_and_eac
     assert_eq!((part.status().as_u16(), header(&part, "content-encoding")), (206, ""));
     assert_eq!(header(&part, "etag"), plain);
     assert_eq!(&part.bytes().await.expect("a body")[..], &bytes[100_000..100_010]);
-    // A part of what was sent encoded cannot be gone on with: the whole comes.
+    // A range of an encoded response cannot be resumed: the whole is sent.
     let resumed = site.send("GET", &path, &[ZSTD, ("range", "bytes=5-"), ("if-range", &encoded)]).await;
     assert_eq!((resumed.status().as_u16(), header(&resumed, "etag")), (200, &*plain));
 
@@ -121,7 +121,7 @@ async fn a_head_is_that_of_the_whole_a_range_is_of_the_bytes_as_they_are_and_eac
     }
 }
 
-/// Files whose names say nothing, with the media types that their first bytes show.
+/// Files without extensions, with their sniffed media types.
 fn nameless() -> Vec<(&'static str, Vec<Block>, &'static str)> {
     let leaves = |of: Vec<Vec<u8>>| of.into_iter().map(raw).collect::<Vec<_>>();
     let page = [b"<!doctype html><p>".to_vec(), text(1)].concat();
@@ -136,7 +136,7 @@ fn nameless() -> Vec<(&'static str, Vec<Block>, &'static str)> {
 }
 
 #[tokio::test]
-async fn what_a_nameless_file_is_shows_in_its_first_bytes_however_it_is_sent() {
+async fn a_sniffed_media_type_does_not_depend_on_the_coding() {
     for (name, leaves, media_type) in nameless() {
         let root = if let [leaf] = &leaves[..] { leaf.clone() } else { file(&leaves) };
         let folder = directory(&[(name, &root)]);
@@ -145,7 +145,7 @@ async fn what_a_nameless_file_is_shows_in_its_first_bytes_however_it_is_sent() {
         let encoded = format!("W/\"{}.zstd\"", root.cid());
         let path = format!("/ipfs/{}/{name}", folder.cid());
 
-        // Each of these is the first that is asked of its gateway.
+        // Each of these is the first request to its gateway.
         let plain = Setup::new(&blocks).start().await.get(&path).await;
         assert_eq!((header(&plain, "content-type"), header(&plain, "content-encoding")), (media_type, ""), "{name}");
         let head = Setup::new(&blocks).start().await.send("HEAD", &path, &[ZSTD]).await;
@@ -165,15 +165,15 @@ async fn what_a_nameless_file_is_shows_in_its_first_bytes_however_it_is_sent() {
             }
             let body = response.bytes().await.expect("a body");
             assert_eq!(zstd::decode_all(&body[..]).expect("decodes"), bytes, "{name} {turn}");
-            // Once it is known what the file is, nobody looks at its first bytes again.
-            let looks = if leaves.len() == 1 { 1 + turn } else { 1 };
-            assert_eq!(site.looks(&leaves[0]), looks, "{name} {turn}");
+            // Once the media type is known, the file is not sniffed again.
+            let look_ups = if leaves.len() == 1 { 1 + turn } else { 1 };
+            assert_eq!(site.look_ups(&leaves[0]), look_ups, "{name} {turn}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_nameless_file_that_is_not_stored_compressed_is_sent_as_it_is() {
+async fn a_file_without_extension_that_is_stored_uncompressed_is_sent_unencoded() {
     let leaves: Vec<Block> = (0..3).map(|seed| raw(noise(seed, 50_000))).collect();
     let root = file(&leaves);
     let blocks: Vec<&Block> = leaves.iter().chain([&root]).collect();
@@ -187,7 +187,7 @@ async fn a_nameless_file_that_is_not_stored_compressed_is_sent_as_it_is() {
 }
 
 #[tokio::test]
-async fn who_has_it_encoded_hears_so_and_nothing_is_read_for_that() {
+async fn conditional_requests_for_encoded_files_read_nothing() {
     let tree = tree();
     let site = site(&tree).await;
     let (name, root, _) = &tree.files[1];
@@ -205,7 +205,7 @@ async fn who_has_it_encoded_hears_so_and_nothing_is_read_for_that() {
 }
 
 #[tokio::test]
-async fn who_does_not_know_zstd_gets_brotli_or_gzip_of_a_small_file_once_it_is_made() {
+async fn clients_without_zstd_get_brotli_or_gzip_of_small_files_after_transcoding() {
     let tree = tree();
     let site = site(&tree).await;
     let (name, root, bytes) = &tree.files[4];
@@ -219,7 +219,7 @@ async fn who_does_not_know_zstd_gets_brotli_or_gzip_of_a_small_file_once_it_is_m
             if header(&response, "content-encoding") == coding {
                 break response;
             }
-            // It is being made.
+            // The encoding is in progress.
             assert_eq!(header(&response, "etag"), format!("\"{}\"", root.cid()));
             assert_eq!(&response.bytes().await.expect("a body")[..], bytes);
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -241,7 +241,7 @@ async fn who_does_not_know_zstd_gets_brotli_or_gzip_of_a_small_file_once_it_is_m
         let head = site.send("HEAD", &path, &[accepts]).await;
         assert_eq!((header(&head, "content-encoding"), header(&head, "etag")), (coding, &*etag));
     }
-    // What is large is not encoded while somebody waits, nor after that.
+    // Large files are not transcoded.
     let large = format!("/ipfs/{}/large.txt", tree.root);
     for _ in 0..3 {
         let response = site.send("HEAD", &large, &[("accept-encoding", "gzip, br")]).await;
@@ -250,7 +250,7 @@ async fn who_does_not_know_zstd_gets_brotli_or_gzip_of_a_small_file_once_it_is_m
 }
 
 #[tokio::test]
-async fn a_file_of_too_many_inner_nodes_is_not_looked_through() {
+async fn a_file_with_too_many_inner_nodes_is_not_analysed() {
     let leaf = raw(text(0));
     for (times, status, encoding) in [(60, 200, "zstd"), (70, 502, ""), (2_000, 502, "")] {
         let chain = chained_file(&leaf, times);
@@ -264,7 +264,7 @@ async fn a_file_of_too_many_inner_nodes_is_not_looked_through() {
 }
 
 #[tokio::test]
-async fn trustless_forms_are_never_encoded_and_it_can_be_turned_off() {
+async fn trustless_formats_are_never_encoded_and_encoding_can_be_disabled() {
     let tree = tree();
     let enabled = site(&tree).await;
     for format in ["raw", "car"] {
@@ -279,7 +279,7 @@ async fn trustless_forms_are_never_encoded_and_it_can_be_turned_off() {
 }
 
 #[tokio::test]
-async fn a_leaf_that_is_refused_is_not_sent_encoded_either() {
+async fn a_withheld_leaf_is_not_sent_encoded_either() {
     let tree = tree();
     let denied = *tree.blocks.iter().find(|block| block.data()[..] == text(1)[..]).expect("is there").cid();
     let policy = Arc::new(DenyList::new([denied]));

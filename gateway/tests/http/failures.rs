@@ -1,7 +1,7 @@
-//! What becomes of a request whose content does not come, before and after the head.
+//! Requests whose content cannot be fetched, before and after the head.
 
 use crate::dag::{broken_shard, directory, file, noise, raw};
-use crate::site::{Nothing, Setup, Site};
+use crate::site::{FailingNetwork, Setup, Site};
 use content::{Block, Cid, DenyList, SourceError, Stall};
 use futures::StreamExt as _;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ fn corrupt(cid: Cid) -> SourceError {
 }
 
 #[tokio::test]
-async fn content_that_does_not_come_is_a_504_with_figures() {
+async fn content_that_cannot_be_fetched_is_a_504_with_statistics() {
     let absent = raw("absent");
     let root = directory(&[("absent", &absent)]);
-    let site = Setup { upstream: Some(Nothing::at_once(stalled)), ..Setup::new(&[&root]) }.start().await;
+    let site = Setup { upstream: Some(FailingNetwork::at_once(stalled)), ..Setup::new(&[&root]) }.start().await;
     for path in [format!("/ipfs/{}", absent.cid()), format!("/ipfs/{}/absent", root.cid())] {
         let response = site.get(&path).await;
         assert_eq!(response.status(), 504);
@@ -41,23 +41,24 @@ async fn content_that_does_not_come_is_a_504_with_figures() {
 }
 
 #[tokio::test]
-async fn content_that_fails_its_check_is_a_502() {
-    let site = Setup { upstream: Some(Nothing::at_once(corrupt)), ..Setup::new(&[]) }.start().await;
+async fn invalid_blocks_are_a_502() {
+    let site = Setup { upstream: Some(FailingNetwork::at_once(corrupt)), ..Setup::new(&[]) }.start().await;
     let response = site.get(&format!("/ipfs/{}", raw("absent").cid())).await;
     assert_eq!(
         (response.status().as_u16(), &response.headers()["cache-control"]),
         (502, &"no-store".parse().expect("ok"))
     );
-    assert!(response.text().await.expect("text").contains("failed its check"));
+    assert!(response.text().await.expect("text").contains("Invalid content"));
 }
 
 #[tokio::test]
-async fn a_first_leaf_that_does_not_come_is_an_honest_status() {
+async fn a_missing_first_leaf_has_an_error_status() {
     let leaves = [raw(noise(1, 50_000)), raw(noise(2, 50_000))];
     let large = file(&leaves);
     let root = directory(&[("large.bin", &large)]);
-    let site =
-        Setup { upstream: Some(Nothing::at_once(stalled)), ..Setup::new(&[&root, &large, &leaves[1]]) }.start().await;
+    let site = Setup { upstream: Some(FailingNetwork::at_once(stalled)), ..Setup::new(&[&root, &large, &leaves[1]]) }
+        .start()
+        .await;
     let path = format!("/ipfs/{}/large.bin", root.cid());
     assert_eq!(site.get(&path).await.status(), 504);
     assert_eq!(site.send("HEAD", &path, &[]).await.status(), 200, "a HEAD needs no leaf");
@@ -65,17 +66,17 @@ async fn a_first_leaf_that_does_not_come_is_an_honest_status() {
     assert_eq!((part.status().as_u16(), part.bytes().await.expect("a body").len()), (206, 40_000));
 }
 
-/// A file of two leaves, of which the second never comes; and the gate before that failure.
+/// A file with two leaves, of which the second cannot be fetched; and the gate before that error.
 async fn half_a_file(error: fn(Cid) -> SourceError) -> (Site, Block, Arc<tokio::sync::Semaphore>) {
     let leaves = [raw(noise(1, 200_000)), raw(noise(2, 200_000))];
     let large = file(&leaves);
-    let (upstream, gate) = Nothing::gated(error);
+    let (upstream, gate) = FailingNetwork::gated(error);
     let site = Setup { upstream: Some(upstream), ..Setup::new(&[&large, &leaves[0]]) }.start().await;
     (site, large, gate)
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_never_looks_complete() {
+async fn an_aborted_body_never_looks_complete() {
     for reason in ["stalled", "corrupt"] {
         let (site, large, gate) = half_a_file(if reason == "stalled" { stalled } else { corrupt }).await;
         let response = site.get(&format!("/ipfs/{}", large.cid())).await;
@@ -106,10 +107,10 @@ async fn http_10_sees_a_reset() {
 }
 
 #[tokio::test]
-async fn a_listing_that_breaks_off_never_looks_complete() {
+async fn an_aborted_listing_never_looks_complete() {
     let leaf = raw("x");
     let root = broken_shard("first", &leaf, directory(&[]).cid());
-    let (upstream, gate) = Nothing::gated(stalled);
+    let (upstream, gate) = FailingNetwork::gated(stalled);
     let site = Setup { upstream: Some(upstream), ..Setup::new(&[&root]) }.start().await;
     let path = format!("/ipfs/{}/", root.cid());
     let response = site.get(&path).await;
@@ -128,7 +129,7 @@ async fn a_listing_that_breaks_off_never_looks_complete() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_noticed() {
+async fn disconnected_clients_are_counted() {
     let (site, large, _gate) = half_a_file(stalled).await;
     let mut stream = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
     let mut first = vec![0; 1000];
@@ -144,7 +145,7 @@ async fn a_client_that_leaves_is_noticed() {
 }
 
 #[tokio::test]
-async fn denied_content_is_gone_however_it_is_asked_for() {
+async fn withheld_content_is_410_in_every_format() {
     let denied = raw("denied");
     let root = directory(&[("denied", &denied), ("fine", &raw("fine"))]);
     let policy = Arc::new(DenyList::new([*denied.cid()]));
@@ -154,7 +155,7 @@ async fn denied_content_is_gone_however_it_is_asked_for() {
     for path in [by_cid.clone(), format!("/ipfs/{}/denied", root.cid()), format!("{by_cid}?format=raw")] {
         let response = site.get(&path).await;
         assert_eq!(response.status(), 410, "{path}");
-        assert!(response.text().await.expect("text").contains("not served here"));
+        assert!(response.text().await.expect("text").contains("Removed by the operator"));
     }
     assert_eq!(site.send("GET", &by_cid, &[("if-none-match", &tag)]).await.status(), 410);
     assert_eq!(site.get(&format!("/ipfs/{}/fine", root.cid())).await.status(), 200);

@@ -1,8 +1,8 @@
-//! Host names: what is served under each of them, and how names and proxies come in.
+//! Host names: what is served under each, name resolution, and proxies.
 
 use crate::dag::{directory, raw};
 use crate::site::{PATIENCE, Setup, Site, header, until};
-use crate::upstream::Shelf;
+use crate::upstream::FakeNetwork;
 use config::Host;
 use content::ipns::Record;
 use content::names::{Domain, Key};
@@ -19,10 +19,10 @@ const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36da
 const PEER: &str = "12D3KooWLQzUv2FHWGVPXTXSZpdHs7oHbXub2G5WC8Tx4NQhyd2d";
 const V0: &str = "QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt";
 
-/// How long ago it was learnt what one of the names stands for.
+/// The age of a stale name.
 const OLD: Duration = Duration::from_secs(391);
 
-/// What names stand for here: those that begin with `site` for a site, some below a folder of it, the rest for errors.
+/// Names that begin with `site` resolve to a site, some of them to one of its directories; the others to errors.
 pub struct Names {
     pub site: Cid,
 }
@@ -64,7 +64,7 @@ fn key() -> Key {
     Key::parse(KEY).expect("a key")
 }
 
-/// A gateway that knows three hosts, and the content that it has.
+/// A gateway with three hosts and their content.
 struct World {
     site: Site,
     root: Cid,
@@ -113,7 +113,7 @@ impl World {
     }
 }
 
-/// A line of what was answered: the status, then where that leads or what it is.
+/// A response as text: the status, then the location or the body.
 async fn summary(response: Response) -> String {
     let status = response.status().as_u16();
     match header(&response, "location").to_owned() {
@@ -123,14 +123,14 @@ async fn summary(response: Response) -> String {
 }
 
 #[tokio::test]
-async fn each_host_serves_what_it_is_set_up_for() {
+async fn each_host_serves_what_it_is_configured_for() {
     let World { site, root, other } = world().await;
     let (cid, v1) = (other.cid().to_string(), {
         let v0 = cid::parse(V0).expect("a CID");
         Cid::new_v1(v0.codec(), *v0.hash()).to_string()
     });
     let table: [(&str, String, String); 22] = [
-        // Subdomains: content has an origin of its own.
+        // Subdomains: content has its own origin.
         ("gw.example", format!("/ipfs/{cid}"), format!("301 http://{cid}.ipfs.gw.example/")),
         (
             "gw.example:8080",
@@ -159,7 +159,7 @@ async fn each_host_serves_what_it_is_set_up_for() {
         ("plain.example", format!("/ipfs/{cid}"), "200 another's".to_owned()),
         ("plain.example", format!("/ipns/{KEY}/"), "404 ".to_owned()),
         (&format!("{cid}.ipfs.plain.example"), "/".to_owned(), "200 <!DOCTYPE html>".to_owned()),
-        // Any other name and address: by path.
+        // Any other name or address: by path.
         ("other.example", format!("/ipfs/{cid}"), "200 another's".to_owned()),
         ("127.0.0.1:8080", format!("/ipns/{PEER}/x?y"), format!("302 /ipns/{KEY}/x?y")),
         ("[::1]:8080", format!("/ipns/{KEY}/folder/inner/hello.txt"), "200 hello".to_owned()),
@@ -171,7 +171,7 @@ async fn each_host_serves_what_it_is_set_up_for() {
 }
 
 #[tokio::test]
-async fn a_trustless_host_serves_only_what_clients_can_check() {
+async fn a_trustless_host_serves_only_verifiable_formats() {
     let world = world().await;
     let (root, other) = (world.root, world.other.cid());
     let table = [
@@ -194,7 +194,7 @@ async fn a_trustless_host_serves_only_what_clients_can_check() {
             assert_eq!(response.status(), *expected, "{method} {path} {accept}");
         }
     }
-    // The same for all names that are not set up.
+    // The same for all other host names.
     let world = world_of(|setup| setup.http.deserialized = false).await;
     for (host, expected) in [("127.0.0.1", 406), ("other.example", 406), ("site.example", 406), ("plain.example", 200)]
     {
@@ -204,7 +204,7 @@ async fn a_trustless_host_serves_only_what_clients_can_check() {
 }
 
 #[tokio::test]
-async fn proxies_are_believed_only_if_they_are_trusted() {
+async fn forwarded_headers_count_only_from_trusted_proxies() {
     let table = [(None, false), (Some("10.0.0.0/8"), false), (Some("127.0.0.1/32"), true)];
     for (trusted, believed) in table {
         let world = world_of(|setup| {
@@ -217,12 +217,12 @@ async fn proxies_are_believed_only_if_they_are_trusted() {
         let expected =
             if believed { format!("301 https://{cid}.ipfs.gw.example/") } else { "200 another's".to_owned() };
         assert_eq!(found, expected, "{trusted:?}");
-        // A label is all that a certificate covers, so a name becomes one label where there is TLS.
+        // A wildcard certificate covers one label, so a name becomes one label with TLS.
         let domain = [("host", "gw.example"), ("x-forwarded-proto", "https")];
         let found = summary(world.site.send("GET", "/ipns/site.example/", &domain).await).await;
         let scheme = if believed { "https" } else { "http" };
         assert_eq!(found, format!("301 {scheme}://site-example.ipns.gw.example/"), "{trusted:?}");
-        // Of several proxies, what the nearest one says counts.
+        // Of several proxies, the nearest one counts.
         let several = [("host", "inside"), ("x-forwarded-host", "evil.example, plain.example")];
         let found = world.site.send("GET", &format!("/ipns/{KEY}/"), &several).await.status();
         assert_eq!(found, if believed { 404 } else { 200 }, "{trusted:?}");
@@ -230,7 +230,7 @@ async fn proxies_are_believed_only_if_they_are_trusted() {
 }
 
 #[tokio::test]
-async fn what_a_name_stands_for_is_kept_as_long_as_it_holds() {
+async fn names_determine_the_max_age() {
     let world = world().await;
     let table = [
         ("127.0.0.1", format!("/ipns/{KEY}/"), 200, 77),
@@ -262,12 +262,12 @@ async fn what_a_name_stands_for_is_kept_as_long_as_it_holds() {
 }
 
 #[tokio::test]
-async fn what_a_name_stood_for_long_ago_says_its_age() {
+async fn stale_names_have_an_age() {
     let world = world().await;
     let paths = ["/", "/folder", "/folder/", "/folder/inner/hello.txt", "/?format=car", "/?format=raw"];
     for path in paths.map(|path| format!("/ipns/old.example{path}")) {
         let response = world.get("127.0.0.1", &path).await;
-        // A cache takes it for out of date (RFC 9111, section 4.2), and one that knows no Age keeps it for a moment only.
+        // A cache treats it as stale (RFC 9111, section 4.2), and one that ignores Age keeps it for a short time.
         let say = |response: &Response| [header(response, "cache-control"), header(response, "age")].map(str::to_owned);
         assert_eq!(say(&response), ["public, max-age=5", "391"], "{path}");
         let tag = header(&response, "etag").to_owned();
@@ -281,7 +281,7 @@ async fn what_a_name_stood_for_long_ago_says_its_age() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_not_kept_longer_than_its_name_holds() {
+async fn errors_are_not_cached_longer_than_their_name() {
     let world = world().await;
     for (path, seconds) in [("/ipns/en.folder-site.example/nothing", 5), ("/ipns/site.example/nothing", 60)] {
         let response = world.get("127.0.0.1", path).await;
@@ -294,47 +294,47 @@ async fn what_is_not_there_is_not_kept_longer_than_its_name_holds() {
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_resolved_say_why() {
+async fn name_errors_have_a_status_and_a_cause() {
     let world = world_of(|setup| setup.limits.request_timeout = Duration::from_millis(300)).await;
     let table = [
         ("unlinked.example", 404, "no DNSLink", false),
         ("stale.example", 504, "3 peers asked", true),
         ("refused.example", 502, "signed by nobody", true),
         ("dns.example", 504, "no answer", true),
-        ("value.example", 502, "no path to content", true),
-        ("loop.example", 502, "more than 8 times", true),
+        ("value.example", 502, "not a content path", true),
+        ("loop.example", 502, "more than 8 names", true),
         ("busy.example", 429, "too many names", true),
-        ("silent.example", 504, "longer than any may", true),
+        ("silent.example", 504, "exceeded the timeout", true),
     ];
-    for (name, status, words, again) in table {
+    for (name, status, expected, again) in table {
         let response = world.get("127.0.0.1", &format!("/ipns/{name}/x")).await;
         assert_eq!(response.status(), status, "{name}");
         assert_eq!(response.headers().contains_key("retry-after"), again, "{name}");
         assert_eq!(header(&response, "cache-control") == "no-store", again, "{name}");
         assert_eq!(header(&response, "access-control-allow-origin"), "*", "{name}");
         let text = response.text().await.expect("text");
-        assert!(text.contains(words), "{name}: {text}");
+        assert!(text.contains(expected), "{name}: {text}");
     }
-    // Under the name itself: one without a DNSLink is a name of this gateway; one whose DNSLink is broken is not.
+    // Under the name itself: without a DNSLink the host is a path gateway; with a broken DNSLink it is not.
     let table = [("unlinked.example", 200), ("dns.example", 200), ("stale.example", 504), ("silent.example", 504)];
     for (name, status) in table {
         assert_eq!(world.get(name, "/").await.status(), status, "{name}");
     }
-    // Whether this one is a site nobody knows: what it shows is not to be kept, and what it lacks may be there.
+    // It is unknown whether this host is a site: its responses must not be cached, and missing pages may exist.
     let content = world.get("dns.example", &format!("/ipfs/{}", world.other.cid())).await;
     assert_eq!((content.status().as_u16(), header(&content, "cache-control")), (200, "public, max-age=0"));
     assert_eq!(world.get("dns.example", "/about").await.status(), 504);
 }
 
 #[tokio::test]
-async fn a_domain_that_cannot_be_looked_up_now_shows_nobody_elses_content() {
+async fn a_site_whose_look_up_fails_shows_no_other_content() {
     let world = world().await;
     let response = world.get("busy.example", &format!("/ipfs/{}", world.other.cid())).await;
     assert_eq!(response.status(), 429);
 }
 
 #[tokio::test]
-async fn a_site_has_its_origin_for_itself() {
+async fn a_site_has_its_own_origin() {
     let world = world().await;
     let cid = world.other.cid();
     let table: [(&str, &str, String); 16] = [
@@ -342,14 +342,14 @@ async fn a_site_has_its_origin_for_itself() {
         ("SITE.example.:8080", "/", "200 <title>site</title>".to_owned()),
         ("folder.site.example", "/hello.txt", "200 hello".to_owned()),
         ("folder.site.example", "/healthz", "404 ".to_owned()),
-        // Paths of the gateway's own are the site's.
+        // The gateway's own paths belong to the site.
         ("site.example", "/healthz", "200 of the site".to_owned()),
         ("site.example", "/readyz", "200 of the site".to_owned()),
         ("site.example", "/ipfs/x", "200 of the site".to_owned()),
         ("127.0.0.1", "/healthz", "200 ok".to_owned()),
         ("gw.example", "/readyz", "200 ready".to_owned()),
         ("unlinked.example", "/healthz", "200 ok".to_owned()),
-        // Nobody else's content in its origin.
+        // No other content in its origin.
         ("site.example", &format!("/ipfs/{cid}"), "404 <h1>custom</h1>".to_owned()),
         ("folder.site.example", &format!("/ipfs/{cid}"), "404 ".to_owned()),
         ("folder.site.example", &format!("/ipns/{KEY}/"), "404 ".to_owned()),
@@ -369,7 +369,7 @@ async fn a_site_has_its_origin_for_itself() {
 }
 
 #[tokio::test]
-async fn the_rules_of_a_site_hold_in_its_own_origin() {
+async fn redirects_apply_only_in_a_sites_own_origin() {
     let world = world().await;
     let own = [
         "site.example".to_owned(),
@@ -402,16 +402,16 @@ async fn the_rules_of_a_site_hold_in_its_own_origin() {
 }
 
 #[tokio::test]
-async fn rules_are_for_pages_and_lead_to_folders_too() {
+async fn redirects_apply_to_pages_and_may_lead_to_directories() {
     let world = world().await;
     let folder = world.get("site.example", "/place/anything").await;
     assert_eq!(folder.status(), 200, "and not a redirect to itself with a slash, for ever");
     assert!(folder.text().await.expect("text").contains(">inner<"));
-    // What a client verifies is what it asked for, or nothing.
+    // Formats that clients verify are not rewritten.
     for format in ["raw", "car", "tar", "dag-json"] {
         assert_eq!(world.get("site.example", &format!("/app/x?format={format}")).await.status(), 404, "{format}");
     }
-    // An error is no representation that a client could have, or want a part of.
+    // An error page is not a representation: conditions and ranges do not apply.
     let missing = world.get("site.example", "/no/such/page").await;
     let etag = header(&missing, "etag").to_owned();
     for condition in [("if-none-match", etag.as_str()), ("if-none-match", "*"), ("range", "bytes=0-1")] {
@@ -421,7 +421,7 @@ async fn rules_are_for_pages_and_lead_to_folders_too() {
 }
 
 #[tokio::test]
-async fn two_slashes_lead_nowhere_else() {
+async fn paths_with_two_slashes_do_not_lead_to_other_hosts() {
     let world = world().await;
     let host = format!("{}.ipfs.gw.example", world.root);
     for path in ["//evil.example/..%2ffolder", "///evil.example/%2e%2e/folder"] {
@@ -433,7 +433,7 @@ async fn two_slashes_lead_nowhere_else() {
 }
 
 #[tokio::test]
-async fn what_is_asked_in_another_format_changes_no_page() {
+async fn other_formats_do_not_change_cached_pages() {
     let world = world().await;
     let folder = format!("/ipfs/{}", world.root);
     for format in ["json", "cbor", "raw", "car", "tar"] {
@@ -451,7 +451,7 @@ async fn what_is_asked_in_another_format_changes_no_page() {
 }
 
 #[tokio::test]
-async fn absolute_addresses_name_their_host() {
+async fn absolute_uris_determine_the_host() {
     let world = world().await;
     let cid = world.other.cid();
     let table = [
@@ -470,7 +470,7 @@ async fn absolute_addresses_name_their_host() {
 }
 
 #[tokio::test]
-async fn host_names_that_are_none_harm_nobody() {
+async fn invalid_host_names_are_harmless() {
     let world = world().await;
     let cid = world.other.cid();
     let long = "a".repeat(5000);
@@ -509,7 +509,7 @@ async fn host_names_that_are_none_harm_nobody() {
             let status = text.split(' ').nth(1).expect("a status");
             assert!(["200", "301", "400", "404"].contains(&status), "{shown}{path}: {text}");
             assert!(!text.contains("<script>"), "{shown}{path}: {text}");
-            // Nobody is sent to a host that was not set up.
+            // No redirect leads to a host that is not configured.
             let location = text.lines().find_map(|line| line.strip_prefix("location: "));
             assert!(location.is_none_or(|to| to.contains(".ipfs.gw.example")), "{shown}{path}: {location:?}");
         }
@@ -551,7 +551,7 @@ async fn through(stream: &mut TcpStream, request: &str) -> (Vec<u8>, std::io::Re
 }
 
 #[tokio::test]
-async fn a_tunnel_leads_to_the_sites_here_and_nowhere_else() {
+async fn a_tunnel_leads_only_to_this_gateway() {
     let world = world().await;
     let mut stream = tunnel(&world.site).await;
     let one = "GET /folder/inner/hello.txt HTTP/1.1\r\nHost: site.example\r\n\r\n";
@@ -562,7 +562,7 @@ async fn a_tunnel_leads_to_the_sites_here_and_nowhere_else() {
     assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 3, "{text}");
     assert!(text.ends_with("of the site"), "{text}");
 
-    // Somebody listens where the inner tunnel is to lead, and is never called.
+    // A listener at the target of the inner tunnel, which is never contacted.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let there = listener.local_addr().expect("is bound");
     for inside in [false, true] {
@@ -570,20 +570,20 @@ async fn a_tunnel_leads_to_the_sites_here_and_nowhere_else() {
         let connect = format!("CONNECT {there} HTTP/1.1\r\nHost: {there}\r\n\r\n");
         stream.write_all(connect.as_bytes()).await.expect("sends");
         let head = read_head(&mut stream).await;
-        // There is no tunnel inside a tunnel, and the outer one goes on.
+        // Nested tunnels are rejected, and the outer one stays open.
         let expected = if inside { "HTTP/1.1 405" } else { "HTTP/1.1 200" };
         assert!(head.starts_with(expected), "{head}");
         let health = "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
         let (rest, _) = through(&mut stream, health).await;
         assert!(rest.ends_with(b"ok\n"), "this gateway answers: {}", String::from_utf8_lossy(&rest));
-        assert!(listener.accept().now_or_never().is_none(), "nobody was called");
+        assert!(listener.accept().now_or_never().is_none(), "no connection was made");
     }
     world.site.until_metric("causeway_http_connections", 0).await;
 }
 
-/// Whoever is at the other end of a tunnel is not the proxy that the tunnel leads through.
+/// `X-Forwarded-*` headers inside a tunnel come from its client, and not from the proxy that forwards it.
 #[tokio::test]
-async fn what_is_forwarded_inside_a_tunnel_is_not_believed() {
+async fn forwarded_headers_inside_a_tunnel_are_not_trusted() {
     let text = raw("hello");
     let mut setup = Setup::new(&[&text]);
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
@@ -593,7 +593,7 @@ async fn what_is_forwarded_inside_a_tunnel_is_not_believed() {
     let get = |host: &str| {
         format!("GET /ipfs/{} HTTP/1.1\r\nHost: {host}\r\n{forwarded}Connection: close\r\n\r\n", text.cid())
     };
-    // Outside, the proxy is believed.
+    // Outside a tunnel, the proxy is trusted.
     let (answer, _) = site.exchange(&get("inner.example")).await;
     let answer = String::from_utf8_lossy(&answer).to_ascii_lowercase();
     assert!(answer.contains(&format!("location: https://{}.ipfs.gateway.example/", text.cid())), "{answer}");
@@ -608,12 +608,12 @@ async fn what_is_forwarded_inside_a_tunnel_is_not_believed() {
     }
 }
 
-/// Nor is whom it says that it is: limits count the client who asked for the tunnel.
+/// Limits count the client that requested the tunnel, whatever address it claims inside.
 #[tokio::test]
-async fn whoever_asked_for_a_tunnel_is_who_limits_count() {
+async fn limits_count_the_client_of_a_tunnel() {
     let blocks = [raw("far away"), raw("as far")];
-    let shelf = Shelf::new(&blocks, &blocks);
-    let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    let network = FakeNetwork::new(&blocks, &blocks);
+    let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
     setup.http.client_misses_max = 1;
     let site = setup.start().await;
@@ -629,13 +629,13 @@ async fn whoever_asked_for_a_tunnel_is_who_limits_count() {
         streams.push(stream);
     }
     streams[0].write_all(miss(0).as_bytes()).await.expect("sends");
-    until(|| shelf.waiting() == 1, "the first to be fetched").await;
+    until(|| network.waiting() == 1, "the first to be fetched").await;
     let (answer, _) = through(&mut streams[1], &miss(1)).await;
     assert!(answer.starts_with(b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&answer));
 }
 
 #[tokio::test]
-async fn a_drain_ends_tunnels() {
+async fn a_drain_closes_tunnels() {
     let world = world().await;
     let mut stream = tunnel(&world.site).await;
     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: site.example\r\n\r\n").await.expect("sends");
@@ -646,8 +646,8 @@ async fn a_drain_ends_tunnels() {
 }
 
 #[tokio::test]
-async fn a_domain_is_a_domain_however_it_is_written() {
-    // What the resolver is asked for is in one spelling, so that it is remembered once.
+async fn domains_are_canonicalised() {
+    // The resolver gets the canonical form, so that the name is cached once.
     assert_eq!(Domain::parse("Site.EXAMPLE.").map(|domain| domain.to_string()), Some("site.example".to_owned()));
     let world = world().await;
     for path in ["/ipns/site.example/", "/ipns/SITE.example/", "/ipns/site.example./"] {

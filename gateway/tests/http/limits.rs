@@ -1,8 +1,8 @@
-//! What a request may cost, and what becomes of one that would cost more.
+//! Limits of requests.
 
 use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, noise, raw};
-use crate::site::{Nothing, PATIENCE, Setup, Site, header, until};
-use crate::upstream::Shelf;
+use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
+use crate::upstream::FakeNetwork;
 use content::{Block, BlockSource, Cid, SourceError, Stall};
 use futures::StreamExt as _;
 use gateway::request::client::Client;
@@ -17,12 +17,12 @@ fn stalled(cid: Cid) -> SourceError {
     SourceError::Stalled { cid, stall: Stall::default() }
 }
 
-/// Status and text of a whole answer.
+/// Status and text of a complete response.
 async fn text_of(response: Response) -> (u16, String) {
     (response.status().as_u16(), response.text().await.expect("an end"))
 }
 
-/// A site of these blocks whose network has `upstream`.
+/// A site with these blocks and the network `upstream`.
 fn setup(blocks: &[&Block], upstream: Arc<dyn BlockSource>) -> Setup {
     Setup { upstream: Some(upstream), ..Setup::new(blocks) }
 }
@@ -31,22 +31,22 @@ async fn until_aborted(site: &Site, reason: &str, times: u64) {
     site.until_metric(&format!("causeway_http_responses_aborted_total{{reason=\"{reason}\"}}"), times).await;
 }
 
-/// The bytes of a raw answer from its head's end on.
+/// The bytes of a raw response after its head.
 fn body_of(answer: &[u8]) -> &[u8] {
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a head");
     &answer[end + 4..]
 }
 
-/// A gateway to a network that never answers, with so many places on the way there; the gate would end that.
+/// A gateway with a network that does not answer, and these limits of fetches; the semaphore releases the network.
 async fn busy_site(all: u64, per_client: u64, held: &Block) -> (Site, Arc<Semaphore>) {
-    let (upstream, gate) = Nothing::gated(stalled);
+    let (upstream, gate) = FailingNetwork::gated(stalled);
     let mut setup = setup(&[held], upstream);
     (setup.http.misses_max, setup.http.client_misses_max) = (all, per_client);
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
     (setup.start().await, gate)
 }
 
-/// A client, known by its address, who asks for a block that nobody has.
+/// A request of a client, identified by its address, for a missing block.
 async fn miss(site: &Site, client: &str, number: u64) -> TcpStream {
     let cid = *raw(format!("nobody has number {number}")).cid();
     site.connect(&format!("GET /ipfs/{cid} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {client}\r\n\r\n")).await
@@ -66,7 +66,7 @@ fn assert_is_busy(response: &Response) {
 }
 
 #[tokio::test]
-async fn misses_beyond_their_lane_are_turned_away_and_hits_are_not() {
+async fn misses_over_the_fetch_limit_are_rejected_and_hits_are_not() {
     let held = raw("held");
     let (site, _gate) = busy_site(3, 10, &held).await;
     let mut waiting = Vec::new();
@@ -79,27 +79,27 @@ async fn misses_beyond_their_lane_are_turned_away_and_hits_are_not() {
     assert_is_busy(&answer);
     assert!((Duration::from_secs(1)..Duration::from_secs(10)).contains(&took), "{took:?}");
     let hit = site.send("GET", &format!("/ipfs/{}", held.cid()), &[("x-forwarded-for", "10.0.0.1")]).await;
-    assert_eq!(text_of(hit).await, (200, "held".to_owned()), "what is held is served meanwhile");
+    assert_eq!(text_of(hit).await, (200, "held".to_owned()), "local blocks are served meanwhile");
 
-    // A place comes free when a client leaves, and whoever waits for it gets it.
+    // When a client disconnects, a waiting request gets its permit.
     let next = miss(&site, "10.0.2.1", 100).await;
     site.until_metric("causeway_http_requests_in_flight", 4).await;
     drop(waiting.pop());
     site.until_metric("causeway_http_requests_in_flight", 3).await;
     let (answer, _) = one_more_miss(&site, "10.0.1.2").await;
     assert_is_busy(&answer);
-    assert_eq!(site.metric("causeway_http_requests_in_flight"), 3, "none of those who wait was turned away");
+    assert_eq!(site.metric("causeway_http_requests_in_flight"), 3, "no waiting request was rejected");
     drop((next, waiting));
     site.until_metric("causeway_http_requests_in_flight", 0).await;
 }
 
 #[tokio::test]
-async fn a_client_has_a_share_of_the_lane() {
+async fn a_client_has_its_own_fetch_limit() {
     let held = raw("held");
     let (site, gate) = busy_site(100, 2, &held).await;
     let waiting = [miss(&site, "10.0.0.1", 0).await, miss(&site, "10.0.0.1", 1).await];
     site.until_metric("causeway_http_requests_in_flight", 2).await;
-    // Until both have their places, a third request would get one.
+    // Until both have permits, a third request could get one.
     let refused = async || loop {
         let asked = tokio::time::timeout(Duration::from_millis(500), one_more_miss(&site, "10.0.0.1")).await;
         if let Ok(answered) = asked {
@@ -111,14 +111,14 @@ async fn a_client_has_a_share_of_the_lane() {
     assert!(took < Duration::from_millis(500), "at once: {took:?}");
     let hit = site.send("GET", &format!("/ipfs/{}", held.cid()), &[("x-forwarded-for", "10.0.0.1")]).await;
     assert_eq!(hit.status(), 200);
-    // One IPv6 client has a whole network.
+    // An IPv6 client is a whole network.
     let others =
         [miss(&site, "10.0.0.2", 2).await, miss(&site, "2001:db8::1", 3).await, miss(&site, "2001:db8::2", 4).await];
     site.until_metric("causeway_http_requests_in_flight", 5).await;
     let (answer, _) = one_more_miss(&site, "2001:db8::3").await;
     assert_is_busy(&answer);
 
-    // Whose requests are over may come again.
+    // When its requests have ended, the client gets permits again.
     gate.add_permits(1000);
     site.until_metric("causeway_http_requests_in_flight", 0).await;
     let (answer, _) = one_more_miss(&site, "10.0.0.1").await;
@@ -127,7 +127,7 @@ async fn a_client_has_a_share_of_the_lane() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_too_long_is_refused_before_its_first_byte_and_read_in_ranges() {
+async fn a_file_over_the_response_limit_is_rejected_and_readable_in_ranges() {
     let leaves: Vec<Block> = (0..5).map(|seed| raw(noise(seed, 100_000))).collect();
     let large = file(&leaves);
     let root = directory(&[("large.bin", &large)]);
@@ -137,7 +137,7 @@ async fn a_file_that_is_too_long_is_refused_before_its_first_byte_and_read_in_ra
     setup.limits.response_bytes_max = 300_000;
     let site = setup.start().await;
     let path = format!("/ipfs/{}/large.bin", root.cid());
-    // The second time the path is remembered.
+    // The second time the path is cached.
     for method in ["GET", "HEAD", "GET", "HEAD"] {
         let response = site.send(method, &path, &[]).await;
         assert_eq!((response.status().as_u16(), header(&response, "cache-control")), (403, "no-store"), "{method}");
@@ -159,7 +159,7 @@ async fn a_file_that_is_too_long_is_refused_before_its_first_byte_and_read_in_ra
 }
 
 #[tokio::test]
-async fn what_grows_beyond_a_responses_length_is_reset() {
+async fn a_response_that_exceeds_the_limit_is_reset() {
     let leaves: Vec<Block> = (0..5).map(|seed| raw(noise(seed, 100_000))).collect();
     let large = file(&leaves);
     let names: Vec<String> = (0..4000).map(|number| format!("name-{number:04}")).collect();
@@ -185,22 +185,22 @@ async fn what_grows_beyond_a_responses_length_is_reset() {
     }
 }
 
-/// A response that began well and was reset: it must not look complete.
+/// A response that was aborted by a reset: it must not look complete.
 fn assert_is_reset(what: &str, answer: &[u8], end: std::io::Result<()>) {
     let error = end.expect_err(what);
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{what}");
-    // A reset may overtake what was sent before it, the head included.
+    // A reset may discard what was sent before it, the head included.
     assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 200 OK\r\n"), "{what}");
     assert!(!answer.ends_with(b"\r\n0\r\n\r\n"), "{what}: there is no end of the body");
 }
 
 #[tokio::test]
-async fn a_request_that_takes_too_long_has_a_status_or_a_reset() {
+async fn a_request_timeout_has_a_status_or_a_reset() {
     let leaves = [raw(noise(1, 200_000)), raw(noise(2, 200_000))];
     let large = file(&leaves);
-    let shelf = Shelf::new(&leaves, [&leaves[1]]);
+    let network = FakeNetwork::new(&leaves, [&leaves[1]]);
     let limit = Duration::from_millis(300);
-    let mut setup = setup(&[&large, &leaves[0]], Arc::clone(&shelf) as _);
+    let mut setup = setup(&[&large, &leaves[0]], Arc::clone(&network) as _);
     setup.limits.request_timeout = limit;
     let site = setup.start().await;
 
@@ -208,14 +208,14 @@ async fn a_request_that_takes_too_long_has_a_status_or_a_reset() {
     assert_eq!((response.status().as_u16(), header(&response, "cache-control")), (504, "no-store"));
     assert!(!header(&response, "retry-after").is_empty());
     let (status, text) = text_of(response).await;
-    assert!(status == 504 && text.contains("longer than any may"), "{text}");
+    assert!(status == 504 && text.contains("exceeded the timeout"), "{text}");
 
     let begun = Instant::now();
     let mut stream = site.connect(&format!("GET /ipfs/{} HTTP/1.1\r\nHost: x\r\n\r\n", large.cid())).await;
     let mut first = vec![0; 1000];
     stream.read_exact(&mut first).await.expect("a head");
     tokio::time::sleep_until((begun + 2 * limit).into()).await;
-    shelf.gate.add_permits(1);
+    network.gate.add_permits(1);
     let mut rest = Vec::new();
     let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("in time");
     assert_eq!(end.expect_err("no orderly end").kind(), std::io::ErrorKind::ConnectionReset);
@@ -224,11 +224,11 @@ async fn a_request_that_takes_too_long_has_a_status_or_a_reset() {
 }
 
 #[tokio::test]
-async fn an_archive_for_http_10_takes_no_longer_than_any_request() {
+async fn an_http_10_archive_has_the_request_timeout() {
     let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
     let large = file(&leaves);
-    let shelf = Shelf::new(&leaves, [&leaves[1]]);
-    let mut setup = setup(&[&large, &leaves[0]], shelf);
+    let network = FakeNetwork::new(&leaves, [&leaves[1]]);
+    let mut setup = setup(&[&large, &leaves[0]], network);
     setup.limits.request_timeout = Duration::from_millis(300);
     let site = setup.start().await;
     let (answer, end) = site.exchange(&format!("GET /ipfs/{}?format=car HTTP/1.0\r\n\r\n", large.cid())).await;
@@ -241,7 +241,7 @@ async fn an_archive_for_http_10_takes_no_longer_than_any_request() {
 const TIMES: u32 = 30;
 
 #[tokio::test]
-async fn a_car_of_a_block_that_repeats_without_end_is_short_or_reset() {
+async fn a_car_of_a_repeated_block_is_short_or_reset() {
     let leaf = raw(noise(1, 1000));
     let blocks = doubled_file(&leaf, TIMES);
     let root = &blocks[blocks.len() - 1];
@@ -263,7 +263,7 @@ async fn a_car_of_a_block_that_repeats_without_end_is_short_or_reset() {
     }
     until_aborted(&site, "limit", 2).await;
 
-    // The file has a terabyte, and any part of it is to be had.
+    // The file has a terabyte, and any range of it can be requested.
     let path = format!("/ipfs/{}", root.cid());
     let whole = site.get(&path).await;
     assert_eq!(whole.status(), 403);
@@ -274,7 +274,7 @@ async fn a_car_of_a_block_that_repeats_without_end_is_short_or_reset() {
 }
 
 #[tokio::test]
-async fn a_tar_of_a_tree_without_end_is_refused_or_reset() {
+async fn a_tar_of_a_huge_tree_is_rejected_or_reset() {
     let blocks = doubled_directory(TIMES);
     let root = &blocks[blocks.len() - 1];
     let chain = {
@@ -296,7 +296,7 @@ async fn a_tar_of_a_tree_without_end_is_refused_or_reset() {
         assert_is_reset(what, &answer, end);
         until_aborted(&site, "limit", 1).await;
     }
-    // The same tree as a CAR is a few blocks.
+    // The same tree as a CAR has a few blocks.
     let site = Setup::new(&blocks.iter().collect::<Vec<_>>()).start().await;
     let car = site.get(&format!("/ipfs/{}?format=car", root.cid())).await;
     assert!(car.bytes().await.expect("a complete body").len() < 10_000);
@@ -315,7 +315,7 @@ async fn a_car_that_is_too_deep_is_reset() {
 }
 
 #[tokio::test]
-async fn paths_go_as_deep_as_they_may() {
+async fn paths_have_a_maximum_depth() {
     let mut chain = vec![raw("deep down")];
     for _ in 0..40 {
         let parent = directory(&[("d", &chain[chain.len() - 1])]);
@@ -330,7 +330,7 @@ async fn paths_go_as_deep_as_they_may() {
         assert_eq!(status, expected, "{segments}: {text}");
         assert!(status == 200 || text.contains("more than 32 segments"), "{text}");
     }
-    // What climbs in between does not count, since it leads nowhere.
+    // Parent segments in between do not count, since the path is invalid.
     let request = format!(
         "GET /ipfs/{}{} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
         chain[1].cid(),
@@ -341,7 +341,7 @@ async fn paths_go_as_deep_as_they_may() {
 }
 
 #[tokio::test]
-async fn documents_that_are_too_complex_are_sent_but_not_shown() {
+async fn documents_that_are_too_complex_have_no_preview() {
     let nested = cbor_of([vec![0x81; 200], vec![0x80]].concat());
     let wide = cbor_of([vec![0x9a, 0, 4, 0x93, 0xe0], vec![0xf6; 300_000]].concat());
     let mut setup = Setup::new(&[&nested, &wide]);
@@ -363,8 +363,8 @@ async fn documents_that_are_too_complex_are_sent_but_not_shown() {
     }
 }
 
-/// How far ahead of twenty clients, who read slowly, the network is asked for leaves of 64 KiB, in bytes. Each of them gets
-/// as many leaves as the network gives away, and has read them all.
+/// The read-ahead of twenty slow clients in bytes, with leaves of 64 KiB. Each client gets as many leaves as the
+/// network releases, and has read them all.
 async fn read_ahead(format: &str, total_bytes_max: u64) -> u64 {
     const LEAF: usize = 64 << 10;
     const GIVEN: usize = 8;
@@ -374,9 +374,9 @@ async fn read_ahead(format: &str, total_bytes_max: u64) -> u64 {
         raw(bytes)
     };
     let files: Vec<Vec<Block>> = (0..20).map(|file| (0..40).map(|at| leaf(file * 40 + at)).collect()).collect();
-    let shelf = Shelf::new(files.iter().flatten(), files.iter().flat_map(|leaves| &leaves[GIVEN..]));
+    let network = FakeNetwork::new(files.iter().flatten(), files.iter().flat_map(|leaves| &leaves[GIVEN..]));
     let roots: Vec<Block> = files.iter().map(|leaves| file(leaves)).collect();
-    let mut setup = setup(&roots.iter().collect::<Vec<_>>(), Arc::clone(&shelf) as _);
+    let mut setup = setup(&roots.iter().collect::<Vec<_>>(), Arc::clone(&network) as _);
     setup.http.read_ahead_bytes_max = 1 << 20;
     setup.http.read_ahead_total_bytes_max = total_bytes_max;
     setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
@@ -393,31 +393,31 @@ async fn read_ahead(format: &str, total_bytes_max: u64) -> u64 {
             .expect("in time")
             .expect("the first leaves");
     }
-    // Every response waits for a leaf by now, and has asked for all that it asks for meanwhile once this stays the same.
-    until(|| shelf.waiting() >= clients.len() as u64, "every reader to wait").await;
+    // Every response waits for a leaf by now, and when this number is stable, has requested its whole read-ahead.
+    until(|| network.waiting() >= clients.len() as u64, "every reader to wait").await;
     let mut waiting = 0;
-    while waiting != shelf.waiting() {
-        waiting = shelf.waiting();
+    while waiting != network.waiting() {
+        waiting = network.waiting();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     waiting * LEAF as u64
 }
 
 #[tokio::test]
-async fn all_readers_together_stay_within_what_is_read_ahead() {
+async fn all_readers_together_stay_within_the_read_ahead_budget() {
     const TOTAL: u64 = 4 << 20;
     for format in ["", "format=car", "format=tar"] {
         let alone = read_ahead(format, 1 << 30).await;
         assert!(alone > 2 * TOTAL, "{format}: {alone} bytes are read ahead where nothing limits that");
         let together = read_ahead(format, TOTAL).await;
-        // Every reader fetches one leaf, whatever is left.
+        // Every reader fetches one leaf, whatever the budget is.
         let least = 20 * (64 << 10);
         assert!(together <= TOTAL + 2 * least, "{format}: {together} bytes are read ahead");
     }
 }
 
 #[tokio::test]
-async fn http_10_gets_an_archive_whole_or_not_at_all() {
+async fn http_10_archives_are_complete_or_rejected() {
     let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
     let large = file(&leaves);
     let mut setup = Setup::new(&[&large, &leaves[0], &leaves[1]]);
@@ -426,7 +426,7 @@ async fn http_10_gets_an_archive_whole_or_not_at_all() {
     for format in ["car", "tar"] {
         let path = format!("/ipfs/{}?format={format}", large.cid());
         let whole = site.get(&path).await;
-        assert!(!whole.headers().contains_key("content-length"), "nobody knows it beforehand");
+        assert!(!whole.headers().contains_key("content-length"), "it is not known in advance");
         let whole = whole.bytes().await.expect("a body");
         let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.0\r\n\r\n")).await;
         end.expect("an orderly end");
@@ -435,7 +435,7 @@ async fn http_10_gets_an_archive_whole_or_not_at_all() {
         assert!(head.contains(&format!("content-length: {}\r\n", whole.len())), "{head}");
         assert_eq!(body_of(&answer), whole, "{format}");
     }
-    // Twice the file is beyond the buffer.
+    // Twice the file exceeds the buffer.
     let both = directory(&[("a", &leaves[0]), ("b", &large)]);
     let mut setup = Setup::new(&[&both, &large, &leaves[0], &leaves[1]]);
     setup.limits.http10_buffer_bytes_max = 30_000;
@@ -449,7 +449,7 @@ async fn http_10_gets_an_archive_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn what_is_held_back_for_http_10_shares_the_memory_that_is_read_ahead_in() {
+async fn http_10_buffers_share_the_read_ahead_budget() {
     let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
     let large = file(&leaves);
     let mut setup = Setup::new(&[&large, &leaves[0], &leaves[1]]);
@@ -461,21 +461,21 @@ async fn what_is_held_back_for_http_10_shares_the_memory_that_is_read_ahead_in()
         end.expect("an orderly end");
         let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
         assert!(text.starts_with("http/1.0 429") && text.contains("retry-after: 5"), "{text}");
-        // What was taken was given back.
+        // The budget was released.
         let (answer, _) = site.exchange(&format!("GET /ipfs/{}?format=car HTTP/1.0\r\n\r\n", leaves[0].cid())).await;
         assert!(answer.starts_with(b"HTTP/1.0 200") && answer.ends_with(leaves[0].data()));
     }
-    // With HTTP/1.1 nothing has to be held back.
+    // HTTP/1.1 needs no buffer.
     let whole = site.get(&format!("/ipfs/{}?format=car", large.cid())).await;
     assert!(whole.bytes().await.expect("a complete body").len() > 40_000);
 }
 
 #[tokio::test]
-async fn an_archive_that_breaks_off_never_looks_complete() {
+async fn an_aborted_archive_never_looks_complete() {
     let leaves = [raw(noise(1, 20_000)), raw(noise(2, 20_000))];
     let large = file(&leaves);
     for (format, version) in [("car", "1.1"), ("car", "1.0"), ("tar", "1.1"), ("tar", "1.0")] {
-        let (upstream, gate) = Nothing::gated(stalled);
+        let (upstream, gate) = FailingNetwork::gated(stalled);
         let site = setup(&[&large, &leaves[0]], upstream).start().await;
         let request = format!("GET /ipfs/{}?format={format} HTTP/{version}\r\nHost: x\r\n\r\n", large.cid());
         let mut stream = site.connect(&request).await;
@@ -502,7 +502,7 @@ async fn an_archive_that_breaks_off_never_looks_complete() {
 }
 
 #[tokio::test]
-async fn a_block_counts_among_what_is_held_for_clients_and_comes_in_pieces_where_there_is_no_room() {
+async fn blocks_count_against_the_memory_budget_and_are_read_in_pieces_when_it_is_used_up() {
     const TOTAL: usize = 5 << 20;
     let large = raw(noise(1, 2 << 20));
     let mut setup = Setup::new(&[&large]);
@@ -513,7 +513,7 @@ async fn a_block_counts_among_what_is_held_for_clients_and_comes_in_pieces_where
     let client = Client { address: [192, 0, 2, 1].into(), authority: "x".to_owned(), https: false };
     for path in [format!("/ipfs/{}", large.cid()), format!("/ipfs/{}?format=raw", large.cid())] {
         let head = http::Request::get(&path).body(()).expect("a request").into_parts().0;
-        // Answers that nobody reads yet.
+        // Responses that are not read yet.
         let mut answers = Vec::new();
         for number in 1..=4 {
             answers.push(site.gateway.preview(&head, &client).await.expect("an answer"));
@@ -529,16 +529,16 @@ async fn a_block_counts_among_what_is_held_for_clients_and_comes_in_pieces_where
             }
             assert!(read == *large.data(), "{path}");
         }
-        assert_eq!(budget.left(), TOTAL, "{path}: everything is given back");
+        assert_eq!(budget.left(), TOTAL, "{path}: everything is released");
         let part = site.send("GET", &path, &[("range", "bytes=1000000-1999999")]).await;
         assert_eq!(part.bytes().await.expect("a complete body"), large.data()[1_000_000..2_000_000], "{path}");
     }
 }
 
 #[tokio::test]
-async fn documents_and_parts_count_among_what_is_held_for_clients_too() {
+async fn documents_and_ranges_count_against_the_memory_budget_too() {
     const TOTAL: usize = 1 << 20;
-    // A byte string of 768 KiB, which dag-json says in base64.
+    // A byte string of 768 KiB, which dag-json encodes as base64.
     let document = cbor_of([&[0x5a, 0, 0x0c, 0, 0][..], &noise(1, 0x0c_0000)].concat());
     let shorter = cbor_of([&[0x5a, 0, 0x05, 0, 0][..], &noise(3, 0x05_0000)].concat());
     let block = raw(noise(2, 2 << 20));
@@ -552,13 +552,13 @@ async fn documents_and_parts_count_among_what_is_held_for_clients_too() {
     let part = ("range", "bytes=100-900099");
     let parts = ("range", "bytes=0-399999,1000000-1399999");
     let raw = format!("/ipfs/{}?format=raw", block.cid());
-    // What is asked for, how many bytes one answer holds, and how many it has.
+    // The path, how many bytes a response holds, and how many it has.
     let base64 = 0x05_0000 / 3 * 4;
     let table = [
         (format!("/ipfs/{}", document.cid()), None, 0x0c_0005, 0x0c_0005),
         (format!("/ipfs/{}?format=dag-json", shorter.cid()), None, base64, base64),
         (raw.clone(), Some(part), 900_000, 900_000),
-        // These are not put together, but read again one by one.
+        // These are not assembled, but read again one by one.
         (raw, Some(parts), 0, 800_000),
     ];
     for (path, header, least, length) in table {
@@ -581,7 +581,7 @@ async fn documents_and_parts_count_among_what_is_held_for_clients_too() {
         match refused {
             Some(problem) => {
                 assert!(path.contains("dag-json") && answers.len() == fit, "{path}: {} of {fit}", answers.len());
-                assert!(problem.to_string().contains("held in memory"), "{problem}");
+                assert!(problem.to_string().contains("memory for response bodies"), "{problem}");
             }
             None => assert!(!path.contains("dag-json"), "what was made cannot be read again"),
         }
@@ -592,14 +592,14 @@ async fn documents_and_parts_count_among_what_is_held_for_clients_too() {
             }
             assert!((length..length + 1_000).contains(&read), "{path}: {read} bytes");
         }
-        assert_eq!(budget.left(), TOTAL, "{path}: everything is given back");
+        assert_eq!(budget.left(), TOTAL, "{path}: everything is released");
     }
     let too_long = format!("/ipfs/{}?format=dag-json", document.cid());
     assert_is_busy(&site.get(&too_long).await);
 }
 
 #[tokio::test]
-async fn one_clients_slow_archives_leave_some_to_others() {
+async fn one_clients_slow_archives_leave_permits_to_others() {
     let leaves: Vec<Block> = (0..16).map(|seed| raw(noise(seed, 1 << 20))).collect();
     let large = file(&leaves);
     let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
@@ -622,8 +622,8 @@ async fn one_clients_slow_archives_leave_some_to_others() {
 }
 
 #[tokio::test]
-async fn names_that_hang_in_the_dns_take_one_clients_share_only() {
-    // A server that answers nothing.
+async fn slow_dns_look_ups_use_one_clients_limit_only() {
+    // A DNS server that does not answer.
     let silent = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
     let options = p2p_bridge::names::NamesOptions {
         dns_servers: vec![silent.local_addr().expect("is bound")],
@@ -648,7 +648,7 @@ async fn names_that_hang_in_the_dns_take_one_clients_share_only() {
         let path = format!("/ipns/name-{number}.example/");
         assert_is_busy(&site.send("GET", &path, &[("x-forwarded-for", "192.0.2.1")]).await);
     }
-    // Another client's name is looked up.
+    // Another client's name is resolved.
     waiting.push(site.connect(&ask("192.0.2.2", 30)).await);
     until(|| site.gateway.running.len() == 4, "one more look-up").await;
     drop(waiting);

@@ -2,7 +2,7 @@
 
 use crate::dag::{directory, directory_of_bytes, raw, sharded};
 use crate::site::{PATIENCE, Setup, Site, header};
-use crate::upstream::Shelf;
+use crate::upstream::FakeNetwork;
 use content::{Block, Cid};
 use futures::StreamExt as _;
 use serde_json::Value;
@@ -17,14 +17,14 @@ fn plain(names: &[Vec<u8>], entry: &Block) -> Block {
     directory_of_bytes(&names.iter().map(|name| (name.as_slice(), entry)).collect::<Vec<_>>())
 }
 
-/// A site whose pages have so many entries.
+/// A site whose pages have `entries_max` entries.
 async fn site_of(blocks: &[Block], entries_max: usize) -> Site {
     let mut setup = Setup::new(&blocks.iter().collect::<Vec<_>>());
     setup.limits.listing_entries_max = entries_max;
     setup.start().await
 }
 
-/// The same with two directories of the same names, a plain one and a sharded one, and their CIDs.
+/// A site with two directories of the same names, a plain one and a sharded one, and their CIDs.
 async fn site_of_both(names: &[Vec<u8>], entry: &Block, entries_max: usize) -> (Site, [Cid; 2]) {
     let plain = plain(names, entry);
     let mut blocks = sharded(names, entry);
@@ -33,7 +33,7 @@ async fn site_of_both(names: &[Vec<u8>], entry: &Block, entries_max: usize) -> (
     (site_of(&blocks, entries_max).await, roots)
 }
 
-/// The names of a page of HTML, as they are written there, and the address of the next page.
+/// The names on an HTML page, as written there, and the URL of the next page.
 fn read_html(path: &str, html: &str) -> (Vec<String>, Option<String>) {
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"), "{html}");
     let entries = html.split("<li>").skip(1).map(|row| {
@@ -44,14 +44,14 @@ fn read_html(path: &str, html: &str) -> (Vec<String>, Option<String>) {
     (entries.collect(), next.map(|query| format!("{path}{query}")))
 }
 
-/// The same of a page of JSON.
+/// The same for a JSON page.
 fn read_json(json: &str) -> (Vec<String>, Option<String>) {
     let page: Value = serde_json::from_str(json).expect("JSON");
     let names = page["entries"].as_array().expect("a list").iter().map(|entry| entry["name"].as_str().expect("text"));
     (names.map(str::to_owned).collect(), page.get("next").map(|next| next.as_str().expect("text").to_owned()))
 }
 
-/// Every page of a listing.
+/// All pages of a listing.
 async fn pages(site: &Site, path: &str, json: bool) -> Vec<Vec<String>> {
     let mut pages = Vec::new();
     let mut next = Some(if json { format!("{path}?format=json") } else { path.to_owned() });
@@ -68,9 +68,9 @@ async fn pages(site: &Site, path: &str, json: bool) -> Vec<Vec<String>> {
 }
 
 #[tokio::test]
-async fn pages_have_every_entry_once() {
+async fn pages_have_each_entry_once() {
     let leaf = raw("x");
-    // A few, one page exactly, a chunk of rows and a page exactly, and a rest.
+    // A few entries, exactly one page, a chunk of rows and exactly one page, and a partial page.
     for (count, entries_max) in [(5, 7), (7, 7), (14, 7), (1000, 7), (1000, 300), (256, 128), (256, 256), (0, 7)] {
         let names = names(count);
         let plain = plain(&names, &leaf);
@@ -93,7 +93,7 @@ async fn pages_have_every_entry_once() {
 }
 
 #[tokio::test]
-async fn a_page_begins_after_an_entry_that_is_there() {
+async fn a_page_begins_after_an_existing_entry() {
     let leaf = raw("x");
     let names = names(300);
     let (site, roots) = site_of_both(&names, &leaf, 100).await;
@@ -110,7 +110,7 @@ async fn a_page_begins_after_an_entry_that_is_there() {
 }
 
 #[tokio::test]
-async fn entries_of_one_name_do_not_make_pages_without_end() {
+async fn duplicate_names_do_not_make_endless_pages() {
     let leaf = raw("x");
     let names: Vec<Vec<u8>> =
         (0..10).map(|number| if number < 8 { b"same".to_vec() } else { b"then".to_vec() }).collect();
@@ -123,7 +123,7 @@ async fn entries_of_one_name_do_not_make_pages_without_end() {
 const STRANGE: [&[u8]; 8] = [b"\"", b"'", b"<script>", b"\n", b"&amp;", b"%41?#", b"\xff\xfe", b"\xf0\x9f\x90\x8b"];
 
 #[tokio::test]
-async fn strange_names_are_escaped_and_lead_to_their_entries() {
+async fn unusual_names_are_escaped_and_link_to_their_entries() {
     let leaf = raw("behind a strange name");
     let names: Vec<Vec<u8>> = STRANGE.iter().map(|name| name.to_vec()).collect();
     let (site, roots) = site_of_both(&names, &leaf, 100).await;
@@ -135,7 +135,7 @@ async fn strange_names_are_escaped_and_lead_to_their_entries() {
         assert_eq!(links.len(), STRANGE.len());
         for link in links {
             assert!(link.starts_with(&path) && !link.contains(['<', '\n', '?', '#', '\'']), "{link}");
-            // What is not text cannot be asked for.
+            // Names that are not UTF-8 cannot be requested.
             let expected = if link.contains("%EF%BF%BD") { 404 } else { 200 };
             assert_eq!(site.get(&link.replace("&amp;", "&")).await.status(), expected, "{link}");
         }
@@ -148,7 +148,7 @@ async fn strange_names_are_escaped_and_lead_to_their_entries() {
 }
 
 #[tokio::test]
-async fn pages_may_end_at_strange_names() {
+async fn pages_may_end_at_unusual_names() {
     let leaf = raw("x");
     let names: Vec<Vec<u8>> = STRANGE.iter().map(|name| name.to_vec()).collect();
     let (site, roots) = site_of_both(&names, &leaf, 1).await;
@@ -162,14 +162,14 @@ async fn pages_may_end_at_strange_names() {
 }
 
 #[tokio::test]
-async fn a_page_begins_before_the_last_shard_is_there() {
+async fn a_page_begins_before_the_last_shard_is_fetched() {
     let leaf = raw("x");
     let blocks = sharded(&names(20_000), &leaf);
-    // Shards are written depth first, so that the one before the root is the last of the listing.
+    // Shards are written depth first, so the block before the root is the last of the listing.
     let [.., last, root] = &blocks[..] else { panic!("a root and shards") };
     for query in ["", "?format=json"] {
-        let shelf = Shelf::new(&blocks, [last]);
-        let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[root]) };
+        let network = FakeNetwork::new(&blocks, [last]);
+        let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[root]) };
         setup.limits.listing_entries_max = 100_000;
         let site = setup.start().await;
         let response = site.get(&format!("/ipfs/{}/{query}", root.cid())).await;
@@ -180,7 +180,7 @@ async fn a_page_begins_before_the_last_shard_is_there() {
             text.extend(body.next().await.expect("more").expect("so far so good"));
         }
         assert!(text.windows(3).any(|three| three == b"n00"), "entries are among the first bytes");
-        shelf.gate.add_permits(1);
+        network.gate.add_permits(1);
         let rest = tokio::time::timeout(PATIENCE, async {
             while let Some(chunk) = body.next().await {
                 text.extend(chunk.expect("so far so good"));
@@ -192,34 +192,34 @@ async fn a_page_begins_before_the_last_shard_is_there() {
 }
 
 #[tokio::test]
-async fn a_page_in_the_middle_of_a_large_directory_costs_a_few_blocks() {
+async fn a_page_in_the_middle_of_a_large_directory_reads_few_blocks() {
     let leaf = raw("x");
     let names = names(50_000);
     let blocks = sharded(&names, &leaf);
     let root = &blocks[blocks.len() - 1];
     assert!(blocks.len() > 5000);
-    let shelf = Shelf::new(&blocks, []);
-    let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    let network = FakeNetwork::new(&blocks, []);
+    let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
     setup.limits.listing_entries_max = 100;
     let site = setup.start().await;
     for number in [25_000, 1, 49_999] {
-        let before = shelf.asked();
+        let before = network.asked();
         let path = format!("/ipfs/{}/?format=json&after=n{number:06}", root.cid());
         let response = site.get(&path).await;
         assert_eq!(response.status(), 200);
         let (entries, next) = read_json(&response.text().await.expect("text"));
         assert!(entries.len() == 100 && next.is_some(), "{number}: {}", entries.len());
-        let asked = shelf.asked() - before;
+        let asked = network.asked() - before;
         assert!(asked < 150, "{number}: {asked} of {} blocks", blocks.len());
     }
 }
 
 #[tokio::test]
-async fn json_says_what_is_known() {
+async fn json_listings_have_the_known_fields() {
     let (leaf, folder) = (raw("x"), directory(&[]));
     let root = directory(&[("file \"a\"\n", &leaf), ("folder", &folder)]);
     let site = site_of(&[leaf.clone(), folder.clone(), root.clone()], 100).await;
-    // How the address ends does not matter, nor how the format is asked for.
+    // The trailing slash does not matter, nor how the format is requested.
     for (end, accept) in [("/?format=json", "text/html"), ("?format=json", "*/*"), ("/", "application/json")] {
         let response = site.send("GET", &format!("/ipfs/{}{end}", root.cid()), &[("accept", accept)]).await;
         assert_eq!((response.status().as_u16(), header(&response, "content-type")), (200, "application/json"), "{end}");
@@ -275,7 +275,7 @@ async fn listings_have_tags_and_heads() {
 }
 
 #[tokio::test]
-async fn names_that_no_address_could_have_are_cut_and_not_linked() {
+async fn names_too_long_for_a_url_are_shortened_and_not_linked() {
     let leaf = raw("x");
     let long = vec![b'"'; 100_000];
     let root = directory_of_bytes(&[(long.as_slice(), &leaf), (b"short", &leaf)]);
@@ -290,7 +290,7 @@ async fn names_that_no_address_could_have_are_cut_and_not_linked() {
 }
 
 #[tokio::test]
-async fn entries_are_found_and_sorted_without_a_script() {
+async fn entries_are_searched_and_sorted_without_a_script() {
     let leaf = raw("x");
     let names = ["b.txt", "a.txt", "c.png"].map(|name| name.as_bytes().to_vec());
     let (site, roots) = site_of_both(&names, &leaf, 2).await;
@@ -310,12 +310,12 @@ async fn entries_are_found_and_sorted_without_a_script() {
         let rest = read_json(&site.get(&next).await.text().await.expect("text"));
         assert_eq!((first.len(), rest.0.len(), rest.1), (2, 1, None));
         let html = site.get(&format!("/ipfs/{root}/?sort=size")).await.text().await.expect("text");
-        assert!(html.contains("too many to be sorted") && html.contains("role=\"search\""), "{html}");
+        assert!(html.contains("too many to sort") && html.contains("role=\"search\""), "{html}");
     }
 }
 
 #[tokio::test]
-async fn an_empty_folder_has_a_page() {
+async fn an_empty_directory_has_a_page() {
     let empty = directory(&[]);
     let site = site_of(std::slice::from_ref(&empty), 10).await;
     let html = site.get(&format!("/ipfs/{}/", empty.cid())).await.text().await.expect("text");

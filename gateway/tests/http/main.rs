@@ -1,5 +1,4 @@
-//! The gateway over real HTTP, on real tiers in a temporary folder, without any network: what it answers, and what
-//! becomes of a response that cannot be completed.
+//! The gateway over HTTP, with real tiers in a temporary folder and without a network: complete and aborted responses.
 
 mod answers;
 mod connections;
@@ -7,11 +6,11 @@ mod control;
 mod dag;
 mod encoded;
 mod failures;
-mod flights;
 mod hosts;
 mod limits;
 mod listings;
 mod routing;
+mod singleflight;
 mod site;
 mod tls;
 mod upstream;

@@ -1,4 +1,4 @@
-//! The routing API, on a network that is played.
+//! The routing API, with a simulated network.
 
 use crate::dag::raw;
 use crate::site::{NoNames, PATIENCE, Setup, Site, header, until};
@@ -9,7 +9,7 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use gateway::routing_v1::Limits;
-use gateway::routing_v1::finder::Finder;
+use gateway::routing_v1::finder::PeerFinder;
 use libp2p::PeerId;
 use libp2p::identity::Keypair;
 use p2p_bridge::routing_v1::{PeerRecord, types};
@@ -17,16 +17,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// A network in which everybody is known at once; whoever waits for more waits for ever.
+/// A network that knows its peers at once; searches for more never end.
 #[derive(Default)]
-struct Played {
+struct SimulatedNetwork {
     records: Vec<PeerRecord>,
-    goes_on: bool,
-    ourselves: Option<PeerRecord>,
+    never_ends: bool,
+    own_record: Option<PeerRecord>,
     running: Arc<AtomicU64>,
 }
 
-/// A search that runs, until it is dropped.
+/// A search in progress; dropping it ends the search.
 struct Running(Arc<AtomicU64>);
 
 impl Drop for Running {
@@ -35,17 +35,17 @@ impl Drop for Running {
     }
 }
 
-impl Played {
+impl SimulatedNetwork {
     fn search(&self) -> BoxStream<'static, PeerRecord> {
         self.running.fetch_add(1, Ordering::SeqCst);
         let running = Running(Arc::clone(&self.running));
         let known = stream::iter(self.records.clone());
-        let rest = if self.goes_on { stream::pending().left_stream() } else { stream::empty().right_stream() };
+        let rest = if self.never_ends { stream::pending().left_stream() } else { stream::empty().right_stream() };
         known.chain(rest).inspect(move |_| _ = &running).boxed()
     }
 }
 
-impl Finder for Played {
+impl PeerFinder for SimulatedNetwork {
     fn providers(&self, _: &Cid) -> BoxStream<'static, PeerRecord> {
         self.search()
     }
@@ -58,8 +58,8 @@ impl Finder for Played {
         self.search()
     }
 
-    fn ourselves(&self) -> BoxFuture<'static, Option<PeerRecord>> {
-        ready(self.ourselves.clone()).boxed()
+    fn own_record(&self) -> BoxFuture<'static, Option<PeerRecord>> {
+        ready(self.own_record.clone()).boxed()
     }
 }
 
@@ -67,7 +67,7 @@ fn at(address: &str) -> PeerRecord {
     PeerRecord::new(PeerId::random(), vec![address.parse().expect("an address")])
 }
 
-fn setup(blocks: &[&Block], network: Played) -> Setup {
+fn setup(blocks: &[&Block], network: SimulatedNetwork) -> Setup {
     Setup { routing: Some((Arc::new(network), Limits::default())), ..Setup::new(blocks) }
 }
 
@@ -82,10 +82,10 @@ async fn counted(site: &Site, endpoint: &str, result: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn each_endpoint_answers_as_a_list_and_in_lines() {
+async fn each_endpoint_has_json_and_ndjson() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1"), at("/ip4/8.8.4.4/udp/1/quic-v1")];
-    let found = setup(&[], Played { records: records.clone(), ..Played::default() }).start().await;
-    let empty = setup(&[], Played::default()).start().await;
+    let found = setup(&[], SimulatedNetwork { records: records.clone(), ..SimulatedNetwork::default() }).start().await;
+    let empty = setup(&[], SimulatedNetwork::default()).start().await;
     let cid = *raw("some block").cid();
     let endpoints = [
         ("providers", format!("/routing/v1/providers/{cid}"), "Providers"),
@@ -104,7 +104,7 @@ async fn each_endpoint_answers_as_a_list_and_in_lines() {
             ];
             for (answer, content_type, body) in answers {
                 assert_eq!((answer.status().as_u16(), header(&answer, "content-type")), (200, content_type), "{path}");
-                // To somebody of this machine's own network, whose answer no shared cache may keep.
+                // A client in the local network, whose response shared caches must not store.
                 let fresh = format!("private, max-age={age}");
                 assert_eq!(header(&answer, "cache-control"), fresh, "{path}");
                 assert_eq!(header(&answer, "vary"), "Accept");
@@ -121,9 +121,9 @@ async fn each_endpoint_answers_as_a_list_and_in_lines() {
 }
 
 #[tokio::test]
-async fn records_are_sent_as_they_are_found_and_who_leaves_ends_the_search() {
+async fn records_are_streamed_and_a_disconnect_ends_the_search() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
-    let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
+    let network = SimulatedNetwork { records: records.clone(), never_ends: true, ..SimulatedNetwork::default() };
     let running = Arc::clone(&network.running);
     let site = setup(&[], network).start().await;
     let path = format!("/routing/v1/providers/{}", raw("x").cid());
@@ -133,7 +133,7 @@ async fn records_are_sent_as_they_are_found_and_who_leaves_ends_the_search() {
     assert_eq!(running.load(Ordering::SeqCst), 1, "the search goes on");
     drop(answer);
     until(|| running.load(Ordering::SeqCst) == 0, "its end").await;
-    // The same before anything was found.
+    // The same before any record was found.
     let stream = site.connect(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
     until(|| running.load(Ordering::SeqCst) == 1, "the search").await;
     drop(stream);
@@ -141,9 +141,9 @@ async fn records_are_sent_as_they_are_found_and_who_leaves_ends_the_search() {
 }
 
 #[tokio::test]
-async fn when_time_is_up_what_was_found_is_the_answer() {
+async fn a_search_timeout_returns_the_records_found() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
-    let network = Played { records: records.clone(), goes_on: true, ..Played::default() };
+    let network = SimulatedNetwork { records: records.clone(), never_ends: true, ..SimulatedNetwork::default() };
     let running = Arc::clone(&network.running);
     let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
     let site = Setup { routing: Some((Arc::new(network), limits)), ..Setup::new(&[]) }.start().await;
@@ -152,7 +152,7 @@ async fn when_time_is_up_what_was_found_is_the_answer() {
     assert_eq!(lines, records[0].to_json() + "\n");
     let list = site.get(&path).await.text().await.expect("an orderly end");
     assert_eq!(list, types::to_json_list("Providers", &records));
-    // HTTP/1.0 knows no chunks.
+    // HTTP/1.0 has no chunked encoding.
     let (answer, end) = site.exchange(&format!("GET {path} HTTP/1.0\r\nAccept: application/x-ndjson\r\n\r\n")).await;
     end.expect("an orderly end");
     let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
@@ -161,8 +161,8 @@ async fn when_time_is_up_what_was_found_is_the_answer() {
 }
 
 #[tokio::test]
-async fn searches_beyond_a_clients_share_are_turned_away() {
-    let network = Played { goes_on: true, ..Played::default() };
+async fn searches_over_a_clients_limit_are_rejected() {
+    let network = SimulatedNetwork { never_ends: true, ..SimulatedNetwork::default() };
     let running = Arc::clone(&network.running);
     let mut setup = setup(&[], network);
     setup.http.client_misses_max = 2;
@@ -182,12 +182,12 @@ async fn searches_beyond_a_clients_share_are_turned_away() {
 }
 
 #[tokio::test]
-async fn filters_and_bounds_are_kept_and_outsiders_hear_of_no_private_address() {
+async fn filters_and_limits_apply_and_public_clients_get_no_private_addresses() {
     let [tcp, quic, private] = [at("/ip4/8.8.8.8/tcp/1"), at("/ip4/8.8.8.8/udp/1/quic-v1"), at("/ip4/10.0.0.1/tcp/1")];
     let gateway = PeerRecord { protocols: vec![types::HTTP_GATEWAY.to_owned()], ..at("/dns4/a.example/tcp/443/https") };
     let unknown = PeerRecord::new(PeerId::random(), Vec::new());
     let records = vec![tcp.clone(), quic.clone(), private.clone(), gateway.clone(), unknown.clone()];
-    let mut setup = setup(&[], Played { records, ..Played::default() });
+    let mut setup = setup(&[], SimulatedNetwork { records, ..SimulatedNetwork::default() });
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
     let site = setup.start().await;
     let cid = *raw("x").cid();
@@ -209,7 +209,7 @@ async fn filters_and_bounds_are_kept_and_outsiders_hear_of_no_private_address() 
         }
     }
 
-    let many = Played { records: (0..2000).map(|_| tcp.clone()).collect(), ..Played::default() };
+    let many = SimulatedNetwork { records: (0..2000).map(|_| tcp.clone()).collect(), ..SimulatedNetwork::default() };
     let site = self::setup(&[], many).start().await;
     let path = format!("/routing/v1/providers/{cid}");
     let list = site.get(&path).await.text().await.expect("a body");
@@ -219,12 +219,15 @@ async fn filters_and_bounds_are_kept_and_outsiders_hear_of_no_private_address() 
 }
 
 #[tokio::test]
-async fn this_node_is_a_provider_of_what_it_holds() {
+async fn this_node_is_a_provider_of_its_blocks() {
     let held = raw("held here");
     let ours = PeerRecord { protocols: vec![types::BITSWAP.to_owned()], ..at("/ip4/8.8.8.8/tcp/1") };
     let other = at("/ip4/8.8.4.4/tcp/1");
     let records = vec![other.clone(), ours.clone()];
-    let site = setup(&[&held], Played { records, ourselves: Some(ours.clone()), ..Played::default() }).start().await;
+    let site =
+        setup(&[&held], SimulatedNetwork { records, own_record: Some(ours.clone()), ..SimulatedNetwork::default() })
+            .start()
+            .await;
     let providers = async |cid: &Cid| {
         let list = site.get(&format!("/routing/v1/providers/{cid}")).await.text().await.expect("a body");
         types::from_json_list(list.as_bytes(), 10).expect("a list")
@@ -233,7 +236,7 @@ async fn this_node_is_a_provider_of_what_it_holds() {
     assert_eq!(providers(raw("held elsewhere").cid()).await, [other, ours]);
 }
 
-/// Knows one record.
+/// A resolver with one record.
 struct OneName(Key, Record);
 
 impl NameResolver for OneName {
@@ -249,7 +252,7 @@ impl NameResolver for OneName {
 }
 
 #[tokio::test]
-async fn ipns_records_are_given_as_they_were_signed() {
+async fn ipns_records_are_sent_as_signed() {
     let keypair = Keypair::generate_ed25519();
     let key = Key::from(keypair.public().to_peer_id());
     let draft = ipns::Draft {
@@ -260,7 +263,7 @@ async fn ipns_records_are_given_as_they_were_signed() {
     };
     let record = Record::sign(&keypair, &draft).expect("signs");
     let names = Arc::new(OneName(key, record.clone()));
-    let site = Setup { names, ..setup(&[], Played::default()) }.start().await;
+    let site = Setup { names, ..setup(&[], SimulatedNetwork::default()) }.start().await;
     for path in [format!("/routing/v1/ipns/{key}"), format!("/routing/v1/ipns/{}", key.to_cid())] {
         for accept in ["application/vnd.ipfs.ipns-record", "*/*"] {
             let answer = site.send("GET", &path, &[("accept", accept)]).await;
@@ -279,20 +282,20 @@ async fn ipns_records_are_given_as_they_were_signed() {
     let missing = site.get(&format!("/routing/v1/ipns/{}", self::key())).await;
     assert_eq!((missing.status().as_u16(), header(&missing, "content-type")), (200, "text/plain; charset=utf-8"));
     assert!(header(&missing, "cache-control").starts_with("public, max-age=15,"));
-    assert!(missing.text().await.expect("words").contains("3 peers asked"));
+    assert!(missing.text().await.expect("text").contains("3 peers asked"));
     assert_eq!((counted(&site, "ipns", "found").await, counted(&site, "ipns", "empty").await), (8, 1));
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_answered_with_what_is_wrong() {
-    let site = setup(&[], Played::default()).start().await;
+async fn invalid_requests_get_the_cause() {
+    let site = setup(&[], SimulatedNetwork::default()).start().await;
     let cid = *raw("x").cid();
     let table = [
         ("GET", "/routing/v1/providers/nonsense".to_owned(), "*/*", 400, "not a CID"),
-        ("GET", "/routing/v1/peers/nonsense".to_owned(), "*/*", 400, "not a peer id"),
-        ("GET", format!("/routing/v1/peers/{cid}"), "*/*", 400, "not a peer id"),
-        ("GET", "/routing/v1/ipns/example.org".to_owned(), "*/*", 400, "not the key"),
-        ("GET", "/routing/v1/dht/closest/peers/nonsense".to_owned(), "*/*", 400, "neither a CID nor a peer id"),
+        ("GET", "/routing/v1/peers/nonsense".to_owned(), "*/*", 400, "not a peer ID"),
+        ("GET", format!("/routing/v1/peers/{cid}"), "*/*", 400, "not a peer ID"),
+        ("GET", "/routing/v1/ipns/example.org".to_owned(), "*/*", 400, "not an IPNS key"),
+        ("GET", "/routing/v1/dht/closest/peers/nonsense".to_owned(), "*/*", 400, "neither a CID nor a peer ID"),
         ("GET", format!("/routing/v1/elsewhere/{cid}"), "*/*", 404, ""),
         ("GET", "/routing/v1/".to_owned(), "*/*", 404, ""),
         ("GET", format!("/routing/v1/providers/{cid}"), "text/html", 406, "application/x-ndjson"),
@@ -300,16 +303,16 @@ async fn what_makes_no_sense_is_answered_with_what_is_wrong() {
         ("PUT", format!("/routing/v1/providers/{cid}"), "*/*", 405, ""),
         ("OPTIONS", format!("/routing/v1/providers/{cid}"), "*/*", 204, ""),
     ];
-    for (method, path, accept, status, said) in table {
+    for (method, path, accept, status, expected) in table {
         let answer = site.send(method, &path, &[("accept", accept)]).await;
         assert_eq!(answer.status().as_u16(), status, "{method} {path}");
         assert_eq!(header(&answer, "access-control-allow-origin"), "*");
         let text = answer.text().await.expect("a body");
-        assert!(text.contains(said), "{method} {path}: {text}");
+        assert!(text.contains(expected), "{method} {path}: {text}");
     }
     assert_eq!((counted(&site, "unknown", "invalid").await, counted(&site, "providers", "invalid").await), (7, 1));
 
-    // It is off unless it is turned on, and no part of somebody's site.
+    // The API is disabled by default, and does not exist on sites.
     let path = format!("/routing/v1/providers/{cid}");
     let off = Setup::new(&[]).start().await;
     assert_eq!(off.get(&path).await.status(), 404);

@@ -1,4 +1,4 @@
-//! A gateway that listens on a free port, and clients of it.
+//! A gateway on a free port, and its clients.
 
 use cache::{BlockStore as _, Disk, DiskOptions, Ram, TierMetrics, Tiers};
 use content::ipns::Record;
@@ -14,7 +14,7 @@ use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
 use gateway::resolve::source::{Gated, Sources};
-use gateway::routing_v1::finder::Finder;
+use gateway::routing_v1::finder::PeerFinder;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
 use prometheus_client::registry::Registry;
@@ -30,10 +30,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// How long anything that a test waits for may take.
+/// The timeout of conditions that tests wait for.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How a gateway is to be set up.
+/// The setup of a gateway.
 pub struct Setup {
     pub blocks: Vec<Block>,
     pub upstream: Option<Arc<dyn BlockSource>>,
@@ -42,7 +42,7 @@ pub struct Setup {
     pub http: config::Http,
     pub welcome: Option<Cid>,
     pub names: Arc<dyn NameResolver>,
-    pub routing: Option<(Arc<dyn Finder>, routing_v1::Limits)>,
+    pub routing: Option<(Arc<dyn PeerFinder>, routing_v1::Limits)>,
 }
 
 impl Setup {
@@ -85,11 +85,11 @@ impl Setup {
                 metrics,
             )
         });
-        let looks = Looks::default();
+        let look_ups = LookUps::default();
         let wiring = Wiring {
             routing,
             encoded: self.http.zstd.then(|| Encoded::new(tiers.clone(), 16 << 20)),
-            sources: Arc::new(sources(&tiers, self.upstream, &self.http, &looks)),
+            sources: Arc::new(sources(&tiers, self.upstream, &self.http, &look_ups)),
             names: self.names,
             policy: self.policy,
             metrics: Arc::clone(&metrics),
@@ -106,31 +106,31 @@ impl Setup {
             async move { gateway.handle(request, connection).await }
         };
         tokio::spawn(serve(listener, ConnectionLimits::of(&self.http), metrics, drain.clone(), handler));
-        Site { address, gateway, registry, health, drain, looks, _dir: dir }
+        Site { address, gateway, registry, health, drain, look_ups, _dir: dir }
     }
 }
 
-fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http, looks: &Looks) -> Sources {
+fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config::Http, look_ups: &LookUps) -> Sources {
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
-    let local = Arc::new(Watched { source: tiers.held(), looks: Arc::clone(looks) });
+    let local = Arc::new(CountingSource { source: tiers.held(), look_ups: Arc::clone(look_ups) });
     let through = tiers.clone();
     let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
     let fetches = Arc::new(Limiter::new(http.misses_max as usize, http.client_misses_max as usize));
     Sources { local, open_session: Box::new(open), fetches, policy: Arc::clone(tiers.policy()) }
 }
 
-/// How often requests looked for a block before anything else: memory and disk come behind that.
-type Looks = Arc<Mutex<HashMap<Cid, u64>>>;
+/// The number of block look-ups of requests, counted before memory and disk.
+type LookUps = Arc<Mutex<HashMap<Cid, u64>>>;
 
-/// Counts who looks.
-struct Watched<S> {
+/// Counts look-ups.
+struct CountingSource<S> {
     source: S,
-    looks: Looks,
+    look_ups: LookUps,
 }
 
-impl<S: BlockSource> BlockSource for Watched<S> {
+impl<S: BlockSource> BlockSource for CountingSource<S> {
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        *self.looks.lock().expect("is sound").entry(*cid).or_default() += 1;
+        *self.look_ups.lock().expect("is sound").entry(*cid).or_default() += 1;
         self.source.peek(cid)
     }
 
@@ -147,7 +147,7 @@ impl<S: BlockSource> BlockSource for Watched<S> {
     }
 }
 
-/// Knows no name.
+/// Resolves no names.
 pub struct NoNames;
 
 impl NameResolver for NoNames {
@@ -164,14 +164,14 @@ impl NameResolver for NoNames {
     }
 }
 
-/// A gateway that listens.
+/// A running gateway.
 pub struct Site {
     pub address: SocketAddr,
     pub gateway: Arc<Gateway>,
     pub health: Arc<Health>,
     pub drain: Drain,
     registry: Registry,
-    looks: Looks,
+    look_ups: LookUps,
     _dir: TempDir,
 }
 
@@ -184,7 +184,7 @@ impl Site {
         self.try_send(method, path, headers).await.expect("a response")
     }
 
-    /// The same of an answer that may break off: the reset that tells of it may overtake all that was sent before.
+    /// The same for a response that may be aborted: the reset may discard all that was sent before.
     pub async fn try_send(
         &self,
         method: &str,
@@ -205,7 +205,7 @@ impl Site {
         self.send("GET", path, &[]).await
     }
 
-    /// Sends bytes as they are and reads to the end; what came before the connection was closed or reset.
+    /// Sends raw bytes and reads to the end; returns what was received before the connection was closed or reset.
     pub async fn exchange(&self, request: &str) -> (Vec<u8>, std::io::Result<()>) {
         let mut stream = self.connect(request).await;
         let mut answer = Vec::new();
@@ -213,14 +213,14 @@ impl Site {
         (answer, end.map(|_| ()))
     }
 
-    /// Connects and sends bytes as they are.
+    /// Connects and sends raw bytes.
     pub async fn connect(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.expect("connects");
         stream.write_all(request.as_bytes()).await.expect("sends");
         stream
     }
 
-    /// The same of a client whose system takes in little that it does not read.
+    /// The same with a small receive buffer.
     pub async fn connect_slowly(&self, request: &str) -> TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4096).expect("a size");
@@ -229,12 +229,12 @@ impl Site {
         stream
     }
 
-    /// How often requests looked for a block until now.
-    pub fn looks(&self, block: &Block) -> u64 {
-        self.looks.lock().expect("is sound").get(block.cid()).copied().unwrap_or_default()
+    /// The number of look-ups of a block so far.
+    pub fn look_ups(&self, block: &Block) -> u64 {
+        self.look_ups.lock().expect("is sound").get(block.cid()).copied().unwrap_or_default()
     }
 
-    /// The value of a metric, by the whole of what stands before it on its line.
+    /// The value of a metric, by its name with labels.
     pub fn metric(&self, name: &str) -> u64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("encodes");
@@ -242,13 +242,13 @@ impl Site {
         value.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse().expect("a whole number")
     }
 
-    /// Waits for a metric to become `expected`.
+    /// Waits until a metric is `expected`.
     pub async fn until_metric(&self, name: &str, expected: u64) {
         until(|| self.metric(name) == expected, &format!("{name} {expected}")).await;
     }
 }
 
-/// Waits for a condition that other tasks bring about.
+/// Waits for a condition that other tasks fulfil.
 pub async fn until(condition: impl Fn() -> bool, what: &str) {
     let start = Instant::now();
     while !condition() {
@@ -257,26 +257,26 @@ pub async fn until(condition: impl Fn() -> bool, what: &str) {
     }
 }
 
-/// A network that has nothing: once the gate is opened, it fails as it is told to.
-pub struct Nothing {
+/// A network without content: requests fail once the gate is open.
+pub struct FailingNetwork {
     gate: Arc<Semaphore>,
     error: fn(Cid) -> SourceError,
 }
 
-impl Nothing {
-    /// One whose gate is open.
+impl FailingNetwork {
+    /// With an open gate.
     pub fn at_once(error: fn(Cid) -> SourceError) -> Arc<Self> {
         Arc::new(Self { gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), error })
     }
 
-    /// One whose gate opens when the semaphore gets permits.
+    /// With a gate that opens when the semaphore gets permits.
     pub fn gated(error: fn(Cid) -> SourceError) -> (Arc<Self>, Arc<Semaphore>) {
         let gate = Arc::new(Semaphore::new(0));
         (Arc::new(Self { gate: Arc::clone(&gate), error }), gate)
     }
 }
 
-impl BlockSource for Nothing {
+impl BlockSource for FailingNetwork {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let (gate, error) = (Arc::clone(&self.gate), (self.error)(*cid));
         async move {

@@ -1,4 +1,4 @@
-//! A listener that speaks TLS, with a certificate from files.
+//! A listener with TLS, with a certificate from files.
 
 use gateway::listen::server::{ConnectionLimits, Drain, serve};
 use gateway::listen::tls::{Tls, TlsError};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
-/// A certificate and its key, in files.
+/// The files of a certificate and its key.
 struct Files {
     dir: TempDir,
 }
@@ -28,7 +28,7 @@ impl Files {
         (files, certificate)
     }
 
-    /// Puts another certificate into the files.
+    /// Replaces the certificate.
     fn renew(&self) -> Certificate {
         let CertifiedKey { cert, key_pair } =
             rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("makes");
@@ -49,7 +49,7 @@ impl Files {
     }
 }
 
-/// A listener that answers everything with "fine".
+/// A listener that answers every request with "fine".
 async fn listen(files: &Files) -> (SocketAddr, Drain) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("is bound");
@@ -63,7 +63,7 @@ async fn listen(files: &Files) -> (SocketAddr, Drain) {
     (address, drain)
 }
 
-/// Asks over a connection of its own, trusting one certificate alone.
+/// Sends a request on a new connection that trusts only this certificate.
 async fn ask(address: SocketAddr, trusted: &Certificate) -> Result<String, reqwest::Error> {
     p2p_bridge::tls::use_ring();
     let client = Client::builder().tls_certs_only([trusted.clone()]).resolve("localhost", address).no_proxy().build();
@@ -72,34 +72,34 @@ async fn ask(address: SocketAddr, trusted: &Certificate) -> Result<String, reqwe
 }
 
 #[tokio::test]
-async fn requests_come_through_and_a_renewed_certificate_is_used_at_once() {
+async fn requests_succeed_and_a_renewed_certificate_is_used_at_once() {
     let (files, first) = Files::new();
     let (address, _drain) = listen(&files).await;
     assert_eq!(ask(address, &first).await.expect("answers"), "fine");
     let second = files.renew();
     assert_eq!(ask(address, &second).await.expect("answers"), "fine");
     ask(address, &first).await.expect_err("it is another's now");
-    // What cannot be used changes nothing.
+    // Invalid files change nothing.
     std::fs::write(files.certificate(), "nonsense").expect("writes");
     assert_eq!(ask(address, &second).await.expect("answers"), "fine");
 }
 
 #[tokio::test]
-async fn whoever_speaks_no_tls_is_let_go() {
+async fn clients_without_tls_are_disconnected() {
     let (files, _) = Files::new();
     let (address, drain) = listen(&files).await;
     let plain = reqwest::get(format!("http://{address}/")).await;
     plain.expect_err("no plain answer comes from there");
     let mut silent = TcpStream::connect(address).await.expect("connects");
     let mut read = Vec::new();
-    // As long as a head may take, and no longer.
+    // The timeout of a head applies to the handshake.
     let ended = tokio::time::timeout(Duration::from_secs(30), silent.read_to_end(&mut read)).await;
     assert!(ended.is_ok() && read.is_empty(), "{ended:?} {read:?}");
     assert!(drain.finish(Duration::from_secs(30)).await, "nothing is left open");
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
+fn errors_name_the_invalid_file() {
     let ((one, _), (other, _)) = (Files::new(), Files::new());
     let nowhere = one.dir.path().join("nowhere.pem");
     let empty = one.dir.path().join("empty.pem");

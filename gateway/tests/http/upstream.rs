@@ -1,4 +1,4 @@
-//! A network that has blocks, counts what it is asked for, and keeps whoever asks waiting if it is told to.
+//! A network that has blocks, counts requests, and holds requests back.
 
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError};
 use futures::FutureExt as _;
@@ -8,20 +8,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::Semaphore;
 
-/// Blocks that somebody far away has.
-pub struct Shelf {
+/// Blocks on a simulated network.
+pub struct FakeNetwork {
     blocks: MemoryBlocks,
     held_back: HashSet<Cid>,
-    /// Gets a permit for each block that is to be let go after all.
+    /// Gets a permit for each request that is released.
     pub gate: Arc<Semaphore>,
-    /// What the next ones that are let go hear in the place of a block.
+    /// The errors with which the next released requests fail.
     failures: Mutex<VecDeque<SourceError>>,
     asked: AtomicU64,
     waiting: Arc<AtomicU64>,
 }
 
-impl Shelf {
-    /// One that has `blocks`, and keeps those waiting who ask for one of `held_back`.
+impl FakeNetwork {
+    /// A network with `blocks`, which holds requests for those in `held_back` back.
     pub fn new<'a>(
         blocks: impl IntoIterator<Item = &'a Block>,
         held_back: impl IntoIterator<Item = &'a Block>,
@@ -36,23 +36,23 @@ impl Shelf {
         })
     }
 
-    /// Has those who ask next for what is held back hear this once they are let go, one after the other.
+    /// Fails the next released requests with these errors, in order.
     pub fn fail_with(&self, failures: impl IntoIterator<Item = SourceError>) {
         self.failures.lock().expect("is sound").extend(failures);
     }
 
-    /// How many blocks were asked for until now.
+    /// The number of requested blocks so far.
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// How many blocks are being waited for.
+    /// The number of requests that are held back.
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::SeqCst)
     }
 }
 
-/// Somebody who waits, until it is dropped.
+/// A request that is held back; dropping it ends it.
 struct Waiting(Arc<AtomicU64>);
 
 impl Drop for Waiting {
@@ -61,7 +61,7 @@ impl Drop for Waiting {
     }
 }
 
-impl BlockSource for Shelf {
+impl BlockSource for FakeNetwork {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let found = self.blocks.get(cid);

@@ -1,9 +1,9 @@
-//! Archives in which something is withheld, and blocks that other blocks carry: nothing of it comes out, and whoever
-//! asks hears the same by whatever method.
+//! Archives with withheld blocks, and blocks in identity CIDs: withheld content is not served, and all methods get the
+//! same status.
 
 use crate::control::matcher;
 use crate::dag::{cbor_of, directory, file, inline, raw, symlink};
-use crate::site::{Nothing, Setup, Site, header};
+use crate::site::{FailingNetwork, Setup, Site, header};
 use content::{Block, BlockSource, Cid, SourceError};
 use gateway::limits::Limits;
 use services::denylists::Running;
@@ -19,7 +19,7 @@ impl World {
     async fn of(blocks: &[&Block]) -> Self {
         let policy = Arc::<Running>::default();
         let limits = Limits { convert_codecs: true, ..Limits::default() };
-        let upstream: Option<Arc<dyn BlockSource>> = Some(Nothing::at_once(|cid| SourceError::NotFound { cid }));
+        let upstream: Option<Arc<dyn BlockSource>> = Some(FailingNetwork::at_once(|cid| SourceError::NotFound { cid }));
         let setup = Setup { policy: Arc::clone(&policy) as _, limits, upstream, ..Setup::new(blocks) };
         Self { site: setup.start().await, policy }
     }
@@ -28,7 +28,7 @@ impl World {
         self.policy.swap(Rules { deny: matcher(&format!("/ipfs/{cid}")), allow: None });
     }
 
-    /// The status of an answer that came whole; one that broke off has none.
+    /// The status of a complete response; an aborted one has none.
     async fn status(&self, method: &str, path: &str, etag: Option<&str>) -> Option<u16> {
         let headers: Vec<_> = etag.map(|etag| ("if-none-match", etag)).into_iter().collect();
         let response = self.site.try_send(method, path, &headers).await.ok()?;
@@ -38,12 +38,12 @@ impl World {
 }
 
 #[tokio::test]
-async fn what_a_cid_carries_is_withheld_wherever_the_cid_stands() {
+async fn withheld_identity_cids_are_withheld_everywhere() {
     let (secret, other) = (inline(b"the secret"), raw("something else"));
     let chunks = file(&[other.clone(), secret.clone()]);
     let inner = directory(&[("secret.txt", &secret)]);
     let root = directory(&[("chunks.txt", &chunks), ("inner", &inner), ("other.txt", &other)]);
-    // A list of the one link.
+    // A dag-cbor list of the one link.
     let link = secret.cid().to_bytes();
     let head = [0x81, 0xd8, 42, 0x40 | (link.len() as u8 + 1), 0];
     assert!(link.len() < 23, "its length fits into the head");
@@ -86,7 +86,7 @@ async fn what_a_cid_carries_is_withheld_wherever_the_cid_stands() {
         let listing = world.site.get(&path).await.text().await.expect("text");
         assert!(listing.contains("secret.txt") && !listing.contains(&text), "{path}: {listing}");
     }
-    // Its beginning was sent before.
+    // The beginning was sent before.
     assert_eq!(world.status("GET", &format!("/ipfs/{root}/chunks.txt"), None).await, None);
     for path in ["other.txt", "?format=raw", "inner/"] {
         assert_eq!(world.status("GET", &format!("/ipfs/{root}/{path}"), None).await, Some(200), "{path}");
@@ -94,7 +94,7 @@ async fn what_a_cid_carries_is_withheld_wherever_the_cid_stands() {
 }
 
 #[tokio::test]
-async fn archives_are_refused_before_their_first_byte_by_every_method_after_a_take_down() {
+async fn after_a_take_down_archives_are_rejected_before_the_first_byte() {
     let (secret, open) = (raw("the secret"), raw("open to all"));
     let low = directory(&[("secret.txt", &secret)]);
     let root = directory(&[("a.txt", &open), ("low", &low)]);
@@ -124,10 +124,10 @@ async fn archives_are_refused_before_their_first_byte_by_every_method_after_a_ta
 }
 
 #[tokio::test]
-async fn of_an_archive_that_cannot_be_looked_through_nothing_is_said_to_be_unchanged() {
+async fn an_archive_that_cannot_be_checked_gets_no_304() {
     let (secret, open) = (raw("the secret"), raw("open to all"));
     let low = directory(&[("secret.txt", &secret)]);
-    // What is lost comes before it, and may hold anything.
+    // The missing block comes before it, and its content is unknown.
     let lost = directory(&[("open.txt", &open)]);
     let root = directory(&[("0.txt", &open), ("a", &lost), ("b", &low)]);
     let world = World::of(&[&secret, &open, &low, &root]).await;
@@ -143,7 +143,7 @@ async fn of_an_archive_that_cannot_be_looked_through_nothing_is_said_to_be_uncha
 }
 
 #[tokio::test]
-async fn a_cid_as_entity_tag_says_nothing_of_what_nobody_has() {
+async fn the_entity_tag_of_unavailable_content_gets_no_304() {
     let (held, lost) = (raw("held"), raw("nobody has this"));
     let folder = directory(&[("held.txt", &held)]);
     let world = World::of(&[&held, &folder]).await;
@@ -158,7 +158,7 @@ async fn a_cid_as_entity_tag_says_nothing_of_what_nobody_has() {
 }
 
 #[tokio::test]
-async fn a_symlink_that_leads_out_is_left_out_of_an_archive_and_a_broken_document_is_carried() {
+async fn archives_omit_symlinks_that_lead_out_and_keep_invalid_documents() {
     let (text, out, inside) = (raw("text"), symlink("/etc/passwd"), symlink("text.txt"));
     let broken = cbor_of(vec![0xa0, 0xff]);
     let folder = directory(&[("a-out", &out), ("in", &inside), ("text.txt", &text)]);

@@ -1,4 +1,4 @@
-//! What costs much is made apart from what costs little, and only for clients who are there.
+//! CPU-bound responses do not delay others, and end with their clients.
 
 use crate::control::{double, matcher};
 use crate::dag::{directory, raw};
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 const IN_FLIGHT: &str = "causeway_http_requests_in_flight";
 
-/// A directory of `count` entries that all are the same.
+/// A directory of `count` identical entries.
 fn wide(count: usize, child: &Block) -> Block {
     let names: Vec<String> = (0..count).map(|number| format!("{number:05}")).collect();
     directory(&names.iter().map(|name| (name.as_str(), child)).collect::<Vec<_>>())
@@ -31,7 +31,7 @@ async fn site(width: usize, limits: Limits) -> (Site, [String; 2], Block) {
 }
 
 #[tokio::test]
-async fn health_and_hits_are_answered_while_archives_are_made_and_these_end_with_their_clients() {
+async fn health_checks_and_hits_are_answered_during_archives_which_end_with_their_clients() {
     let mut limits = Limits { archives_max: 4, work_steps_max: u64::MAX, ..Limits::default() };
     limits.tar.entries_max = u64::MAX;
     let (site, paths, leaf) = site(4000, limits).await;
@@ -47,7 +47,7 @@ async fn health_and_hits_are_answered_while_archives_are_made_and_these_end_with
     assert_eq!(site.metric(IN_FLIGHT), 4, "they are at it still");
     drop(hostile);
     site.until_metric(IN_FLIGHT, 0).await;
-    // Whoever makes an archive has its place until it is given up.
+    // A client holds its archive permit until the archive is aborted.
     let begun = Instant::now();
     while site.get(&format!("/ipfs/{}?format=car", leaf.cid())).await.status() != 200 {
         assert!(begun.elapsed() < PATIENCE, "the places come free");
@@ -55,11 +55,11 @@ async fn health_and_hits_are_answered_while_archives_are_made_and_these_end_with
 }
 
 #[tokio::test]
-async fn a_request_that_would_take_too_much_work_is_refused_or_broken_off() {
+async fn a_request_over_the_work_limit_is_rejected_or_aborted() {
     let limits = Limits { work_steps_max: 100_000, ..Limits::default() };
     let (site, paths, _) = site(1000, limits).await;
     for (times, path) in (1..).zip(&paths) {
-        // The head may have been sent by then; a reset may overtake it.
+        // The head may have been sent by then; a reset may discard it.
         let (answer, end) =
             site.exchange(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await;
         let refused = answer.starts_with(b"HTTP/1.1 403");

@@ -1,8 +1,8 @@
-//! How many connections there are, and with whom: who may have another.
+//! Connection budgets: admits connections within limits.
 //!
-//! Counting only, without I/O. A stranger can make many peer ids for nothing but has few addresses, so what strangers open is
-//! also counted by address and by network. This machine's own addresses are exempt from that: whoever uses them has the
-//! machine already, and tests and proxies put many peers behind one.
+//! Bookkeeping only, without I/O. Peer IDs are free but addresses are not, so inbound connections are also limited by
+//! address and by network. Loopback addresses are exempt: their users have access to the machine anyway, and tests and
+//! proxies put many peers behind one.
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use libp2p::PeerId;
@@ -11,22 +11,22 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::IpAddr;
 
-/// The most connections of each kind.
+/// The limits of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Established ones over all peers, whoever opened them.
+    /// Established connections, inbound and outbound.
     pub established: usize,
-    /// Established ones that others opened.
+    /// Established inbound connections.
     pub incoming: usize,
-    /// Established ones with one peer.
+    /// Established connections to one peer.
     pub per_peer: usize,
-    /// Ones that others opened, or are opening, from one IP address.
+    /// Inbound connections from one IP address, established or pending.
     pub per_ip: usize,
-    /// The same from one network: an IPv4 /24 or an IPv6 /48.
+    /// Inbound connections from one network, an IPv4 /24 or an IPv6 /48, established or pending.
     pub per_subnet: usize,
-    /// Ones that others are in the middle of opening.
+    /// Pending inbound connections.
     pub pending_incoming: usize,
-    /// Dials under way.
+    /// Pending dials.
     pub pending_outgoing: usize,
 }
 
@@ -37,67 +37,67 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits from the settings. A quarter of all connections is kept for those that this node opens itself, so that
-    /// strangers cannot cut it off.
+    /// Limits from the settings. A quarter of all connections is reserved for outbound ones, so that inbound
+    /// connections cannot isolate the node.
     pub fn of(established: usize, per_ip: usize, per_subnet: usize, pending_outgoing: usize) -> Self {
         let incoming = (established - established / 4).max(1);
-        // TCP, QUIC and WebSocket from both sides, and one to spare each time the peer changes its network.
+        // TCP, QUIC and WebSocket in both directions, with a reserve for peers that change their network.
         Self { established, incoming, per_peer: 8, per_ip, per_subnet, pending_incoming: 128, pending_outgoing }
     }
 }
 
-/// Why a connection is refused.
+/// Why a connection is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// [`Limits::established`].
-    #[error("there are too many connections")]
+    #[error("the limit of connections is reached")]
     Established,
     /// [`Limits::incoming`].
-    #[error("others opened too many connections")]
+    #[error("the limit of inbound connections is reached")]
     Incoming,
     /// [`Limits::per_peer`].
-    #[error("there are too many connections with this peer")]
+    #[error("the limit of connections to this peer is reached")]
     PerPeer,
     /// [`Limits::per_ip`].
-    #[error("there are too many connections from this address")]
+    #[error("the limit of inbound connections from this address is reached")]
     PerIp,
     /// [`Limits::per_subnet`].
-    #[error("there are too many connections from this network")]
+    #[error("the limit of inbound connections from this network is reached")]
     PerSubnet,
     /// [`Limits::pending_incoming`].
-    #[error("too many connections are being opened by others")]
+    #[error("the limit of pending inbound connections is reached")]
     PendingIncoming,
     /// [`Limits::pending_outgoing`].
-    #[error("too many dials are under way")]
+    #[error("the limit of concurrent dials is reached")]
     PendingOutgoing,
-    /// The peer, or its address, misbehaved.
+    /// The peer or its address is banned.
     #[error("the peer is banned for a while")]
     Banned,
 }
 
-/// Who opened a connection.
+/// The direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// The other side.
+    /// The peer opened it.
     Incoming,
-    /// We did.
+    /// This node opened it.
     Outgoing,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct Connection {
     direction: Direction,
     /// The peer, once the connection is established.
     peer: Option<PeerId>,
-    /// Where a connection that others opened comes from, if that counts.
+    /// The remote address of an inbound connection, if it counts.
     ip: Option<IpAddr>,
 }
 
-/// The book of all connections.
+/// The connections and their counters.
 #[derive(Debug, Default)]
 pub struct Budget {
     limits: Limits,
-    places: HashMap<ConnectionId, Place>,
+    connections: HashMap<ConnectionId, Connection>,
     pending_incoming: usize,
     pending_outgoing: usize,
     incoming: usize,
@@ -108,7 +108,7 @@ pub struct Budget {
 }
 
 fn subnet(ip: IpAddr) -> IpNet {
-    // The prefix lengths are within bounds, so neither can fail; the address itself is the net if one did.
+    // The prefix lengths are valid, so neither can fail; the fallback is the address alone.
     match ip {
         IpAddr::V4(ip) => Ipv4Net::new(ip, 24).map_or_else(|_| IpNet::from(IpAddr::V4(ip)), |net| net.trunc().into()),
         IpAddr::V6(ip) => Ipv6Net::new(ip, 48).map_or_else(|_| IpNet::from(IpAddr::V6(ip)), |net| net.trunc().into()),
@@ -119,7 +119,7 @@ fn count<K: Hash + Eq>(map: &HashMap<K, usize>, key: &K) -> usize {
     map.get(key).copied().unwrap_or_default()
 }
 
-/// One less; what comes to nothing is forgotten, so that the map is as large as what is open.
+/// Decrements a counter and removes it at zero, so that the map is bounded by the open connections.
 fn decrement<K: Hash + Eq>(map: &mut HashMap<K, usize>, key: &K) {
     if let Some(value) = map.get_mut(key) {
         *value = value.saturating_sub(1);
@@ -130,26 +130,26 @@ fn decrement<K: Hash + Eq>(map: &mut HashMap<K, usize>, key: &K) {
 }
 
 impl Budget {
-    /// An empty book.
+    /// A budget without connections.
     pub fn new(limits: Limits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// The limits that hold.
+    /// The limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Established connections.
+    /// The number of established connections.
     pub fn established(&self) -> usize {
         self.incoming + self.outgoing
     }
 
-    /// Somebody knocks. An `ip` of `None` is not counted by address.
+    /// Admits a pending inbound connection. Without `ip`, it does not count by address.
     ///
     /// # Errors
-    /// [`Refusal`], and nothing is counted.
-    pub fn knock(&mut self, id: ConnectionId, ip: Option<IpAddr>) -> Result<(), Refusal> {
+    /// [`Refusal`]; nothing is counted then.
+    pub fn admit_inbound(&mut self, id: ConnectionId, ip: Option<IpAddr>) -> Result<(), Refusal> {
         let ip = ip.map(|ip| ip.to_canonical()).filter(|ip| !ip.is_loopback());
         if self.pending_incoming >= self.limits.pending_incoming {
             return Err(Refusal::PendingIncoming);
@@ -165,27 +165,27 @@ impl Budget {
             *self.per_subnet.entry(subnet(ip)).or_default() += 1;
         }
         self.pending_incoming += 1;
-        self.places.insert(id, Place { direction: Direction::Incoming, peer: None, ip });
+        self.connections.insert(id, Connection { direction: Direction::Incoming, peer: None, ip });
         Ok(())
     }
 
-    /// We dial. Those who are `trusted` are dialled whatever else is under way.
+    /// Admits a dial. Dials of `trusted` peers are always admitted.
     ///
     /// # Errors
-    /// [`Refusal::PendingOutgoing`], and nothing is counted.
+    /// [`Refusal::PendingOutgoing`]; nothing is counted then.
     pub fn dial(&mut self, id: ConnectionId, trusted: bool) -> Result<(), Refusal> {
         if self.pending_outgoing >= self.limits.pending_outgoing && !trusted {
             return Err(Refusal::PendingOutgoing);
         }
         self.pending_outgoing += 1;
-        self.places.insert(id, Place { direction: Direction::Outgoing, peer: None, ip: None });
+        self.connections.insert(id, Connection { direction: Direction::Outgoing, peer: None, ip: None });
         Ok(())
     }
 
-    /// Whether a connection that is open now may stay. Those who are `trusted` have it whatever there is of others.
+    /// Whether a newly opened connection is admitted. Those of `trusted` peers always are.
     ///
     /// # Errors
-    /// [`Refusal`]; [`Budget::gone`] is to be called for it, as for any other that ends.
+    /// [`Refusal`]; the caller calls [`Budget::gone`] for it, as for all closed connections.
     pub fn admit(&self, peer: &PeerId, direction: Direction, trusted: bool) -> Result<(), Refusal> {
         if count(&self.per_peer, peer) >= self.limits.per_peer {
             return Err(Refusal::PerPeer);
@@ -202,13 +202,13 @@ impl Budget {
         Ok(())
     }
 
-    /// A connection is established.
+    /// A connection was established.
     pub fn established_with(&mut self, id: ConnectionId, peer: PeerId, direction: Direction) {
-        let place = self.places.entry(id).or_insert(Place { direction, peer: None, ip: None });
-        if place.peer.is_some() {
+        let connection = self.connections.entry(id).or_insert(Connection { direction, peer: None, ip: None });
+        if connection.peer.is_some() {
             return;
         }
-        place.peer = Some(peer);
+        connection.peer = Some(peer);
         let (pending, established) = match direction {
             Direction::Incoming => (&mut self.pending_incoming, &mut self.incoming),
             Direction::Outgoing => (&mut self.pending_outgoing, &mut self.outgoing),
@@ -218,20 +218,20 @@ impl Budget {
         *self.per_peer.entry(peer).or_default() += 1;
     }
 
-    /// A connection is closed, or never came to be.
+    /// A connection was closed or not established.
     pub fn gone(&mut self, id: ConnectionId) {
-        let Some(place) = self.places.remove(&id) else { return };
-        let counter = match (place.direction, place.peer) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        let counter = match (connection.direction, connection.peer) {
             (Direction::Incoming, None) => &mut self.pending_incoming,
             (Direction::Outgoing, None) => &mut self.pending_outgoing,
             (Direction::Incoming, Some(_)) => &mut self.incoming,
             (Direction::Outgoing, Some(_)) => &mut self.outgoing,
         };
         *counter = counter.saturating_sub(1);
-        if let Some(peer) = place.peer {
+        if let Some(peer) = connection.peer {
             decrement(&mut self.per_peer, &peer);
         }
-        if let Some(ip) = place.ip {
+        if let Some(ip) = connection.ip {
             decrement(&mut self.per_ip, &ip);
             decrement(&mut self.per_subnet, &subnet(ip));
         }
@@ -264,8 +264,8 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_counted_by_address_and_by_network() {
-        // Addresses that knock one after the other, and what the last of them hears.
+    fn inbound_connections_are_counted_by_address_and_network() {
+        // Addresses of pending connections in order, and the result for the last.
         let table: [(&[&str], Result<(), Refusal>); 7] = [
             (&["198.51.100.1"; 3], Ok(())),
             (&["198.51.100.1"; 4], Err(Refusal::PerIp)),
@@ -286,64 +286,69 @@ mod tests {
             let mut last = Ok(());
             for (n, address) in addresses.iter().enumerate() {
                 assert_eq!(last, Ok(()), "{addresses:?}");
-                last = budget.knock(id(n), ip(address));
+                last = budget.admit_inbound(id(n), ip(address));
             }
             assert_eq!(last, expected, "{addresses:?}");
         }
     }
 
     #[test]
-    fn the_trusted_come_in_when_strangers_have_filled_the_house() {
+    fn trusted_peers_are_admitted_beyond_the_limits() {
         let mut budget = Budget::new(limits());
         for n in 0..6 {
-            assert_eq!(budget.knock(id(n), None), Ok(()));
+            assert_eq!(budget.admit_inbound(id(n), None), Ok(()));
             let peer = PeerId::random();
             assert_eq!(budget.admit(&peer, Direction::Incoming, false), Ok(()));
             budget.established_with(id(n), peer, Direction::Incoming);
         }
-        let friend = PeerId::random();
-        assert_eq!(budget.admit(&friend, Direction::Incoming, false), Err(Refusal::Incoming));
-        assert_eq!(budget.admit(&friend, Direction::Incoming, true), Ok(()));
+        let trusted_peer = PeerId::random();
+        assert_eq!(budget.admit(&trusted_peer, Direction::Incoming, false), Err(Refusal::Incoming));
+        assert_eq!(budget.admit(&trusted_peer, Direction::Incoming, true), Ok(()));
         for n in 10..12 {
             assert_eq!(budget.dial(id(n), false), Ok(()));
         }
         assert_eq!(budget.dial(id(12), false), Err(Refusal::PendingOutgoing));
         assert_eq!(budget.dial(id(12), true), Ok(()));
         for n in 10..12 {
-            assert_eq!(budget.admit(&friend, Direction::Outgoing, false), Ok(()));
-            budget.established_with(id(n), friend, Direction::Outgoing);
+            assert_eq!(budget.admit(&trusted_peer, Direction::Outgoing, false), Ok(()));
+            budget.established_with(id(n), trusted_peer, Direction::Outgoing);
         }
-        assert_eq!(budget.admit(&friend, Direction::Outgoing, true), Err(Refusal::PerPeer));
+        assert_eq!(budget.admit(&trusted_peer, Direction::Outgoing, true), Err(Refusal::PerPeer));
         assert_eq!(budget.admit(&PeerId::random(), Direction::Outgoing, false), Err(Refusal::Established));
     }
 
     proptest! {
-        /// Whatever happens in whatever order, the counts are those of what is open, and nothing is left when all is gone.
+        /// The counters always match the open connections, and are empty when all are closed.
         #[test]
-        fn the_counts_are_those_of_what_is_open(steps in prop::collection::vec((0..4_u8, 0..12_usize, 0..4_u8), 0..200)) {
+        fn the_counters_match_the_open_connections(
+            steps in prop::collection::vec((0..4_u8, 0..12_usize, 0..4_u8), 0..200),
+        ) {
             let peers: Vec<PeerId> = (0..4).map(|_| PeerId::random()).collect();
             let mut budget = Budget::new(limits());
             for (step, n, who) in steps {
                 let address = Some(IpAddr::from([198, 51, 100, who]));
-                let known = budget.places.get(&id(n)).copied();
+                let known = budget.connections.get(&id(n)).copied();
                 match (step, known) {
-                    (0, None) => _ = budget.knock(id(n), address),
+                    (0, None) => _ = budget.admit_inbound(id(n), address),
                     (1, None) => _ = budget.dial(id(n), false),
-                    (2, Some(place)) => {
+                    (2, Some(connection)) => {
                         let peer = peers[usize::from(who)];
-                        if place.peer.is_none() && budget.admit(&peer, place.direction, false).is_ok() {
-                            budget.established_with(id(n), peer, place.direction);
+                        if connection.peer.is_none() && budget.admit(&peer, connection.direction, false).is_ok() {
+                            budget.established_with(id(n), peer, connection.direction);
                         }
                     }
                     (3, _) => budget.gone(id(n)),
                     _ => {}
                 }
-                let established = budget.places.values().filter(|place| place.peer.is_some()).count();
+                let established = budget.connections.values().filter(|connection| connection.peer.is_some()).count();
                 prop_assert_eq!(budget.established(), established);
-                prop_assert_eq!(budget.pending_incoming + budget.pending_outgoing, budget.places.len() - established);
-                prop_assert_eq!(budget.per_ip.values().sum::<usize>(), budget.places.values().filter(|place| place.ip.is_some()).count());
+                let pending = budget.connections.len() - established;
+                prop_assert_eq!(budget.pending_incoming + budget.pending_outgoing, pending);
+                let with_ip = budget.connections.values().filter(|connection| connection.ip.is_some()).count();
+                prop_assert_eq!(budget.per_ip.values().sum::<usize>(), with_ip);
                 prop_assert!(established <= 8 && budget.per_peer.values().all(|count| (1..=2).contains(count)));
-                prop_assert!(budget.per_ip.values().all(|count| *count <= 3) && budget.per_subnet.values().all(|count| *count <= 4));
+                prop_assert!(budget.per_ip.values().all(|count| *count <= 3));
+                prop_assert!(budget.per_subnet.values().all(|count| *count <= 4));
             }
             for n in 0..12 {
                 budget.gone(id(n));

@@ -1,15 +1,16 @@
-//! Who may be connected with us: budgets, bans, and room for those who are useful.
+//! Admission control of the swarm: connection budgets, bans and trimming.
 //!
-//! Goals: no stranger, however many ids, addresses or offences, can take the connections that others need; peers that the
-//! operator named always get one; what is refused is refused before it costs a handshake where its address decides that.
+//! Goals: untrusted peers cannot exhaust the connections, whatever the number of their peer IDs, addresses or offences;
+//! peers that the operator configured are always admitted; connections that their address disqualifies are denied
+//! before the handshake.
 //!
-//! Non-goals: bytes and streams of a connection, which its handlers bound.
+//! Non-goals: the bytes and streams of a connection, which the handlers limit.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`budget`] | counting connections |
-//! | [`reputation`] | offences and bans |
-//! | [`trim`] | whose connections are closed when there are too many |
+//! | [`reputation`] | offences, throttling and bans |
+//! | [`trim`] | which connections are closed when there are too many |
 
 pub mod budget;
 pub mod reputation;
@@ -32,14 +33,14 @@ use std::net::IpAddr;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// The doorkeeper of the swarm. See the module's documentation.
+/// Admission control as a network behaviour. See the module's documentation.
 pub struct Admission {
     budget: Budget,
     reputation: Reputation,
     trusted: HashSet<PeerId>,
 }
 
-/// The IP address at the other end; `None` for a circuit, whose first address is the relay's, and for names.
+/// The remote IP address; `None` for circuits, whose first address is the relay's, and for host names.
 pub fn ip_of(address: &Multiaddr) -> Option<IpAddr> {
     if address.iter().any(|part| part == Protocol::P2pCircuit) {
         return None;
@@ -52,18 +53,18 @@ pub fn ip_of(address: &Multiaddr) -> Option<IpAddr> {
 }
 
 impl Admission {
-    /// A doorkeeper who lets the `trusted` in whatever there is of others, and never bans them.
+    /// Admits `trusted` peers beyond the limits, and never bans them.
     pub fn new(limits: Limits, ban: Duration, trusted: HashSet<PeerId>) -> Self {
         Self { budget: Budget::new(limits), reputation: Reputation::new(ban), trusted }
     }
 
-    /// Dials that may be under way.
+    /// The maximum number of pending dials.
     pub fn pending_dials_max(&self) -> usize {
         self.budget.limits().pending_outgoing
     }
 
-    /// A peer did something wrong, from `ip` if that is known; what it is to us from now on. Whoever is banned is to be
-    /// disconnected by the caller. A trusted peer is throttled at worst.
+    /// Records an offence of a peer, from `ip` if known, and returns its standing. The caller disconnects banned peers.
+    /// Trusted peers are at most throttled.
     pub fn offended(&mut self, peer: PeerId, ip: Option<IpAddr>, offence: Offence, now: Instant) -> Standing {
         if self.trusted.contains(&peer) {
             return Standing::Good;
@@ -71,27 +72,27 @@ impl Admission {
         self.reputation.record(peer, ip, offence, now)
     }
 
-    /// What a peer is to us.
+    /// The standing of a peer.
     pub fn standing(&self, peer: &PeerId, now: Instant) -> Standing {
         self.reputation.standing(peer, now)
     }
 
-    /// How many established connections there are, and how many there may be.
+    /// The number of established connections, and the limit.
     pub fn established(&self) -> (usize, usize) {
         (self.budget.established(), self.budget.limits().established)
     }
 
-    /// How many peers are banned.
+    /// The number of banned peers.
     pub fn banned(&self) -> usize {
         self.reputation.banned()
     }
 
-    /// Whether the operator named a peer.
+    /// Whether the operator configured a peer.
     pub fn is_trusted(&self, peer: &PeerId) -> bool {
         self.trusted.contains(peer)
     }
 
-    /// Forgets what is over. Call it now and then.
+    /// Removes expired state. Called regularly.
     pub fn sweep(&mut self, now: Instant) {
         self.reputation.sweep(now);
     }
@@ -125,7 +126,7 @@ impl NetworkBehaviour for Admission {
         if ip.is_some_and(|ip| self.reputation.is_address_banned(ip, Instant::now())) {
             return Err(ConnectionDenied::new(Refusal::Banned));
         }
-        self.budget.knock(id, ip).map_err(ConnectionDenied::new)
+        self.budget.admit_inbound(id, ip).map_err(ConnectionDenied::new)
     }
 
     fn handle_established_inbound_connection(
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_other_end_of_an_address() {
+    fn the_remote_ip_is_read_from_the_address() {
         let peer = PeerId::random();
         let table = [
             ("/ip4/198.51.100.1/tcp/4001".to_owned(), Some("198.51.100.1")),
@@ -208,25 +209,25 @@ mod tests {
     }
 
     #[test]
-    fn the_banned_are_refused_and_the_trusted_never_are() {
-        let (friend, stranger) = (PeerId::random(), PeerId::random());
-        let mut door = Admission::new(Limits::default(), Duration::from_secs(60), [friend].into());
+    fn banned_peers_are_denied_and_trusted_ones_never() {
+        let (trusted, untrusted) = (PeerId::random(), PeerId::random());
+        let mut admission = Admission::new(Limits::default(), Duration::from_secs(60), [trusted].into());
         let now = Instant::now();
         let address: Multiaddr = "/ip4/198.51.100.1/tcp/4001".parse().expect("address");
-        for peer in [friend, stranger] {
+        for peer in [trusted, untrusted] {
             for _ in 0..10 {
-                door.offended(peer, ip_of(&address), Offence::Lie, now);
+                admission.offended(peer, ip_of(&address), Offence::InvalidBlock, now);
             }
         }
         let mut id = 0;
-        let mut dial = |door: &mut Admission, peer| {
+        let mut dial = |admission: &mut Admission, peer| {
             id += 1;
             let id = ConnectionId::new_unchecked(id);
-            door.handle_pending_outbound_connection(id, Some(peer), &[], Endpoint::Dialer).is_ok()
+            admission.handle_pending_outbound_connection(id, Some(peer), &[], Endpoint::Dialer).is_ok()
         };
-        assert!(dial(&mut door, friend) && !dial(&mut door, stranger));
-        assert!(door.admit(&friend, &address, Direction::Incoming).is_ok());
-        assert_eq!(door.admit(&stranger, &address, Direction::Incoming), Err(Refusal::Banned));
-        assert_eq!((door.banned(), door.standing(&friend, now)), (1, Standing::Good));
+        assert!(dial(&mut admission, trusted) && !dial(&mut admission, untrusted));
+        assert!(admission.admit(&trusted, &address, Direction::Incoming).is_ok());
+        assert_eq!(admission.admit(&untrusted, &address, Direction::Incoming), Err(Refusal::Banned));
+        assert_eq!((admission.banned(), admission.standing(&trusted, now)), (1, Standing::Good));
     }
 }

@@ -1,53 +1,53 @@
-//! What peers did wrong, and what follows from it: nothing, less of our attention, or none for a while.
+//! Reputation of peers: offences lead to throttling and temporary bans.
 //!
-//! A state machine that is handed the clock. Every offence adds points, which halve once a minute, so that the odd mistake of
-//! an honest peer is forgotten and a habit is not. Who is banned is neither asked, answered nor connected with. A peer id costs
-//! nothing, so an address from which several banned peers came is banned with them.
+//! A state machine; the caller passes the time in. Each offence adds points, which halve once a minute, so that
+//! occasional mistakes expire and repeated ones do not. Banned peers are neither asked, answered nor connected. Peer
+//! IDs are free, so an address with several banned peers is banned too.
 //!
-//! Bounded: the records that have lost most of their points go first.
+//! Bounded: the records with the fewest points are evicted first.
 
 use libp2p::PeerId;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Points halve in this time.
+/// The half-life of points.
 const HALF_LIFE: Duration = Duration::from_secs(60);
-/// From here on a peer gets less of our attention.
+/// A peer with so many points is throttled.
 const THROTTLED_AT: f64 = 40.0;
-/// From here on it gets none.
+/// A peer with so many points is banned.
 const BANNED_AT: f64 = 100.0;
-/// Peers whose offences are remembered.
+/// The maximum number of peers with points.
 const RECORDS_MAX: usize = 4_096;
-/// Peers, and addresses, that can be banned at a time.
+/// The maximum number of banned peers, and of banned addresses.
 const BANS_MAX: usize = 4_096;
-/// Banned peers from one address until the address is banned itself.
+/// The number of banned peers after which their address is banned.
 const PEERS_BEFORE_ADDRESS: usize = 3;
-/// Points that are as good as none.
-const FORGOTTEN_BELOW: f64 = 1.0;
+/// Records with fewer points are removed.
+const POINTS_MIN: f64 = 1.0;
 
-/// What a peer did.
+/// Misbehaviour of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Offence {
-    /// It sent bytes that are not what it was asked for.
-    Lie,
-    /// It broke a protocol.
+    /// It sent an invalid block.
+    InvalidBlock,
+    /// It violated a protocol.
     Protocol,
-    /// It asked for more than anybody may.
+    /// It exceeded a limit of requests.
     Flood,
-    /// It owed a block and sent nothing until whoever waited gave up, stopped in the middle of a message, or did not take in
-    /// the answers that it had asked for.
+    /// It sent nothing of an outstanding block until the want failed, stopped in the middle of a message, or did not
+    /// read the responses to its wants.
     Stall,
 }
 
 impl Offence {
-    /// Every offence.
-    pub const ALL: [Self; 4] = [Self::Lie, Self::Protocol, Self::Flood, Self::Stall];
+    /// All offences.
+    pub const ALL: [Self; 4] = [Self::InvalidBlock, Self::Protocol, Self::Flood, Self::Stall];
 
-    /// A lie is rarely a mistake; but a block may come by a connection on which it was not asked for.
+    /// Invalid blocks are rarely a mistake, but a block may arrive on a connection without the request for it.
     fn points(self) -> f64 {
         match self {
-            Self::Lie => 35.0,
+            Self::InvalidBlock => 35.0,
             Self::Protocol => 25.0,
             Self::Flood => 10.0,
             Self::Stall => 30.0,
@@ -55,14 +55,14 @@ impl Offence {
     }
 }
 
-/// What a peer is to us.
+/// The standing of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// As good as any.
+    /// No restrictions.
     Good,
-    /// Served last, and asked last.
+    /// Served and asked with lower priority.
     Throttled,
-    /// Not spoken to.
+    /// Not connected.
     Banned,
 }
 
@@ -85,7 +85,7 @@ struct Address {
     until: Option<Instant>,
 }
 
-/// What is known of every peer that did anything wrong.
+/// The offences and bans of peers.
 #[derive(Debug)]
 pub struct Reputation {
     ban: Duration,
@@ -95,17 +95,17 @@ pub struct Reputation {
 }
 
 impl Reputation {
-    /// Nobody has done anything yet. Bans last for `ban`; nobody is banned if that is zero.
+    /// No records. `ban` is the duration of bans; zero disables them.
     pub fn new(ban: Duration) -> Self {
         Self { ban, records: HashMap::new(), banned: HashMap::new(), addresses: HashMap::new() }
     }
 
-    /// A peer did something wrong, from `ip` if that is known; what it is to us from now on.
+    /// Records an offence of a peer, from `ip` if known, and returns its standing.
     pub fn record(&mut self, peer: PeerId, ip: Option<IpAddr>, offence: Offence, now: Instant) -> Standing {
         if self.is_banned(&peer, now) {
             return Standing::Banned;
         }
-        self.make_room(now);
+        self.evict(now);
         let record = self.records.entry(peer).or_insert(Record { points: 0.0, at: now });
         *record = Record { points: record.points(now) + offence.points(), at: now };
         if record.points < BANNED_AT || self.ban.is_zero() {
@@ -121,7 +121,7 @@ impl Reputation {
         Standing::Banned
     }
 
-    /// What a peer is to us.
+    /// The standing of a peer.
     pub fn standing(&self, peer: &PeerId, now: Instant) -> Standing {
         if self.is_banned(peer, now) {
             return Standing::Banned;
@@ -132,25 +132,25 @@ impl Reputation {
         }
     }
 
-    /// Whether a peer is not spoken to.
+    /// Whether a peer is banned.
     pub fn is_banned(&self, peer: &PeerId, now: Instant) -> bool {
         self.banned.get(peer).is_some_and(|until| now < *until)
     }
 
-    /// Whether nobody at an address is spoken to.
+    /// Whether an address is banned.
     pub fn is_address_banned(&self, ip: IpAddr, now: Instant) -> bool {
         self.addresses.get(&ip.to_canonical()).and_then(|address| address.until).is_some_and(|until| now < until)
     }
 
-    /// How many peers are banned.
+    /// The number of banned peers.
     pub fn banned(&self) -> usize {
         self.banned.len()
     }
 
-    /// Forgets what is over. Call it now and then.
+    /// Removes expired state. Called regularly.
     pub fn sweep(&mut self, now: Instant) {
         self.banned.retain(|_, until| now < *until);
-        self.records.retain(|_, record| record.points(now) >= FORGOTTEN_BELOW);
+        self.records.retain(|_, record| record.points(now) >= POINTS_MIN);
         let banned = &self.banned;
         self.addresses.retain(|_, address| {
             address.peers.retain(|peer| banned.contains_key(peer));
@@ -158,7 +158,7 @@ impl Reputation {
         });
     }
 
-    fn make_room(&mut self, now: Instant) {
+    fn evict(&mut self, now: Instant) {
         if self.records.len() >= RECORDS_MAX || self.banned.len() >= BANS_MAX {
             self.sweep(now);
         }
@@ -186,11 +186,11 @@ mod tests {
     const BAN: Duration = Duration::from_secs(600);
 
     #[test]
-    fn habits_are_banned_and_mistakes_forgotten() {
+    fn repeated_offences_lead_to_bans_and_single_ones_expire() {
         let start = Instant::now();
-        // What is done, how long apart, and what the peer is after each time.
+        // An offence, the interval of its repetitions, and the standing after each.
         let table: [(Offence, u64, &[Standing]); 5] = [
-            (Offence::Lie, 0, &[Standing::Good, Standing::Throttled, Standing::Banned]),
+            (Offence::InvalidBlock, 0, &[Standing::Good, Standing::Throttled, Standing::Banned]),
             (
                 Offence::Protocol,
                 1,
@@ -213,12 +213,12 @@ mod tests {
 
     fn ban(reputation: &mut Reputation, ip: Option<IpAddr>, now: Instant) -> PeerId {
         let peer = PeerId::random();
-        while reputation.record(peer, ip, Offence::Lie, now) != Standing::Banned {}
+        while reputation.record(peer, ip, Offence::InvalidBlock, now) != Standing::Banned {}
         peer
     }
 
     #[test]
-    fn a_ban_ends_and_an_address_falls_with_its_peers() {
+    fn bans_expire_and_include_addresses_of_several_banned_peers() {
         let now = Instant::now();
         let ip: IpAddr = "198.51.100.1".parse().expect("ip");
         let mut reputation = Reputation::new(BAN);
@@ -235,15 +235,15 @@ mod tests {
         for _ in 0..5 {
             ban(&mut reputation, Some(own), now);
         }
-        assert!(!reputation.is_address_banned(own, now), "every peer of a test comes from there");
+        assert!(!reputation.is_address_banned(own, now), "tests use it for all peers");
     }
 
     #[test]
-    fn a_crowd_of_offenders_costs_bounded_memory() {
+    fn memory_is_bounded_with_many_offenders() {
         let now = Instant::now();
         let mut reputation = Reputation::new(BAN);
         let known = PeerId::random();
-        reputation.record(known, None, Offence::Lie, now);
+        reputation.record(known, None, Offence::InvalidBlock, now);
         for _ in 0..2 * RECORDS_MAX {
             reputation.record(PeerId::random(), None, Offence::Stall, now);
         }

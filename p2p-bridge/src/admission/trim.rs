@@ -1,32 +1,32 @@
-//! Whose connections are closed when there are too many.
+//! Trimming: selects the connections to close when there are too many.
 //!
-//! Pure. A node that only refuses newcomers would keep whoever came first, useful or not. So a little below the limit the least
-//! useful peers go, down to a level that leaves room for a while: never those that the operator named or that owe us a block,
-//! nor those that have just come and could not be useful yet.
+//! A pure function. A node that only denies new connections would keep the oldest peers, useful or not. So slightly
+//! below the limit the least useful peers are disconnected, down to a level with some reserve: never those that the
+//! operator configured or that have outstanding requests, nor new ones that could not be useful yet.
 
 use libp2p::PeerId;
 use std::time::{Duration, Instant};
 
-/// A new peer is left alone for this long.
+/// New peers are not trimmed for this long.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// A connected peer, as far as it matters here.
+/// A connected peer as a candidate for trimming.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Who it is.
+    /// The peer.
     pub peer: PeerId,
     /// When its first connection was established.
     pub since: Instant,
-    /// When it last gave us a block, or answered a question.
+    /// When it last sent a wanted block.
     pub useful: Option<Instant>,
-    /// Whether it is in a routing table: the DHT is only as good as those.
+    /// Whether it is in a routing table, which the DHT depends on.
     pub in_table: bool,
-    /// Whether it has to stay.
+    /// Whether it must not be trimmed.
     pub kept: bool,
 }
 
-/// Whom to disconnect when `open` of `limit` connections are taken: nobody up to 15/16 of the limit, else as many as bring it
-/// to 7/8. The longest useless go first, those in a routing table after all others.
+/// The peers to disconnect when `open` of `limit` connections are used: none up to 15/16 of the limit, else as many as
+/// reduce it to 7/8. The longest useless are first, those in a routing table last.
 pub fn trim(mut candidates: Vec<Candidate>, open: usize, limit: usize, now: Instant) -> Vec<PeerId> {
     let (high, low) = (limit - limit / 16, limit - limit / 8);
     if open <= high {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_useless_go_first_and_some_never() {
+    fn the_least_useful_are_trimmed_first_and_some_never() {
         let start = Instant::now();
         let now = start + Duration::from_secs(1_000);
         let peer = |useful: Option<u64>, since: u64, in_table: bool, kept: bool| Candidate {

@@ -1,14 +1,14 @@
-//! Joins the Bitswap state machines, the connections and the local tiers to the swarm.
+//! The Bitswap network behaviour: connects the state machines, the connection handlers and the local tiers.
 //!
-//! This is glue: decisions are in [`super::client`] and [`super::server`]. It runs inside the one swarm task, so nothing
-//! here hashes, encodes or reads a disk; look-ups in the local tiers are futures that others drive.
+//! Decisions are in [`super::client`] and [`super::server`]. This runs in the swarm task, so nothing here hashes,
+//! encodes or reads a disk; lookups in the local tiers are futures on other tasks.
 
 use super::client::inspection::SessionState;
 use super::client::{self, Action, Client, Use};
 use super::framing::Memory;
 use super::handler::{Command, Event as HandlerEvent, Handler, Received};
 use super::message::{Ask, WantEntry};
-use super::server::{Found, Lookup, Server};
+use super::server::{Lookup, LookupResult, Server};
 use super::traffic::Traffic;
 use crate::admission::reputation::Offence;
 use crate::bitswap::http_peers::{Event as HttpEvent, HttpPeers};
@@ -34,52 +34,52 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Interval, MissedTickBehavior};
 
-/// How often stalls are looked for while anything is wanted.
+/// The interval of checks for stalls while blocks are wanted.
 const TICK: Duration = Duration::from_millis(100);
-/// Stalls within this time are one: when a link fails, every stream of it stops.
-const STALLS_APART: Duration = Duration::from_secs(10);
-/// Commands taken from sessions before the swarm gets its turn again.
+/// Stalls within this time count once: when a link fails, all its streams stall.
+const STALL_PERIOD: Duration = Duration::from_secs(10);
+/// The maximum number of session commands per poll.
 const COMMANDS_PER_POLL: usize = 1_024;
 
-/// What sessions ask of the swarm task.
+/// A command of a session.
 pub enum SessionCommand {
-    /// Somebody waits for a block.
+    /// A caller waits for a block.
     Want {
         /// The DAG it belongs to.
         session: SessionId,
         /// The block.
         cid: Cid,
     },
-    /// That somebody lost interest. Carries the permit, so that commands are as bounded as waiters are.
+    /// A caller was cancelled. The command has the permit, so that commands are bounded as waiters are.
     Cancel {
         /// The DAG it belongs to.
         session: SessionId,
         /// The block.
         key: BlockKey,
-        /// Returned when the command has been carried out.
+        /// Released when the command was processed.
         permit: OwnedSemaphorePermit,
     },
 }
 
-/// What the swarm task has to do for Bitswap.
+/// An event for the swarm task.
 #[derive(Debug)]
 pub enum Event {
-    /// Find providers of a root.
+    /// Search for the providers of a root.
     Search(SessionId),
-    /// Stop finding them.
+    /// Stop searching.
     StopSearch(SessionId),
-    /// A peer proved to hold a root's DAG.
+    /// A peer has blocks of a root's DAG.
     Joined(SessionId, PeerId),
-    /// A peer did something wrong.
+    /// A peer misbehaved.
     Offence(PeerId, Offence),
 }
 
-/// Whom the operator set apart.
+/// The operator's settings for peers.
 #[derive(Debug, Default)]
-pub struct Circle {
+pub struct PeerSettings {
     /// Peers that are asked first.
     pub favoured: HashSet<PeerId>,
-    /// Who is given blocks.
+    /// Which peers are served blocks.
     pub serve_to: ServeTo,
 }
 
@@ -91,21 +91,21 @@ pub struct Behaviour {
     wants: Arc<Wants>,
     commands: mpsc::UnboundedReceiver<SessionCommand>,
     local: Arc<dyn BlockSource>,
-    lookups: FuturesUnordered<BoxFuture<'static, (Lookup, Found)>>,
+    lookups: FuturesUnordered<BoxFuture<'static, (Lookup, LookupResult)>>,
     connections: HashMap<PeerId, Vec<ConnectionId>>,
-    /// Kept alive by the peers' connections.
+    /// Owned by the peers' connections.
     traffic: HashMap<PeerId, Weak<Traffic>>,
     memory: Memory,
-    circle: Circle,
-    /// Gateways that are asked as peers are.
+    peer_settings: PeerSettings,
+    /// Gateways, which the client asks as peers.
     http: HttpPeers,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
 }
 
 impl Behaviour {
-    /// A behaviour that takes wants from `commands`, delivers to `wants` and answers others from `local`. Messages under
-    /// way towards us take no more than `memory`.
+    /// Takes wants from `commands`, delivers blocks to `wants` and serves peers from `local`. Messages that are being
+    /// received use at most `memory`.
     pub fn new(
         config: client::Config,
         metrics: Metrics,
@@ -113,7 +113,7 @@ impl Behaviour {
         commands: mpsc::UnboundedReceiver<SessionCommand>,
         local: Arc<dyn BlockSource>,
         memory: Memory,
-        circle: Circle,
+        peer_settings: PeerSettings,
     ) -> Self {
         let mut ticker = tokio::time::interval(TICK);
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -128,20 +128,20 @@ impl Behaviour {
             connections: HashMap::new(),
             traffic: HashMap::new(),
             memory,
-            circle,
+            peer_settings,
             http: HttpPeers::none(Default::default()),
             events: VecDeque::new(),
             ticker,
         }
     }
 
-    /// The same with gateways to ask as well.
+    /// Adds gateways as sources.
     pub fn with_http(mut self, http: HttpPeers) -> Self {
         self.http = http;
         self
     }
 
-    /// Routing named a provider with these addresses; the gateways among them are asked as providers of their own.
+    /// Adds the gateways among a provider's addresses as providers.
     pub fn addresses_found(&mut self, session: SessionId, addresses: &[Multiaddr]) {
         let now = Instant::now();
         for gateway in self.http.found(addresses, now) {
@@ -149,37 +149,37 @@ impl Behaviour {
         }
     }
 
-    /// Routing named a provider.
+    /// Adds a provider that routing found.
     pub fn provider_found(&mut self, session: SessionId, peer: PeerId) {
         self.client.provider_found(session, peer, Instant::now());
     }
 
-    /// A search that [`Event::Search`] asked for has ended.
+    /// The search of [`Event::Search`] has finished.
     pub fn search_finished(&mut self, session: SessionId) {
         self.client.search_finished(session, Instant::now());
     }
 
-    /// Fails every want if nobody is connected, gateways included: nobody is about to be either.
+    /// Fails all wants if no peer and no gateway is connected.
     pub fn fail_without_peers(&mut self) {
         self.client.fail_without_peers(Instant::now());
     }
 
-    /// Whether anybody is connected who can be asked: peers that speak Bitswap, and gateways.
-    pub fn has_anybody(&self) -> bool {
-        self.client.has_anybody()
+    /// Whether there are sources to ask: connected peers with Bitswap, and gateways.
+    pub fn has_sources(&self) -> bool {
+        self.client.has_sources()
     }
 
-    /// Whether a peer owes us anything, and when it last gave us something.
+    /// Whether a peer has outstanding requests, and when it last sent a wanted block.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
         self.client.usefulness(peer)
     }
 
-    /// What is known of a session.
+    /// The state of a session.
     pub fn inspect(&self, session: &SessionId) -> Option<SessionState> {
         self.client.inspect(session, Instant::now())
     }
 
-    /// Sessions that are remembered, and blocks that somebody waits for.
+    /// The number of open sessions and of wanted blocks.
     pub fn load(&self) -> (usize, usize) {
         self.client.load()
     }
@@ -189,17 +189,17 @@ impl Behaviour {
         self.traffic.get(peer).and_then(Weak::upgrade).map(|traffic| traffic.bytes()).unwrap_or_default()
     }
 
-    /// How many connected peers proved to hold a session's DAG.
+    /// The number of connected peers that have blocks of a session's DAG.
     pub fn members(&self, session: &SessionId) -> usize {
         self.client.members(session)
     }
 
-    /// A block that a session waits for, besides its root.
+    /// A block other than the root that a session waits for.
     pub fn wanted_below(&self, session: &SessionId) -> Option<BlockKey> {
         self.client.wanted_below(session)
     }
 
-    /// The connections with a peer.
+    /// The connections to a peer.
     pub fn connections(&self, peer: &PeerId) -> &[ConnectionId] {
         self.connections.get(peer).map_or(&[], Vec::as_slice)
     }
@@ -211,13 +211,13 @@ impl Behaviour {
     fn command(&mut self, command: SessionCommand, now: Instant) {
         match command {
             SessionCommand::Want { session, cid } => {
-                // It may have arrived while the command was on its way.
+                // It may have been received while the command was queued.
                 if BlockKey::of(&cid).is_some_and(|key| self.wants.is_waiting(&key, &session)) {
                     self.client.want(session, cid, now);
                 }
             }
             SessionCommand::Cancel { session, key, permit } => {
-                // Others in the session may wait for it as well; whoever cancels has withdrawn before.
+                // Others in the session may wait for it; a cancelled waiter was withdrawn before.
                 if !self.wants.is_waiting(&key, &session) {
                     self.client.cancel(session, key, now);
                 }
@@ -233,7 +233,7 @@ impl Behaviour {
                 Poll::Ready(None) | Poll::Pending => return,
             }
         }
-        // There may be more, of which nobody would tell us.
+        // There may be more commands, for which there is no further wake-up.
         cx.waker().wake_by_ref();
     }
 
@@ -242,14 +242,14 @@ impl Behaviour {
             let kind = match self.client.received_block(peer, key, bytes, now) {
                 Use::Wanted => Kind::Wanted,
                 Use::Duplicate => Kind::Duplicate,
-                Use::Lie => Kind::Unsolicited,
+                Use::Invalid => Kind::Unsolicited,
             };
             self.metrics.block_received(kind, 1, bytes as u64);
             if kind == Kind::Unsolicited {
-                tracing::debug!(%peer, ?key, "sent a block that it was not asked for");
-                self.offended(peer, Offence::Lie);
+                tracing::debug!(%peer, ?key, "the peer sent an unsolicited block");
+                self.offended(peer, Offence::InvalidBlock);
             }
-            // Somebody may have begun to wait after the block was delivered and before we heard of it.
+            // A waiter may have been added after delivery and before this event.
             for (cid, session) in self.wants.waiting(&key) {
                 self.client.want(session, cid, now);
             }
@@ -262,9 +262,9 @@ impl Behaviour {
         }
     }
 
-    /// A peer asks. Whoever is not served hears that nothing is here, as if it were so.
+    /// Processes a peer's wants. Peers that are not served get DONT_HAVE.
     fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) {
-        if !self.circle.serve_to.admits(&peer) {
+        if !self.peer_settings.serve_to.admits(&peer) {
             if let Some(answer) = self.server.refused(peer, wants) {
                 self.notify(peer, Command::Answer(answer));
             }
@@ -275,7 +275,7 @@ impl Behaviour {
         }
     }
 
-    /// Whether a peer is served last.
+    /// Whether a peer is served with lower priority.
     pub fn throttle(&mut self, peer: PeerId, throttled: bool) {
         self.server.throttle(peer, throttled);
     }
@@ -286,11 +286,12 @@ impl Behaviour {
             let found = match lookup.want.ask {
                 Ask::Block => {
                     let get = self.local.get(&cid);
-                    async move { get.await.map_or(Found::Nothing, Found::Block) }.boxed()
+                    async move { get.await.map_or(LookupResult::Nothing, LookupResult::Block) }.boxed()
                 }
                 Ask::Have | Ask::Cancel => {
                     let has = self.local.has(&cid);
-                    async move { if has.await.unwrap_or(false) { Found::Has } else { Found::Nothing } }.boxed()
+                    async move { if has.await.unwrap_or(false) { LookupResult::Has } else { LookupResult::Nothing } }
+                        .boxed()
                 }
             };
             self.lookups.push(async move { (lookup, found.await) }.boxed());
@@ -332,7 +333,7 @@ impl Behaviour {
         Handler::new(self.wants.clone(), self.memory.clone(), traffic)
     }
 
-    /// Tells the client who is sending something that is not complete yet.
+    /// Tells the client which peers are in the middle of sending a message.
     fn note_traffic(&mut self) {
         for (peer, traffic) in &self.traffic {
             if let Some(at) = traffic.upgrade().and_then(|traffic| traffic.received_at()) {
@@ -341,7 +342,7 @@ impl Behaviour {
         }
     }
 
-    /// Where a gateway is that a provider record named, if that is what goes by this name.
+    /// The address of a gateway from a provider record, by its peer ID.
     pub fn gateway_address(&self, peer: &PeerId) -> Option<&Multiaddr> {
         self.http.address(peer)
     }
@@ -358,12 +359,12 @@ impl Behaviour {
         let connections = self.connections.entry(peer).or_default();
         connections.push(connection);
         let first = connections.len() == 1;
-        if self.circle.favoured.contains(&peer) {
+        if self.peer_settings.favoured.contains(&peer) {
             let handler = NotifyHandler::One(connection);
             self.events.push_back(ToSwarm::NotifyHandler { peer_id: peer, handler, event: Command::Keep(true) });
         }
         if first {
-            self.client.peer_connected(peer, self.circle.favoured.contains(&peer), Instant::now());
+            self.client.peer_connected(peer, self.peer_settings.favoured.contains(&peer), Instant::now());
         }
     }
 
@@ -376,14 +377,14 @@ impl Behaviour {
             self.client.peer_disconnected(peer, Instant::now());
             self.server.disconnected(peer);
         } else if was_used {
-            self.client.ask_again(peer);
+            self.client.resend_requests(peer);
             self.server.answers_lost(peer);
         }
     }
 }
 
 impl Drop for Behaviour {
-    /// Nobody is left waiting for a network that has stopped.
+    /// Fails the waiters when the network stops.
     fn drop(&mut self) {
         self.commands.close();
         self.wants.close();
@@ -432,18 +433,18 @@ impl NetworkBehaviour for Behaviour {
         match event {
             HandlerEvent::Received(received) => self.received(peer, received, now),
             HandlerEvent::Fault(reason) => {
-                tracing::debug!(%peer, reason, "broke the Bitswap protocol");
+                tracing::debug!(%peer, reason, "the peer violated the Bitswap protocol");
                 self.metrics.faults.inc();
                 self.client.peer_failed(peer, now);
                 self.offended(peer, Offence::Protocol);
             }
             HandlerEvent::Unreachable => self.client.peer_failed(peer, now),
             HandlerEvent::Lost => self.client.answer_lost(peer, now),
-            HandlerEvent::Declined => self.client.ask_again(peer),
+            HandlerEvent::Declined => self.client.resend_requests(peer),
             HandlerEvent::Stalled => {
                 let traffic = self.traffic.get(&peer).and_then(Weak::upgrade);
-                if traffic.is_none_or(|traffic| traffic.note_stall(STALLS_APART)) {
-                    tracing::debug!(%peer, "stopped in the middle of a message, or does not read");
+                if traffic.is_none_or(|traffic| traffic.note_stall(STALL_PERIOD)) {
+                    tracing::debug!(%peer, "the peer stalled in the middle of a message");
                     self.offended(peer, Offence::Stall);
                 }
                 self.client.answer_lost(peer, now);
@@ -482,7 +483,7 @@ impl NetworkBehaviour for Behaviour {
             while let Some(action) = self.client.poll_action() {
                 self.act(action);
             }
-            // After the actions, which may have started requests that nobody would be woken for.
+            // Polled after the actions, which may have started requests.
             if let Poll::Ready(event) = self.http.poll(cx, now) {
                 self.on_http(event, now);
             } else if self.events.is_empty() {

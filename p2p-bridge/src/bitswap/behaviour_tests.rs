@@ -1,4 +1,4 @@
-//! The glue: what sessions ask reaches the peers, and nothing is lost on the way.
+//! Wants of sessions reach the peers, and none are lost.
 
 use super::*;
 use bytes::Bytes;
@@ -29,7 +29,7 @@ impl Bench {
             inbox,
             Arc::new(MemoryBlocks::new()),
             Memory::new(64 << 20),
-            Circle::default(),
+            PeerSettings::default(),
         );
         Self { behaviour, wants, commands, permits: Arc::new(Semaphore::new(8)) }
     }
@@ -45,7 +45,7 @@ impl Bench {
         self.commands.send(SessionCommand::Cancel { session, key, permit }).expect("the behaviour listens");
     }
 
-    /// Polls until there is nothing more to do; what was asked of peers.
+    /// Polls until nothing is left to do; returns the wants sent to peers.
     fn poll(&mut self) -> Vec<WantEntry> {
         let mut cx = Context::from_waker(futures::task::noop_waker_ref());
         let mut asked = Vec::new();
@@ -59,10 +59,10 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn who_leaves_takes_nothing_from_those_who_stay() {
+async fn cancelling_one_waiter_keeps_the_others() {
     let (mut bench, block) = (Bench::new(), block(1));
     let peer = PeerId::random();
-    bench.behaviour.circle.favoured.insert(peer);
+    bench.behaviour.peer_settings.favoured.insert(peer);
     bench.behaviour.connected(peer, ConnectionId::new_unchecked(1));
     let (key, session) = (block.key().expect("a key"), *block.cid().hash());
     let (first, _first) = bench.wants.register(key, *block.cid(), session);
@@ -80,18 +80,18 @@ async fn who_leaves_takes_nothing_from_those_who_stay() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_network_that_has_stopped() {
+async fn waiters_fail_when_the_network_stops() {
     let (bench, block) = (Bench::new(), block(1));
     let (_, reply) = bench.wants.register(block.key().expect("a key"), *block.cid(), *block.cid().hash());
     bench.want(&block);
     drop(bench.behaviour);
     assert!(reply.await.is_err());
     let want = SessionCommand::Want { session: *block.cid().hash(), cid: *block.cid() };
-    assert!(bench.commands.send(want).is_err(), "and who comes later is told at once");
+    assert!(bench.commands.send(want).is_err(), "later requests fail immediately");
 }
 
 #[tokio::test]
-async fn many_commands_are_taken_in_turns_and_none_is_forgotten() {
+async fn commands_are_processed_in_batches_and_none_is_lost() {
     struct Wakes(AtomicUsize);
     impl ArcWake for Wakes {
         fn wake_by_ref(this: &Arc<Self>) {
@@ -104,7 +104,7 @@ async fn many_commands_are_taken_in_turns_and_none_is_forgotten() {
     let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
     let waker = waker(Arc::clone(&wakes));
     let mut cx = Context::from_waker(&waker);
-    // The runtime may end a turn sooner than we do ourselves.
+    // The runtime's budget may end a batch earlier.
     let mut left = total;
     for turn in 1.. {
         assert!(bench.behaviour.poll(&mut cx).is_pending());
@@ -115,12 +115,12 @@ async fn many_commands_are_taken_in_turns_and_none_is_forgotten() {
             break;
         }
         tokio::task::yield_now().await;
-        assert!(wakes.0.load(Ordering::Relaxed) >= turn, "somebody comes back for the rest");
+        assert!(wakes.0.load(Ordering::Relaxed) >= turn, "it is woken for the rest");
     }
 }
 
 #[tokio::test]
-async fn streams_that_stall_together_are_one_offence_of_their_peer() {
+async fn streams_that_stall_together_count_as_one_offence() {
     let mut bench = Bench::new();
     let here = Multiaddr::empty();
     let connection = ConnectionId::new_unchecked(1);
@@ -141,7 +141,7 @@ async fn streams_that_stall_together_are_one_offence_of_their_peer() {
     assert_eq!(offenders, peers);
 }
 
-/// Peers that do not speak the version which is proposed to them first.
+/// Peers that do not support the version that is proposed first.
 mod old_peers {
     use super::*;
     use crate::bitswap::message::{Message, Version};
@@ -167,7 +167,7 @@ mod old_peers {
         Swarm::new(transport, behaviour, key.public().to_peer_id(), config)
     }
 
-    /// Reads one message, of this version only.
+    /// Reads one message of this version only.
     #[derive(Debug, Clone)]
     struct Reads(Version);
 
@@ -196,7 +196,7 @@ mod old_peers {
         }
     }
 
-    /// Never used, but a handler has to have one.
+    /// Unused, but a handler must implement it.
     impl OutboundUpgrade<Stream> for Reads {
         type Output = Message;
         type Error = std::io::Error;
@@ -207,7 +207,7 @@ mod old_peers {
         }
     }
 
-    /// A peer that speaks one old version and keeps what it is asked.
+    /// A peer that supports one old version and records requests.
     struct OldPeer {
         version: Version,
         asked: Vec<Message>,
@@ -235,7 +235,7 @@ mod old_peers {
             _: Endpoint,
             _: PortUse,
         ) -> Result<Self::ConnectionHandler, ConnectionDenied> {
-            unreachable!("it dials nobody")
+            unreachable!("it does not dial")
         }
 
         fn on_swarm_event(&mut self, _: FromSwarm) {}
@@ -254,7 +254,7 @@ mod old_peers {
         }
     }
 
-    /// Lets a swarm of ours ask `peer` for a block until `is_over`.
+    /// Lets a swarm with this behaviour request a block from `peer` until `is_over`.
     async fn ask<B: NetworkBehaviour>(
         mut peer: Swarm<B>,
         block: &Block,
@@ -267,7 +267,7 @@ mod old_peers {
         bench.want(block);
         let peer_id = *peer.local_peer_id();
         let mut ours = swarm(bench.behaviour);
-        ours.behaviour_mut().circle.favoured.insert(peer_id);
+        ours.behaviour_mut().peer_settings.favoured.insert(peer_id);
         ours.dial(address).expect("dials");
         let run = async {
             loop {
@@ -285,9 +285,9 @@ mod old_peers {
     }
 
     #[tokio::test]
-    async fn who_speaks_only_an_old_version_is_asked_in_it() {
+    async fn peers_with_an_old_version_are_asked_in_it() {
         for version in [Version::V1_1, Version::V1_0] {
-            // Only a CID of version 0 can be asked for in the oldest.
+            // The oldest version only supports CIDv0.
             let block = Block::of(codec::DAG_PB, hashes::SHA2_256, 32, Bytes::from_static(b"\n\0")).expect("a block");
             ask(swarm(OldPeer { version, asked: Vec::new() }), &block, |wants, _, _| {
                 wants.is_some_and(|wants| wants.iter().any(|want| want.cid.hash() == block.cid().hash()))
@@ -297,7 +297,7 @@ mod old_peers {
     }
 
     #[tokio::test]
-    async fn who_speaks_no_bitswap_owes_nothing() {
+    async fn peers_without_bitswap_have_no_outstanding_requests() {
         let mut was_asked = false;
         ask(swarm(dummy::Behaviour), &block(1), |_, behaviour, peer| {
             let (owes, _) = behaviour.usefulness(peer);

@@ -1,14 +1,13 @@
-//! Length-prefixed frames on a Bitswap stream, read within budgets.
+//! Length-prefixed frames on a Bitswap stream, read within memory budgets and timeouts.
 //!
-//! Goals: a peer pays for memory with bytes that it really sent, and keeps it only as long as it goes on sending. The
-//! declared length only bounds a frame; its buffer starts small and doubles as it fills. All frames of all connections
-//! share one budget ([`Memory`]), those of a connection a smaller one, and a frame that nobody can have asked for is read
-//! and thrown away without being kept.
+//! Goals: a peer gets memory only for bytes that it has sent, and only while it makes progress. The declared length is
+//! only an upper bound; the buffer starts small and doubles as it fills. The frames of all connections share one budget
+//! ([`Memory`]), those of a connection have a smaller one, and large unsolicited frames are skipped without buffering.
 //!
-//! Fairness: each doubling has to fill in time, and sooner while less than a quarter of the budget is left ([`Patience`]),
-//! so slow senders keep little and not for long. To be slow is no offence; to have stopped when time is up is one
-//! ([`Frame::Stalled`]). Whoever finds nothing left waits in line for a while; then the frame is given up, and what it
-//! answered is asked again.
+//! Fairness: each doubling must be filled within a timeout, which is shorter while less than a quarter of the budget is
+//! free ([`Timeouts`]), so slow senders hold little memory for a short time. Slowness is no offence; having stopped at
+//! the timeout is ([`Frame::Stalled`]). A frame that finds the budget exhausted waits for a while and is then dropped,
+//! and its blocks are requested again.
 
 use bytes::Bytes;
 use futures::{AsyncRead, AsyncReadExt};
@@ -21,92 +20,92 @@ use tokio::time::{Instant, timeout};
 use super::message::MAX_MESSAGE_BYTES;
 use super::traffic::Traffic;
 
-/// What the buffer holds before the peer has sent anything, in bytes.
+/// The initial size of the buffer, in bytes.
 const FIRST_ALLOCATION_BYTES: usize = 4 * 1024;
-/// Frames below this say nothing about blocks that are on their way: a peer that owes us some may go on asking for others.
+/// Smaller frames do not count as progress of requested blocks: a peer with outstanding blocks may still send wants.
 const PROGRESS_BYTES_MIN: usize = 16 * 1024;
-/// Frames from a peer that we asked nothing of are kept up to this size: a full wantlist and room to spare.
+/// The maximum size of unsolicited frames: more than a full wantlist.
 pub const UNSOLICITED_BYTES_MAX: usize = 512 * 1024;
-/// Bytes of frames that one connection may hold in memory at once.
+/// The memory budget of one connection's frames, in bytes.
 pub const CONNECTION_BUDGET_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
-/// How long after our last question a peer may send large messages.
+/// How long after the last request a peer may send large messages.
 const SOLICITED_FOR: Duration = Duration::from_secs(600);
 
-/// How long frames may take.
+/// Timeouts for reading a frame.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
-    /// For a buffer to fill before it is doubled.
+struct Timeouts {
+    /// For filling the buffer before it is doubled.
     step: Duration,
-    /// The same when memory is short.
+    /// The same while memory is short.
     step_under_pressure: Duration,
-    /// Who sent nothing for so long when time was up has stopped; whoever sent something is slow.
+    /// At the timeout, a peer that sent nothing for this long has stalled; otherwise it is slow.
     quiet: Duration,
-    /// For memory to be had.
+    /// For waiting for memory.
     memory: Duration,
 }
 
-impl Default for Patience {
-    /// A frame of 256 KiB passes at 7 KB/s, one of 4 MiB at 105 KB/s.
+impl Default for Timeouts {
+    /// 256 KiB frames pass at 7 KB/s or more, 4 MiB frames at 105 KB/s.
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self { step: seconds(20), step_under_pressure: seconds(5), quiet: seconds(4), memory: seconds(5) }
     }
 }
 
-/// What became of a frame.
+/// The result of reading a frame.
 pub enum Frame {
-    /// A frame to decode; what it holds of the budgets returns when the permits are dropped.
+    /// A complete frame. Its memory is returned to the budgets when the permits are dropped.
     Whole(Bytes, Permits),
-    /// A large frame that nothing was asked for; it was skipped, or did not even come in time.
+    /// A large unsolicited frame, which was skipped, or timed out.
     Unsolicited,
-    /// The peer stopped in the middle of it.
+    /// The peer stopped in the middle of the frame.
     Stalled,
     /// The peer closed the stream.
     End,
 }
 
-/// A frame's share of its connection's budget and of everybody's.
+/// A frame's permits of its connection's budget and the shared one.
 pub struct Permits {
     _connection: OwnedSemaphorePermit,
     _memory: OwnedSemaphorePermit,
 }
 
-/// Bytes that the frames of all connections may take in memory. Cloning shares them.
+/// The memory budget of all connections' frames, in bytes. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Memory {
     bytes: Arc<Semaphore>,
     bytes_max: usize,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
 impl Memory {
-    /// A budget of that many bytes: at least one message, at most what a semaphore can count.
+    /// A budget of at least one message and at most what a semaphore can count.
     pub fn new(bytes: usize) -> Self {
         let bytes_max = bytes.clamp(MAX_MESSAGE_BYTES, Semaphore::MAX_PERMITS);
-        Self { bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max, patience: Patience::default() }
+        Self { bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max, timeouts: Timeouts::default() }
     }
 
-    /// A budget whose patience is soon at an end, for tests.
+    /// A budget with short timeouts, for tests.
     #[cfg(test)]
-    pub(super) fn impatient(bytes: usize) -> Self {
+    pub(super) fn with_short_timeouts(bytes: usize) -> Self {
         let [step, quiet] = [20, 10].map(Duration::from_millis);
-        let patience = Patience { step, step_under_pressure: step, quiet, memory: step };
-        Self { patience, ..Self::new(bytes) }
+        let timeouts = Timeouts { step, step_under_pressure: step, quiet, memory: step };
+        Self { timeouts, ..Self::new(bytes) }
     }
 
     async fn take(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
         let permits = u32::try_from(bytes).map_err(io::Error::other)?;
-        let taken = timeout(self.patience.memory, Arc::clone(&self.bytes).acquire_many_owned(permits)).await;
+        let taken = timeout(self.timeouts.memory, Arc::clone(&self.bytes).acquire_many_owned(permits)).await;
         taken.map_err(|_| io::ErrorKind::OutOfMemory)?.map_err(io::Error::other)
     }
 
     fn step_timeout(&self) -> Duration {
         let short = self.bytes.available_permits() < self.bytes_max / 4;
-        if short { self.patience.step_under_pressure } else { self.patience.step }
+        if short { self.timeouts.step_under_pressure } else { self.timeouts.step }
     }
 }
 
-/// What the frames of one connection are read within.
+/// The budgets of one connection.
 #[derive(Clone)]
 pub struct Budgets {
     memory: Memory,
@@ -115,7 +114,7 @@ pub struct Budgets {
 }
 
 impl Budgets {
-    /// Those of a new connection with a peer.
+    /// The budgets of a new connection to a peer.
     pub fn new(memory: Memory, traffic: Arc<Traffic>) -> Self {
         Self { memory, connection: Arc::new(Semaphore::new(CONNECTION_BUDGET_BYTES)), traffic }
     }
@@ -123,26 +122,26 @@ impl Budgets {
     /// Reads the next frame.
     ///
     /// # Errors
-    /// `InvalidData` when the declared length is over the protocol's limit, `UnexpectedEof` when the stream ends inside a
-    /// frame, `TimedOut` when it comes too slowly, `OutOfMemory` when the budget of all connections is used up for too
-    /// long, and whatever the stream itself reports.
+    /// `InvalidData` if the declared length exceeds the protocol's limit, `UnexpectedEof` if the stream ends within a
+    /// frame, `TimedOut` if the peer sends too slowly, `OutOfMemory` if the shared budget is exhausted for too long,
+    /// and errors of the stream.
     ///
-    /// A frame takes a bounded time, which begins with its first byte; what waits for memory is not counted.
+    /// The time for a frame is bounded from its first byte on, excluding the wait for memory.
     pub async fn read_frame(&self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
-        // A stream may rest between frames for as long as it likes; a frame that began has to go on.
+        // A stream may be idle between frames without limit, but not within one.
         let mut first = [0];
         if stream.read(&mut first).await? == 0 {
             return Ok(Frame::End);
         }
-        let length = timeout(self.memory.patience.step, read_length(first, stream)).await;
+        let length = timeout(self.memory.timeouts.step, read_length(first, stream)).await;
         let Ok(length) = length else { return Ok(Frame::Stalled) };
         let length = length?;
         if length > MAX_MESSAGE_BYTES {
-            let reason = format!("a message of {length} bytes is over the limit");
+            let reason = format!("a message of {length} bytes exceeds the limit");
             return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
         if length > UNSOLICITED_BYTES_MAX && !self.traffic.asked_within(SOLICITED_FOR) {
-            let skipped = timeout(self.memory.patience.step, skip(stream, length)).await;
+            let skipped = timeout(self.memory.timeouts.step, skip(stream, length)).await;
             return skipped.unwrap_or(Ok(())).map(|()| Frame::Unsolicited);
         }
         self.read_body(stream, length).await
@@ -159,11 +158,11 @@ impl Budgets {
             memory.merge(self.memory.take(room - read).await?);
             buffer.reserve_exact(room - read);
             buffer.resize(room, 0);
-            let mut heard = Instant::now();
-            let step = self.fill(stream, &mut buffer[read..], length >= PROGRESS_BYTES_MIN, &mut heard);
+            let mut last_read = Instant::now();
+            let step = self.fill(stream, &mut buffer[read..], length >= PROGRESS_BYTES_MIN, &mut last_read);
             match timeout(self.memory.step_timeout(), step).await {
                 Ok(filled) => filled?,
-                Err(_) if heard.elapsed() >= self.memory.patience.quiet => return Ok(Frame::Stalled),
+                Err(_) if last_read.elapsed() >= self.memory.timeouts.quiet => return Ok(Frame::Stalled),
                 Err(_) => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
@@ -175,14 +174,14 @@ impl Budgets {
         stream: &mut (impl AsyncRead + Unpin),
         mut buffer: &mut [u8],
         is_progress: bool,
-        heard: &mut Instant,
+        last_read: &mut Instant,
     ) -> io::Result<()> {
         while !buffer.is_empty() {
             let read = stream.read(buffer).await?;
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            *heard = Instant::now();
+            *last_read = Instant::now();
             self.traffic.count_received(read);
             if is_progress {
                 self.traffic.note_bytes();
@@ -193,7 +192,7 @@ impl Budgets {
     }
 }
 
-/// An unsigned varint that begins with that byte.
+/// Reads the rest of an unsigned varint.
 async fn read_length(mut byte: [u8; 1], stream: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
     let mut value: u64 = 0;
     for shift in (0..64).step_by(7) {
@@ -204,12 +203,12 @@ async fn read_length(mut byte: [u8; 1], stream: &mut (impl AsyncRead + Unpin)) -
         if byte[0] & 0x80 == 0 {
             return Ok(usize::try_from(value).unwrap_or(usize::MAX));
         }
-        // Already more than any accepted length: read no further digits of it.
+        // It exceeds the limit already.
         if value > MAX_MESSAGE_BYTES as u64 {
             return Ok(usize::MAX);
         }
     }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "a length prefix without end"))
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the length prefix of a message is not terminated"))
 }
 
 async fn skip(stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Result<()> {
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_every_size_come_whole() {
+    fn frames_of_all_sizes_are_read() {
         for length in [0, 1, 127, 128, FIRST_ALLOCATION_BYTES, FIRST_ALLOCATION_BYTES + 1, MAX_MESSAGE_BYTES] {
             match read(framed(length), true).expect("reads") {
                 Frame::Whole(bytes, _) => assert!(bytes.len() == length && bytes.iter().all(|byte| *byte == 7)),
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn endings_and_excess_are_told_apart() {
+    fn ends_and_oversized_frames_are_distinguished() {
         assert!(matches!(read(vec![], true), Ok(Frame::End)));
         assert_eq!(read(vec![5, 1], true).err().map(|e| e.kind()), Some(io::ErrorKind::UnexpectedEof));
         assert_eq!(read(vec![0x80], true).err().map(|e| e.kind()), Some(io::ErrorKind::UnexpectedEof));
@@ -279,17 +278,17 @@ mod tests {
     }
 
     #[test]
-    fn a_large_frame_that_nobody_asked_for_is_not_kept() {
+    fn large_unsolicited_frames_are_skipped() {
         assert!(matches!(read(framed(UNSOLICITED_BYTES_MAX + 1), false), Ok(Frame::Unsolicited)));
         assert!(matches!(read(framed(UNSOLICITED_BYTES_MAX), false), Ok(Frame::Whole(..))));
     }
 
     #[test]
-    fn memory_is_bought_with_bytes_and_comes_back() {
+    fn memory_grows_with_received_bytes_and_is_returned() {
         let memory = Memory::new(64 * MIB);
         let budgets = budgets(true, &memory);
         let frame = framed(MAX_MESSAGE_BYTES);
-        // What was sent of the frame, and what it may have taken.
+        // Bytes of the frame that were sent, and the maximum memory for them.
         for (sent, taken_max) in [(5, 64 << 10), (100 << 10, 128 << 10), (300 << 10, 512 << 10), (3 * MIB, 4 * MIB)] {
             let mut stream = unfinished(&frame[..sent]);
             runtime().block_on(async {
@@ -303,11 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn slow_senders_lose_their_memory_and_sooner_when_it_is_short() {
+    fn slow_senders_time_out_and_sooner_under_memory_pressure() {
         let frame = framed(MAX_MESSAGE_BYTES);
-        let patience = Patience { step: 400 * MS, step_under_pressure: 20 * MS, quiet: 10 * MS, memory: 20 * MS };
+        let timeouts = Timeouts { step: 400 * MS, step_under_pressure: 20 * MS, quiet: 10 * MS, memory: 20 * MS };
         for (others_bytes, expected) in [(0, 400 * MS..Duration::MAX), (7 * MIB, 20 * MS..400 * MS)] {
-            let memory = Memory { patience, ..Memory::new(8 * MIB) };
+            let memory = Memory { timeouts, ..Memory::new(8 * MIB) };
             let budgets = budgets(true, &memory);
             runtime().block_on(async {
                 let others = memory.take(others_bytes).await.expect("there is room");
@@ -321,9 +320,9 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_for_which_there_is_no_memory_is_given_up_in_time() {
-        let patience = Patience { memory: 20 * MS, ..Patience::default() };
-        let memory = Memory { patience, ..Memory::new(8 * MIB) };
+    fn a_frame_without_memory_times_out() {
+        let timeouts = Timeouts { memory: 20 * MS, ..Timeouts::default() };
+        let memory = Memory { timeouts, ..Memory::new(8 * MIB) };
         let budgets = budgets(true, &memory);
         runtime().block_on(async {
             let _others = memory.take(8 * MIB).await.expect("there is room");
@@ -333,20 +332,20 @@ mod tests {
     }
 
     #[test]
-    fn who_stops_inside_a_frame_is_told_from_who_is_slow() {
-        let memory = Memory::impatient(64 * MIB);
+    fn stalled_and_slow_senders_are_distinguished() {
+        let memory = Memory::with_short_timeouts(64 * MIB);
         let large = framed(UNSOLICITED_BYTES_MAX + 1);
-        // In the length, at once after it, in the first buffer and in a later one.
+        // Stops within the length, directly after it, in the first buffer and in a later one.
         let (long, begun) = (framed(MIB), [1, 3, 1_000, 100_000]);
         for sent in begun {
             let result = runtime().block_on(budgets(true, &memory).read_frame(&mut unfinished(&long[..sent])));
             assert!(matches!(result, Ok(Frame::Stalled)), "{sent}");
-            assert_eq!(memory.bytes.available_permits(), memory.bytes_max, "{sent}: memory comes back");
+            assert_eq!(memory.bytes.available_permits(), memory.bytes_max, "{sent}: memory is returned");
         }
         let result = runtime().block_on(budgets(false, &memory).read_frame(&mut unfinished(&large[..1_000])));
-        assert!(matches!(result, Ok(Frame::Unsolicited)), "what nobody asked for is so however much of it comes");
-        // A byte at a time: never quiet and never done.
-        let memory = Memory { patience: Patience { step: 400 * MS, quiet: 200 * MS, ..memory.patience }, ..memory };
+        assert!(matches!(result, Ok(Frame::Unsolicited)), "an incomplete unsolicited frame is still unsolicited");
+        // One byte at a time: never quiet, but never complete.
+        let memory = Memory { timeouts: Timeouts { step: 400 * MS, quiet: 200 * MS, ..memory.timeouts }, ..memory };
         let bytes = futures::stream::unfold((), |()| async {
             tokio::time::sleep(5 * MS).await;
             Some((Ok::<_, io::Error>([7]), ()))
@@ -356,7 +355,7 @@ mod tests {
         assert_eq!(result.err().map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
     }
 
-    /// What was sent of a frame whose rest does not come.
+    /// A frame whose rest never arrives.
     fn unfinished(bytes: &[u8]) -> impl AsyncRead + Unpin {
         struct Never;
         impl AsyncRead for Never {

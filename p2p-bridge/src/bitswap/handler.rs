@@ -1,19 +1,20 @@
-//! One connection's Bitswap: reads messages on any number of streams, writes questions on one and answers on a few.
+//! The Bitswap handler of one connection: reads messages on any number of streams, writes requests on one and responses
+//! on others.
 //!
-//! A stream of ours is opened with a single version, the newest that the peer may be expected to speak, so that the first
-//! message travels with the proposal instead of a round trip later (multistream-select's lazy form). Whoever declines is
-//! proposed every version, and asked again. The stream for questions is opened as soon as the peer says that it speaks
-//! Bitswap.
+//! An outbound stream proposes a single version, the newest that the peer is expected to support, so that the first
+//! message is sent with the proposal and saves a round trip (multistream-select's lazy form). If the peer declines it,
+//! all versions are proposed, and the requests are sent again. The stream for requests is opened as soon as the peer
+//! announces Bitswap.
 //!
-//! A multiplexer lets 256 KiB of a new stream be under way and doubles that every round trip at best. So answers go out on one
-//! stream until it is stuck while more are waiting, and then on a second beside it, and so on ([`Widening`]); one more for each
-//! large message that the peer took in quickly, and back to one for each that took long, so that a slow peer has no more
-//! under way than one stream lets be.
+//! A multiplexer's window starts at 256 KiB per stream and doubles at most once per round trip. So responses use one
+//! stream until it is blocked while more responses are queued, then a second one, and so on ([`Widening`]); each large
+//! message that was written quickly allows one more stream, and each that was written slowly resets the limit to one,
+//! so that a slow peer has no more data in flight than one stream's window.
 //!
-//! Goals: decoding, hashing and delivery of blocks happen here, in the connection's own task; Go peers may answer every
-//! message on a new stream; our questions never queue behind our answers, which have a stream of their own; memory per
-//! connection is bounded ([`super::framing`]); whoever stops in the middle of a message, reading or writing, is waited for
-//! for a bounded time and reported.
+//! Goals: blocks are decoded, verified and delivered in the connection's own task; Go peers may send each message on a
+//! new stream; requests never queue behind responses, which have their own streams; memory per connection is bounded
+//! ([`super::framing`]); a peer that stalls in the middle of a message, reading or writing, is reported after a bounded
+//! time.
 
 use super::framing::{Budgets, Frame, Memory};
 use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, encode_wants_from, parse_prefix};
@@ -42,82 +43,82 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep, timeout};
 
-/// Streams that a peer may have open towards us at once.
+/// The maximum number of concurrent inbound streams.
 const INBOUND_STREAMS_MAX: usize = 256;
-/// Streams that a peer may decline or reset before it is taken for one that speaks no Bitswap.
+/// The number of streams that a peer may decline or reset before it counts as not supporting Bitswap.
 const DECLINED_MAX: u32 = 2;
-/// Streams that answers are written on at once.
+/// The maximum number of concurrent streams for responses.
 const ANSWER_STREAMS_MAX: usize = 16;
-/// When none of them takes anything for this long and answers wait, there is one more.
-const STUCK_FOR: Duration = Duration::from_millis(5);
-/// Messages from this size on show how fast the peer takes in what is sent.
-const TELLING_BYTES: usize = 128 * 1024;
-/// One that it took in within this time earns another stream.
-const QUICK: Duration = Duration::from_millis(500);
-/// One that took it longer takes all but the first away.
-const SLUGGISH: Duration = Duration::from_secs(2);
+/// If no stream makes progress for this long while responses are queued, another stream is opened.
+const STALLED_FOR: Duration = Duration::from_millis(5);
+/// Messages of at least this size measure how fast the peer reads.
+const SAMPLE_BYTES_MIN: usize = 128 * 1024;
+/// A message written within this time allows another stream.
+const FAST_WRITE: Duration = Duration::from_millis(500);
+/// A message that took longer resets the limit to one stream.
+const SLOW_WRITE: Duration = Duration::from_secs(2);
 /// How long a peer may take to decline a stream.
-const DOUBT: Duration = Duration::from_secs(10);
-/// A connection is in use for this long after our last question to the peer.
+const DECLINE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection is kept alive after the last request.
 const KEPT_ALIVE_FOR: Duration = Duration::from_secs(60);
-/// The priority of the first question; it falls from question to question, and starts again before it is used up.
+/// The priority of the first want. It decreases from want to want, and restarts before it is exhausted.
 const FIRST_PRIORITY: i32 = i32::MAX;
-/// Below this it starts again: far more than one message has questions.
+/// The priority restarts below this, which is far more than the number of wants in a message.
 const LAST_PRIORITY: i32 = 1 << 20;
 
-/// How long writing may take.
+/// Timeouts for writing.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
-    /// For one message.
+struct Timeouts {
+    /// For a message.
     message: Duration,
-    /// Without the peer taking in anything of it.
+    /// Without any progress.
     stall: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self { message: Duration::from_secs(60), stall: Duration::from_secs(20) }
     }
 }
 
-/// What the behaviour tells a connection.
+/// A command of the behaviour to a connection.
 #[derive(Debug)]
 pub enum Command {
     /// Send wantlist changes.
     Ask(Vec<WantEntry>),
-    /// Send an answer.
+    /// Send a response.
     Answer(Answer),
-    /// Whether the connection stays open when it is idle.
+    /// Whether to keep an idle connection alive.
     Keep(bool),
 }
 
-/// What a connection tells the behaviour.
+/// An event of a connection for the behaviour.
 #[derive(Debug)]
 pub enum Event {
-    /// A message came. Its blocks have been hashed and delivered.
+    /// A message was received. Its blocks were verified and delivered.
     Received(Received),
-    /// A message broke the protocol.
+    /// A message violated the protocol.
     Fault(String),
-    /// The peer speaks no Bitswap, or its stream cannot be kept open.
+    /// The peer does not support Bitswap, or streams cannot be kept open.
     Unreachable,
-    /// A message could not be taken in for want of memory. What it answered has to be asked again.
+    /// A message was dropped for lack of memory, or was received too slowly. Its blocks must be requested again.
     Lost,
-    /// The peer declined the stream that our questions were written on, and is being proposed another.
+    /// The peer declined the stream for requests; another version is being proposed.
     Declined,
-    /// The peer stopped in the middle of a message, or does not take in what it asked for.
+    /// The peer stopped in the middle of a message, or does not read the responses to its wants.
     Stalled,
-    /// An answer left.
+    /// A response was sent.
     Answered {
-        /// Blocks in it.
+        /// The number of its blocks.
         blocks: usize,
-        /// Their bytes.
+        /// The bytes of its blocks.
         bytes: usize,
-        /// What it took in memory.
+        /// Its memory, in bytes.
         cost: usize,
     },
-    /// An answer was given up: the peer does not read, or cannot be written to.
+    /// A response was dropped: the peer does not read, or the stream failed.
     Dropped {
-        /// What it took in memory.
+        /// Its memory, in bytes.
         cost: usize,
     },
 }
@@ -128,25 +129,25 @@ impl Event {
     }
 }
 
-/// A message, after its blocks went to their waiters.
+/// A received message, after its blocks were delivered.
 #[derive(Debug, Default)]
 pub struct Received {
-    /// The peer's questions.
+    /// The peer's wants.
     pub wants: Vec<WantEntry>,
-    /// Whether they replace all earlier ones.
+    /// Whether they replace its wantlist.
     pub full: bool,
-    /// Keys and sizes of the blocks.
+    /// Keys and sizes of its blocks.
     pub blocks: Vec<(BlockKey, usize)>,
-    /// What the peer has and has not.
+    /// Presences: HAVE (`true`) and DONT_HAVE (`false`).
     pub presences: Vec<(Cid, bool)>,
 }
 
-/// Which versions of Bitswap are negotiated.
+/// The versions that are proposed or accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Negotiate {
-    /// Any, newest first.
+    /// All, newest first.
     Any,
-    /// This one, without waiting for the peer's consent.
+    /// This one, without waiting for the peer's confirmation.
     Only(Version),
 }
 
@@ -188,136 +189,136 @@ impl OutboundUpgrade<Stream> for Negotiate {
     }
 }
 
-/// Which of the outgoing streams is meant.
+/// The purpose of an outbound stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lane {
-    /// Our questions.
+pub enum StreamRole {
+    /// Requests.
     Ask,
-    /// Our answers, by the number of the stream.
+    /// Responses, with the number of the stream.
     Answer(usize),
 }
 
-enum LaneState {
+enum StreamState {
     Closed,
     Opening,
     Open(Stream, Version),
-    Writing(BoxFuture<'static, Result<(Stream, Version), Unwritten>>),
+    Writing(BoxFuture<'static, Result<(Stream, Version), WriteError>>),
 }
 
 /// Why a message was not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unwritten {
-    /// The stream broke.
+enum WriteError {
+    /// The stream failed.
     Broken,
     /// The peer does not read.
-    Late,
+    Stalled,
     /// The peer reads, but too slowly.
     Slow,
 }
 
-/// An outgoing stream and what waits for it. It stays open.
+/// An outbound stream and its queue. It stays open between messages.
 struct Outgoing {
-    lane: Lane,
-    /// What the next stream is opened with.
+    role: StreamRole,
+    /// The versions to propose for the next stream.
     proposal: Negotiate,
-    /// When the open stream was opened, as long as the peer may still decline what it was opened with.
+    /// When the stream was opened, while the peer may still decline its proposal.
     opened: Option<Instant>,
-    /// Streams that it declined.
+    /// The number of streams that the peer declined.
     declined: u32,
-    /// As one, however many commands they came in.
-    questions: Outbox,
-    /// That of the next question.
+    /// Pending wantlist changes, merged over all commands.
+    wants: Outbox,
+    /// The priority of the next want.
     priority: i32,
-    /// Open a stream though there is nothing to send yet, so that the first question need not wait for it.
+    /// Opens a stream before there is anything to send, so that the first request need not wait for it.
     prepare: bool,
-    /// What is being written, kept for a second try on a new stream.
+    /// The message that is being written, kept for a retry on a new stream.
     current: Option<Command>,
-    /// When that was begun.
+    /// When that write started.
     began: Instant,
     tried_again: bool,
-    /// It failed while others work: nothing is written on it any more.
+    /// The stream failed while others work, and is not used any more.
     retired: bool,
-    /// How all streams of the connection get on.
-    pace: Arc<Pace>,
-    state: LaneState,
+    /// The write progress of all streams.
+    progress: Arc<WriteProgress>,
+    state: StreamState,
 }
 
-/// How the streams of a connection get on.
+/// The write progress of a connection's streams.
 #[derive(Debug)]
-struct Pace {
-    /// What they have taken, in bytes.
-    taken: AtomicU64,
-    /// How many of them answers may be on.
-    earned: AtomicUsize,
-    /// What all connections with the peer share.
+struct WriteProgress {
+    /// Bytes written.
+    written: AtomicU64,
+    /// The number of streams that responses may use.
+    streams_max: AtomicUsize,
+    /// The state that the connections to the peer share.
     traffic: Arc<Traffic>,
 }
 
-impl Pace {
+impl WriteProgress {
     fn new(traffic: Arc<Traffic>) -> Self {
-        Self { taken: AtomicU64::new(0), earned: AtomicUsize::new(1), traffic }
+        Self { written: AtomicU64::new(0), streams_max: AtomicUsize::new(1), traffic }
     }
 
-    /// The peer took in so many bytes.
-    fn took(&self, bytes: usize) {
-        self.taken.fetch_add(bytes as u64, Ordering::Relaxed);
+    /// Bytes were written.
+    fn wrote(&self, bytes: usize) {
+        self.written.fetch_add(bytes as u64, Ordering::Relaxed);
         self.traffic.count_sent(bytes);
     }
 
-    /// A message of answers left, after so long.
-    fn left(&self, bytes: usize, took: Duration) {
-        let earned = self.earned.load(Ordering::Relaxed);
-        if took > SLUGGISH {
-            self.earned.store(1, Ordering::Relaxed);
-        } else if bytes >= TELLING_BYTES && took < QUICK {
-            self.earned.store((earned + 1).min(ANSWER_STREAMS_MAX), Ordering::Relaxed);
+    /// A response was written completely.
+    fn message_written(&self, bytes: usize, took: Duration) {
+        let streams_max = self.streams_max.load(Ordering::Relaxed);
+        if took > SLOW_WRITE {
+            self.streams_max.store(1, Ordering::Relaxed);
+        } else if bytes >= SAMPLE_BYTES_MIN && took < FAST_WRITE {
+            self.streams_max.store((streams_max + 1).min(ANSWER_STREAMS_MAX), Ordering::Relaxed);
         }
     }
 }
 
 impl Outgoing {
-    fn new(lane: Lane, pace: &Arc<Pace>) -> Self {
+    fn new(role: StreamRole, progress: &Arc<WriteProgress>) -> Self {
         Self {
-            lane,
-            // Questions can be asked again. An answer that was written for nothing is lost, so its version is waited for unless
-            // it is known.
-            proposal: if lane == Lane::Ask { Negotiate::Only(Version::V1_2) } else { Negotiate::Any },
+            role,
+            // Requests can be repeated. A response on a declined stream would be lost, so it waits for the negotiation,
+            // unless the peer's version is known.
+            proposal: if role == StreamRole::Ask { Negotiate::Only(Version::V1_2) } else { Negotiate::Any },
             opened: None,
             declined: 0,
-            questions: Outbox::default(),
+            wants: Outbox::default(),
             priority: FIRST_PRIORITY,
             prepare: false,
             current: None,
             began: Instant::now(),
             tried_again: false,
             retired: false,
-            pace: Arc::clone(pace),
-            state: LaneState::Closed,
+            progress: Arc::clone(progress),
+            state: StreamState::Closed,
         }
     }
 
-    /// What is to be written next: our questions, or an answer that waits for any stream.
+    /// The next message to write: requests, or a response that waits for any stream.
     fn next(&mut self, answers: &mut Answers) -> Option<Command> {
-        match self.lane {
-            Lane::Ask if self.questions.is_empty() => None,
-            Lane::Ask => Some(Command::Ask(self.questions.take())),
-            Lane::Answer(_) if !self.is_earned() => None,
-            Lane::Answer(_) => answers.pop_front().map(Command::Answer),
+        match self.role {
+            StreamRole::Ask if self.wants.is_empty() => None,
+            StreamRole::Ask => Some(Command::Ask(self.wants.take())),
+            StreamRole::Answer(_) if !self.may_write() => None,
+            StreamRole::Answer(_) => answers.pop_front().map(Command::Answer),
         }
     }
 
-    /// Whether something may be begun on it.
-    fn is_earned(&self) -> bool {
-        match self.lane {
-            Lane::Ask => true,
-            Lane::Answer(number) => !self.retired && number < self.pace.earned.load(Ordering::Relaxed),
+    /// Whether the stream may start another message.
+    fn may_write(&self) -> bool {
+        match self.role {
+            StreamRole::Ask => true,
+            StreamRole::Answer(number) => !self.retired && number < self.progress.streams_max.load(Ordering::Relaxed),
         }
     }
 
     fn has_next(&self, answers: &Answers) -> bool {
-        match self.lane {
-            Lane::Ask => !self.questions.is_empty(),
-            Lane::Answer(_) => self.is_earned() && !answers.is_empty(),
+        match self.role {
+            StreamRole::Ask => !self.wants.is_empty(),
+            StreamRole::Answer(_) => self.may_write() && !answers.is_empty(),
         }
     }
 
@@ -334,33 +335,33 @@ impl Outgoing {
         }
     }
 
-    /// Gives up on everything that waits, reporting answers so that their bytes return to the peer's budget. Whoever let
-    /// answers wait that it had asked for is reported for that.
-    fn abandon(&mut self, why: Unwritten, answers: &mut Answers, events: &mut VecDeque<Event>) {
-        self.state = LaneState::Closed;
+    /// Drops all queued messages. Responses are reported, so that their bytes return to the peer's budget, and a peer
+    /// that does not read requested responses is reported as stalled.
+    fn abandon(&mut self, why: WriteError, answers: &mut Answers, events: &mut VecDeque<Event>) {
+        self.state = StreamState::Closed;
         self.tried_again = false;
         let current = self.current.take();
-        if self.lane == Lane::Ask {
-            self.questions.take();
+        if self.role == StreamRole::Ask {
+            self.wants.take();
             events.push_back(Event::Unreachable);
             return;
         }
         let current =
             current.and_then(|command| if let Command::Answer(answer) = command { Some(answer) } else { None });
-        if matches!(self.lane, Lane::Answer(1..)) && (why == Unwritten::Broken || current.is_none()) {
-            // The peer may take fewer streams. The others go on with what was to be written here.
+        if matches!(self.role, StreamRole::Answer(1..)) && (why == WriteError::Broken || current.is_none()) {
+            // The peer may accept fewer streams; the others write what was queued here.
             self.retired = true;
             current.into_iter().for_each(|answer| answers.push_front(answer));
             return;
         }
-        if why == Unwritten::Late {
+        if why == WriteError::Stalled {
             events.push_back(Event::Stalled);
         }
         let dropped = current.into_iter().chain(answers.drain(..));
         events.extend(dropped.map(|answer| Event::Dropped { cost: answer.cost() }));
     }
 
-    /// The peer is known to speak this version. Whoever declined a proposal is believed that instead.
+    /// Records the version that the peer supports, unless it declined proposals.
     fn spoken(&mut self, version: Version) {
         if self.declined == 0 {
             self.proposal = Negotiate::Only(version);
@@ -369,22 +370,22 @@ impl Outgoing {
 
     fn opened(&mut self, stream: Stream, version: Version) {
         self.opened = Some(Instant::now());
-        self.state = LaneState::Open(stream, version);
+        self.state = StreamState::Open(stream, version);
     }
 
-    /// Whether the peer may still decline the open stream. One that does is heard of within a round trip; what goes wrong
-    /// with a stream that has stood for long says nothing about its version.
-    fn in_doubt(&mut self) -> bool {
-        if self.opened.is_some_and(|opened| opened.elapsed() > DOUBT) {
+    /// Whether the peer may still decline the open stream. It would do so within a round trip; later errors are not
+    /// about the version.
+    fn may_be_declined(&mut self) -> bool {
+        if self.opened.is_some_and(|opened| opened.elapsed() > DECLINE_TIMEOUT) {
             self.opened = None;
             self.declined = 0;
         }
         self.opened.is_some()
     }
 
-    /// Whether the peer declined the version that a stream was opened with. Peers write nothing else on these streams.
+    /// Whether the peer declined the proposed version. Peers write nothing else on these streams.
     fn is_declined(&mut self, stream: &mut Stream, cx: &mut Context<'_>) -> bool {
-        if !self.in_doubt() {
+        if !self.may_be_declined() {
             return false;
         }
         match Pin::new(stream).poll_read(cx, &mut [0; 1]) {
@@ -393,72 +394,72 @@ impl Outgoing {
                 self.opened = None;
                 false
             }
-            // A peer that declines may reset the stream before its refusal is read, so every error counts as one.
+            // A peer that declines may reset the stream before its answer is read, so any error counts.
             Poll::Ready(Err(_)) => true,
         }
     }
 
-    /// Questions that were written on a stream which the peer declined did not arrive: once more, with every version to choose
-    /// from. The last of them is not waited for either, so a peer that speaks none is told by its declining everything.
+    /// Requests on a stream that the peer declined were lost: sends them again, proposing all versions. The last of
+    /// these is not confirmed either, so a peer without any version is recognised by declining all proposals.
     fn declined(&mut self, answers: &mut Answers, events: &mut VecDeque<Event>) {
         self.opened = None;
         self.declined += 1;
         if self.declined > DECLINED_MAX {
-            return self.abandon(Unwritten::Broken, answers, events);
+            return self.abandon(WriteError::Broken, answers, events);
         }
         self.proposal = Negotiate::Any;
         self.prepare = true;
-        if self.lane == Lane::Ask {
+        if self.role == StreamRole::Ask {
             events.push_back(Event::Declined);
         }
     }
 
-    /// Moves as far as possible without waiting. `true` asks for a stream to be opened.
+    /// Makes progress without waiting. Returns whether a stream is to be opened.
     fn poll(&mut self, cx: &mut Context<'_>, answers: &mut Answers, events: &mut VecDeque<Event>) -> bool {
         loop {
-            match std::mem::replace(&mut self.state, LaneState::Closed) {
-                LaneState::Closed if self.current.is_none() && !self.has_next(answers) && !self.prepare => {
+            match std::mem::replace(&mut self.state, StreamState::Closed) {
+                StreamState::Closed if self.current.is_none() && !self.has_next(answers) && !self.prepare => {
                     return false;
                 }
-                LaneState::Closed => {
+                StreamState::Closed => {
                     self.prepare = false;
-                    self.state = LaneState::Opening;
+                    self.state = StreamState::Opening;
                     return true;
                 }
-                LaneState::Opening => {
-                    self.state = LaneState::Opening;
+                StreamState::Opening => {
+                    self.state = StreamState::Opening;
                     return false;
                 }
-                LaneState::Open(mut stream, version) => {
+                StreamState::Open(mut stream, version) => {
                     if self.is_declined(&mut stream, cx) {
                         self.declined(answers, events);
                         continue;
                     }
                     let Some(command) = self.current.take().or_else(|| self.next(answers)) else {
-                        self.state = LaneState::Open(stream, version);
+                        self.state = StreamState::Open(stream, version);
                         return false;
                     };
                     let parts = self.encode(&command, version);
                     (self.current, self.began) = (Some(command), Instant::now());
-                    let written = write(stream, parts, Patience::default(), Arc::clone(&self.pace));
-                    self.state = LaneState::Writing(written.map_ok(move |stream| (stream, version)).boxed());
+                    let written = write(stream, parts, Timeouts::default(), Arc::clone(&self.progress));
+                    self.state = StreamState::Writing(written.map_ok(move |stream| (stream, version)).boxed());
                 }
-                LaneState::Writing(mut writing) => match writing.poll_unpin(cx) {
+                StreamState::Writing(mut writing) => match writing.poll_unpin(cx) {
                     Poll::Pending => {
-                        self.state = LaneState::Writing(writing);
+                        self.state = StreamState::Writing(writing);
                         return false;
                     }
                     Poll::Ready(Ok((stream, version))) => {
                         self.tried_again = false;
                         if let Some(Command::Answer(answer)) = self.current.take() {
-                            self.pace.left(answer.bytes(), self.began.elapsed());
+                            self.progress.message_written(answer.bytes(), self.began.elapsed());
                             events.push_back(Event::answered(&answer));
                         }
-                        self.state = LaneState::Open(stream, version);
+                        self.state = StreamState::Open(stream, version);
                     }
-                    Poll::Ready(Err(Unwritten::Broken)) if self.in_doubt() => self.declined(answers, events),
-                    // The peer may have closed an idle stream: once more on a new one.
-                    Poll::Ready(Err(Unwritten::Broken)) if !self.tried_again => self.tried_again = true,
+                    Poll::Ready(Err(WriteError::Broken)) if self.may_be_declined() => self.declined(answers, events),
+                    // The peer may have closed the idle stream: retry on a new one.
+                    Poll::Ready(Err(WriteError::Broken)) if !self.tried_again => self.tried_again = true,
                     Poll::Ready(Err(why)) => {
                         self.abandon(why, answers, events);
                         return false;
@@ -469,25 +470,25 @@ impl Outgoing {
     }
 }
 
-/// Answers that wait for a stream. Bounded by the machine that fills it: answer bytes per peer.
+/// Responses that wait for a stream. Bounded by the server's limit of bytes per peer.
 type Answers = VecDeque<Answer>;
 
-/// When there is to be another stream for answers: when those that there are have taken nothing for [`STUCK_FOR`]. One that is
-/// merely slow takes something now and then.
+/// Decides when to open another stream for responses: when the existing ones made no progress for [`STALLED_FOR`]. Slow
+/// streams make some progress in that time.
 struct Widening {
-    /// What they had taken when that was last looked at, and the time until it is again.
+    /// The bytes written at the last check, and the timer until the next.
     since: Option<(u64, Pin<Box<Sleep>>)>,
 }
 
 impl Widening {
-    /// Whether it is time. To be asked while answers wait and every stream has something to write.
-    fn poll(&mut self, taken: u64, cx: &mut Context<'_>) -> bool {
+    /// Whether to open a stream. Polled while responses are queued and all streams are writing.
+    fn poll(&mut self, written: u64, cx: &mut Context<'_>) -> bool {
         loop {
-            let (then, sleep) = self.since.get_or_insert_with(|| (taken, Box::pin(sleep(STUCK_FOR))));
+            let (then, sleep) = self.since.get_or_insert_with(|| (written, Box::pin(sleep(STALLED_FOR))));
             if sleep.poll_unpin(cx).is_pending() {
                 return false;
             }
-            let stuck = *then == taken;
+            let stuck = *then == written;
             self.since = None;
             if stuck {
                 return true;
@@ -496,59 +497,59 @@ impl Widening {
     }
 }
 
-/// Writes a message; the stream, if it can take another.
+/// Writes a message; returns the stream, for the next message.
 async fn write<S: AsyncWrite + Unpin>(
     mut stream: S,
     parts: Vec<Bytes>,
-    patience: Patience,
-    pace: Arc<Pace>,
-) -> Result<S, Unwritten> {
+    timeouts: Timeouts,
+    progress: Arc<WriteProgress>,
+) -> Result<S, WriteError> {
     let all = async {
         for mut part in parts {
             while !part.is_empty() {
-                let taken = in_time(patience.stall, stream.write(&part)).await?;
-                if taken == 0 {
-                    return Err(Unwritten::Broken);
+                let written = in_time(timeouts.stall, stream.write(&part)).await?;
+                if written == 0 {
+                    return Err(WriteError::Broken);
                 }
-                pace.took(taken);
-                part.advance(taken);
+                progress.wrote(written);
+                part.advance(written);
             }
         }
-        in_time(patience.stall, stream.flush()).await
+        in_time(timeouts.stall, stream.flush()).await
     };
-    timeout(patience.message, all).await.map_err(|_| Unwritten::Slow)??;
+    timeout(timeouts.message, all).await.map_err(|_| WriteError::Slow)??;
     Ok(stream)
 }
 
-async fn in_time<T>(time: Duration, step: impl Future<Output = io::Result<T>>) -> Result<T, Unwritten> {
-    timeout(time, step).await.map_err(|_| Unwritten::Late)?.map_err(|_| Unwritten::Broken)
+async fn in_time<T>(time: Duration, step: impl Future<Output = io::Result<T>>) -> Result<T, WriteError> {
+    timeout(time, step).await.map_err(|_| WriteError::Stalled)?.map_err(|_| WriteError::Broken)
 }
 
-/// What every reading stream of a connection shares.
+/// The state that a connection's inbound streams share.
 #[derive(Clone)]
 struct Reading {
     wants: Arc<Wants>,
     budgets: Budgets,
 }
 
-/// Where a reading stream is.
+/// The state of an inbound stream.
 enum Reader<S> {
     Open(S),
-    /// Its last message was broken.
+    /// Its last message was invalid.
     Broken(String),
-    Over,
+    Ended,
 }
 
 impl Reading {
-    /// Every message of a stream until it ends. A broken message ends the stream.
+    /// The messages of a stream until it ends. An invalid message ends the stream.
     fn messages<S: AsyncRead + Unpin + Send + 'static>(self, stream: S) -> BoxStream<'static, Event> {
         futures::stream::unfold(Reader::Open(stream), move |reader| {
             let reading = self.clone();
             async move {
                 match reader {
                     Reader::Open(stream) => reading.next_message(stream).await,
-                    Reader::Broken(reason) => Some((Event::Fault(reason), Reader::Over)),
-                    Reader::Over => None,
+                    Reader::Broken(reason) => Some((Event::Fault(reason), Reader::Ended)),
+                    Reader::Ended => None,
                 }
             }
         })
@@ -558,28 +559,26 @@ impl Reading {
     async fn next_message<S: AsyncRead + Unpin>(&self, mut stream: S) -> Option<(Event, Reader<S>)> {
         match self.budgets.read_frame(&mut stream).await {
             Ok(Frame::Whole(bytes, permits)) => {
-                let (received, fault) = self.take_in(bytes);
+                let (received, fault) = self.process(bytes);
                 drop(permits);
                 Some((Event::Received(received), fault.map_or(Reader::Open(stream), Reader::Broken)))
             }
-            Ok(Frame::Unsolicited) => {
-                Some((Event::Fault("a large message that nobody asked for".to_owned()), Reader::Over))
-            }
-            Ok(Frame::Stalled) => Some((Event::Stalled, Reader::Over)),
+            Ok(Frame::Unsolicited) => Some((Event::Fault("a large unsolicited message".to_owned()), Reader::Ended)),
+            Ok(Frame::Stalled) => Some((Event::Stalled, Reader::Ended)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                Some((Event::Fault(error.to_string()), Reader::Over))
+                Some((Event::Fault(error.to_string()), Reader::Ended))
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::OutOfMemory | io::ErrorKind::TimedOut) => {
-                Some((Event::Lost, Reader::Over))
+                Some((Event::Lost, Reader::Ended))
             }
-            // Streams end for many reasons that are nobody's fault.
+            // Streams end for many legitimate reasons.
             Ok(Frame::End) | Err(_) => None,
         }
     }
 
-    /// Decodes a frame, hashes its blocks and hands them to their waiters. If something in it is broken, what came before
-    /// that was received all the same, and those who keep books have to hear of it.
-    fn take_in(&self, frame: Bytes) -> (Received, Option<String>) {
+    /// Decodes a frame, verifies its blocks and delivers them to the waiters. If a block is invalid, the blocks before
+    /// it are still received and reported.
+    fn process(&self, frame: Bytes) -> (Received, Option<String>) {
         let frame_bytes = frame.len();
         let message = match Message::decode(frame) {
             Ok(message) => message,
@@ -600,7 +599,7 @@ impl Reading {
     }
 }
 
-/// Computes a block's CID from its bytes. A small block out of a large frame is copied, so as not to keep the whole frame.
+/// Computes a block's CID. A small block of a large frame is copied, so that it does not keep the frame in memory.
 fn hash(raw: RawBlock, frame_bytes: usize) -> Result<Block, String> {
     let (codec, hash_code, digest_bytes) = parse_prefix(raw.prefix).map_err(|error| error.to_string())?;
     let shares_frame = raw.data.len() >= frame_bytes / 2;
@@ -614,65 +613,66 @@ pub struct Handler {
     traffic: Arc<Traffic>,
     inbound: SelectAll<BoxStream<'static, Event>>,
     asking: Outgoing,
-    /// At least one.
+    /// Never empty.
     answering: Vec<Outgoing>,
     answers: Answers,
     widening: Widening,
-    pace: Arc<Pace>,
+    progress: Arc<WriteProgress>,
     events: VecDeque<Event>,
     kept: bool,
 }
 
 impl Handler {
-    /// A handler for a connection with the peer whose traffic this is. Received blocks go to `wants`.
+    /// Creates the handler of a connection to the peer with this traffic state. Received blocks go to `wants`.
     pub fn new(wants: Arc<Wants>, memory: Memory, traffic: Arc<Traffic>) -> Self {
-        let pace = Arc::new(Pace::new(Arc::clone(&traffic)));
+        let progress = Arc::new(WriteProgress::new(Arc::clone(&traffic)));
         Self {
             reading: Reading { wants, budgets: Budgets::new(memory, Arc::clone(&traffic)) },
             traffic,
             inbound: SelectAll::new(),
-            asking: Outgoing::new(Lane::Ask, &pace),
-            answering: vec![Outgoing::new(Lane::Answer(0), &pace)],
+            asking: Outgoing::new(StreamRole::Ask, &progress),
+            answering: vec![Outgoing::new(StreamRole::Answer(0), &progress)],
             answers: Answers::new(),
             widening: Widening { since: None },
-            pace,
+            progress,
             events: VecDeque::new(),
             kept: false,
         }
     }
 
-    fn lane(&mut self, lane: Lane) -> &mut Outgoing {
-        match lane {
-            Lane::Ask => &mut self.asking,
-            Lane::Answer(number) => &mut self.answering[number],
+    fn outgoing(&mut self, role: StreamRole) -> &mut Outgoing {
+        match role {
+            StreamRole::Ask => &mut self.asking,
+            StreamRole::Answer(number) => &mut self.answering[number],
         }
     }
 
-    fn lanes(&mut self) -> impl Iterator<Item = &mut Outgoing> {
+    fn streams(&mut self) -> impl Iterator<Item = &mut Outgoing> {
         std::iter::once(&mut self.asking).chain(&mut self.answering)
     }
 
     fn is_writing(&self) -> bool {
-        let questions = self.asking.current.is_some() || !self.asking.questions.is_empty();
-        questions || !self.answers.is_empty() || self.answering.iter().any(|lane| lane.current.is_some())
+        let wants = self.asking.current.is_some() || !self.asking.wants.is_empty();
+        wants || !self.answers.is_empty() || self.answering.iter().any(|stream| stream.current.is_some())
     }
 
-    /// One more stream for answers, if those that there are have been stuck for a while; whether there is one.
-    fn widen(&mut self, cx: &mut Context<'_>) -> bool {
-        let all_busy = self.answering.iter().all(|lane| lane.retired || matches!(lane.state, LaneState::Writing(_)));
-        // A peer that refused one is offered no more.
-        let earned = self.answering.len() < self.pace.earned.load(Ordering::Relaxed)
-            && !self.answering.iter().any(|lane| lane.retired);
-        if self.answers.is_empty() || !all_busy || !earned {
+    /// Adds a stream for responses if the existing ones are blocked; returns whether it did.
+    fn add_stream(&mut self, cx: &mut Context<'_>) -> bool {
+        let all_busy =
+            self.answering.iter().all(|stream| stream.retired || matches!(stream.state, StreamState::Writing(_)));
+        // A peer that declined one is not offered more.
+        let allowed = self.answering.len() < self.progress.streams_max.load(Ordering::Relaxed)
+            && !self.answering.iter().any(|stream| stream.retired);
+        if self.answers.is_empty() || !all_busy || !allowed {
             self.widening.since = None;
             return false;
         }
-        if !self.widening.poll(self.pace.taken.load(Ordering::Relaxed), cx) {
+        if !self.widening.poll(self.progress.written.load(Ordering::Relaxed), cx) {
             return false;
         }
-        let mut lane = Outgoing::new(Lane::Answer(self.answering.len()), &self.pace);
-        lane.proposal = self.answering[0].proposal;
-        self.answering.push(lane);
+        let mut stream = Outgoing::new(StreamRole::Answer(self.answering.len()), &self.progress);
+        stream.proposal = self.answering[0].proposal;
+        self.answering.push(stream);
         true
     }
 }
@@ -683,13 +683,13 @@ impl ConnectionHandler for Handler {
     type InboundProtocol = Negotiate;
     type OutboundProtocol = Negotiate;
     type InboundOpenInfo = ();
-    type OutboundOpenInfo = Lane;
+    type OutboundOpenInfo = StreamRole;
 
     fn listen_protocol(&self) -> SubstreamProtocol<Negotiate> {
         SubstreamProtocol::new(Negotiate::Any, ())
     }
 
-    /// Streams stay open between messages, so they say nothing about use; these do.
+    /// Streams stay open between messages, so they do not show use; requests do.
     fn connection_keep_alive(&self) -> bool {
         self.kept || self.is_writing() || self.traffic.asked_within(KEPT_ALIVE_FOR)
     }
@@ -700,21 +700,21 @@ impl ConnectionHandler for Handler {
                 if entries.iter().any(|entry| entry.ask != Ask::Cancel) {
                     self.traffic.note_question();
                 }
-                self.asking.questions.extend(entries);
+                self.asking.wants.extend(entries);
             }
             Command::Answer(answer) => self.answers.push_back(answer),
             Command::Keep(kept) => self.kept = kept,
         }
     }
 
-    fn on_connection_event(&mut self, event: ConnectionEvent<'_, Negotiate, Negotiate, (), Lane>) {
+    fn on_connection_event(&mut self, event: ConnectionEvent<'_, Negotiate, Negotiate, (), StreamRole>) {
         match event {
             ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound {
                 protocol: (mut stream, version), ..
             }) => {
                 stream.ignore_for_keep_alive();
-                self.answering.iter_mut().for_each(|lane| lane.spoken(version));
-                // Beyond the limit the stream is dropped, which resets it.
+                self.answering.iter_mut().for_each(|stream| stream.spoken(version));
+                // Beyond the limit, the stream is dropped, which resets it.
                 if self.inbound.len() < INBOUND_STREAMS_MAX {
                     self.inbound.push(self.reading.clone().messages(stream));
                 }
@@ -724,26 +724,26 @@ impl ConnectionHandler for Handler {
                 info,
             }) => {
                 stream.ignore_for_keep_alive();
-                self.lane(info).opened(stream, version);
+                self.outgoing(info).opened(stream, version);
             }
             ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
-                let lane = match info {
-                    Lane::Ask => &mut self.asking,
-                    Lane::Answer(number) => &mut self.answering[number],
+                let outgoing = match info {
+                    StreamRole::Ask => &mut self.asking,
+                    StreamRole::Answer(number) => &mut self.answering[number],
                 };
-                if matches!(error, StreamUpgradeError::NegotiationFailed) || lane.tried_again {
+                if matches!(error, StreamUpgradeError::NegotiationFailed) || outgoing.tried_again {
                     let is_late = matches!(error, StreamUpgradeError::Timeout);
-                    let why = if is_late { Unwritten::Late } else { Unwritten::Broken };
-                    lane.abandon(why, &mut self.answers, &mut self.events);
+                    let why = if is_late { WriteError::Stalled } else { WriteError::Broken };
+                    outgoing.abandon(why, &mut self.answers, &mut self.events);
                 } else {
-                    lane.tried_again = true;
-                    lane.state = LaneState::Closed;
+                    outgoing.tried_again = true;
+                    outgoing.state = StreamState::Closed;
                 }
             }
             ConnectionEvent::RemoteProtocolsChange(ProtocolsChange::Added(protocols)) => {
                 let version = |protocol: &StreamProtocol| Version::ALL.into_iter().find(|v| v.protocol() == *protocol);
                 if let Some(newest) = protocols.filter_map(version).min() {
-                    self.lanes().for_each(|lane| lane.spoken(newest));
+                    self.streams().for_each(|stream| stream.spoken(newest));
                     self.asking.prepare = true;
                 }
             }
@@ -751,18 +751,18 @@ impl ConnectionHandler for Handler {
         }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Negotiate, Lane, Event>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Negotiate, StreamRole, Event>> {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(event));
             }
             for outgoing in std::iter::once(&mut self.asking).chain(&mut self.answering) {
                 if outgoing.poll(cx, &mut self.answers, &mut self.events) {
-                    let protocol = SubstreamProtocol::new(outgoing.proposal, outgoing.lane);
+                    let protocol = SubstreamProtocol::new(outgoing.proposal, outgoing.role);
                     return Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol });
                 }
             }
-            if !self.events.is_empty() || self.widen(cx) {
+            if !self.events.is_empty() || self.add_stream(cx) {
                 continue;
             }
             match self.inbound.poll_next_unpin(cx) {

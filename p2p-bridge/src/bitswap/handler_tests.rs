@@ -1,4 +1,4 @@
-//! Peers that stop: in the middle of what they say, or of what they are told.
+//! Peers that stall in the middle of a message, sending or receiving.
 
 use super::*;
 use content::{codec, hashes};
@@ -6,14 +6,14 @@ use futures::io::Cursor;
 use futures::{AsyncReadExt, TryStreamExt};
 use std::pin::Pin;
 
-const PATIENCE: Patience = Patience { message: Duration::from_millis(200), stall: Duration::from_millis(50) };
+const TIMEOUTS: Timeouts = Timeouts { message: Duration::from_millis(200), stall: Duration::from_millis(50) };
 
 fn answer(n: u8) -> Answer {
     let block = Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from(vec![n; 1_000])).expect("a block");
     Answer { blocks: vec![block], presences: Vec::new() }
 }
 
-/// Takes so many bytes at a time and pauses before each; nothing more when it has taken all that it has room for.
+/// A sink that accepts a number of bytes at a time, with a pause before each, up to its capacity.
 struct Sink {
     room: usize,
     at_a_time: usize,
@@ -51,78 +51,79 @@ impl AsyncWrite for Sink {
 }
 
 #[tokio::test]
-async fn a_message_is_written_to_whoever_reads_it_in_time() {
+async fn messages_are_written_within_the_timeouts() {
     let parts = vec![Bytes::from(vec![1; 5_000]), Bytes::new(), Bytes::from(vec![2; 5_000])];
-    let written =
-        |sink: Sink, patience: Patience| write(sink, parts.clone(), patience, Arc::new(Pace::new(Arc::default())));
-    // Ten times a pause is longer than one may be, and shorter than the message may take.
+    let written = |sink: Sink, timeouts: Timeouts| {
+        write(sink, parts.clone(), timeouts, Arc::new(WriteProgress::new(Arc::default())))
+    };
+    // Ten pauses are longer than the stall timeout, and shorter than the message timeout.
     let in_parts = Sink::new(10_000, 1_000, Duration::from_millis(20));
-    let lenient = Patience { message: Duration::from_secs(20), stall: Duration::from_millis(150) };
+    let lenient = Timeouts { message: Duration::from_secs(20), stall: Duration::from_millis(150) };
     assert!(written(in_parts, lenient).await.is_ok_and(|sink| sink.room == 0), "all of it");
     let stops = Sink::new(9_999, 10_000, Duration::ZERO);
     let begun = std::time::Instant::now();
-    let patience = Patience { message: Duration::from_secs(20), ..PATIENCE };
-    assert_eq!(written(stops, patience).await.err(), Some(Unwritten::Late));
-    assert!(begun.elapsed() < patience.message, "not waited for as long as a message may take");
+    let timeouts = Timeouts { message: Duration::from_secs(20), ..TIMEOUTS };
+    assert_eq!(written(stops, timeouts).await.err(), Some(WriteError::Stalled));
+    assert!(begun.elapsed() < timeouts.message, "it ends before the message timeout");
     let trickles = Sink::new(10_000, 1, Duration::from_millis(5));
-    let patience = Patience { stall: Duration::from_secs(20), ..PATIENCE };
-    assert_eq!(written(trickles, patience).await.err(), Some(Unwritten::Slow));
+    let timeouts = Timeouts { stall: Duration::from_secs(20), ..TIMEOUTS };
+    assert_eq!(written(trickles, timeouts).await.err(), Some(WriteError::Slow));
     let breaks = Cursor::new(vec![0; 100].into_boxed_slice());
     assert_eq!(
-        write(breaks, parts, PATIENCE, Arc::new(Pace::new(Arc::default()))).await.err(),
-        Some(Unwritten::Broken)
+        write(breaks, parts, TIMEOUTS, Arc::new(WriteProgress::new(Arc::default()))).await.err(),
+        Some(WriteError::Broken)
     );
 }
 
-/// What comes of a lane's message that is not written and of one that waits, and whether it asks for another stream.
-fn unwritten(lane: Lane, why: Unwritten, tried_again: bool) -> (Vec<Event>, bool) {
-    let mut outgoing = Outgoing::new(lane, &Arc::new(Pace::new(Arc::default())));
+/// The events of a stream whose message fails while another waits, and whether it opens another stream.
+fn unwritten(role: StreamRole, why: WriteError, tried_again: bool) -> (Vec<Event>, bool) {
+    let mut outgoing = Outgoing::new(role, &Arc::new(WriteProgress::new(Arc::default())));
     let mut answers = Answers::from([answer(2)]);
     outgoing.current = Some(Command::Answer(answer(1)));
     outgoing.tried_again = tried_again;
-    outgoing.state = LaneState::Writing(futures::future::ready(Err(why)).boxed());
+    outgoing.state = StreamState::Writing(futures::future::ready(Err(why)).boxed());
     let mut events = VecDeque::new();
     let opens = outgoing.poll(&mut Context::from_waker(futures::task::noop_waker_ref()), &mut answers, &mut events);
     (events.into(), opens)
 }
 
 #[test]
-fn who_does_not_read_answers_is_reported_and_who_hangs_up_is_not() {
+fn peers_that_do_not_read_responses_are_reported_and_those_that_disconnect_are_not() {
     let cost = answer(1).cost();
     let is_dropped = |event: &Event| matches!(event, Event::Dropped { cost: dropped } if *dropped == cost);
     for tried_again in [false, true] {
-        let (events, opens) = unwritten(Lane::Answer(0), Unwritten::Late, tried_again);
-        assert!(!opens, "it would not read the second time either");
+        let (events, opens) = unwritten(StreamRole::Answer(0), WriteError::Stalled, tried_again);
+        assert!(!opens, "there is no retry");
         assert!(matches!(&events[..], [Event::Stalled, one, two] if is_dropped(one) && is_dropped(two)), "{events:?}");
     }
-    let (events, opens) = unwritten(Lane::Answer(0), Unwritten::Broken, false);
+    let (events, opens) = unwritten(StreamRole::Answer(0), WriteError::Broken, false);
     assert!(opens && events.is_empty(), "{events:?}");
-    let (events, opens) = unwritten(Lane::Answer(0), Unwritten::Broken, true);
+    let (events, opens) = unwritten(StreamRole::Answer(0), WriteError::Broken, true);
     assert!(!opens && events.len() == 2 && events.iter().all(is_dropped), "{events:?}");
-    let (events, _) = unwritten(Lane::Ask, Unwritten::Late, false);
+    let (events, _) = unwritten(StreamRole::Ask, WriteError::Stalled, false);
     assert!(matches!(events.last(), Some(Event::Unreachable)), "{events:?}");
-    assert!(!events.iter().any(|event| matches!(event, Event::Stalled)), "nobody has to take in questions");
+    assert!(!events.iter().any(|event| matches!(event, Event::Stalled)), "peers need not read requests");
 }
 
 #[test]
-fn a_stream_that_is_refused_beside_others_leaves_its_answer_to_them() {
-    let pace = Arc::new(Pace { earned: AtomicUsize::new(4), ..Pace::new(Arc::default()) });
-    let mut lane = Outgoing::new(Lane::Answer(3), &pace);
+fn the_response_of_a_failed_stream_moves_to_the_others() {
+    let progress = Arc::new(WriteProgress { streams_max: AtomicUsize::new(4), ..WriteProgress::new(Arc::default()) });
+    let mut role = Outgoing::new(StreamRole::Answer(3), &progress);
     let mut answers = Answers::from([answer(2)]);
-    lane.current = Some(Command::Answer(answer(1)));
-    lane.tried_again = true;
-    lane.state = LaneState::Writing(ready(Err(Unwritten::Broken)).boxed());
+    role.current = Some(Command::Answer(answer(1)));
+    role.tried_again = true;
+    role.state = StreamState::Writing(ready(Err(WriteError::Broken)).boxed());
     let mut events = VecDeque::new();
     let mut cx = Context::from_waker(futures::task::noop_waker_ref());
-    assert!(!lane.poll(&mut cx, &mut answers, &mut events) && events.is_empty(), "{events:?}");
+    assert!(!role.poll(&mut cx, &mut answers, &mut events) && events.is_empty(), "{events:?}");
     assert_eq!(answers, [answer(1), answer(2)]);
-    assert!(!lane.poll(&mut cx, &mut answers, &mut events) && answers.len() == 2, "it takes no other");
+    assert!(!role.poll(&mut cx, &mut answers, &mut events) && answers.len() == 2, "it takes no other response");
 }
 
 #[test]
-fn streams_are_earned_by_large_messages_that_leave_quickly() {
-    let pace = Pace::new(Arc::default());
-    let earned = |pace: &Pace| pace.earned.load(Ordering::Relaxed);
+fn large_messages_written_quickly_allow_more_streams() {
+    let progress = WriteProgress::new(Arc::default());
+    let streams_max = |progress: &WriteProgress| progress.streams_max.load(Ordering::Relaxed);
     let ms = Duration::from_millis;
     for (bytes, took, expected) in [
         (256 * 1024, ms(50), 2),
@@ -132,32 +133,32 @@ fn streams_are_earned_by_large_messages_that_leave_quickly() {
         (1_000, ms(2_500), 1),
         (256 * 1024, ms(10), 2),
     ] {
-        pace.left(bytes, took);
-        assert_eq!(earned(&pace), expected, "{bytes} bytes in {took:?}");
+        progress.message_written(bytes, took);
+        assert_eq!(streams_max(&progress), expected, "{bytes} bytes in {took:?}");
     }
-    (0..100).for_each(|_| pace.left(256 * 1024, ms(1)));
-    assert_eq!(earned(&pace), ANSWER_STREAMS_MAX);
+    (0..100).for_each(|_| progress.message_written(256 * 1024, ms(1)));
+    assert_eq!(streams_max(&progress), ANSWER_STREAMS_MAX);
 }
 
 #[tokio::test]
-async fn there_is_another_stream_only_when_nothing_moves() {
+async fn a_stream_is_added_only_without_progress() {
     let mut widening = Widening { since: None };
     let begun = Instant::now();
     assert!(futures::future::poll_fn(|cx| if widening.poll(7, cx) { Poll::Ready(true) } else { Poll::Pending }).await);
-    assert!(begun.elapsed() >= STUCK_FOR);
-    // Something is taken each time it is looked at.
-    let mut taken = 0;
+    assert!(begun.elapsed() >= STALLED_FOR);
+    // There is progress at each check.
+    let mut written = 0;
     let moving = futures::future::poll_fn(|cx| {
-        taken += 1;
-        if widening.poll(taken, cx) { Poll::Ready(()) } else { Poll::Pending }
+        written += 1;
+        if widening.poll(written, cx) { Poll::Ready(()) } else { Poll::Pending }
     });
-    assert!(timeout(10 * STUCK_FOR, moving).await.is_err());
-    assert!(taken > 2, "it was looked at: {taken}");
+    assert!(timeout(10 * STALLED_FOR, moving).await.is_err());
+    assert!(written > 2, "it was checked: {written}");
 }
 
 #[tokio::test]
-async fn who_stops_in_the_middle_of_a_message_is_reported_and_the_stream_ends() {
-    let budgets = Budgets::new(Memory::impatient(64 << 20), Arc::default());
+async fn a_peer_that_stalls_within_a_message_is_reported_and_the_stream_ends() {
+    let budgets = Budgets::new(Memory::with_short_timeouts(64 << 20), Arc::default());
     let reading = Reading { wants: Arc::default(), budgets };
     let silence = futures::stream::pending::<io::Result<[u8; 1]>>();
     let half_a_message = Cursor::new(vec![100, 1, 2, 3]).chain(silence.into_async_read());

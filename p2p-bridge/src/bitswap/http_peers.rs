@@ -1,25 +1,26 @@
-//! [`HttpPeers`]: the gateways that are known, what each was asked, and how much is asked at once.
+//! [`HttpPeers`]: the known trustless gateways, their requests, and the limits of concurrent requests.
 //!
-//! Polled by the swarm task through [`crate::bitswap::behaviour`]. Requests run in tasks of their own; here is only
-//! accounting.
+//! Polled by the swarm task through [`crate::bitswap::behaviour`]. Requests run in their own tasks; this module does
+//! the bookkeeping.
 //!
-//! A gateway is "connected" from the moment it is known and its breaker lets it be asked. When its breaker opens, it
-//! "disconnects", and whatever it was asked goes to others at once. A configured one comes back when its rest is over; one
-//! that a stranger named comes back when it is named again after that, and leaves when it was not asked for a while.
+//! A gateway is "connected" while it is known and its circuit breaker is closed. When the breaker opens, it
+//! "disconnects", and its wants go to other sources immediately. A configured gateway reconnects when the breaker
+//! closes; one from a provider record reconnects when it is found again after that, and is removed when it was not used
+//! for a while.
 //!
-//! A request that fails is repeated at the end of the queue, up to as often as it takes to open the breaker: so a lone
-//! gateway with a hiccup is either tried again or disconnects, and comes back, but never stays without an answer.
+//! A failed request is retried at the end of the queue, up to the number of failures that open the breaker: so the only
+//! gateway with a temporary failure is either retried or disconnects and reconnects, and every want is answered.
 //!
-//! Strangers' gateways and configured ones have a [`Lane`] each, and memory for bodies of their own ([`crate::http_source::client`]): however
-//! slow strangers are, what the operator configured is asked at once, and its blocks find room.
+//! Untrusted and configured gateways have separate [`RequestQueue`]s and memory budgets for bodies
+//! ([`crate::http_source::client`]), so that slow untrusted gateways do not delay configured ones.
 
 use crate::bitswap::handler::Received;
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::http_source::address::{AddressError, Base};
 use crate::http_source::breaker::{Breakers, FAILURES_MAX, Fault};
-use crate::http_source::client::{Answer, Asker, Outcome, Question};
+use crate::http_source::client::{Answer, GatewayClient, Outcome, RequestKind};
 use crate::http_source::dialling::{Clients, Trust};
-use crate::http_source::metrics::{Ending, Metrics};
+use crate::http_source::metrics::{Metrics, OutcomeKind};
 use crate::http_source::source::{Load, Source, Want};
 use crate::wants::Wants;
 use content::BlockKey;
@@ -30,61 +31,61 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::task::{Id, JoinSet};
 
-/// Requests that run at once, over all gateways of one trust.
+/// The maximum number of concurrent requests to all gateways of one trust level.
 const REQUESTS_MAX: usize = 128;
-/// Gateways that strangers named and that are in use.
-const STRANGERS_MAX: usize = 64;
-/// Gateways that one provider record adds.
+/// The maximum number of untrusted gateways in use.
+const UNTRUSTED_MAX: usize = 64;
+/// The maximum number of gateways that one provider record adds.
 const PER_RECORD_MAX: usize = 2;
-/// Origins whose failures are remembered.
+/// The maximum number of origins with a circuit breaker.
 const ORIGINS_MAX: usize = 1_024;
-/// How long a stranger's gateway stays when nobody asks it anything.
-const STRANGER_IDLE: Duration = Duration::from_secs(60);
+/// How long an unused untrusted gateway is kept.
+const UNTRUSTED_IDLE: Duration = Duration::from_secs(60);
 
-/// How gateways are used.
+/// Options of the gateways.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Base URLs of gateways to ask for everything.
+    /// Base URLs of the configured gateways.
     pub gateways: Vec<String>,
-    /// Whether those that provider records name are asked as well.
+    /// Whether gateways in provider records are used.
     pub from_records: bool,
-    /// Whether provider records may lead into private networks: for tests and networks without an outside.
+    /// Whether provider records may refer to private networks: for tests and isolated networks.
     pub dial_private: bool,
 }
 
 /// Why gateways cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// A configured gateway is none.
+    /// A configured gateway is invalid.
     #[error("{url}: {error}")]
     Gateway {
         /// The URL as configured.
         url: String,
-        /// What is wrong with it.
+        /// The error.
         error: AddressError,
     },
-    /// There is no HTTP client to be had.
-    #[error("cannot speak HTTP: {0}")]
+    /// The HTTP client cannot be built.
+    #[error("cannot build the HTTP client: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// What happened, in the words of the Bitswap state machine.
+/// An event for the Bitswap client.
 #[derive(Debug)]
 pub enum Event {
     /// A gateway can be asked.
     Connected {
-        /// The name of the source.
+        /// The peer ID that stands for the gateway.
         peer: PeerId,
-        /// Whether it is to be asked first.
+        /// Whether it is asked first.
         favoured: bool,
     },
-    /// A gateway is not asked any more; whatever it was asked is forgotten.
+    /// A gateway cannot be asked any more; its wants are dropped.
     Disconnected(PeerId),
-    /// A gateway answered. Its blocks went to their waiters.
+    /// A gateway responded. Its blocks were delivered.
     Received(PeerId, Received),
 }
 
-/// A request that runs.
+/// A running request.
 struct Running {
     peer: PeerId,
     trust: Trust,
@@ -92,36 +93,36 @@ struct Running {
     origin: Arc<str>,
 }
 
-/// The requests of all gateways of one trust.
+/// The requests to all gateways of one trust level.
 #[derive(Default)]
-struct Lane {
+struct RequestQueue {
     running: usize,
-    /// Sources that may have something to start, in turns.
+    /// Gateways with queued wants, in round robin.
     ready: VecDeque<PeerId>,
 }
 
-/// Every gateway. See the module's documentation.
+/// All gateways. See the module's documentation.
 pub struct HttpPeers {
-    /// Nothing is asked without it.
-    asker: Option<Arc<Asker>>,
+    /// The HTTP client; without it, no gateway is used.
+    gateway_client: Option<Arc<GatewayClient>>,
     from_records: bool,
     dial_private: bool,
     metrics: Metrics,
     sources: HashMap<PeerId, Source>,
     loads: HashMap<Arc<str>, Load>,
     breakers: Breakers,
-    configured: Lane,
-    strange: Lane,
+    configured: RequestQueue,
+    untrusted: RequestQueue,
     requests: JoinSet<Answer>,
     running: HashMap<Id, Running>,
     events: VecDeque<Event>,
 }
 
 impl HttpPeers {
-    /// The configured gateways, which are connected from now on. Blocks go to `wants`.
+    /// The configured gateways, which are connected at once. Blocks go to `wants`.
     ///
     /// # Errors
-    /// [`SetupError`], unless no gateway is ever used.
+    /// [`SetupError`], unless no gateways are used at all.
     pub fn new(options: &Options, wants: Arc<Wants>, metrics: Metrics, now: Instant) -> Result<Self, SetupError> {
         let mut peers = Self::none(metrics);
         if options.gateways.is_empty() && !options.from_records {
@@ -133,29 +134,29 @@ impl HttpPeers {
             let base = Base::from_url(url).map_err(|error| SetupError::Gateway { url: url.clone(), error })?;
             peers.add(Source::new(base, Trust::Configured, None, now));
         }
-        peers.asker = Some(Arc::new(Asker::new(Clients::new(options.dial_private)?, wants)));
+        peers.gateway_client = Some(Arc::new(GatewayClient::new(Clients::new(options.dial_private)?, wants)));
         Ok(peers)
     }
 
-    /// No gateway, whatever anybody names.
+    /// No gateways, not even from provider records.
     pub fn none(metrics: Metrics) -> Self {
         Self {
-            asker: None,
+            gateway_client: None,
             from_records: false,
             dial_private: false,
             metrics,
             sources: HashMap::new(),
             loads: HashMap::new(),
             breakers: Breakers::new(ORIGINS_MAX),
-            configured: Lane::default(),
-            strange: Lane::default(),
+            configured: RequestQueue::default(),
+            untrusted: RequestQueue::default(),
             requests: JoinSet::new(),
             running: HashMap::new(),
             events: VecDeque::new(),
         }
     }
 
-    /// A provider record has these addresses. Returns the names of the gateways among them that can be asked.
+    /// Adds the gateways among the addresses of a provider record. Returns the peer IDs of those that can be asked.
     pub fn found(&mut self, addresses: &[Multiaddr], now: Instant) -> Vec<PeerId> {
         if !self.from_records {
             return Vec::new();
@@ -166,7 +167,7 @@ impl HttpPeers {
                 Ok(base) => base,
                 Err(AddressError::NotHttp) => continue,
                 Err(error) => {
-                    tracing::debug!(%address, %error, "a provider's address is not used");
+                    tracing::debug!(%address, %error, "an HTTP address in a provider record is not used");
                     continue;
                 }
             };
@@ -174,7 +175,7 @@ impl HttpPeers {
             if names.len() >= PER_RECORD_MAX || names.contains(&id) {
                 continue;
             }
-            if configured || self.add_strange(base, address, now) {
+            if configured || self.add_untrusted(base, address, now) {
                 names.push(id);
             }
         }
@@ -185,43 +186,43 @@ impl HttpPeers {
         self.sources.get(peer).is_some_and(|source| source.trust == Trust::Configured)
     }
 
-    /// Whether a gateway that a stranger named is in use from now on.
-    fn add_strange(&mut self, base: Base, address: &Multiaddr, now: Instant) -> bool {
+    /// Adds an untrusted gateway; returns whether it is used.
+    fn add_untrusted(&mut self, base: Base, address: &Multiaddr, now: Instant) -> bool {
         if !self.dial_private
             && let Err(error) = base.check_as_strangers()
         {
-            tracing::debug!(%base, %error, "a provider's gateway is not used");
+            tracing::debug!(%base, %error, "a gateway in a provider record is not used");
             return false;
         }
         if let Some(known) = self.sources.get_mut(&base.id()) {
             known.used = now;
             return true;
         }
-        // A stranger's record must not be able to get the operator's own gateway shut out.
+        // Otherwise a provider record could trip the breaker of a configured gateway.
         let origin = base.origin();
-        let is_ours = |source: &Source| source.trust == Trust::Configured && *source.origin == *origin;
-        if self.sources.values().any(is_ours) {
+        let is_configured = |source: &Source| source.trust == Trust::Configured && *source.origin == *origin;
+        if self.sources.values().any(is_configured) {
             return false;
         }
-        if self.breakers.get(&origin).allows(1, now) == 0 || !self.make_room() {
+        if self.breakers.get(&origin).allows(1, now) == 0 || !self.evict_unused() {
             return false;
         }
-        self.add(Source::new(base, Trust::Stranger, Some(address.clone()), now));
+        self.add(Source::new(base, Trust::Untrusted, Some(address.clone()), now));
         true
     }
 
-    /// Where a gateway is, in the words of the record that named it; `None` for configured ones, and for other peers.
+    /// The address of a gateway in its provider record; `None` for configured gateways and other peers.
     pub fn address(&self, peer: &PeerId) -> Option<&Multiaddr> {
         self.sources.get(peer)?.address.as_ref()
     }
 
-    /// Whether there is room for another stranger's gateway, after the longest unused was put out if that was needed.
-    fn make_room(&mut self) -> bool {
-        let strange = || self.sources.iter().filter(|(_, source)| source.trust == Trust::Stranger);
-        if strange().count() < STRANGERS_MAX {
+    /// Evicts the least recently used untrusted gateway if necessary; returns whether another can be added.
+    fn evict_unused(&mut self) -> bool {
+        let untrusted = || self.sources.iter().filter(|(_, source)| source.trust == Trust::Untrusted);
+        if untrusted().count() < UNTRUSTED_MAX {
             return true;
         }
-        let idle = strange().filter(|(_, source)| source.wants.is_empty());
+        let idle = untrusted().filter(|(_, source)| source.wants.is_empty());
         let Some(longest) = idle.min_by_key(|(_, source)| source.used).map(|(peer, _)| *peer) else { return false };
         self.disconnect(longest);
         true
@@ -249,51 +250,51 @@ impl HttpPeers {
             self.metrics.gateways.dec();
             self.events.push_back(Event::Disconnected(peer));
         }
-        if source.trust == Trust::Stranger {
+        if source.trust == Trust::Untrusted {
             let origin = Arc::clone(&source.origin);
             self.sources.remove(&peer);
-            self.forget_idle(&origin);
+            self.remove_idle(&origin);
         }
     }
 
-    /// Takes wantlist changes for a peer; `false` if the peer is none of these.
+    /// Takes wantlist changes for a gateway; `false` if the peer is not a gateway.
     pub fn send(&mut self, peer: PeerId, entries: &[WantEntry], now: Instant) -> bool {
         let Some(source) = self.sources.get_mut(&peer) else { return false };
         source.used = now;
         for entry in entries {
             let Some(key) = BlockKey::of(&entry.cid) else { continue };
             match entry.ask {
-                Ask::Block => source.want(key, entry.cid, Question::Block),
-                Ask::Have => source.want(key, entry.cid, Question::Presence),
+                Ask::Block => source.want(key, entry.cid, RequestKind::Block),
+                Ask::Have => source.want(key, entry.cid, RequestKind::Presence),
                 Ask::Cancel => source.withdraw(&key),
             }
         }
-        self.list(peer);
+        self.schedule(peer);
         self.start_requests(now);
         true
     }
 
-    /// Lets rested gateways come back and unused ones go. Call it about every 100 ms.
+    /// Reconnects gateways whose breakers have closed, and removes unused ones. Called about every 100 ms.
     pub fn tick(&mut self, now: Instant) {
-        let rested = |source: &Source| {
+        let closed = |source: &Source| {
             !source.connected
                 && source.trust == Trust::Configured
                 && self.breakers.get(&source.origin).allows(1, now) > 0
         };
         let unused = |source: &Source| {
-            source.trust == Trust::Stranger
+            source.trust == Trust::Untrusted
                 && source.wants.is_empty()
-                && now.saturating_duration_since(source.used) > STRANGER_IDLE
+                && now.saturating_duration_since(source.used) > UNTRUSTED_IDLE
         };
         let select = |condition: &dyn Fn(&Source) -> bool| -> Vec<PeerId> {
             self.sources.iter().filter(|(_, source)| condition(source)).map(|(peer, _)| *peer).collect()
         };
-        let (back, gone) = (select(&rested), select(&unused));
+        let (back, gone) = (select(&closed), select(&unused));
         back.into_iter().for_each(|peer| self.connect(peer));
         gone.into_iter().for_each(|peer| self.disconnect(peer));
     }
 
-    /// The next event. Pending until there is one; the waker is kept.
+    /// The next event. Registers the waker if there is none.
     pub fn poll(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Event> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -301,55 +302,57 @@ impl HttpPeers {
             }
             match self.requests.poll_join_next_with_id(cx) {
                 Poll::Ready(Some(Ok((id, answer)))) => self.ended(id, Some(answer), now),
-                // It was given up: nothing in it panics.
+                // It was aborted: requests do not panic.
                 Poll::Ready(Some(Err(error))) => self.ended(error.id(), None, now),
                 Poll::Ready(None) | Poll::Pending => return Poll::Pending,
             }
         }
     }
 
-    // --- requests -----------------------------------------------------------------------------------------------------
+    // --- requests ---------------------------------------------------------------------------------------------------
 
-    fn lane(&mut self, trust: Trust) -> &mut Lane {
+    fn queue(&mut self, trust: Trust) -> &mut RequestQueue {
         match trust {
             Trust::Configured => &mut self.configured,
-            Trust::Stranger => &mut self.strange,
+            Trust::Untrusted => &mut self.untrusted,
         }
     }
 
-    /// Gives a source its turn, if it has something to start.
-    fn list(&mut self, peer: PeerId) {
+    /// Schedules a gateway that has queued wants.
+    fn schedule(&mut self, peer: PeerId) {
         if let Some(source) = self.sources.get_mut(&peer)
             && !source.queue.is_empty()
-            && !std::mem::replace(&mut source.listed, true)
+            && !std::mem::replace(&mut source.scheduled, true)
         {
             let trust = source.trust;
-            self.lane(trust).ready.push_back(peer);
+            self.queue(trust).ready.push_back(peer);
         }
     }
 
-    /// Starts what may be started, one request of each source in turn.
+    /// Starts the requests that the limits allow, in round robin over gateways.
     fn start_requests(&mut self, now: Instant) {
         self.start_requests_of(Trust::Configured, now);
-        self.start_requests_of(Trust::Stranger, now);
+        self.start_requests_of(Trust::Untrusted, now);
     }
 
     fn start_requests_of(&mut self, trust: Trust, now: Instant) {
-        while self.lane(trust).running < REQUESTS_MAX {
-            let Some(peer) = self.lane(trust).ready.pop_front() else { return };
+        while self.queue(trust).running < REQUESTS_MAX {
+            let Some(peer) = self.queue(trust).ready.pop_front() else { return };
             if let Some(source) = self.sources.get_mut(&peer) {
-                source.listed = false;
+                source.scheduled = false;
             }
-            // Otherwise it gets its turn when a request to its origin has ended.
+            // Otherwise it is scheduled when a request to its origin ends.
             if self.start_one(peer, now) {
-                self.list(peer);
+                self.schedule(peer);
             }
         }
     }
 
-    /// `false` if its origin is not to be asked more at the moment.
+    /// Starts a request; `false` if the limits of its origin do not allow it.
     fn start_one(&mut self, peer: PeerId, now: Instant) -> bool {
-        let (Some(source), Some(asker)) = (self.sources.get_mut(&peer), &self.asker) else { return false };
+        let (Some(source), Some(gateway_client)) = (self.sources.get_mut(&peer), &self.gateway_client) else {
+            return false;
+        };
         let load = self.loads.entry(source.origin.clone()).or_default();
         if load.running >= self.breakers.get(&source.origin).allows(load.max(source.trust), now) {
             return false;
@@ -357,19 +360,19 @@ impl HttpPeers {
         let Some(key) = source.queue.pop_front() else { return false };
         let Some(want) = source.wants.get_mut(&key) else { return true };
         load.running += 1;
-        let (asker, base, trust) = (asker.clone(), source.base.clone(), source.trust);
-        let (cid, question) = (want.cid, want.question);
-        let request = self.requests.spawn(async move { asker.ask(&base, trust, &cid, question).await });
+        let (gateway_client, base, trust) = (gateway_client.clone(), source.base.clone(), source.trust);
+        let (cid, kind) = (want.cid, want.kind);
+        let request = self.requests.spawn(async move { gateway_client.ask(&base, trust, &cid, kind).await });
         self.running.insert(request.id(), Running { peer, trust, key, origin: source.origin.clone() });
         want.request = Some(request);
-        self.lane(trust).running += 1;
+        self.queue(trust).running += 1;
         true
     }
 
-    /// A request ended, with an answer or because it was given up.
+    /// A request ended with a result, or was aborted.
     fn ended(&mut self, id: Id, answer: Option<Answer>, now: Instant) {
         let Some(Running { peer, trust, key, origin }) = self.running.remove(&id) else { return };
-        self.lane(trust).running -= 1;
+        self.queue(trust).running -= 1;
         if let Some(load) = self.loads.get_mut(&origin) {
             load.running = load.running.saturating_sub(1);
             if let Some(answer) = &answer {
@@ -377,18 +380,18 @@ impl HttpPeers {
                 load.proven |= matches!(answer.outcome, Outcome::Block { .. });
             }
         }
-        self.metrics.ended(answer.as_ref().map_or(Ending::Cancelled, |answer| Ending::from(&answer.outcome)));
+        self.metrics.ended(answer.as_ref().map_or(OutcomeKind::Cancelled, |answer| OutcomeKind::from(&answer.outcome)));
         if let Some(answer) = answer {
             self.answered(peer, key, id, &origin, answer.outcome, now);
         }
-        self.sources_at(&origin).into_iter().for_each(|peer| self.list(peer));
-        self.forget_idle(&origin);
+        self.sources_at(&origin).into_iter().for_each(|peer| self.schedule(peer));
+        self.remove_idle(&origin);
         self.start_requests(now);
     }
 
     fn answered(&mut self, peer: PeerId, key: BlockKey, id: Id, origin: &str, outcome: Outcome, now: Instant) {
         let asked = self.sources.get_mut(&peer).and_then(|source| source.take_asked(&key, id));
-        let strange = self.sources.get(&peer).is_none_or(|source| source.trust == Trust::Stranger);
+        let untrusted = self.sources.get(&peer).is_none_or(|source| source.trust == Trust::Untrusted);
         let mut received = Received::default();
         let mut deny = |asked: &Option<Want>| received.presences.extend(asked.as_ref().map(|want| (want.cid, false)));
         let mut opened = false;
@@ -403,22 +406,22 @@ impl HttpPeers {
                 received.presences.extend(asked.map(|want| (want.cid, true)));
             }
             Outcome::Lacks => {
-                opened = self.breakers.change(origin, |breaker| breaker.missed(strange, now));
+                opened = self.breakers.change(origin, |breaker| breaker.missed(untrusted, now));
                 deny(&asked);
             }
-            Outcome::Lie { key: other, bytes } => {
-                tracing::debug!(%origin, ?key, "sent other bytes than it was asked for");
-                opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Lie, now));
+            Outcome::InvalidBlock { key: other, bytes } => {
+                tracing::debug!(%origin, ?key, "the gateway sent an invalid block");
+                opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::InvalidBlock, now));
                 deny(&asked);
                 received.blocks.push((other, bytes));
             }
             Outcome::Useless(reason) => {
-                tracing::debug!(%origin, ?key, reason, "a useless answer");
+                tracing::debug!(%origin, ?key, reason, "the gateway sent an unusable response");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Failure, now));
                 deny(&asked);
             }
             Outcome::Failed(reason) => {
-                tracing::debug!(%origin, ?key, reason, "a request failed");
+                tracing::debug!(%origin, ?key, reason, "the request to the gateway failed");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Failure, now));
                 if let Some(want) = asked.filter(|_| !opened)
                     && let Err(want) = self.again(peer, key, want)
@@ -440,7 +443,7 @@ impl HttpPeers {
         }
     }
 
-    /// Queues a failed want again, or gives it back if it has failed too often.
+    /// Queues a failed want again, or returns it if it has failed too often.
     fn again(&mut self, peer: PeerId, key: BlockKey, mut want: Want) -> Result<(), Want> {
         want.failures += 1;
         match self.sources.get_mut(&peer) {
@@ -452,9 +455,9 @@ impl HttpPeers {
         }
     }
 
-    /// An origin's breaker opened: none of its gateways is asked any more.
+    /// The breaker of an origin opened: disconnects its gateways.
     fn open(&mut self, origin: &str) {
-        tracing::debug!(%origin, "left alone for a while");
+        tracing::debug!(%origin, "the circuit breaker of the gateway opened");
         self.sources_at(origin).into_iter().for_each(|peer| self.disconnect(peer));
     }
 
@@ -462,8 +465,8 @@ impl HttpPeers {
         self.sources.iter().filter(|(_, source)| &*source.origin == origin).map(|(peer, _)| *peer).collect()
     }
 
-    /// What is known of an origin's load is kept while something runs there or it is in use.
-    fn forget_idle(&mut self, origin: &Arc<str>) {
+    /// Removes the load of an origin that has no requests and no gateways.
+    fn remove_idle(&mut self, origin: &Arc<str>) {
         let idle = self.loads.get(origin).is_some_and(|load| load.running == 0);
         if idle && !self.sources.values().any(|source| source.origin == *origin) {
             self.loads.remove(origin);

@@ -2,24 +2,24 @@
 //!
 //! Specification: <https://specs.ipfs.tech/bitswap-protocol/>. The field numbers are those of its protobuf schema.
 //!
-//! Goals: nothing that a peer writes costs more memory than it sent (fields are slices of the frame, and repeated fields
-//! are counted), and unknown fields are skipped. The wire format itself is `prost`'s; the loop is ours, because generated
-//! decoders have no limits on repeated fields.
+//! Goals: decoding uses no more memory than the peer sent (fields are slices of the frame, and repeated fields are
+//! limited), and unknown fields are skipped. `prost` does the wire format; the loop is hand-written, because generated
+//! decoders have no limits for repeated fields.
 //!
-//! Non-goals: hashing (the connection task does it on the way to the waiters) and deciding what to answer.
+//! Non-goals: hashing (the connection task does it before delivery) and deciding on responses.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use content::{Block, Cid};
 use libp2p::StreamProtocol;
 use prost::encoding::{self, DecodeContext, WireType};
 
-/// The largest message that is read, in bytes: what the Go implementation sends at most.
+/// The maximum length of a received message, in bytes: the maximum that the Go implementation sends.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
-/// Wants that one peer may have outstanding with us, and we with it (the Go implementation's limit).
+/// The maximum length of a wantlist, in either direction (the Go implementation's limit).
 pub const MAX_WANTS_PER_PEER: usize = 1_024;
-/// The longest binary CID accepted in a message, in bytes (the Go implementation's limit).
+/// The maximum length of a binary CID in a message, in bytes (the Go implementation's limit).
 const MAX_CID_BYTES: usize = 168;
-/// Entries of any one repeated field in a message. Four full wantlists; more is a flood.
+/// The maximum number of entries of a repeated field: four full wantlists.
 pub const MAX_REPEATED: usize = 4 * MAX_WANTS_PER_PEER;
 
 /// Protocol versions, newest first: the order in which they are offered.
@@ -34,10 +34,10 @@ pub enum Version {
 }
 
 impl Version {
-    /// Every version that is spoken, newest first.
+    /// All supported versions, newest first.
     pub const ALL: [Self; 3] = [Self::V1_2, Self::V1_1, Self::V1_0];
 
-    /// The name that stream negotiation uses.
+    /// The protocol ID for stream negotiation.
     pub fn protocol(self) -> StreamProtocol {
         StreamProtocol::new(match self {
             Self::V1_2 => "/ipfs/bitswap/1.2.0",
@@ -47,34 +47,34 @@ impl Version {
     }
 }
 
-/// What a wantlist entry asks for.
+/// The kind of a wantlist entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
     /// The block itself.
     Block,
     /// Whether the peer has it.
     Have,
-    /// Nothing any more.
+    /// Cancels an earlier want.
     Cancel,
 }
 
-/// One line of a wantlist.
+/// An entry of a wantlist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantEntry {
-    /// The block in question.
+    /// The CID.
     pub cid: Cid,
-    /// What is asked.
+    /// What is asked for.
     pub ask: Ask,
-    /// Whether "I do not have it" shall be said too.
+    /// Whether to respond with DONT_HAVE if the peer does not have the block.
     pub send_dont_have: bool,
 }
 
-/// A block as it came: bytes whose CID is still to be computed.
+/// A received block: data whose CID is not yet computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawBlock {
     /// CID version, codec, hash function and digest length; empty in version 1.0.0.
     pub prefix: Bytes,
-    /// The bytes.
+    /// The data.
     pub data: Bytes,
 }
 
@@ -83,33 +83,33 @@ pub struct RawBlock {
 pub struct Message {
     /// Changes to the sender's wantlist.
     pub wants: Vec<WantEntry>,
-    /// Whether `wants` replaces everything asked before.
+    /// Whether `wants` replaces the whole wantlist.
     pub full: bool,
-    /// Blocks sent.
+    /// The blocks.
     pub blocks: Vec<RawBlock>,
-    /// CIDs that the sender has (`true`) or has not (`false`).
+    /// Presences: CIDs that the sender has (`true`, HAVE) or does not have (`false`, DONT_HAVE).
     pub presences: Vec<(Cid, bool)>,
 }
 
 /// Why a frame is not a Bitswap message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The protobuf encoding is broken.
+    /// The protobuf encoding is invalid.
     #[error("malformed protobuf: {0}")]
     Protobuf(#[from] prost::DecodeError),
-    /// A repeated field has more entries than any honest peer sends.
-    #[error("more than {MAX_REPEATED} entries in one message")]
+    /// A repeated field has too many entries.
+    #[error("the message has more than {MAX_REPEATED} entries")]
     TooMany,
-    /// A field is not a CID.
-    #[error("a CID in the message is malformed")]
+    /// A CID is invalid.
+    #[error("a CID in the message is invalid")]
     Cid,
 }
 
 impl Message {
-    /// Decodes a frame. Blocks are slices of it.
+    /// Decodes a frame. Blocks are slices of the frame.
     ///
     /// # Errors
-    /// [`DecodeError`] on anything malformed. Unknown fields are skipped.
+    /// [`DecodeError`] if the frame is malformed. Unknown fields are skipped.
     pub fn decode(mut frame: Bytes) -> Result<Self, DecodeError> {
         let mut message = Self::default();
         while frame.has_remaining() {
@@ -208,16 +208,16 @@ fn decode_presence(mut presence: Bytes) -> Result<(Cid, bool), DecodeError> {
     Ok((cid(&block)?, has))
 }
 
-/// Encodes wantlist changes as one framed message (length prefix included), the first of which is the most urgent.
+/// Encodes wantlist changes as one framed message (with the length prefix), most urgent first.
 ///
-/// Peers of versions before 1.2.0 know no want types, so "do you have it" becomes "send it": the only question that they
-/// can answer. Version 1.0.0 knows CIDv0 alone; an entry that has no such form is left out.
+/// Versions before 1.2.0 have no want types, so want-have becomes want-block, the only request that such peers can
+/// answer. Version 1.0.0 supports only CIDv0; entries without a CIDv0 form are omitted.
 pub fn encode_wants(entries: &[WantEntry], version: Version) -> Bytes {
     encode_wants_from(i32::MAX, entries, version)
 }
 
-/// The same, where the first entry has the given priority, and each further one a lower one: a Go peer sends blocks of equal
-/// priority in no particular order, and those who read a file need its beginning first.
+/// The same, with decreasing priorities from `first_priority`: Go peers send blocks of equal priority in arbitrary
+/// order, but readers need the beginning of a file first.
 pub fn encode_wants_from(first_priority: i32, entries: &[WantEntry], version: Version) -> Bytes {
     let mut list = BytesMut::with_capacity(entries.len() * 56);
     for (priority, entry) in (1..=first_priority.max(1)).rev().chain(std::iter::repeat(1)).zip(entries) {
@@ -240,7 +240,7 @@ pub fn encode_wants_from(first_priority: i32, entries: &[WantEntry], version: Ve
     frame(&[&body])
 }
 
-/// Encodes an answer as the parts of one framed message, to be written one after the other: block bytes are not copied.
+/// Encodes a response as the parts of one framed message, to be written in order; the data of blocks is not copied.
 ///
 /// Versions before 1.2.0 have no presences; 1.0.0 has no prefixes.
 pub fn encode_answer(blocks: &[Block], presences: &[(Cid, bool)], version: Version) -> Vec<Bytes> {
@@ -259,7 +259,7 @@ pub fn encode_answer(blocks: &[Block], presences: &[(Cid, bool)], version: Versi
     parts
 }
 
-/// Everything of a block's field that comes before its bytes.
+/// The part of a block's field before the data.
 fn block_head(block: &Block, version: Version) -> Bytes {
     let data_bytes = block.data().len() as u64;
     let mut head = BytesMut::with_capacity(48);
@@ -291,7 +291,7 @@ fn encode_presences(presences: &[(Cid, bool)]) -> Bytes {
     out.freeze()
 }
 
-/// The CID prefix of a block: four varints, for CIDv0 as well (version 0, dag-pb, sha2-256, 32).
+/// The CID prefix of a block: four varints, also for CIDv0 (version 0, dag-pb, sha2-256, 32).
 pub fn prefix(cid: &Cid) -> BytesMut {
     let mut out = BytesMut::with_capacity(16);
     let version: u64 = cid.version().into();
@@ -301,7 +301,7 @@ pub fn prefix(cid: &Cid) -> BytesMut {
     out
 }
 
-/// The codec, hash function and digest length that a block's prefix names; an absent prefix (version 1.0.0) means CIDv0.
+/// The codec, hash function and digest length of a block's prefix; an absent prefix (version 1.0.0) means CIDv0.
 pub fn parse_prefix(mut prefix: Bytes) -> Result<(u64, u64, usize), DecodeError> {
     if prefix.is_empty() {
         return Ok((content::codec::DAG_PB, content::hashes::SHA2_256, 32));
@@ -346,7 +346,7 @@ mod tests {
         Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(data)).expect("block")
     }
 
-    /// Strips the length prefix, as the framing does.
+    /// Strips the length prefix.
     fn unframe(mut frame: Bytes) -> Bytes {
         let length = encoding::decode_varint(&mut frame).expect("length");
         assert_eq!(length, frame.len() as u64);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_reads_back_in_every_version() {
+    fn responses_round_trip_in_all_versions() {
         let blocks = [block(b"one"), block(b"two")];
         let absent = *block(b"three").cid();
         for version in Version::ALL {
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn wants_keep_their_meaning_and_old_peers_are_asked_for_blocks() {
+    fn wants_round_trip_and_old_peers_are_asked_for_blocks() {
         let cid = *block(b"x").cid();
         let entries = [
             WantEntry { cid, ask: Ask::Have, send_dont_have: true },
@@ -382,14 +382,14 @@ mod tests {
         assert_eq!(read(Version::V1_2).wants, entries);
         let old = read(Version::V1_1).wants;
         assert_eq!(old[0], WantEntry { cid, ask: Ask::Block, send_dont_have: false });
-        // A raw block has no CIDv0 form that a 1.0.0 peer would hold it under, but its multihash has.
+        // A raw block has no CIDv0, but a 1.0.0 peer can have its multihash as dag-pb.
         let oldest = read(Version::V1_0).wants;
         assert_eq!(oldest[0].cid, Cid::new_v0(*cid.hash()).expect("sha2-256"));
     }
 
     #[test]
-    fn questions_have_falling_priorities() {
-        /// The priorities in a framed wantlist, read with nothing but the wire format.
+    fn wants_have_decreasing_priorities() {
+        /// The priorities of a framed wantlist, read from the wire format.
         fn priorities(framed: Bytes) -> Vec<u64> {
             let mut body = unframe(framed);
             encoding::decode_key(&mut body).expect("the wantlist");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn floods_and_nonsense_are_errors() {
+    fn oversized_and_malformed_messages_are_errors() {
         let mut body = BytesMut::new();
         for _ in 0..=MAX_REPEATED {
             encode_field(2, b"", &mut body);
@@ -437,7 +437,7 @@ mod tests {
         proptest::collection::vec(entry, 0..40)
     }
 
-    /// An answer with these blocks, and the presences of as many others.
+    /// A response with these blocks, and as many presences of other blocks.
     fn answer(data: &[Vec<u8>]) -> (Vec<Block>, Vec<(Cid, bool)>, Bytes) {
         let blocks: Vec<Block> = data.iter().map(|data| block(data)).collect();
         let presences: Vec<_> =
@@ -448,7 +448,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_written_reads_back(entries in entries(), data in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..99), 0..20), first in any::<i32>()) {
+        fn messages_round_trip(
+            entries in entries(),
+            data in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..99), 0..20),
+            first in any::<i32>(),
+        ) {
             let wants = Message::decode(unframe(encode_wants_from(first, &entries, Version::V1_2))).expect("decodes");
             prop_assert_eq!(wants.wants, entries);
             let (blocks, presences, frame) = answer(&data);
@@ -462,10 +466,14 @@ mod tests {
         }
 
         #[test]
-        fn cut_off_and_spoilt_messages_are_errors_or_messages_but_never_larger(data in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..99), 1..20), cut in any::<prop::sample::Index>(), spoilt in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4)) {
+        fn damaged_messages_never_decode_to_more_bytes(
+            data in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..99), 1..20),
+            cut in any::<prop::sample::Index>(),
+            changed in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        ) {
             let (_, _, frame) = answer(&data);
             let mut bytes = frame.to_vec();
-            for (at, to) in spoilt {
+            for (at, to) in changed {
                 let at = at.index(bytes.len());
                 bytes[at] = to;
             }
@@ -478,14 +486,19 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
             let _ = Message::decode(bytes.into());
         }
 
         #[test]
-        fn mutated_messages_never_panic(data in proptest::collection::vec(any::<u8>(), 0..64), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+        fn mutated_messages_never_panic(
+            data in proptest::collection::vec(any::<u8>(), 0..64),
+            at in any::<prop::sample::Index>(),
+            to in any::<u8>(),
+        ) {
             let block = block(&data);
-            let mut bytes = unframe(encode_answer(std::slice::from_ref(&block), &[(*block.cid(), true)], Version::V1_2).concat().into()).to_vec();
+            let answer = encode_answer(std::slice::from_ref(&block), &[(*block.cid(), true)], Version::V1_2);
+            let mut bytes = unframe(answer.concat().into()).to_vec();
             let index = at.index(bytes.len());
             bytes[index] = to;
             let _ = Message::decode(bytes.into());

@@ -1,15 +1,15 @@
-//! Bitswap 1.2.0 (and 1.1.0, 1.0.0 to older peers): asking for blocks and answering for them.
+//! Bitswap 1.2.0 (1.1.0 and 1.0.0 with older peers), client and server.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`message`] | the wire format, decoded within limits |
 //! | [`framing`] | length-prefixed frames, read within a byte budget |
-//! | [`client`] | whom to ask for what: a state machine without I/O |
-//! | [`outbox`] | changes to a wantlist, the last about each CID |
-//! | [`server`] | whom to answer next: a state machine without I/O |
-//! | [`traffic`] | what the connections with one peer share |
-//! | [`handler`] | one connection: streams, hashing, delivery |
-//! | [`behaviour`] | joins them to the swarm |
+//! | [`client`] | client: which peers to ask for which blocks, a state machine without I/O |
+//! | [`outbox`] | pending wantlist changes, the latest for each CID |
+//! | [`server`] | server: which want to answer next, a state machine without I/O |
+//! | [`traffic`] | traffic state that the connections to a peer share |
+//! | [`handler`] | connection handler: streams, verification, delivery |
+//! | [`behaviour`] | the network behaviour |
 
 pub mod behaviour;
 pub mod client;

@@ -1,12 +1,12 @@
-//! [`Outbox`]: changes to a wantlist that wait to be sent, of which only the last about each CID counts.
+//! [`Outbox`]: pending wantlist changes, of which only the latest for each CID is sent.
 //!
-//! Go peers take a cancel and a want of the same CID in one message for a cancel, whatever their order.
+//! Go peers treat a cancel and a want of the same CID in one message as a cancel, whatever the order.
 
 use super::message::WantEntry;
 use content::Cid;
 use std::collections::HashMap;
 
-/// Wantlist changes for one peer, in the order of the last words about each CID.
+/// Wantlist changes for one peer, in the order of the latest change of each CID.
 #[derive(Debug, Default)]
 pub struct Outbox {
     entries: Vec<Option<WantEntry>>,
@@ -14,7 +14,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Adds a change, which replaces what was to be said about the same CID.
+    /// Adds a change, which replaces a pending one of the same CID.
     pub fn push(&mut self, entry: WantEntry) {
         if let Some(earlier) = self.at.insert(entry.cid, self.entries.len()) {
             self.entries[earlier] = None;
@@ -30,18 +30,18 @@ impl Outbox {
         entries.into_iter().for_each(|entry| self.push(entry));
     }
 
-    /// Whether there is nothing to say.
+    /// Whether no change is pending.
     pub fn is_empty(&self) -> bool {
         self.at.is_empty()
     }
 
-    /// Everything that is to be said.
+    /// Removes and returns all changes.
     pub fn take(&mut self) -> Vec<WantEntry> {
         self.at.clear();
         std::mem::take(&mut self.entries).into_iter().flatten().collect()
     }
 
-    /// A CID that is talked about again and again takes no more room than one.
+    /// Removes gaps, so that repeated changes of a CID take the memory of one.
     fn close_gaps(&mut self) {
         self.entries.retain(Option::is_some);
         let places = self.entries.iter().flatten().enumerate().map(|(place, entry)| (entry.cid, place));
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_about_each_cid_counts() {
+    fn only_the_latest_change_of_each_cid_is_sent() {
         use Ask::{Block, Cancel, Have};
         let table = [
             (vec![(1, Cancel), (2, Block), (1, Block)], vec![(2, Block), (1, Block)]),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_mind_takes_no_room() {
+    fn repeated_changes_take_bounded_memory() {
         let mut outbox = Outbox::default();
         for _ in 0..1_000 {
             outbox.extend([entry(1, Ask::Block), entry(1, Ask::Cancel), entry(2, Ask::Have)]);

@@ -1,69 +1,70 @@
-//! The answering side of Bitswap as a state machine: whose question is looked up next, and when an answer leaves.
+//! The Bitswap server as a state machine: which peer's want is looked up next, and when a response is sent.
 //!
-//! Goals: peers take turns, and turns are paid for in bytes, so that somebody who asks for much delays nobody who asks for
-//! little; what waits for a peer is bounded in entries and in bytes, and so is what waits for all of them; a long link is kept
-//! full; no I/O and no clock.
+//! Goals: fair shares in bytes, so that a peer with many wants does not delay others; bounds for the entries and bytes
+//! that are queued for one peer and for all; full use of long links; no I/O and no clock.
 //!
-//! Non-goals: fetching. Questions are answered from the local tiers alone, never by asking the network on a stranger's
-//! behalf. A want that cannot be served now is answered (or dropped) now, not remembered until the block turns up.
+//! Non-goals: fetching. Wants are answered from the local tiers only, never by fetching on behalf of an untrusted peer.
+//! A want that cannot be served is answered (or dropped) immediately, and not kept until the block is stored.
 //!
-//! *Allowance.* What may be under way to a peer starts at [`ALLOWANCE_MIN`] and doubles each time the peer has taken in as much
-//! as it is, up to [`ALLOWANCE_MAX`]: whoever reads fast over a long link soon has a whole bandwidth-delay product under way (16 MiB
-//! are 2.5 Gbit/s at 50 ms, while the Go implementation stops at 1 MiB), and whoever does not read has cost us half a megabyte.
+//! *Allowance.* The bytes in flight to a peer are limited to [`ALLOWANCE_MIN`] at first. The limit doubles each time
+//! the peer has received as much as the limit, up to [`ALLOWANCE_MAX`]: a fast reader over a long link soon has a full
+//! bandwidth-delay product in flight (16 MiB are 2.5 Gbit/s at 50 ms; the Go implementation stops at 1 MiB), and a peer
+//! that does not read costs half a megabyte.
 //!
-//! *Turns.* A deficit round robin (Shreedhar and Varghese, 1995) that charges afterwards, since the size of a block is known only
-//! when it was read: who is in debt by more than a [`QUANTUM`] sits out as many turns as that is, unless nobody else waits.
+//! *Fairness.* Deficit round robin (Shreedhar and Varghese, 1995), charged afterwards, since the size of a block is
+//! only known when it was read: a peer whose debt exceeds a [`QUANTUM`] skips turns until it is paid, unless no other
+//! peer waits.
 
 use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
 use content::{Block, Cid};
 use libp2p::PeerId;
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// Bytes of answers that may be on their way to a peer that has not shown yet that it reads.
+/// The initial limit of bytes in flight to a peer, until it has proved to read.
 pub const ALLOWANCE_MIN: usize = 512 * 1024;
-/// Bytes of answers that may be on their way to one peer at most.
+/// The maximum limit of bytes in flight to a peer.
 pub const ALLOWANCE_MAX: usize = 16 * 1024 * 1024;
-/// Bytes of answers that may be on their way to all peers.
+/// The maximum of bytes in flight to all peers.
 pub const IN_FLIGHT_TOTAL_MAX: usize = 128 * 1024 * 1024;
-/// Bytes that a peer is served in one turn.
+/// The bytes that a peer is served per turn.
 pub const QUANTUM: usize = 256 * 1024;
-/// What a look-up costs besides the bytes that it finds.
+/// The cost of a lookup, in addition to the bytes found.
 const LOOKUP_COST: usize = 1024;
-/// What a look-up for a block counts for while it is under way: a block of the usual size.
+/// The assumed size of a block while it is looked up: a block of the usual size.
 const EXPECTED_BYTES: usize = 256 * 1024;
-/// What a block counts for besides its bytes, and a presence in all: CIDs and what holds them.
+/// The overhead of a block, and the cost of a presence: CIDs and their containers.
 const ENTRY_COST: usize = 256;
-/// Look-ups under way over all peers.
+/// The maximum number of concurrent lookups over all peers.
 const LOOKUPS_MAX: usize = 32;
-/// Look-ups under way for one peer.
+/// The maximum number of concurrent lookups for one peer.
 const LOOKUPS_PER_PEER: usize = 8;
-/// An answer leaves when it has this many bytes of blocks, or when nothing more is being looked up for the peer. One leaf of
-/// the usual size is more than a new stream lets be under way; two would keep the first waiting for yet another round trip.
+/// A response is sent when it has this many bytes of blocks, or when no more lookups are pending for the peer. One leaf
+/// of the usual size exceeds the initial window of a stream; with two, the first would wait for another round trip.
 const ANSWER_BYTES: usize = 256 * 1024;
-/// An answer leaves when it has this many presences.
+/// A response is sent when it has this many presences.
 const ANSWER_PRESENCES: usize = 512;
 
-/// A question for the local tiers.
+/// A lookup in the local tiers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lookup {
-    /// Who asked.
+    /// The peer that asked.
     pub peer: PeerId,
-    /// What was asked.
+    /// The wantlist entry.
     pub want: WantEntry,
 }
 
-/// What the local tiers said.
+/// The result of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
-    /// The block, because it was asked for.
+pub enum LookupResult {
+    /// The block, for a want-block.
     Block(Block),
-    /// It is held.
+    /// The block is stored, for a want-have.
     Has,
-    /// It is not held, or may not be given.
+    /// The block is not stored, or may not be served.
     Nothing,
 }
 
-/// An answer that is ready to leave.
+/// A response that is ready to be sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// Blocks to send.
@@ -73,12 +74,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Bytes of blocks.
+    /// Bytes of block data.
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(|block| block.data().len()).sum()
     }
 
-    /// What it takes in memory until it has left, in bytes.
+    /// Memory until it is sent, in bytes.
     pub fn cost(&self) -> usize {
         self.bytes() + (self.blocks.len() + self.presences.len()) * ENTRY_COST
     }
@@ -92,7 +93,7 @@ impl Answer {
     }
 }
 
-/// What a peer wants, each CID once, in the order in which it was first asked for.
+/// A peer's wantlist, each CID once, in order of arrival.
 #[derive(Default)]
 struct Queue {
     order: VecDeque<Cid>,
@@ -104,7 +105,7 @@ impl Queue {
         self.wants.is_empty()
     }
 
-    /// Adds a want, or replaces what was asked about its CID before; `false` if there is no room.
+    /// Adds a want, or replaces the one for its CID; `false` if the queue is full.
     fn push(&mut self, want: WantEntry) -> bool {
         let known = self.wants.contains_key(&want.cid);
         if !known && self.wants.len() >= MAX_WANTS_PER_PEER {
@@ -112,7 +113,7 @@ impl Queue {
         }
         if !known {
             self.order.push_back(want.cid);
-            self.forget_cancelled();
+            self.compact();
         }
         self.wants.insert(want.cid, want);
         true
@@ -131,8 +132,8 @@ impl Queue {
         None
     }
 
-    /// Cancelled wants stay in the order until their turn comes, unless there are too many of them.
-    fn forget_cancelled(&mut self) {
+    /// Cancelled wants stay in the order until their turn, unless there are too many.
+    fn compact(&mut self) {
         if self.order.len() > 2 * MAX_WANTS_PER_PEER {
             let mut seen = HashSet::new();
             self.order.retain(|cid| self.wants.contains_key(cid) && seen.insert(*cid));
@@ -145,10 +146,10 @@ struct Ledger {
     lookups: usize,
     answer: Answer,
     in_flight_bytes: usize,
-    /// Bytes that may be under way.
+    /// The limit of bytes in flight.
     allowance: usize,
-    /// Bytes taken in since the allowance last grew.
-    taken_in: usize,
+    /// Bytes sent since the limit last grew.
+    sent_bytes: usize,
     /// Bytes served in advance of its turns.
     debt: usize,
     waiting_turn: bool,
@@ -163,7 +164,7 @@ impl Default for Ledger {
             answer: Answer::default(),
             in_flight_bytes: 0,
             allowance: ALLOWANCE_MIN,
-            taken_in: 0,
+            sent_bytes: 0,
             debt: 0,
             waiting_turn: false,
             throttled: false,
@@ -179,17 +180,17 @@ impl Ledger {
             && self.in_flight_bytes + self.answer.cost() + self.lookups * EXPECTED_BYTES < self.allowance
     }
 
-    /// An allowance that was earned is worth remembering as long as the peer stays.
+    /// A raised limit is kept while the peer is connected.
     fn is_unused(&self) -> bool {
         let idle = self.queue.is_empty() && self.lookups == 0 && self.answer.is_empty() && self.in_flight_bytes == 0;
         idle && !self.throttled && self.allowance == ALLOWANCE_MIN
     }
 
-    fn took_in(&mut self, bytes: usize) {
+    fn on_sent(&mut self, bytes: usize) {
         self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
-        self.taken_in = self.taken_in.saturating_add(bytes);
-        if self.taken_in >= self.allowance {
-            self.taken_in = 0;
+        self.sent_bytes = self.sent_bytes.saturating_add(bytes);
+        if self.sent_bytes >= self.allowance {
+            self.sent_bytes = 0;
             self.allowance = (self.allowance * 2).min(ALLOWANCE_MAX);
         }
     }
@@ -199,15 +200,15 @@ impl Ledger {
 #[derive(Default)]
 pub struct Server {
     ledgers: HashMap<PeerId, Ledger>,
-    /// Peers with something to look up, in the order of their turns.
+    /// Peers with pending lookups, in the order of their turns.
     turns: VecDeque<PeerId>,
     lookups: usize,
     in_flight_bytes: usize,
 }
 
 impl Server {
-    /// A peer changed its wantlist. Returns how many questions were dropped, because they were more than
-    /// [`MAX_WANTS_PER_PEER`]: an honest peer keeps that limit.
+    /// Updates a peer's wantlist. Returns the number of dropped wants, which exceeded [`MAX_WANTS_PER_PEER`];
+    /// conforming peers keep that limit.
     pub fn asked(&mut self, peer: PeerId, wants: Vec<WantEntry>, full: bool) -> usize {
         let ledger = self.ledgers.entry(peer).or_default();
         if full {
@@ -226,7 +227,7 @@ impl Server {
         dropped
     }
 
-    /// The next question to look up, taking turns over peers.
+    /// The next lookup, in round robin over peers.
     pub fn next_lookup(&mut self) -> Option<Lookup> {
         if self.lookups >= LOOKUPS_MAX || self.in_flight_bytes >= IN_FLIGHT_TOTAL_MAX {
             return None;
@@ -243,7 +244,8 @@ impl Server {
                 continue;
             }
             let Some(want) = ledger.queue.pop() else { continue };
-            // Whoever is alone runs up debts with nobody; a later peer is owed no more than a turn for them.
+            // Debts of a peer that is alone are limited, so that a peer that arrives later is not preferred for more
+            // than a turn.
             let debt = if self.turns.is_empty() { ledger.debt.min(QUANTUM) } else { ledger.debt };
             ledger.debt = debt.saturating_sub(QUANTUM);
             ledger.lookups += 1;
@@ -254,22 +256,22 @@ impl Server {
         None
     }
 
-    /// A look-up ended. Returns the peer's answer once it is worth sending.
-    pub fn looked_up(&mut self, lookup: Lookup, found: Found) -> Option<(PeerId, Answer)> {
+    /// Completes a lookup. Returns the peer's response once it should be sent.
+    pub fn looked_up(&mut self, lookup: Lookup, found: LookupResult) -> Option<(PeerId, Answer)> {
         self.lookups = self.lookups.saturating_sub(1);
         let Lookup { peer, want } = lookup;
-        // The peer may have left meanwhile.
+        // The peer may have disconnected.
         let ledger = self.ledgers.get_mut(&peer)?;
         ledger.lookups = ledger.lookups.saturating_sub(1);
         ledger.debt += LOOKUP_COST;
         match found {
-            Found::Block(block) => {
+            LookupResult::Block(block) => {
                 ledger.debt += block.data().len();
                 ledger.answer.blocks.push(block);
             }
-            Found::Has => ledger.answer.presences.push((want.cid, true)),
-            Found::Nothing if want.send_dont_have => ledger.answer.presences.push((want.cid, false)),
-            Found::Nothing => {}
+            LookupResult::Has => ledger.answer.presences.push((want.cid, true)),
+            LookupResult::Nothing if want.send_dont_have => ledger.answer.presences.push((want.cid, false)),
+            LookupResult::Nothing => {}
         }
         let last = ledger.lookups == 0 && !ledger.may_look_up();
         let ready = !ledger.answer.is_empty() && (ledger.answer.is_full() || last);
@@ -282,30 +284,30 @@ impl Server {
         answer.map(|answer| (peer, answer))
     }
 
-    /// An answer of that [cost](Answer::cost) was handed to the network.
+    /// A response of that [cost](Answer::cost) was sent.
     pub fn sent(&mut self, peer: PeerId, cost: usize) {
         if let Some(ledger) = self.ledgers.get_mut(&peer) {
             let cost = cost.min(ledger.in_flight_bytes);
             self.in_flight_bytes -= cost;
-            ledger.took_in(cost);
+            ledger.on_sent(cost);
         }
         self.settle(peer);
     }
 
-    /// An answer of that cost was given up, because the peer does not read. It has to prove itself anew.
+    /// A response of that cost was dropped, because the peer does not read. Its limit is reset.
     pub fn dropped(&mut self, peer: PeerId, cost: usize) {
         if let Some(ledger) = self.ledgers.get_mut(&peer) {
             let cost = cost.min(ledger.in_flight_bytes);
             self.in_flight_bytes -= cost;
             ledger.in_flight_bytes -= cost;
             ledger.allowance = ALLOWANCE_MIN;
-            ledger.taken_in = 0;
+            ledger.sent_bytes = 0;
             ledger.queue = Queue::default();
         }
         self.settle(peer);
     }
 
-    /// A peer that is given nothing asks. It hears that nothing is here, as if it were so, within the same bounds as others.
+    /// Answers a peer that is not served: DONT_HAVE for its wants, within the usual limits.
     pub fn refused(&mut self, peer: PeerId, wants: Vec<WantEntry>) -> Option<Answer> {
         let ledger = self.ledgers.entry(peer).or_default();
         let absent = wants.into_iter().filter(|want| want.ask != Ask::Cancel && want.send_dont_have);
@@ -318,24 +320,24 @@ impl Server {
         (!answer.is_empty()).then_some(answer)
     }
 
-    /// The connection that answers were written to is gone; what was under way on it will never be reported as sent.
+    /// A connection was closed, and the responses on it will not be reported as sent.
     pub fn answers_lost(&mut self, peer: PeerId) {
         if let Some(ledger) = self.ledgers.get_mut(&peer) {
             self.in_flight_bytes -= std::mem::take(&mut ledger.in_flight_bytes);
             ledger.allowance = ALLOWANCE_MIN;
-            ledger.taken_in = 0;
+            ledger.sent_bytes = 0;
         }
         self.settle(peer);
     }
 
-    /// A peer is gone, and its questions with it.
+    /// Removes a disconnected peer.
     pub fn disconnected(&mut self, peer: PeerId) {
         if let Some(ledger) = self.ledgers.remove(&peer) {
             self.in_flight_bytes -= ledger.in_flight_bytes;
         }
     }
 
-    /// Whether a peer is served one look-up at a time only.
+    /// Limits a peer to one lookup at a time, or lifts the limit.
     pub fn throttle(&mut self, peer: PeerId, throttled: bool) {
         if throttled || self.ledgers.contains_key(&peer) {
             self.ledgers.entry(peer).or_default().throttled = throttled;
@@ -343,7 +345,7 @@ impl Server {
         }
     }
 
-    /// Puts a peer in line when it has something to look up, and forgets it when it has nothing at all.
+    /// Schedules a peer that has pending lookups, and removes an idle one.
     fn settle(&mut self, peer: PeerId) {
         let Some(ledger) = self.ledgers.get_mut(&peer) else { return };
         if ledger.may_look_up() && !ledger.waiting_turn {
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_take_turns_however_much_one_asks() {
+    fn peers_take_turns_whatever_the_length_of_their_wantlists() {
         let (greedy, modest) = (PeerId::random(), PeerId::random());
         let mut server = Server::default();
         let many = (0..MAX_WANTS_PER_PEER * 2).map(|n| want(*block(n, 8).cid(), Ask::Have)).collect();
@@ -381,7 +383,7 @@ mod tests {
         server.asked(modest, vec![want(*block(7, 8).cid(), Ask::Have)], false);
         let first: Vec<PeerId> = (0..3).filter_map(|_| server.next_lookup()).map(|lookup| lookup.peer).collect();
         assert!(first.contains(&modest));
-        // The rest of the greedy peer's questions is bounded.
+        // The rest of the greedy peer's wants is bounded.
         let mut answered = 0;
         let mut pending: Vec<Lookup> = Vec::new();
         loop {
@@ -391,17 +393,17 @@ mod tests {
             assert!(pending.len() <= LOOKUPS_MAX);
             let Some(lookup) = pending.pop() else { break };
             answered += 1;
-            server.looked_up(lookup, Found::Nothing);
+            server.looked_up(lookup, LookupResult::Nothing);
         }
         assert!(answered <= MAX_WANTS_PER_PEER);
     }
 
-    /// Everything that can leave now, where every question finds a block of that peer's size.
+    /// All responses that can be sent now, if each lookup finds a block of that peer's size.
     fn serve(server: &mut Server, found: impl Fn(&PeerId) -> Block) -> Vec<(PeerId, Answer)> {
         let mut out = Vec::new();
         while let Some(lookup) = server.next_lookup() {
             let block = found(&lookup.peer);
-            out.extend(server.looked_up(lookup, Found::Block(block)));
+            out.extend(server.looked_up(lookup, LookupResult::Block(block)));
         }
         out
     }
@@ -415,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_does_not_read_costs_little_and_one_that_does_soon_has_a_long_link_full() {
+    fn the_limit_of_bytes_in_flight_grows_with_what_a_peer_reads() {
         let peer = PeerId::random();
         let mut server = Server::default();
         let block = block(0, 256 * 1024);
@@ -432,12 +434,12 @@ mod tests {
         }
         assert_eq!(allowance, ALLOWANCE_MAX);
         server.answers_lost(peer);
-        assert_eq!(server.ledgers[&peer].allowance, ALLOWANCE_MIN, "another connection proves itself anew");
+        assert_eq!(server.ledgers[&peer].allowance, ALLOWANCE_MIN, "a new connection starts with the initial limit");
         assert_eq!(server.in_flight_bytes, 0);
     }
 
     #[test]
-    fn all_peers_together_have_a_bound() {
+    fn the_bytes_in_flight_to_all_peers_are_bounded() {
         let mut server = Server::default();
         let block = block(0, 1024 * 1024);
         let peers: Vec<PeerId> = (0..1_000).map(|_| PeerId::random()).collect();
@@ -458,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_paid_in_bytes() {
+    fn turns_are_charged_in_bytes() {
         let (bulky, modest) = (PeerId::random(), PeerId::random());
         let mut server = Server::default();
         let (large, small) = (block(0, 1024 * 1024), block(1, 64 * 1024));
@@ -473,12 +475,12 @@ mod tests {
             }
         }
         let (bulky, modest) = (served[&bulky], served[&modest]);
-        // Look-ups that are under way when a debt arises come on top.
+        // Lookups in progress when a debt arises are added to it.
         assert!(bulky < 3 * modest, "{bulky} against {modest}");
     }
 
     #[test]
-    fn a_cid_is_looked_up_once_however_often_it_is_asked_for() {
+    fn repeated_wants_are_looked_up_once() {
         let peer = PeerId::random();
         let mut server = Server::default();
         let block = block(1, 8);
@@ -487,7 +489,7 @@ mod tests {
         }
         assert_eq!(server.next_lookup().map(|lookup| lookup.want.ask), Some(Ask::Block));
         assert_eq!(server.next_lookup(), None);
-        // Wants that come and go leave nothing behind.
+        // Cancelled wants leave no state.
         for n in 0..10 * MAX_WANTS_PER_PEER {
             let cid = *super::tests::block(n, 8).cid();
             server.asked(peer, vec![want(cid, Ask::Have), want(cid, Ask::Cancel)], false);
@@ -497,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_counted_and_a_throttled_peer_has_one_question_at_a_time() {
+    fn excess_wants_are_counted_and_a_throttled_peer_has_one_lookup_at_a_time() {
         let peer = PeerId::random();
         let mut server = Server::default();
         let many: Vec<WantEntry> = (0..MAX_WANTS_PER_PEER + 10).map(|n| want(*block(n, 8).cid(), Ask::Have)).collect();
@@ -505,14 +507,14 @@ mod tests {
         server.throttle(peer, true);
         let first = server.next_lookup().expect("one");
         assert_eq!(server.next_lookup(), None);
-        server.looked_up(first, Found::Has);
+        server.looked_up(first, LookupResult::Has);
         assert!(server.next_lookup().is_some());
         server.throttle(peer, false);
         assert!(server.next_lookup().is_some());
     }
 
     #[test]
-    fn cancels_full_lists_and_departures_drop_questions() {
+    fn cancels_full_wantlists_and_disconnects_drop_wants() {
         let peer = PeerId::random();
         let (a, b) = (*block(1, 8).cid(), *block(2, 8).cid());
         let mut server = Server::default();
@@ -525,29 +527,29 @@ mod tests {
         server.asked(peer, vec![want(a, Ask::Have)], false);
         let lookup = server.next_lookup().expect("asked");
         server.disconnected(peer);
-        assert_eq!(server.looked_up(lookup, Found::Has), None);
+        assert_eq!(server.looked_up(lookup, LookupResult::Has), None);
         assert!(server.ledgers.is_empty());
-        // What was found but has not left is dropped with the want.
+        // A block that was found but not sent is dropped with its want.
         server.asked(peer, vec![want(a, Ask::Block), want(b, Ask::Block)], false);
         let first = server.next_lookup().expect("first");
         let second = server.next_lookup().expect("second");
-        assert_eq!(server.looked_up(first, Found::Block(block(1, 8))), None);
+        assert_eq!(server.looked_up(first, LookupResult::Block(block(1, 8))), None);
         server.asked(peer, vec![want(a, Ask::Cancel)], false);
-        let (_, answer) = server.looked_up(second, Found::Block(block(2, 8))).expect("answer");
+        let (_, answer) = server.looked_up(second, LookupResult::Block(block(2, 8))).expect("answer");
         assert_eq!(answer.blocks.iter().map(|block| *block.cid()).collect::<Vec<_>>(), [b]);
     }
 
     #[test]
-    fn an_answer_says_no_only_when_asked_to() {
+    fn dont_have_is_sent_only_on_request() {
         let peer = PeerId::random();
         let mut server = Server::default();
-        let quiet = WantEntry { send_dont_have: false, ..want(*block(1, 8).cid(), Ask::Block) };
-        let loud = want(*block(2, 8).cid(), Ask::Have);
-        server.asked(peer, vec![quiet, loud.clone()], false);
+        let without_dont_have = WantEntry { send_dont_have: false, ..want(*block(1, 8).cid(), Ask::Block) };
+        let with_dont_have = want(*block(2, 8).cid(), Ask::Have);
+        server.asked(peer, vec![without_dont_have, with_dont_have.clone()], false);
         let first = server.next_lookup().expect("first");
         let second = server.next_lookup().expect("second");
-        assert_eq!(server.looked_up(first, Found::Nothing), None);
-        let answer = Answer { blocks: vec![], presences: vec![(loud.cid, false)] };
-        assert_eq!(server.looked_up(second, Found::Nothing), Some((peer, answer)));
+        assert_eq!(server.looked_up(first, LookupResult::Nothing), None);
+        let answer = Answer { blocks: vec![], presences: vec![(with_dont_have.cid, false)] };
+        assert_eq!(server.looked_up(second, LookupResult::Nothing), Some((peer, answer)));
     }
 }

@@ -1,26 +1,26 @@
-//! [`Traffic`]: what all connections with one peer share: when we last asked it, and when it last sent something.
+//! [`Traffic`]: state that all connections to a peer share: when it was last asked, and when it last sent something.
 //!
-//! A peer may be asked on one connection and answer on another, as Go peers do, so whether its large messages are to be
-//! expected is a question about the peer. And a large message over a slow link takes long to be complete: that its bytes
-//! are coming has to be known before, or the peer would be taken for silent.
+//! A peer may be asked on one connection and respond on another, as Go peers do, so whether large messages are expected
+//! is a property of the peer. A large message takes long over a slow link, so its progress must be known before it is
+//! complete, or the peer would count as stalled.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of one peer's Bitswap messages, since it was connected.
+/// Bytes of a peer's Bitswap messages since it connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BitswapBytes {
-    /// From it.
+    /// Bytes received.
     pub received: u64,
-    /// To it.
+    /// Bytes sent.
     pub sent: u64,
 }
 
-/// Times of one peer's traffic. Shared by its connections and the behaviour.
+/// Times of a peer's traffic. Shared by its connections and the behaviour.
 #[derive(Debug)]
 pub struct Traffic {
     born: Instant,
-    /// Milliseconds after `born`, plus one; zero for never.
+    /// Milliseconds since `born`, plus one; zero means never.
     asked_ms: AtomicU64,
     received_ms: AtomicU64,
     stalled_ms: AtomicU64,
@@ -41,27 +41,27 @@ impl Traffic {
         u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
     }
 
-    /// We asked the peer for something.
+    /// Records a request to the peer.
     pub fn note_question(&self) {
         self.asked_ms.store(self.now_ms() + 1, Ordering::Relaxed);
     }
 
-    /// Bytes of a message came.
+    /// Records that bytes of a message were received.
     pub fn note_bytes(&self) {
         self.received_ms.store(self.now_ms() + 1, Ordering::Relaxed);
     }
 
-    /// Counts bytes of a message that came.
+    /// Counts received bytes.
     pub fn count_received(&self, bytes: usize) {
         self.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Counts bytes of a message that left.
+    /// Counts sent bytes.
     pub fn count_sent(&self, bytes: usize) {
         self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// What came and left.
+    /// Bytes received and sent.
     pub fn bytes(&self) -> BitswapBytes {
         BitswapBytes {
             received: self.received_bytes.load(Ordering::Relaxed),
@@ -69,8 +69,8 @@ impl Traffic {
         }
     }
 
-    /// The peer stopped reading or writing in the middle of a message. Whether it had not done so for that long: all streams
-    /// stop together when a link does.
+    /// Records a stall in the middle of a message. Returns whether it is the first within `period`: all streams stall
+    /// together when a link does.
     pub fn note_stall(&self, period: Duration) -> bool {
         let now = self.now_ms() + 1;
         let within = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
@@ -78,14 +78,14 @@ impl Traffic {
         self.stalled_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| is_news(last).then_some(now)).is_ok()
     }
 
-    /// Whether we asked it for something not longer ago than that.
+    /// Whether the peer was asked within `period`.
     pub fn asked_within(&self, period: Duration) -> bool {
         let asked = self.asked_ms.load(Ordering::Relaxed);
         let allowed = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
         asked != 0 && self.now_ms().saturating_sub(asked) < allowed
     }
 
-    /// When bytes last came, to the millisecond.
+    /// When bytes were last received, in milliseconds.
     pub fn received_at(&self) -> Option<Instant> {
         let after = self.received_ms.load(Ordering::Relaxed).checked_sub(1)?;
         self.born.checked_add(Duration::from_millis(after))
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_and_bytes_are_remembered() {
+    fn requests_and_bytes_are_recorded() {
         let traffic = Traffic::default();
         assert!(!traffic.asked_within(Duration::MAX) && traffic.received_at().is_none());
         traffic.note_question();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_in_a_row_count_once() {
+    fn consecutive_stalls_count_once() {
         let traffic = Traffic::default();
         let period = Duration::from_secs(60);
         assert!(traffic.note_stall(period) && !traffic.note_stall(period) && !traffic.note_stall(period));

@@ -1,16 +1,16 @@
-//! [`Scoped`]: libp2p's Kademlia behind the wall between the two scopes of the DHT.
+//! [`Scoped`]: libp2p's Kademlia, restricted to one of the two scopes of the DHT.
 //!
-//! Goals: a DHT is spoken only over connections of its scope: whoever comes from outside never reaches the local DHT, and
-//! what a neighbour says never enters the public one; addresses of the other scope are neither dialled, nor told, nor
-//! stored; records are stored after a check only, and the answer to a refused one is what is kept in its place. Non-goals: who enters the routing
-//! table, which identify decides.
+//! Goals: a DHT runs only over connections of its scope, so that peers on the internet never reach the local DHT, and
+//! messages of local peers never enter the public one; addresses of the other scope are neither dialled, sent nor
+//! stored; records are verified before they are stored, and a rejected `PUT_VALUE` is answered with the record that is
+//! stored instead. Non-goals: which peers enter the routing table; identify decides that.
 //!
-//! Over a connection of the other scope the protocol does not exist: its handler is a dummy, and Kademlia is not told of the
-//! connection. If a query wants such a peer all the same, another connection is dialled, at its addresses of this scope.
+//! Connections of the other scope get a dummy handler, and Kademlia does not learn of them. If a query needs such a
+//! peer, another connection is dialled, to its addresses in this scope.
 
 use super::metrics::DhtMetrics;
-use super::providers::fitting;
-use super::store::{Limits, Refusal, Store};
+use super::providers::within_limits;
+use super::store::{Limits, Rejection, Store};
 use super::values::ValueError;
 use super::{Moment, Network, kept, moment};
 use crate::announced::Announced;
@@ -38,26 +38,26 @@ use std::path::PathBuf;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
-/// Addresses of one peer that a dial tries.
+/// Maximum addresses of one peer that a dial tries.
 const DIALLED_ADDRESSES_MAX: usize = 16;
-/// Failures in a row to reach a peer after which it leaves the routing table.
+/// Consecutive failures to dial a peer after which it is removed from the routing table.
 const FAILURES_MAX: u8 = 3;
-/// Peers whose failures are counted: more than a routing table has.
+/// Maximum peers whose failures are counted: more than a routing table has.
 const FAILING_MAX: usize = 4096;
 
-/// The largest message, in bytes. Kubo sends all providers that it knows of with all their addresses, so that a hundred of
-/// them do not fit into the 16 KiB that libp2p has by default, and the whole answer would be lost. A peer may be in the
-/// middle of 32 messages at a time.
+/// The maximum length of a message, in bytes. Kubo sends all providers that it knows with all their addresses; a
+/// hundred of them exceed libp2p's default of 16 KiB, and the whole response would be lost. A peer may have 32 messages
+/// in flight.
 const MESSAGE_BYTES_MAX: usize = 128 << 10;
-/// How often the records are written, if they changed.
+/// How often changed records are saved.
 const SAVE_EVERY: Duration = Duration::from_secs(600);
-/// How long one query may take.
+/// The timeout of a query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Peers that one query asks at a time. Peers that are gone cost a time-out each, and many are: as many as Kubo asks.
+/// Peers that a query asks in parallel. Many peers are gone, and each of those costs a timeout; Kubo's value.
 const PARALLELISM: NonZeroUsize = NonZeroUsize::new(10).expect("ten is not zero");
-/// How often the routing table is refreshed: we look for ourselves, and for somebody in every bucket.
+/// How often the routing table is refreshed: by a look-up of the node's own ID, and one in every bucket.
 const REFRESH_EVERY: Duration = Duration::from_secs(600);
-/// The part of the room for records that the local DHT has.
+/// The space for records is divided by this for the local DHT.
 const LAN_SHARE: usize = 8;
 
 type Kad = kad::Behaviour<Store>;
@@ -65,31 +65,31 @@ type KadIn = THandlerInEvent<Kad>;
 type KadOut = THandlerOutEvent<Kad>;
 type Handler = Either<THandler<Kad>, dummy::ConnectionHandler>;
 
-/// A Kademlia behaviour that hears and speaks of addresses of one scope only, over connections of that scope only.
+/// A Kademlia behaviour that uses only connections and addresses of one scope.
 pub struct Scoped {
     scope: Scope,
     borders: Borders,
     announced: Announced,
-    /// `false`: this DHT is not spoken at all.
+    /// Whether this DHT is enabled.
     on: bool,
     inner: Kad,
     metrics: DhtMetrics,
     file: PathBuf,
     saved: SystemTime,
-    /// The connections over which this DHT is spoken, and the networks that they come from.
+    /// The connections of this scope, with the networks of the remote addresses.
     open: HashMap<PeerId, Vec<(ConnectionId, Network)>>,
-    /// Where connected peers that are no servers of the DHT say they are.
+    /// The addresses that connected DHT clients announce through identify.
     clients: HashMap<PeerId, Vec<Multiaddr>>,
     failures: HashMap<PeerId, u8>,
     answers: VecDeque<ToSwarm<kad::Event, KadIn>>,
 }
 
 impl Scoped {
-    /// The DHT of a scope, with the records that it kept. It reads a file and checks signatures.
+    /// The DHT of a scope, with the saved records. Reads a file and verifies signatures.
     pub fn start(scope: Scope, local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Self {
         let now = SystemTime::now();
         let file = kept::path(&options.data_dir, scope);
-        let mut store = Store::new(local, limits(scope, options), moment(now)).obeying(options.policy.clone());
+        let mut store = Store::new(local, limits(scope, options), moment(now)).with_policy(options.policy.clone());
         let on = options.dht.mode != DhtMode::Off;
         if on {
             kept::load(&file, &mut store);
@@ -115,22 +115,22 @@ impl Scoped {
         }
     }
 
-    /// Whether an address belongs to this scope. None does to one that is off.
+    /// Whether an address belongs to this scope. Always `false` if the DHT is disabled.
     pub fn admits(&self, address: &Multiaddr) -> bool {
         self.on && self.borders.admits(self.scope, address)
     }
 
-    /// Whether an address of ours is told in this DHT.
-    fn tells(&self, address: &Multiaddr) -> bool {
+    /// Whether one of the node's own addresses is announced in this DHT.
+    fn announces(&self, address: &Multiaddr) -> bool {
         self.admits(address) && self.announced.tells(address)
     }
 
-    /// Whether what we listen on is where those of this scope reach us, without anybody's confirmation.
+    /// Whether listen addresses count as external addresses in this scope without confirmation by other peers.
     pub fn trusts_listeners(&self) -> bool {
         self.scope == Scope::Lan || self.borders.dial_private
     }
 
-    /// Tells the time, once a second: expired records are forgotten.
+    /// Advances the clock, once a second, and expires records.
     pub fn tick(&mut self, now: SystemTime) {
         let store = self.inner.store_mut();
         store.tick(moment(now));
@@ -138,8 +138,8 @@ impl Scoped {
         self.metrics.set_server(self.scope, self.on && self.inner.mode() == kad::Mode::Server);
     }
 
-    /// What to write for the next start and where, if anything changed and the last time was long ago, or always if it is
-    /// `urgent`. Writing is left to [`kept::save`], away from the swarm task.
+    /// The file and content to save, if records changed and the last save is [`SAVE_EVERY`] ago or `urgent` is set. The
+    /// caller writes it with [`kept::save`], outside of the swarm task.
     pub fn take_changes(&mut self, now: SystemTime, urgent: bool) -> Option<(PathBuf, Vec<u8>)> {
         let long_ago = now.duration_since(self.saved).map_or(true, |since| since >= SAVE_EVERY);
         if !self.on || !(urgent || long_ago) {
@@ -150,7 +150,7 @@ impl Scoped {
         store.take_changed().then(|| (self.file.clone(), kept::encode(store)))
     }
 
-    /// Whether this DHT is spoken over a connection with this remote address.
+    /// Whether this DHT runs over a connection with this remote address.
     pub fn speaks_over(&self, remote: &Multiaddr) -> bool {
         self.on && self.borders.speaks_over(self.scope, remote)
     }
@@ -183,18 +183,18 @@ impl Scoped {
         self.inner.on_swarm_event(FromSwarm::ConnectionClosed(ConnectionClosed { remaining_established, ..closed }));
     }
 
-    /// A connected peer, which is no server of this DHT, says where it is. Whoever looks for it by its id is told.
+    /// Stores the addresses of a connected DHT client. They are returned to peers that look up its ID.
     pub fn note_client(&mut self, peer: PeerId, addresses: impl IntoIterator<Item = Multiaddr>) {
-        let addresses = fitting(addresses.into_iter().filter(|address| self.admits(address)));
+        let addresses = within_limits(addresses.into_iter().filter(|address| self.admits(address)));
         if self.open.contains_key(&peer) && !addresses.is_empty() {
             self.clients.insert(peer, addresses);
         }
     }
 
-    /// Who is asked about by id, if it is not in the routing table and we know where it is all the same. Only servers are in
-    /// the table, but whoever looks for a peer looks for any
+    /// The peer that a `FIND_NODE` asks for, if it is not in the routing table but its addresses are known. Only DHT
+    /// servers are in the table, but peers look up clients too
     /// (<https://specs.ipfs.tech/routing/kad-dht/#peer-routing>).
-    fn wanted(&mut self, key: &[u8]) -> Option<kad::KadPeer> {
+    fn find_known_peer(&mut self, key: &[u8]) -> Option<kad::KadPeer> {
         let node_id = PeerId::from_bytes(key).ok()?;
         if self.is_in_table(node_id) {
             return None;
@@ -208,8 +208,8 @@ impl Scoped {
         known.map(|multiaddrs| kad::KadPeer { node_id, multiaddrs, connection_ty })
     }
 
-    /// A peer that was not reached several times in a row leaves the table: whom we name to others should be there. Unless we
-    /// reach nobody: then it is us.
+    /// Removes a peer from the routing table after several consecutive dial failures, so that other peers are not sent
+    /// to it. Failures do not count while the node has no connection: then the node itself is offline.
     fn on_unreachable(&mut self, peer: PeerId, error: &DialError) {
         let DialError::Transport(tried) = error else { return };
         let here = tried.iter().any(|(address, _)| self.admits(address));
@@ -232,7 +232,7 @@ impl Scoped {
         bucket.is_some_and(|bucket| bucket.iter().any(|entry| *entry.node.key.preimage() == peer))
     }
 
-    /// Over which connection to talk to a peer: the latest.
+    /// The connection for requests to a peer: the latest.
     fn connection(&self, peer: &PeerId) -> Option<ConnectionId> {
         self.open.get(peer).and_then(|open| open.last()).map(|(connection, _)| *connection)
     }
@@ -243,8 +243,8 @@ impl Scoped {
         found.next().unwrap_or_default()
     }
 
-    /// Where Kademlia knows a peer to be, in this scope.
-    fn known(
+    /// The addresses of a peer in this scope that Kademlia knows.
+    fn dial_addresses(
         &mut self,
         connection: ConnectionId,
         peer: Option<PeerId>,
@@ -257,13 +257,13 @@ impl Scoped {
         Ok(known)
     }
 
-    /// Whether an address that an untrusted peer named may be dialled.
+    /// Whether an address from an untrusted peer may be dialled.
     pub fn may_dial(&self, address: &Multiaddr) -> bool {
         self.on && self.borders.may_dial(self.scope, address)
     }
 
-    /// Replaces what the routing table knows of a peer's addresses by what the peer says itself, so that no peer can make the
-    /// table grow by saying something else every time. A peer that says nothing useful stays as it is.
+    /// Replaces the addresses of a peer in the routing table by those that it announces, so that a peer cannot grow the
+    /// table with ever new addresses. If it announces none, the table is not changed.
     pub fn note_server(&mut self, peer: &PeerId, addresses: &[Multiaddr]) {
         for address in addresses {
             self.inner.add_address(peer, address.clone());
@@ -275,66 +275,68 @@ impl Scoped {
         if let Some(bucket) = self.inner.kbucket(*peer) {
             let entry = bucket.iter().find(|entry| entry.node.key.preimage() == peer);
             let known = entry.iter().flat_map(|entry| entry.node.value.iter());
-            let said = |address: &&Multiaddr| addresses.iter().any(|other| is_same(other, address));
-            stale.extend(known.filter(|address| !said(address)).cloned());
+            let is_announced = |address: &&Multiaddr| addresses.iter().any(|other| is_same(other, address));
+            stale.extend(known.filter(|address| !is_announced(address)).cloned());
         }
         for address in stale {
             self.inner.remove_address(peer, &address);
         }
     }
 
-    /// Where the routing table and the running queries know a peer to be. The behaviour tells that only to whoever is about
-    /// to dial.
+    /// The addresses of a peer in the routing table and the running queries. The behaviour exposes them only through a
+    /// pending dial.
     pub fn addresses_of(&mut self, peer: PeerId) -> Vec<Multiaddr> {
-        let nobody = ConnectionId::new_unchecked(usize::MAX);
-        let known = self.inner.handle_pending_outbound_connection(nobody, Some(peer), &[], Endpoint::Dialer);
+        let unused = ConnectionId::new_unchecked(usize::MAX);
+        let known = self.inner.handle_pending_outbound_connection(unused, Some(peer), &[], Endpoint::Dialer);
         let mut known = known.unwrap_or_default();
-        // Gateways over HTTP are among them, which the swarm does not dial.
-        let tells = |address: &Multiaddr| self.admits(address) && (self.borders.dial_private || is_literal(address));
-        known.retain(tells);
+        // The addresses include HTTP gateways, which the swarm does not dial.
+        let is_usable =
+            |address: &Multiaddr| self.admits(address) && (self.borders.dial_private || is_literal(address));
+        known.retain(is_usable);
         known.truncate(DIALLED_ADDRESSES_MAX);
         known
     }
 
-    /// Kademlia dials peers that it is not connected to; there may be a connection all the same, of the other scope.
+    /// Kademlia dials peers that it has no connection to; the swarm may have a connection of the other scope.
     fn dial(&mut self, opts: DialOpts) -> DialOpts {
         let Some(peer) = opts.get_peer_id() else { return opts };
-        let known = self.known(opts.connection_id(), Some(peer), &[], Endpoint::Dialer).unwrap_or_default();
+        let known = self.dial_addresses(opts.connection_id(), Some(peer), &[], Endpoint::Dialer).unwrap_or_default();
         DialOpts::peer_id(peer).condition(PeerCondition::NotDialing).addresses(known).build()
     }
 
-    fn keep_provider(&mut self, key: &kad::RecordKey, about: kad::KadPeer, source: PeerId, connection: ConnectionId) {
+    fn store_provider(&mut self, key: &kad::RecordKey, about: kad::KadPeer, source: PeerId, connection: ConnectionId) {
         let network = self.network(&source, connection);
-        let kept = if about.node_id == source {
+        let stored = if about.node_id == source {
             let addresses = about.multiaddrs.into_iter().filter(|address| self.borders.admits(self.scope, address));
             self.inner.store_mut().keep_provider(key, source, network, addresses.collect())
         } else {
-            Err(Refusal::OtherPeer)
+            Err(Rejection::OtherPeer)
         };
-        self.count(&kept.map(drop));
+        self.count(&stored.map(drop));
     }
 
-    fn keep_value(&mut self, record: kad::Record, source: PeerId, connection: ConnectionId) {
+    fn store_value(&mut self, record: kad::Record, source: PeerId, connection: ConnectionId) {
         let network = self.network(&source, connection);
-        let kept = self.inner.store_mut().keep_value(&record.key, record.value, network);
-        self.count(&kept);
+        let stored = self.inner.store_mut().keep_value(&record.key, record.value, network);
+        self.count(&stored);
     }
 
-    fn count(&self, kept: &Result<(), Refusal>) {
-        match kept {
-            Ok(()) => self.metrics.kept(self.scope),
-            Err(refusal) => {
-                tracing::debug!(dht = ?self.scope, %refusal, "a record was not stored");
-                self.metrics.refused(self.scope, reason(refusal));
+    fn count(&self, stored: &Result<(), Rejection>) {
+        match stored {
+            Ok(()) => self.metrics.stored(self.scope),
+            Err(rejection) => {
+                tracing::debug!(dht = ?self.scope, %rejection, "a record was rejected");
+                self.metrics.rejected(self.scope, reason(rejection));
             }
         }
     }
 
-    /// What a peer sent over a connection. Records to be stored never get to Kademlia, which would acknowledge what is refused.
+    /// Handles a message of a peer. `ADD_PROVIDER` and `PUT_VALUE` never reach Kademlia, which would acknowledge
+    /// rejected records.
     fn on_message(&mut self, peer: PeerId, connection: ConnectionId, event: KadOut) {
         let answer = match event {
-            KadOut::AddProvider { key, provider } => return self.keep_provider(&key, provider, peer, connection),
-            KadOut::FindNodeReq { key, request_id } => match self.wanted(&key) {
+            KadOut::AddProvider { key, provider } => return self.store_provider(&key, provider, peer, connection),
+            KadOut::FindNodeReq { key, request_id } => match self.find_known_peer(&key) {
                 Some(wanted) => {
                     let target = kad::KBucketKey::new(key);
                     let closest = self.inner.find_closest_local_peers(&target, &peer);
@@ -347,10 +349,10 @@ impl Scoped {
             },
             KadOut::PutRecord { record, request_id } => {
                 let key = record.key.clone();
-                self.keep_value(record, peer, connection);
-                // Whoever compares sees whether it is its own. To reset the stream would say it better, but libp2p resets
-                // it only when something else happens to it, and the sender would wait until its patience ends.
-                let value = self.inner.store_mut().get(&key).map_or_else(Vec::new, |kept| kept.into_owned().value);
+                self.store_value(record, peer, connection);
+                // The sender compares the value with its own. Resetting the stream would be clearer, but libp2p delays
+                // the reset until the next event of the stream, and the sender would wait for its timeout.
+                let value = self.inner.store_mut().get(&key).map_or_else(Vec::new, |record| record.into_owned().value);
                 KadIn::PutRecordRes { key, value, request_id }
             }
             other => return self.inner.on_connection_handler_event(peer, connection, other),
@@ -367,14 +369,15 @@ impl Scoped {
     }
 }
 
-/// Whether two addresses lead to the same place, with or without the peer's id at the end.
+/// Whether two addresses are equal except for a `/p2p` component.
 fn is_same(a: &Multiaddr, b: &Multiaddr) -> bool {
     let place = |part: &Protocol<'_>| !matches!(part, Protocol::P2p(_));
     a.iter().filter(place).eq(b.iter().filter(place))
 }
 
-/// How libp2p's Kademlia is set up. Peers enter its table only through identify, with addresses of the scope; records enter
-/// its store only through [`Scoped`]. It neither caches nor publishes what others put here: that is for whoever has the key.
+/// The configuration of libp2p's Kademlia. Peers enter the routing table only through identify, with addresses of the
+/// scope; records enter the store only through [`Scoped`]. Records of other peers are neither cached nor republished:
+/// that is up to their publishers.
 fn config(scope: Scope, options: &BridgeOptions) -> kad::Config {
     let on = options.dht.mode != DhtMode::Off;
     let mut config = kad::Config::new(scope.protocol());
@@ -384,7 +387,7 @@ fn config(scope: Scope, options: &BridgeOptions) -> kad::Config {
         .set_caching(kad::Caching::Disabled)
         .set_replication_interval(None)
         .set_publication_interval(None)
-        // Ours are announced by `providing`, all of one neighbourhood at once.
+        // `providing` announces the node's own keys, a key-space region at a time.
         .set_provider_publication_interval(None)
         .set_periodic_bootstrap_interval(on.then_some(REFRESH_EVERY))
         .set_parallelism(PARALLELISM)
@@ -404,27 +407,27 @@ fn limits(scope: Scope, options: &BridgeOptions) -> Limits {
     }
 }
 
-/// The part that is taken in a scope; `None`: a server while a public address of ours is confirmed.
+/// The mode in a scope; `None`: server while a public address of the node is confirmed.
 fn mode(scope: Scope, mode: DhtMode) -> Option<kad::Mode> {
     match (mode, scope) {
-        // Whoever shares our network can reach us.
+        // Peers on the local network can reach the node.
         (DhtMode::Auto, Scope::Lan) | (DhtMode::Server, _) => Some(kad::Mode::Server),
         (DhtMode::Auto, Scope::Wan) => None,
         (DhtMode::Client | DhtMode::Off, _) => Some(kad::Mode::Client),
     }
 }
 
-/// What a refusal is called in the metrics.
-fn reason(refusal: &Refusal) -> &'static str {
-    match refusal {
-        Refusal::KeyLength(_) | Refusal::Value(ValueError::Namespace) => "key",
-        Refusal::OtherPeer => "other_peer",
-        Refusal::Withheld => "withheld",
-        Refusal::NoAddress => "no_address",
-        Refusal::Value(ValueError::Busy) => "busy",
-        Refusal::Value(ValueError::Invalid(_) | ValueError::OtherKey) => "invalid",
-        Refusal::Value(ValueError::Expired) => "expired",
-        Refusal::Value(ValueError::Older) => "older",
+/// The metric label of a rejection.
+fn reason(rejection: &Rejection) -> &'static str {
+    match rejection {
+        Rejection::KeyLength(_) | Rejection::Value(ValueError::Namespace) => "key",
+        Rejection::OtherPeer => "other_peer",
+        Rejection::Withheld => "withheld",
+        Rejection::NoAddress => "no_address",
+        Rejection::Value(ValueError::Busy) => "busy",
+        Rejection::Value(ValueError::Invalid(_) | ValueError::OtherKey) => "invalid",
+        Rejection::Value(ValueError::Expired) => "expired",
+        Rejection::Value(ValueError::Older) => "older",
     }
 }
 
@@ -466,7 +469,7 @@ impl NetworkBehaviour for Scoped {
         addresses: &[Multiaddr],
         role: Endpoint,
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
-        self.known(connection, peer, addresses, role)
+        self.dial_addresses(connection, peer, addresses, role)
     }
 
     fn handle_established_outbound_connection(
@@ -488,7 +491,7 @@ impl NetworkBehaviour for Scoped {
         match event {
             FromSwarm::ConnectionEstablished(established) => self.on_established(established),
             FromSwarm::ConnectionClosed(closed) => self.on_closed(closed),
-            // Kademlia would take the new address into its table.
+            // Kademlia would add the new address to its table.
             FromSwarm::AddressChange(change) if !self.speaks_over(change.new.get_remote_address()) => {}
             FromSwarm::DialFailure(failure) => {
                 self.inner.on_swarm_event(event);
@@ -496,12 +499,12 @@ impl NetworkBehaviour for Scoped {
                     self.on_unreachable(peer, failure.error);
                 }
             }
-            FromSwarm::ExternalAddrConfirmed(confirmed) if !self.tells(confirmed.addr) => {}
-            FromSwarm::ExternalAddrExpired(expired) if !self.tells(expired.addr) => {}
-            FromSwarm::NewListenAddr(listen) if !self.tells(listen.addr) => {}
-            FromSwarm::ExpiredListenAddr(listen) if !self.tells(listen.addr) => {}
-            // An address that we listen on is as good as confirmed to whoever shares its network, and without it our
-            // provider records on the local DHT would name no address at all. On the public one others have to confirm it.
+            FromSwarm::ExternalAddrConfirmed(confirmed) if !self.announces(confirmed.addr) => {}
+            FromSwarm::ExternalAddrExpired(expired) if !self.announces(expired.addr) => {}
+            FromSwarm::NewListenAddr(listen) if !self.announces(listen.addr) => {}
+            FromSwarm::ExpiredListenAddr(listen) if !self.announces(listen.addr) => {}
+            // Peers on the local network can reach a listen address, so it counts as confirmed; without it the node's
+            // provider records in the local DHT would have no address. In the public DHT other peers must confirm it.
             FromSwarm::NewListenAddr(listen) if self.trusts_listeners() => {
                 self.inner.on_swarm_event(event);
                 let confirmed = ExternalAddrConfirmed { addr: listen.addr };
@@ -527,7 +530,7 @@ impl NetworkBehaviour for Scoped {
             let event = std::task::ready!(self.next(cx));
             return Poll::Ready(match event {
                 ToSwarm::Dial { opts } => ToSwarm::Dial { opts: self.dial(opts) },
-                // Any of the peer's connections may be one over which this DHT is not spoken.
+                // Some of the peer's connections may be of the other scope.
                 ToSwarm::NotifyHandler { peer_id, handler: NotifyHandler::Any, event } => {
                     let Some(connection) = self.connection(&peer_id) else { continue };
                     let handler = NotifyHandler::One(connection);

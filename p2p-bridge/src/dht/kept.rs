@@ -1,11 +1,12 @@
-//! The records that outlive a restart: one file for each scope, whole or not at all.
+//! Persistence of DHT records: one file per scope, replaced atomically.
 //!
-//! Goals: bounded by what the store holds; a crash at any moment leaves the last file that was whole; a damaged file costs
-//! the records in it, not the start; what is read back is checked like what a peer sends. Non-goals: the last minutes before
-//! a crash. The network holds twenty copies of every record, and its owner publishes it again within a day.
+//! Goals: size bounded by the store's limits; a crash at any moment leaves the last complete file; a corrupt file loses
+//! the records in it, but does not prevent the start; records from the file are verified like those from a peer.
+//! Non-goals: records of the last minutes before a crash. The network has twenty copies of every record, and its
+//! publisher republishes it within a day.
 //!
-//! Provider records are written as their hash, the number of their peer in the file and the time of their receipt, 40 bytes
-//! each; addresses once for each peer. Numbers are little-endian. A SHA-256 of everything stands at the end.
+//! A provider record is written as its hash, the index of its peer in the file and the time of receipt, 40 bytes each;
+//! addresses are written once per peer. Numbers are little-endian. The file ends with a SHA-256 of everything before.
 
 use super::store::{KEY_BYTES_MAX, Store};
 use super::{Moment, Network, digest};
@@ -19,18 +20,18 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// What a file begins with; the digit is the version.
+/// Magic bytes of the file; the digit is the version.
 pub const MAGIC: &[u8; 8] = b"cwdht 1\n";
 const DIGEST_BYTES: usize = 32;
-/// The largest file that is read: more than any store of ours writes.
+/// The maximum size of a file to read: more than a store of the maximum size writes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// The file is not what was written.
+/// The file is corrupt.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the file is damaged")]
-pub struct Damaged;
+#[error("the file is corrupt")]
+pub struct Corrupt;
 
-/// Where the records of a scope are kept.
+/// The path of a scope's records.
 pub fn path(directory: &Path, scope: Scope) -> PathBuf {
     directory.join(match scope {
         Scope::Wan => "records-wan.bin",
@@ -38,30 +39,32 @@ pub fn path(directory: &Path, scope: Scope) -> PathBuf {
     })
 }
 
-/// Reads a scope's records into a store. A missing or damaged file has none.
+/// Reads a scope's records into a store. A missing or corrupt file adds none.
 pub fn load(path: &Path, store: &mut Store) {
     match read(path).and_then(|bytes| decode(&bytes, store).map_err(io::Error::other)) {
-        Ok(records) => tracing::debug!(path = %path.display(), records, "the DHT's records were read"),
-        Err(error) => tracing::debug!(path = %path.display(), %error, "starting without records of the DHT"),
+        Ok(records) => tracing::debug!(path = %path.display(), records, "loaded the DHT records"),
+        Err(error) => {
+            tracing::debug!(path = %path.display(), %error, "could not load the DHT records: starting without them")
+        }
     }
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     if fs::metadata(path)?.len() > FILE_BYTES_MAX {
-        return Err(io::Error::other("the file is too large"));
+        return Err(io::Error::other("the file exceeds the maximum size"));
     }
     fs::read(path)
 }
 
-/// Writes what [`encode`] made, away from the swarm task.
+/// Writes the output of [`encode`] and its hash. Call it outside of the swarm task.
 pub fn save(path: &Path, mut bytes: Vec<u8>) {
     bytes.extend(digest(&bytes));
     if let Err(error) = peerbook::save(path, &bytes) {
-        tracing::warn!(path = %path.display(), %error, "could not write the DHT's records");
+        tracing::warn!(path = %path.display(), %error, "could not save the DHT records");
     }
 }
 
-/// The records of a store, all but the hash at the end. It takes the time of copying them.
+/// Serialises the records of a store, without the hash at the end. It costs a copy of the records.
 pub fn encode(store: &Store) -> Vec<u8> {
     let mut out = Vec::with_capacity(store.bytes() / 2);
     out.extend(MAGIC);
@@ -99,46 +102,47 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// What is still to be read.
-struct Rest<'a>(&'a [u8]);
+/// The unread rest of the file.
+struct Reader<'a>(&'a [u8]);
 
-impl<'a> Rest<'a> {
-    fn take(&mut self, bytes: usize) -> Result<&'a [u8], Damaged> {
-        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(Damaged)?;
+impl<'a> Reader<'a> {
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], Corrupt> {
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(Corrupt)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Damaged> {
-        self.take(N)?.try_into().map_err(|_| Damaged)
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Corrupt> {
+        self.take(N)?.try_into().map_err(|_| Corrupt)
     }
 
-    fn u32(&mut self) -> Result<u32, Damaged> {
+    fn u32(&mut self) -> Result<u32, Corrupt> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn network(&mut self) -> Result<Network, Damaged> {
+    fn network(&mut self) -> Result<Network, Corrupt> {
         Ok(Network(u64::from_le_bytes(self.array()?)))
     }
 
-    fn bytes(&mut self, at_most: usize) -> Result<&'a [u8], Damaged> {
+    fn bytes(&mut self, at_most: usize) -> Result<&'a [u8], Corrupt> {
         let bytes = self.u32()? as usize;
-        if bytes > at_most { Err(Damaged) } else { self.take(bytes) }
+        if bytes > at_most { Err(Corrupt) } else { self.take(bytes) }
     }
 }
 
-/// Puts the records of a file into a store, less those that have expired, and says how many there were.
+/// Adds the records of a file to a store, except expired ones, and returns how many the file has.
 ///
 /// # Errors
-/// [`Damaged`] if the file is not what was written. What stood before the damage is in the store, and was checked.
-pub fn decode(bytes: &[u8], store: &mut Store) -> Result<usize, Damaged> {
-    let end = bytes.len().checked_sub(DIGEST_BYTES).ok_or(Damaged)?;
+/// [`Corrupt`] if the hash or the format is wrong. The store has the records before the corruption, which were
+/// verified.
+pub fn decode(bytes: &[u8], store: &mut Store) -> Result<usize, Corrupt> {
+    let end = bytes.len().checked_sub(DIGEST_BYTES).ok_or(Corrupt)?;
     let (body, hash) = bytes.split_at(end);
-    let body = body.strip_prefix(MAGIC).filter(|_| digest(body) == hash).ok_or(Damaged)?;
-    decode_body(&mut Rest(body), store)
+    let body = body.strip_prefix(MAGIC).filter(|_| digest(body) == hash).ok_or(Corrupt)?;
+    decode_body(&mut Reader(body), store)
 }
 
-fn decode_body(rest: &mut Rest<'_>, store: &mut Store) -> Result<usize, Damaged> {
+fn decode_body(rest: &mut Reader<'_>, store: &mut Store) -> Result<usize, Corrupt> {
     let now = store.now();
     let mut peers = Vec::new();
     for _ in 0..rest.u32()? {
@@ -159,21 +163,21 @@ fn decode_body(rest: &mut Rest<'_>, store: &mut Store) -> Result<usize, Damaged>
         let key = rest.bytes(KEY_BYTES_MAX)?;
         let value = Bytes::copy_from_slice(rest.bytes(RECORD_BYTES_MAX)?);
         let (network, received) = (rest.network()?, past(rest.u32()?, now));
-        // Those of a file are as many as the store holds, so that nobody's limit a second counts.
+        // A file has at most as many records as the store, so the rate limit of verification does not apply.
         store.values.tick();
         let _ = store.values.put(key, value, network, received, now);
     }
-    if rest.0.is_empty() { Ok((providers + values) as usize) } else { Err(Damaged) }
+    if rest.0.is_empty() { Ok((providers + values) as usize) } else { Err(Corrupt) }
 }
 
-fn decode_peer(rest: &mut Rest<'_>) -> Result<(PeerId, Network, Vec<Multiaddr>), Damaged> {
-    let peer = PeerId::from_bytes(rest.bytes(KEY_BYTES_MAX)?).map_err(|_| Damaged)?;
+fn decode_peer(rest: &mut Reader<'_>) -> Result<(PeerId, Network, Vec<Multiaddr>), Corrupt> {
+    let peer = PeerId::from_bytes(rest.bytes(KEY_BYTES_MAX)?).map_err(|_| Corrupt)?;
     let network = rest.network()?;
     let mut addresses = Vec::new();
     for _ in 0..rest.u32()? {
         let address = rest.bytes(super::providers::ADDRESS_BYTES_MAX)?;
-        let address = Multiaddr::try_from(address.to_vec()).map_err(|_| Damaged)?;
-        // An earlier version may have written others.
+        let address = Multiaddr::try_from(address.to_vec()).map_err(|_| Corrupt)?;
+        // An earlier version may have written other shapes.
         if Shape::read(&address).is_ok() {
             addresses.push(address);
         }
@@ -181,7 +185,7 @@ fn decode_peer(rest: &mut Rest<'_>) -> Result<(PeerId, Network, Vec<Multiaddr>),
     Ok((peer, network, addresses))
 }
 
-/// A clock that was set back must not keep records for ever.
+/// After a clock was set back, records must not be kept forever.
 fn past(received: Moment, now: Moment) -> Moment {
     received.min(now)
 }

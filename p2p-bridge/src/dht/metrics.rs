@@ -1,4 +1,4 @@
-//! What an operator reads of our part in the DHT: whether we serve it, what we keep for others, and what we refuse.
+//! Metrics of the DHT server: its mode, and the records that it stores and rejects for other peers.
 
 use crate::scope::Scope;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -8,10 +8,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::fmt::Write as _;
 
-/// Every reason for which a record is refused, so that their counters are there from the start.
+/// All reasons to reject a record, so that every counter is exported from the start.
 pub(super) const REASONS: [&str; 7] = ["key", "other_peer", "no_address", "busy", "invalid", "expired", "older"];
 
-/// What a record is about.
+/// The kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     Provider,
@@ -39,47 +39,55 @@ struct RecordLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusalLabel {
+struct RejectionLabel {
     dht: Scope,
     reason: &'static str,
 }
 
-/// Handles to the metrics of both DHTs' servers. Cloning shares them.
+/// Handles to the metrics of both DHTs. Cloning shares them.
 #[derive(Debug, Clone, Default)]
 pub struct DhtMetrics {
     server: Family<ScopeLabel, Gauge>,
     records: Family<RecordLabel, Gauge>,
     bytes: Family<ScopeLabel, Gauge>,
     received: Family<ScopeLabel, Counter>,
-    refused: Family<RefusalLabel, Counter>,
+    refused: Family<RejectionLabel, Counter>,
 }
 
 impl DhtMetrics {
     /// Creates the metrics and adds them to a registry.
     pub fn register(add: &mut Registry) -> Self {
         let m = Self::default();
-        add.register("causeway_dht_server", "1 while others are answered, 0 while we only ask", m.server.clone());
-        add.register("causeway_dht_records", "Records kept for other peers", m.records.clone());
-        add.register("causeway_dht_record_bytes", "What those take in memory, estimated", m.bytes.clone());
-        add.register("causeway_dht_records_received", "Records that were taken, or renewed", m.received.clone());
-        add.register("causeway_dht_records_refused", "Records that were not, by the reason", m.refused.clone());
+        add.register(
+            "causeway_dht_server",
+            "1 while the node is a DHT server, 0 while it is a client",
+            m.server.clone(),
+        );
+        add.register("causeway_dht_records", "Records stored for other peers", m.records.clone());
+        add.register(
+            "causeway_dht_record_bytes",
+            "Estimated memory of records stored for other peers",
+            m.bytes.clone(),
+        );
+        add.register("causeway_dht_records_received", "Records received and stored or renewed", m.received.clone());
+        add.register("causeway_dht_records_refused", "Records received and rejected", m.refused.clone());
         for dht in Scope::ALL {
             m.set_server(dht, false);
             m.set_records(dht, 0, 0, 0);
             m.received.get_or_create(&ScopeLabel { dht }).inc_by(0);
             for reason in REASONS {
-                m.refused.get_or_create(&RefusalLabel { dht, reason }).inc_by(0);
+                m.refused.get_or_create(&RejectionLabel { dht, reason }).inc_by(0);
             }
         }
         m
     }
 
-    /// Sets whether a DHT is served.
+    /// Sets whether the node is a server of a DHT.
     pub(super) fn set_server(&self, dht: Scope, server: bool) {
         self.server.get_or_create(&ScopeLabel { dht }).set(server.into());
     }
 
-    /// Sets how many records are kept, and what they take in bytes.
+    /// Sets the number of stored records, and their size in bytes.
     pub(super) fn set_records(&self, dht: Scope, providers: usize, values: usize, bytes: usize) {
         let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         for (kind, number) in [(Kind::Provider, providers), (Kind::Value, values)] {
@@ -88,13 +96,13 @@ impl DhtMetrics {
         self.bytes.get_or_create(&ScopeLabel { dht }).set(gauge(bytes));
     }
 
-    /// Counts a record that a peer entrusted to us.
-    pub(super) fn kept(&self, dht: Scope) {
+    /// Counts a stored record of another peer.
+    pub(super) fn stored(&self, dht: Scope) {
         self.received.get_or_create(&ScopeLabel { dht }).inc();
     }
 
-    /// Counts a record that was refused.
-    pub(super) fn refused(&self, dht: Scope, reason: &'static str) {
-        self.refused.get_or_create(&RefusalLabel { dht, reason }).inc();
+    /// Counts a rejected record.
+    pub(super) fn rejected(&self, dht: Scope, reason: &'static str) {
+        self.refused.get_or_create(&RejectionLabel { dht, reason }).inc();
     }
 }

@@ -1,18 +1,18 @@
-//! Being a good and safe server of the DHT: what is kept for others, from whom, and who hears of it.
+//! The DHT server: records stored for other peers, with limits and verification.
 //!
-//! Goals: only records that hold are kept and handed out; what is kept is bounded in bytes and shared out fairly, so that
-//! nobody's junk displaces other people's records; it outlives a restart and a crash; the public and the local DHT do not
-//! hear of each other. Non-goals: searching and announcing, which are the swarm task's; the queries themselves and the
-//! routing tables, which are libp2p's.
+//! Goals: only verified records are stored and served; storage is bounded in bytes and shared fairly, so that junk of
+//! one peer does not evict records of others; records survive restarts and crashes; the public and the local DHT are
+//! separate. Non-goals: look-ups and announcements, which the swarm task does; queries and routing tables, which libp2p
+//! has.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`behaviour`] | libp2p's Kademlia behind the wall between the scopes |
-//! | [`store`] | the record store: what may enter it, what is answered from it |
-//! | [`providers`] | who has what: bounded, fair between networks and between peers |
-//! | [`values`] | IPNS records and public keys, checked |
-//! | [`metrics`] | what an operator reads of all that |
-//! | [`kept`] | the file that outlives a restart |
+//! | [`behaviour`] | libp2p's Kademlia, restricted to one scope |
+//! | [`store`] | the record store: what is accepted and served |
+//! | [`providers`] | provider records: bounded, and fair between networks and between peers |
+//! | [`values`] | IPNS records and public keys, verified |
+//! | [`metrics`] | metrics of the above |
+//! | [`kept`] | persistence across restarts |
 
 pub mod behaviour;
 pub mod kept;
@@ -28,36 +28,36 @@ use libp2p::multiaddr::Protocol;
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-/// Where a key lies in the key space of the DHT: its SHA-256.
+/// The position of a key in the key space of the DHT: its SHA-256.
 pub type Digest = [u8; 32];
 
-/// The place of a key in the key space.
+/// The position of a key in the key space.
 pub fn digest(bytes: &[u8]) -> Digest {
     let mut digest = [0; 32];
     digest.copy_from_slice(KBucketKey::new(bytes).hashed_bytes());
     digest
 }
 
-/// A moment, in seconds since the Unix epoch: what is kept is compared with moments before the last restart.
+/// Seconds since the Unix epoch, so that they can be compared across restarts.
 pub type Moment = u32;
 
-/// The moment of a wall clock, which may be before the epoch or after the year 2106 if it is wrong.
+/// The moment of a wall clock, clamped if the clock is before the epoch or after the year 2106.
 pub fn moment(now: SystemTime) -> Moment {
     Moment::try_from(epoch::seconds(now)).unwrap_or(Moment::MAX)
 }
 
-/// The network that a peer speaks from: 24 bits of an IPv4 address, 48 bits of an IPv6 one. Peer ids cost nothing, but
-/// networks do, so that records are shared out between networks first.
+/// The network of a peer: 24 bits of an IPv4 address, 48 bits of an IPv6 one. Peer IDs are free to create, networks are
+/// not, so storage is shared between networks first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Network(pub u64);
 
 impl Network {
-    /// Marks the numbers of IPv6 networks, which take 48 bits.
+    /// Marks IPv6 networks, which take 48 bits.
     const V6: u64 = 1 << 48;
     /// The node itself.
     pub const OURS: Self = Self(u64::MAX);
 
-    /// The network of a connection's remote address. Everybody whose address has no IP shares one.
+    /// The network of a connection's remote address. All addresses without an IP share one network.
     pub fn of(remote: &Multiaddr) -> Self {
         let ip = match remote.iter().next() {
             Some(Protocol::Ip4(ip)) => IpAddr::V4(ip),
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_share_a_network() {
+    fn addresses_of_one_prefix_share_a_network() {
         let table = [
             ("/ip4/198.51.100.1/tcp/1", "/ip4/198.51.100.200/udp/2/quic-v1", true),
             ("/ip4/198.51.100.1/tcp/1", "/ip4/198.51.101.1/tcp/1", false),

@@ -1,37 +1,39 @@
-//! Who has what: the provider records that other peers entrust to us.
+//! Provider records of other peers.
 //!
-//! Goals: bounded bytes; an older record makes room for a newer one of the same origin first, so that a stranger with a
-//! million keys, or with a million peer ids, displaces nobody but himself; every step costs a few look-ups, whatever is
-//! stored. Non-goals: clocks, disks and addresses of other scopes, which the caller deals with.
+//! Goals: bounded bytes; a new record evicts older records of the same origin first, so that an untrusted peer with a
+//! million keys or a million peer IDs evicts only its own; each operation costs a few look-ups, independent of the
+//! number of records. Non-goals: clocks, disks and addresses of other scopes, which the caller handles.
 //!
-//! Room is counted in units. When they are used up, the heaviest network gives way; in it the peer with the most records;
-//! and of those the oldest. So a network loses nothing while a heavier one is there, and may use all that is free. For one
-//! key, [`PER_KEY_MAX`] providers are kept, with the same rule: the network with the most of them gives way, the oldest first.
+//! Space is counted in units. When it is exhausted, the heaviest network loses a record: the oldest of its peer with
+//! the most records. So a network loses nothing while a heavier one exists, and may use all free space. A key has at
+//! most [`PER_KEY_MAX`] providers, with the same rule: the oldest provider of the network with the most of them is
+//! evicted.
 //!
-//! Keys are stored as the hash that the DHT orders them by. Records lie in one array and are chained in two lists, oldest
-//! first: all of them, for expiry, and those of one peer. Addresses are kept once a peer, as it stated them last.
+//! A key is stored as its hash, which is its position in the DHT. Records are in one array and in two linked lists,
+//! oldest first: all records, for expiry, and those of one peer. Addresses are stored once per peer, as it sent them
+//! last.
 
 use super::{Digest, Moment, Network};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::{BTreeSet, HashMap};
 
-/// Providers kept for one key: as many as are answered.
+/// Maximum providers of one key: as many as one response has.
 pub const PER_KEY_MAX: usize = 20;
-/// Addresses kept of one provider.
+/// Maximum addresses of one provider.
 pub const ADDRESSES_MAX: usize = 16;
-/// Bytes of addresses kept of one provider.
+/// Maximum bytes of addresses of one provider.
 pub const ADDRESS_BYTES_MAX: usize = 1024;
-/// Bytes that one unit of room stands for. A record has 60 bytes in the array and up to 68 in the index of keys.
+/// Bytes per unit of space. A record has 60 bytes in the array and up to 68 in the index of keys.
 pub const UNIT_BYTES: usize = 128;
-/// Units that a peer takes beside its records and addresses: its entries in four indexes.
+/// Units of a peer in addition to its records and addresses: its entries in four indexes.
 const PEER_UNITS: u32 = 3;
 
-/// No record.
+/// The null index.
 const NIL: u32 = u32::MAX;
-/// The list of all records.
-const AGES: usize = 0;
+/// The list of all records by age.
+const BY_AGE: usize = 0;
 /// The list of one peer's records.
-const OWN: usize = 1;
+const BY_PEER: usize = 1;
 
 #[derive(Debug, Clone, Copy)]
 struct Link {
@@ -74,23 +76,23 @@ impl Holder {
     }
 }
 
-/// One record, as it goes out and as it is written.
+/// A provider of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provider {
-    /// Who has it.
+    /// The peer that has the block.
     pub peer: PeerId,
-    /// Where the peer is.
+    /// Its addresses.
     pub addresses: Vec<Multiaddr>,
-    /// When it said so.
+    /// When the record was received.
     pub received: Moment,
 }
 
-/// What came of a record.
+/// The result of adding a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Added {
-    /// It was not known.
+    /// The record is new.
     New,
-    /// It was known, and counts from now on again.
+    /// The record existed, and its lifetime starts again.
     Renewed,
 }
 
@@ -103,19 +105,19 @@ pub struct Providers {
     records: Vec<Record>,
     free: Vec<u32>,
     keys: HashMap<Digest, u32>,
-    ages: Chain,
+    by_age: Chain,
     holders: HashMap<u32, Holder>,
     ids: HashMap<PeerId, u32>,
     next_holder: u32,
     weights: HashMap<Network, u32>,
-    /// Networks by weight.
+    /// Networks by units.
     networks: BTreeSet<(u32, Network)>,
-    /// The peers of each network by the number of their records.
+    /// The peers of each network by their record count.
     peers: BTreeSet<(Network, u32, u32)>,
 }
 
-/// The addresses of a provider that are kept: the first ones that fit.
-pub fn fitting(addresses: impl IntoIterator<Item = Multiaddr>) -> Vec<Multiaddr> {
+/// The first addresses of a provider that are within the limits.
+pub fn within_limits(addresses: impl IntoIterator<Item = Multiaddr>) -> Vec<Multiaddr> {
     let mut bytes = 0;
     let mut kept: Vec<Multiaddr> = Vec::new();
     for address in addresses {
@@ -131,7 +133,7 @@ pub fn fitting(addresses: impl IntoIterator<Item = Multiaddr>) -> Vec<Multiaddr>
 }
 
 impl Providers {
-    /// An empty table that takes up to `units_max` units and forgets records `ttl` seconds after they were received.
+    /// An empty table of up to `units_max` units; records expire `ttl` seconds after they were received.
     pub fn new(units_max: u32, ttl: Moment) -> Self {
         Self {
             units_max,
@@ -140,7 +142,7 @@ impl Providers {
             records: Vec::new(),
             free: Vec::new(),
             keys: HashMap::new(),
-            ages: EMPTY,
+            by_age: EMPTY,
             holders: HashMap::new(),
             ids: HashMap::new(),
             next_holder: 0,
@@ -150,22 +152,22 @@ impl Providers {
         }
     }
 
-    /// How many records there are.
+    /// The number of records.
     pub fn len(&self) -> usize {
         self.records.len() - self.free.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The room that is taken, in units.
+    /// The used space, in units.
     pub fn units(&self) -> u32 {
         self.units
     }
 
-    /// A peer of some network says that it has a key, and where it can be reached.
+    /// Adds or renews a provider record, with the addresses of the peer.
     pub fn add(
         &mut self,
         key: Digest,
@@ -177,13 +179,13 @@ impl Providers {
         let holder = self.holder(peer, network, addresses);
         let known = self.siblings(&key).find(|id| self.records[*id as usize].holder == holder);
         if let Some(known) = known {
-            self.forget(known, false);
+            self.remove_record(known, false);
         }
         self.insert(key, holder, received);
         if self.siblings(&key).count() > PER_KEY_MAX {
-            self.thin_out(&key);
+            self.evict_from_key(&key);
         }
-        while self.units > self.units_max && self.give_way() {}
+        while self.units > self.units_max && self.evict_oldest() {}
         if known.is_some() { Added::Renewed } else { Added::New }
     }
 
@@ -197,41 +199,41 @@ impl Providers {
         })
     }
 
-    /// Where a peer is that has records here.
+    /// The addresses of a peer that has records.
     pub fn addresses(&self, peer: &PeerId) -> Option<&[Multiaddr]> {
         let holder = self.ids.get(peer).and_then(|id| self.holders.get(id));
         holder.map(|holder| &holder.addresses[..]).filter(|addresses| !addresses.is_empty())
     }
 
-    /// Forgets that a peer has a key.
+    /// Removes the record of a peer for a key.
     pub fn remove(&mut self, key: &Digest, peer: &PeerId) {
         let Some(holder) = self.ids.get(peer).copied() else { return };
         let found = self.siblings(key).find(|id| self.records[*id as usize].holder == holder);
         if let Some(found) = found {
-            self.forget(found, true);
+            self.remove_record(found, true);
         }
     }
 
-    /// Forgets expired records, as many as are said at most, and says how many.
+    /// Removes up to `at_most` expired records, and returns how many.
     pub fn sweep(&mut self, now: Moment, at_most: usize) -> usize {
         for swept in 0..at_most {
-            match self.records.get(self.ages.head as usize) {
-                Some(oldest) if self.has_expired(oldest, now) => self.forget(self.ages.head, true),
+            match self.records.get(self.by_age.head as usize) {
+                Some(oldest) if self.has_expired(oldest, now) => self.remove_record(self.by_age.head, true),
                 _ => return swept,
             }
         }
         at_most
     }
 
-    /// The peers that have records, and what is known of them, by a number that is theirs for now.
+    /// The peers that have records, each with its internal number, network and addresses.
     pub fn holders(&self) -> impl Iterator<Item = (u32, &PeerId, Network, &[Multiaddr])> {
         self.holders.iter().map(|(id, holder)| (*id, &holder.peer, holder.network, &holder.addresses[..]))
     }
 
-    /// Every record: its key, its peer's number and when it was received, the oldest first.
+    /// All records: key, number of the peer and time of receipt, the oldest first.
     pub fn all(&self) -> impl Iterator<Item = (&Digest, u32, Moment)> {
         let next = |id: u32| self.records.get(id as usize).map(|record| (id, record));
-        let chain = std::iter::successors(next(self.ages.head), move |(_, record)| next(record.links[AGES].next));
+        let chain = std::iter::successors(next(self.by_age.head), move |(_, record)| next(record.links[BY_AGE].next));
         chain.map(|(_, record)| (&record.key, record.holder, record.received))
     }
 
@@ -239,7 +241,7 @@ impl Providers {
         now.saturating_sub(record.received) >= self.ttl
     }
 
-    /// The records of a key, the latest first. They are [`PER_KEY_MAX`] at most.
+    /// The records of a key, the latest first; at most [`PER_KEY_MAX`].
     fn siblings(&self, key: &Digest) -> impl Iterator<Item = u32> {
         let existing = |id: u32| (id != NIL).then_some(id);
         let first = self.keys.get(key).copied().and_then(existing);
@@ -247,12 +249,12 @@ impl Providers {
     }
 
     fn holder(&mut self, peer: PeerId, network: Network, addresses: Vec<Multiaddr>) -> u32 {
-        let addresses = fitting(addresses);
+        let addresses = within_limits(addresses);
         let id = match self.ids.get(&peer) {
             Some(id) => *id,
             None => {
                 let id = self.next_holder;
-                // Comes round after four thousand million peers, long after the first are gone.
+                // Wraps around after 2^32 peers, when the first ones have expired long ago.
                 self.next_holder = self.next_holder.wrapping_add(1);
                 self.ids.insert(peer, id);
                 id
@@ -261,29 +263,29 @@ impl Providers {
         if self.holders.get(&id).is_some_and(|known| known.network == network && known.addresses == addresses) {
             return id;
         }
-        self.lift(id);
+        self.remove_from_indexes(id);
         let known = self.holders.remove(&id);
         let (records, count) = known.map_or((EMPTY, 0), |known| (known.records, known.count));
         self.holders.insert(id, Holder { peer, network, addresses, records, count });
-        self.put_down(id);
+        self.add_to_indexes(id);
         id
     }
 
-    /// Takes a peer out of the balance, so that its weight may change.
-    fn lift(&mut self, id: u32) {
+    /// Removes a peer from the indexes by weight, before its weight changes.
+    fn remove_from_indexes(&mut self, id: u32) {
         let Some(holder) = self.holders.get(&id) else { return };
         self.peers.remove(&(holder.network, holder.count, id));
-        self.weigh(holder.network, |weight, units| weight.saturating_sub(units), holder.units());
+        self.change_weight(holder.network, |weight, units| weight.saturating_sub(units), holder.units());
     }
 
-    /// Puts it back.
-    fn put_down(&mut self, id: u32) {
+    /// Adds it again.
+    fn add_to_indexes(&mut self, id: u32) {
         let Some(holder) = self.holders.get(&id) else { return };
         self.peers.insert((holder.network, holder.count, id));
-        self.weigh(holder.network, u32::saturating_add, holder.units());
+        self.change_weight(holder.network, u32::saturating_add, holder.units());
     }
 
-    fn weigh(&mut self, network: Network, change: fn(u32, u32) -> u32, units: u32) {
+    fn change_weight(&mut self, network: Network, change: fn(u32, u32) -> u32, units: u32) {
         let before = self.weights.get(&network).copied().unwrap_or(0);
         let after = change(before, units);
         self.units = change(self.units, units);
@@ -311,17 +313,17 @@ impl Providers {
             }
         };
         self.keys.insert(key, id);
-        self.ages = push_back(&mut self.records, AGES, self.ages, id);
-        self.lift(holder);
+        self.by_age = push_back(&mut self.records, BY_AGE, self.by_age, id);
+        self.remove_from_indexes(holder);
         if let Some(known) = self.holders.get_mut(&holder) {
-            known.records = push_back(&mut self.records, OWN, known.records, id);
+            known.records = push_back(&mut self.records, BY_PEER, known.records, id);
             known.count += 1;
         }
-        self.put_down(holder);
+        self.add_to_indexes(holder);
     }
 
-    /// Takes a record out; with it the peer, if that was its last one and `with_holder` says so.
-    fn forget(&mut self, id: u32, with_holder: bool) {
+    /// Removes a record, and its peer if this was its last record and `with_holder` is set.
+    fn remove_record(&mut self, id: u32, with_holder: bool) {
         let Record { key, holder, sibling, .. } = self.records[id as usize];
         let before = self.siblings(&key).find(|other| self.records[*other as usize].sibling == id);
         match before {
@@ -329,11 +331,11 @@ impl Providers {
             None if sibling == NIL => _ = self.keys.remove(&key),
             None => _ = self.keys.insert(key, sibling),
         }
-        self.ages = unlink(&mut self.records, AGES, self.ages, id);
-        self.lift(holder);
+        self.by_age = unlink(&mut self.records, BY_AGE, self.by_age, id);
+        self.remove_from_indexes(holder);
         let mut gone = false;
         if let Some(known) = self.holders.get_mut(&holder) {
-            known.records = unlink(&mut self.records, OWN, known.records, id);
+            known.records = unlink(&mut self.records, BY_PEER, known.records, id);
             known.count -= 1;
             gone = known.count == 0 && with_holder;
         }
@@ -342,24 +344,25 @@ impl Providers {
                 self.ids.remove(&holder.peer);
             }
         } else {
-            self.put_down(holder);
+            self.add_to_indexes(holder);
         }
         self.free.push(id);
     }
 
-    /// One provider too many: of the network that has most of them, the oldest goes. The list is the latest first.
-    fn thin_out(&mut self, key: &Digest) {
+    /// Evicts a provider of a key that has too many: the oldest of the network with the most. The list is the latest
+    /// first.
+    fn evict_from_key(&mut self, key: &Digest) {
         let network = |id: u32| self.holders.get(&self.records[id as usize].holder).map(|holder| holder.network);
         let networks: Vec<(u32, Option<Network>)> = self.siblings(key).map(|id| (id, network(id))).collect();
         let crowd = |network: &Option<Network>| networks.iter().filter(|(_, other)| other == network).count();
-        // The last of equals is the oldest.
+        // Of equal elements, `max_by_key` returns the last, which is the oldest.
         if let Some((id, _)) = networks.iter().max_by_key(|(_, network)| crowd(network)) {
-            self.forget(*id, true);
+            self.remove_record(*id, true);
         }
     }
 
-    /// Forgets the oldest record of the peer with the most of them in the heaviest network. `false`: there is none.
-    fn give_way(&mut self) -> bool {
+    /// Evicts the oldest record of the peer with the most records in the heaviest network. `false`: there is none.
+    fn evict_oldest(&mut self) -> bool {
         let Some((_, network)) = self.networks.last().copied() else { return false };
         let peers = self.peers.range((network, 0, 0)..=(network, u32::MAX, u32::MAX));
         let Some((_, _, holder)) = peers.last().copied() else { return false };
@@ -367,7 +370,7 @@ impl Providers {
         if oldest == NIL {
             return false;
         }
-        self.forget(oldest, true);
+        self.remove_record(oldest, true);
         true
     }
 }

@@ -1,11 +1,11 @@
 //! [`Store`]: the record store of one scope of the DHT.
 //!
-//! Goals: libp2p's Kademlia answers from it without waiting, so it is all in memory; whatever comes in was checked; bounded
-//! by [`Limits`]. Non-goals: the disk, which [`super::kept`] deals with away from the swarm task.
+//! Goals: libp2p's Kademlia reads it without blocking, so everything is in memory; records are verified before they
+//! enter; bounded by [`Limits`]. Non-goals: the disk, which [`super::kept`] handles outside of the swarm task.
 //!
-//! It has no clock. [`Store::tick`] tells it the time once a second, and sweeps a bounded number of expired records.
+//! It has no clock: [`Store::tick`] advances its time once a second, and sweeps a bounded number of expired records.
 
-use super::providers::{Added, PER_KEY_MAX, Providers, UNIT_BYTES, fitting};
+use super::providers::{Added, PER_KEY_MAX, Providers, UNIT_BYTES, within_limits};
 use super::values::{ValueError, Values};
 use super::{Moment, Network, digest};
 use crate::obeyed::Obeyed;
@@ -15,23 +15,23 @@ use libp2p::{Multiaddr, PeerId};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// The longest key, in bytes: Kubo's limit.
+/// The maximum length of a key, in bytes: Kubo's limit.
 pub const KEY_BYTES_MAX: usize = 80;
-/// Expired provider records that one tick forgets at most.
-const SWEPT_MAX: usize = 4096;
+/// Maximum expired provider records that one tick sweeps.
+const SWEEP_MAX: usize = 4096;
 /// How often value records are swept, in ticks.
 const SWEEP_VALUES_EVERY: u32 = 60;
 
-/// How much a store holds, and for how long.
+/// The capacity of a store, and the lifetime of provider records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of provider records, as they are estimated.
+    /// Estimated bytes of provider records.
     pub provider_bytes: usize,
     /// Bytes of value records.
     pub value_bytes: usize,
     /// Keys that this node provides.
     pub own_keys: usize,
-    /// How long a provider record counts, in seconds.
+    /// Lifetime of a provider record, in seconds.
     pub provider_ttl: Moment,
 }
 
@@ -41,22 +41,22 @@ impl Default for Limits {
     }
 }
 
-/// Why a record is not kept.
+/// Why a record is rejected.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum Rejection {
     /// The key is empty or too long.
-    #[error("the key has {0} bytes")]
+    #[error("the key has {0} bytes instead of 1 to {KEY_BYTES_MAX}")]
     KeyLength(usize),
-    /// The record says something about somebody else than who sent it.
+    /// The record names another peer than its sender as the provider.
     #[error("the record is about another peer")]
     OtherPeer,
-    /// The policy refuses what it is about.
-    #[error("it is withheld by this node's policy")]
+    /// The policy withholds the content.
+    #[error("this node's policy withholds the content")]
     Withheld,
     /// None of the provider's addresses is of this scope.
-    #[error("the provider has no address here")]
+    #[error("the provider has no address in this scope")]
     NoAddress,
-    /// The value record is refused.
+    /// The value record is invalid, or the rate limit is exceeded.
     #[error(transparent)]
     Value(#[from] ValueError),
 }
@@ -92,12 +92,12 @@ impl Store {
         }
     }
 
-    /// The same, which neither keeps nor tells what a policy refuses.
-    pub fn obeying(self, policy: Obeyed) -> Self {
+    /// The same store with a policy: what it withholds is neither stored nor served.
+    pub fn with_policy(self, policy: Obeyed) -> Self {
         Self { policy, ..self }
     }
 
-    /// Tells the time, once a second, and forgets what has expired.
+    /// Advances the clock, once a second, and sweeps expired records.
     pub fn tick(&mut self, now: Moment) {
         self.now = now;
         self.values.tick();
@@ -105,74 +105,74 @@ impl Store {
         if self.ticks == 0 {
             self.values.sweep(now);
         }
-        if self.providers.sweep(now, SWEPT_MAX) > 0 {
+        if self.providers.sweep(now, SWEEP_MAX) > 0 {
             self.changed = true;
         }
     }
 
-    /// The time that it was told last.
+    /// The time of the last tick.
     pub fn now(&self) -> Moment {
         self.now
     }
 
-    /// How many provider records of others it holds.
+    /// The number of provider records of other peers.
     pub fn provider_records(&self) -> usize {
         self.providers.len()
     }
 
-    /// How many value records it holds.
+    /// The number of value records.
     pub fn value_records(&self) -> usize {
         self.values.len()
     }
 
-    /// What its records take, in bytes, as estimated.
+    /// The estimated size of the records, in bytes.
     pub fn bytes(&self) -> usize {
         self.providers.units() as usize * UNIT_BYTES + self.values.bytes()
     }
 
-    /// A peer of some network says that it has a key. The addresses are those of this scope already.
+    /// Stores a provider record. The addresses are already those of this scope.
     ///
     /// # Errors
-    /// [`Refusal`] says why the record is not kept.
+    /// [`Rejection`] says why the record is not stored.
     pub fn keep_provider(
         &mut self,
         key: &RecordKey,
         peer: PeerId,
         network: Network,
         addresses: Vec<Multiaddr>,
-    ) -> Result<Added, Refusal> {
+    ) -> Result<Added, Rejection> {
         check_key(key)?;
         if self.policy.refuses_block(key.as_ref()) {
-            return Err(Refusal::Withheld);
+            return Err(Rejection::Withheld);
         }
-        let addresses = fitting(addresses);
+        let addresses = within_limits(addresses);
         if addresses.is_empty() {
-            return Err(Refusal::NoAddress);
+            return Err(Rejection::NoAddress);
         }
         self.changed = true;
         Ok(self.providers.add(digest(key.as_ref()), peer, network, addresses, self.now))
     }
 
-    /// Where a provider is, as it stated last.
+    /// The addresses of a provider, as it sent them last.
     pub fn addresses(&self, peer: &PeerId) -> Option<&[Multiaddr]> {
         self.providers.addresses(peer)
     }
 
-    /// A peer of some network wants a value record kept.
+    /// Stores a value record of a peer of some network.
     ///
     /// # Errors
-    /// [`Refusal`] says why it is not.
-    pub fn keep_value(&mut self, key: &RecordKey, value: Vec<u8>, network: Network) -> Result<(), Refusal> {
+    /// [`Rejection`] says why the record is not stored.
+    pub fn keep_value(&mut self, key: &RecordKey, value: Vec<u8>, network: Network) -> Result<(), Rejection> {
         check_key(key)?;
         if self.policy.refuses_record(key.as_ref()) {
-            return Err(Refusal::Withheld);
+            return Err(Rejection::Withheld);
         }
         self.values.put(key.as_ref(), value.into(), network, self.now, self.now)?;
         self.changed = true;
         Ok(())
     }
 
-    /// Whether anything was written since the last call.
+    /// Whether records changed since the last call.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
@@ -182,10 +182,10 @@ impl Store {
     }
 }
 
-fn check_key(key: &RecordKey) -> Result<(), Refusal> {
+fn check_key(key: &RecordKey) -> Result<(), Rejection> {
     match key.as_ref().len() {
         1..=KEY_BYTES_MAX => Ok(()),
-        bytes => Err(Refusal::KeyLength(bytes)),
+        bytes => Err(Rejection::KeyLength(bytes)),
     }
 }
 
@@ -198,10 +198,10 @@ impl RecordStore for Store {
         Some(Cow::Owned(self.as_record(key.as_ref(), value)))
     }
 
-    /// Our own records are checked like everybody's, so that nothing else can ever be answered.
+    /// The node's own records are verified too, so that only valid records are ever served.
     fn put(&mut self, record: Record) -> KadResult<()> {
         self.keep_value(&record.key, record.value, Network::OURS).map_err(|error| {
-            tracing::debug!(%error, "a value record was not stored");
+            tracing::debug!(%error, "a value record was rejected");
             KadError::MaxRecords
         })
     }
@@ -217,7 +217,7 @@ impl RecordStore for Store {
 
     fn add_provider(&mut self, record: ProviderRecord) -> KadResult<()> {
         if record.provider != self.local {
-            // Whoever has no connection to tell by shares one network.
+            // The network is unknown without a connection; all such records share one.
             let kept = self.keep_provider(&record.key, record.provider, Network::default(), record.addresses);
             return kept.map(drop).map_err(|_| KadError::MaxProvidedKeys);
         }

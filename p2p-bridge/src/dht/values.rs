@@ -1,11 +1,11 @@
-//! Value records that other peers entrust to us: IPNS records and public keys, nothing else.
+//! Value records of other peers: IPNS records and public keys.
 //!
-//! Goals: a record enters only after its signature was checked, replaces only a worse one, and leaves at its end of life or
-//! after [`LIFETIME`]; bounded records and bytes, and when they are used up, the network that takes most of them gives way,
-//! its oldest record first; bounded time for signatures. Non-goals: publishing again what others published; that is for
-//! whoever has the key.
+//! Goals: a record is stored only after its signature was verified, replaces only an older one, and expires at its end
+//! of life or after [`LIFETIME`]; records and bytes are bounded, and when the space is exhausted, the oldest record of
+//! the network with the most bytes is evicted; verification is rate-limited. Non-goals: republishing records of others,
+//! which is up to the owners of the keys.
 //!
-//! The rules are those of Kubo's validators, so that both keep the same records
+//! The rules are those of Kubo's validators, so that both store the same records
 //! (<https://specs.ipfs.tech/ipns/ipns-record/#record-verification>).
 
 use super::{Moment, Network, moment};
@@ -17,42 +17,42 @@ use libp2p::identity::PublicKey;
 use std::collections::HashMap;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// How long a record is kept after it was received, in seconds, unless its owner lets it end before.
+/// The maximum time that a record is stored, in seconds; its end of life may be earlier.
 pub const LIFETIME: Moment = 48 * 3600;
-/// Signatures checked a second, over all peers: a hundredth or two of a processor's time.
+/// Rate limit of signature verification, per second over all peers: one or two per cent of a processor.
 pub const CHECKS_MAX: u32 = 256;
-/// Signatures checked a second for one network.
+/// Rate limit of signature verification, per second and network.
 pub const CHECKS_PER_NETWORK_MAX: u32 = 64;
-/// What a record takes beside its bytes.
+/// Estimated memory of a record in addition to its bytes.
 const OVERHEAD_BYTES: usize = 256;
 
 const IPNS: &[u8] = b"/ipns/";
 const PUBLIC_KEY: &[u8] = b"/pk/";
 
-/// Why a value record is not kept.
+/// Why a value record is not stored.
 #[derive(Debug, thiserror::Error)]
 pub enum ValueError {
-    /// The key is in no namespace that we keep, or names nobody.
-    #[error("the key is neither an IPNS name nor that of a public key")]
+    /// The key is in an unsupported namespace, or has no valid peer ID.
+    #[error("the key is in neither the /ipns/ nor the /pk/ namespace")]
     Namespace,
-    /// Too many signatures are to be checked at the moment.
-    #[error("too many records at once")]
+    /// The rate limit of signature verification is exceeded.
+    #[error("the rate limit of signature verification is exceeded")]
     Busy,
-    /// The record does not hold.
+    /// The IPNS record is invalid.
     #[error(transparent)]
     Invalid(#[from] RecordError),
-    /// The public key is not the one that is named.
-    #[error("the public key is not that of the peer")]
+    /// The public key does not match the peer ID in the key.
+    #[error("the public key does not match the peer ID")]
     OtherKey,
-    /// The record's owner let it end.
+    /// The record has reached its end of life.
     #[error("the record is past its end of life")]
     Expired,
-    /// The one that is kept is better.
-    #[error("a newer record is known")]
+    /// The stored record is newer.
+    #[error("a newer record is stored")]
     Older,
 }
 
-/// What a key is about.
+/// The subject of a key.
 #[derive(Debug, PartialEq, Eq)]
 enum Subject {
     Ipns(Key),
@@ -87,7 +87,7 @@ struct Value {
     kind: Kind,
     network: Network,
     received: Moment,
-    /// The first moment at which it is no longer answered.
+    /// The first moment at which it is no longer served.
     ends: Moment,
 }
 
@@ -108,36 +108,37 @@ pub struct Values {
 }
 
 impl Values {
-    /// An empty table of up to so many bytes.
+    /// An empty table of up to `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Self {
         Self { bytes_max, bytes: 0, values: HashMap::new(), checks: HashMap::new(), checked: 0 }
     }
 
-    /// How many records there are.
+    /// The number of records.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// What they take, in bytes.
+    /// The estimated size of the records, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A second has passed: signatures may be checked again.
+    /// Resets the rate limits, once a second.
     pub fn tick(&mut self) {
         self.checks.clear();
         self.checked = 0;
     }
 
-    /// A record was received from a peer of some network. `received` is before `now` if that was before a restart.
+    /// Verifies and stores a record of a peer of some network. `received` is before `now` for records from before a
+    /// restart.
     ///
     /// # Errors
-    /// [`ValueError`] says why it is not kept. What was there before stays.
+    /// [`ValueError`] says why the record is not stored. The stored record stays.
     pub fn put(
         &mut self,
         key: &[u8],
@@ -147,7 +148,7 @@ impl Values {
         now: Moment,
     ) -> Result<(), ValueError> {
         let subject = Subject::of(key).ok_or(ValueError::Namespace)?;
-        // A copy of what is kept needs no check.
+        // A copy of the stored record needs no verification.
         let known = self.values.get(key).filter(|known| known.kind.bytes() == &bytes && known.ends > now);
         let kind = match (known, subject) {
             (Some(_), _) => None,
@@ -172,7 +173,7 @@ impl Values {
         let value = Value { kind, network, received, ends };
         self.bytes += value.weight(key);
         self.values.insert(key.to_vec(), value);
-        while self.bytes > self.bytes_max && self.give_way() {}
+        while self.bytes > self.bytes_max && self.evict_oldest() {}
         Ok(())
     }
 
@@ -189,26 +190,26 @@ impl Values {
             Subject::PublicKey(_) if bytes.len() > RECORD_BYTES_MAX => Err(ValueError::OtherKey),
             Subject::PublicKey(peer) => {
                 let public = PublicKey::try_decode_protobuf(&bytes).map_err(|_| ValueError::OtherKey)?;
-                // Only the canonical form, so that nobody stores anything of his own in unknown fields.
+                // Only the canonical encoding is accepted, so that unknown fields cannot carry other data.
                 let same = public.to_peer_id() == peer && public.encode_protobuf() == bytes;
                 if same { Ok(Kind::PublicKey(bytes)) } else { Err(ValueError::OtherKey) }
             }
         }
     }
 
-    /// The record of a key, if there is one that holds.
+    /// The unexpired record of a key.
     pub fn get(&self, key: &[u8], now: Moment) -> Option<&Bytes> {
         self.values.get(key).filter(|value| value.ends > now).map(|value| value.kind.bytes())
     }
 
-    /// Forgets the record of a key.
+    /// Removes the record of a key.
     pub fn remove(&mut self, key: &[u8]) {
         if let Some(gone) = self.values.remove(key) {
             self.bytes -= gone.weight(key);
         }
     }
 
-    /// Forgets what has ended. It looks at all records, so it is for once in a while.
+    /// Sweeps expired records. It scans all records, so it is called rarely.
     pub fn sweep(&mut self, now: Moment) {
         let bytes = &mut self.bytes;
         self.values.retain(|key, value| {
@@ -220,14 +221,14 @@ impl Values {
         });
     }
 
-    /// Every record: its key, its bytes, from which network and when it was received.
+    /// All records: key, bytes, network and time of receipt.
     pub fn all(&self) -> impl Iterator<Item = (&[u8], &Bytes, Network, Moment)> {
         self.values.iter().map(|(key, value)| (&key[..], value.kind.bytes(), value.network, value.received))
     }
 
-    /// Forgets the oldest record of the network that takes most room. `false`: there is none. It looks at all records, which
-    /// is cheap beside the signature that was checked before.
-    fn give_way(&mut self) -> bool {
+    /// Evicts the oldest record of the network with the most bytes. `false`: there is none. It scans all records, which
+    /// is cheap beside the verification of a signature.
+    fn evict_oldest(&mut self) -> bool {
         let mut weights: HashMap<Network, usize> = HashMap::new();
         for (key, value) in &self.values {
             *weights.entry(value.network).or_default() += value.weight(key);
@@ -257,7 +258,7 @@ fn end_of_life(kind: &Kind) -> Moment {
     }
 }
 
-/// Whether the record that is known stays. There is one public key of a peer.
+/// Whether the stored record stays. A peer has only one public key.
 fn is_better(known: &Kind, other: &Kind) -> bool {
     match (known, other) {
         (Kind::Ipns(known), Kind::Ipns(other)) => known.newer_than(other),

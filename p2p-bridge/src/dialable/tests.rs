@@ -1,4 +1,4 @@
-//! The shapes that there are, what is refused, and that nothing else is dialled than what was read.
+//! Accepted and rejected shapes, and that dials go exactly to the parsed address.
 
 use super::*;
 use libp2p::core::Endpoint;
@@ -17,7 +17,7 @@ fn address(text: &str) -> Multiaddr {
 }
 
 #[test]
-fn every_known_shape_is_read() {
+fn all_supported_shapes_are_parsed() {
     let texts = [
         "/ip4/1.2.3.4/tcp/4001",
         "/ip4/1.2.3.4/tcp/4001/p2p/ID",
@@ -55,7 +55,7 @@ fn every_known_shape_is_read() {
 }
 
 #[test]
-fn everything_else_is_refused() {
+fn all_other_shapes_are_rejected() {
     let texts = [
         "/ip4/8.8.8.8",
         "/ip4/8.8.8.8/tcp/0",
@@ -107,7 +107,7 @@ fn everything_else_is_refused() {
         "/dns/example.org/https/http-path/a%0D%0A",
     ];
     for text in texts {
-        // Some of these are no multiaddrs as texts, and none at all is fine too.
+        // Some of these are invalid as multiaddrs already, which is fine.
         if let Ok(address) = text.replace("ID", ID).parse::<Multiaddr>() {
             assert!(Shape::read(&address).is_err(), "{text}");
         }
@@ -127,18 +127,18 @@ fn everything_else_is_refused() {
     assert!(Shape::read(&long).is_err());
 }
 
-/// Notes where it is told to connect, and connects with nobody. It reads addresses as libp2p's TCP and QUIC transports do.
+/// A transport that records dials without connecting. It reads addresses as libp2p's TCP and QUIC transports do.
 #[derive(Clone, Default)]
 pub(crate) struct Recorder(Arc<Mutex<Vec<(SocketAddr, bool)>>>);
 
 impl Recorder {
-    /// Where it was told to connect, and whether by QUIC.
+    /// The destinations of dials, and whether they were QUIC.
     pub(crate) fn dialled(&self) -> Vec<(SocketAddr, bool)> {
         self.0.lock().expect("no panic before").clone()
     }
 }
 
-/// From the end, past the peer (libp2p-tcp, `multiaddr_to_socketaddr`).
+/// Reads from the end, skipping the peer ID (libp2p-tcp, `multiaddr_to_socketaddr`).
 fn as_tcp_reads(address: &Multiaddr) -> Option<SocketAddr> {
     let (mut address, mut port) = (address.clone(), None);
     while let Some(part) = address.pop() {
@@ -153,7 +153,7 @@ fn as_tcp_reads(address: &Multiaddr) -> Option<SocketAddr> {
     None
 }
 
-/// From the beginning (libp2p-quic, `multiaddr_to_socketaddr`).
+/// Reads from the beginning (libp2p-quic, `multiaddr_to_socketaddr`).
 fn as_quic_reads(address: &Multiaddr) -> Option<SocketAddr> {
     let mut parts = address.iter();
     let ip: IpAddr = match parts.next()? {
@@ -196,7 +196,7 @@ impl Transport for Recorder {
     }
 }
 
-/// Where libp2p's own WebSocket and DNS transports would connect for an address without names.
+/// Where libp2p's WebSocket and DNS transports would connect for an address without names.
 fn dialled(address: &Multiaddr) -> Vec<(SocketAddr, bool)> {
     let sockets = Recorder::default();
     let config = || (dns::ResolverConfig::default(), dns::ResolverOpts::default());
@@ -240,7 +240,7 @@ fn component() -> impl Strategy<Value = Protocol<'static>> {
     ]
 }
 
-/// Any components in any order, and known shapes with something in front of them, behind them or in the midst.
+/// Any components in any order, and supported shapes with components inserted.
 fn any_address() -> impl Strategy<Value = Multiaddr> {
     let known = prop::sample::select(vec![
         "/ip4/8.8.8.8/tcp/4001",
@@ -260,7 +260,7 @@ fn any_address() -> impl Strategy<Value = Multiaddr> {
     prop_oneof![prop::collection::vec(component(), 0..7).prop_map(|parts| parts.into_iter().collect()), spliced]
 }
 
-/// The address that a shape was read from, as far as the shape says.
+/// Rebuilds the address from its parsed shape.
 fn rebuilt(shape: &Shape<'_>, original: &Multiaddr) -> Multiaddr {
     let mut parts: Vec<Protocol<'_>> = Vec::new();
     match (&shape.host, original.iter().next()) {
@@ -298,7 +298,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn what_is_read_is_all_that_there_is(address in any_address()) {
+    fn a_parsed_shape_covers_the_whole_address(address in any_address()) {
         let Ok(shape) = Shape::read(&address) else { return Ok(()) };
         if shape.is_dialled() {
             prop_assert_eq!(rebuilt(&shape, &address), address);
@@ -306,7 +306,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_dialled_is_what_was_read(address in any_address()) {
+    fn dials_go_to_the_parsed_address(address in any_address()) {
         let Ok(shape) = Shape::read(&address) else { return Ok(()) };
         let Host::Ip(ip) = shape.host else { return Ok(()) };
         if shape.is_circuit() || !shape.is_dialled() {
@@ -318,9 +318,9 @@ proptest! {
     }
 }
 
-/// The model that the property compares with does dial the last address, so that it can find fault with a shape.
+/// Shows that the model dials the last address, so that the property can detect wrong shapes.
 #[test]
-fn the_transports_dial_what_comes_last() {
+fn the_transports_dial_the_last_address() {
     let both = address("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001");
     assert_eq!(dialled(&both), [(SocketAddr::from(([127, 0, 0, 1], 5001)), false)]);
     let over_websocket = address("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/5001/ws");

@@ -1,21 +1,21 @@
-//! What nobody had a moment ago.
+//! The negative cache of blocks that no provider had.
 //!
-//! A block that was searched for in vain for half a minute is asked for again at once by browsers, crawlers and impatient people. Each
-//! of them would wait as long. So a failure is remembered for a short time: whoever asks meanwhile is told at once, and one search at
-//! a time looks again behind, so that the block is there for the next one when somebody has it.
+//! Clients repeat a request at once after a search failed, and each repetition would wait as long as the first one,
+//! half a minute. So the failure is cached for a short time: requests meanwhile fail at once, and one search at a time
+//! runs in the background, so that a later request succeeds once a provider has the block.
 //!
-//! A state machine that is handed the clock; bounded, the oldest failure goes first.
+//! A state machine that is passed the clock; bounded, the oldest failure is evicted first.
 
 use crate::wants::SessionId;
 use content::{BlockKey, SourceError};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// How long a failure is remembered.
-const REMEMBERED: Duration = Duration::from_secs(60);
-/// How long nobody looks again after a search has ended.
-const REST: Duration = Duration::from_secs(2);
-/// Failures that are remembered.
+/// How long a failure is cached.
+const TTL: Duration = Duration::from_secs(60);
+/// The minimum interval between the end of a search and the next background search.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum cached failures.
 const FAILURES_MAX: usize = 4_096;
 
 /// A block of a DAG: another DAG that holds the same block may have other providers.
@@ -25,21 +25,21 @@ pub type Missing = (SessionId, BlockKey);
 struct Failure {
     error: SourceError,
     at: Instant,
-    looking: bool,
+    searching: bool,
 }
 
-/// What to do about somebody who asks for a block.
+/// How to handle a request for a block.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Advice {
-    /// Nothing is known against it.
+    /// No failure is cached: fetch the block.
     Fetch,
-    /// Nobody had it a moment ago, and somebody looks again, or did just now.
+    /// Fail with the cached error. A background search runs, or ended less than [`SEARCH_INTERVAL`] ago.
     Fail(SourceError),
-    /// Nobody had it a moment ago: fail, and look again behind. [`Absent::looked`] is to be called when that has ended.
+    /// Fail with the cached error, and search in the background. Call [`Absent::looked`] when the search has ended.
     FailAndLook(SourceError),
 }
 
-/// The failures of the last minute.
+/// The cached failures.
 #[derive(Debug, Default)]
 pub struct Absent {
     failures: HashMap<Missing, Failure>,
@@ -47,38 +47,38 @@ pub struct Absent {
 }
 
 impl Absent {
-    /// Somebody asks for a block.
+    /// How to handle a request for a block.
     pub fn advise(&mut self, missing: &Missing, now: Instant) -> Advice {
         let Some(failure) = self.failures.get_mut(missing) else { return Advice::Fetch };
         let age = now.saturating_duration_since(failure.at);
-        if age >= REMEMBERED && !failure.looking {
+        if age >= TTL && !failure.searching {
             self.failures.remove(missing);
             return Advice::Fetch;
         }
-        if failure.looking || age < REST {
+        if failure.searching || age < SEARCH_INTERVAL {
             return Advice::Fail(failure.error.clone());
         }
-        failure.looking = true;
+        failure.searching = true;
         Advice::FailAndLook(failure.error.clone())
     }
 
-    /// A fetch ended: with an error, or with the block.
+    /// Records the result of a fetch.
     pub fn looked(&mut self, missing: Missing, outcome: Result<(), &SourceError>, now: Instant) {
         match outcome {
-            // Only what nobody had is worth remembering. A peer that stalled, or a place in a queue, is another matter.
-            // Nor is it worth anything that a node without peers found nothing.
+            // Only blocks without a provider are cached. A stalled peer or a full queue is temporary, and a node
+            // without peers proves nothing.
             Err(error @ SourceError::Stalled { stall, .. })
                 if !stall.no_peers && (stall.peers_answered == 0 || stall.providers_found == 0) =>
             {
-                self.make_room(now);
+                self.evict(now);
                 self.order.push_back((now, missing));
-                self.failures.insert(missing, Failure { error: error.clone(), at: now, looking: false });
+                self.failures.insert(missing, Failure { error: error.clone(), at: now, searching: false });
             }
             Err(_) => {
                 let Some(failure) = self.failures.get_mut(&missing) else { return };
-                failure.looking = false;
-                // Its place in the order may be gone, and nothing else would remove it.
-                if now.saturating_duration_since(failure.at) >= REMEMBERED {
+                failure.searching = false;
+                // Its entry in the order may be gone, and nothing else would remove the failure.
+                if now.saturating_duration_since(failure.at) >= TTL {
                     self.failures.remove(&missing);
                 }
             }
@@ -86,14 +86,14 @@ impl Absent {
         }
     }
 
-    fn make_room(&mut self, now: Instant) {
+    fn evict(&mut self, now: Instant) {
         while let Some((at, missing)) = self.order.front().copied() {
-            if self.order.len() < FAILURES_MAX && now.saturating_duration_since(at) < REMEMBERED {
+            if self.order.len() < FAILURES_MAX && now.saturating_duration_since(at) < TTL {
                 return;
             }
             self.order.pop_front();
-            // A later failure of the same block has a later place in the order.
-            if self.failures.get(&missing).is_some_and(|failure| failure.at == at && !failure.looking) {
+            // A later failure of the same block has a later entry in the order.
+            if self.failures.get(&missing).is_some_and(|failure| failure.at == at && !failure.searching) {
                 self.failures.remove(&missing);
             }
         }
@@ -114,27 +114,27 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_at_once_and_looked_after_behind_one_at_a_time() {
+    fn a_cached_failure_is_returned_at_once_with_one_background_search_at_a_time() {
         let start = Instant::now();
         let (missing, error) = missing(1);
         let mut absent = Absent::default();
         assert_eq!(absent.advise(&missing, start), Advice::Fetch);
         absent.looked(missing, Err(&error), start);
-        assert_eq!(absent.advise(&missing, start), Advice::Fail(error.clone()), "somebody looked just now");
-        let later = start + REST;
+        assert_eq!(absent.advise(&missing, start), Advice::Fail(error.clone()), "a search ended just now");
+        let later = start + SEARCH_INTERVAL;
         assert_eq!(absent.advise(&missing, later), Advice::FailAndLook(error.clone()));
-        assert_eq!(absent.advise(&missing, later), Advice::Fail(error.clone()), "one is enough");
-        let stale = start + REMEMBERED * 2;
-        assert_eq!(absent.advise(&missing, stale), Advice::Fail(error.clone()), "as long as somebody looks");
+        assert_eq!(absent.advise(&missing, later), Advice::Fail(error.clone()), "one search at a time");
+        let stale = start + TTL * 2;
+        assert_eq!(absent.advise(&missing, stale), Advice::Fail(error.clone()), "while a search runs");
         absent.looked(missing, Err(&error), stale);
-        assert_eq!(absent.advise(&missing, stale + REMEMBERED), Advice::Fetch, "forgotten");
+        assert_eq!(absent.advise(&missing, stale + TTL), Advice::Fetch, "expired");
         absent.looked(missing, Err(&error), stale);
         absent.looked(missing, Ok(()), stale);
-        assert_eq!(absent.advise(&missing, stale), Advice::Fetch, "somebody has it");
+        assert_eq!(absent.advise(&missing, stale), Advice::Fetch, "the block was found");
     }
 
     #[test]
-    fn what_peers_had_but_did_not_send_is_not_absent() {
+    fn failures_of_peers_that_have_the_block_are_not_cached() {
         let now = Instant::now();
         let (missing, error) = missing(1);
         let SourceError::Stalled { cid, mut stall } = error else { unreachable!() };
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_of_failures_costs_bounded_memory() {
+    fn cached_failures_are_bounded() {
         let now = Instant::now();
         let mut absent = Absent::default();
         for n in 0..3 * FAILURES_MAX as u64 {
@@ -157,6 +157,6 @@ mod tests {
             absent.looked(missing, Err(&error), now);
         }
         assert!(absent.failures.len() <= FAILURES_MAX && absent.order.len() <= FAILURES_MAX);
-        assert_eq!(absent.advise(&missing(0).0, now), Advice::Fetch, "the oldest goes first");
+        assert_eq!(absent.advise(&missing(0).0, now), Advice::Fetch, "the oldest is evicted first");
     }
 }

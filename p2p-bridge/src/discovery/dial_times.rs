@@ -1,11 +1,11 @@
-//! How long dials take that succeed: the smoothed estimates that say when a dial is overdue and the next one is hedged.
+//! Durations of successful dials: smoothed estimates that decide when a dial is overdue and the next one is hedged.
 //!
-//! One estimate for each kind of way: how far away the address is (loopback, private, public) and what carries the connection
-//! (QUIC, TCP, a circuit through a relay), because a handshake takes one round trip of one and five of another. Smoothed mean
-//! and mean deviation as TCP keeps them for its retransmission timer (RFC 6298, section 2); a sample is the whole dial, up to
-//! the authenticated connection. A dial is never sent twice, so that every sample is unambiguous.
+//! There is one estimate per kind of path: distance of the address (loopback, private, public) and transport (QUIC,
+//! TCP, circuit relay), because a handshake takes one round trip with one and five with another. The smoothed mean and
+//! mean deviation are those of TCP's retransmission timer (RFC 6298, section 2); a sample is the whole dial, up to the
+//! authenticated connection. A dial is never retransmitted, so every sample is unambiguous.
 //!
-//! Peers choose how slow they are, so a sample counts for [`SAMPLE_MAX`] at most and the deadline has a ceiling.
+//! Peers choose how slow they are, so a sample is clamped to [`SAMPLE_MAX`] and the deadline has a ceiling.
 
 use crate::counted::Via;
 use crate::scope::is_public;
@@ -14,18 +14,18 @@ use libp2p::multiaddr::Protocol;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The deadline before anything was measured: one round trip and a handshake over a continent.
+/// The deadline before the first sample: one round trip and a handshake across a continent.
 pub const INITIAL: Duration = Duration::from_millis(250);
-/// The shortest deadline: shorter ones measure this machine's scheduler.
+/// The shortest deadline: shorter ones measure the local scheduler.
 pub const FLOOR: Duration = Duration::from_millis(50);
-/// The longest deadline: the time that other Bitswap clients wait before they search at all.
+/// The longest deadline: the time that other Bitswap clients wait before they search.
 pub const CEILING: Duration = Duration::from_secs(1);
-/// What one sample counts for at most.
+/// The maximum value of a sample.
 const SAMPLE_MAX: Duration = Duration::from_secs(2);
-/// Kinds of ways: three distances times three carriers.
+/// Kinds of paths: three distances times three transports.
 const KINDS: usize = 9;
 
-/// Mean and mean deviation of one kind, in seconds.
+/// Mean and mean deviation of one kind of path, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Estimate {
     mean: f64,
@@ -48,14 +48,14 @@ impl Estimate {
     }
 }
 
-/// The estimates of every kind.
+/// The estimates of all kinds of paths.
 #[derive(Debug, Default)]
 pub struct DialTimes {
     kinds: [Option<Estimate>; KINDS],
 }
 
 impl DialTimes {
-    /// A dial of this address succeeded after this time.
+    /// Adds a sample: a dial of this address succeeded.
     pub fn succeeded(&mut self, address: &Multiaddr, took: Duration) {
         let sample = took.min(SAMPLE_MAX).as_secs_f64();
         let Some(estimate) = self.kinds.get_mut(kind(address)) else { return };
@@ -65,7 +65,7 @@ impl DialTimes {
         }
     }
 
-    /// How long a dial of these addresses takes at most if the peer is there and the way is usual: the longest of theirs.
+    /// The maximum normal duration of a dial of these addresses: the longest of theirs.
     pub fn deadline<'a>(&self, addresses: impl IntoIterator<Item = &'a Multiaddr>) -> Duration {
         let deadlines = addresses.into_iter().map(|address| {
             let estimate = self.kinds.get(kind(address)).copied().flatten();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_follow_what_was_measured_of_the_same_kind() {
+    fn deadlines_follow_the_samples_of_the_same_kind() {
         let mut times = DialTimes::default();
         let (near, far) = (address("/ip4/127.0.0.1/tcp/1"), address("/ip4/8.8.8.8/tcp/1"));
         assert_eq!(times.deadline([&near]), INITIAL);
@@ -114,20 +114,22 @@ mod tests {
         }
         assert_eq!(times.deadline([&near]), FLOOR);
         let deadline = times.deadline([&far]).as_millis();
-        assert!((400..410).contains(&deadline), "a steady way has hardly any deviation: {deadline}");
+        assert!((400..410).contains(&deadline), "constant samples have hardly any deviation: {deadline}");
         assert_eq!(times.deadline([&near, &far]).as_millis(), deadline, "the longest of all");
         for other in ["/ip4/8.8.8.8/udp/1/quic-v1", "/ip4/10.0.0.1/tcp/1", "/dns4/example.org/tcp/1"] {
             let expected = if other.starts_with("/dns4") { times.deadline([&far]) } else { INITIAL };
             assert_eq!(times.deadline([&address(other)]), expected, "{other}");
         }
         times.succeeded(&far, Duration::from_millis(1200));
-        assert!(times.deadline([&far]) > Duration::from_millis(900), "one that is late raises the deviation at once");
+        assert!(times.deadline([&far]) > Duration::from_millis(900), "one late sample raises the deviation");
     }
 
     proptest! {
-        /// Whatever was measured, a deadline lies between floor and ceiling, and settles where all samples agree.
+        /// A deadline is always between floor and ceiling, and converges when all samples agree.
         #[test]
-        fn deadlines_are_bounded_and_settle(samples in prop::collection::vec(0_u64..100_000, 0..40), steady in 60_u64..900) {
+        fn deadlines_are_bounded_and_settle(
+            samples in prop::collection::vec(0_u64..100_000, 0..40), steady in 60_u64..900,
+        ) {
             let (mut times, way) = (DialTimes::default(), address("/ip6/2600::1/udp/4001/quic-v1"));
             for sample in samples {
                 times.succeeded(&way, Duration::from_millis(sample));

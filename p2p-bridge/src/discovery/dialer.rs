@@ -1,14 +1,16 @@
-//! The dials of providers over all searches: their budget, which addresses each tries, and what is learnt of how they end.
+//! The dials of providers over all searches: their budget, the addresses that each tries, and the statistics of their
+//! results.
 //!
-//! [`super::plan`] says whose turn it is in one search. Whether there is room, by which addresses, and when the dial is overdue
-//! is decided here, for all searches alike. A quarter of the node's dials is left to everybody else: a search must go on in the
-//! DHT while dials of providers hang. When there is no room, dials that are overdue and had [`PATIENCE`] are aborted for others.
+//! [`super::plan`] chooses the next provider of one search. This module decides for all searches whether the budget
+//! allows the dial, which addresses it tries, and when it is overdue. A quarter of the node's dials is reserved for
+//! other purposes: DHT queries must continue while dials of providers hang. When the budget is exhausted, overdue dials
+//! that are at least [`PATIENCE`] old are aborted in favour of others.
 //!
-//! Nothing here does I/O, and the clock is handed in.
+//! No I/O, and the clock is passed in.
 
 use super::dial_times::DialTimes;
 use super::plan::{Provider, Rank};
-use super::targets::Targets;
+use super::rate_limits::RateLimits;
 use super::unreachable::Unreachable;
 use crate::admission::ip_of;
 use crate::counted::Via;
@@ -18,95 +20,95 @@ use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Addresses that one dial tries.
+/// Maximum addresses that one dial tries.
 const ADDRESSES_MAX: usize = 8;
-/// How long an overdue dial keeps its place at least when others need it: TCP sends a lost SYN again after a second.
+/// The minimum age of an overdue dial before it is aborted for others: TCP retransmits a lost SYN after a second.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is to be done about a provider whose turn it is.
+/// How to proceed with the next provider.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
-    /// Dial it; then call [`Dialer::dialling`].
+    /// Dial it, then call [`Dialer::dialling`].
     Dial {
-        /// By these addresses.
+        /// The addresses to try.
         addresses: Vec<Multiaddr>,
-        /// What this dial does not try.
+        /// The addresses that this dial does not try.
         rest: Vec<Multiaddr>,
-        /// When it is overdue.
+        /// When the dial becomes overdue.
         deadline: Instant,
     },
-    /// It is being dialled by these addresses.
+    /// A dial of these addresses is already in progress.
     UnderWay {
-        /// When that is overdue.
+        /// When it becomes overdue.
         deadline: Instant,
     },
-    /// Nobody said where it is: look it up by its id; then call [`Dialer::dialling`] without a connection.
+    /// No address is known: look up the peer by its ID, then call [`Dialer::dialling`] without a connection.
     LookUp {
-        /// When that is overdue.
+        /// When the look-up becomes overdue.
         deadline: Instant,
     },
-    /// Too many dials are under way.
+    /// The budget of dials is exhausted.
     Full,
-    /// All of its addresses were dialled too often just now.
+    /// All of its addresses exceed the rate limit of dials.
     Limited,
 }
 
 /// How a dial failed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Failure<'a> {
-    /// Nothing answered at these addresses, or nothing that finished a handshake.
+    /// These addresses did not answer, or the handshake failed.
     Addresses(&'a [Multiaddr]),
-    /// Another peer is at this address.
+    /// Another peer answered at this address.
     AnotherPeer {
-        /// Where.
+        /// The address.
         address: &'a Multiaddr,
-        /// Who proved to be there.
+        /// The ID that the peer proved.
         found: PeerId,
     },
-    /// For a reason of our own.
+    /// For a reason of this node.
     Ours,
 }
 
 #[derive(Debug)]
-struct UnderWay {
+struct PendingDial {
     began: Instant,
     deadline: Instant,
     is_overdue: bool,
-    /// It is being aborted.
-    is_leaving: bool,
+    /// Whether it is being aborted.
+    is_aborting: bool,
     addresses: Vec<Multiaddr>,
     dials: Vec<ConnectionId>,
 }
 
-/// The dials under way, and what was learnt of those before.
+/// The dials in progress, and the statistics of earlier ones.
 #[derive(Debug)]
 pub struct Dialer {
     times: DialTimes,
     unreachable: Unreachable,
-    targets: Targets,
-    under_way: HashMap<PeerId, UnderWay>,
-    under_way_max: usize,
+    rate_limits: RateLimits,
+    pending: HashMap<PeerId, PendingDial>,
+    pending_max: usize,
 }
 
 impl Dialer {
-    /// A dialer for a node that may have so many dials under way in all.
+    /// A dialer for a node with at most `pending_dials_max` pending dials in total.
     pub fn new(pending_dials_max: usize) -> Self {
         Self {
             times: DialTimes::default(),
             unreachable: Unreachable::default(),
-            targets: Targets::default(),
-            under_way: HashMap::new(),
-            under_way_max: (pending_dials_max - pending_dials_max / 4).max(1),
+            rate_limits: RateLimits::default(),
+            pending: HashMap::new(),
+            pending_max: (pending_dials_max - pending_dials_max / 4).max(1),
         }
     }
 
-    /// Dials of one search that may be under way: not more than two thirds, so that a search for what only dead peers have
-    /// leaves room to others.
+    /// The maximum dials of one search in progress: two thirds, so that a search whose providers are all dead leaves
+    /// capacity to others.
     pub fn search_max(&self) -> usize {
-        (self.under_way_max - self.under_way_max / 3).max(1)
+        (self.pending_max - self.pending_max / 3).max(1)
     }
 
-    /// How promising a provider is.
+    /// The rank of a provider.
     pub fn rank(&self, provider: &Provider, now: Instant) -> Rank {
         let Provider { peer, addresses } = provider;
         let mut reachable = addresses.iter().filter(|address| !self.is_unreachable(peer, address, now));
@@ -120,10 +122,10 @@ impl Dialer {
         }
     }
 
-    /// It is a provider's turn.
+    /// Decides how to dial a provider.
     pub fn start(&mut self, provider: &Provider, now: Instant) -> Start {
         let Provider { peer, addresses } = provider;
-        let before = self.under_way.get(peer);
+        let before = self.pending.get(peer);
         let tried = |address: &Multiaddr| before.is_some_and(|dial| dial.addresses.contains(address));
         let untried: Vec<Multiaddr> = addresses.iter().filter(|address| !tried(address)).cloned().collect();
         if let Some(dial) = before
@@ -131,9 +133,9 @@ impl Dialer {
         {
             return Start::UnderWay { deadline: dial.deadline };
         }
-        // A peer that was looked up has its place already; a further dial of one that has more addresses takes another.
-        let own = before.map_or(0, |dial| usize::from(dial.dials.is_empty() && !dial.is_leaving));
-        if self.occupied() >= self.under_way_max + own {
+        // A looked-up peer already has its slot; a further dial of a peer with more addresses takes another one.
+        let own = before.map_or(0, |dial| usize::from(dial.dials.is_empty() && !dial.is_aborting));
+        if self.occupied() >= self.pending_max + own {
             return Start::Full;
         }
         if untried.is_empty() {
@@ -141,9 +143,9 @@ impl Dialer {
         }
         let (chosen, rest) = self.choose(peer, untried, now);
         let (chosen, too_often): (Vec<_>, Vec<_>) =
-            chosen.into_iter().partition(|address| self.targets.take(peer, address, now));
+            chosen.into_iter().partition(|address| self.rate_limits.take(peer, address, now));
         if chosen.is_empty() {
-            tracing::debug!(%peer, addresses = too_often.len(), "not dialled: its addresses were dialled too often");
+            tracing::debug!(%peer, addresses = too_often.len(), "not dialled: all addresses exceed the rate limit");
             return Start::Limited;
         }
         let deadline = now + self.times.deadline(&chosen);
@@ -152,11 +154,11 @@ impl Dialer {
 
     /// Whether a dial of a peer at an address is likely to fail.
     fn is_unreachable(&self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
-        self.unreachable.is_unreachable(peer, address, now) || self.targets.is_of_another(peer, address, now)
+        self.unreachable.is_unreachable(peer, address, now) || self.rate_limits.belongs_to_other(peer, address, now)
     }
 
-    /// The addresses of one dial, and the others: reachable ones first and, if there are any, alone; QUIC before TCP before
-    /// circuits.
+    /// The addresses of one dial, and the remaining ones. Reachable addresses are not mixed with unreachable ones; QUIC
+    /// comes before TCP, and TCP before circuits.
     fn choose(&self, peer: &PeerId, untried: Vec<Multiaddr>, now: Instant) -> (Vec<Multiaddr>, Vec<Multiaddr>) {
         let (mut chosen, mut rest): (Vec<_>, Vec<_>) =
             untried.into_iter().partition(|address| !self.is_unreachable(peer, address, now));
@@ -168,12 +170,12 @@ impl Dialer {
         (chosen, rest)
     }
 
-    /// A dial could not begin after all: what it took of its targets is given back.
+    /// Returns the tokens of a dial that could not start.
     pub fn not_begun(&mut self, addresses: &[Multiaddr]) {
-        addresses.iter().for_each(|address| self.targets.give_back(address));
+        addresses.iter().for_each(|address| self.rate_limits.return_tokens(address));
     }
 
-    /// A dial began, or a search for the peer's addresses.
+    /// Records the start of a dial, or of a look-up of the peer's addresses.
     pub fn dialling(
         &mut self,
         peer: PeerId,
@@ -182,26 +184,26 @@ impl Dialer {
         deadline: Instant,
         now: Instant,
     ) {
-        let known = self.under_way.entry(peer).or_insert_with(|| UnderWay {
+        let known = self.pending.entry(peer).or_insert_with(|| PendingDial {
             began: now,
             deadline,
             is_overdue: false,
-            is_leaving: false,
+            is_aborting: false,
             addresses: Vec::new(),
             dials: Vec::new(),
         });
-        (known.deadline, known.is_overdue, known.is_leaving) = (deadline, false, false);
+        (known.deadline, known.is_overdue, known.is_aborting) = (deadline, false, false);
         known.addresses.extend(addresses);
         known.dials.extend(dial);
     }
 
-    /// Whether a dial of this peer, or a search for its addresses, is under way for a search.
+    /// Whether a dial of this peer, or a look-up of its addresses, is in progress.
     pub fn is_under_way(&self, peer: &PeerId) -> bool {
-        self.under_way.contains_key(peer)
+        self.pending.contains_key(peer)
     }
 
-    /// A peer is connected. `dialled` is the address, if we opened the connection, and how long that took; `failed` are the
-    /// addresses that had failed before.
+    /// Records that a peer is connected. `dialled` is the address and the duration, if this node dialled; `failed` are
+    /// the addresses that failed before.
     pub fn connected(
         &mut self,
         peer: PeerId,
@@ -209,31 +211,33 @@ impl Dialer {
         failed: &[Multiaddr],
         now: Instant,
     ) {
-        let before = self.under_way.remove(&peer);
+        let before = self.pending.remove(&peer);
         for address in failed {
             self.unreachable.address_failed(&peer, address, now);
         }
         if let Some((address, took)) = dialled {
             self.times.succeeded(address, took);
-            self.targets.answered(peer, address, now);
+            self.rate_limits.answered(peer, address, now);
         }
-        // Those at the same host owe nothing either. Another host that the peer named need not be its own.
+        // Tokens of other addresses at the same host are returned too. Other hosts that the peer announced need not be
+        // its own.
         if let Some((dialled, _)) = dialled {
             let host = ip_of(dialled);
             let is_there = |address: &&Multiaddr| is_same(address, dialled) || host.is_some() && ip_of(address) == host;
             let addresses = before.iter().flat_map(|dial| &dial.addresses).filter(is_there);
-            addresses.for_each(|address| self.targets.give_back(address));
+            addresses.for_each(|address| self.rate_limits.return_tokens(address));
         }
         self.unreachable.alive(peer, dialled.map(|(address, _)| address), now);
     }
 
-    /// The last connection to a peer closed: until now it was alive.
+    /// Records that the last connection to a peer closed: it was alive until now.
     pub fn disconnected(&mut self, peer: PeerId, now: Instant) {
         self.unreachable.alive(peer, None, now);
     }
 
-    /// A dial of a peer failed, whoever wanted it. `None` if another dial of the peer is under way; otherwise addresses that
-    /// may still lead to it: where another peer answers first, libp2p ends the whole dial.
+    /// Records that a dial of a peer failed, also one of another part of the node. `None` if another dial of the peer
+    /// is in progress; otherwise the addresses that may still lead to it: libp2p ends the whole dial when another peer
+    /// answers first.
     pub fn failed(
         &mut self,
         peer: &PeerId,
@@ -241,30 +245,30 @@ impl Dialer {
         failure: Failure<'_>,
         now: Instant,
     ) -> Option<Vec<Multiaddr>> {
-        let is_of_a_search = self.under_way.get(peer).is_some_and(|under_way| under_way.dials.contains(&dial));
+        let is_of_a_search = self.pending.get(peer).is_some_and(|pending| pending.dials.contains(&dial));
         if let Failure::Addresses(addresses) = failure {
-            addresses.iter().for_each(|address| self.targets.silent(peer, address));
+            addresses.iter().for_each(|address| self.rate_limits.not_answered(peer, address));
         }
         match failure {
             Failure::Addresses(addresses) if is_of_a_search => {
                 addresses.iter().for_each(|address| self.unreachable.address_failed(peer, address, now));
             }
-            // A hole punch may be made to fail, at an address that the other side names.
+            // Peers can make a hole punch fail, at an address that they choose.
             Failure::Addresses(addresses) => {
                 addresses.iter().for_each(|address| self.unreachable.pair_failed(peer, address, now));
             }
             Failure::AnotherPeer { address, found } => {
                 self.unreachable.pair_failed(peer, address, now);
-                self.targets.answered(found, address, now);
+                self.rate_limits.answered(found, address, now);
             }
             Failure::Ours => {}
         }
-        let Some(under_way) = self.under_way.get_mut(peer) else { return Some(Vec::new()) };
-        under_way.dials.retain(|other| *other != dial);
-        if !under_way.dials.is_empty() {
+        let Some(pending) = self.pending.get_mut(peer) else { return Some(Vec::new()) };
+        pending.dials.retain(|other| *other != dial);
+        if !pending.dials.is_empty() {
             return None;
         }
-        let mut addresses = self.under_way.remove(peer).map(|ended| ended.addresses).unwrap_or_default();
+        let mut addresses = self.pending.remove(peer).map(|ended| ended.addresses).unwrap_or_default();
         match failure {
             Failure::AnotherPeer { address: wrong, .. } => addresses.retain(|address| !is_same(address, wrong)),
             Failure::Addresses(_) | Failure::Ours => addresses.clear(),
@@ -272,53 +276,53 @@ impl Dialer {
         Some(addresses)
     }
 
-    /// Whether a dial is under way that is not overdue.
+    /// Whether a dial is in progress that is not overdue.
     pub fn has_dials_in_time(&self, now: Instant) -> bool {
-        self.under_way.values().any(|dial| !dial.dials.is_empty() && dial.deadline > now)
+        self.pending.values().any(|dial| !dial.dials.is_empty() && dial.deadline > now)
     }
 
-    /// Nobody knows where a peer is.
+    /// Records that a look-up found no addresses.
     pub fn not_found(&mut self, peer: &PeerId) {
-        if self.under_way.get(peer).is_some_and(|dial| dial.dials.is_empty()) {
-            self.under_way.remove(peer);
+        if self.pending.get(peer).is_some_and(|dial| dial.dials.is_empty()) {
+            self.pending.remove(peer);
         }
     }
 
-    /// Notes the dials that became overdue. How many did.
+    /// Marks the dials that became overdue, and returns how many.
     pub fn tick(&mut self, now: Instant) -> usize {
         let mut overdue = 0;
-        for (peer, dial) in &mut self.under_way {
+        for (peer, dial) in &mut self.pending {
             if dial.deadline <= now && !dial.is_overdue {
                 dial.is_overdue = true;
                 overdue += 1;
                 for address in &dial.addresses {
                     self.unreachable.pair_failed(peer, address, now);
-                    self.targets.silent(peer, address);
+                    self.rate_limits.not_answered(peer, address);
                 }
             }
         }
         overdue
     }
 
-    /// A dial is to be aborted for others: `false` if it is not under way, or is being aborted already.
+    /// Marks a dial as being aborted. `false` if it is not in progress, or was marked before.
     pub fn abort(&mut self, peer: &PeerId) -> bool {
-        self.under_way.get_mut(peer).is_some_and(|dial| !std::mem::replace(&mut dial.is_leaving, true))
+        self.pending.get_mut(peer).is_some_and(|dial| !std::mem::replace(&mut dial.is_aborting, true))
     }
 
-    /// Connections that are being opened, and look-ups.
+    /// The number of connections being opened, and look-ups.
     fn occupied(&self) -> usize {
-        self.under_way.values().filter(|dial| !dial.is_leaving).map(|dial| dial.dials.len().max(1)).sum()
+        self.pending.values().filter(|dial| !dial.is_aborting).map(|dial| dial.dials.len().max(1)).sum()
     }
 
-    /// The oldest of the dials that are overdue and had [`PATIENCE`], of those that may be aborted.
+    /// The oldest overdue dial that is at least [`PATIENCE`] old, among those that may be aborted.
     pub fn oldest_overdue(&self, now: Instant, may_abort: impl Fn(&PeerId) -> bool) -> Option<PeerId> {
-        let is_old = |dial: &UnderWay| dial.is_overdue && now.saturating_duration_since(dial.began) >= PATIENCE;
-        let old = self.under_way.iter().filter(|(peer, dial)| !dial.is_leaving && is_old(dial) && may_abort(peer));
+        let is_old = |dial: &PendingDial| dial.is_overdue && now.saturating_duration_since(dial.began) >= PATIENCE;
+        let old = self.pending.iter().filter(|(peer, dial)| !dial.is_aborting && is_old(dial) && may_abort(peer));
         old.min_by_key(|(_, dial)| dial.began).map(|(peer, _)| *peer)
     }
 }
 
-/// Whether two addresses are the same but for the peer at their end.
+/// Whether two addresses are equal except for the peer ID at their end.
 pub(super) fn is_same(one: &Multiaddr, other: &Multiaddr) -> bool {
     let bare = |address: &Multiaddr| {
         let mut address = address.clone();
@@ -330,7 +334,7 @@ pub(super) fn is_same(one: &Multiaddr, other: &Multiaddr) -> bool {
     bare(one) == bare(other)
 }
 
-/// What carries a connection, in the order in which it is wanted.
+/// The transport of an address, in the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Carrier {
     Quic,

@@ -1,7 +1,7 @@
-//! [`History`]: how the last searches for providers went, for whoever wants to know why something is slow or not found.
+//! [`History`]: how the last searches for providers went, to explain why content is slow or not found.
 //!
-//! What is written down happens once for a search, a provider or a dial, and never for a block. Bounded in DAGs, the
-//! one whose search began longest ago goes first, and in providers of one.
+//! It records events per search, provider and dial, never per block. Bounded in DAGs, with the least recently searched
+//! one evicted first, and in providers per search.
 
 use crate::scope::Scope;
 use crate::wants::SessionId;
@@ -9,19 +9,19 @@ use libp2p::PeerId;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// DAGs whose last search is remembered.
+/// Maximum DAGs whose last search is recorded.
 const ROOTS_MAX: usize = 256;
-/// Providers that are remembered of one search.
+/// Maximum providers recorded per search.
 const PROVIDERS_MAX: usize = 64;
-/// Characters of why a dial failed.
+/// Maximum length of a dial error, in characters.
 const REASON_CHARS_MAX: usize = 240;
 
-/// Who named a provider.
+/// A source of providers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Informant {
-    /// It had the DAG when it was last read.
+    /// The known providers of the DAG.
     Memory,
-    /// Somebody who asked for the DAG said so.
+    /// The caller passed the provider with the request.
     Caller,
     /// The DHT of a scope.
     Dht(Scope),
@@ -30,7 +30,7 @@ pub enum Informant {
 }
 
 impl Informant {
-    /// Its name in answers.
+    /// The name in API responses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -45,39 +45,39 @@ impl Informant {
 /// A dial of a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DialRecord {
-    /// How long after the search began.
+    /// Time from the start of the search to the start of the dial.
     pub after: Duration,
-    /// How long it took, and why it failed if it did; none while it is under way.
+    /// Duration and result of the dial; `None` while it is in progress.
     pub ended: Option<(Duration, Result<(), String>)>,
 }
 
-/// A provider that was named.
+/// A found provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProviderRecord {
-    /// Who it is.
+    /// The peer ID.
     pub peer: PeerId,
-    /// Who named it, and how long after the search began.
+    /// The sources that found it, each with the time since the start of the search.
     pub named: Vec<(Informant, Duration)>,
-    /// Whether it was connected when it was first named.
+    /// Whether it was already connected when it was first found.
     pub was_connected: bool,
     /// The last dial.
     pub dial: Option<DialRecord>,
-    /// How long after the search began it proved to hold the DAG.
+    /// Time from the start of the search to when it was known to have the DAG.
     pub proved: Option<Duration>,
 }
 
 /// A search for the providers of a DAG.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SearchRecord {
-    /// When it began.
+    /// When the search started.
     pub began: Instant,
-    /// How long it took; none while it is under way.
+    /// The duration; `None` while the search is in progress.
     pub took: Option<Duration>,
-    /// Who was asked, and how long they took; none for those that still search.
+    /// The queried sources with the time until they finished; `None` for those in progress.
     pub asked: Vec<(Informant, Option<Duration>)>,
-    /// Those that were named, in order, and those that proved to hold the DAG without being named.
+    /// The found providers in order, including peers that had the DAG without being found by a source.
     pub providers: Vec<ProviderRecord>,
-    /// How many more were named.
+    /// The number of further providers that are not recorded.
     pub further: usize,
 }
 
@@ -109,12 +109,12 @@ impl SearchRecord {
 pub struct History {
     searches: HashMap<SessionId, SearchRecord>,
     order: VecDeque<SessionId>,
-    /// Dials under way, and the searches that they are for.
+    /// Dials in progress, with the searches that they belong to.
     dials: HashMap<PeerId, Vec<SessionId>>,
 }
 
 impl History {
-    /// A search began.
+    /// Records the start of a search.
     pub fn began(&mut self, root: SessionId, now: Instant) {
         if self.searches.insert(root, SearchRecord::new(now)).is_some() {
             self.order.retain(|known| *known != root);
@@ -127,7 +127,7 @@ impl History {
         }
     }
 
-    /// It ended.
+    /// Records the end of a search.
     pub fn ended(&mut self, root: &SessionId, now: Instant) {
         if let Some(search) = self.searches.get_mut(root)
             && search.took.is_none()
@@ -136,25 +136,25 @@ impl History {
         }
     }
 
-    /// Somebody is being asked.
-    pub fn asked(&mut self, root: &SessionId, whom: Informant) {
+    /// Records a query to a source.
+    pub fn asked(&mut self, root: &SessionId, source: Informant) {
         if let Some(search) = self.searches.get_mut(root)
-            && !search.asked.iter().any(|(known, _)| *known == whom)
+            && !search.asked.iter().any(|(known, _)| *known == source)
         {
-            search.asked.push((whom, None));
+            search.asked.push((source, None));
         }
     }
 
-    /// They have said all that they know.
-    pub fn answered(&mut self, root: &SessionId, whom: Informant, now: Instant) {
+    /// Records that a source has finished.
+    pub fn answered(&mut self, root: &SessionId, source: Informant, now: Instant) {
         let Some(search) = self.searches.get_mut(root) else { return };
         let took = now.saturating_duration_since(search.began);
-        if let Some((_, known)) = search.asked.iter_mut().find(|(known, _)| *known == whom) {
+        if let Some((_, known)) = search.asked.iter_mut().find(|(known, _)| *known == source) {
             *known = Some(took);
         }
     }
 
-    /// Somebody named a provider.
+    /// Records a provider that a source found.
     pub fn named(&mut self, root: &SessionId, peer: PeerId, by: Informant, is_connected: bool, now: Instant) {
         let Some(search) = self.searches.get_mut(root) else { return };
         let after = now.saturating_duration_since(search.began);
@@ -165,7 +165,7 @@ impl History {
         }
     }
 
-    /// A provider is being dialled.
+    /// Records the start of a dial.
     pub fn dialled(&mut self, root: &SessionId, peer: PeerId, now: Instant) {
         let Some(search) = self.searches.get_mut(root) else { return };
         let after = now.saturating_duration_since(search.began);
@@ -178,7 +178,7 @@ impl History {
         }
     }
 
-    /// A dial ended; `why` it failed is asked for if anybody wants to know.
+    /// Records the end of a dial; `why` it failed is evaluated only if a search recorded the dial.
     pub fn dial_ended(&mut self, peer: &PeerId, now: Instant, why: impl FnOnce() -> Option<String>) {
         let Some(roots) = self.dials.remove(peer) else { return };
         let outcome = why().map_or(Ok(()), |why| Err(why.chars().take(REASON_CHARS_MAX).collect::<String>()));
@@ -192,7 +192,7 @@ impl History {
         }
     }
 
-    /// A peer proved to hold the DAG.
+    /// Records that a peer has the DAG.
     pub fn proved(&mut self, root: &SessionId, peer: PeerId, now: Instant) {
         let Some(search) = self.searches.get_mut(root) else { return };
         let after = now.saturating_duration_since(search.began);
@@ -219,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn a_search_is_told_as_it_went() {
+    fn a_search_is_recorded() {
         let (mut history, root, start) = (History::default(), root(1), Instant::now());
         let [near, far, silent] = [0; 3].map(|_| PeerId::random());
         let (wan, at) = (Informant::Dht(Scope::Wan), |ms: u32| start + ms * MS);
         history.named(&root, near, wan, false, start);
-        assert!(history.last(&root).is_none(), "nobody searches for it");
+        assert!(history.last(&root).is_none(), "there is no search for it");
         history.began(root, start);
         history.asked(&root, wan);
         history.asked(&root, Informant::Router);
@@ -236,28 +236,32 @@ mod tests {
         history.dialled(&root, silent, at(42));
         history.proved(&root, near, at(50));
         history.dial_ended(&far, at(61), || None);
-        history.dial_ended(&silent, at(92), || Some("it is silent".to_owned()));
-        history.dial_ended(&silent, at(99), || panic!("nobody waits for it any more"));
+        history.dial_ended(&silent, at(92), || Some("it timed out".to_owned()));
+        history.dial_ended(&silent, at(99), || panic!("the dial was recorded as ended"));
         history.answered(&root, wan, at(70));
         history.ended(&root, at(100));
         history.ended(&root, at(200));
 
-        let told = history.last(&root).expect("it was searched for");
-        assert_eq!((told.began, told.took, told.further), (start, Some(100 * MS), 0));
-        assert_eq!(told.asked, [(wan, Some(70 * MS)), (Informant::Router, None)]);
-        let [first, second, third] = &told.providers[..] else { panic!("{told:?}") };
+        let search = history.last(&root).expect("a recorded search");
+        assert_eq!((search.began, search.took, search.further), (start, Some(100 * MS), 0));
+        assert_eq!(search.asked, [(wan, Some(70 * MS)), (Informant::Router, None)]);
+        let [first, second, third] = &search.providers[..] else { panic!("{search:?}") };
         assert_eq!((first.peer, first.was_connected, first.proved), (near, true, Some(50 * MS)));
         assert_eq!(second.named, [(wan, 20 * MS), (Informant::Router, 30 * MS)]);
         assert_eq!(second.dial, Some(DialRecord { after: 41 * MS, ended: Some((20 * MS, Ok(()))) }));
-        let failed = Some((50 * MS, Err("it is silent".to_owned())));
+        let failed = Some((50 * MS, Err("it timed out".to_owned())));
         assert_eq!(third.dial, Some(DialRecord { after: 42 * MS, ended: failed }));
 
         history.began(root, at(300));
-        assert_eq!(history.last(&root).map(|search| search.providers.len()), Some(0), "another search begins anew");
+        assert_eq!(
+            history.last(&root).map(|search| search.providers.len()),
+            Some(0),
+            "another search has a new record"
+        );
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_history_is_bounded() {
         let (mut history, now) = (History::default(), Instant::now());
         for n in 0..2 * ROOTS_MAX as u64 {
             history.began(root(n), now);
@@ -269,14 +273,15 @@ mod tests {
         for _ in 0..PROVIDERS_MAX + 5 {
             history.named(&newest, PeerId::random(), Informant::Router, false, now);
         }
-        let told = history.last(&newest).expect("it is the newest");
-        assert_eq!((told.providers.len(), told.further), (PROVIDERS_MAX, 5));
-        let peer = told.providers[0].peer;
+        let search = history.last(&newest).expect("the newest");
+        assert_eq!((search.providers.len(), search.further), (PROVIDERS_MAX, 5));
+        let peer = search.providers[0].peer;
         history.dialled(&newest, peer, now);
         let long = "x".repeat(10_000);
         history.dial_ended(&peer, now, || Some(long));
-        let told = history.last(&newest).and_then(|told| told.providers[0].dial.clone()).and_then(|dial| dial.ended);
-        assert!(matches!(told, Some((_, Err(why))) if why.len() == REASON_CHARS_MAX));
+        let search =
+            history.last(&newest).and_then(|search| search.providers[0].dial.clone()).and_then(|dial| dial.ended);
+        assert!(matches!(search, Some((_, Err(why))) if why.len() == REASON_CHARS_MAX));
         assert!(history.dials.is_empty());
     }
 }

@@ -1,9 +1,10 @@
-//! Who had which DAG: the providers that proved themselves, kept over restarts, so that a DAG that was read before is found
-//! again without asking anybody.
+//! Known providers of DAGs: peers that sent blocks of a DAG, saved across restarts, so that a DAG that was read before
+//! is found again without a search.
 //!
-//! Bounded in DAGs, in providers of one, and in addresses of those; the longest unused DAG is forgotten first. A provider of which
-//! a dial fails is forgotten at once, for the search that runs beside finds another; one whose dial had to make room for others is
-//! not. Written as one JSON file, whole or not at all; a damaged file costs the memory, not the start.
+//! Bounded in DAGs, providers per DAG and addresses per provider; the least recently used DAG is evicted first. A
+//! provider is removed when a dial of it fails, because the parallel search finds another one, but not when its dial is
+//! aborted in favour of others. Saved as one JSON file, atomically; a corrupt file loses the known providers, but does
+//! not prevent the start.
 
 use super::plan::Provider;
 use crate::epoch;
@@ -16,50 +17,51 @@ use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 const FILE: &str = "providers.json";
-/// DAGs whose providers are remembered.
+/// Maximum DAGs with known providers.
 const ROOTS_MAX: usize = 4_096;
-/// Providers remembered of one DAG.
+/// Maximum providers of one DAG.
 const PROVIDERS_MAX: usize = 4;
-/// Addresses remembered of one provider.
+/// Maximum addresses of one provider.
 const ADDRESSES_MAX: usize = 4;
-/// The largest file that is read, in bytes: several times what is ever written.
+/// The maximum size of a file to read, in bytes: several times what is ever written.
 const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Providers are moved to other machines; what is older than this is rather asked again.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Entries unused for so long are removed: providers move to other machines.
+const TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Known {
+struct KnownProvider {
     peer: String,
     addresses: Vec<Multiaddr>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Entry {
-    providers: Vec<Known>,
+struct KnownDag {
+    providers: Vec<KnownProvider>,
     /// Seconds since the Unix epoch.
     used: u64,
 }
 
-/// The table.
+/// The table of known providers.
 #[derive(Debug)]
 pub struct Memory {
     path: PathBuf,
-    roots: HashMap<SessionId, Entry>,
+    roots: HashMap<SessionId, KnownDag>,
     changed: bool,
 }
 
 impl Memory {
-    /// Reads the table of a directory. A missing or damaged file is an empty table.
+    /// Loads the table from a directory. A missing or corrupt file is an empty table.
     pub fn load(directory: &Path) -> Self {
         let path = directory.join(FILE);
         let roots = read(&path).unwrap_or_else(|error| {
-            tracing::debug!(path = %path.display(), %error, "starting without remembered providers");
+            let path = path.display();
+            tracing::debug!(%path, %error, "could not load the known providers: starting without them");
             HashMap::new()
         });
         Self { path, roots, changed: false }
     }
 
-    /// Who had a DAG, best first.
+    /// The known providers of a DAG, the latest first.
     pub fn providers(&self, root: &SessionId) -> Vec<Provider> {
         let known = self.roots.get(root).into_iter().flat_map(|entry| &entry.providers);
         known
@@ -67,24 +69,24 @@ impl Memory {
             .collect()
     }
 
-    /// A provider proved to have a DAG. Without an address it cannot be found again.
+    /// Adds a provider that sent blocks of a DAG. A provider without addresses cannot be dialled and is ignored.
     pub fn proved(&mut self, root: SessionId, provider: Provider, now: SystemTime) {
         let Provider { peer, mut addresses } = provider;
         addresses.truncate(ADDRESSES_MAX);
         if addresses.is_empty() {
             return;
         }
-        self.make_room(&root);
-        let entry = self.roots.entry(root).or_insert_with(|| Entry { providers: Vec::new(), used: 0 });
+        self.evict_for(&root);
+        let entry = self.roots.entry(root).or_insert_with(|| KnownDag { providers: Vec::new(), used: 0 });
         let peer = peer.to_string();
         entry.providers.retain(|known| known.peer != peer);
-        entry.providers.insert(0, Known { peer, addresses });
+        entry.providers.insert(0, KnownProvider { peer, addresses });
         entry.providers.truncate(PROVIDERS_MAX);
         entry.used = epoch::seconds(now);
         self.changed = true;
     }
 
-    /// A provider of a DAG could not be reached.
+    /// Removes a provider of a DAG that could not be reached.
     pub fn failed(&mut self, root: &SessionId, peer: &PeerId) {
         let Some(entry) = self.roots.get_mut(root) else { return };
         let peer = peer.to_string();
@@ -96,19 +98,20 @@ impl Memory {
         }
     }
 
-    /// What to write, if anything changed since the last call. Writing is left to the caller, away from the swarm task.
+    /// The file and content to save, if anything changed since the last call. The caller writes it outside of the swarm
+    /// task.
     pub fn take_changes(&mut self, now: SystemTime) -> Option<(PathBuf, Vec<u8>)> {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
-        let oldest = epoch::seconds(now).saturating_sub(FORGOTTEN_AFTER.as_secs());
+        let oldest = epoch::seconds(now).saturating_sub(TTL.as_secs());
         self.roots.retain(|_, entry| entry.used >= oldest);
-        let named: HashMap<String, &Entry> =
+        let named: HashMap<String, &KnownDag> =
             self.roots.iter().map(|(root, entry)| (hex(&root.to_bytes()), entry)).collect();
         Some((self.path.clone(), serde_json::to_vec(&named).ok()?))
     }
 
-    fn make_room(&mut self, root: &SessionId) {
+    fn evict_for(&mut self, root: &SessionId) {
         if self.roots.len() >= ROOTS_MAX
             && !self.roots.contains_key(root)
             && let Some(oldest) = self.roots.iter().min_by_key(|(_, entry)| entry.used).map(|(root, _)| *root)
@@ -118,11 +121,11 @@ impl Memory {
     }
 }
 
-fn read(path: &Path) -> io::Result<HashMap<SessionId, Entry>> {
+fn read(path: &Path) -> io::Result<HashMap<SessionId, KnownDag>> {
     if fs::metadata(path)?.len() > FILE_BYTES_MAX {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    let named: HashMap<String, Entry> = serde_json::from_slice(&fs::read(path)?)?;
+    let named: HashMap<String, KnownDag> = serde_json::from_slice(&fs::read(path)?)?;
     let known =
         named.into_iter().filter_map(|(root, entry)| Some((SessionId::from_bytes(&unhex(&root)?).ok()?, entry)));
     Ok(known.take(ROOTS_MAX).collect())
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn providers_outlive_a_restart_until_they_fail_and_damage_is_survived() {
+    fn providers_survive_a_restart_until_they_fail_and_a_corrupt_file_is_ignored() {
         let directory = tempfile::tempdir().expect("directory");
         let now = SystemTime::now();
         let mut memory = Memory::load(directory.path());
@@ -166,18 +169,18 @@ mod tests {
         fs::write(&path, bytes).expect("writes");
         let mut memory = Memory::load(directory.path());
         let kept: Vec<PeerId> = memory.providers(&root(1)).iter().map(|provider| provider.peer).collect();
-        assert_eq!(kept, [4, 3, 2, 1].map(|n: usize| all[n].peer), "the last that proved itself first");
+        assert_eq!(kept, [4, 3, 2, 1].map(|n: usize| all[n].peer), "the latest first");
         assert!(memory.providers(&root(1)).iter().all(|provider| provider.addresses.len() == ADDRESSES_MAX));
         kept.iter().for_each(|peer| memory.failed(&root(1), peer));
         assert!(memory.providers(&root(1)).is_empty() && memory.roots.is_empty());
-        for damage in ["{", "[]", r#"{"zz":{"providers":[],"used":1},"12zé":{"providers":[],"used":1}}"#] {
-            fs::write(&path, damage).expect("damages");
-            assert!(Memory::load(directory.path()).roots.is_empty(), "{damage}");
+        for corrupt in ["{", "[]", r#"{"zz":{"providers":[],"used":1},"12zé":{"providers":[],"used":1}}"#] {
+            fs::write(&path, corrupt).expect("writes");
+            assert!(Memory::load(directory.path()).roots.is_empty(), "{corrupt}");
         }
     }
 
     #[test]
-    fn the_table_is_bounded_and_forgets_the_longest_unused() {
+    fn the_table_is_bounded_and_evicts_the_least_recently_used() {
         let directory = tempfile::tempdir().expect("directory");
         let mut memory = Memory::load(directory.path());
         let start = SystemTime::now();
@@ -187,7 +190,7 @@ mod tests {
         }
         assert_eq!(memory.roots.len(), ROOTS_MAX);
         assert!(memory.providers(&root(0)).is_empty() && !memory.providers(&root(1)).is_empty());
-        memory.take_changes(start + FORGOTTEN_AFTER + Duration::from_secs(ROOTS_MAX as u64 + 1));
+        memory.take_changes(start + TTL + Duration::from_secs(ROOTS_MAX as u64 + 1));
         assert!(memory.roots.is_empty());
     }
 }

@@ -1,21 +1,21 @@
-//! Finding who has a DAG, beyond asking those who are connected.
+//! Provider search: finding peers that have a DAG, beyond the connected peers.
 //!
-//! Goals: everything that may find a provider begins at the same moment (remembered providers, both DHTs, routers over HTTP),
-//! and whoever is found is dialled while the others still search; a slow dial holds nothing up, and neither do a hundred; a
-//! flood of provider records costs bounded dials and memory, and harms nobody; what failed a moment ago fails at once, and is
-//! searched again behind.
+//! Goals: all sources of providers are queried in parallel (known providers, both DHTs, delegated routers), and found
+//! providers are dialled while the others still search; slow dials delay nothing, even a hundred of them; a flood of
+//! provider records costs bounded dials and memory, and harms no third party; a request for a block that was not found
+//! shortly before fails at once, and the search is repeated in the background.
 //!
-//! Non-goals: whether a provider is any good; [`crate::bitswap::client`] finds that out by asking.
+//! Non-goals: whether a provider really has the blocks; [`crate::bitswap::client`] finds that out by asking.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`plan`] | which of the found providers are dialled, and when: one for each search |
-//! | [`dialer`] | the dials of all searches: their budget, and what is learnt of them |
-//! | [`dial_times`] | how long dials take that succeed, and when one is overdue |
-//! | [`mod@unreachable`] | the negative cache of dials, and who was seen alive |
-//! | [`targets`] | how often one host is dialled |
-//! | [`memory`] | who had which DAG, over restarts |
-//! | [`absent`] | what nobody had a moment ago |
+//! | [`plan`] | which of the found providers are dialled, and when: one per search |
+//! | [`dialer`] | the dials of all searches: their budget and their results |
+//! | [`dial_times`] | how long successful dials take, and when a dial is overdue |
+//! | [`mod@unreachable`] | the negative cache of dials, and peers seen alive |
+//! | [`rate_limits`] | rate limits per dialled host |
+//! | [`memory`] | the known providers of DAGs, saved across restarts |
+//! | [`absent`] | the negative cache of blocks |
 //! | [`history`] | how the last searches went |
 
 pub mod absent;
@@ -24,6 +24,6 @@ pub mod dialer;
 pub mod history;
 pub mod memory;
 pub mod plan;
+pub mod rate_limits;
 mod recent;
-pub mod targets;
 pub mod unreachable;

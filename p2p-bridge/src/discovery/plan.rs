@@ -1,15 +1,15 @@
-//! Which of the providers that were found are dialled, and when: a hedge over providers as Happy Eyeballs (RFC 8305) is one
+//! Which of the found providers are dialled, and when: hedged dials over providers, as Happy Eyeballs (RFC 8305) hedges
 //! over addresses.
 //!
-//! A window of dials is under way. A dial that is overdue by what has been learnt of round trips ([`super::dial_times`]) leaves
-//! the window and widens it by one: it may still succeed, but the next providers are dialled meanwhile. So the window doubles
-//! with each deadline that passes in silence, as TCP's does in slow start, and a hundred dead providers delay the living one by
-//! three or four deadlines. A dial that fails makes room for the next one at once.
+//! A search has a window of pending dials. An overdue dial, as measured by [`super::dial_times`], leaves the window and
+//! widens it by one: it may still succeed, but the next providers are dialled meanwhile. So the window doubles with
+//! each deadline without an answer, as in TCP slow start, and a hundred dead providers delay a live one by three or
+//! four deadlines. A failed dial is replaced at once.
 //!
-//! Providers are dialled in the order of their [`Rank`], and within one rank those first whose network failed least in this
-//! search. Everything is bounded, because records cost nothing: dials of a search in all and under way, providers that wait (the
-//! network with the most of them makes room), attempts and addresses of one provider. A state machine that is handed the clock;
-//! one for each search.
+//! Providers are dialled in the order of their [`Rank`], and within a rank those first whose network failed least in
+//! this search. Everything is bounded, because records are free to create: total and pending dials per search, queued
+//! providers (evicted from the network with the most of them), attempts and addresses per provider. A state machine
+//! that is passed the clock, one per search.
 
 use super::dialer::{PATIENCE, is_same};
 use crate::dht::Network;
@@ -17,52 +17,52 @@ use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Dials in the window when a search begins.
+/// The initial window.
 const WINDOW: usize = 8;
-/// Dials in the window at most.
+/// The maximum window.
 const WINDOW_MAX: usize = 64;
-/// Dials in the window, and under way in all, while somebody serves the session but more could.
+/// Maximum dials in the window, and pending in total, while a member serves the session but more members would help.
 const SERVED_WINDOW: usize = 3;
-const SERVED_UNDER_WAY_MAX: usize = 8;
-/// Dials of one search in all.
+const SERVED_PENDING_MAX: usize = 8;
+/// Maximum dials of one search.
 const DIALS_MAX: usize = 256;
-/// Dials of one search to providers that were unreachable lately: in the window (one, while somebody serves), and in all.
+/// Maximum dials of one search to unreachable providers: in the window (one, while a member serves), and in total.
 const UNREACHABLE_WINDOW: usize = 4;
 const UNREACHABLE_MAX: usize = 16;
-/// Dials of one provider in one search: further ones are of addresses that were not tried yet.
+/// Maximum dials of one provider in one search; each one tries only untried addresses.
 const ATTEMPTS_MAX: u8 = 3;
-/// Addresses of one provider that are remembered.
+/// Maximum addresses of one provider.
 const ADDRESSES_MAX: usize = 24;
-/// Providers that wait to be dialled.
+/// Maximum queued providers.
 const WAITING_MAX: usize = 256;
-/// How long a provider waits whose addresses were dialled too often.
+/// How long a provider is delayed whose addresses exceed the rate limit.
 const DELAY: Duration = Duration::from_secs(8);
-/// Members of a session that are enough: more add duplicates rather than speed.
+/// With so many session members the search dials no more: further ones cause duplicates rather than speed.
 pub const MEMBERS_ENOUGH: usize = 4;
 
-/// A provider and where it may be reached.
+/// A provider and its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provider {
-    /// Who it is.
+    /// The peer ID.
     pub peer: PeerId,
-    /// Addresses that somebody named; they may be none.
+    /// Known addresses; may be empty.
     pub addresses: Vec<Multiaddr>,
 }
 
 /// How promising a provider is, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// It was connected lately.
+    /// It was connected recently.
     SeenAlive,
-    /// It has a direct address over QUIC, which takes the fewest round trips.
+    /// It has a direct QUIC address, which takes the fewest round trips.
     Quic,
-    /// It has another direct address.
+    /// It has a direct address over another transport.
     Direct,
-    /// It is behind relays only, or has to be looked up in the DHT.
+    /// It has only relayed addresses, or must be looked up in the DHT.
     Indirect,
-    /// It was dialled in this search; other addresses are left.
+    /// It was dialled in this search, and has untried addresses.
     Again,
-    /// None of its addresses led to it lately.
+    /// All of its addresses are in the negative cache.
     Unreachable,
 }
 
@@ -75,9 +75,9 @@ struct Candidate {
 }
 
 #[derive(Debug)]
-struct UnderWay {
+struct PendingDial {
     began: Instant,
-    /// When it is overdue; none if it is already.
+    /// When it becomes overdue; `None` if it is already.
     deadline: Option<Instant>,
     rank: Rank,
     network: Network,
@@ -95,12 +95,12 @@ struct Dialled {
 #[derive(Debug)]
 pub struct Plan {
     waiting: Vec<Candidate>,
-    under_way: HashMap<PeerId, UnderWay>,
-    /// Providers that wait until then.
+    pending: HashMap<PeerId, PendingDial>,
+    /// Providers delayed until a time.
     delayed: Vec<(Instant, Provider, Rank)>,
     dialled: HashMap<PeerId, Dialled>,
     /// Dials of each network in this search that were overdue or failed.
-    trouble: HashMap<Network, u32>,
+    failures: HashMap<Network, u32>,
     window: usize,
     dials: usize,
     dials_of_unreachable: usize,
@@ -111,10 +111,10 @@ impl Default for Plan {
     fn default() -> Self {
         Self {
             waiting: Vec::new(),
-            under_way: HashMap::new(),
+            pending: HashMap::new(),
             delayed: Vec::new(),
             dialled: HashMap::new(),
-            trouble: HashMap::new(),
+            failures: HashMap::new(),
             window: WINDOW,
             dials: 0,
             dials_of_unreachable: 0,
@@ -124,8 +124,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Somebody named a provider. Addresses of one that waits already are added to those it has; one that was dialled already
-    /// waits again if there are addresses that were not tried. `rank` judges what is known of it then.
+    /// Adds a found provider. New addresses of a queued provider are merged; a provider that was already dialled is
+    /// queued again if it has untried addresses. `rank` computes the rank of the result.
     pub fn add(&mut self, provider: Provider, rank: impl Fn(&Provider) -> Rank) {
         let Provider { peer, mut addresses } = provider;
         if let Some(dialled) = self.dialled.get(&peer) {
@@ -144,30 +144,30 @@ impl Plan {
                 let mut provider = Provider { peer, addresses: Vec::new() };
                 merge(&mut provider.addresses, addresses);
                 let rank = rank(&provider);
-                self.wait(provider, rank);
+                self.queue(provider, rank);
             }
             Some(dialled) if dialled.attempts < ATTEMPTS_MAX && dialled.addresses.len() < ADDRESSES_MAX => {
-                self.wait_again(peer, addresses);
+                self.queue_again(peer, addresses);
             }
             Some(_) => {}
         }
     }
 
-    /// The next provider to dial, if it is time for one: call it until it returns `None`, and tell what became of each by
-    /// [`Plan::began`], [`Plan::postpone`] or nothing at all if it is not to be dialled. `members` says how many providers the
-    /// session has that proved themselves, and `under_way_max` how many dials of one search may be under way.
-    pub fn next(&mut self, members: usize, under_way_max: usize, now: Instant) -> Option<(Provider, Rank)> {
-        self.widen(now);
+    /// The next provider to dial now, if any. Call it until it returns `None`, and report each provider with
+    /// [`Plan::began`] or [`Plan::postpone`], or not at all if it must not be dialled. `members` is the number of
+    /// session members that have sent blocks, and `pending_max` the maximum pending dials per search.
+    pub fn next(&mut self, members: usize, pending_max: usize, now: Instant) -> Option<(Provider, Rank)> {
+        self.update_window(now);
         if members >= MEMBERS_ENOUGH || self.dials >= DIALS_MAX {
             return None;
         }
         let served = members > 0;
-        let (window, under_way_max) = match served {
-            true => (SERVED_WINDOW, under_way_max.min(SERVED_UNDER_WAY_MAX)),
-            false => (self.window, under_way_max),
+        let (window, pending_max) = match served {
+            true => (SERVED_WINDOW, pending_max.min(SERVED_PENDING_MAX)),
+            false => (self.window, pending_max),
         };
-        let in_time = || self.under_way.values().filter(|dial| dial.deadline.is_some());
-        if in_time().count() >= window || self.under_way.len() >= under_way_max {
+        let in_time = || self.pending.values().filter(|dial| dial.deadline.is_some());
+        if in_time().count() >= window || self.pending.len() >= pending_max {
             return None;
         }
         let best = self.best()?;
@@ -187,130 +187,133 @@ impl Plan {
         Some((provider, rank))
     }
 
-    /// A dial of this provider is under way, and overdue at `deadline`. It does not try the addresses that are the `rest`.
+    /// Records that a dial of this provider is pending, and overdue at `deadline`. `rest` are the addresses that it
+    /// does not try.
     pub fn began(&mut self, provider: &Provider, rank: Rank, rest: Vec<Multiaddr>, deadline: Instant, now: Instant) {
-        let dial = UnderWay { began: now, deadline: Some(deadline), rank, network: network(provider), rest };
-        self.under_way.insert(provider.peer, dial);
+        let dial = PendingDial { began: now, deadline: Some(deadline), rank, network: network(provider), rest };
+        self.pending.insert(provider.peer, dial);
     }
 
-    /// The dials that are to be aborted because others wait and no more may be under way: those that are overdue and had
-    /// [`PATIENCE`], the oldest first.
-    pub fn displaced(&self, members: usize, under_way_max: usize, now: Instant) -> Vec<PeerId> {
-        if members > 0 || self.under_way.len() < under_way_max || !self.is_waiting() {
+    /// Dials to abort because providers are queued and the maximum of pending dials is reached: those that are overdue
+    /// and at least [`PATIENCE`] old, the oldest first.
+    pub fn displaced(&self, members: usize, pending_max: usize, now: Instant) -> Vec<PeerId> {
+        if members > 0 || self.pending.len() < pending_max || !self.is_waiting() {
             return Vec::new();
         }
-        let is_old = |dial: &UnderWay| dial.deadline.is_none() && now.saturating_duration_since(dial.began) >= PATIENCE;
-        let mut old: Vec<_> = self.under_way.iter().filter(|(_, dial)| is_old(dial)).collect();
+        let is_old =
+            |dial: &PendingDial| dial.deadline.is_none() && now.saturating_duration_since(dial.began) >= PATIENCE;
+        let mut old: Vec<_> = self.pending.iter().filter(|(_, dial)| is_old(dial)).collect();
         old.sort_by_key(|(_, dial)| dial.began);
         old.into_iter().take(self.waiting.len()).map(|(peer, _)| *peer).collect()
     }
 
-    /// A dial could not begin, for a reason that is not the provider's: its turn comes again.
+    /// Requeues a provider whose dial could not start for a local reason.
     pub fn postpone(&mut self, provider: Provider, rank: Rank) {
-        self.forget_dial(&provider.peer, rank);
-        self.wait(provider, rank);
+        self.uncount_dial(&provider.peer, rank);
+        self.queue(provider, rank);
     }
 
-    /// The dials of a provider ended, one way or the other. Those addresses that are `untried` may still lead to it.
+    /// Records the end of a dial. The `untried` addresses may still lead to the provider.
     pub fn ended(&mut self, peer: &PeerId, connected: bool, untried: &[Multiaddr]) {
-        let Some(mut dial) = self.under_way.remove(peer) else { return };
+        let Some(mut dial) = self.pending.remove(peer) else { return };
         if connected {
             return;
         }
         if dial.deadline.is_some() {
-            *self.trouble.entry(dial.network).or_default() += 1;
+            *self.failures.entry(dial.network).or_default() += 1;
         }
         merge(&mut dial.rest, untried.to_vec());
-        self.wait_again(*peer, dial.rest);
+        self.queue_again(*peer, dial.rest);
     }
 
-    /// Whether somebody waits to be dialled, and will be: now, after a while, or by further addresses when a dial is overdue.
+    /// Whether a dial will start later: of a queued or delayed provider, or of untried addresses when a pending dial is
+    /// overdue.
     pub fn is_waiting(&self) -> bool {
         let hope =
             |candidate: &Candidate| candidate.rank != Rank::Unreachable || self.dials_of_unreachable < UNREACHABLE_MAX;
-        let has_more = |(peer, dial): (&PeerId, &UnderWay)| {
+        let has_more = |(peer, dial): (&PeerId, &PendingDial)| {
             dial.deadline.is_some() && !dial.rest.is_empty() && self.attempts(peer) < ATTEMPTS_MAX
         };
         let waits = || self.waiting.iter().any(hope) || !self.delayed.is_empty();
-        self.dials < DIALS_MAX && (waits() || self.under_way.iter().any(has_more))
+        self.dials < DIALS_MAX && (waits() || self.pending.iter().any(has_more))
     }
 
     fn attempts(&self, peer: &PeerId) -> u8 {
         self.dialled.get(peer).map_or(0, |dialled| dialled.attempts)
     }
 
-    /// A provider's addresses were dialled too often, by whomever: its turn comes again after [`DELAY`], unless that was so
-    /// [`ATTEMPTS_MAX`] times. Records that name somebody else's addresses hold up a dial of these.
+    /// Delays a provider whose addresses exceed the rate limit by [`DELAY`], up to [`ATTEMPTS_MAX`] times. The limit
+    /// may be used up by records of other peers that name these addresses.
     pub fn delay(&mut self, provider: Provider, rank: Rank, now: Instant) {
-        self.discount(rank);
+        self.uncount_total(rank);
         if self.delayed.len() < WAITING_MAX && self.attempts(&provider.peer) < ATTEMPTS_MAX {
             self.delayed.push((now + DELAY, provider, rank));
         }
     }
 
-    /// A provider was found at an address. If it is held up because its addresses were dialled too often, and this is one of
-    /// them, its turn comes now.
+    /// Queues a delayed provider at once, because it answered at one of its addresses.
     pub fn hasten(&mut self, peer: &PeerId, found_at: &Multiaddr) {
         let is_it =
             |waits: &Provider| waits.peer == *peer && waits.addresses.iter().any(|address| is_same(address, found_at));
         for (_, provider, rank) in self.delayed.extract_if(.., |(_, waits, _)| is_it(waits)).collect::<Vec<_>>() {
-            self.take_back_attempt(peer);
-            self.wait(provider, rank);
+            self.uncount_attempt(peer);
+            self.queue(provider, rank);
         }
     }
 
-    fn discount(&mut self, rank: Rank) {
+    fn uncount_total(&mut self, rank: Rank) {
         self.dials = self.dials.saturating_sub(1);
         self.dials_of_unreachable = self.dials_of_unreachable.saturating_sub(usize::from(rank == Rank::Unreachable));
     }
 
-    /// A dial that was counted and did not begin.
-    fn forget_dial(&mut self, peer: &PeerId, rank: Rank) {
-        self.discount(rank);
-        self.take_back_attempt(peer);
+    /// Uncounts a dial that did not start.
+    fn uncount_dial(&mut self, peer: &PeerId, rank: Rank) {
+        self.uncount_total(rank);
+        self.uncount_attempt(peer);
     }
 
-    fn take_back_attempt(&mut self, peer: &PeerId) {
+    fn uncount_attempt(&mut self, peer: &PeerId) {
         if let Some(dialled) = self.dialled.get_mut(peer) {
             dialled.attempts = dialled.attempts.saturating_sub(1);
         }
     }
 
-    /// Overdue dials leave the window and widen it. Addresses that they did not try wait for their turn, and so do providers whose
-    /// delay is over.
-    fn widen(&mut self, now: Instant) {
+    /// Removes overdue dials from the window and widens it. Queues their untried addresses, and providers whose delay
+    /// is over.
+    fn update_window(&mut self, now: Instant) {
         for (_, provider, rank) in self.delayed.extract_if(.., |(until, ..)| *until <= now).collect::<Vec<_>>() {
-            self.wait(provider, rank);
+            self.queue(provider, rank);
         }
         let mut untried = Vec::new();
-        for (peer, dial) in &mut self.under_way {
+        for (peer, dial) in &mut self.pending {
             if dial.deadline.is_some_and(|deadline| deadline <= now) {
                 dial.deadline = None;
                 self.window = (self.window + 1).min(WINDOW_MAX);
-                *self.trouble.entry(dial.network).or_default() += 1;
+                *self.failures.entry(dial.network).or_default() += 1;
                 untried.push((*peer, std::mem::take(&mut dial.rest)));
             }
         }
         for (peer, addresses) in untried {
-            self.wait_again(peer, addresses);
+            self.queue_again(peer, addresses);
         }
     }
 
     fn best(&self) -> Option<usize> {
-        let trouble = |network: &Network| self.trouble.get(network).copied().unwrap_or(0);
-        let key = |(_, candidate): &(usize, &Candidate)| (candidate.rank, trouble(&candidate.network), candidate.order);
+        let failures = |network: &Network| self.failures.get(network).copied().unwrap_or(0);
+        let key =
+            |(_, candidate): &(usize, &Candidate)| (candidate.rank, failures(&candidate.network), candidate.order);
         self.waiting.iter().enumerate().min_by_key(key).map(|(place, _)| place)
     }
 
-    fn wait_again(&mut self, peer: PeerId, untried: Vec<Multiaddr>) {
+    fn queue_again(&mut self, peer: PeerId, untried: Vec<Multiaddr>) {
         if !untried.is_empty() && self.attempts(&peer) < ATTEMPTS_MAX {
-            self.wait(Provider { peer, addresses: untried }, Rank::Again);
+            self.queue(Provider { peer, addresses: untried }, Rank::Again);
         }
     }
 
-    /// A provider waits. If too many do, one of the network that most of them are of makes room: the newcomer, if it is of
-    /// that network itself.
-    fn wait(&mut self, provider: Provider, rank: Rank) {
+    /// Queues a provider. If the queue is full, a provider of the network with the most of them is evicted, or the new
+    /// one is dropped if it belongs to that network.
+    fn queue(&mut self, provider: Provider, rank: Rank) {
         let network = network(&provider);
         if self.waiting.len() >= WAITING_MAX {
             let mut networks: HashMap<Network, usize> = HashMap::new();
@@ -334,7 +337,7 @@ fn network(provider: &Provider) -> Network {
     provider.addresses.first().map_or_else(Network::default, Network::of)
 }
 
-/// Adds addresses that are not there yet, as many as are remembered.
+/// Adds new addresses, up to the maximum.
 fn merge(known: &mut Vec<Multiaddr>, addresses: Vec<Multiaddr>) {
     for address in addresses {
         if known.len() < ADDRESSES_MAX && !known.contains(&address) {

@@ -1,11 +1,11 @@
-//! A map of what happened lately, bounded in entries. What strangers cause is remembered in these: a flood makes it forget, and
-//! never grow.
+//! A bounded map with FIFO eviction, for state that untrusted peers cause: a flood evicts entries, and never grows the
+//! map.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::time::Instant;
 
-/// A map that forgets the oldest entry when it is full. A later entry of the same key has a later place.
+/// A map that evicts the oldest entry when it is full. Inserting a key again renews its position.
 #[derive(Debug)]
 pub struct Recent<K, V> {
     entries: HashMap<K, (Instant, V)>,
@@ -14,17 +14,17 @@ pub struct Recent<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Recent<K, V> {
-    /// An empty one, for so many entries.
+    /// An empty map of at most `max` entries.
     pub fn new(max: usize) -> Self {
         Self { entries: HashMap::new(), order: VecDeque::new(), max }
     }
 
-    /// What is known.
+    /// The value of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|(_, value)| value)
     }
 
-    /// Notes something as of now.
+    /// Inserts or replaces an entry.
     pub fn insert(&mut self, key: K, value: V, now: Instant) {
         while self.order.len() >= self.max {
             let Some((at, oldest)) = self.order.pop_front() else { break };
@@ -36,14 +36,14 @@ impl<K: Copy + Eq + Hash, V> Recent<K, V> {
         self.entries.insert(key, (now, value));
     }
 
-    /// Forgets something.
+    /// Removes an entry.
     pub fn remove(&mut self, key: &K) {
         self.entries.remove(key);
     }
 
-    /// Places that are taken, which is what the memory is.
+    /// The number of used slots, which determines the memory.
     #[cfg(test)]
-    pub fn held(&self) -> usize {
+    pub fn slots(&self) -> usize {
         self.entries.len().max(self.order.len())
     }
 }

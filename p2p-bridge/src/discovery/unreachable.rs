@@ -1,17 +1,18 @@
-//! The negative cache of dials: which addresses did not lead to their peers lately, and which peers were seen alive.
+//! The negative cache of dials: addresses at which dials of their peers failed, and peers seen alive.
 //!
-//! What is cached changes the order of dials and not whether there are any: an unreachable provider comes last, and is dialled
-//! when no better one is left. Anybody can write provider records, so that the keys are chosen with care:
+//! The cache changes the order of dials, not whether they happen: an unreachable provider is dialled when no better one
+//! is left. Anyone can publish provider records, so the cache keys are chosen with care:
 //!
-//! - A refused or timed-out *address* counts against the address, whoever is said to be there. Nobody but its owner decides
-//!   whether it answers.
-//! - Another peer at an address, an overdue dial, or a circuit that failed counts against the *pair* of peer and address only:
-//!   a record that names somebody else's address under a made-up peer id, or somebody else's peer id with dead addresses,
-//!   leaves the good pair as it was.
-//! - Whoever was connected since is alive: all that was held against its addresses before is ignored for that peer.
+//! - A refused or timed-out *address* counts against the address, for any peer ID: only its owner decides whether it
+//!   answers.
+//! - Another peer at an address, an overdue dial, or a failed circuit counts only against the *pair* of peer and
+//!   address: a record that names a third party's address with a made-up peer ID, or a third party's peer ID with dead
+//!   addresses, does not affect the good pair.
+//! - A later connection proves that the peer is alive: earlier failures of its addresses are ignored for that peer.
 //!
-//! Failures in a row double the time that they count, from [`FIRST`] to [`LONGEST`]. Bounded in entries; the oldest goes first.
-//! Entries are keyed hashes, so that nobody can choose what they collide with. A state machine that is handed the clock.
+//! Consecutive failures double the time that they count, from [`FIRST`] to [`LONGEST`]. Bounded in entries, with the
+//! oldest evicted first. Entries are keyed hashes, so that an attacker cannot construct collisions. A state machine
+//! that is passed the clock.
 
 use super::recent::Recent;
 use libp2p::multiaddr::Protocol;
@@ -22,19 +23,19 @@ use std::time::{Duration, Instant};
 
 /// How long the first failure counts.
 const FIRST: Duration = Duration::from_secs(10);
-/// How long a failure counts at most.
+/// The maximum time that a failure counts.
 const LONGEST: Duration = Duration::from_secs(300);
-/// Failures that are cached.
+/// Maximum cached failures.
 const FAILURES_MAX: usize = 16_384;
-/// Peers that are known to have been alive.
+/// Maximum peers that are known to have been alive.
 const ALIVE_MAX: usize = 4_096;
-/// How long a peer counts as seen lately.
-const LATELY: Duration = Duration::from_secs(3_600);
+/// How long a peer counts as seen alive.
+const ALIVE_TTL: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, Clone, Copy)]
 struct Failure {
     at: Instant,
-    /// How long it counts from then on.
+    /// How long it counts after `at`.
     lasts: Duration,
 }
 
@@ -44,7 +45,7 @@ impl Failure {
     }
 }
 
-/// The cache.
+/// The negative cache of dials.
 #[derive(Debug)]
 pub struct Unreachable {
     hasher: RandomState,
@@ -60,21 +61,21 @@ impl Default for Unreachable {
 }
 
 impl Unreachable {
-    /// Nothing answered at an address, whoever was expected there. A circuit counts against the peer behind it only: the relay
-    /// may be well.
+    /// Records that nothing answered at an address. For a circuit, only the pair of peer and address is recorded: the
+    /// relay itself may be working.
     pub fn address_failed(&mut self, peer: &PeerId, address: &Multiaddr, now: Instant) {
         let address = bare(address, peer);
         let key = if is_circuit(&address) { self.pair(peer, &address) } else { self.hasher.hash_one(&address) };
         self.failed(key, now);
     }
 
-    /// A peer was not found at an address: somebody else is there, or the dial is overdue.
+    /// Records that a peer was not found at an address: another peer is there, or the dial is overdue.
     pub fn pair_failed(&mut self, peer: &PeerId, address: &Multiaddr, now: Instant) {
         let key = self.pair(peer, &bare(address, peer));
         self.failed(key, now);
     }
 
-    /// A peer is connected, or just was; at this address, if we dialled it.
+    /// Records that a peer is or was connected, at `address` if this node dialled it.
     pub fn alive(&mut self, peer: PeerId, address: Option<&Multiaddr>, now: Instant) {
         if let Some(address) = address {
             let address = bare(address, &peer);
@@ -85,9 +86,9 @@ impl Unreachable {
         self.alive.insert(peer, now, now);
     }
 
-    /// Whether a peer was connected lately.
+    /// Whether a peer was connected recently.
     pub fn was_alive(&self, peer: &PeerId, now: Instant) -> bool {
-        self.alive.get(peer).is_some_and(|seen| now.saturating_duration_since(*seen) < LATELY)
+        self.alive.get(peer).is_some_and(|seen| now.saturating_duration_since(*seen) < ALIVE_TTL)
     }
 
     /// Whether a dial of a peer at an address is likely to fail.
@@ -102,7 +103,7 @@ impl Unreachable {
     fn failed(&mut self, key: u64, now: Instant) {
         let before = self.failures.get(&key).copied();
         let lasts = match before {
-            // One dial may be told of twice: when it is overdue, and when it fails.
+            // One dial may be recorded twice: when it is overdue, and when it fails.
             Some(failure) if now.saturating_duration_since(failure.at) < FIRST => failure.lasts,
             Some(failure) if now.saturating_duration_since(failure.at) < LONGEST * 2 => {
                 (failure.lasts * 2).min(LONGEST)
@@ -117,7 +118,7 @@ impl Unreachable {
     }
 }
 
-/// An address without the peer's own id at its end.
+/// An address without the peer's own ID at its end.
 fn bare(address: &Multiaddr, peer: &PeerId) -> Multiaddr {
     let mut address = address.clone();
     if address.iter().last() == Some(Protocol::P2p(*peer)) {
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_count_for_a_while_and_longer_each_time_in_a_row() {
+    fn consecutive_failures_count_for_longer_each_time() {
         let (mut cache, peer, mut now) = (Unreachable::default(), PeerId::random(), Instant::now());
         let mut expected = FIRST;
         for _ in 0..8 {
@@ -153,7 +154,7 @@ mod tests {
         }
         now += LONGEST * 2;
         cache.address_failed(&peer, &address(1), now);
-        assert!(!cache.is_unreachable(&peer, &address(1), now + FIRST), "what was long ago is forgotten");
+        assert!(!cache.is_unreachable(&peer, &address(1), now + FIRST), "an old failure does not extend the time");
     }
 
     #[test]
@@ -161,41 +162,43 @@ mod tests {
         let (mut cache, now) = (Unreachable::default(), Instant::now());
         let (honest, attacker) = (PeerId::random(), PeerId::random());
         let (good, dead) = (address(1), address(2));
-        // The honest peer's id with addresses that swallow packets, or refuse.
+        // The honest peer's ID with addresses that drop packets, or refuse.
         cache.pair_failed(&honest, &dead, now);
         cache.address_failed(&honest, &dead, now);
         assert!(!cache.is_unreachable(&honest, &good, now));
-        // The honest peer's address under another id: it answers, as somebody else.
+        // The honest peer's address with another ID: it answers with its own.
         cache.pair_failed(&attacker, &good, now);
         assert!(cache.is_unreachable(&attacker, &good, now) && !cache.is_unreachable(&honest, &good, now));
-        // A relay that has nobody behind it serves others all the same.
+        // A relay without a reservation of one peer still serves others.
         let circuit = good.clone().with(Protocol::P2p(PeerId::random())).with(Protocol::P2pCircuit);
         cache.address_failed(&attacker, &circuit, now);
         assert!(cache.is_unreachable(&attacker, &circuit, now) && !cache.is_unreachable(&honest, &circuit, now));
     }
 
     #[test]
-    fn who_was_connected_since_is_reachable() {
+    fn a_connection_makes_a_peer_reachable_again() {
         let (mut cache, start) = (Unreachable::default(), Instant::now());
         let [back, other] = [0; 2].map(|_| PeerId::random());
         for peer in [&back, &other] {
             cache.address_failed(peer, &address(1), start);
         }
         let now = start + Duration::from_secs(1);
-        // It connected to us: the address itself may still be dead for others.
+        // An inbound connection: the address itself may still be dead for others.
         cache.alive(back, None, now);
         assert!(!cache.is_unreachable(&back, &address(1), now) && cache.is_unreachable(&other, &address(1), now));
-        assert!(cache.was_alive(&back, now) && !cache.was_alive(&back, now + LATELY) && !cache.was_alive(&other, now));
-        // We dialled it: somebody answers there.
+        assert!(
+            cache.was_alive(&back, now) && !cache.was_alive(&back, now + ALIVE_TTL) && !cache.was_alive(&other, now)
+        );
+        // An outbound connection: something answers at the address.
         cache.alive(back, Some(&address(1)), now);
         assert!(!cache.is_unreachable(&other, &address(1), now));
         let later = now + Duration::from_secs(1);
         cache.pair_failed(&back, &address(1), later);
-        assert!(cache.is_unreachable(&back, &address(1), later), "what fails afterwards counts");
+        assert!(cache.is_unreachable(&back, &address(1), later), "later failures count");
     }
 
     proptest! {
-        /// Whatever happens, and however often, the cache holds no more than it may.
+        /// The cache is bounded after any steps.
         #[test]
         fn a_flood_costs_bounded_memory(steps in prop::collection::vec((0_u8..4, 0_u16..64), 0..600)) {
             let mut cache = Unreachable { failures: Recent::new(16), alive: Recent::new(8), ..Unreachable::default() };
@@ -210,8 +213,8 @@ mod tests {
                     _ => cache.alive(peer, None, now),
                 }
                 now += Duration::from_millis(u64::from(n));
-                prop_assert!(cache.failures.held() <= 16);
-                prop_assert!(cache.alive.held() <= 8);
+                prop_assert!(cache.failures.slots() <= 16);
+                prop_assert!(cache.alive.slots() <= 8);
                 if what >= 2 {
                     prop_assert!(!cache.is_unreachable(&peer, &address(n), now));
                 }

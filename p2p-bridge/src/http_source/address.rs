@@ -1,10 +1,10 @@
-//! Where a trustless gateway is: from a multiaddr or a configured URL to a [`Base`], and which of them are refused.
+//! Addresses of trustless gateways: parses a multiaddr or a configured URL into a [`Base`], and rejects unsafe ones.
 //!
-//! Goals: one spelling for each gateway, so that a hundred records which name it make one source; nothing that a stranger
-//! writes becomes anything but a scheme, a host, a port and path segments; no stranger chooses a port that belongs to
-//! another service, nor an address of a private network.
+//! Goals: one normal form per gateway, so that a hundred records with the same gateway give one source; an untrusted
+//! address becomes nothing but a scheme, a host, a port and path segments, and has neither a reserved port nor a
+//! private IP address.
 //!
-//! Non-goals: looking names up. What a name stands for is checked when it is dialled ([`super::dialling`]).
+//! Non-goals: name resolution. The IP addresses of a name are checked when it is dialled ([`super::dialling`]).
 //!
 //! Accepted forms (<https://github.com/multiformats/multiaddr/blob/master/protocols.csv>):
 //!
@@ -12,9 +12,9 @@
 //! /(ip4|ip6|dns|dns4|dns6)/HOST[/tcp/PORT](/http|/https|/tls[/sni/NAME]/http)[/http-path/PATH][/p2p/ID]
 //! ```
 //!
-//! The port defaults to the scheme's. With `/sni/NAME` the name is the host, and the DNS says where it is: a certificate
-//! is checked against a name, and an address beside it adds nothing that could be trusted. `/dns4` and `/dns6` are read as
-//! `/dns`. Whether an address has one of these forms is found out with all others ([`crate::dialable`]).
+//! The port defaults to the scheme's. With `/sni/NAME` that name is the host, resolved by DNS: certificates are checked
+//! against a name, so a separate IP address would add no trust. `/dns4` and `/dns6` are read as `/dns`.
+//! [`crate::dialable`] parses the address.
 
 use crate::dialable::{Host, Shape, TransportKind, is_free_port};
 use crate::scope::is_public;
@@ -23,29 +23,29 @@ use libp2p::{Multiaddr, PeerId};
 use reqwest::Url;
 use std::net::IpAddr;
 
-/// The longest base URL, in bytes.
+/// The maximum length of a base URL, in bytes.
 const URL_BYTES_MAX: usize = 512;
 
 /// Why an address is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It is one of another protocol. Nothing is wrong with it.
+    /// It is an address of another protocol.
     #[error("it is not an HTTP address")]
     NotHttp,
-    /// It does not say where a gateway is.
+    /// It is not the address of a gateway.
     #[error("it is not the base URL of a gateway, such as https://gateway.example.org: {0}")]
     Malformed(&'static str),
-    /// A stranger has no business to send us there.
-    #[error("it is not dialled at a stranger's word: {0}")]
+    /// Untrusted parties may not supply it.
+    #[error("it is not allowed for untrusted sources: {0}")]
     Refused(&'static str),
 }
 
-/// Whether an address is one of HTTP, which no transport between peers could dial.
+/// Whether an address is an HTTP address, which libp2p transports cannot dial.
 pub fn is_http(address: &Multiaddr) -> bool {
-    Parts::read(address).is_ok()
+    HttpParts::read(address).is_ok()
 }
 
-/// The base URL of a trustless gateway, in its one spelling.
+/// The base URL of a trustless gateway in normal form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     url: Url,
@@ -53,7 +53,7 @@ pub struct Base {
 }
 
 impl Base {
-    /// Reads a configured URL: `http` or `https`, a host, and no more than a port and a path.
+    /// Parses a configured URL: `http` or `https`, a host, optionally a port and a path.
     ///
     /// # Errors
     /// [`AddressError::Malformed`].
@@ -71,26 +71,26 @@ impl Base {
         Self::new(url)
     }
 
-    /// Reads a multiaddr, such as those of provider records, in one of the forms above.
+    /// Parses a multiaddr, for example of a provider record, in one of the forms above.
     ///
     /// # Errors
     /// [`AddressError::NotHttp`] for an address of another protocol, else [`AddressError::Malformed`].
     pub fn from_multiaddr(address: &Multiaddr) -> Result<Self, AddressError> {
-        let parts = Parts::read(address)?;
+        let parts = HttpParts::read(address)?;
         let scheme = if parts.tls { "https" } else { "http" };
-        // The URL parser is asked what a host is, and it alone: "1.1", "0x7f.1" and "127.0.0.1" are one to it.
+        // The URL parser alone decides what the host is: it reads "1.1", "0x7f.1" and "127.0.0.1" as the same address.
         let mut url = Url::parse(&format!("{scheme}://{}", parts.host))
-            .map_err(|_| AddressError::Malformed("its host is not one"))?;
+            .map_err(|_| AddressError::Malformed("its host is invalid"))?;
         let nothing_else = url.username().is_empty() && url.password().is_none() && url.port().is_none();
         if !nothing_else || url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
-            return Err(AddressError::Malformed("its host is not one"));
+            return Err(AddressError::Malformed("its host is invalid"));
         }
-        let bad_port = AddressError::Malformed("its port is not one");
+        let bad_port = AddressError::Malformed("its port is invalid");
         if parts.port == Some(0) || url.set_port(parts.port).is_err() {
             return Err(bad_port);
         }
         url.path_segments_mut()
-            .map_err(|()| AddressError::Malformed("it has no place for a path"))?
+            .map_err(|()| AddressError::Malformed("it cannot have a path"))?
             .clear()
             .extend(parts.path.split('/').filter(|segment| !segment.is_empty()));
         Self::new(url)
@@ -101,28 +101,29 @@ impl Base {
             return Err(AddressError::Malformed("it has no host"));
         }
         while url.path().len() > 1 && url.path().ends_with('/') {
-            url.path_segments_mut().map_err(|()| AddressError::Malformed("it has no place for a path"))?.pop_if_empty();
+            url.path_segments_mut().map_err(|()| AddressError::Malformed("it cannot have a path"))?.pop_if_empty();
         }
         if url.as_str().len() > URL_BYTES_MAX {
             return Err(AddressError::Malformed("it is too long"));
         }
-        let id = id_of(&url).ok_or(AddressError::Malformed("it has no digest"))?;
+        let id = id_of(&url).ok_or(AddressError::Malformed("its hash cannot be computed"))?;
         Ok(Self { url, id })
     }
 
-    /// What the source is called where peers have names. It is made from the URL, and not from the peer id of the record
-    /// that names the URL: nothing proves that the two belong together, so a stranger could have somebody else's peer pay
-    /// for what a server does. It is nobody's key, so nobody ever connects under it.
+    /// A peer ID that stands for the gateway. It is derived from the URL, and not the peer ID in the provider record:
+    /// nothing proves that these belong together, so a record could blame another peer for a server's misbehaviour. It
+    /// is no key's ID, so no peer can connect with it.
     pub fn id(&self) -> PeerId {
         self.id
     }
 
-    /// Scheme, host and port: what limits and circuit breakers count by.
+    /// Scheme, host and port, by which limits and circuit breakers count.
     pub fn origin(&self) -> String {
         self.url.origin().ascii_serialization()
     }
 
-    /// The URL of a block (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#block-responses-application-vnd-ipld-raw>).
+    /// The URL of a block
+    /// (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#block-responses-application-vnd-ipld-raw>).
     pub fn block_url(&self, cid: &Cid) -> Url {
         self.content_url(cid, "format=raw")
     }
@@ -136,29 +137,29 @@ impl Base {
         url
     }
 
-    /// Whether strangers may send us there, as far as the address itself tells.
+    /// Checks that an untrusted source may supply this URL, as far as it is known without DNS.
     ///
     /// # Errors
-    /// [`AddressError::Refused`] for addresses of private networks, and for ports of other services.
+    /// [`AddressError::Refused`] for private IP addresses and reserved ports.
     pub fn check_as_strangers(&self) -> Result<(), AddressError> {
         check_as_strangers(&self.url)
     }
 }
 
-/// Whether untrusted parties may send us to a URL, as far as it tells by itself.
+/// Checks that an untrusted source may supply a URL, as far as it is known without DNS.
 ///
 /// # Errors
-/// [`AddressError::Refused`] for addresses of private networks, and for ports of other services.
+/// [`AddressError::Refused`] for private IP addresses and reserved ports.
 pub fn check_as_strangers(url: &Url) -> Result<(), AddressError> {
     let host = url.host_str().unwrap_or_default();
     if let Ok(ip) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>()
         && !is_public(ip)
     {
-        return Err(AddressError::Refused("it is an address of a private network"));
+        return Err(AddressError::Refused("its host is a private IP address"));
     }
     match url.port_or_known_default() {
         Some(port) if is_free_port(port) => Ok(()),
-        _ => Err(AddressError::Refused("its port belongs to another service")),
+        _ => Err(AddressError::Refused("its port is reserved for another service")),
     }
 }
 
@@ -174,15 +175,15 @@ fn id_of(url: &Url) -> Option<PeerId> {
     PeerId::from_bytes(&digest.to_bytes()).ok()
 }
 
-/// What a multiaddr says, before anything is believed.
-struct Parts {
+/// The parts of a multiaddr, not yet validated.
+struct HttpParts {
     host: String,
     port: Option<u16>,
     tls: bool,
     path: String,
 }
 
-impl Parts {
+impl HttpParts {
     fn read(address: &Multiaddr) -> Result<Self, AddressError> {
         let shape = Shape::read(address).map_err(|_| AddressError::NotHttp)?;
         let TransportKind::Http { port, tls, sni, path } = shape.transport else { return Err(AddressError::NotHttp) };
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_an_http_address_is_read() {
+    fn all_forms_of_http_addresses_are_parsed() {
         let table = [
             ("/dns4/example.org/tcp/443/tls/http", "https://example.org/"),
             ("/dns/example.org/tcp/443/https", "https://example.org/"),
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn other_addresses_are_left_alone() {
+    fn other_addresses_are_not_parsed() {
         let others = [
             "/ip4/1.2.3.4/tcp/4001",
             "/ip4/1.2.3.4/udp/4001/quic-v1",
@@ -249,8 +250,8 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_a_host_and_nothing_more() {
-        // The last two are other spellings of 127.0.0.1.
+    fn invalid_hosts_and_paths_are_rejected() {
+        // The last two are other notations of 127.0.0.1.
         let hosts =
             ["user@a.b", "a.b:22", "a?b", "a#b", "", "exa mple", "[::1", "a\\b", "a\r\nb", "2130706433", "0x7f.1"];
         for host in hosts {
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn configured_urls_are_read_and_others_refused_with_a_reason() {
+    fn configured_urls_are_parsed_and_invalid_ones_rejected() {
         let good = [
             ("https://example.org", "https://example.org/"),
             ("https://example.org/", "https://example.org/"),
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_lead_neither_into_private_networks_nor_to_other_services() {
+    fn untrusted_sources_cannot_supply_private_addresses_or_reserved_ports() {
         let table = [
             ("/dns/example.org/https", true),
             ("/ip4/8.8.8.8/tcp/8080/http", true),
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_has_one_name_and_one_url_for_a_block() {
+    fn a_gateway_has_one_id_and_one_url_per_block() {
         let cid = parse("bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy").expect("cid");
         let spellings = ["/dns/example.org/https", "/dns4/EXAMPLE.org/tcp/443/tls/http"];
         for address in spellings {
@@ -328,7 +329,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_host_and_path_are_a_block_is_asked_of_that_host(
+        fn the_block_url_always_has_the_given_host(
             host in "\\PC{0,20}", path in "\\PC{0,40}", port in any::<u16>(),
         ) {
             let address = Multiaddr::empty()

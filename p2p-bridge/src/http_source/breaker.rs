@@ -1,55 +1,56 @@
-//! When a gateway is left alone: a circuit breaker for each origin, in a bounded table.
+//! Circuit breakers of gateways, one per origin, in a bounded table.
 //!
-//! Goals: a gateway that is down, overloaded or no gateway costs a few requests and then none until it has rested; one
-//! that comes back is noticed with one request; a liar is left alone for long; no clock of its own.
+//! Goals: a gateway that is down, overloaded or not a gateway costs a few requests and then none until its back-off
+//! ends; a recovered gateway is detected with one request; a gateway that sent an invalid block is not asked for long;
+//! no clock of its own.
 //!
 //! ```text
-//! closed ──some failures in a row, 429 or 503, a lie──▶ open ──its rest is over──▶ half open: one request at a time
-//!    ▲                                                   ▲                              │
-//!    └────────────────────────── it answers ─────────────┼──────────────────────────────┤
-//!                                                        └── it fails: rests for longer ┘
+//! closed ──consecutive failures, 429 or 503, an invalid block──▶ open ──back-off ends──▶ half open: one request
+//!    ▲                                                            ▲                         │
+//!    └───────────────────────── success ──────────────────────────┼─────────────────────────┤
+//!                                                                 └── failure: next back-off┘
 //! ```
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-/// Failures in a row that open a breaker.
+/// The number of consecutive failures that open a breaker.
 pub const FAILURES_MAX: u32 = 3;
-/// Blocks in a row that a stranger's gateway has not got, until it is left alone as well: whoever named it was wrong.
+/// The number of consecutive blocks that an untrusted gateway does not have, until its breaker opens.
 const MISSES_MAX: u32 = 16;
-/// The rest after a first failure and after many; each is twice as long as the one before.
-const REST: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
-/// The rest that a gateway may ask for (`Retry-After`).
-const REST_ASKED: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(900);
-/// The rest of one that sent wrong bytes, and of one that had nothing.
-const REST_LONG: Duration = Duration::from_secs(900);
+/// The back-off after the first opening and the maximum; it doubles with each opening.
+const BACK_OFF: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
+/// Bounds of the back-off that a gateway requests (`Retry-After`).
+const RETRY_AFTER: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(900);
+/// The back-off after an invalid block, and after too many misses.
+const LONG_BACK_OFF: Duration = Duration::from_secs(900);
 
-/// What went wrong.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It cannot be reached, broke off, took too long or answered with an error.
+    /// It cannot be reached, closed the connection early, timed out or responded with an error.
     Failure,
-    /// It asks to be left alone, maybe for a certain time.
+    /// It responded with 429 or 503, possibly with `Retry-After`.
     Busy(Option<Duration>),
-    /// It sent bytes that are not what was asked for.
-    Lie,
+    /// It sent an invalid block.
+    InvalidBlock,
 }
 
-/// The state of one origin.
+/// The circuit breaker of one origin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Breaker {
     failures: u32,
     misses: u32,
-    /// Openings since it last answered.
+    /// Openings since the last success.
     openings: u32,
-    rests_until: Option<Instant>,
+    open_until: Option<Instant>,
 }
 
 impl Breaker {
-    /// Requests that may run at once, of `max`.
+    /// The number of concurrent requests that are allowed, up to `max`.
     pub fn allows(&self, max: usize, now: Instant) -> usize {
-        match self.rests_until {
+        match self.open_until {
             None => max,
             Some(until) if until <= now => max.min(1),
             Some(_) => 0,
@@ -58,49 +59,50 @@ impl Breaker {
 
     /// Whether it is open or half open.
     pub fn is_tripped(&self) -> bool {
-        self.rests_until.is_some()
+        self.open_until.is_some()
     }
 
-    /// It gave what was asked for.
+    /// A request succeeded.
     pub fn answered(&mut self) {
         *self = Self::default();
     }
 
-    /// It said in good order that it has not got a block. `true` if a stranger's gateway has now said so too often.
-    pub fn missed(&mut self, stranger: bool, now: Instant) -> bool {
-        let misses = if stranger { self.misses + 1 } else { 0 };
+    /// The gateway does not have a block. Returns whether that opens the breaker of an untrusted gateway.
+    pub fn missed(&mut self, untrusted: bool, now: Instant) -> bool {
+        let misses = if untrusted { self.misses + 1 } else { 0 };
         self.answered();
         if misses < MISSES_MAX {
             self.misses = misses;
             return false;
         }
-        self.rests_until = Some(now + REST_LONG);
+        self.open_until = Some(now + LONG_BACK_OFF);
         true
     }
 
-    /// Something went wrong; `true` if that opens the breaker. What ends while it is open changes nothing: it began before.
+    /// A request failed; returns whether that opens the breaker. Requests that end while it is open are ignored: they
+    /// started before.
     pub fn failed(&mut self, fault: Fault, now: Instant) -> bool {
-        let half_open = match self.rests_until {
-            Some(until) if until > now && fault != Fault::Lie => return false,
+        let half_open = match self.open_until {
+            Some(until) if until > now && fault != Fault::InvalidBlock => return false,
             Some(_) => true,
             None => false,
         };
         self.failures = self.failures.saturating_add(1);
-        let usual = REST.start().saturating_mul(1 << self.openings.min(16)).min(*REST.end());
-        let rest = match fault {
-            Fault::Lie => REST_LONG,
-            Fault::Busy(asked) => asked.map_or(usual, |asked| asked.clamp(*REST_ASKED.start(), *REST_ASKED.end())),
+        let usual = BACK_OFF.start().saturating_mul(1 << self.openings.min(16)).min(*BACK_OFF.end());
+        let back_off = match fault {
+            Fault::InvalidBlock => LONG_BACK_OFF,
+            Fault::Busy(asked) => asked.map_or(usual, |asked| asked.clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end())),
             Fault::Failure if half_open || self.failures >= FAILURES_MAX => usual,
             Fault::Failure => return false,
         };
         self.failures = 0;
         self.openings = self.openings.saturating_add(1);
-        self.rests_until = Some(now + rest);
+        self.open_until = Some(now + back_off);
         true
     }
 }
 
-/// The breakers of many origins, at most so many: untroubled ones are forgotten first, then those whose rest ends first.
+/// The breakers of many origins, in a bounded table. Closed ones are evicted first, then the ones that close first.
 #[derive(Debug)]
 pub struct Breakers {
     by_origin: HashMap<String, Breaker>,
@@ -108,7 +110,7 @@ pub struct Breakers {
 }
 
 impl Breakers {
-    /// An empty table with room for `max` origins.
+    /// An empty table for at most `max` origins.
     pub fn new(max: usize) -> Self {
         Self { by_origin: HashMap::new(), max }
     }
@@ -131,7 +133,7 @@ impl Breakers {
         result
     }
 
-    /// How many are open or half open.
+    /// The number of breakers that are open or half open.
     pub fn tripped(&self) -> usize {
         self.by_origin.values().filter(|breaker| breaker.is_tripped()).count()
     }
@@ -141,7 +143,7 @@ impl Breakers {
             return;
         }
         let others = self.by_origin.iter().filter(|(origin, _)| *origin != newest);
-        if let Some(origin) = others.min_by_key(|(_, breaker)| breaker.rests_until).map(|(origin, _)| origin.clone()) {
+        if let Some(origin) = others.min_by_key(|(_, breaker)| breaker.open_until).map(|(origin, _)| origin.clone()) {
             self.by_origin.remove(&origin);
         }
     }
@@ -169,7 +171,7 @@ mod tests {
         }
         assert_eq!(breaker.allows(MAX, start), MAX);
         let opened: Vec<bool> = (0..5).map(|_| breaker.failed(Fault::Failure, start)).collect();
-        assert_eq!(opened, [false, false, true, false, false], "what began before it opened changes nothing");
+        assert_eq!(opened, [false, false, true, false, false], "requests that started before it opened are ignored");
         assert_eq!(breaker.allows(MAX, start), 0);
         assert_eq!(breaker.allows(MAX, after(start, 1)), 1, "half open");
         breaker.answered();
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_failed_attempt_doubles_the_rest_up_to_a_limit() {
+    fn each_failed_attempt_doubles_the_back_off_up_to_a_limit() {
         let mut now = Instant::now();
         let mut breaker = Breaker::default();
         for _ in 0..FAILURES_MAX {
@@ -187,19 +189,19 @@ mod tests {
             assert_eq!(breaker.allows(MAX, now + Duration::from_millis(seconds * 1_000 - 1)), 0, "{seconds} s");
             now = after(now, seconds);
             assert_eq!(breaker.allows(MAX, now), 1, "{seconds} s");
-            assert!(breaker.failed(Fault::Failure, now), "one is enough when it is half open");
+            assert!(breaker.failed(Fault::Failure, now), "one failure is enough when it is half open");
         }
     }
 
     #[test]
-    fn a_rest_that_is_asked_for_is_kept_within_reason_and_a_lie_costs_the_most() {
+    fn retry_after_is_clamped_and_an_invalid_block_has_the_longest_back_off() {
         let start = Instant::now();
         let table = [
             (Fault::Busy(None), 1),
             (Fault::Busy(Some(Duration::from_secs(30))), 30),
             (Fault::Busy(Some(Duration::ZERO)), 1),
             (Fault::Busy(Some(Duration::from_secs(1 << 40))), 900),
-            (Fault::Lie, 900),
+            (Fault::InvalidBlock, 900),
         ];
         for (fault, seconds) in table {
             let mut breaker = Breaker::default();
@@ -210,31 +212,31 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_gateway_that_has_nothing_is_left_alone() {
+    fn misses_open_the_breaker_of_an_untrusted_gateway() {
         let start = Instant::now();
-        let (mut strange, mut configured) = (Breaker::default(), Breaker::default());
-        let said: Vec<bool> = (0..MISSES_MAX).map(|_| strange.missed(true, start)).collect();
+        let (mut untrusted, mut configured) = (Breaker::default(), Breaker::default());
+        let said: Vec<bool> = (0..MISSES_MAX).map(|_| untrusted.missed(true, start)).collect();
         assert_eq!(said.iter().filter(|enough| **enough).count(), 1);
-        assert_eq!(strange.allows(MAX, start), 0);
+        assert_eq!(untrusted.allows(MAX, start), 0);
         assert!((0..1_000).all(|_| !configured.missed(false, start)));
         assert_eq!(configured.allows(MAX, start), MAX);
     }
 
     #[test]
-    fn a_full_table_forgets_the_untroubled_first() {
+    fn a_full_table_evicts_closed_breakers_first() {
         let start = Instant::now();
         let mut breakers = Breakers::new(3);
-        breakers.change("liar", |breaker| breaker.failed(Fault::Lie, start));
+        breakers.change("invalid", |breaker| breaker.failed(Fault::InvalidBlock, start));
         breakers.change("fine", |breaker| breaker.failed(Fault::Failure, start));
         breakers.change("busy", |breaker| breaker.failed(Fault::Busy(None), start));
         breakers.change("new", |breaker| breaker.failed(Fault::Failure, start));
         assert_eq!(breakers.get("fine"), Breaker::default());
         breakers.change("newer", |breaker| breaker.failed(Fault::Busy(None), start));
         breakers.change("newest", |breaker| breaker.failed(Fault::Busy(None), start));
-        assert!(breakers.get("liar").is_tripped(), "the longest rest is remembered the longest");
+        assert!(breakers.get("invalid").is_tripped(), "the longest back-off is kept longest");
         assert_eq!((breakers.by_origin.len(), breakers.tripped()), (3, 3));
-        breakers.change("liar", Breaker::answered);
-        assert_eq!(breakers.by_origin.len(), 2, "what is fine needs no entry");
+        breakers.change("invalid", Breaker::answered);
+        assert_eq!(breakers.by_origin.len(), 2, "closed breakers need no entry");
     }
 
     #[derive(Debug, Clone, Copy)]
@@ -250,7 +252,7 @@ mod tests {
             1 => Just(Step::Answer),
             1 => Just(Step::Miss),
             3 => Just(Step::Fail(Fault::Failure)),
-            1 => Just(Step::Fail(Fault::Lie)),
+            1 => Just(Step::Fail(Fault::InvalidBlock)),
             1 => proptest::option::of(any::<u64>())
                 .prop_map(|asked| Step::Fail(Fault::Busy(asked.map(Duration::from_secs)))),
             3 => (0_u64..1_000_000).prop_map(Step::Wait),
@@ -259,7 +261,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_never_stuck(steps in proptest::collection::vec(step(), 0..200)) {
+        fn a_breaker_always_closes_again(steps in proptest::collection::vec(step(), 0..200)) {
             let mut now = Instant::now();
             let mut breaker = Breaker::default();
             for step in steps {
@@ -272,7 +274,7 @@ mod tests {
                         prop_assert!(!opened || breaker.allows(MAX, now) == 0);
                     }
                 }
-                prop_assert!(breaker.allows(MAX, now + REST_LONG) >= 1, "nothing rests for longer");
+                prop_assert!(breaker.allows(MAX, now + LONG_BACK_OFF) >= 1, "there is no longer back-off");
             }
         }
     }

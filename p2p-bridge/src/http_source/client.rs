@@ -1,22 +1,22 @@
-//! One question to one gateway: what is sent, how much of the answer is read and for how long, and what it means.
+//! One request to one gateway: the request, the limits for its response, and the meaning of the response.
 //!
-//! Goals: whatever a server sends, it costs at most a block's size in memory and the time-outs below; a block is hashed and
-//! handed to its waiters here, away from the swarm task, as a Bitswap connection does it; wrong bytes are told from absence.
+//! Goals: a response costs at most the memory of a block and the timeouts below; blocks are verified and delivered
+//! here, outside the swarm task, as in a Bitswap connection; invalid blocks are distinguished from missing ones.
 //!
-//! What answers mean (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>):
+//! The meaning of responses (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>):
 //!
-//! | answer | meaning |
+//! | response | meaning |
 //! |---|---|
-//! | 200 with the block | it has it |
-//! | 200 with other bytes | a lie |
-//! | 404, 410, 412, 451, 504 | it has not got it, or will not give it |
-//! | 429, 503 | it wants to be left alone for a while |
-//! | another 5xx, no connection, no answer in time, half an answer | a failure, worth a second try |
-//! | anything else: redirects, other content types, other 4xx, more bytes than a block has | no use asking it again for this |
+//! | 200 with the block | the gateway has it |
+//! | 200 with other bytes | invalid block |
+//! | 404, 410, 412, 451, 504 | the gateway does not have it, or does not serve it |
+//! | 429, 503 | the gateway is overloaded: back off |
+//! | another 5xx, no connection, a timeout, an incomplete response | failure, to be retried |
+//! | others: redirects, other content types, other 4xx, more bytes than a block may have | unusable, not retried |
 //!
-//! A question for presence is a HEAD request, which costs a round trip and no block. Of a stranger's gateway it asks for
-//! what is there already (`Cache-Control: only-if-cached`), so that nobody fetches content because we wondered who has it;
-//! a configured one may fetch, for that is what it was configured for.
+//! Presence is requested by HEAD, which costs a round trip and no block. Untrusted gateways are asked for cached
+//! content only (`Cache-Control: only-if-cached`), so that they do not fetch content for a presence check; a configured
+//! one may fetch.
 
 use super::address::Base;
 use super::dialling::{Clients, Trust, innermost};
@@ -32,128 +32,128 @@ use tokio::time::timeout;
 
 /// The content type of a block.
 const RAW: &str = "application/vnd.ipld.raw";
-/// Bytes of blocks that are being received, over all gateways of one trust: strangers cannot use up what the configured
-/// ones need. One that does not say how long a block is has room for the longest, so that slow strangers keep each other
-/// waiting, each for [`Patience::body`] at most.
+/// The memory budget for blocks being received, in bytes, for all gateways of one trust level: untrusted ones cannot
+/// use up the budget of configured ones. A response without a length reserves the maximum block size, so slow untrusted
+/// gateways delay each other by at most [`Timeouts::body`].
 const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// How long a gateway may take. What we make it wait for is not counted.
+/// Timeouts of a gateway, excluding local waits.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
-    /// Until a configured one answers. It may have to find the content first.
+struct Timeouts {
+    /// For the response of a configured gateway, which may have to fetch the content.
     configured: Duration,
-    /// The same for a stranger's, which was said to have it.
-    stranger: Duration,
-    /// Until a block has arrived, once it was answered and there is room for it.
+    /// For the response of an untrusted gateway, which should have the content.
+    untrusted: Duration,
+    /// For the body, once its memory is reserved.
     body: Duration,
-    /// How long nothing may arrive meanwhile.
+    /// Without progress of the body.
     stall: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { configured: seconds(30), stranger: seconds(10), body: seconds(30), stall: seconds(5) }
+        Self { configured: seconds(30), untrusted: seconds(10), body: seconds(30), stall: seconds(5) }
     }
 }
 
-/// What is asked.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
-    /// The block itself.
+pub enum RequestKind {
+    /// The block.
     Block,
-    /// Whether it is there.
+    /// Whether the gateway has the block.
     Presence,
 }
 
-/// What came of a question.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The block came, and went to whoever waited for it.
+    /// The block was received, verified and delivered.
     Block {
-        /// Its key.
+        /// The key.
         key: BlockKey,
-        /// Its size.
+        /// The size in bytes.
         bytes: usize,
     },
-    /// It is there.
+    /// The gateway has the block.
     Has,
-    /// It is not, or is not given.
+    /// The gateway does not have the block, or does not serve it.
     Lacks,
-    /// Bytes came that are another block.
-    Lie {
-        /// The key of what came.
+    /// The gateway sent another block.
+    InvalidBlock {
+        /// The key of the received block.
         key: BlockKey,
-        /// Its size.
+        /// The size in bytes.
         bytes: usize,
     },
-    /// Nothing came of it; it may the next time.
+    /// The request failed and may be retried.
     Failed(String),
-    /// An answer that is of no use, and would not be the next time.
+    /// The response is unusable, and a retry would not help.
     Useless(String),
-    /// It wants to be left alone, maybe for a certain time.
+    /// The gateway is overloaded, possibly with `Retry-After`.
     Busy(Option<Duration>),
 }
 
-/// An answer, and what it says about the connection.
+/// The result of a request, with a property of its connection.
 #[derive(Debug)]
 pub struct Answer {
-    /// What came of the question.
+    /// The result.
     pub outcome: Outcome,
-    /// Whether many requests share the connection.
+    /// Whether the connection is multiplexed (HTTP/2).
     pub multiplexed: bool,
 }
 
-/// Asks gateways.
-pub struct Asker {
+/// Sends requests to gateways.
+pub struct GatewayClient {
     clients: Clients,
     wants: Arc<Wants>,
     configured_bodies: Semaphore,
-    strange_bodies: Semaphore,
-    patience: Patience,
+    untrusted_bodies: Semaphore,
+    timeouts: Timeouts,
 }
 
-impl Asker {
-    /// Blocks go to `wants`.
+impl GatewayClient {
+    /// A client that delivers blocks to `wants`.
     pub fn new(clients: Clients, wants: Arc<Wants>) -> Self {
-        let [configured_bodies, strange_bodies] = [BODIES_BYTES_MAX; 2].map(Semaphore::new);
-        Self { clients, wants, configured_bodies, strange_bodies, patience: Patience::default() }
+        let [configured_bodies, untrusted_bodies] = [BODIES_BYTES_MAX; 2].map(Semaphore::new);
+        Self { clients, wants, configured_bodies, untrusted_bodies, timeouts: Timeouts::default() }
     }
 
-    /// Asks one question. Dropping the future ends the request.
-    pub async fn ask(&self, base: &Base, trust: Trust, cid: &Cid, question: Question) -> Answer {
-        let request = self.request(base, trust, cid, question);
-        let (patience, bodies) = match trust {
-            Trust::Configured => (self.patience.configured, &self.configured_bodies),
-            Trust::Stranger => (self.patience.stranger, &self.strange_bodies),
+    /// Sends a request. Dropping the future aborts it.
+    pub async fn ask(&self, base: &Base, trust: Trust, cid: &Cid, kind: RequestKind) -> Answer {
+        let request = self.request(base, trust, cid, kind);
+        let (timeouts, bodies) = match trust {
+            Trust::Configured => (self.timeouts.configured, &self.configured_bodies),
+            Trust::Untrusted => (self.timeouts.untrusted, &self.untrusted_bodies),
         };
-        match timeout(patience, request.send()).await {
+        match timeout(timeouts, request.send()).await {
             Err(_) => Answer { outcome: Outcome::Failed("no answer in time".to_owned()), multiplexed: false },
             Ok(Err(error)) => Answer { outcome: Outcome::Failed(innermost(&error)), multiplexed: false },
             Ok(Ok(response)) => {
                 let multiplexed = response.version() == Version::HTTP_2;
-                Answer { outcome: self.read(response, bodies, cid, question).await, multiplexed }
+                Answer { outcome: self.read(response, bodies, cid, kind).await, multiplexed }
             }
         }
     }
 
-    fn request(&self, base: &Base, trust: Trust, cid: &Cid, question: Question) -> RequestBuilder {
-        let method = match question {
-            Question::Block => Method::GET,
-            Question::Presence => Method::HEAD,
+    fn request(&self, base: &Base, trust: Trust, cid: &Cid, kind: RequestKind) -> RequestBuilder {
+        let method = match kind {
+            RequestKind::Block => Method::GET,
+            RequestKind::Presence => Method::HEAD,
         };
         let request = self.clients.of(trust).request(method, base.block_url(cid)).header(ACCEPT, RAW);
-        if question == Question::Presence && trust == Trust::Stranger {
+        if kind == RequestKind::Presence && trust == Trust::Untrusted {
             return request.header(CACHE_CONTROL, "only-if-cached");
         }
         request
     }
 
-    async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, question: Question) -> Outcome {
+    async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, kind: RequestKind) -> Outcome {
         if let Some(outcome) = judge_head(&response) {
             return outcome;
         }
-        if question == Question::Presence {
+        if kind == RequestKind::Presence {
             return Outcome::Has;
         }
         let announced = response.content_length().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
@@ -161,23 +161,23 @@ impl Asker {
         if room > MAX_BLOCK_BYTES {
             return too_long();
         }
-        // Waiting for memory of ours is no fault of the gateway's: its time begins when there is room. Whoever has the room
-        // has it for a bounded time. The semaphore is never closed, and a block is a small part of it.
+        // Waiting for local memory must not count for the gateway's timeout, which starts afterwards. Each reservation
+        // is held for a bounded time. The semaphore is never closed, and a block is a small part of it.
         let _room = bodies.acquire_many(u32::try_from(room).unwrap_or(u32::MAX)).await.ok();
-        match timeout(self.patience.body, read_body(response, announced, self.patience.stall)).await {
-            Err(_) => Outcome::Failed("the block took too long".to_owned()),
+        match timeout(self.timeouts.body, read_body(response, announced, self.timeouts.stall)).await {
+            Err(_) => Outcome::Failed("the block was not received in time".to_owned()),
             Ok(Err(outcome)) => outcome,
-            Ok(Ok(body)) => self.take_in(cid, body),
+            Ok(Ok(body)) => self.deliver(cid, body),
         }
     }
 
-    /// Hashes what came and hands it to whoever waits for it.
-    fn take_in(&self, cid: &Cid, body: Vec<u8>) -> Outcome {
+    /// Verifies a block and delivers it to its waiters.
+    fn deliver(&self, cid: &Cid, body: Vec<u8>) -> Outcome {
         let data = bytes::Bytes::from(body);
         let bytes = data.len();
         let block = match Block::verify(*cid, data.clone()) {
             Ok(block) => block,
-            // It is another block than was asked for. Somebody may even wait for that one.
+            // It is another block, which may have waiters too.
             Err(BlockError::Mismatch { .. }) => {
                 match Block::of(cid.codec(), cid.hash().code(), cid.hash().digest().len(), data) {
                     Ok(block) => block,
@@ -189,7 +189,7 @@ impl Asker {
         self.wants.deliver(&block);
         match block.key() {
             Some(key) if block.cid() == cid => Outcome::Block { key, bytes },
-            Some(key) => Outcome::Lie { key, bytes },
+            Some(key) => Outcome::InvalidBlock { key, bytes },
             None => Outcome::Useless("its bytes are in its CID".to_owned()),
         }
     }
@@ -199,15 +199,15 @@ fn too_long() -> Outcome {
     Outcome::Useless(format!("more than {MAX_BLOCK_BYTES} bytes"))
 }
 
-/// Reads a body that has as many bytes as was announced, or no more than a block may have.
+/// Reads a body of the announced length, or of at most the maximum block size.
 async fn read_body(mut response: Response, announced: Option<usize>, stall: Duration) -> Result<Vec<u8>, Outcome> {
     let mut body = Vec::with_capacity(announced.unwrap_or_default());
     loop {
         match timeout(stall, response.chunk()).await {
-            Err(_) => return Err(Outcome::Failed("the block stopped arriving".to_owned())),
+            Err(_) => return Err(Outcome::Failed("the gateway stopped sending the block".to_owned())),
             Ok(Err(error)) => return Err(Outcome::Failed(innermost(&error))),
             Ok(Ok(None)) => {
-                // Whoever keeps it counts what it has, and not what was reserved while nobody knew how much would come.
+                // The block may be cached, so it must not hold on to unused capacity.
                 body.shrink_to_fit();
                 return Ok(body);
             }
@@ -219,7 +219,7 @@ async fn read_body(mut response: Response, announced: Option<usize>, stall: Dura
     }
 }
 
-/// What a response means by its head alone; `None` if it is one whose body counts.
+/// The result that the head of a response determines; `None` if the body is needed.
 fn judge_head(response: &Response) -> Option<Outcome> {
     let status = response.status();
     match status {
@@ -245,10 +245,10 @@ fn judge_head(response: &Response) -> Option<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http_source::test_server::{Manner, TestServer, block};
+    use crate::http_source::test_server::{ServerMode, TestServer, block};
 
     #[tokio::test]
-    async fn a_body_of_unknown_length_takes_no_more_than_it_has() {
+    async fn a_body_of_unknown_length_has_no_excess_capacity() {
         let chunks = (0..3).map(|_| Ok::<_, std::io::Error>(vec![7; 100_000]));
         let body = reqwest::Body::wrap_stream(futures::stream::iter(chunks));
         let response = Response::from(http::Response::new(body));
@@ -257,40 +257,40 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_for_our_own_memory_is_no_fault_of_the_gateways() {
+    async fn the_wait_for_local_memory_does_not_count_for_the_timeout() {
         let held = block(vec![7; 100_000]);
-        let server = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
-        let mut asker = Asker::new(Clients::new(false).expect("clients"), Arc::default());
-        asker.patience.body = Duration::from_millis(400);
-        asker.patience.stall = Duration::from_millis(400);
+        let server = TestServer::start(ServerMode::Honest, std::slice::from_ref(&held)).await;
+        let mut gateway_client = GatewayClient::new(Clients::new(false).expect("clients"), Arc::default());
+        gateway_client.timeouts.body = Duration::from_millis(400);
+        gateway_client.timeouts.stall = Duration::from_millis(400);
         let base = Base::from_url(&server.url()).expect("a URL");
         let all_but_one = u32::try_from(BODIES_BYTES_MAX - 1).expect("few");
-        let others = asker.configured_bodies.acquire_many(all_but_one).await.expect("is open");
+        let others = gateway_client.configured_bodies.acquire_many(all_but_one).await.expect("is open");
         let others_take_their_time = async {
-            // Whoever stands in line has taken what there was.
-            while asker.configured_bodies.available_permits() > 0 {
+            // The waiting request has reserved all free permits.
+            while gateway_client.configured_bodies.available_permits() > 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            tokio::time::sleep(2 * asker.patience.body).await;
+            tokio::time::sleep(2 * gateway_client.timeouts.body).await;
             drop(others);
         };
-        let asking = asker.ask(&base, Trust::Configured, held.cid(), Question::Block);
+        let asking = gateway_client.ask(&base, Trust::Configured, held.cid(), RequestKind::Block);
         let (answer, ()) = futures::join!(asking, others_take_their_time);
         let expected = Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 };
         assert_eq!(answer.outcome, expected);
-        assert_eq!(asker.configured_bodies.available_permits(), BODIES_BYTES_MAX, "and all of it comes back");
+        assert_eq!(gateway_client.configured_bodies.available_permits(), BODIES_BYTES_MAX, "all permits are released");
     }
 
     #[tokio::test]
-    async fn memory_that_strangers_hold_is_none_that_configured_gateways_need() {
+    async fn untrusted_gateways_do_not_use_the_memory_of_configured_ones() {
         let held = block(vec![7; 100_000]);
-        let server = TestServer::start(Manner::Honest, std::slice::from_ref(&held)).await;
-        let asker = Asker::new(Clients::new(false).expect("clients"), Arc::default());
+        let server = TestServer::start(ServerMode::Honest, std::slice::from_ref(&held)).await;
+        let gateway_client = GatewayClient::new(Clients::new(false).expect("clients"), Arc::default());
         let base = Base::from_url(&server.url()).expect("a URL");
         let all = u32::try_from(BODIES_BYTES_MAX).expect("few");
-        let _held_by_strangers = asker.strange_bodies.acquire_many(all).await.expect("is open");
-        let asking = asker.ask(&base, Trust::Configured, held.cid(), Question::Block);
-        let answer = timeout(Duration::from_secs(20), asking).await.expect("does not wait for strangers");
+        let _held_by_strangers = gateway_client.untrusted_bodies.acquire_many(all).await.expect("is open");
+        let asking = gateway_client.ask(&base, Trust::Configured, held.cid(), RequestKind::Block);
+        let answer = timeout(Duration::from_secs(20), asking).await.expect("does not wait for untrusted gateways");
         assert_eq!(answer.outcome, Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 });
     }
 }

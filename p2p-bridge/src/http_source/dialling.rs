@@ -1,15 +1,14 @@
-//! HTTP clients that reach only where they may.
+//! HTTP clients that connect only to permitted addresses.
 //!
-//! Goals: whoever resolves a name also decides whether its addresses may be dialled, and the connection is made to those
-//! very addresses, so that no second look-up can give another answer (DNS rebinding); one pool of connections for each
-//! trust; the system's certificates, no cookies, no proxies, no redirects, nothing unpacked.
+//! Goals: the resolver decides whether a name's addresses may be dialled, and the connection is made to those
+//! addresses, so that a second lookup cannot give another result (DNS rebinding); one connection pool per trust level;
+//! the system's certificates, no cookies, proxies, redirects or decompression.
 //!
-//! Two clients, because a client has one resolver: what the operator configured may be anywhere, what strangers name may
-//! not be in a private network. Addresses that are written out as such never reach a resolver; they are checked before
-//! ([`super::address`]).
+//! There are two clients, because a client has one resolver: configured gateways may be anywhere, untrusted ones not in
+//! private networks. IP addresses in URLs bypass the resolver and are checked before ([`super::address`]).
 //!
-//! Redirects are followed nowhere. A trustless gateway needs none
-//! (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>), and each would be one more way to be sent somewhere.
+//! Redirects are not followed: trustless gateways need none
+//! (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>), and each would be another address to check.
 
 use crate::scope::is_public;
 use crate::tls;
@@ -19,37 +18,37 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the look-up of a name, the connection and its TLS handshake may take together.
+/// The timeout for DNS, TCP and TLS together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an unused connection is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Header bytes of a response over HTTP/2 (over HTTP/1.1 hyper has a bound of its own).
+/// The maximum header size of an HTTP/2 response, in bytes (hyper has its own limit for HTTP/1.1).
 const HEADERS_BYTES_MAX: u32 = 16 * 1024;
-/// Bytes under way to us on one connection over HTTP/2, and for one response.
+/// HTTP/2 windows of a connection and of a stream, in bytes.
 const WINDOW_BYTES: u32 = 8 * 1024 * 1024;
 const RESPONSE_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
-/// Addresses of one name that are tried.
+/// The maximum number of addresses of a name.
 const ADDRESSES_MAX: usize = 8;
 
-/// Who named a gateway.
+/// The source of a gateway's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Trust {
-    /// The operator.
+    /// The operator's configuration.
     Configured,
-    /// A provider record, which anybody can write.
-    Stranger,
+    /// A provider record, which any peer can publish.
+    Untrusted,
 }
 
 /// Why a name is not dialled.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Refusal {
-    #[error("the name stands for no address")]
+    #[error("the name has no address")]
     Nowhere,
-    #[error("the name stands for {0}, an address of a private network")]
+    #[error("the name was resolved to the private address {0}")]
     Private(SocketAddr),
 }
 
-/// The addresses of a name that may be dialled: all, or none if any of them is private and may not be.
+/// The addresses of a name that may be dialled: all, or none if one of them is private and not allowed.
 fn admit(found: Vec<SocketAddr>, private_too: bool) -> Result<Vec<SocketAddr>, Refusal> {
     if let Some(private) = found.iter().find(|address| !private_too && !is_public(address.ip())) {
         return Err(Refusal::Private(*private));
@@ -57,12 +56,12 @@ fn admit(found: Vec<SocketAddr>, private_too: bool) -> Result<Vec<SocketAddr>, R
     if found.is_empty() { Err(Refusal::Nowhere) } else { Ok(found.into_iter().take(ADDRESSES_MAX).collect()) }
 }
 
-/// The system's resolver behind a check of all that it says.
-struct Guard {
+/// The system's resolver with a check of its results.
+struct CheckedResolver {
     private_too: bool,
 }
 
-impl Resolve for Guard {
+impl Resolve for CheckedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let private_too = self.private_too;
         Box::pin(async move {
@@ -73,58 +72,60 @@ impl Resolve for Guard {
     }
 }
 
-/// The clients for each trust.
+/// The clients of both trust levels.
 #[derive(Debug, Clone)]
 pub struct Clients {
     configured: Client,
-    strangers: Client,
+    untrusted: Client,
 }
 
 impl Clients {
-    /// Clients for both; with `dial_private`, strangers may lead into private networks too.
+    /// Creates the clients; with `dial_private`, untrusted gateways may be in private networks.
     ///
     /// # Errors
-    /// When the machine cannot have any client at all.
+    /// If the HTTP client cannot be built.
     pub fn new(dial_private: bool) -> Result<Self, reqwest::Error> {
         let configured = build(true)?;
-        let strangers = if dial_private { configured.clone() } else { build(false)? };
-        Ok(Self { configured, strangers })
+        let untrusted = if dial_private { configured.clone() } else { build(false)? };
+        Ok(Self { configured, untrusted })
     }
 
-    /// Clients that reach everywhere, of a system that believes this certificate too.
+    /// Clients without address restrictions that trust this certificate.
     #[cfg(test)]
-    pub(crate) fn believing(root: reqwest::Certificate) -> Self {
+    pub(crate) fn with_root_certificate(root: reqwest::Certificate) -> Self {
         tls::use_ring();
         let client = builder(true).tls_certs_merge([root]).build().expect("a client");
-        Self { configured: client.clone(), strangers: client }
+        Self { configured: client.clone(), untrusted: client }
     }
 
-    /// The client for a gateway that somebody named.
+    /// The client for a trust level.
     pub fn of(&self, trust: Trust) -> &Client {
         match trust {
             Trust::Configured => &self.configured,
-            Trust::Stranger => &self.strangers,
+            Trust::Untrusted => &self.untrusted,
         }
     }
 }
 
-/// A client that believes the certificates that the system does; if it has none, only HTTP without TLS works.
+/// A client that trusts the system's certificates; without any, only plain HTTP works.
 fn build(private_too: bool) -> Result<Client, reqwest::Error> {
     tls::use_ring();
     builder(private_too).build().or_else(|error| {
-        tracing::warn!(error = innermost(&error), "no gateway is reached over HTTPS");
+        tracing::warn!(
+            error = innermost(&error),
+            "gateways cannot be reached over HTTPS: the system has no certificates"
+        );
         builder(private_too).tls_certs_only(std::iter::empty()).build()
     })
 }
 
-/// What a client of another kind is made of that untrusted parties may name addresses to: as above, with the connection
-/// made to addresses that were checked. With `private_too`, the operator has named the address. Redirects are not
-/// followed.
+/// A builder for clients of URLs from untrusted sources: connections are made to checked addresses only, and redirects
+/// are not followed. With `private_too`, for URLs from the operator, private addresses are allowed.
 pub fn builder(private_too: bool) -> ClientBuilder {
     tls::use_ring();
     Client::builder()
         .user_agent(concat!("causeway/", env!("CARGO_PKG_VERSION")))
-        .dns_resolver(Arc::new(Guard { private_too }))
+        .dns_resolver(Arc::new(CheckedResolver { private_too }))
         .redirect(redirect::Policy::none())
         .no_proxy()
         .referer(false)
@@ -135,7 +136,7 @@ pub fn builder(private_too: bool) -> ClientBuilder {
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
 }
 
-/// The last of an error's causes: the layers around it say nothing of their own, and its URL is long.
+/// The innermost source of an error: the outer ones have no message of their own, and include a long URL.
 pub(super) fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(source) = error.source() {
         error = source;
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_private_address_condemns_a_name() {
+    fn a_name_with_a_private_address_is_rejected() {
         let public: SocketAddr = "8.8.8.8:0".parse().expect("address");
         let table: [(&[&str], bool, bool); 7] = [
             (&["8.8.8.8:0"], false, true),
@@ -168,11 +169,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_resolver_hands_out_what_it_has_checked() {
+    async fn the_resolver_returns_checked_addresses() {
         let localhost = || "localhost".parse::<Name>().expect("name");
-        let mut found = Guard { private_too: true }.resolve(localhost()).await.expect("resolves");
+        let mut found = CheckedResolver { private_too: true }.resolve(localhost()).await.expect("resolves");
         assert!(found.all(|address| address.ip().is_loopback()));
-        let refused = Guard { private_too: false }.resolve(localhost()).await.err().expect("refuses");
+        let refused = CheckedResolver { private_too: false }.resolve(localhost()).await.err().expect("refuses");
         assert!(refused.to_string().contains("private network"), "{refused}");
     }
 }

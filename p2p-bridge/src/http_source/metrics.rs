@@ -1,4 +1,4 @@
-//! What an operator reads to see whether gateways answer, and which part of the misses they carry.
+//! Metrics of trustless gateways.
 
 use super::client::Outcome;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -8,39 +8,47 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::fmt::Write as _;
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ending {
-    /// With a block.
+pub enum OutcomeKind {
+    /// A block.
     Block,
-    /// With the news that it is there.
+    /// The gateway has the block.
     Has,
-    /// With the news that it is not.
+    /// The gateway does not have the block.
     Lacks,
-    /// With wrong bytes.
-    Lie,
-    /// Without an answer, or with a server's error.
+    /// An invalid block.
+    InvalidBlock,
+    /// No response, or a server error.
     Failed,
-    /// With an answer of no use.
+    /// An unusable response.
     Useless,
-    /// With the wish to be left alone.
+    /// The gateway is overloaded.
     Busy,
-    /// It was given up: the block came from elsewhere, or nobody wants it any more.
+    /// It was cancelled: the block came from another source, or is not wanted any more.
     Cancelled,
 }
 
-impl Ending {
-    const ALL: [Self; 8] =
-        [Self::Block, Self::Has, Self::Lacks, Self::Lie, Self::Failed, Self::Useless, Self::Busy, Self::Cancelled];
+impl OutcomeKind {
+    const ALL: [Self; 8] = [
+        Self::Block,
+        Self::Has,
+        Self::Lacks,
+        Self::InvalidBlock,
+        Self::Failed,
+        Self::Useless,
+        Self::Busy,
+        Self::Cancelled,
+    ];
 }
 
-impl From<&Outcome> for Ending {
+impl From<&Outcome> for OutcomeKind {
     fn from(outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Block { .. } => Self::Block,
             Outcome::Has => Self::Has,
             Outcome::Lacks => Self::Lacks,
-            Outcome::Lie { .. } => Self::Lie,
+            Outcome::InvalidBlock { .. } => Self::InvalidBlock,
             Outcome::Failed(_) => Self::Failed,
             Outcome::Useless(_) => Self::Useless,
             Outcome::Busy(_) => Self::Busy,
@@ -48,13 +56,13 @@ impl From<&Outcome> for Ending {
     }
 }
 
-impl EncodeLabelValue for Ending {
+impl EncodeLabelValue for OutcomeKind {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         encoder.write_str(match self {
             Self::Block => "block",
             Self::Has => "has",
             Self::Lacks => "lacks",
-            Self::Lie => "lie",
+            Self::InvalidBlock => "lie",
             Self::Failed => "failed",
             Self::Useless => "useless",
             Self::Busy => "busy",
@@ -64,53 +72,53 @@ impl EncodeLabelValue for Ending {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EndingLabel {
-    outcome: Ending,
+struct OutcomeLabel {
+    outcome: OutcomeKind,
 }
 
-/// Handles to the metrics of HTTP sources. Cloning shares them.
+/// Handles to the metrics of HTTP sources. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics {
-    /// Bytes of blocks that passed their check.
+    /// Bytes of verified blocks.
     pub block_bytes: Counter,
-    /// Gateways that are asked at the moment.
+    /// Gateways that can be asked.
     pub gateways: Gauge,
-    /// Origins that are left alone, or tried again with one request.
+    /// Origins whose circuit breaker is open or half open.
     pub breakers_open: Gauge,
-    requests: Family<EndingLabel, Counter>,
+    requests: Family<OutcomeLabel, Counter>,
 }
 
 impl Metrics {
-    /// Creates the metrics and adds them to a registry.
+    /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         let add = registry;
         add.register("causeway_http_source_requests", "Requests to trustless gateways, by outcome", m.requests.clone());
         add.register(
             "causeway_http_source_block_bytes",
-            "Bytes of blocks that trustless gateways sent and that passed their check",
+            "Bytes of verified blocks from trustless gateways",
             m.block_bytes.clone(),
         );
         add.register("causeway_http_source_gateways", "Trustless gateways in use", m.gateways.clone());
         add.register(
             "causeway_http_source_breakers_open",
-            "Origins that are left alone for a while because they failed",
+            "Origins of trustless gateways with an open circuit breaker",
             m.breakers_open.clone(),
         );
-        // A counter that is missing until its first event cannot be told from one that is broken.
-        for ending in Ending::ALL {
-            m.requests.get_or_create(&EndingLabel { outcome: ending }).inc_by(0);
+        // Initialised with zero: a counter that is missing until its first event looks like a broken one.
+        for kind in OutcomeKind::ALL {
+            m.requests.get_or_create(&OutcomeLabel { outcome: kind }).inc_by(0);
         }
         m
     }
 
     /// Counts a request that ended.
-    pub fn ended(&self, ending: Ending) {
-        self.requests.get_or_create(&EndingLabel { outcome: ending }).inc();
+    pub fn ended(&self, kind: OutcomeKind) {
+        self.requests.get_or_create(&OutcomeLabel { outcome: kind }).inc();
     }
 
-    /// Requests that ended so.
-    pub fn endings(&self, ending: Ending) -> u64 {
-        self.requests.get_or_create(&EndingLabel { outcome: ending }).get()
+    /// The number of requests with this outcome.
+    pub fn count(&self, kind: OutcomeKind) -> u64 {
+        self.requests.get_or_create(&OutcomeLabel { outcome: kind }).get()
     }
 }

@@ -1,25 +1,25 @@
-//! Trustless gateways as sources of blocks, beside Bitswap peers.
+//! Trustless gateways as block sources, in addition to Bitswap peers.
 //!
-//! Specification: <https://specs.ipfs.tech/http-gateways/trustless-gateway/>. To the state machine that decides whom to ask
-//! ([`crate::bitswap::client`]) a gateway is one more peer: "connected" once it is known, asked with the same entries,
-//! answering with blocks and presences. So wants are shared out by measured rate between gateways and Bitswap peers,
-//! silent ones are hedged, and a liar is dealt with as one, without a second set of rules.
+//! Specification: <https://specs.ipfs.tech/http-gateways/trustless-gateway/>. For the Bitswap client
+//! ([`crate::bitswap::client`]) a gateway is another peer: "connected" while it is known, asked with the same wantlist
+//! entries, and responding with blocks and presences. So wants are distributed by measured rate over gateways and
+//! Bitswap peers, stalled ones are hedged, and invalid blocks are handled by the same rules.
 //!
-//! Goals: verified like anybody's bytes; raced with Bitswap, never waited for; a broken gateway costs a few requests; no
-//! stranger's record leads into a private network; bounded requests, bytes, gateways and time.
+//! Goals: blocks are verified like all others; gateways race with Bitswap and never delay it; a broken gateway costs a
+//! few requests; no provider record refers into a private network; bounded requests, bytes, gateways and time.
 //!
-//! Non-goals: anything that needs trust in a gateway (deserialised responses, its index pages), and finding gateways:
-//! provider records name them, or the operator.
+//! Non-goals: responses that need trust in a gateway (deserialised responses, index pages), and finding gateways: they
+//! are in provider records or configured.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`address`] | multiaddr or URL → base URL, and which are refused |
-//! | [`breaker`] | when a gateway is left alone: a state machine without I/O |
-//! | [`dialling`] | HTTP clients that reach only where they may |
-//! | [`client`] | one question to one gateway |
-//! | [`crate::bitswap::http_peers`] | the gateways that are known, what each owes, and how much is asked at once |
-//! | `source` | one gateway: what it owes, what waits |
-//! | [`metrics`] | requests, blocks, breakers |
+//! | [`address`] | parses multiaddrs and URLs into base URLs, and rejects unsafe ones |
+//! | [`breaker`] | circuit breakers: a state machine without I/O |
+//! | [`dialling`] | HTTP clients that connect only to permitted addresses |
+//! | [`client`] | one request to one gateway |
+//! | [`crate::bitswap::http_peers`] | the known gateways, their requests and limits |
+//! | `source` | one gateway: its wants and its queue |
+//! | [`metrics`] | metrics |
 
 pub mod address;
 pub mod breaker;

@@ -1,7 +1,7 @@
-//! One gateway, and the load of an origin: what is owed, what waits, and how much may run at once.
+//! One gateway with its wants, and the load of an origin.
 
 use super::address::Base;
-use super::client::Question;
+use super::client::RequestKind;
 use super::dialling::Trust;
 use content::{BlockKey, Cid};
 use libp2p::Multiaddr;
@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::task::{AbortHandle, Id};
 
-/// Requests to one origin at once over HTTP/1.1, where each has a connection.
+/// The maximum number of concurrent requests to one origin over HTTP/1.1, each with a connection.
 pub(crate) const ORIGIN_CONNECTIONS_MAX: usize = 16;
-/// The same over HTTP/2, where they share one.
+/// The same over HTTP/2, with a shared connection.
 pub(crate) const ORIGIN_STREAMS_MAX: usize = 64;
-/// Requests at once to an origin that strangers named and that gave nothing yet.
-pub(crate) const UNPROVEN_MAX: usize = 4;
+/// The maximum number of concurrent requests to an untrusted origin that has not sent a block yet.
+pub(crate) const UNPROVEN_REQUESTS_MAX: usize = 4;
 
-/// Something that a gateway is asked.
+/// A want at a gateway.
 #[derive(Debug)]
 pub(crate) struct Want {
     pub cid: Cid,
-    pub question: Question,
+    pub kind: RequestKind,
     pub failures: u32,
     pub request: Option<AbortHandle>,
 }
@@ -31,15 +31,15 @@ pub(crate) struct Source {
     pub base: Arc<Base>,
     pub origin: Arc<str>,
     pub trust: Trust,
-    /// As the record that named it writes it; none for configured ones.
+    /// The address in its provider record; `None` for configured gateways.
     pub address: Option<Multiaddr>,
     pub connected: bool,
     pub wants: HashMap<BlockKey, Want>,
     /// Wants without a request, in order.
     pub queue: VecDeque<BlockKey>,
-    /// Whether it is in the queue of sources that may have something to start.
-    pub listed: bool,
-    /// When it was last asked or named.
+    /// Whether it is scheduled.
+    pub scheduled: bool,
+    /// When it was last asked or found.
     pub used: Instant,
 }
 
@@ -53,30 +53,30 @@ impl Source {
             connected: false,
             wants: HashMap::new(),
             queue: VecDeque::new(),
-            listed: false,
+            scheduled: false,
             used: now,
         }
     }
 
-    /// Adds a question. One for a block replaces one for its presence, and not the other way round.
-    pub fn want(&mut self, key: BlockKey, cid: Cid, question: Question) {
+    /// Adds a want. A request for the block replaces one for its presence, and not vice versa.
+    pub fn want(&mut self, key: BlockKey, cid: Cid, kind: RequestKind) {
         if let Some(known) = self.wants.get(&key)
-            && (known.question == question || known.question == Question::Block)
+            && (known.kind == kind || known.kind == RequestKind::Block)
         {
             return;
         }
         self.withdraw(&key);
-        self.wants.insert(key, Want { cid, question, failures: 0, request: None });
+        self.wants.insert(key, Want { cid, kind, failures: 0, request: None });
         self.queue.push_back(key);
     }
 
-    /// Puts a question that failed to the end of the queue.
+    /// Queues a failed want again.
     pub fn want_again(&mut self, key: BlockKey, want: Want) {
         self.wants.insert(key, Want { request: None, ..want });
         self.queue.push_back(key);
     }
 
-    /// Takes a question back and ends its request.
+    /// Cancels a want and aborts its request.
     pub fn withdraw(&mut self, key: &BlockKey) {
         match self.wants.remove(key) {
             Some(Want { request: Some(request), .. }) => request.abort(),
@@ -85,7 +85,7 @@ impl Source {
         }
     }
 
-    /// Takes everything back.
+    /// Cancels all wants.
     pub fn withdraw_all(&mut self) {
         self.queue.clear();
         for request in self.wants.drain().filter_map(|(_, want)| want.request) {
@@ -93,14 +93,14 @@ impl Source {
         }
     }
 
-    /// Removes the want that a request was for, unless it was withdrawn meanwhile.
+    /// Removes the want of a request, unless it was cancelled.
     pub fn take_asked(&mut self, key: &BlockKey, id: Id) -> Option<Want> {
         let is_it = self.wants.get(key)?.request.as_ref().is_some_and(|request| request.id() == id);
         if is_it { self.wants.remove(key) } else { None }
     }
 }
 
-/// What is known of an origin while it is in use.
+/// The state of an origin while it is in use.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     pub running: usize,
@@ -109,10 +109,10 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Requests that may run at once.
+    /// The maximum number of concurrent requests.
     pub fn max(&self, trust: Trust) -> usize {
         match (trust, self.proven, self.multiplexed) {
-            (Trust::Stranger, false, _) => UNPROVEN_MAX,
+            (Trust::Untrusted, false, _) => UNPROVEN_REQUESTS_MAX,
             (_, _, true) => ORIGIN_STREAMS_MAX,
             (_, _, false) => ORIGIN_CONNECTIONS_MAX,
         }

@@ -1,5 +1,5 @@
-//! A gateway for tests that does as it is told: HTTP/1.1 over loopback, written by hand, because no honest server sends
-//! half a body. Over TLS it may speak HTTP/2, and is honest.
+//! A gateway for tests with a configurable behaviour: handwritten HTTP/1.1 over loopback, because no correct server
+//! sends incomplete bodies. Over TLS it is correct, and may use HTTP/2.
 
 use crate::tls;
 use content::{Block, Cid, codec, hashes};
@@ -16,30 +16,30 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWri
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-/// How it answers a question for a block that it holds.
+/// How it responds to a request for a block that it has.
 #[derive(Debug, Clone)]
-pub enum Manner {
-    /// As the specification says.
+pub enum ServerMode {
+    /// As specified.
     Honest,
     /// With the head of the right block and other bytes.
-    Lying,
-    /// With five MiB; with or without saying so before.
+    InvalidBlock,
+    /// With five MiB, with or without `Content-Length`.
     Huge { announced: bool },
-    /// Not at all.
+    /// Never.
     Silent,
-    /// With half of the block, and then silence.
+    /// With half of the block, and then nothing.
     Stalling,
-    /// With half of the block, and the end of the connection.
+    /// With half of the block, and closes the connection.
     Breaking,
-    /// With a status line and headers.
+    /// With this status line and headers.
     Says(String),
-    /// With the end of the connection, before a word.
+    /// Closes the connection without a response.
     Hanging,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedRequest {
     pub method: String,
     pub path: String,
     pub headers: String,
@@ -48,12 +48,12 @@ pub struct Asked {
 #[derive(Debug)]
 struct State {
     blocks: Mutex<HashMap<Cid, Block>>,
-    manner: Mutex<Manner>,
-    asked: Mutex<Vec<Asked>>,
+    mode: Mutex<ServerMode>,
+    asked: Mutex<Vec<ReceivedRequest>>,
     connections: AtomicUsize,
 }
 
-/// The server. It ends with the test's runtime.
+/// The server. It stops with the test's runtime.
 #[derive(Debug, Clone)]
 pub struct TestServer {
     address: SocketAddr,
@@ -71,13 +71,13 @@ pub fn block(data: impl Into<bytes::Bytes>) -> Block {
 }
 
 impl TestServer {
-    /// Holds these blocks.
-    pub async fn start(manner: Manner, blocks: &[Block]) -> Self {
-        Self::listen(manner, blocks, None).await
+    /// Starts a server with these blocks.
+    pub async fn start(mode: ServerMode, blocks: &[Block]) -> Self {
+        Self::listen(mode, blocks, None).await
     }
 
-    /// Holds these blocks, and gives them over TLS in one version of HTTP (`h2` or `http/1.1`). Its certificate says that it
-    /// is `name`; the other one, which vouches for that, is known to nobody.
+    /// Starts a TLS server with these blocks and one version of HTTP (`h2` or `http/1.1`). Its certificate is for
+    /// `name`; also returns the issuing root certificate, which no system trusts.
     pub async fn start_tls(name: &str, version: &str, blocks: &[Block]) -> (Self, Certificate) {
         tls::use_ring();
         let [issuer_key, key] = [(); 2].map(|()| KeyPair::generate().expect("a key"));
@@ -92,16 +92,16 @@ impl TestServer {
             .with_single_cert(vec![certificate.der().clone()], key.into())
             .expect("a key for the certificate");
         config.alpn_protocols = vec![version.as_bytes().to_vec()];
-        let server = Self::listen(Manner::Honest, blocks, Some(TlsAcceptor::from(Arc::new(config)))).await;
+        let server = Self::listen(ServerMode::Honest, blocks, Some(TlsAcceptor::from(Arc::new(config)))).await;
         (server, Certificate::from_der(issuer.der()).expect("a certificate"))
     }
 
-    async fn listen(manner: Manner, blocks: &[Block], tls: Option<TlsAcceptor>) -> Self {
+    async fn listen(mode: ServerMode, blocks: &[Block], tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let blocks = blocks.iter().map(|block| (*block.cid(), block.clone())).collect();
         let state = Arc::new(State {
             blocks: Mutex::new(blocks),
-            manner: Mutex::new(manner),
+            mode: Mutex::new(mode),
             asked: Mutex::default(),
             connections: AtomicUsize::default(),
         });
@@ -119,7 +119,7 @@ impl TestServer {
         server
     }
 
-    /// Its address; with a name where there is a certificate to check.
+    /// Its URL; with a host name over TLS, for the certificate.
     pub fn url(&self) -> String {
         if self.over_tls {
             return format!("https://localhost:{}", self.address.port());
@@ -127,7 +127,7 @@ impl TestServer {
         format!("http://{}", self.address)
     }
 
-    /// Connections so far.
+    /// The number of connections so far.
     pub fn connections(&self) -> usize {
         self.state.connections.load(Ordering::Relaxed)
     }
@@ -136,17 +136,17 @@ impl TestServer {
         format!("/ip4/{}/tcp/{}/http", self.address.ip(), self.address.port()).parse().expect("multiaddr")
     }
 
-    pub fn behave(&self, manner: Manner) {
-        *lock(&self.state.manner) = manner;
+    pub fn set_mode(&self, mode: ServerMode) {
+        *lock(&self.state.mode) = mode;
     }
 
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<ReceivedRequest> {
         lock(&self.state.asked).clone()
     }
 }
 
 async fn serve_tls(tls: TlsAcceptor, stream: TcpStream, state: Arc<State>) {
-    // Whoever does not believe the certificate goes away.
+    // A client that does not trust the certificate disconnects.
     let Ok(stream) = tls.accept(stream).await else { return };
     if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
         serve_http2(stream, state).await;
@@ -158,7 +158,7 @@ async fn serve_tls(tls: TlsAcceptor, stream: TcpStream, state: Arc<State>) {
 async fn serve_http2(stream: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     while let Some(Ok((request, mut respond))) = connection.accept().await {
-        let asked = Asked {
+        let asked = ReceivedRequest {
             method: request.method().to_string(),
             path: request.uri().path_and_query().expect("a path").to_string(),
             headers: format!("{:?}", request.headers()),
@@ -170,7 +170,7 @@ async fn serve_http2(stream: impl AsyncRead + AsyncWrite + Unpin, state: Arc<Sta
         let head = http::Response::builder().status(status).header("content-type", "application/vnd.ipld.raw");
         let head = head.body(()).expect("a head");
         let data = held.map(|block| block.data().clone()).unwrap_or_default();
-        // Whoever asked may be gone.
+        // The client may have disconnected.
         if let Ok(mut body) = respond.send_response(head, false) {
             let _ = body.send_data(data, true);
         }
@@ -187,7 +187,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, state: Arc<State>) 
     }
 }
 
-async fn read_head(stream: &mut (impl AsyncBufRead + Unpin)) -> Option<Asked> {
+async fn read_head(stream: &mut (impl AsyncBufRead + Unpin)) -> Option<ReceivedRequest> {
     let mut first = String::new();
     stream.read_line(&mut first).await.ok().filter(|bytes| *bytes > 0)?;
     let mut headers = String::new();
@@ -200,14 +200,18 @@ async fn read_head(stream: &mut (impl AsyncBufRead + Unpin)) -> Option<Asked> {
         headers.push_str(&line.to_ascii_lowercase());
     }
     let mut words = first.split_whitespace().map(str::to_owned);
-    Some(Asked { method: words.next()?, path: words.next()?, headers })
+    Some(ReceivedRequest { method: words.next()?, path: words.next()?, headers })
 }
 
-/// `None` when the connection is to end.
-async fn answer(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), state: &State, asked: &Asked) -> Option<()> {
+/// `None` if the connection is to be closed.
+async fn answer(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    state: &State,
+    asked: &ReceivedRequest,
+) -> Option<()> {
     let cid = asked.path.split('?').next()?.rsplit('/').next()?.parse::<Cid>().ok()?;
     let held = lock(&state.blocks).get(&cid).cloned();
-    let manner = lock(&state.manner).clone();
+    let mode = lock(&state.mode).clone();
     let ok = |length: usize| {
         format!("HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.raw\r\nContent-Length: {length}\r\n\r\n")
     };
@@ -215,35 +219,35 @@ async fn answer(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), state: &Stat
         return send(stream, b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\n", b"none").await;
     };
     let (data, half) = (block.data(), block.data().len() / 2);
-    if asked.method == "HEAD" && matches!(manner, Manner::Honest | Manner::Lying) {
+    if asked.method == "HEAD" && matches!(mode, ServerMode::Honest | ServerMode::InvalidBlock) {
         return send(stream, ok(data.len()).as_bytes(), b"").await;
     }
-    match manner {
-        Manner::Honest => send(stream, ok(data.len()).as_bytes(), data).await,
-        Manner::Lying => {
+    match mode {
+        ServerMode::Honest => send(stream, ok(data.len()).as_bytes(), data).await,
+        ServerMode::InvalidBlock => {
             let mut other = data.to_vec();
             other.iter_mut().take(1).for_each(|byte| *byte ^= 1);
             send(stream, ok(other.len()).as_bytes(), &other).await
         }
-        Manner::Huge { announced: true } => send(stream, ok(5 << 20).as_bytes(), &vec![0; 5 << 20]).await,
-        Manner::Huge { announced: false } => {
+        ServerMode::Huge { announced: true } => send(stream, ok(5 << 20).as_bytes(), &vec![0; 5 << 20]).await,
+        ServerMode::Huge { announced: false } => {
             let head = "HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.raw\r\nConnection: close\r\n\r\n";
             send(stream, head.as_bytes(), &vec![0; 5 << 20]).await;
             None
         }
-        Manner::Silent => wait_for_the_end(stream).await,
-        Manner::Stalling => {
+        ServerMode::Silent => wait_for_the_end(stream).await,
+        ServerMode::Stalling => {
             send(stream, ok(data.len()).as_bytes(), &data[..half]).await?;
             wait_for_the_end(stream).await
         }
-        Manner::Breaking => {
+        ServerMode::Breaking => {
             send(stream, ok(data.len()).as_bytes(), &data[..half]).await?;
             None
         }
-        Manner::Says(head) => {
+        ServerMode::Says(head) => {
             send(stream, format!("HTTP/1.1 {head}\r\nContent-Length: 0\r\n\r\n").as_bytes(), b"").await
         }
-        Manner::Hanging => None,
+        ServerMode::Hanging => None,
     }
 }
 

@@ -1,9 +1,9 @@
-//! DNSLink over DNS (<https://dnslink.dev/>): text records of `_dnslink.DOMAIN`.
+//! DNSLink over DNS (<https://dnslink.dev/>): TXT records of `_dnslink.DOMAIN`.
 //!
-//! Goals: the system's resolvers are asked, as for any other name, unless the operator routes some suffix elsewhere; no
-//! service is asked that nobody configured; what is remembered is remembered in one place, so nothing is cached here.
+//! Goals: DNSLinks are looked up with the resolvers of the system, unless the operator configured others for a suffix;
+//! no other service is used. There is no cache here, because the names have one.
 //!
-//! Non-goals: DNSSEC, which the resolvers that are asked may check.
+//! Non-goals: DNSSEC, which the used resolvers may validate.
 
 use super::cache::{Answer, TTL_MAX};
 use content::NameError;
@@ -21,40 +21,40 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long one server may take.
+/// The timeout per server.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How often one is asked again.
+/// Retries per server.
 const RETRIES: usize = 1;
-/// How long a look-up may take, over all servers, and with the look-up of a server's own address.
+/// The timeout of a look-up over all servers, including that of a DoH server's own address.
 pub(super) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(15);
-/// The shortest time that a DNSLink is remembered: below that, a page and its images would each ask anew.
+/// The minimum time to live of a DNSLink: with less, a page and its images would each cause a look-up.
 const TTL_MIN: Duration = Duration::from_secs(1);
-/// The longest time that the absence of a DNSLink is remembered, which is what an owner waits who just made one.
+/// The maximum time that the absence of a DNSLink is cached, which delays the first use of a new one.
 const ABSENCE_TTL_MAX: Duration = Duration::from_secs(60);
-/// How long a failure of the DNS is remembered.
+/// How long a DNS failure is cached.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// Addresses of one DNS-over-HTTPS service that are used.
+/// Maximum addresses of one DNS-over-HTTPS service.
 const DOH_ADDRESSES_MAX: usize = 4;
 
-/// An answer or its absence, and how long either may be remembered.
-pub(super) type Looked = (Result<Answer, NameError>, Duration);
+/// An answer or error, with the time to cache it.
+pub(super) type DnsAnswer = (Result<Answer, NameError>, Duration);
 
-/// Whoever knows DNSLinks.
-pub(super) trait Links: Send + Sync {
+/// A source of DNSLinks.
+pub(super) trait DnsLinkSource: Send + Sync {
     /// The DNSLink of a domain.
-    fn look_up(&self, domain: Domain) -> BoxFuture<'static, Looked>;
+    fn look_up(&self, domain: Domain) -> BoxFuture<'static, DnsAnswer>;
 }
 
-/// Why the routes cannot be followed.
+/// Why a route is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DohError {
-    /// The suffix is no domain, top-level domain or ".".
-    #[error("\"{suffix}\" is neither a domain's suffix nor \".\"")]
+    /// The suffix is not a domain, a top-level domain or ".".
+    #[error("\"{suffix}\" is neither a domain suffix nor \".\"")]
     Suffix {
         /// The suffix as configured.
         suffix: String,
     },
-    /// The URL is none of a DNS-over-HTTPS service.
+    /// The URL is not that of a DNS-over-HTTPS service.
     #[error("\"{url}\" is not the URL of a DNS-over-HTTPS service, such as https://dns.example.org/dns-query")]
     Url {
         /// The URL as configured.
@@ -74,7 +74,7 @@ impl Service {
     fn parse(url: &str) -> Result<Self, DohError> {
         let bad = || DohError::Url { url: url.to_owned() };
         let rest = url.strip_prefix("https://").ok_or_else(bad)?;
-        // Some services write their URL as a template; questions are posted, which needs no variable.
+        // Some services publish their URL as a template; queries use POST, which needs no variable.
         let rest = rest.strip_suffix("{?dns}").unwrap_or(rest);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (host, port) = match authority.rsplit_once(':') {
@@ -94,10 +94,10 @@ impl Service {
         Ok(Self { host: host.to_owned(), port, path: path.to_owned() })
     }
 
-    /// A resolver that asks the service, whose own address the system looks up.
-    async fn resolver(&self, questions_max: usize) -> Result<TokioResolver, String> {
+    /// A resolver for the service, whose own address is looked up with the system's resolver.
+    async fn resolver(&self, queries_max: usize) -> Result<TokioResolver, String> {
         let found = tokio::net::lookup_host((self.host.as_str(), self.port)).await;
-        let addresses = found.map_err(|error| format!("cannot find {}: {error}", self.host))?;
+        let addresses = found.map_err(|error| format!("could not resolve the address of {}: {error}", self.host))?;
         let server = |address: SocketAddr| {
             let mut server = NameServerConfig::https(
                 address.ip(),
@@ -109,38 +109,38 @@ impl Service {
             }
             server
         };
-        build(addresses.take(DOH_ADDRESSES_MAX).map(server).collect(), questions_max)
+        build(addresses.take(DOH_ADDRESSES_MAX).map(server).collect(), queries_max)
     }
 }
 
-/// One way to ask.
-enum Asked {
+/// An upstream of DNS queries.
+enum Upstream {
     /// Fixed servers.
     Servers(TokioResolver),
-    /// A service whose address is looked up when it is first needed, and again after a failure.
-    Service { service: Service, questions_max: usize, resolver: Mutex<Option<TokioResolver>> },
-    /// Nothing can be asked.
-    Nobody(String),
+    /// A service whose address is looked up on first use, and again after a failure.
+    Service { service: Service, queries_max: usize, resolver: Mutex<Option<TokioResolver>> },
+    /// Unavailable, with the reason.
+    Unavailable(String),
 }
 
-impl Asked {
+impl Upstream {
     async fn resolver(&self) -> Result<TokioResolver, String> {
         match self {
             Self::Servers(resolver) => Ok(resolver.clone()),
-            Self::Nobody(reason) => Err(reason.clone()),
-            Self::Service { service, questions_max, resolver } => {
+            Self::Unavailable(reason) => Err(reason.clone()),
+            Self::Service { service, queries_max, resolver } => {
                 let known = resolver.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 if let Some(known) = known {
                     return Ok(known);
                 }
-                let made = service.resolver(*questions_max).await?;
-                *resolver.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
-                Ok(made)
+                let created = service.resolver(*queries_max).await?;
+                *resolver.lock().unwrap_or_else(PoisonError::into_inner) = Some(created.clone());
+                Ok(created)
             }
         }
     }
 
-    /// The service may have moved.
+    /// Discards the resolver, because the service may have a new address.
     fn failed(&self) {
         if let Self::Service { resolver, .. } = self {
             *resolver.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -148,40 +148,41 @@ impl Asked {
     }
 }
 
-/// Who is asked for which domains.
+/// The upstreams by domain suffix.
 pub(super) struct Dns {
-    /// By suffix, the longest first. The last is everybody's.
-    routes: Vec<(String, Arc<Asked>)>,
+    /// Sorted by suffix, the longest first. The last is the default.
+    routes: Vec<(String, Arc<Upstream>)>,
 }
 
 impl Dns {
-    /// `doh` has pairs of a suffix ("eth", "example.org" or "." for everything) and the URL of a DNS-over-HTTPS service.
-    /// `servers`, if there are any, are asked instead of the system's. `questions_max` may be open at each at once.
-    pub fn new(doh: &[(String, String)], servers: &[SocketAddr], questions_max: usize) -> Result<Self, DohError> {
+    /// `doh` has pairs of a suffix ("eth", "example.org" or "." for everything) and the URL of a DNS-over-HTTPS
+    /// service. `servers` replace the system's servers unless empty. `queries_max` limits the concurrent queries to
+    /// each upstream.
+    pub fn new(doh: &[(String, String)], servers: &[SocketAddr], queries_max: usize) -> Result<Self, DohError> {
         let mut routes = Vec::new();
         for (suffix, url) in doh {
             let service = Service::parse(url)?;
-            let asked = Asked::Service { service, questions_max, resolver: Mutex::new(None) };
-            routes.push((normal(suffix)?, Arc::new(asked)));
+            let upstream = Upstream::Service { service, queries_max, resolver: Mutex::new(None) };
+            routes.push((normalise(suffix)?, Arc::new(upstream)));
         }
         if !routes.iter().any(|(suffix, _)| suffix.is_empty()) {
-            routes.push((String::new(), Arc::new(default_servers(servers, questions_max))));
+            routes.push((String::new(), Arc::new(default_servers(servers, queries_max))));
         }
         routes.sort_by_key(|(suffix, _)| std::cmp::Reverse(suffix.len()));
         Ok(Self { routes })
     }
 
-    fn route(&self, domain: &Domain) -> Option<Arc<Asked>> {
+    fn route(&self, domain: &Domain) -> Option<Arc<Upstream>> {
         let found = self.routes.iter().find(|(suffix, _)| is_below(domain.as_str(), suffix));
-        found.map(|(_, asked)| Arc::clone(asked))
+        found.map(|(_, upstream)| Arc::clone(upstream))
     }
 }
 
-/// A suffix without dots around it, in lower case; "." is empty.
-fn normal(suffix: &str) -> Result<String, DohError> {
+/// Normalises a suffix: lower case without leading and trailing dots; "." becomes empty.
+fn normalise(suffix: &str) -> Result<String, DohError> {
     let bad = || DohError::Suffix { suffix: suffix.to_owned() };
     let trimmed = suffix.trim_matches('.').to_ascii_lowercase();
-    // A top-level domain alone is no domain to us; below it anything would be.
+    // `Domain` does not accept a top-level domain alone, so a label is prepended.
     let good = Domain::parse(&format!("x.{trimmed}")).is_some();
     if suffix == "." || (!trimmed.is_empty() && good) { Ok(trimmed) } else { Err(bad()) }
 }
@@ -190,16 +191,16 @@ fn is_below(domain: &str, suffix: &str) -> bool {
     suffix.is_empty() || domain.strip_suffix(suffix).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-fn default_servers(servers: &[SocketAddr], questions_max: usize) -> Asked {
+fn default_servers(servers: &[SocketAddr], queries_max: usize) -> Upstream {
     let built = if servers.is_empty() {
         let builder = TokioResolver::builder_tokio().map_err(|error| error.to_string());
-        builder.and_then(|builder| finish(builder, questions_max))
+        builder.and_then(|builder| finish(builder, queries_max))
     } else {
-        build(servers.iter().map(|server| plain(*server)).collect(), questions_max)
+        build(servers.iter().map(|server| plain(*server)).collect(), queries_max)
     };
     built.map_or_else(
-        |error| Asked::Nobody(format!("the system's DNS configuration cannot be used: {error}")),
-        Asked::Servers,
+        |error| Upstream::Unavailable(format!("the DNS configuration of the system is invalid: {error}")),
+        Upstream::Servers,
     )
 }
 
@@ -211,100 +212,100 @@ fn plain(server: SocketAddr) -> NameServerConfig {
     NameServerConfig::new(server.ip(), true, connections)
 }
 
-fn build(servers: Vec<NameServerConfig>, questions_max: usize) -> Result<TokioResolver, String> {
+fn build(servers: Vec<NameServerConfig>, queries_max: usize) -> Result<TokioResolver, String> {
     let config = ResolverConfig::from_parts(None, Vec::new(), servers);
-    finish(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()), questions_max)
+    finish(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()), queries_max)
 }
 
 fn finish(
     mut builder: hickory_resolver::ResolverBuilder<TokioRuntimeProvider>,
-    questions_max: usize,
+    queries_max: usize,
 ) -> Result<TokioResolver, String> {
     let options = builder.options_mut();
     options.timeout = TIMEOUT;
     options.attempts = RETRIES;
     options.edns0 = true;
-    // Whoever asks us is counted already.
-    options.max_active_requests = questions_max;
-    // What is remembered is remembered in one place.
+    // The singleflight already bounds the concurrent look-ups.
+    options.max_active_requests = queries_max;
+    // The names have their own cache.
     options.cache_size = 0;
     options.positive_max_ttl = Some(TTL_MAX);
     builder.build().map_err(|error| error.to_string())
 }
 
-impl Links for Dns {
-    fn look_up(&self, domain: Domain) -> BoxFuture<'static, Looked> {
-        let asked = self.route(&domain);
+impl DnsLinkSource for Dns {
+    fn look_up(&self, domain: Domain) -> BoxFuture<'static, DnsAnswer> {
+        let upstream = self.route(&domain);
         async move {
-            let answer = match &asked {
-                Some(asked) => ask_in_time(asked, &domain).await,
-                None => Err(Trouble::Dns("no DNS is configured for it".to_owned())),
+            let answer = match &upstream {
+                Some(upstream) => query_with_timeout(upstream, &domain).await,
+                None => Err(QueryError::Dns("no DNS server is configured for the domain".to_owned())),
             };
             match answer {
                 Ok((Some(link), ttl)) => (Ok(Answer::Link(link)), ttl.clamp(TTL_MIN, TTL_MAX)),
                 Ok((None, ttl)) => (Err(NameError::NoDnsLink { domain }), ttl.clamp(TTL_MIN, ABSENCE_TTL_MAX)),
-                Err(Trouble::Busy) => (Err(NameError::Busy), Duration::ZERO),
-                Err(Trouble::Dns(reason)) => (Err(NameError::Dns { domain, reason }), FAILURE_TTL),
+                Err(QueryError::Busy) => (Err(NameError::Busy), Duration::ZERO),
+                Err(QueryError::Dns(reason)) => (Err(NameError::Dns { domain, reason }), FAILURE_TTL),
             }
         }
         .boxed()
     }
 }
 
-/// Why there is no answer.
-enum Trouble {
-    /// We have too many questions.
+/// Why a query failed.
+enum QueryError {
+    /// The maximum of concurrent queries is reached.
     Busy,
-    /// The DNS, or the way to it, fails.
+    /// The DNS server or the connection to it failed.
     Dns(String),
 }
 
-/// The link, if there is one, and how long that holds.
-type Heard = Result<(Option<Arc<str>>, Duration), Trouble>;
+/// The DNSLink, if there is one, with its time to live.
+type QueryResult = Result<(Option<Arc<str>>, Duration), QueryError>;
 
-async fn ask_in_time(asked: &Asked, domain: &Domain) -> Heard {
-    let answer = tokio::time::timeout(LOOKUP_TIMEOUT, ask(asked, domain)).await;
+async fn query_with_timeout(upstream: &Upstream, domain: &Domain) -> QueryResult {
+    let answer = tokio::time::timeout(LOOKUP_TIMEOUT, query(upstream, domain)).await;
     answer.unwrap_or_else(|_| {
-        asked.failed();
-        Err(Trouble::Dns(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs())))
+        upstream.failed();
+        Err(QueryError::Dns(format!("the query timed out after {} s", LOOKUP_TIMEOUT.as_secs())))
     })
 }
 
-async fn ask(asked: &Asked, domain: &Domain) -> Heard {
-    let resolver = asked.resolver().await.map_err(Trouble::Dns)?;
-    // The last dot keeps the system's search list out of it.
+async fn query(upstream: &Upstream, domain: &Domain) -> QueryResult {
+    let resolver = upstream.resolver().await.map_err(QueryError::Dns)?;
+    // The trailing dot prevents the use of the system's search list.
     match resolver.lookup(format!("{}.{domain}.", dnslink::LABEL), RecordType::TXT).await {
         Ok(lookup) => {
-            says_something(lookup.message().response_code)?;
+            check_response_code(lookup.message().response_code)?;
             let ttl = lookup.answers().iter().map(|record| record.ttl).min().unwrap_or_default();
             let texts: Vec<String> = lookup.answers().iter().filter_map(|record| text(&record.data)).collect();
             let link = dnslink::choose(texts.iter().map(String::as_str)).map(Arc::from);
             Ok((link, Duration::from_secs(ttl.into())))
         }
         Err(NetError::Dns(DnsError::NoRecordsFound(absence))) => {
-            says_something(absence.response_code)?;
+            check_response_code(absence.response_code)?;
             let ttl = absence.negative_ttl.map_or(ABSENCE_TTL_MAX, |seconds| Duration::from_secs(seconds.into()));
             Ok((None, ttl))
         }
-        Err(NetError::Busy) => Err(Trouble::Busy),
-        // The server answered, if only that it cannot.
-        Err(error @ NetError::Dns(_)) => Err(Trouble::Dns(error.to_string())),
+        Err(NetError::Busy) => Err(QueryError::Busy),
+        // The server answered with an error.
+        Err(error @ NetError::Dns(_)) => Err(QueryError::Dns(error.to_string())),
         Err(error) => {
-            asked.failed();
-            Err(Trouble::Dns(error.to_string()))
+            upstream.failed();
+            Err(QueryError::Dns(error.to_string()))
         }
     }
 }
 
-/// Whether a response says anything about the domain. Others are easily taken for one without records.
-fn says_something(code: ResponseCode) -> Result<(), Trouble> {
+/// Whether a response code is an answer about the domain. Errors must not be taken for the absence of records.
+fn check_response_code(code: ResponseCode) -> Result<(), QueryError> {
     match code {
         ResponseCode::NoError | ResponseCode::NXDomain => Ok(()),
-        other => Err(Trouble::Dns(format!("the server answered \"{other}\""))),
+        other => Err(QueryError::Dns(format!("the server returned the error \"{other}\""))),
     }
 }
 
-/// A text record's strings are pieces of one text (RFC 7208, section 3.3, says so for all who use them like this).
+/// The strings of a TXT record are concatenated (as RFC 7208, section 3.3, specifies for SPF).
 fn text(data: &RData) -> Option<String> {
     let RData::TXT(txt) = data else { return None };
     String::from_utf8(txt.txt_data.concat()).ok()
@@ -315,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_are_urls_with_https() {
+    fn services_have_https_urls() {
         let table = [
             ("https://dns.example.org/dns-query", Some(("dns.example.org", 443, "/dns-query"))),
             ("https://dns.example.org", Some(("dns.example.org", 443, "/dns-query"))),
@@ -345,13 +346,13 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_suffix_wins_and_the_dot_is_for_the_rest() {
+    fn the_longest_suffix_wins_and_the_dot_is_the_default() {
         let route = |suffix: &str, port: u16| (suffix.to_owned(), format!("https://127.0.0.1:{port}/"));
         let dns = Dns::new(&[route("eth", 1), route("a.Eth.", 2), route(".", 3)], &[], 1).expect("routes");
         let table = [("x.eth", 1), ("y.x.eth", 1), ("a.eth", 2), ("x.a.eth", 2), ("ba.eth", 1), ("x.teeth", 3)];
         for (domain, port) in table {
-            let asked = dns.route(&Domain::parse(domain).expect("a domain")).expect("a route");
-            assert!(matches!(&*asked, Asked::Service { service, .. } if service.port == port), "{domain}");
+            let upstream = dns.route(&Domain::parse(domain).expect("a domain")).expect("a route");
+            assert!(matches!(&*upstream, Upstream::Service { service, .. } if service.port == port), "{domain}");
         }
         for suffix in ["", "..", "a b", "a..b"] {
             assert!(Dns::new(&[route(suffix, 1)], &[], 1).is_err(), "{suffix}");

@@ -1,10 +1,10 @@
-//! Looking at names: what is known of one without asking anybody, having it looked up now, and forgetting it.
+//! Inspecting names: explaining a name from the cache, refreshing it on request, and invalidating it.
 //!
-//! Goals: what is told is what readers would get ([`super::follow`] is one for both); a look-up on request that fails
-//! takes nothing away that still holds.
+//! Goals: the result is what clients would get (both use [`super::follow`]); a failed refresh does not remove a usable
+//! answer.
 
-use super::cache::{Answer, Entry, Standing};
-use super::{Ask, Inner, Names, STEPS_MAX, Said, follow, path_of};
+use super::cache::{Answer, CacheEntry, Freshness};
+use super::{Inner, LookUpMode, Names, STEPS_MAX, StepAnswer, follow, path_of};
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, Root};
@@ -14,23 +14,23 @@ use futures::future::{BoxFuture, ready};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Where what is known of a name comes from.
+/// The source of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepSource {
-    /// The operator's list.
+    /// The operator's static map.
     List,
-    /// A record that is published here.
+    /// A record published by this node.
     Published,
-    /// A record that was found in the network.
+    /// A record from the network.
     Network,
     /// The DNS.
     Dns,
-    /// Nowhere: it would have to be looked up.
+    /// None: a look-up is needed.
     Unknown,
 }
 
 impl StepSource {
-    /// Its name in answers.
+    /// The name in API responses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::List => "list",
@@ -42,24 +42,24 @@ impl StepSource {
     }
 }
 
-/// What is known of one of the names on the way.
+/// One step of resolving a name from the cache.
 #[derive(Debug, Clone)]
 pub struct NameStep {
     /// The name.
     pub name: Name,
-    /// Where that comes from.
+    /// The source of the answer.
     pub source: StepSource,
-    /// What it stands for, if it stands for anything.
+    /// The value of the name, if it has one.
     pub value: Option<String>,
-    /// Why it does not.
+    /// The error, if it has none.
     pub error: Option<NameError>,
-    /// How long that has been known.
+    /// The age of the answer.
     pub age: Option<Duration>,
-    /// How long it counts as fresh. Nothing: it is looked up again when it is next asked for.
+    /// The remaining time to live. `None`: the next request looks the name up.
     pub fresh_for: Option<Duration>,
-    /// Until when the record holds.
+    /// The end of life of the record.
     pub valid_until: Option<SystemTime>,
-    /// How often the record was changed.
+    /// The sequence number of the record.
     pub sequence: Option<u64>,
 }
 
@@ -78,21 +78,21 @@ impl NameStep {
     }
 }
 
-/// What a name stood for and stands for, each with the names on the way.
+/// A name before and after a refresh, with all its steps.
 #[derive(Debug, Clone)]
 pub struct Refreshed {
-    /// What was known before.
+    /// The steps before.
     pub before: Vec<NameStep>,
-    /// What is known now.
+    /// The steps after.
     pub after: Vec<NameStep>,
-    /// Where it led to, if that was known.
+    /// The cached resolution before, if any.
     pub old: Option<Resolution>,
-    /// Where it leads to.
+    /// The resolution after.
     pub new: Result<Resolution, NameError>,
 }
 
 impl Names {
-    /// What is known of a name and of those that it stands for, without asking anybody and without counting as use.
+    /// The steps of resolving a name from the cache, without look-ups, and without counting as use of the cache.
     pub fn explain(&self, name: &Name) -> Vec<NameStep> {
         let (mut steps, mut name) = (Vec::new(), name.clone());
         for _ in 0..STEPS_MAX {
@@ -106,8 +106,8 @@ impl Names {
         steps
     }
 
-    /// Looks a name up now, and those that it stands for, whatever is known of them; what is found is known from then
-    /// on. A look-up that fails leaves what is known and still holds.
+    /// Looks up a name and all names that it points to, even if they are cached, and caches the results. If a look-up
+    /// fails, usable cached answers stay.
     pub async fn refresh(&self, name: &Name) -> Refreshed {
         let before = self.explain(name);
         let old = self.known_only().resolve(name).await.ok();
@@ -119,8 +119,8 @@ impl Names {
         Refreshed { before, after: self.explain(name), old, new }
     }
 
-    /// Forgets what is known of a name, but for what is published here and what the operator's list says. Whether
-    /// anything was.
+    /// Invalidates the cached answer of a name. The static map and published names are not affected. Returns whether
+    /// there was one.
     pub fn forget(&self, name: &Name) -> bool {
         let known = self.inner.cache.remove(name);
         if known {
@@ -129,40 +129,40 @@ impl Names {
         known
     }
 
-    /// Whether [`Self::forget`] would forget anything.
+    /// Whether a name is cached.
     pub fn remembers(&self, name: &Name) -> bool {
         self.inner.cache.get(name).is_some()
     }
 
-    /// The same names, of which only what is known already is told. Nobody is asked.
+    /// A resolver that uses only the cache, without look-ups.
     pub fn known_only(&self) -> Arc<dyn NameResolver> {
         Arc::new(KnownOnly(Arc::clone(&self.inner)))
     }
 }
 
 impl Inner {
-    /// What is known of one name, and the name that it stands for, if it stands for one.
+    /// The step of one name, and the next name if it points to one.
     fn explain(&self, name: &Name) -> (NameStep, Option<Name>) {
         let unknown = NameStep::unknown(name);
         let next = |root: &Root| match root {
             Root::Name(next) => Some(next.clone()),
             Root::Cid(_) => None,
         };
-        if let Some(path) = self.mapped(name) {
+        if let Some(path) = self.static_entry(name) {
             let value = Some(text_of(&path));
             return (NameStep { source: StepSource::List, value, ..unknown }, next(&path.root));
         }
         let (now, wall) = ((self.clock.now)(), (self.clock.wall)());
-        let own = self.own_record(name);
+        let own = self.published_record(name);
         let Some(entry) = self.cache.get(name) else {
             let Some(record) = own else { return (unknown, None) };
             let root = path_of(name, &Answer::Record(record.clone())).ok().and_then(|path| next(&path.root));
             return (NameStep { source: StepSource::Published, ..of_record(unknown, &record) }, root);
         };
         let mut step = NameStep { age: Some(entry.age(now)), ..unknown };
-        step.fresh_for = match self.cache.standing(&entry, now, wall) {
-            Standing::Fresh(ttl) => Some(ttl),
-            Standing::Stale { .. } | Standing::Gone => None,
+        step.fresh_for = match self.cache.freshness(&entry, now, wall) {
+            Freshness::Fresh(ttl) => Some(ttl),
+            Freshness::Stale { .. } | Freshness::Expired => None,
         };
         match &entry.outcome {
             Ok(answer) => {
@@ -175,10 +175,10 @@ impl Inner {
                     }
                     Answer::Link(link) => step.value = Some(link.to_string()),
                 }
-                let holds = self.cache.standing(&entry, now, wall) != Standing::Gone;
+                let is_usable = self.cache.freshness(&entry, now, wall) != Freshness::Expired;
                 let path = path_of(name, answer);
                 step.error = path.as_ref().err().cloned();
-                (step, path.ok().filter(|_| holds).and_then(|path| next(&path.root)))
+                (step, path.ok().filter(|_| is_usable).and_then(|path| next(&path.root)))
             }
             Err(error) => {
                 step.source = match name {
@@ -190,14 +190,14 @@ impl Inner {
         }
     }
 
-    /// Looks up a name and all that it stands for.
+    /// Looks up a name and all names that it points to.
     async fn look_up_all(self: &Arc<Self>, name: &Name) -> Result<(), NameError> {
         let mut name = name.clone();
         for _ in 0..STEPS_MAX {
-            let path = match self.mapped(&name) {
+            let path = match self.static_entry(&name) {
                 Some(path) => path,
                 None => {
-                    let entry = self.look_up_anew(&name).await?;
+                    let entry = self.await_complete_look_up(&name).await?;
                     path_of(&name, &entry.outcome.clone()?)?
                 }
             };
@@ -209,17 +209,17 @@ impl Inner {
         Err(NameError::TooManySteps { name, max: STEPS_MAX })
     }
 
-    /// Waits until a look-up has said all that there is.
-    async fn look_up_anew(self: &Arc<Self>, name: &Name) -> Result<Arc<Entry>, NameError> {
+    /// Waits for the end of a complete look-up.
+    async fn await_complete_look_up(self: &Arc<Self>, name: &Name) -> Result<Arc<CacheEntry>, NameError> {
         if !self.is_reachable(name) {
             return Err(NameError::Offline { name: name.clone() });
         }
-        let flight = self.flights.join(self, name).ok_or(NameError::Busy)?;
-        flight.end().await.ok_or(NameError::Busy)
+        let look_up = self.look_ups.join(self, name).ok_or(NameError::Busy)?;
+        look_up.end().await.ok_or(NameError::Busy)
     }
 }
 
-/// A path as it is written, for people.
+/// A path as text.
 fn text_of(path: &ContentPath) -> String {
     let root = match &path.root {
         Root::Cid(cid) => format!("/ipfs/{cid}"),
@@ -244,7 +244,7 @@ impl NameResolver for KnownOnly {
     fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
         let (inner, name) = (Arc::clone(&self.0), name.clone());
         async move {
-            let found = follow(&inner, &name, Ask::Nobody).await?;
+            let found = follow(&inner, &name, LookUpMode::CacheOnly).await?;
             found.ok_or(NameError::Offline { name })
         }
         .boxed()
@@ -256,7 +256,7 @@ impl NameResolver for KnownOnly {
             return ready(Err(error)).boxed();
         }
         let known = match self.0.known(&name) {
-            Some(Ok(Said { answer: Answer::Record(record), .. })) => Ok(record),
+            Some(Ok(StepAnswer { answer: Answer::Record(record), .. })) => Ok(record),
             Some(Err(error)) => Err(error),
             _ => Err(NameError::Offline { name }),
         };

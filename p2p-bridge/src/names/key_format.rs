@@ -1,12 +1,11 @@
-//! Private keys as bytes: libp2p's protobuf message
-//! (<https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys>) and PEM with PKCS #8 (RFC 7468, section 10;
-//! RFC 5958). They are the two formats that Kubo imports and exports keys in.
+//! The formats of private keys: libp2p's protobuf message
+//! (<https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys>) and PEM with PKCS #8 (RFC 7468, section
+//! 10; RFC 5958). Kubo imports and exports keys in these two formats.
 //!
-//! Goals: a key goes from one to the other and back without a change; what is read is checked to the last byte and costs
-//! little whatever it is. libp2p's own key pairs cannot be written again if they are RSA, so a [`Secret`] holds the message
-//! and makes a key pair of it.
+//! Goals: conversions are lossless; input is validated completely at bounded cost. libp2p's key pairs cannot be encoded
+//! if they are RSA, so a [`Secret`] holds the encoded message and creates a key pair from it.
 //!
-//! Non-goals: encrypted keys, and PKCS #8 for the kinds that Kubo does not export so (secp256k1 and ECDSA).
+//! Non-goals: encrypted keys, and PKCS #8 for the algorithms that Kubo does not export in PEM (secp256k1 and ECDSA).
 
 use bytes::Buf;
 use cid::multibase::Base;
@@ -15,15 +14,15 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, encode
 use std::fmt;
 use std::str::FromStr;
 
-/// The largest key that is looked at, in bytes: a PEM file of RSA with 8192 bits takes half of it.
+/// The maximum length of an encoded key, in bytes: twice that of an RSA key with 8192 bits in PEM.
 pub const KEY_BYTES_MAX: usize = 16 * 1024;
 
-/// What a key signs with.
+/// The algorithm of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyKind {
-    /// RSA, of 2048 to 4096 bits. Can be imported and not made.
+    /// RSA with 2048 to 4096 bits. Can be imported, but not created.
     Rsa,
-    /// Ed25519, the usual kind: its names hold the whole public key.
+    /// Ed25519, the default: its names contain the whole public key.
     Ed25519,
     /// ECDSA over secp256k1.
     Secp256k1,
@@ -35,7 +34,7 @@ impl KeyKind {
     const ALL: [(Self, &'static str); 4] =
         [(Self::Rsa, "rsa"), (Self::Ed25519, "ed25519"), (Self::Secp256k1, "secp256k1"), (Self::Ecdsa, "ecdsa")];
 
-    /// Its number in the protobuf message: its place in the list.
+    /// The algorithm with this number in the protobuf message, which is its index in the list.
     fn from_number(number: u64) -> Option<Self> {
         usize::try_from(number).ok().and_then(|number| Self::ALL.get(number)).map(|(kind, _)| *kind)
     }
@@ -56,7 +55,7 @@ impl FromStr for KeyKind {
     }
 }
 
-/// How a private key is written, by Kubo's names.
+/// The encoding of a private key, with Kubo's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeyFormat {
     /// `libp2p-protobuf-cleartext`: binary.
@@ -67,7 +66,7 @@ pub enum KeyFormat {
 }
 
 impl KeyFormat {
-    /// What bytes seem to be.
+    /// Detects the format of an encoded key.
     pub fn guess(bytes: &[u8]) -> Self {
         let is_pem = bytes.windows(BEGIN.len()).any(|window| window == BEGIN.as_bytes());
         if is_pem { Self::Pem } else { Self::Protobuf }
@@ -92,43 +91,44 @@ impl FromStr for KeyFormat {
     }
 }
 
-/// Why bytes are no key, or a key cannot be had or written so.
+/// Why a key cannot be decoded, encoded or created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// There are too many bytes.
-    #[error("a key has at most {KEY_BYTES_MAX} bytes")]
+    /// The encoded key is too long.
+    #[error("the key exceeds {KEY_BYTES_MAX} bytes")]
     TooLarge,
-    /// The protobuf message is none.
+    /// The protobuf message is invalid.
     #[error(
-        "the key is not a libp2p private key (libp2p-protobuf-cleartext); a PEM file begins with \"-----BEGIN PRIVATE KEY-----\""
+        "the key is not a libp2p private key (libp2p-protobuf-cleartext); a PEM file starts with \
+         \"-----BEGIN PRIVATE KEY-----\""
     )]
     Protobuf,
-    /// The PEM text is none, or of something else.
+    /// The PEM text is invalid, or has other content.
     #[error("the key is not PEM with PKCS #8 in clear text; \"openssl pkcs8 -topk8 -nocrypt -in FILE\" writes one")]
     Pem,
-    /// The kind cannot be written in PEM, or read from it.
-    #[error("only Ed25519 and RSA keys can be had in PEM; use the format libp2p-protobuf-cleartext")]
+    /// PEM does not support the algorithm.
+    #[error("PEM supports only Ed25519 and RSA keys: use the format libp2p-protobuf-cleartext")]
     NotInPem,
-    /// The numbers in it are no key.
-    #[error("the {kind} key is not one that can be used: {reason}")]
+    /// The key material is invalid.
+    #[error("the {kind} key is invalid: {reason}")]
     Unusable {
-        /// Its kind.
+        /// The algorithm.
         kind: KeyKind,
-        /// What is wrong.
+        /// The cause.
         reason: String,
     },
-    /// Nobody here can make such a key.
-    #[error("{0} keys cannot be made here, only imported; ed25519 is the usual kind")]
+    /// Keys of this algorithm can only be imported.
+    #[error("{0} keys can only be imported, not created: use ed25519")]
     CannotMake(KeyKind),
-    /// There is no such kind.
-    #[error("\"{0}\" is no kind of key; there are ed25519, secp256k1, ecdsa, and rsa for imports")]
+    /// The algorithm is unknown.
+    #[error("\"{0}\" is not a kind of key: use ed25519, secp256k1, ecdsa, or rsa (import only)")]
     UnknownKind(String),
-    /// There is no such format.
-    #[error("\"{0}\" is no format of keys; there are libp2p-protobuf-cleartext and pem-pkcs8-cleartext")]
+    /// The format is unknown.
+    #[error("\"{0}\" is not a key format: use libp2p-protobuf-cleartext or pem-pkcs8-cleartext")]
     UnknownFormat(String),
 }
 
-/// A private key: libp2p's message, in parts.
+/// A private key: the fields of libp2p's message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     kind: KeyKind,
@@ -142,7 +142,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Makes a key.
+    /// Creates a key.
     ///
     /// # Errors
     /// [`FormatError::CannotMake`] for RSA.
@@ -157,10 +157,10 @@ impl Secret {
         Self::read(KeyFormat::Protobuf, &bytes)
     }
 
-    /// Reads a key. Whether it can be used is what [`Secret::keypair`] tells.
+    /// Decodes a key. [`Secret::keypair`] validates the key material.
     ///
     /// # Errors
-    /// [`FormatError`] says why the bytes are none.
+    /// [`FormatError`] if the encoding is invalid.
     pub fn read(format: KeyFormat, bytes: &[u8]) -> Result<Self, FormatError> {
         if bytes.len() > KEY_BYTES_MAX {
             return Err(FormatError::TooLarge);
@@ -171,10 +171,10 @@ impl Secret {
         }
     }
 
-    /// The key as bytes.
+    /// Encodes the key.
     ///
     /// # Errors
-    /// [`FormatError::NotInPem`].
+    /// [`FormatError::NotInPem`] if PEM does not support the algorithm.
     pub fn write(&self, format: KeyFormat) -> Result<Vec<u8>, FormatError> {
         match format {
             KeyFormat::Protobuf => Ok(self.message()),
@@ -182,18 +182,19 @@ impl Secret {
         }
     }
 
-    /// The key as one that signs, which is tried: whether the numbers of an RSA key belong together shows only then.
+    /// The key pair. It is tested with a signature, because only that shows whether the numbers of an RSA key are
+    /// consistent.
     ///
     /// # Errors
-    /// [`FormatError::Unusable`].
+    /// [`FormatError::Unusable`] if the key material is invalid.
     pub fn keypair(&self) -> Result<Keypair, FormatError> {
         let unusable = |reason: String| FormatError::Unusable { kind: self.kind, reason };
         let keypair = Keypair::from_protobuf_encoding(&self.message()).map_err(|error| unusable(error.to_string()))?;
-        keypair.sign(&[]).map_err(|_| unusable("it does not sign".to_owned()))?;
+        keypair.sign(&[]).map_err(|_| unusable("signing with it failed".to_owned()))?;
         Ok(keypair)
     }
 
-    /// What it signs with.
+    /// The algorithm.
     pub fn kind(&self) -> KeyKind {
         self.kind
     }
@@ -209,7 +210,7 @@ impl Secret {
         message
     }
 
-    /// `PrivateKeyInfo` (RFC 5208, section 5), or version 1 of `OneAsymmetricKey` (RFC 5958), which is the same.
+    /// `PrivateKeyInfo` (RFC 5208, section 5), which equals version 1 of `OneAsymmetricKey` (RFC 5958).
     fn pkcs8(&self) -> Result<Vec<u8>, FormatError> {
         let (algorithm, key) = match self.kind {
             KeyKind::Ed25519 => {
@@ -225,11 +226,11 @@ impl Secret {
     }
 }
 
-// --- protobuf ---------------------------------------------------------------------------------------------------------
+// --- protobuf -------------------------------------------------------------------------------------------------------
 
 const TYPE: u32 = 1;
 const DATA: u32 = 2;
-/// An Ed25519 key in the message: the seed and then the public key, which old versions wrote twice.
+/// An Ed25519 key in the message: the seed and the public key, which old versions repeated.
 const SEED_BYTES: usize = 32;
 const ED25519_BYTES: usize = 64;
 const ED25519_BYTES_OLD: usize = 96;
@@ -255,7 +256,7 @@ fn read_message(bytes: &[u8]) -> Option<Secret> {
     Some(Secret { kind, data: data.to_vec() })
 }
 
-// --- PEM and PKCS #8 --------------------------------------------------------------------------------------------------
+// --- PEM and PKCS #8 ------------------------------------------------------------------------------------------------
 
 const BEGIN: &str = "-----BEGIN ";
 const FIRST_LINE: &str = "-----BEGIN PRIVATE KEY-----";
@@ -298,13 +299,14 @@ fn read_pkcs8(bytes: &[u8]) -> Result<Secret, FormatError> {
     }
     let mut key = key;
     let seed = der::take(&mut key, der::OCTET_STRING).filter(|_| key.is_empty()).ok_or(FormatError::Pem)?;
-    // The public half is not always in the file; it follows from the seed.
+    // The public key is optional in the file; it is derived from the seed.
     let keypair = Keypair::ed25519_from_bytes(seed.to_vec()).map_err(|_| FormatError::Pem)?;
     let message = keypair.to_protobuf_encoding().map_err(|_| FormatError::Pem)?;
     read_message(&message).ok_or(FormatError::Pem)
 }
 
-/// The algorithm, whole, and the key's octets. Attributes and the public key, which may follow, are not looked at.
+/// The complete algorithm identifier, and the key octets. Optional attributes and the public key after them are
+/// ignored.
 fn split_pkcs8(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut outer = bytes;
     let mut info = der::take(&mut outer, der::SEQUENCE).filter(|_| outer.is_empty())?;
@@ -315,19 +317,19 @@ fn split_pkcs8(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((algorithm, der::take(&mut info, der::OCTET_STRING)?))
 }
 
-/// As much of DER (X.690, section 10) as PKCS #8 needs.
+/// The subset of DER (X.690, section 10) that PKCS #8 needs.
 mod der {
     pub const INTEGER: u8 = 0x02;
     pub const OCTET_STRING: u8 = 0x04;
     pub const SEQUENCE: u8 = 0x30;
 
-    /// Takes the contents of one value off the front.
+    /// Takes the contents of the first value.
     pub fn take<'a>(bytes: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
         let (&found, rest) = bytes.split_first()?;
         let (&first, mut rest) = rest.split_first()?;
         let mut len = usize::from(first);
         if first >= 0x80 {
-            // More than four bytes of length are none of ours, and no bytes at all are not DER.
+            // More than four bytes of length exceed any key, and an empty length is not DER.
             let (digits, after) = rest.split_at_checked(usize::from(first & 0x7f)).filter(|(d, _)| d.len() <= 4)?;
             len =
                 digits.iter().try_fold(0_usize, |len, digit| len.checked_mul(256)?.checked_add(usize::from(*digit)))?;
@@ -374,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rfcs_keys_are_read_and_the_short_one_is_written_the_same() {
+    fn the_keys_of_the_rfc_are_decoded_and_encoded() {
         let [short, long] = RFC_ED25519.map(|text| Secret::read(KeyFormat::Pem, text.as_bytes()).expect("a key"));
         assert_eq!(short, long);
         assert_eq!(short.write(KeyFormat::Pem).expect("writes"), RFC_ED25519[0].as_bytes());
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_goes_through_every_format_that_it_has() {
+    fn every_kind_is_encoded_and_decoded_in_its_formats() {
         let mut secrets = [KeyKind::Ed25519, KeyKind::Secp256k1, KeyKind::Ecdsa].map(Secret::generate).to_vec();
         secrets.push(Secret::read(KeyFormat::Pem, write_pem(&rsa()).as_bytes()));
         for secret in secrets {
@@ -409,17 +411,17 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_key_is_not_usable() {
-        let mut damaged = rsa();
-        // A digit of the first factor's exponent, which nothing but a signature depends on.
-        damaged[859] ^= 1;
-        let secret = Secret::read(KeyFormat::Pem, write_pem(&damaged).as_bytes()).expect("reads");
+    fn a_corrupt_key_is_not_usable() {
+        let mut corrupt = rsa();
+        // A digit of the first factor's exponent, which only a signature uses.
+        corrupt[859] ^= 1;
+        let secret = Secret::read(KeyFormat::Pem, write_pem(&corrupt).as_bytes()).expect("reads");
         let error = secret.keypair().map(|keypair| keypair.public());
         assert!(matches!(error, Err(FormatError::Unusable { kind: KeyKind::Rsa, .. })), "{error:?}");
     }
 
     #[test]
-    fn old_keys_with_the_public_half_twice_are_read() {
+    fn old_keys_with_a_repeated_public_key_are_decoded() {
         let secret = Secret::generate(KeyKind::Ed25519).expect("makes");
         let twice = |public: &[u8]| Secret { data: [&secret.data, public].concat(), ..secret.clone() }.message();
         assert_eq!(Secret::read(KeyFormat::Protobuf, &twice(&secret.data[32..])), Ok(secret.clone()));
@@ -427,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused_with_advice() {
+    fn invalid_keys_are_rejected_with_advice() {
         let pem = |text: &str| text.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
         let cut = &RFC_ED25519[0][..80];
         let table: [(KeyFormat, &[u8], FormatError); 6] = [
@@ -448,7 +450,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_bytes_are_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(secret) = Secret::read(KeyFormat::Protobuf, &bytes) {
                 let _ = (secret.keypair(), secret.write(KeyFormat::Pem));
             }
@@ -457,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn der_is_read_as_it_was_written() {
+    fn der_is_decoded_as_it_was_encoded() {
         for len in [0, 1, 127, 128, 255, 256, 65_535, 65_536, 70_000] {
             let contents = vec![7; len];
             let written = der::write(der::SEQUENCE, &contents);

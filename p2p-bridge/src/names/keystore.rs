@@ -1,14 +1,15 @@
-//! [`Keystore`]: the private keys that names are published with, by the names that the operator gave them.
+//! [`Keystore`]: the private keys of published names, by operator-given names.
 //!
-//! One file is one key, in libp2p's protobuf message, readable by its owner alone; what was acknowledged survives a power
-//! cut. The key `self` is the node's identity, and cannot be renamed, removed or exported: its file is to be copied
+//! One file per key, in libp2p's protobuf message, readable only by its owner; changes are durable when they are
+//! acknowledged. The key `self` is the node's identity and cannot be renamed, removed or exported: copy its file
 //! instead.
 //!
-//! Goals: a name cannot lead out of the folder; a file that cannot be read is left alone and its name stays taken; two
-//! processes never change the folder at once. Whoever has the keystore open holds a lock, and may leave word in the lock's
-//! file where it can be talked to, so that a command that finds the lock held knows whom to ask.
+//! Goals: a key name cannot escape the folder (path traversal); an unreadable file is left in place and its name stays
+//! taken; two processes never change the folder concurrently. The process that has the keystore open holds a lock, and
+//! may publish its admin address in the lock file, so that commands that find the lock held can use the admin API
+//! instead.
 //!
-//! Non-goals: encryption at rest, which is the file system's.
+//! Non-goals: encryption at rest, which is up to the file system.
 
 use super::key_format::{FormatError, KEY_BYTES_MAX, KeyFormat, KeyKind, Secret};
 use crate::durable;
@@ -24,87 +25,89 @@ use std::time::{Duration, Instant};
 
 /// The name of the node's own key.
 pub const SELF: &str = "self";
-/// The longest name of a key, in bytes.
+/// The maximum length of a key name, in bytes.
 pub const NAME_BYTES_MAX: usize = 100;
-/// Keys that are kept, `self` aside.
+/// Maximum keys, except `self`.
 pub const KEYS_MAX: usize = 1024;
 
 const FOLDER: &str = "keys";
 const SUFFIX: &str = ".key";
 const LOCK_FILE: &str = "keys.lock";
-/// How often a lock that is held is tried again.
-const GLANCE: Duration = Duration::from_millis(20);
-/// The longest word in the lock's file.
-const WORD_BYTES_MAX: usize = 1024;
+/// The interval of retrying a held lock.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// The maximum length of the address in the lock file.
+const ADDRESS_BYTES_MAX: usize = 1024;
 
-/// What may be known of a key.
+/// The public information of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyInfo {
-    /// What the operator calls it.
+    /// The name of the key.
     pub name: String,
-    /// The name that is published with it.
+    /// The IPNS name that is published with it.
     pub key: Key,
-    /// What it signs with.
+    /// The algorithm.
     pub kind: KeyKind,
 }
 
-/// Why something cannot be done with a key, by what the caller can do about it.
+/// Why an operation on a key failed, grouped by how to handle it.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The text cannot name a key.
+    /// The key name is invalid.
     #[error(
-        "\"{0}\" cannot name a key: use 1 to {NAME_BYTES_MAX} letters, digits, dots, hyphens and underscores, with no dot in front"
+        "\"{0}\" cannot name a key: use 1 to {NAME_BYTES_MAX} letters, digits, dots, hyphens and underscores, \
+         no leading dot"
     )]
     Name(String),
-    /// The node's own key is meant.
+    /// The operation is not allowed for the node's own key.
     #[error(
-        "the key \"self\" is the node's identity: it cannot be made, replaced, renamed, removed or exported; copy the file identity.key of its data folder instead"
+        "the key \"self\" is the node's identity: it cannot be created, replaced, renamed, removed or \
+         exported; copy the file identity.key of its data folder instead"
     )]
     Reserved,
-    /// There is a key of the name.
-    #[error("there is a key \"{0}\" already; choose another name, or rename or remove that key first")]
+    /// The key name is taken.
+    #[error("the key \"{0}\" already exists: choose another name, or rename or remove that key first")]
     Exists(String),
-    /// The key itself is there under another name.
-    #[error("this key is there already, as \"{0}\"")]
+    /// The same key exists with another name.
+    #[error("the keystore already has this key, as \"{0}\"")]
     Known(String),
-    /// There is no key of the name.
-    #[error("there is no key \"{0}\"; \"causeway key list\" prints those that there are")]
+    /// There is no key with the name.
+    #[error("there is no key \"{0}\"; \"causeway key list\" lists the keys")]
     Missing(String),
-    /// There are too many keys.
-    #[error("there are {KEYS_MAX} keys already; remove some first")]
+    /// The maximum number of keys is reached.
+    #[error("the keystore has the maximum of {KEYS_MAX} keys: remove a key first")]
     Full,
-    /// The bytes are no key, or cannot be had so.
+    /// The key cannot be decoded or encoded.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// Another process has the keys open.
-    #[error("the keys of {folder} are in use by another process", folder = folder.display())]
+    /// Another process has the keystore open.
+    #[error("the keystore in {folder} is in use by another process", folder = folder.display())]
     InUse {
         /// The folder.
         folder: PathBuf,
-        /// Where to talk to that process, if it said so.
+        /// The admin address of that process, if it published one.
         word: Option<String>,
     },
-    /// The node's own key cannot be had.
+    /// The node's own key is not available.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// A file cannot be read or written.
-    #[error("cannot access {path}: {source}", path = path.display())]
+    /// A file could not be read or written.
+    #[error("could not access {path}: {source}", path = path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Who has the keys of a folder open.
+/// The process that has a keystore open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// Nobody.
+    /// None.
     Nobody,
-    /// Another process: a node, or a command that will be done in a moment.
+    /// Another process: a node, or a short-running command.
     Somebody {
-        /// Where to talk to it, if it has said so already.
+        /// Its admin address, if it has published one.
         word: Option<String>,
     },
 }
@@ -114,55 +117,55 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> KeyError {
     move |source| KeyError::Io { path, source }
 }
 
-struct Held {
+struct LoadedKey {
     keypair: Keypair,
     info: KeyInfo,
 }
 
-/// The keys of a node. All calls read or write files, and are meant for threads that may block.
+/// The keys of a node. All calls read or write files, so call them from blocking threads.
 pub struct Keystore {
     folder: PathBuf,
     lock: Mutex<File>,
-    keys: Mutex<BTreeMap<String, Held>>,
+    keys: Mutex<BTreeMap<String, LoadedKey>>,
 }
 
 impl Keystore {
-    /// Opens the keys below a folder, which is created if need be, and makes the node's own if there is none. If another
-    /// process has them open and left no word where to find it, that process is a command that will be done in a moment,
-    /// or a node that is starting: it is waited for, up to `patience`.
+    /// Opens the keystore below a folder, which is created if it does not exist, and creates the node's own key if
+    /// there is none. If another process has it open and has published no admin address, that process is a
+    /// short-running command or a node that is starting: its lock is awaited, up to `patience`.
     ///
     /// # Errors
-    /// [`KeyError::InUse`], or whatever stands against reading the folder. A file in it that is no key is no error.
+    /// [`KeyError::InUse`], or an error of reading the folder. An invalid key file is not an error.
     pub fn open(state_dir: &Path, patience: Duration) -> Result<Self, KeyError> {
         let folder = state_dir.join(FOLDER);
         durable::create_folder(&folder).map_err(at(&folder))?;
         let lock = lock(state_dir, patience)?;
         let keypair = identity::load_or_create(state_dir)?;
-        let mut keys = BTreeMap::from([(SELF.to_owned(), Held::new(SELF, keypair))]);
+        let mut keys = BTreeMap::from([(SELF.to_owned(), LoadedKey::new(SELF, keypair))]);
         for entry in fs::read_dir(&folder).map_err(at(&folder))? {
             let path = entry.map_err(at(&folder))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(SUFFIX));
             let Some(name) = name.filter(|name| check(name).is_ok() && *name != SELF) else { continue };
             match read(&path).and_then(|secret| Ok(secret.keypair()?)) {
-                Ok(keypair) => _ = keys.insert(name.to_owned(), Held::new(name, keypair)),
-                Err(error) => tracing::error!(path = %path.display(), %error, "a key cannot be used; restore its file"),
+                Ok(keypair) => _ = keys.insert(name.to_owned(), LoadedKey::new(name, keypair)),
+                Err(error) => tracing::error!(path = %path.display(), %error, "a key file is invalid: restore it"),
             }
         }
         Ok(Self { folder, lock: Mutex::new(lock), keys: Mutex::new(keys) })
     }
 
-    /// Reads one key of a folder that another process may have open: files are replaced whole.
+    /// Reads one key without the lock, which is safe because files are replaced atomically.
     ///
     /// # Errors
-    /// [`KeyError::Missing`] and what else stands against reading it.
+    /// [`KeyError::Missing`], or an error of reading it.
     pub fn peek(state_dir: &Path, name: &str, format: KeyFormat) -> Result<Vec<u8>, KeyError> {
         export(&state_dir.join(FOLDER), name, format)
     }
 
-    /// Who has the keys of a folder open at this moment. Nothing is created or changed.
+    /// Whether another process has the keystore open. Creates and changes nothing.
     ///
     /// # Errors
-    /// [`KeyError::Io`]; that there are no keys is none.
+    /// [`KeyError::Io`]; a missing keystore is not an error.
     pub fn holder(state_dir: &Path) -> Result<Holder, KeyError> {
         let path = state_dir.join(LOCK_FILE);
         let mut file = match File::open(&path) {
@@ -172,14 +175,14 @@ impl Keystore {
         match file.try_lock_shared() {
             Ok(()) => Ok(Holder::Nobody),
             Err(TryLockError::Error(error)) => Err(at(&path)(error)),
-            Err(TryLockError::WouldBlock) => Ok(Holder::Somebody { word: word(&mut file).map_err(at(&path))? }),
+            Err(TryLockError::WouldBlock) => Ok(Holder::Somebody { word: read_address(&mut file).map_err(at(&path))? }),
         }
     }
 
-    /// Leaves word where this process can be talked to, for those who find the keys locked.
+    /// Publishes the admin address of this process in the lock file, for commands that find the keystore locked.
     ///
     /// # Errors
-    /// [`KeyError::Io`].
+    /// [`KeyError::Io`] if the lock file cannot be written.
     pub fn leave_word(&self, word: &str) -> Result<(), KeyError> {
         let mut file = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let write = |file: &mut File| {
@@ -190,105 +193,105 @@ impl Keystore {
         write(&mut file).map_err(at(&self.folder))
     }
 
-    /// Every key, `self` included, sorted by name.
+    /// All keys including `self`, sorted by name.
     pub fn list(&self) -> Vec<KeyInfo> {
-        self.keys().values().map(|held| held.info.clone()).collect()
+        self.keys().values().map(|loaded| loaded.info.clone()).collect()
     }
 
-    /// A key that signs.
+    /// The key with a name.
     ///
     /// # Errors
-    /// [`KeyError::Missing`].
+    /// [`KeyError::Missing`] if there is none.
     pub fn get(&self, name: &str) -> Result<(KeyInfo, Keypair), KeyError> {
         let keys = self.keys();
-        let held = keys.get(name).ok_or_else(|| missing(name))?;
-        Ok((held.info.clone(), held.keypair.clone()))
+        let loaded = keys.get(name).ok_or_else(|| missing(name))?;
+        Ok((loaded.info.clone(), loaded.keypair.clone()))
     }
 
-    /// The key that a name is published with.
+    /// The key of an IPNS name.
     pub fn find(&self, key: &Key) -> Option<(KeyInfo, Keypair)> {
         let keys = self.keys();
-        let held = keys.values().find(|held| held.info.key == *key)?;
-        Some((held.info.clone(), held.keypair.clone()))
+        let loaded = keys.values().find(|loaded| loaded.info.key == *key)?;
+        Some((loaded.info.clone(), loaded.keypair.clone()))
     }
 
-    /// Makes a key.
+    /// Creates a key.
     ///
     /// # Errors
-    /// [`KeyError`] says why there is none.
+    /// [`KeyError`] if the name is invalid or taken, or the keystore is full.
     pub fn create(&self, name: &str, kind: KeyKind) -> Result<KeyInfo, KeyError> {
         self.add(name, &Secret::generate(kind)?)
     }
 
-    /// Takes in a key. Without a format the bytes are taken for what they look like.
+    /// Imports a key. Without a format it is detected.
     ///
     /// # Errors
-    /// [`KeyError`] says why it is not taken.
+    /// [`KeyError`] if the name or the key is invalid or taken, or the keystore is full.
     pub fn import(&self, name: &str, format: Option<KeyFormat>, bytes: &[u8]) -> Result<KeyInfo, KeyError> {
         let format = format.unwrap_or_else(|| KeyFormat::guess(bytes));
         self.add(name, &Secret::read(format, bytes)?)
     }
 
     fn add(&self, name: &str, secret: &Secret) -> Result<KeyInfo, KeyError> {
-        check_own(name)?;
-        let held = Held::new(name, secret.keypair()?);
+        check_not_self(name)?;
+        let loaded = LoadedKey::new(name, secret.keypair()?);
         let mut keys = self.keys();
         let path = self.free_path(&keys, name)?;
-        if let Some(known) = keys.values().find(|known| known.info.key == held.info.key) {
+        if let Some(known) = keys.values().find(|known| known.info.key == loaded.info.key) {
             return Err(KeyError::Known(known.info.name.clone()));
         }
         if keys.len() > KEYS_MAX {
             return Err(KeyError::Full);
         }
         durable::write(&path, &secret.write(KeyFormat::Protobuf)?).map_err(at(&path))?;
-        let info = held.info.clone();
-        keys.insert(name.to_owned(), held);
+        let info = loaded.info.clone();
+        keys.insert(name.to_owned(), loaded);
         Ok(info)
     }
 
-    /// The bytes of a key.
+    /// The encoded key.
     ///
     /// # Errors
-    /// [`KeyError`] says why they cannot be had.
+    /// [`KeyError`] if the key is missing or reserved, or does not support the format.
     pub fn export(&self, name: &str, format: KeyFormat) -> Result<Vec<u8>, KeyError> {
         export(&self.folder, name, format)
     }
 
-    /// Gives a key another name. What is published with it stays published.
+    /// Renames a key. Its publication is not affected.
     ///
     /// # Errors
-    /// [`KeyError`] says what stands against it.
+    /// [`KeyError`] if a name is invalid, missing or taken.
     pub fn rename(&self, from: &str, to: &str) -> Result<KeyInfo, KeyError> {
-        check_own(from)?;
-        check_own(to)?;
+        check_not_self(from)?;
+        check_not_self(to)?;
         let mut keys = self.keys();
         if !keys.contains_key(from) {
             return Err(missing(from));
         }
         let path = self.free_path(&keys, to)?;
         durable::rename(&self.path(from), &path).map_err(at(&path))?;
-        let Some(held) = keys.remove(from) else { return Err(missing(from)) };
-        let info = KeyInfo { name: to.to_owned(), ..held.info };
-        keys.insert(to.to_owned(), Held { info: info.clone(), ..held });
+        let Some(loaded) = keys.remove(from) else { return Err(missing(from)) };
+        let info = KeyInfo { name: to.to_owned(), ..loaded.info };
+        keys.insert(to.to_owned(), LoadedKey { info: info.clone(), ..loaded });
         Ok(info)
     }
 
-    /// Removes a key for good.
+    /// Removes a key permanently.
     ///
     /// # Errors
-    /// [`KeyError`] says what stands against it.
+    /// [`KeyError`] if the key is missing or reserved, or the disk fails.
     pub fn remove(&self, name: &str) -> Result<KeyInfo, KeyError> {
-        check_own(name)?;
+        check_not_self(name)?;
         let mut keys = self.keys();
-        let info = keys.get(name).map(|held| held.info.clone()).ok_or_else(|| missing(name))?;
+        let info = keys.get(name).map(|loaded| loaded.info.clone()).ok_or_else(|| missing(name))?;
         let path = self.path(name);
         durable::remove(&path).map_err(at(&path))?;
         keys.remove(name);
         Ok(info)
     }
 
-    /// Where the key of a name goes, if that is free: also of files that could not be read.
-    fn free_path(&self, keys: &BTreeMap<String, Held>, name: &str) -> Result<PathBuf, KeyError> {
+    /// The path for a new key, if the name is free. Files that could not be read count as taken.
+    fn free_path(&self, keys: &BTreeMap<String, LoadedKey>, name: &str) -> Result<PathBuf, KeyError> {
         let path = self.path(name);
         let taken = keys.contains_key(name) || path.try_exists().map_err(at(&path))?;
         if taken { Err(KeyError::Exists(name.to_owned())) } else { Ok(path) }
@@ -298,12 +301,12 @@ impl Keystore {
         file(&self.folder, name)
     }
 
-    fn keys(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {
+    fn keys(&self) -> MutexGuard<'_, BTreeMap<String, LoadedKey>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Held {
+impl LoadedKey {
     fn new(name: &str, keypair: Keypair) -> Self {
         use libp2p::identity::KeyType;
         let kind = match keypair.key_type() {
@@ -317,14 +320,14 @@ impl Held {
     }
 }
 
-/// Whether a text can name a key. Names are parts of paths: nothing that a file system may read otherwise.
+/// Checks a key name, which becomes a part of a path: only portable characters are allowed.
 fn check(name: &str) -> Result<(), KeyError> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     let fine = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(good);
     if fine { Ok(()) } else { Err(KeyError::Name(name.chars().take(NAME_BYTES_MAX).collect())) }
 }
 
-fn check_own(name: &str) -> Result<(), KeyError> {
+fn check_not_self(name: &str) -> Result<(), KeyError> {
     if name == SELF { Err(KeyError::Reserved) } else { check(name) }
 }
 
@@ -342,7 +345,7 @@ fn read(path: &Path) -> Result<Secret, KeyError> {
 }
 
 fn export(folder: &Path, name: &str, format: KeyFormat) -> Result<Vec<u8>, KeyError> {
-    check_own(name)?;
+    check_not_self(name)?;
     let secret = match read(&file(folder, name)) {
         Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Err(missing(name)),
         other => other?,
@@ -350,7 +353,7 @@ fn export(folder: &Path, name: &str, format: KeyFormat) -> Result<Vec<u8>, KeyEr
     Ok(secret.write(format)?)
 }
 
-/// Takes the lock, and wipes off the word of who had it before.
+/// Takes the lock, and deletes the admin address of the previous holder.
 fn lock(state_dir: &Path, patience: Duration) -> Result<File, KeyError> {
     let path = state_dir.join(LOCK_FILE);
     let mut file =
@@ -365,18 +368,18 @@ fn lock(state_dir: &Path, patience: Duration) -> Result<File, KeyError> {
             Err(TryLockError::Error(error)) => return Err(at(&path)(error)),
             Err(TryLockError::WouldBlock) => {}
         }
-        let word = word(&mut file).map_err(at(&path))?;
+        let word = read_address(&mut file).map_err(at(&path))?;
         if word.is_some() || begun.elapsed() >= patience {
             return Err(KeyError::InUse { folder: state_dir.to_owned(), word });
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(RETRY_INTERVAL);
     }
 }
 
-fn word(file: &mut File) -> io::Result<Option<String>> {
+fn read_address(file: &mut File) -> io::Result<Option<String>> {
     let mut word = String::new();
     file.rewind()?;
-    file.take(WORD_BYTES_MAX as u64).read_to_string(&mut word)?;
+    file.take(ADDRESS_BYTES_MAX as u64).read_to_string(&mut word)?;
     Ok(Some(word).filter(|word| !word.is_empty()))
 }
 
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_made_renamed_removed_and_there_after_a_restart() {
+    fn keys_are_created_renamed_and_removed_and_survive_a_restart() {
         let folder = folder();
         let keys = open(&folder);
         let site = keys.create("my-site.v1", KeyKind::Ed25519).expect("makes");
@@ -421,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_nowhere_else_and_clashes_are_told() {
+    fn names_are_checked_and_conflicts_are_reported() {
         let folder = folder();
         let keys = open(&folder);
         let long = "a".repeat(NAME_BYTES_MAX + 1);
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_exported_is_imported_as_the_same_key() {
+    fn an_exported_key_is_imported_as_the_same_key() {
         let (one, two) = (folder(), folder());
         let (from, to) = (open(&one), open(&two));
         for format in [KeyFormat::Protobuf, KeyFormat::Pem] {
@@ -466,23 +469,23 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_keeps_its_name_and_harms_no_other() {
+    fn a_corrupt_file_keeps_its_name_and_affects_no_other_key() {
         let folder = folder();
         let keys = open(&folder);
         keys.create("good", KeyKind::Ed25519).expect("makes");
         drop(keys);
-        let damaged = folder.path().join("keys/bad.key");
-        fs::write(&damaged, b"damaged").expect("writes");
+        let corrupt = folder.path().join("keys/bad.key");
+        fs::write(&corrupt, b"corrupt").expect("writes");
         fs::write(folder.path().join("keys/half.partial"), b"").expect("writes");
         let keys = open(&folder);
         assert_eq!(names(&keys), ["good", "self"]);
         assert!(matches!(keys.create("bad", KeyKind::Ed25519), Err(KeyError::Exists(_))));
         assert!(matches!(keys.rename("good", "bad"), Err(KeyError::Exists(_))));
-        assert_eq!(fs::read(damaged).expect("is there"), b"damaged");
+        assert_eq!(fs::read(corrupt).expect("is there"), b"corrupt");
     }
 
     #[test]
-    fn one_process_at_a_time_and_word_of_where_it_is() {
+    fn one_process_at_a_time_that_publishes_its_admin_address() {
         let folder = folder();
         let keys = open(&folder);
         let refusal = |patience| Keystore::open(folder.path(), patience).err();
@@ -497,7 +500,7 @@ mod tests {
         drop(keys);
         assert_eq!(holder(), Holder::Nobody);
         let keys = open(&folder);
-        assert!(matches!(refusal(Duration::ZERO), Some(KeyError::InUse { word: None, .. })), "the word was wiped off");
+        assert!(matches!(refusal(Duration::ZERO), Some(KeyError::InUse { word: None, .. })), "the address was deleted");
         drop(keys);
     }
 }

@@ -1,4 +1,4 @@
-//! The metrics of names: whether they are found, and how long that takes.
+//! Metrics of name resolution.
 
 use content::{Name, NameError};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -39,7 +39,7 @@ pub(super) struct Metrics {
     seconds: Family<KindLabel, Histogram, fn() -> Histogram>,
 }
 
-/// Where an answer without any look-up came from.
+/// The source of an answer without a look-up.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Hit {
     Fresh,
@@ -59,21 +59,21 @@ impl Metrics {
         };
         registry.register(
             "causeway_names_lookups",
-            "Names that were looked up in the DHT (key) or DNS (domain), by what came of it",
+            "Look-ups of names in the DHT (key) or DNS (domain), by result",
             metrics.lookups.clone(),
         );
         registry.register(
             "causeway_names_cached",
-            "Names that were answered without a look-up, by the state of what was known",
+            "Names answered without a look-up, by the state of the cached answer",
             metrics.cached.clone(),
         );
         registry.register_with_unit(
             "causeway_names_lookup",
-            "From the beginning of a look-up to its first answer",
+            "Time from the start of a look-up to its first answer",
             Unit::Seconds,
             metrics.seconds.clone(),
         );
-        // A counter that is missing until its first event cannot be told from one that is broken.
+        // All counters are exported from the start: a missing counter looks like a broken one.
         for kind in KINDS {
             for result in RESULTS {
                 drop(metrics.lookups.get_or_create(&LookupLabels { kind, result }));
@@ -86,19 +86,19 @@ impl Metrics {
         metrics
     }
 
-    /// A look-up gave its first answer, or none.
+    /// Records the first answer of a look-up, or its failure.
     pub fn looked_up(&self, name: &Name, error: Option<&NameError>, took: Duration) {
         let kind = kind(name);
         self.lookups.get_or_create(&LookupLabels { kind, result: result(error) }).inc();
         self.seconds.get_or_create(&KindLabel { kind }).observe(took.as_secs_f64());
     }
 
-    /// A look-up was turned away.
+    /// Counts a look-up that was rejected because the maximum is reached.
     pub fn busy(&self, name: &Name) {
         self.lookups.get_or_create(&LookupLabels { kind: kind(name), result: result(Some(&NameError::Busy)) }).inc();
     }
 
-    /// A name was answered without a look-up.
+    /// Counts an answer without a look-up.
     pub fn hit(&self, hit: Hit) {
         let state = match hit {
             Hit::Fresh => FRESH,

@@ -1,31 +1,32 @@
-//! [`Names`]: what names stand for, by the operator's list, IPNS records from the DHT, and DNSLinks from the DNS.
+//! [`Names`]: name resolution, from the operator's static map, IPNS records of the DHT, and DNSLinks of the DNS.
 //!
-//! Goals: a name that is resolved now and then is answered at once, also after a restart, and refreshed behind; what is
-//! answered is bounded in how stale it is, unless nobody can be asked; nobody waits for more than the first peer that has a
-//! good record when nothing is known, nor for longer than a bound when something is; whatever is asked of us, look-ups are
-//! bounded in number and time, and a name costs one of them at a time.
+//! Goals: a cached name is answered at once, also after a restart, and refreshed in the background; staleness is
+//! bounded, unless no source can be asked; an uncached name waits only for the first valid record, and a stale one only
+//! for a bounded time; look-ups are bounded in number and time, and a name has one of them at a time.
 //!
-//! How a name is resolved, step by step, for names stand for names:
+//! Names may point to names, so each step is resolved in this order:
 //!
-//! 1. the operator's list, which beats everything;
-//! 2. what is remembered (`cache.rs`): fresh, or stale for a short time and refreshed behind;
-//! 3. one look-up for all who wait: the DHT (`dht.rs`) for a key, the DNS (`dns.rs`) for a domain. Who waits although something
-//!    is remembered, because it has been stale for longer, waits up to a bound, and then gets that, with its age.
+//! 1. the static map, which overrides everything;
+//! 2. the cache (`cache.rs`): a fresh answer, or one that has been stale for a short time and is refreshed in the
+//!    background;
+//! 3. one look-up for all waiting clients (`singleflight.rs`): the DHT (`dht.rs`) for a key, the DNS (`dns.rs`) for a
+//!    domain. If the cache has an answer that has been stale for longer, the wait is bounded, and then that answer is
+//!    returned with its age.
 //!
-//! Names whose keys are kept here are published by [`publish`], and what is published here is known without a search.
+//! [`publish`] publishes names whose keys are in the local keystore; these names need no look-up.
 //!
-//! Non-goals: what content a path leads to.
+//! Non-goals: the content that a path leads to.
 
 mod cache;
 mod dht;
 mod dns;
-mod flight;
 mod inspect;
-mod kept;
 pub mod key_format;
 pub mod keystore;
 mod metrics;
 pub mod publish;
+mod saved;
+mod singleflight;
 #[cfg(test)]
 mod stale_tests;
 #[cfg(test)]
@@ -37,20 +38,20 @@ pub use inspect::{NameStep, Refreshed, StepSource};
 
 use crate::bridge::Bridge;
 use crate::obeyed::Obeyed;
-use cache::{Answer, Cache, Entry, Standing};
+use cache::{Answer, Cache, CacheEntry, Freshness};
 use content::dnslink::{self, StaticMap};
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, Root};
 use content::{Name, NameError, NameResolver, Resolution, Verdict};
-use dht::Records;
-use dns::{Dns, Links};
-use flight::Flights;
+use dht::RecordSource;
+use dns::{Dns, DnsLinkSource};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use kept::Kept;
 use metrics::{Hit, Metrics};
 use prometheus_client::registry::Registry;
+use saved::SavedNames;
+use singleflight::LookUps;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -58,45 +59,45 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Mutex, Notify};
 
-/// Names that stand for names are followed so far (<https://specs.ipfs.tech/ipns/ipns-record/> leaves it open; Kubo follows
-/// 32).
+/// The maximum number of steps from name to name (<https://specs.ipfs.tech/ipns/ipns-record/> leaves it open; Kubo
+/// follows 32).
 pub const STEPS_MAX: usize = 32;
-/// Segments that all names on the way may add.
+/// Maximum path segments that all names together may add.
 const DEPTH_MAX: usize = 256;
-/// How long what the operator's list says is good. The list changes when the operator has it read again.
+/// The time to live of entries of the static map, which changes when the operator reloads it.
 const MAP_TTL: Duration = Duration::from_secs(60);
-/// How long it is remembered that the DHT has no record of a key.
+/// How long it is cached that the DHT has no record of a key.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
-/// How long after the first record of a search others may say that there is a newer one, before it counts as the newest.
-const SETTLE: Duration = Duration::from_secs(1);
-/// How long after a change the records are written.
+/// How long a search waits for a newer record after the first one, before that one counts as the newest.
+const QUORUM_WAIT: Duration = Duration::from_secs(1);
+/// How long after a change the records are saved.
 const SAVE_AFTER: Duration = Duration::from_secs(5);
 
-/// What names are resolved with.
+/// Options of name resolution.
 #[derive(Debug, Clone)]
 pub struct NamesOptions {
-    /// Names that the operator decided about.
+    /// The operator's static map.
     pub static_map: StaticMap,
-    /// Pairs of a suffix ("eth", "example.org" or "." for everything) and the URL of the DNS-over-HTTPS service that is asked
-    /// for the DNSLinks of names below it.
+    /// Pairs of a suffix ("eth", "example.org" or "." for everything) and the URL of the DNS-over-HTTPS service for the
+    /// DNSLinks of names below it.
     pub doh: Vec<(String, String)>,
-    /// DNS servers to ask instead of the system's; usually none.
+    /// DNS servers to use instead of those of the system; usually none.
     pub dns_servers: Vec<SocketAddr>,
-    /// Names that are remembered. A record of more than 1 KiB counts as several.
+    /// Maximum cached names. A record of more than 1 KiB counts as several.
     pub cache_entries_max: u64,
-    /// Look-ups that run at once, in the DHT and in the DNS each; half of them at most may be ones that nobody waits for.
+    /// Maximum concurrent look-ups, in the DHT and in the DNS each; at most half of them may be in the background.
     pub lookups_max: usize,
-    /// How long a name may be searched for in the DHT.
+    /// The timeout of a search in the DHT.
     pub timeout: Duration,
-    /// How long after its time to live an answer may be given.
+    /// How stale an answer may be.
     pub staleness: Staleness,
-    /// How long a refresh may be waited for while there is an answer, if a stale one. Counted from the refresh's beginning.
+    /// The maximum wait for a refresh while there is a stale answer, counted from the start of the refresh.
     pub refresh_wait: Duration,
-    /// Contact nobody, not even DNS servers.
+    /// Use no network, not even DNS.
     pub offline: bool,
-    /// Where records are kept over a restart. Nowhere if it is not set.
+    /// The folder for the saved records. They are not saved if it is not set.
     pub state_dir: Option<PathBuf>,
-    /// Which names are neither resolved nor told.
+    /// The policy: withheld names are not resolved.
     pub policy: Obeyed,
 }
 
@@ -118,58 +119,58 @@ impl Default for NamesOptions {
     }
 }
 
-/// Why names cannot be resolved as configured.
+/// Why the configuration of name resolution is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NamesError {
-    /// A DNS-over-HTTPS route cannot be followed.
+    /// A DNS-over-HTTPS route is invalid.
     #[error(transparent)]
     Doh(#[from] DohError),
 }
 
-/// Resolves names. Meant to be shared; records are written for the last time by [`Names::save`].
+/// Resolves names. Meant to be shared; call [`Names::save`] before the process ends.
 pub struct Names {
     inner: Arc<Inner>,
 }
 
-/// What time it is. Only tests have another than the system's.
+/// The clocks; tests replace them.
 #[derive(Clone, Copy)]
 struct Clock {
-    /// What times to live are counted by.
+    /// The clock of times to live.
     now: fn() -> Instant,
-    /// The time of day, which ends lives.
+    /// The wall clock, for ends of life.
     wall: fn() -> SystemTime,
 }
 
 const SYSTEM_CLOCK: Clock = Clock { now: Instant::now, wall: SystemTime::now };
 
-/// What look-ups share.
+/// The shared state of look-ups.
 struct Inner {
     static_map: RwLock<StaticMap>,
-    /// None: nobody is there to ask.
-    records: Option<Arc<dyn Records>>,
-    /// None: nobody is there to ask.
-    links: Option<Arc<dyn Links>>,
+    /// `None` if the node is offline.
+    records: Option<Arc<dyn RecordSource>>,
+    /// `None` if the node is offline.
+    links: Option<Arc<dyn DnsLinkSource>>,
     cache: Cache,
-    /// The records that are published here, which nobody has to be asked for.
-    own: RwLock<HashMap<Key, Record>>,
-    flights: Flights,
+    /// The records published by this node, which need no look-up.
+    published: RwLock<HashMap<Key, Record>>,
+    look_ups: LookUps,
     timeout: Duration,
     refresh_wait: Duration,
     clock: Clock,
-    kept: Option<Kept>,
+    saved: Option<SavedNames>,
     changed: Arc<Notify>,
-    /// Held by whoever writes.
+    /// Held while records are saved.
     saving: Mutex<()>,
     metrics: Metrics,
     policy: Obeyed,
 }
 
 impl Names {
-    /// Reads the records of the last run. Must be called inside a Tokio runtime. Without a bridge, IPNS names are known from
-    /// the list and from the last run only.
+    /// Loads the saved records. Must be called inside a Tokio runtime. Without a bridge, IPNS names are resolved only
+    /// from the static map and the saved records.
     ///
     /// # Errors
-    /// [`NamesError`] names the setting that cannot be followed.
+    /// [`NamesError`] names the invalid setting.
     pub fn new(
         options: NamesOptions,
         bridge: Option<Bridge>,
@@ -177,21 +178,21 @@ impl Names {
     ) -> Result<Arc<Self>, NamesError> {
         let dns = Dns::new(&options.doh, &options.dns_servers, options.lookups_max)?;
         let online = !options.offline;
-        let links = online.then(|| Arc::new(dns) as Arc<dyn Links>);
-        let records = bridge.filter(|_| online).map(|bridge| Arc::new(bridge) as Arc<dyn Records>);
+        let links = online.then(|| Arc::new(dns) as Arc<dyn DnsLinkSource>);
+        let records = bridge.filter(|_| online).map(|bridge| Arc::new(bridge) as Arc<dyn RecordSource>);
         Ok(Self::with(options, records, links, SYSTEM_CLOCK, registry))
     }
 
     fn with(
         options: NamesOptions,
-        records: Option<Arc<dyn Records>>,
-        links: Option<Arc<dyn Links>>,
+        records: Option<Arc<dyn RecordSource>>,
+        links: Option<Arc<dyn DnsLinkSource>>,
         clock: Clock,
         registry: &mut Registry,
     ) -> Arc<Self> {
         let mut staleness = options.staleness;
         if records.is_none() && links.is_none() {
-            // Nobody will ever say anything newer.
+            // No newer answer can be found.
             staleness.if_error = Duration::MAX;
         }
         let inner = Arc::new(Inner {
@@ -199,45 +200,45 @@ impl Names {
             records,
             links,
             cache: Cache::new(options.cache_entries_max, staleness),
-            own: RwLock::default(),
-            flights: Flights::new(options.lookups_max),
+            published: RwLock::default(),
+            look_ups: LookUps::new(options.lookups_max),
             timeout: options.timeout,
             refresh_wait: options.refresh_wait,
             clock,
-            kept: options.state_dir.as_deref().map(Kept::new),
+            saved: options.state_dir.as_deref().map(SavedNames::new),
             changed: Arc::default(),
             saving: Mutex::default(),
             metrics: Metrics::register(registry),
             policy: options.policy,
         });
-        inner.remember();
-        if inner.kept.is_some() {
-            tokio::spawn(keep_saving(Arc::downgrade(&inner), Arc::clone(&inner.changed)));
+        inner.load_saved();
+        if inner.saved.is_some() {
+            tokio::spawn(save_on_change(Arc::downgrade(&inner), Arc::clone(&inner.changed)));
         }
         Arc::new(Self { inner })
     }
 
-    /// A record is published here: from now on it answers, unless there is a newer one.
-    fn own(&self, key: Key, record: Record) {
+    /// Adds a record published by this node: from now on it is the answer, unless a newer one is cached.
+    fn add_published(&self, key: Key, record: Record) {
         let name = Name::Key(key);
-        let mut own = self.inner.own.write().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.inner.published.write().unwrap_or_else(PoisonError::into_inner);
         if own.get(&key).is_none_or(|known| record.newer_than(known)) {
             own.insert(key, record.clone());
         }
         drop(own);
         if record.is_valid_at((self.inner.clock.wall)()) {
-            self.inner.improve(&name, record, cache::AGREED);
+            self.inner.insert_newer(&name, record, cache::QUORUM);
         }
     }
 
-    /// A name is published here no longer.
-    fn disown(&self, key: &Key) {
-        self.inner.own.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+    /// Removes the record of a name that is no longer published.
+    fn remove_published(&self, key: &Key) {
+        self.inner.published.write().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
-    /// The newest record of a key that is known without asking anybody, whether or not it still holds.
+    /// The newest published or cached record of a key, also if it has expired.
     fn known(&self, key: &Key) -> Option<Record> {
-        let own = self.inner.own.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let own = self.inner.published.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
         let cached = self.inner.cache.get(&Name::Key(*key)).and_then(|entry| match &entry.outcome {
             Ok(Answer::Record(record)) => Some(record.clone()),
             _ => None,
@@ -248,12 +249,12 @@ impl Names {
         }
     }
 
-    /// Puts another list of the operator's in the place of the one that is in force.
+    /// Replaces the static map.
     pub fn set_static_map(&self, map: StaticMap) {
         *self.inner.static_map.write().unwrap_or_else(PoisonError::into_inner) = map;
     }
 
-    /// Writes the records that are to outlive a restart. Otherwise that happens a few seconds after a change.
+    /// Saves the records now. Otherwise they are saved a few seconds after a change.
     pub async fn save(&self) {
         self.inner.save().await;
     }
@@ -270,9 +271,9 @@ impl NameResolver for Names {
         async move {
             inner.check_policy(&Name::Key(key), &[])?;
             match inner.answer(&Name::Key(key)).await? {
-                Said { answer: Answer::Record(record), .. } => Ok(record),
-                Said { answer: Answer::Link(_), .. } => {
-                    Err(NameError::Refused { key, reason: "a DNSLink is no record".to_owned() })
+                StepAnswer { answer: Answer::Record(record), .. } => Ok(record),
+                StepAnswer { answer: Answer::Link(_), .. } => {
+                    Err(NameError::Refused { key, reason: "a DNSLink has no IPNS record".to_owned() })
                 }
             }
         }
@@ -280,13 +281,13 @@ impl NameResolver for Names {
     }
 }
 
-/// Follows names until one stands for content. What the first one says may no longer hold when the last one is known: then
-/// they are all followed once more, by what is remembered now.
+/// Follows names until one points to content. If the answer for the first name expired before the last one was
+/// resolved, all are followed once more, now from the cache.
 async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameError> {
     let limit = 2 * inner.timeout.max(dns::LOOKUP_TIMEOUT);
     let following = async {
         for _ in 0..2 {
-            if let Some(resolution) = follow(inner, &first, Ask::IfNeeded).await? {
+            if let Some(resolution) = follow(inner, &first, LookUpMode::IfNeeded).await? {
                 return Ok(Some(resolution));
             }
         }
@@ -297,35 +298,35 @@ async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameErro
     followed.ok_or_else(|| NameError::TooSlow { name: first.clone(), waited: begun.elapsed() })
 }
 
-/// Whether anybody is asked.
+/// Whether look-ups are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ask {
-    /// If nothing is known that holds.
+enum LookUpMode {
+    /// Look names up if the cache has no usable answer.
     IfNeeded,
-    /// Never; and that somebody looks at what is known has no consequences.
-    Nobody,
+    /// Use only the cache, and do not count as use of it.
+    CacheOnly,
 }
 
-/// What one name stands for, as it is told.
+/// The answer for one name.
 #[derive(Debug, Clone)]
-struct Said<T = Answer> {
+struct StepAnswer<T = Answer> {
     answer: T,
-    /// How long to take it for true.
+    /// The remaining time to live.
     ttl: Duration,
-    /// How long ago it was learnt, if that is longer than it is fresh.
+    /// The age of the answer, if it is stale.
     stale: Option<Duration>,
 }
 
-/// Where a name leads to; `None` if that was over before the end was reached.
-async fn follow(inner: &Arc<Inner>, first: &Name, ask: Ask) -> Result<Option<Resolution>, NameError> {
-    let (mut name, mut below, mut lease, mut hops) = (first.clone(), Vec::new(), None, Vec::new());
+/// Where a name leads to; `None` if an answer expired before the end was reached.
+async fn follow(inner: &Arc<Inner>, first: &Name, mode: LookUpMode) -> Result<Option<Resolution>, NameError> {
+    let (mut name, mut below, mut validity, mut hops) = (first.clone(), Vec::new(), None, Vec::new());
     let mut oldest: Option<Duration> = None;
     for _ in 0..STEPS_MAX {
         inner.check_policy(&name, &below)?;
         hops.push((name.clone(), below.join("/")));
-        let Said { answer: path, ttl, stale } = inner.step(&name, ask).await?;
+        let StepAnswer { answer: path, ttl, stale } = inner.step(&name, mode).await?;
         oldest = oldest.max(stale);
-        lease = Some(Lease::new(ttl, (inner.clock.now)()).or_shorter(lease));
+        validity = Some(Validity::new(ttl, (inner.clock.now)()).or_shorter(validity));
         let mut segments = path.segments;
         if segments.len() + below.len() > DEPTH_MAX {
             return Err(not_a_path(&name, &segments.join("/")));
@@ -333,8 +334,8 @@ async fn follow(inner: &Arc<Inner>, first: &Name, ask: Ask) -> Result<Option<Res
         segments.append(&mut below);
         match path.root {
             Root::Cid(root) => {
-                let left = lease.and_then(|lease| lease.left((inner.clock.now)()));
-                return Ok(left.map(|ttl| Resolution { root, segments, ttl, stale: oldest, hops }));
+                let remaining = validity.and_then(|validity| validity.remaining((inner.clock.now)()));
+                return Ok(remaining.map(|ttl| Resolution { root, segments, ttl, stale: oldest, hops }));
             }
             Root::Name(next) => (name, below) = (next, segments),
         }
@@ -342,14 +343,14 @@ async fn follow(inner: &Arc<Inner>, first: &Name, ask: Ask) -> Result<Option<Res
     Err(NameError::TooManySteps { name: first.clone(), max: STEPS_MAX })
 }
 
-/// How long something is good, from some moment on.
+/// A time to live that starts at some moment.
 #[derive(Debug, Clone, Copy)]
-struct Lease {
+struct Validity {
     ttl: Duration,
     from: Instant,
 }
 
-impl Lease {
+impl Validity {
     fn new(ttl: Duration, from: Instant) -> Self {
         Self { ttl, from }
     }
@@ -359,10 +360,10 @@ impl Lease {
         other.filter(|other| other.from + other.ttl < self.from + self.ttl).unwrap_or(self)
     }
 
-    /// What is left of it. As with what is remembered, the first moment does not count.
-    fn left(self, now: Instant) -> Option<Duration> {
+    /// The remaining time. As in the cache, the first second does not count.
+    fn remaining(self, now: Instant) -> Option<Duration> {
         let passed = now.saturating_duration_since(self.from);
-        if passed < cache::MOMENT { Some(self.ttl) } else { self.ttl.checked_sub(passed) }
+        if passed < cache::ROUNDING { Some(self.ttl) } else { self.ttl.checked_sub(passed) }
     }
 }
 
@@ -370,7 +371,7 @@ fn not_a_path(name: &Name, value: &str) -> NameError {
     NameError::Value { name: name.clone(), value: value.chars().take(200).collect() }
 }
 
-/// What an answer says, as a path.
+/// The answer as a path.
 fn path_of(name: &Name, answer: &Answer) -> Result<ContentPath, NameError> {
     let (value, path) = match answer {
         Answer::Record(record) => (record.value(), ContentPath::read(record.value(), DEPTH_MAX)),
@@ -380,7 +381,7 @@ fn path_of(name: &Name, answer: &Answer) -> Result<ContentPath, NameError> {
 }
 
 impl Inner {
-    /// Whether a name may be resolved, to follow these segments from there.
+    /// Whether the policy allows resolving a name with these path segments below it.
     fn check_policy(&self, name: &Name, below: &[String]) -> Result<(), NameError> {
         let policy = &self.policy.0;
         let mut verdict = policy.check_name(name, "");
@@ -393,103 +394,103 @@ impl Inner {
         }
     }
 
-    /// What the operator's list says of a name.
-    fn mapped(&self, name: &Name) -> Option<ContentPath> {
+    /// The entry of the static map for a name.
+    fn static_entry(&self, name: &Name) -> Option<ContentPath> {
         self.static_map.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    /// What one name stands for, and for how long.
-    async fn step(self: &Arc<Self>, name: &Name, ask: Ask) -> Result<Said<ContentPath>, NameError> {
-        if let Some(answer) = self.mapped(name) {
-            if ask == Ask::IfNeeded {
+    /// The answer for one name, as a path.
+    async fn step(self: &Arc<Self>, name: &Name, mode: LookUpMode) -> Result<StepAnswer<ContentPath>, NameError> {
+        if let Some(answer) = self.static_entry(name) {
+            if mode == LookUpMode::IfNeeded {
                 self.metrics.hit(Hit::Map);
             }
-            return Ok(Said { answer, ttl: MAP_TTL, stale: None });
+            return Ok(StepAnswer { answer, ttl: MAP_TTL, stale: None });
         }
-        let Said { answer, ttl, stale } = match ask {
-            Ask::IfNeeded => self.answer(name).await?,
-            Ask::Nobody => self.known(name).ok_or_else(|| NameError::Offline { name: name.clone() })??,
+        let StepAnswer { answer, ttl, stale } = match mode {
+            LookUpMode::IfNeeded => self.answer(name).await?,
+            LookUpMode::CacheOnly => self.known(name).ok_or_else(|| NameError::Offline { name: name.clone() })??,
         };
-        Ok(Said { answer: path_of(name, &answer)?, ttl, stale })
+        Ok(StepAnswer { answer: path_of(name, &answer)?, ttl, stale })
     }
 
-    fn standing(&self, entry: &Entry) -> Standing {
-        self.cache.standing(entry, (self.clock.now)(), (self.clock.wall)())
+    fn freshness(&self, entry: &CacheEntry) -> Freshness {
+        self.cache.freshness(entry, (self.clock.now)(), (self.clock.wall)())
     }
 
-    /// An entry as it is told.
-    fn say(&self, entry: &Entry) -> Result<Said, NameError> {
-        let (ttl, stale) = match self.standing(entry) {
-            Standing::Fresh(ttl) => (ttl, None),
-            Standing::Stale { ttl, .. } => (ttl, Some(entry.age((self.clock.now)()))),
-            Standing::Gone => (Duration::ZERO, None),
+    /// The answer of a cache entry.
+    fn step_answer(&self, entry: &CacheEntry) -> Result<StepAnswer, NameError> {
+        let (ttl, stale) = match self.freshness(entry) {
+            Freshness::Fresh(ttl) => (ttl, None),
+            Freshness::Stale { ttl, .. } => (ttl, Some(entry.age((self.clock.now)()))),
+            Freshness::Expired => (Duration::ZERO, None),
         };
-        entry.outcome.clone().map(|answer| Said { answer, ttl, stale })
+        entry.outcome.clone().map(|answer| StepAnswer { answer, ttl, stale })
     }
 
-    /// What is known of a name that holds, and for how long.
-    fn known(&self, name: &Name) -> Option<Result<Said, NameError>> {
+    /// The usable answer for a name that needs no look-up.
+    fn known(&self, name: &Name) -> Option<Result<StepAnswer, NameError>> {
         if let Some(entry) = self.cache.get(name)
-            && self.standing(&entry) != Standing::Gone
+            && self.freshness(&entry) != Freshness::Expired
         {
-            return Some(self.say(&entry));
+            return Some(self.step_answer(&entry));
         }
-        self.own_record(name).map(|record| {
+        self.published_record(name).map(|record| {
             let ttl = record.ttl();
-            Ok(Said { answer: Answer::Record(record), ttl, stale: None })
+            Ok(StepAnswer { answer: Answer::Record(record), ttl, stale: None })
         })
     }
 
-    /// What is known of a name, or else what a look-up finds.
-    async fn answer(self: &Arc<Self>, name: &Name) -> Result<Said, NameError> {
+    /// The cached answer for a name, or the result of a look-up.
+    async fn answer(self: &Arc<Self>, name: &Name) -> Result<StepAnswer, NameError> {
         let known = self.cache.get(name);
         if let Some(entry) = &known {
-            match self.standing(entry) {
-                Standing::Fresh(_) => {
+            match self.freshness(entry) {
+                Freshness::Fresh(_) => {
                     self.metrics.hit(if entry.outcome.is_ok() { Hit::Fresh } else { Hit::Failure });
-                    return self.say(entry);
+                    return self.step_answer(entry);
                 }
-                Standing::Stale { refresh, wait, .. } if !(refresh && wait && self.is_reachable(name)) => {
+                Freshness::Stale { refresh, wait, .. } if !(refresh && wait && self.is_reachable(name)) => {
                     self.metrics.hit(Hit::Stale);
                     if refresh {
                         self.refresh(name);
                     }
-                    return self.say(entry);
+                    return self.step_answer(entry);
                 }
-                Standing::Stale { .. } | Standing::Gone => {}
+                Freshness::Stale { .. } | Freshness::Expired => {}
             }
         }
-        if let Some(record) = self.own_record(name) {
-            return self.say(&self.improve(name, record, cache::AGREED).0);
+        if let Some(record) = self.published_record(name) {
+            return self.step_answer(&self.insert_newer(name, record, cache::QUORUM).0);
         }
-        match known.filter(|entry| self.standing(entry) != Standing::Gone) {
+        match known.filter(|entry| self.freshness(entry) != Freshness::Expired) {
             Some(stale) => self.await_refresh(name, &stale).await,
-            None => self.say(&*self.look_up(name).await?),
+            None => self.step_answer(&*self.look_up(name).await?),
         }
     }
 
-    /// What a refresh brings within the time that it may be waited for, or else what is known, which has been stale for long.
-    async fn await_refresh(self: &Arc<Self>, name: &Name, stale: &Entry) -> Result<Said, NameError> {
-        // With as much to do as there may be, what is known is told.
-        let flight = self.flights.refresh(self, name).or_else(|| self.flights.join(self, name));
-        if let Some(flight) = flight {
-            let patience = self.refresh_wait.saturating_sub(flight.age());
-            // The time alone that passes is no failure: the look-up goes on behind.
-            let _ = tokio::time::timeout(patience, flight.settled(stale)).await;
+    /// The result of a refresh within [`NamesOptions::refresh_wait`], or else the stale answer.
+    async fn await_refresh(self: &Arc<Self>, name: &Name, stale: &CacheEntry) -> Result<StepAnswer, NameError> {
+        // If the maximum of look-ups is reached, the stale answer is returned.
+        let look_up = self.look_ups.refresh(self, name).or_else(|| self.look_ups.join(self, name));
+        if let Some(look_up) = look_up {
+            let wait = self.refresh_wait.saturating_sub(look_up.age());
+            // A timeout is no failure: the look-up continues in the background.
+            let _ = tokio::time::timeout(wait, look_up.settled(stale)).await;
         }
         let known = self.cache.get(name);
-        match known.filter(|entry| self.standing(entry) != Standing::Gone) {
+        match known.filter(|entry| self.freshness(entry) != Freshness::Expired) {
             Some(entry) => {
-                if !matches!(self.standing(&entry), Standing::Fresh(_)) {
+                if !matches!(self.freshness(&entry), Freshness::Fresh(_)) {
                     self.metrics.hit(Hit::Stale);
                 }
-                self.say(&entry)
+                self.step_answer(&entry)
             }
-            None => self.say(&*self.look_up(name).await?),
+            None => self.step_answer(&*self.look_up(name).await?),
         }
     }
 
-    /// Whether there is anybody to ask about a name.
+    /// Whether a look-up of a name is possible.
     fn is_reachable(&self, name: &Name) -> bool {
         match name {
             Name::Key(_) => self.records.is_some(),
@@ -497,120 +498,121 @@ impl Inner {
         }
     }
 
-    /// Looks a name up, together with everybody else who wants it.
-    async fn look_up(self: &Arc<Self>, name: &Name) -> Result<Arc<Entry>, NameError> {
+    /// Looks a name up, sharing the look-up with other clients.
+    async fn look_up(self: &Arc<Self>, name: &Name) -> Result<Arc<CacheEntry>, NameError> {
         if !self.is_reachable(name) {
             return Err(NameError::Offline { name: name.clone() });
         }
-        // A search that goes on behind may have found nothing but a record that has died since. Then its end is waited for,
-        // which may bring a better one, and after it there is a new search.
+        // A background search may have found only a record that has expired since. Then its end is awaited, which may
+        // bring a better one, and otherwise a new search starts.
         for _ in 0..2 {
-            let Some(flight) = self.flights.join(self, name) else {
+            let Some(look_up) = self.look_ups.join(self, name) else {
                 self.metrics.busy(name);
                 return Err(NameError::Busy);
             };
-            if let Some(entry) = flight.answer(|entry| entry.holds((self.clock.wall)())).await {
+            if let Some(entry) = look_up.answer(|entry| entry.is_valid((self.clock.wall)())).await {
                 return Ok(entry);
             }
         }
         let known = self.cache.get(name);
         match name {
-            Name::Key(key) if known.is_some_and(|entry| !entry.holds((self.clock.wall)())) => {
+            Name::Key(key) if known.is_some_and(|entry| !entry.is_valid((self.clock.wall)())) => {
                 Err(NameError::Refused { key: *key, reason: dht::EXPIRED.to_owned() })
             }
-            // A look-up that vanishes was ended with the process, or by a defect.
+            // The look-up was cancelled with the process, or panicked.
             _ => Err(NameError::Busy),
         }
     }
 
-    /// Looks for something newer, if nobody does and there is time for it.
+    /// Starts a background look-up, unless one runs or the maximum is reached.
     fn refresh(self: &Arc<Self>, name: &Name) {
         if self.is_reachable(name) {
-            let _ = self.flights.refresh(self, name);
+            let _ = self.look_ups.refresh(self, name);
         }
     }
 
-    /// The look-up itself; `answer` hears of every better answer, the first as soon as it is there.
-    async fn fly(&self, name: &Name, mut answer: impl FnMut(Arc<Entry>)) {
+    /// Runs a look-up; `answer` is called with every better answer, the first as soon as it arrives.
+    async fn run_look_up(&self, name: &Name, mut answer: impl FnMut(Arc<CacheEntry>)) {
         match (name, &self.records, &self.links) {
             (Name::Key(key), Some(records), _) => dht::search(self, records.as_ref(), *key, answer).await,
             (Name::Domain(domain), _, Some(links)) => {
                 let begun = Instant::now();
                 let (outcome, ttl) = links.look_up(domain.clone()).await;
                 self.metrics.looked_up(name, outcome.as_ref().err(), begun.elapsed());
-                answer(self.learn(name, outcome, ttl));
+                answer(self.insert_dns_answer(name, outcome, ttl));
             }
             _ => {}
         }
     }
 
-    /// Remembers what a domain stands for, or that it stands for nothing. What the DNS cannot say for a moment is no reason
-    /// to forget what it said.
-    fn learn(&self, name: &Name, outcome: Result<Answer, NameError>, ttl: Duration) -> Arc<Entry> {
+    /// Caches the result for a domain, including that it has no DNSLink. A temporary DNS failure does not replace a
+    /// cached answer.
+    fn insert_dns_answer(&self, name: &Name, outcome: Result<Answer, NameError>, ttl: Duration) -> Arc<CacheEntry> {
         if let Err(error @ NameError::Dns { .. }) = &outcome {
-            self.fail(name, error.clone(), ttl);
-            return Arc::new(Entry::new(outcome, ttl, (self.clock.now)()));
+            self.insert_failure(name, error.clone(), ttl);
+            return Arc::new(CacheEntry::new(outcome, ttl, (self.clock.now)()));
         }
-        let entry = Arc::new(Entry::new(outcome, ttl, (self.clock.now)()));
-        // That we are busy says nothing about the domain.
+        let entry = Arc::new(CacheEntry::new(outcome, ttl, (self.clock.now)()));
+        // That the resolver is busy is no property of the domain.
         if entry.outcome != Err(NameError::Busy) {
             self.cache.put(name.clone(), Arc::clone(&entry));
         }
         entry
     }
 
-    /// The record that is published here for a name, if it holds.
-    fn own_record(&self, name: &Name) -> Option<Record> {
+    /// The unexpired record that this node publishes for a name.
+    fn published_record(&self, name: &Name) -> Option<Record> {
         let Name::Key(key) = name else { return None };
-        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        let own = self.published.read().unwrap_or_else(PoisonError::into_inner);
         own.get(key).filter(|record| record.is_valid_at((self.clock.wall)())).cloned()
     }
 
-    /// See [`Cache::improve`]. What is published here may be better than what was found.
-    fn improve(&self, name: &Name, record: Record, agreed: u32) -> (Arc<Entry>, bool) {
-        let record = self.own_record(name).filter(|own| own.newer_than(&record)).unwrap_or(record);
-        let (entry, news) = self.cache.improve(name, record, agreed, (self.clock.now)(), (self.clock.wall)());
-        if news {
+    /// See [`Cache::insert_newer`]. The published record may be newer than the one found.
+    fn insert_newer(&self, name: &Name, record: Record, confirmations: u32) -> (Arc<CacheEntry>, bool) {
+        let record = self.published_record(name).filter(|own| own.newer_than(&record)).unwrap_or(record);
+        let (entry, is_new) =
+            self.cache.insert_newer(name, record, confirmations, (self.clock.now)(), (self.clock.wall)());
+        if is_new {
             self.changed.notify_one();
         }
-        (entry, news)
+        (entry, is_new)
     }
 
-    /// See [`Cache::fail`].
-    fn fail(&self, name: &Name, error: NameError, ttl: Duration) -> Arc<Entry> {
-        if let Some(own) = self.own_record(name) {
-            return self.improve(name, own, cache::AGREED).0;
+    /// See [`Cache::insert_failure`].
+    fn insert_failure(&self, name: &Name, error: NameError, ttl: Duration) -> Arc<CacheEntry> {
+        if let Some(own) = self.published_record(name) {
+            return self.insert_newer(name, own, cache::QUORUM).0;
         }
-        self.cache.fail(name, error, ttl, (self.clock.now)(), (self.clock.wall)())
+        self.cache.insert_failure(name, error, ttl, (self.clock.now)(), (self.clock.wall)())
     }
 
-    /// See [`Cache::leave_in_peace`].
-    fn leave_in_peace(&self, name: &Name) {
-        self.cache.leave_in_peace(name, (self.clock.now)());
+    /// See [`Cache::back_off`].
+    fn back_off(&self, name: &Name) {
+        self.cache.back_off(name, (self.clock.now)());
     }
 
-    /// Takes the records of the last run.
-    fn remember(&self) {
-        let Some(kept) = &self.kept else { return };
-        for (key, record, age) in kept.load((self.clock.wall)()) {
+    /// Loads the saved records into the cache.
+    fn load_saved(&self) {
+        let Some(saved) = &self.saved else { return };
+        for (key, record, age) in saved.load((self.clock.wall)()) {
             let age = age.unwrap_or_else(|| record.ttl().saturating_add(self.cache.staleness().while_revalidate));
-            self.cache.put(Name::Key(key), Arc::new(Entry::kept(record, age, (self.clock.now)())));
+            self.cache.put(Name::Key(key), Arc::new(CacheEntry::saved(record, age, (self.clock.now)())));
         }
     }
 
-    /// Writes the records, those that were learnt last if they are too many.
+    /// Saves the records; if there are too many, the latest.
     async fn save(&self) {
-        let Some(kept) = self.kept.clone() else { return };
+        let Some(saved) = self.saved.clone() else { return };
         let _saving = self.saving.lock().await;
         let mut records = self.cache.records();
-        records.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.learnt));
+        records.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.received));
         let (now, wall) = ((self.clock.now)(), (self.clock.wall)());
         let write = move || {
             let entries = records.iter().filter_map(|(name, entry)| match (name, &entry.outcome) {
                 (Name::Key(key), Ok(Answer::Record(record))) => Some((*key, record, entry.age(now))),
                 _ => None,
             });
-            kept.save(entries, wall);
+            saved.save(entries, wall);
         };
         let _ = tokio::task::spawn_blocking(write).await;
     }
@@ -618,13 +620,13 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Whoever saves finds nothing left to save, and ends.
+        // The saving task notices that the state is gone, and ends.
         self.changed.notify_one();
     }
 }
 
-/// Writes the records some time after each change, as long as there is anything to write.
-async fn keep_saving(inner: Weak<Inner>, changed: Arc<Notify>) {
+/// Saves the records some time after each change, until the state is dropped.
+async fn save_on_change(inner: Weak<Inner>, changed: Arc<Notify>) {
     loop {
         changed.notified().await;
         if inner.strong_count() > 0 {

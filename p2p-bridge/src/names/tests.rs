@@ -1,5 +1,4 @@
-//! Names against a DHT and a DNS that follow scripts, with a clock that tests set forward; and against a
-//! real DNS server on loopback.
+//! Names with a scripted DHT and DNS and a clock that tests advance, and with a real DNS server on loopback.
 
 use super::*;
 use crate::lookups::{Found, Holder, Search, Sink};
@@ -20,7 +19,7 @@ pub(super) const MINUTE: Duration = Duration::from_secs(60);
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
 
 thread_local! {
-    /// How far the tests' clock is ahead of the system's: each test has a thread.
+    /// How far the tests' clock is ahead of the system's; per thread, and each test has its own.
     static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
@@ -34,21 +33,21 @@ fn wall() -> SystemTime {
 
 pub(super) const CLOCK: Clock = Clock { now, wall };
 
-/// Lets time pass at once.
+/// Advances the clock.
 pub(super) fn advance(by: Duration) {
     AHEAD.set(AHEAD.get() + by);
 }
 
-/// Waits for a condition that other tasks will bring about.
+/// Waits for a condition that other tasks bring about.
 pub(super) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "not yet: {what}");
+        assert!(begun.elapsed() < Duration::from_secs(20), "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Nearly as long, for the system's clock goes on.
+/// Approximately, because the system's clock advances as well.
 fn is_about(ttl: Duration, expected: Duration) -> bool {
     ttl <= expected && ttl + Duration::from_secs(10) > expected
 }
@@ -69,7 +68,7 @@ pub(super) fn domain(text: &str) -> Name {
     Name::parse(text).expect("a domain")
 }
 
-/// A record with a minute to remember it and an hour to live.
+/// A record with a time to live of a minute and a lifetime of an hour.
 pub(super) fn signed(n: u8, sequence: u64, value: &str) -> Bytes {
     signed_until(n, sequence, value, wall() + HOUR)
 }
@@ -79,11 +78,11 @@ pub(super) fn signed_until(n: u8, sequence: u64, value: &str, end_of_life: Syste
     Record::sign(&pair(n), &draft).expect("signs").bytes().clone()
 }
 
-/// A DHT whose records are there at once, and whose searches end then or are left open for the test to go on with.
+/// A DHT whose records arrive at once, and whose searches end then, or stay open until the test ends them.
 #[derive(Default)]
 pub(super) struct Dht {
     records: std::sync::Mutex<HashMap<Key, Vec<Bytes>>>,
-    /// What the node keeps itself, of whatever key.
+    /// Records that the node itself stores, for any key.
     kept: std::sync::Mutex<Vec<Bytes>>,
     open: bool,
     sinks: std::sync::Mutex<Vec<Sink>>,
@@ -107,7 +106,7 @@ impl Dht {
         self.kept.lock().expect("no panics").push(bytes);
     }
 
-    /// A record turns up in every open search.
+    /// Adds a record to every open search.
     pub fn finds(&self, bytes: Bytes) {
         for sink in self.sinks.lock().expect("no panics").iter() {
             sink.put(Found { holder: Holder::Peer(PeerId::random()), bytes: bytes.clone() });
@@ -118,8 +117,8 @@ impl Dht {
         self.sinks.lock().expect("no panics").clear();
     }
 
-    /// Whether every search was ended by whoever searched.
-    pub fn is_left(&self) -> bool {
+    /// Whether the callers have dropped all searches.
+    pub fn all_dropped(&self) -> bool {
         self.sinks.lock().expect("no panics").iter().all(Sink::is_closed)
     }
 
@@ -128,7 +127,7 @@ impl Dht {
     }
 }
 
-impl Records for Dht {
+impl RecordSource for Dht {
     fn find(&self, key: Key) -> BoxFuture<'static, Search> {
         let (search, sink) = Search::new(None);
         for bytes in self.kept.lock().expect("no panics").iter() {
@@ -145,12 +144,12 @@ impl Records for Dht {
     }
 }
 
-/// A DNS with some links, each for a minute.
+/// A DNS with some links, each with a time to live of a minute.
 #[derive(Default)]
 pub(super) struct Zone(HashMap<&'static str, String>);
 
-impl Links for Zone {
-    fn look_up(&self, domain: Domain) -> BoxFuture<'static, dns::Looked> {
+impl DnsLinkSource for Zone {
+    fn look_up(&self, domain: Domain) -> BoxFuture<'static, dns::DnsAnswer> {
         let link = self.0.get(domain.as_str()).cloned();
         let outcome = link.map(|link| Answer::Link(link.into())).ok_or(NameError::NoDnsLink { domain });
         async move { (outcome, MINUTE) }.boxed()
@@ -161,7 +160,7 @@ pub(super) fn names_with(options: NamesOptions, dht: &Arc<Dht>, zone: Zone) -> A
     Names::with(options, Some(Arc::clone(dht) as _), Some(Arc::new(zone)), CLOCK, &mut Registry::default())
 }
 
-pub(super) fn names_with_records(options: NamesOptions, records: Option<Arc<dyn Records>>) -> Arc<Names> {
+pub(super) fn names_with_records(options: NamesOptions, records: Option<Arc<dyn RecordSource>>) -> Arc<Names> {
     Names::with(options, records, None, CLOCK, &mut Registry::default())
 }
 
@@ -173,7 +172,7 @@ pub(super) fn to(segment: &str) -> String {
     format!("/ipfs/{CID}/{segment}")
 }
 
-/// The last segment that a name leads to, and for how long.
+/// The last segment of a name's resolution, and its time to live.
 async fn leads(names: &Names, name: &Name) -> (String, Duration) {
     let resolution = names.resolve(name).await.unwrap_or_else(|error| panic!("{name}: {error}"));
     assert_eq!(resolution.root.to_string(), CID);
@@ -181,38 +180,38 @@ async fn leads(names: &Names, name: &Name) -> (String, Duration) {
 }
 
 #[tokio::test]
-async fn the_first_good_record_answers_and_a_later_better_one_replaces_it() {
+async fn the_first_valid_record_is_the_answer_until_a_newer_one_arrives() {
     let dht = Dht::open();
     dht.has(1, [signed(1, 1, &to("old"))]);
     let names = names(&dht);
     assert_eq!(leads(&names, &name(1)).await, ("old".to_owned(), MINUTE));
-    assert!(!dht.is_left(), "the search goes on behind");
+    assert!(!dht.all_dropped(), "the search continues in the background");
     let sequence = || match names.inner.cache.get(&name(1)).map(|entry| entry.outcome.clone()) {
         Some(Ok(Answer::Record(record))) => record.sequence(),
         other => panic!("{other:?}"),
     };
     dht.finds(signed(1, 2, &to("new")));
-    until("the newer record counts", || sequence() == 2).await;
+    until("the newer record is used", || sequence() == 2).await;
     assert_eq!(leads(&names, &name(1)).await.0, "new");
     dht.finds(signed(1, 1, &to("old")));
     dht.finds(signed(1, 3, &to("newest")));
-    until("the newest record counts", || sequence() == 3).await;
+    until("the newest record is used", || sequence() == 3).await;
     assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("newest", 1));
     for _ in 0..20 {
         dht.finds(signed(1, 1, &to("old")));
     }
-    until("enough peers were heard", || dht.is_left() && names.inner.flights.under_way() == 0).await;
+    until("enough peers have answered", || dht.all_dropped() && names.inner.look_ups.running_count() == 0).await;
     assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("newest", 1));
 }
 
 #[tokio::test]
-async fn records_are_fresh_then_stale_and_refreshed_behind_then_gone() {
+async fn records_are_fresh_then_stale_and_refreshed_then_expired() {
     let dht = Arc::new(Dht::default());
     dht.has(1, [signed(1, 1, &to("a"))]);
     let names = names(&dht);
-    let idle = || names.inner.flights.under_way() == 0;
+    let idle = || names.inner.look_ups.running_count() == 0;
     assert_eq!(leads(&names, &name(1)).await, ("a".to_owned(), MINUTE));
-    until("the search is over", idle).await;
+    until("the search has ended", idle).await;
     advance(MINUTE / 2);
     let (value, ttl) = leads(&names, &name(1)).await;
     assert!(value == "a" && is_about(ttl, MINUTE / 2), "{value} for {ttl:?}");
@@ -220,28 +219,28 @@ async fn records_are_fresh_then_stale_and_refreshed_behind_then_gone() {
 
     dht.has(1, [signed(1, 2, &to("b"))]);
     advance(MINUTE);
-    assert_eq!(leads(&names, &name(1)).await, ("a".to_owned(), cache::STALE_TTL), "nobody waits");
-    until("the refresh is over", idle).await;
+    assert_eq!(leads(&names, &name(1)).await, ("a".to_owned(), cache::STALE_TTL), "without waiting");
+    until("the refresh has ended", idle).await;
     assert_eq!((leads(&names, &name(1)).await.0.as_str(), dht.searches()), ("b", 2));
 
-    // From here on nobody has the record: what is known holds to its end, with a search now and then.
+    // From here on no peer has the record: the cached one is used until its end of life, with occasional searches.
     dht.has(1, []);
     advance(2 * MINUTE);
     for searches in [3, 3, 3] {
         assert_eq!(leads(&names, &name(1)).await, ("b".to_owned(), cache::STALE_TTL));
-        until("the refresh is over", idle).await;
-        assert_eq!(dht.searches(), searches, "it is left in peace for a while");
+        until("the refresh has ended", idle).await;
+        assert_eq!(dht.searches(), searches, "there is a back-off");
     }
     advance(MINUTE);
     assert_eq!(leads(&names, &name(1)).await.0, "b");
-    until("the refresh is over", idle).await;
+    until("the refresh has ended", idle).await;
     assert_eq!(dht.searches(), 4);
     advance(HOUR);
     assert!(matches!(names.resolve(&name(1)).await, Err(NameError::NoRecord { .. })), "past its end of life");
 }
 
 #[tokio::test]
-async fn an_answer_is_not_good_for_longer_than_the_record_lives() {
+async fn the_time_to_live_is_limited_by_the_end_of_life() {
     let dht = Arc::new(Dht::default());
     let life = Duration::from_secs(50);
     dht.has(1, [signed_until(1, 1, &to("a"), wall() + life)]);
@@ -254,7 +253,7 @@ async fn an_answer_is_not_good_for_longer_than_the_record_lives() {
 }
 
 #[tokio::test]
-async fn many_readers_share_one_search() {
+async fn many_requests_share_one_search() {
     let dht = Dht::open();
     let names = names(&dht);
     let readers: Vec<_> = (0..100).map(|_| tokio::spawn(names.resolve(&name(1)))).collect();
@@ -263,21 +262,21 @@ async fn many_readers_share_one_search() {
     for reader in readers {
         reader.await.expect("no panics").expect("found");
     }
-    let record = names.record(&key(1)).await.expect("known by now");
+    let record = names.record(&key(1)).await.expect("cached");
     assert_eq!((record.value(), dht.searches()), (to("a").as_str(), 1));
 }
 
 #[tokio::test]
-async fn failures_are_remembered_for_a_moment() {
+async fn failures_are_cached_for_a_short_time() {
     let dht = Dht::open();
     let timeout = Duration::from_millis(20);
     let names = names_with(NamesOptions { timeout, ..NamesOptions::default() }, &dht, Zone::default());
     for _ in 0..3 {
-        let error = names.resolve(&name(1)).await.expect_err("nobody has it");
+        let error = names.resolve(&name(1)).await.expect_err("no record");
         assert!(matches!(error, NameError::NoRecord { waited, .. } if waited >= timeout), "{error:?}");
     }
     assert_eq!(dht.searches(), 1);
-    until("the search is ended", || dht.is_left() && names.inner.flights.under_way() == 0).await;
+    until("the search has ended", || dht.all_dropped() && names.inner.look_ups.running_count() == 0).await;
     dht.has(1, [signed(1, 1, &to("a"))]);
     advance(FAILURE_TTL);
     assert_eq!(leads(&names, &name(1)).await.0, "a");
@@ -285,7 +284,7 @@ async fn failures_are_remembered_for_a_moment() {
 }
 
 #[tokio::test]
-async fn a_search_that_goes_on_is_no_excuse_for_a_record_that_has_died() {
+async fn an_expired_record_of_a_running_search_is_not_returned() {
     let dht = Dht::open();
     dht.has(1, [signed_until(1, 1, &to("old"), wall() + MINUTE)]);
     let names = names(&dht);
@@ -294,7 +293,7 @@ async fn a_search_that_goes_on_is_no_excuse_for_a_record_that_has_died() {
     let reader = tokio::spawn(names.resolve(&name(1)));
     tokio::task::yield_now().await;
     dht.finds(signed_until(1, 2, &to("new"), wall() + MINUTE));
-    let resolution = reader.await.expect("no panics").expect("the search goes on");
+    let resolution = reader.await.expect("no panics").expect("the search continues");
     assert_eq!((resolution.segments.join("/").as_str(), dht.searches()), ("new", 1));
 
     advance(2 * MINUTE);
@@ -302,20 +301,20 @@ async fn a_search_that_goes_on_is_no_excuse_for_a_record_that_has_died() {
     let reader = tokio::spawn(names.resolve(&name(1)));
     tokio::task::yield_now().await;
     dht.end_searches();
-    until("it is searched for anew", || dht.searches() == 2).await;
+    until("another search starts", || dht.searches() == 2).await;
     dht.end_searches();
     assert!(matches!(reader.await.expect("no panics"), Err(NameError::NoRecord { .. })));
 }
 
 #[tokio::test]
-async fn the_first_step_still_holds_when_the_last_is_known_or_is_taken_again() {
+async fn steps_that_expire_during_the_resolution_are_repeated() {
     let dht = Dht::open();
     let names =
         names_with(NamesOptions::default(), &dht, Zone([("a.example.org", format!("/ipns/{}", name(1)))].into()));
     for (waited, record_ttl) in [(MINUTE / 2, MINUTE / 2), (2 * MINUTE, MINUTE)] {
         let reader = tokio::spawn(names.resolve(&domain("a.example.org")));
-        until("the key is searched for", || {
-            names.inner.cache.get(&domain("a.example.org")).is_some() && !dht.is_left()
+        until("a search of the key starts", || {
+            names.inner.cache.get(&domain("a.example.org")).is_some() && !dht.all_dropped()
         })
         .await;
         advance(waited);
@@ -323,24 +322,28 @@ async fn the_first_step_still_holds_when_the_last_is_known_or_is_taken_again() {
         let ttl = reader.await.expect("no panics").expect("found").ttl;
         assert!(is_about(ttl, record_ttl), "{ttl:?} after {waited:?}");
         dht.end_searches();
-        until("the search is over", || names.inner.flights.under_way() == 0).await;
+        until("the search has ended", || names.inner.look_ups.running_count() == 0).await;
         names.inner.cache.clear();
     }
 }
 
 #[test]
-fn what_is_left_of_a_lease() {
+fn the_remaining_time_to_live() {
     let second = Duration::from_secs(1);
     let now = Instant::now();
-    let lease = |ttl, from| Lease::new(second * ttl, now + second * from);
+    let validity = |ttl, from| Validity::new(second * ttl, now + second * from);
     let table =
         [(60, 0, Some(60)), (60, 20, Some(40)), (60, 60, Some(0)), (60, 61, None), (0, 0, Some(0)), (0, 2, None)];
     for (ttl, passed, left) in table {
-        assert_eq!(lease(ttl, 0).left(now + second * passed), left.map(|left| second * left), "{ttl} after {passed}");
+        assert_eq!(
+            validity(ttl, 0).remaining(now + second * passed),
+            left.map(|left| second * left),
+            "{ttl} after {passed}"
+        );
     }
-    assert_eq!(lease(60, 0).left(now + second / 2), Some(second * 60), "the first moment does not count");
+    assert_eq!(validity(60, 0).remaining(now + second / 2), Some(second * 60), "the first second does not count");
     for (one, other, first) in [((60, 0), (30, 40), 60), ((60, 0), (30, 10), 30)] {
-        let (one, other) = (lease(one.0, one.1), lease(other.0, other.1));
+        let (one, other) = (validity(one.0, one.1), validity(other.0, other.1));
         for shorter in [one.or_shorter(Some(other)), other.or_shorter(Some(one))] {
             assert_eq!(shorter.ttl, second * first);
         }
@@ -348,7 +351,7 @@ fn what_is_left_of_a_lease() {
 }
 
 #[tokio::test]
-async fn bad_records_count_only_if_there_is_no_good_one() {
+async fn invalid_records_are_an_error_only_without_a_valid_one() {
     let dht = Arc::new(Dht::default());
     let expired = |n| signed_until(n, 9, &to("past"), wall() - Duration::from_secs(1));
     let garbage = Bytes::from_static(b"garbage");
@@ -357,14 +360,14 @@ async fn bad_records_count_only_if_there_is_no_good_one() {
     dht.has(3, [garbage, expired(3)]);
     let names = names(&dht);
     assert_eq!(leads(&names, &name(1)).await.0, "a");
-    for (n, reason) in [(2, "the record's signature is wrong"), (3, "the record is past its end of life")] {
+    for (n, reason) in [(2, "the record's signature is invalid"), (3, "the record is past its end of life")] {
         let expected = NameError::Refused { key: key(n), reason: reason.to_owned() };
         assert_eq!(names.resolve(&name(n)).await, Err(expected));
     }
 }
 
 #[tokio::test]
-async fn look_ups_are_bounded_and_refreshes_leave_room() {
+async fn look_ups_are_bounded_and_refreshes_leave_slots() {
     let dht = Dht::open();
     let names = names_with(NamesOptions { lookups_max: 4, ..NamesOptions::default() }, &dht, Zone::default());
     let waiting: Vec<_> = (1..=4).map(|n| tokio::spawn(names.resolve(&name(n)))).collect();
@@ -378,36 +381,36 @@ async fn look_ups_are_bounded_and_refreshes_leave_room() {
         dht.has(n, [signed(n, 1, &to("a"))]);
         leads(&names, &name(n)).await;
         dht.end_searches();
-        until("the search is over", || names.inner.flights.under_way() == 0).await;
+        until("the search has ended", || names.inner.look_ups.running_count() == 0).await;
     }
     advance(MINUTE + MINUTE / 2);
     for n in 6..=9 {
         assert_eq!(leads(&names, &name(n)).await.1, cache::STALE_TTL);
     }
-    assert_eq!(names.inner.flights.under_way(), 2, "half of the look-ups are for those who wait");
+    assert_eq!(names.inner.look_ups.running_count(), 2, "half of the slots are for waiting requests");
 }
 
 #[tokio::test]
-async fn searches_that_have_answered_leave_room_for_those_who_wait() {
+async fn searches_with_an_answer_leave_slots_for_waiting_requests() {
     let dht = Dht::open();
     let options = NamesOptions { lookups_max: 4, ..NamesOptions::default() };
     let names = names_with(options, &dht, Zone([("a.example.org", to("a"))].into()));
-    let under_way = || names.inner.flights.under_way();
+    let running_count = || names.inner.look_ups.running_count();
     for n in 1..=8 {
         dht.has(n, [signed(n, 1, &to("a"))]);
         leads(&names, &name(n)).await;
     }
-    until("those that are too many have ended", || under_way() == 2).await;
+    until("the excess background searches have ended", || running_count() == 2).await;
     let waiting: Vec<_> = (11..=12).map(|n| tokio::spawn(names.resolve(&name(n)))).collect();
-    until("they search", || under_way() == 4 && dht.searches() == 10).await;
+    until("the searches run", || running_count() == 4 && dht.searches() == 10).await;
     assert_eq!(names.resolve(&name(13)).await, Err(NameError::Busy));
     leads(&names, &domain("a.example.org")).await;
     for waiting in waiting {
         waiting.abort();
         assert!(waiting.await.is_err_and(|error| error.is_cancelled()));
     }
-    until("what nobody waits for has ended", || under_way() == 2).await;
-    assert_eq!(names.inner.cache.get(&name(11)).map(|entry| entry.outcome.clone()), None, "nothing was learnt");
+    until("searches without callers have ended", || running_count() == 2).await;
+    assert_eq!(names.inner.cache.get(&name(11)).map(|entry| entry.outcome.clone()), None, "no answer was cached");
     let reader = tokio::spawn(names.resolve(&name(11)));
     until("it searches", || dht.searches() == 11).await;
     dht.finds(signed(11, 1, &to("a")));
@@ -415,24 +418,24 @@ async fn searches_that_have_answered_leave_room_for_those_who_wait() {
 }
 
 #[test]
-fn a_runtime_that_has_stopped_ends_look_ups_at_once() {
+fn a_stopped_runtime_ends_look_ups() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let dht = Dht::open();
     let names = names(&dht);
     let handle = runtime.handle().clone();
     drop(runtime);
     let _inside = handle.enter();
-    names.inner.flights.refresh(&names.inner, &name(1));
-    assert_eq!((names.inner.flights.under_way(), dht.searches()), (0, 0));
+    names.inner.look_ups.refresh(&names.inner, &name(1));
+    assert_eq!((names.inner.look_ups.running_count(), dht.searches()), (0, 0));
 }
 
 #[test]
-fn what_was_used_last_is_remembered_and_failures_displace_no_records() {
+fn the_cache_is_lru_and_failures_evict_no_records() {
     let cache = Cache::new(4, Staleness::default());
     let put = |n: u8| {
         let record = Record::verify(&key(n), signed(n, 1, &to("a"))).expect("good");
-        cache.improve(&name(n), record, 1, now(), wall());
-        cache.settle();
+        cache.insert_newer(&name(n), record, 1, now(), wall());
+        cache.run_pending_tasks();
     };
     let known = |n: u8| cache.get(&name(n)).is_some_and(|entry| entry.outcome.is_ok());
     for n in 1..=4 {
@@ -444,20 +447,20 @@ fn what_was_used_last_is_remembered_and_failures_displace_no_records() {
     put(5);
     assert_eq!((1..=5).map(known).collect::<Vec<_>>(), [false, true, true, true, true]);
     for n in 6..=60 {
-        cache.fail(&name(n), NameError::Busy, MINUTE, now(), wall());
-        cache.settle();
+        cache.insert_failure(&name(n), NameError::Busy, MINUTE, now(), wall());
+        cache.run_pending_tasks();
     }
     assert!((2..=5).all(known) && cache.get(&name(60)).is_some_and(|entry| entry.outcome.is_err()));
     put(60);
     assert!(known(60), "a record replaces the failure");
-    cache.fail(&name(60), NameError::Busy, MINUTE, now(), wall());
-    assert!(known(60), "and is not replaced by one while it holds");
-    cache.fail(&name(60), NameError::Busy, MINUTE, now(), wall() + 2 * HOUR);
+    cache.insert_failure(&name(60), NameError::Busy, MINUTE, now(), wall());
+    assert!(known(60), "a failure does not replace a valid record");
+    cache.insert_failure(&name(60), NameError::Busy, MINUTE, now(), wall() + 2 * HOUR);
     assert!(!known(60) && cache.get(&name(60)).is_some());
 }
 
 #[tokio::test]
-async fn names_lead_to_names_and_what_is_below_adds_up() {
+async fn names_point_to_names_and_their_paths_are_joined() {
     let dht = Arc::new(Dht::default());
     dht.has(1, [signed(1, 1, "/ipns/b.example.org/one/")]);
     dht.has(2, [signed(2, 1, &to("root2"))]);
@@ -489,14 +492,14 @@ async fn names_lead_to_names_and_what_is_below_adds_up() {
     }
     for (n, value) in [(4, "hello"), (5, "/ipfs/hello")] {
         assert_eq!(names.resolve(&name(n)).await, Err(NameError::Value { name: name(n), value: value.to_owned() }));
-        assert!(names.record(&key(n)).await.is_ok(), "the record itself is good");
+        assert!(names.record(&key(n)).await.is_ok(), "the record itself is valid");
     }
     let missing = domain("e.example.org");
     assert!(matches!(names.resolve(&missing).await, Err(NameError::NoDnsLink { .. })));
 }
 
 #[tokio::test]
-async fn known_records_outlive_a_restart_and_serve_offline() {
+async fn records_survive_a_restart_and_are_used_offline() {
     let state = TempDir::new().expect("the temporary folder is writable");
     let kept = || NamesOptions { state_dir: Some(state.path().to_owned()), ..NamesOptions::default() };
     let dht = Arc::new(Dht::default());
@@ -509,59 +512,62 @@ async fn known_records_outlive_a_restart_and_serve_offline() {
     drop(names);
 
     advance(MINUTE + MINUTE / 2);
-    let nobody = || Names::with(kept(), None, None, CLOCK, &mut Registry::default());
-    let offline = nobody();
+    let offline_names = || Names::with(kept(), None, None, CLOCK, &mut Registry::default());
+    let offline = offline_names();
     assert_eq!(leads(&offline, &name(1)).await, ("a".to_owned(), cache::STALE_TTL));
     for unknown in [name(2), domain("a.example.org")] {
         let error = NameError::Offline { name: unknown.clone() };
-        assert_eq!(offline.resolve(&unknown).await, Err(error), "one expired, one never was known");
+        assert_eq!(offline.resolve(&unknown).await, Err(error), "one expired, one never cached");
     }
     dht.has(1, [signed(1, 2, &to("newer"))]);
     let online = names_with(kept(), &dht, Zone::default());
     assert_eq!(leads(&online, &name(1)).await.0, "a", "at once");
-    until("the refresh is over", || online.inner.flights.under_way() == 0).await;
+    until("the refresh has ended", || online.inner.look_ups.running_count() == 0).await;
     assert_eq!(leads(&online, &name(1)).await.0, "newer");
 
     let file = state.path().join("names.json");
-    let text = std::fs::read_to_string(&file).expect("it was written");
+    let text = std::fs::read_to_string(&file).expect("saved");
     let stored: HashMap<String, String> = serde_json::from_str(&text).expect("it is JSON");
-    let (record, confirmed) = stored[&key(1).to_string()].split_once(' ').expect("a record and a moment");
+    let (record, confirmed) = stored[&key(1).to_string()].split_once(' ').expect("a record and a time");
     let (_, bytes) = multibase::decode(record).expect("base64");
     let other_base = HashMap::from([(key(1).to_string(), multibase::encode(Base::Base58Btc, bytes))]);
     std::fs::write(&file, text.replace(&format!(" {confirmed}"), "")).expect("writes");
-    let old = nobody().resolve(&name(1)).await.expect("what an older version wrote holds");
-    assert!(old.stale >= Some(2 * MINUTE), "and is old enough to be asked for: {:?}", old.stale);
-    let damaged = [
+    let old = offline_names().resolve(&name(1)).await.expect("a record without a time is valid");
+    assert!(old.stale >= Some(2 * MINUTE), "its age requires a refresh: {:?}", old.stale);
+    let corrupt_files = [
         text.replace(&key(1).to_string(), &key(2).to_string()),
         text.replace(confirmed, "yesterday"),
         serde_json::to_string(&other_base).expect("it is JSON"),
         "{".to_owned(),
         String::new(),
     ];
-    for damage in damaged {
-        std::fs::write(&file, damage).expect("writes");
-        assert!(matches!(nobody().resolve(&name(1)).await, Err(NameError::Offline { .. })), "never believed");
+    for corrupt in corrupt_files {
+        std::fs::write(&file, corrupt).expect("writes");
+        assert!(
+            matches!(offline_names().resolve(&name(1)).await, Err(NameError::Offline { .. })),
+            "an invalid record is ignored"
+        );
     }
 }
 
-// --- DNS over loopback ------------------------------------------------------------------------------------------------
+// --- DNS over loopback ----------------------------------------------------------------------------------------------
 
-/// Text records, or an error: what a server says about a name.
+/// Text records, or an error: the response of a server about a name.
 #[derive(Clone)]
-enum Says {
+enum DnsReply {
     Texts(u32, Vec<Vec<&'static str>>),
-    /// No such name, with a SOA of this minimum.
+    /// NXDOMAIN, with a SOA of this minimum.
     Missing(u32),
-    /// Nothing but a response code.
+    /// Only a response code.
     Code(u8),
 }
 
-/// A DNS server with a fixed zone. Returns its address and the number of questions that it heard.
-async fn server(zone: HashMap<&'static str, Says>) -> (SocketAddr, Arc<AtomicUsize>) {
+/// A DNS server with a fixed zone. Returns its address and the number of received queries.
+async fn server(zone: HashMap<&'static str, DnsReply>) -> (SocketAddr, Arc<AtomicUsize>) {
     let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a free port");
     let address = socket.local_addr().expect("an address");
-    let heard = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&heard);
+    let queries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&queries);
     tokio::spawn(async move {
         let mut buffer = [0; 1500];
         while let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
@@ -570,11 +576,11 @@ async fn server(zone: HashMap<&'static str, Says>) -> (SocketAddr, Arc<AtomicUsi
             let _ = socket.send_to(&reply, peer).await;
         }
     });
-    (address, heard)
+    (address, queries)
 }
 
-/// The reply to a question, RFC 1035, section 4.
-fn reply(zone: &HashMap<&str, Says>, question: &[u8]) -> Vec<u8> {
+/// The reply to a query, RFC 1035, section 4.
+fn reply(zone: &HashMap<&str, DnsReply>, question: &[u8]) -> Vec<u8> {
     let (mut labels, mut at) = (Vec::new(), 12);
     while question[at] != 0 {
         let length = usize::from(question[at]);
@@ -582,24 +588,24 @@ fn reply(zone: &HashMap<&str, Says>, question: &[u8]) -> Vec<u8> {
         at += 1 + length;
     }
     let asked = labels.join(".");
-    let says = zone.get(asked.as_str()).cloned().unwrap_or(Says::Missing(3600));
-    let (code, answers, authorities, records) = match &says {
-        Says::Texts(ttl, texts) => {
+    let reply = zone.get(asked.as_str()).cloned().unwrap_or(DnsReply::Missing(3600));
+    let (code, answers, authorities, records) = match &reply {
+        DnsReply::Texts(ttl, texts) => {
             let records: Vec<u8> = texts.iter().flat_map(|strings| record(16, *ttl, &text(strings))).collect();
             (0, texts.len() as u8, 0, records)
         }
-        // Root names for who is responsible, four numbers that do not matter, and the minimum.
-        Says::Missing(minimum) => {
+        // A SOA record: the root as the responsible person, four irrelevant numbers, and the minimum.
+        DnsReply::Missing(minimum) => {
             let soa = [&[0, 0][..], &[0; 16], &minimum.to_be_bytes()].concat();
             (3, 0, 1, record(6, 3600, &soa))
         }
-        Says::Code(code) => (*code, 0, 0, Vec::new()),
+        DnsReply::Code(code) => (*code, 0, 0, Vec::new()),
     };
     let head = [question[0], question[1], 0x85, 0x80 | code, 0, 1, 0, answers, 0, authorities, 0, 0];
     [&head, &question[12..at + 5], &records].concat()
 }
 
-/// A record whose name is the question's.
+/// A record with the name of the query.
 fn record(kind: u8, ttl: u32, data: &[u8]) -> Vec<u8> {
     [&[0xc0, 12, 0, kind, 0, 1][..], &ttl.to_be_bytes(), &(data.len() as u16).to_be_bytes(), data].concat()
 }
@@ -609,25 +615,28 @@ fn text(strings: &[&str]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn dnslinks_come_from_the_dns_with_their_times_to_live() {
+async fn dnslinks_have_the_time_to_live_of_their_records() {
     const LINK: &str = "dnslink=/ipfs/bafkqaddjnzzxazldoqwxizltoq/a";
     const OTHER: &str = "dnslink=/ipfs/bafkqaddjnzzxazldoqwxizltoq/b";
     let zone = HashMap::from([
-        ("_dnslink.one.example.org", Says::Texts(120, vec![vec![LINK]])),
+        ("_dnslink.one.example.org", DnsReply::Texts(120, vec![vec![LINK]])),
         (
             "_dnslink.two.example.org",
-            Says::Texts(300, vec![vec![OTHER], vec!["v=spf1"], vec!["dnslink=x"], vec![LINK]]),
+            DnsReply::Texts(300, vec![vec![OTHER], vec!["v=spf1"], vec!["dnslink=x"], vec![LINK]]),
         ),
-        ("_dnslink.split.example.org", Says::Texts(0, vec![vec!["dnslink=/ipfs/bafkqaddjnz", "zxazldoqwxizltoq/a"]])),
-        ("_dnslink.long.example.org", Says::Texts(u32::MAX >> 1, vec![vec![LINK]])),
-        ("_dnslink.none.example.org", Says::Texts(10, vec![vec!["v=spf1"]])),
-        ("_dnslink.gone.example.org", Says::Missing(20)),
-        ("_dnslink.far.example.org", Says::Missing(36_000)),
-        ("_dnslink.broken.example.org", Says::Code(2)),
-        ("_dnslink.refused.example.org", Says::Code(5)),
-        ("_dnslink.strange.example.org", Says::Code(12)),
+        (
+            "_dnslink.split.example.org",
+            DnsReply::Texts(0, vec![vec!["dnslink=/ipfs/bafkqaddjnz", "zxazldoqwxizltoq/a"]]),
+        ),
+        ("_dnslink.long.example.org", DnsReply::Texts(u32::MAX >> 1, vec![vec![LINK]])),
+        ("_dnslink.none.example.org", DnsReply::Texts(10, vec![vec!["v=spf1"]])),
+        ("_dnslink.gone.example.org", DnsReply::Missing(20)),
+        ("_dnslink.far.example.org", DnsReply::Missing(36_000)),
+        ("_dnslink.broken.example.org", DnsReply::Code(2)),
+        ("_dnslink.refused.example.org", DnsReply::Code(5)),
+        ("_dnslink.strange.example.org", DnsReply::Code(12)),
     ]);
-    let (address, heard) = server(zone).await;
+    let (address, queries) = server(zone).await;
     let dns = Dns::new(&[], &[address], 16).expect("no routes");
     let seconds = Duration::from_secs;
     let looked = async |name: &str| dns.look_up(Domain::parse(name).expect("a domain")).await;
@@ -653,29 +662,29 @@ async fn dnslinks_come_from_the_dns_with_their_times_to_live() {
 
     let options = NamesOptions { dns_servers: vec![address], ..NamesOptions::default() };
     let names = Names::new(options, None, &mut Registry::default()).expect("good options");
-    let before = heard.load(Ordering::Relaxed);
+    let before = queries.load(Ordering::Relaxed);
     for _ in 0..3 {
         assert_eq!(leads(&names, &domain("one.example.org")).await.0, "a");
         assert!(matches!(names.resolve(&domain("gone.example.org")).await, Err(NameError::NoDnsLink { .. })));
     }
-    assert_eq!(heard.load(Ordering::Relaxed) - before, 2, "both answers are remembered");
+    assert_eq!(queries.load(Ordering::Relaxed) - before, 2, "both answers are cached");
     let offline = NamesOptions { dns_servers: vec![address], offline: true, ..NamesOptions::default() };
     let offline = Names::new(offline, None, &mut Registry::default()).expect("good options");
     assert!(matches!(offline.resolve(&domain("one.example.org")).await, Err(NameError::Offline { .. })));
-    assert_eq!(heard.load(Ordering::Relaxed) - before, 2, "offline contacts nobody");
+    assert_eq!(queries.load(Ordering::Relaxed) - before, 2, "offline, no server is contacted");
 }
 
 #[tokio::test]
-async fn a_service_that_is_not_there_is_an_error_and_only_its_own_suffix_suffers() {
+async fn an_unavailable_service_affects_only_its_suffix() {
     const LINK: &str = "dnslink=/ipfs/bafkqaddjnzzxazldoqwxizltoq/a";
-    let zone = HashMap::from([("_dnslink.one.example.org", Says::Texts(120, vec![vec![LINK]]))]);
+    let zone = HashMap::from([("_dnslink.one.example.org", DnsReply::Texts(120, vec![vec![LINK]]))]);
     let (address, _) = server(zone).await;
     let refusing = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let url = format!("https://{}/dns-query", refusing.expect("a port that was free a moment ago"));
+    let url = format!("https://{}/dns-query", refusing.expect("a free port"));
     let options =
         NamesOptions { doh: vec![("eth".to_owned(), url)], dns_servers: vec![address], ..NamesOptions::default() };
     let names = Names::new(options, None, &mut Registry::default()).expect("good options");
-    let error = names.resolve(&domain("one.eth")).await.expect_err("nobody listens there");
+    let error = names.resolve(&domain("one.eth")).await.expect_err("no listener");
     assert!(matches!(error, NameError::Dns { .. }), "{error}");
     assert_eq!(leads(&names, &domain("one.example.org")).await.0, "a");
     let bad = NamesOptions { doh: vec![("eth".to_owned(), "https://".to_owned())], ..NamesOptions::default() };
@@ -684,7 +693,7 @@ async fn a_service_that_is_not_there_is_an_error_and_only_its_own_suffix_suffers
 }
 
 #[tokio::test]
-async fn names_that_are_withheld_are_neither_resolved_nor_passed_through() {
+async fn withheld_names_are_neither_resolved_nor_followed() {
     use crate::obeyed::Obeyed;
     use content::Verdict;
     use content::denylist::{List, Matcher, Source};
@@ -706,8 +715,8 @@ async fn names_that_are_withheld_are_neither_resolved_nor_passed_through() {
         assert_eq!(names.resolve(&domain("a.example.org")).await, Err(expected), "{rule}");
         assert!(names.resolve(&domain("b.example.org")).await.is_ok(), "{rule}");
         for n in [1, 2] {
-            let told = names.record(&key(n)).await.is_ok();
-            assert_eq!(told, rule != format!("/ipns/{}", name(n)), "{rule}: the record of {n}");
+            let resolved = names.record(&key(n)).await.is_ok();
+            assert_eq!(resolved, rule != format!("/ipns/{}", name(n)), "{rule}: the record of {n}");
         }
     }
     let names = names_with(NamesOptions::default(), &dht, Zone(links.into()));
@@ -717,24 +726,24 @@ async fn names_that_are_withheld_are_neither_resolved_nor_passed_through() {
 }
 
 #[tokio::test]
-async fn a_name_is_looked_up_on_request_whatever_is_known_of_it() {
+async fn a_refresh_looks_up_a_cached_name() {
     let dht = Arc::new(Dht::default());
     dht.has(1, [signed(1, 1, &to("old"))]);
     let names = names(&dht);
     let nothing = names.explain(&name(1));
     assert!(nothing.len() == 1 && nothing[0].source == StepSource::Unknown, "{nothing:?}");
     assert!(matches!(names.known_only().resolve(&name(1)).await, Err(NameError::Offline { .. })));
-    assert_eq!(dht.searches(), 0, "nobody was asked");
+    assert_eq!(dht.searches(), 0, "no look-up");
 
     assert_eq!(leads(&names, &name(1)).await.0, "old");
-    until("the search is over", || names.inner.flights.under_way() == 0).await;
+    until("the search has ended", || names.inner.look_ups.running_count() == 0).await;
     dht.has(1, [signed(1, 1, &to("old")), signed(1, 2, &to("new"))]);
     let refreshed = names.refresh(&name(1)).await;
     let leads_to = |resolution: &Resolution| resolution.segments.join("/");
     assert_eq!(refreshed.old.as_ref().map(leads_to).as_deref(), Some("old"));
     assert_eq!(refreshed.new.as_ref().map(leads_to).as_deref(), Ok("new"));
     assert_eq!((refreshed.before[0].sequence, refreshed.after[0].sequence), (Some(1), Some(2)));
-    assert_eq!(leads(&names, &name(1)).await.0, "new", "readers follow at once");
+    assert_eq!(leads(&names, &name(1)).await.0, "new", "requests get it at once");
     assert_eq!(dht.searches(), 2);
 
     advance(2 * MINUTE);
@@ -743,18 +752,18 @@ async fn a_name_is_looked_up_on_request_whatever_is_known_of_it() {
     assert_eq!(step.value.as_deref(), Some(&*to("new")));
     let known = names.known_only().resolve(&name(1)).await;
     assert_eq!(known.map(|known| known.ttl), Ok(cache::STALE_TTL));
-    assert_eq!(dht.searches(), 2, "looking at what is stale refreshes nothing");
+    assert_eq!(dht.searches(), 2, "inspecting a stale name does not refresh it");
 
-    // A look-up that finds nothing takes nothing away that still holds.
+    // A failed refresh does not remove a valid answer.
     dht.has(1, []);
     let failed = names.refresh(&name(1)).await;
     assert_eq!((failed.new.as_ref().map(leads_to).as_deref(), dht.searches()), (Ok("new"), 3));
-    assert!(names.forget(&name(1)) && !names.forget(&name(1)), "it is known no longer");
+    assert!(names.forget(&name(1)) && !names.forget(&name(1)), "no longer cached");
     assert!(matches!(names.resolve(&name(1)).await, Err(NameError::NoRecord { .. })));
 }
 
 #[tokio::test]
-async fn every_name_on_the_way_is_looked_up_and_told() {
+async fn a_refresh_looks_up_all_names_on_the_way() {
     let dht = Arc::new(Dht::default());
     dht.has(1, [signed(1, 1, &to("a"))]);
     let zone = Zone([("example.org", format!("/ipns/{}/sub", key(1)))].into());
@@ -766,7 +775,7 @@ async fn every_name_on_the_way_is_looked_up_and_told() {
     let first = domain("list.example");
     let refreshed = names.refresh(&first).await;
     assert!(refreshed.old.is_none() && refreshed.before.len() == 2, "{refreshed:?}");
-    let new = refreshed.new.expect("all are there");
+    let new = refreshed.new.expect("resolved");
     assert_eq!((new.root.to_string().as_str(), new.segments.join("/").as_str()), (CID, "a/sub/deep"));
     let sources: Vec<StepSource> = refreshed.after.iter().map(|step| step.source).collect();
     assert_eq!(sources, [StepSource::List, StepSource::Dns, StepSource::Network]);

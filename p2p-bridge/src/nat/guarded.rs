@@ -1,14 +1,15 @@
-//! [`Guarded`]: an address-filtering wrapper for behaviours that act on addresses which untrusted peers name.
+//! [`AddressFiltered`]: an address-filtering wrapper for behaviours that act on addresses from untrusted peers.
 //!
-//! - It does not dial what [`Rules`] refuse. AutoNAT's server and hole punching would otherwise have us try any door in our
-//!   own network at the word of a stranger. A dial with a refused address among others is refused as a whole. Nor does it
-//!   dial more than once a second for long.
-//! - It adds no addresses to anybody's dial. AutoNAT's requests keep every address that a peer says it listens on, and would
-//!   have it tried whenever that peer is dialled.
-//! - It hears of few candidates for our own address, and only of such as could be. Each peer can make up any number.
-//! - It hears of our confirmed addresses as candidates too. Hole punching names only candidates to the other side, and what
-//!   is confirmed is not reported as one any more, so that a node which everybody can reach would have nothing to name.
-//! - What it takes for an address of ours is not announced: [`crate::reachability`] decides.
+//! - It denies dials that [`Rules`] reject. Otherwise AutoNAT's server and hole punching would dial any address in the
+//!   local network for an untrusted peer. A dial with a rejected address is denied as a whole. The rate of dials is
+//!   limited.
+//! - It adds no addresses to dials of other behaviours. AutoNAT's request-response protocol keeps all addresses that a
+//!   peer reports, and would add them to every dial of that peer.
+//! - It limits the candidates for external addresses that the behaviour learns, and passes only plausible ones, since
+//!   each peer can invent any number.
+//! - It passes confirmed addresses as candidates too. Hole punching only sends candidates to the other side, and
+//!   confirmed addresses are not reported as candidates, so a reachable node would have no addresses to send.
+//! - External addresses that the behaviour confirms are not announced: [`crate::reachability`] decides.
 
 use super::Rules;
 use libp2p::core::transport::PortUse;
@@ -22,42 +23,43 @@ use std::collections::{HashMap, HashSet};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// How long the candidates for our own address count that were passed on. The behaviours never forget any, so this bounds what
-/// they learn in a year; an address that changes is heard of all the same.
+/// How long candidates that were passed on count. The behaviours never remove any, so this bounds what they collect in
+/// a year; a changed address is still passed on.
 const CANDIDATES_FOR: Duration = Duration::from_secs(6 * 3600);
 
-/// Dials that begin in a minute.
+/// The rate limit of dials.
 const DIALS_PER_MINUTE: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Why a dial was refused.
+/// Why a dial is denied.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Refusal {
-    #[error("a stranger named an address that is not public")]
+    #[error("an untrusted peer requested a dial to an address that is not public")]
     NotPublic,
-    #[error("strangers named too many addresses within a minute")]
+    #[error("untrusted peers requested too many dials within a minute")]
     TooMany,
 }
 
-/// A behaviour behind a guard. See the module's documentation.
-pub struct Guarded<B> {
+/// The wrapper. See the module's documentation.
+pub struct AddressFiltered<B> {
     inner: B,
     rules: Rules,
-    /// Dials of the behaviour that have not begun.
+    /// Dials of the behaviour that have not started.
     dials: HashSet<ConnectionId>,
-    /// Those that began in the minute since then.
+    /// The number of dials that started within the current minute.
     begun: usize,
     begun_since: Instant,
     candidates: HashSet<Multiaddr>,
     candidates_max: usize,
     candidates_since: Instant,
-    /// Those that are ours by now. Nobody reports them as candidates any more, so they must not be forgotten with the others.
+    /// Candidates that were confirmed. They are not reported as candidates again, so they must not expire with the
+    /// others.
     confirmed: HashSet<Multiaddr>,
     connections: HashMap<ConnectionId, (PeerId, ConnectedPoint)>,
 }
 
-impl<B> Guarded<B> {
-    /// Puts a behaviour under guard, which hears of `candidates_max` addresses in six hours.
+impl<B> AddressFiltered<B> {
+    /// Wraps a behaviour, which learns at most `candidates_max` candidates in six hours.
     pub fn new(inner: B, rules: Rules, candidates_max: usize) -> Self {
         let now = Instant::now();
         Self {
@@ -74,21 +76,21 @@ impl<B> Guarded<B> {
         }
     }
 
-    /// An address is not ours any more, and not tested again until somebody names it.
-    pub fn forget(&mut self, address: &Multiaddr) {
+    /// Removes an address that is no longer the node's. It is not tested again until it is reported again.
+    pub fn remove(&mut self, address: &Multiaddr) {
         self.candidates.remove(address);
         self.confirmed.remove(address);
     }
 
-    fn forget_candidates(&mut self) {
+    fn remove_candidates(&mut self) {
         self.candidates.retain(|candidate| self.confirmed.contains(candidate));
         self.candidates_since = Instant::now();
     }
 
-    /// Whether the behaviour may hear of a candidate.
+    /// Whether the behaviour may learn a candidate.
     fn admit_candidate(&mut self, address: &Multiaddr) -> bool {
         if self.candidates_since.elapsed() > CANDIDATES_FOR {
-            self.forget_candidates();
+            self.remove_candidates();
         }
         if self.candidates.contains(address) {
             return true;
@@ -97,7 +99,7 @@ impl<B> Guarded<B> {
         admitted && self.candidates.insert(address.clone())
     }
 
-    /// Whether a dial may begin.
+    /// Whether a dial may start.
     fn admit_dial(&mut self, id: ConnectionId, addresses: &[Multiaddr]) -> Result<(), Refusal> {
         if !self.dials.remove(&id) {
             return Ok(());
@@ -116,14 +118,14 @@ impl<B> Guarded<B> {
     }
 }
 
-impl<B: NetworkBehaviour> Guarded<B> {
-    /// Puts another behaviour in the place of the one under guard, and tells it what connections and candidates there are. For
-    /// the client of AutoNAT, which never tests an address twice, whatever becomes of it. What the one before has begun ends
-    /// unheard, and what it knew of peers is forgotten: connections from then on show who can be asked.
+impl<B: NetworkBehaviour> AddressFiltered<B> {
+    /// Replaces the inner behaviour, and passes it the connections and candidates. For the AutoNAT client, which never
+    /// tests an address twice. Requests of the old instance are dropped, as is its knowledge about peers: new
+    /// connections show which peers can be asked.
     ///
-    /// The addresses that the router forwards (`mapped`) are candidates each time. It names them once, and strangers may have
-    /// taken up the room for candidates since.
-    pub fn begin_again<'a>(&'a mut self, inner: B, mapped: impl Iterator<Item = &'a Multiaddr>) {
+    /// Addresses that the router maps (`mapped`) are always candidates: they are reported only once, and other
+    /// candidates may have used up the limit since.
+    pub fn replace_inner<'a>(&'a mut self, inner: B, mapped: impl Iterator<Item = &'a Multiaddr>) {
         self.inner = inner;
         let mut established: HashMap<PeerId, usize> = HashMap::new();
         for (connection_id, (peer_id, endpoint)) in &self.connections {
@@ -144,7 +146,7 @@ impl<B: NetworkBehaviour> Guarded<B> {
     }
 }
 
-impl<B: NetworkBehaviour> NetworkBehaviour for Guarded<B> {
+impl<B: NetworkBehaviour> NetworkBehaviour for AddressFiltered<B> {
     type ConnectionHandler = THandler<B>;
     type ToSwarm = B::ToSwarm;
 
@@ -202,7 +204,7 @@ impl<B: NetworkBehaviour> NetworkBehaviour for Guarded<B> {
                 self.inner.on_swarm_event(FromSwarm::NewExternalAddrCandidate(candidate));
             }
             FromSwarm::ExternalAddrExpired(expired) => _ = self.confirmed.remove(expired.addr),
-            // Refused by another behaviour before it was our turn.
+            // Another behaviour denied it before this one was asked.
             FromSwarm::DialFailure(failure) => _ = self.dials.remove(&failure.connection_id),
             _ => {}
         }
@@ -236,16 +238,16 @@ mod tests {
     use libp2p::swarm::dummy;
     use std::convert::Infallible;
 
-    /// Wants to dial once, takes an address for its own, and counts candidates.
+    /// A behaviour that dials once, confirms an external address, and counts candidates.
     #[derive(Default)]
-    struct Eager {
+    struct TestBehaviour {
         dial: Option<DialOpts>,
         own: Option<Multiaddr>,
         candidates: usize,
         connections: HashMap<PeerId, Vec<usize>>,
     }
 
-    impl NetworkBehaviour for Eager {
+    impl NetworkBehaviour for TestBehaviour {
         type ConnectionHandler = dummy::ConnectionHandler;
         type ToSwarm = Infallible;
 
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dial_to_a_private_address_is_refused_and_dials_of_others_are_not() {
+    fn dials_to_private_addresses_are_denied_except_for_other_behaviours() {
         let table = [
             (&["/ip4/8.8.8.8/tcp/4001"][..], true),
             (&["/ip4/192.168.1.1/tcp/80"], false),
@@ -308,57 +310,60 @@ mod tests {
             let opts = DialOpts::peer_id(PeerId::random()).addresses(addresses.clone()).build();
             let id = opts.connection_id();
             let own = Some("/ip4/8.8.8.8/tcp/1".parse().expect("a multiaddr"));
-            let mut guarded =
-                Guarded::new(Eager { dial: Some(opts), own, ..Eager::default() }, Rules { private: false }, 1);
-            let polled = guarded.poll(&mut Context::from_waker(std::task::Waker::noop()));
-            assert!(matches!(polled, Poll::Ready(ToSwarm::Dial { .. })), "what it takes for its own is swallowed");
-            let mut begin = |id| guarded.handle_pending_outbound_connection(id, None, &addresses, Endpoint::Dialer);
-            assert!(begin(ConnectionId::new_unchecked(usize::MAX)).is_ok(), "somebody else's dial");
+            let mut filtered = AddressFiltered::new(
+                TestBehaviour { dial: Some(opts), own, ..TestBehaviour::default() },
+                Rules { private: false },
+                1,
+            );
+            let polled = filtered.poll(&mut Context::from_waker(std::task::Waker::noop()));
+            assert!(matches!(polled, Poll::Ready(ToSwarm::Dial { .. })), "its confirmed address is not passed on");
+            let mut begin = |id| filtered.handle_pending_outbound_connection(id, None, &addresses, Endpoint::Dialer);
+            assert!(begin(ConnectionId::new_unchecked(usize::MAX)).is_ok(), "another behaviour's dial");
             assert_eq!(begin(id).is_ok(), expected, "{named:?}");
-            assert!(guarded.dials.is_empty());
+            assert!(filtered.dials.is_empty());
         }
     }
 
     #[test]
-    fn strangers_do_not_have_us_dial_all_the_time() {
-        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 1);
+    fn the_rate_of_dials_is_limited() {
+        let mut filtered = AddressFiltered::new(TestBehaviour::default(), Rules { private: false }, 1);
         let public = addresses(&["/ip4/8.8.8.8/tcp/4001"]);
         for dial in 0..=DIALS_PER_MINUTE {
             let id = ConnectionId::new_unchecked(dial);
-            guarded.dials.insert(id);
+            filtered.dials.insert(id);
             let expected = if dial < DIALS_PER_MINUTE { Ok(()) } else { Err(Refusal::TooMany) };
-            assert_eq!(guarded.admit_dial(id, &public), expected, "{dial}");
+            assert_eq!(filtered.admit_dial(id, &public), expected, "{dial}");
         }
         assert_eq!(
-            guarded.admit_dial(ConnectionId::new_unchecked(usize::MAX), &public),
+            filtered.admit_dial(ConnectionId::new_unchecked(usize::MAX), &public),
             Ok(()),
-            "somebody else's dial"
+            "another behaviour's dial"
         );
     }
 
     #[test]
-    fn few_candidates_are_heard_and_none_that_is_private() {
-        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 32);
-        let tell = |guarded: &mut Guarded<Eager>, text: &str| {
+    fn candidates_are_limited_and_public() {
+        let mut filtered = AddressFiltered::new(TestBehaviour::default(), Rules { private: false }, 32);
+        let tell = |filtered: &mut AddressFiltered<TestBehaviour>, text: &str| {
             let addr: Multiaddr = text.parse().expect(text);
-            guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
+            filtered.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
         };
-        tell(&mut guarded, "/ip4/10.0.0.1/tcp/1");
-        assert_eq!(guarded.inner.candidates, 0);
+        tell(&mut filtered, "/ip4/10.0.0.1/tcp/1");
+        assert_eq!(filtered.inner.candidates, 0);
         for port in 1..1000 {
-            tell(&mut guarded, &format!("/ip4/8.8.8.8/tcp/{port}"));
+            tell(&mut filtered, &format!("/ip4/8.8.8.8/tcp/{port}"));
         }
-        assert_eq!(guarded.inner.candidates, 32);
-        tell(&mut guarded, "/ip4/8.8.8.8/tcp/1");
-        assert_eq!(guarded.inner.candidates, 33, "how often each is named counts");
+        assert_eq!(filtered.inner.candidates, 32);
+        tell(&mut filtered, "/ip4/8.8.8.8/tcp/1");
+        assert_eq!(filtered.inner.candidates, 33, "repeated reports count");
         let addr: Multiaddr = "/ip4/8.8.8.8/tcp/1".parse().expect("a multiaddr");
-        guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &addr }));
-        assert_eq!(guarded.inner.candidates, 34, "what is confirmed is a candidate too");
+        filtered.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &addr }));
+        assert_eq!(filtered.inner.candidates, 34, "a confirmed address is a candidate too");
     }
 
     #[test]
-    fn who_begins_again_knows_what_there_is() {
-        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 2);
+    fn a_new_inner_behaviour_gets_the_current_state() {
+        let mut filtered = AddressFiltered::new(TestBehaviour::default(), Rules { private: false }, 2);
         let (stays, twice, leaves) = (PeerId::random(), PeerId::random(), PeerId::random());
         let endpoint = ConnectedPoint::Dialer {
             address: "/ip4/8.8.8.8/tcp/4001".parse().expect("a multiaddr"),
@@ -366,7 +371,7 @@ mod tests {
             port_use: PortUse::Reuse,
         };
         for (number, peer_id) in [stays, twice, twice, leaves].into_iter().enumerate() {
-            guarded.on_swarm_event(FromSwarm::ConnectionEstablished(ConnectionEstablished {
+            filtered.on_swarm_event(FromSwarm::ConnectionEstablished(ConnectionEstablished {
                 peer_id,
                 connection_id: ConnectionId::new_unchecked(number),
                 endpoint: &endpoint,
@@ -374,7 +379,7 @@ mod tests {
                 other_established: usize::from(number == 2),
             }));
         }
-        guarded.on_swarm_event(FromSwarm::ConnectionClosed(ConnectionClosed {
+        filtered.on_swarm_event(FromSwarm::ConnectionClosed(ConnectionClosed {
             peer_id: leaves,
             connection_id: ConnectionId::new_unchecked(3),
             endpoint: &endpoint,
@@ -382,41 +387,41 @@ mod tests {
             remaining_established: 0,
         }));
         for addr in addresses(&["/ip4/8.8.8.8/tcp/1", "/ip4/8.8.8.8/tcp/2", "/ip4/8.8.8.8/tcp/3"]) {
-            guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
+            filtered.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &addr }));
         }
-        guarded.begin_again(Eager::default(), std::iter::empty());
-        assert_eq!(guarded.inner.candidates, 2);
-        assert_eq!(guarded.inner.connections, HashMap::from([(stays, vec![0]), (twice, vec![0, 1])]));
+        filtered.replace_inner(TestBehaviour::default(), std::iter::empty());
+        assert_eq!(filtered.inner.candidates, 2);
+        assert_eq!(filtered.inner.connections, HashMap::from([(stays, vec![0]), (twice, vec![0, 1])]));
 
-        // Hours later there is room for other candidates; what was confirmed is still to be tested.
+        // Hours later other candidates are accepted; confirmed ones are still to be tested.
         let [ours, other] = ["/ip4/8.8.8.8/tcp/1", "/ip4/8.8.8.8/tcp/4"].map(|text| addresses(&[text]).remove(0));
-        guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &ours }));
-        guarded.forget_candidates();
-        guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &other }));
-        assert_eq!(guarded.candidates, HashSet::from([ours.clone(), other]));
-        guarded.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: &ours }));
-        assert!(guarded.confirmed.is_empty());
+        filtered.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &ours }));
+        filtered.remove_candidates();
+        filtered.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &other }));
+        assert_eq!(filtered.candidates, HashSet::from([ours.clone(), other]));
+        filtered.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: &ours }));
+        assert!(filtered.confirmed.is_empty());
     }
 
     #[test]
-    fn what_the_router_forwards_is_tested_again_whatever_became_of_the_candidates() {
-        let mut guarded = Guarded::new(Eager::default(), Rules { private: false }, 1);
+    fn mapped_addresses_are_always_tested_again() {
+        let mut filtered = AddressFiltered::new(TestBehaviour::default(), Rules { private: false }, 1);
         let [mapped, other, private] = ["/ip4/8.8.8.8/tcp/1", "/ip4/8.8.8.8/tcp/2", "/ip4/10.0.0.1/tcp/1"]
             .map(|text| addresses(&[text]).remove(0));
-        let tested_again = |guarded: &mut Guarded<Eager>, mapped: &[&Multiaddr]| {
-            guarded.begin_again(Eager::default(), mapped.iter().copied());
-            guarded.inner.candidates
+        let tested_again = |filtered: &mut AddressFiltered<TestBehaviour>, mapped: &[&Multiaddr]| {
+            filtered.replace_inner(TestBehaviour::default(), mapped.iter().copied());
+            filtered.inner.candidates
         };
-        guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &mapped }));
-        assert_eq!(tested_again(&mut guarded, &[&mapped]), 1, "once");
-        // It was ours, until nobody proved it any more, and its place went to what a stranger named.
-        guarded.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &mapped }));
-        guarded.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: &mapped }));
-        guarded.forget_candidates();
-        guarded.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &other }));
-        assert_eq!(tested_again(&mut guarded, &[&mapped, &private]), 2);
-        guarded.forget(&other);
-        assert_eq!(tested_again(&mut guarded, &[&mapped]), 1);
-        assert_eq!(tested_again(&mut guarded, &[]), 0, "the router forwards it no more");
+        filtered.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &mapped }));
+        assert_eq!(tested_again(&mut filtered, &[&mapped]), 1, "once");
+        // It was confirmed, then expired, and another candidate used up the limit.
+        filtered.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &mapped }));
+        filtered.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: &mapped }));
+        filtered.remove_candidates();
+        filtered.on_swarm_event(FromSwarm::NewExternalAddrCandidate(NewExternalAddrCandidate { addr: &other }));
+        assert_eq!(tested_again(&mut filtered, &[&mapped, &private]), 2);
+        filtered.remove(&other);
+        assert_eq!(tested_again(&mut filtered, &[&mapped]), 1);
+        assert_eq!(tested_again(&mut filtered, &[]), 0, "the mapping has ended");
     }
 }

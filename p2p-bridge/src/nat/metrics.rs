@@ -1,4 +1,4 @@
-//! What an operator sees of address translation: whether peers reach us, and by which detours.
+//! Metrics of NAT traversal: reachability, relays, port mappings and hole punching.
 
 use crate::reachability::Verdict;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -28,42 +28,42 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// Handles to the metrics. Cloning shares them.
+/// Handles to the metrics. Clones share them.
 #[derive(Clone, Default)]
 pub struct NatMetrics {
-    /// Connections that run through a relay.
+    /// Relayed connections.
     pub relayed: Gauge,
-    /// Relays that we can be reached through.
+    /// Relays with a reservation.
     pub reservations: Gauge,
-    /// Ports that the router forwards to us.
+    /// Ports that the router maps.
     pub mapped_ports: Gauge,
     verdict: Family<VerdictLabel, Gauge>,
     hole_punches: Family<OutcomeLabel, Counter>,
 }
 
 impl NatMetrics {
-    /// Creates the metrics and adds them to a registry.
+    /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         registry.register(
             "causeway_p2p_reachability",
-            "Whether peers can open connections to this node: 1 for the verdict that holds",
+            "Whether peers can open connections to this node: 1 for the current verdict",
             m.verdict.clone(),
         );
-        registry.register("causeway_p2p_relayed_connections", "Connections through relays", m.relayed.clone());
+        registry.register("causeway_p2p_relayed_connections", "Relayed connections", m.relayed.clone());
         registry.register(
             "causeway_p2p_relay_reservations",
-            "Relays through which this node can be reached",
+            "Relays with a reservation of this node",
             m.reservations.clone(),
         );
         registry.register(
             "causeway_p2p_mapped_ports",
-            "Ports that the local router forwards to this node",
+            "Ports that the local router maps to this node (UPnP)",
             m.mapped_ports.clone(),
         );
         registry.register(
             "causeway_p2p_hole_punches",
-            "Attempts to replace a relayed connection by a direct one, by outcome",
+            "Hole punching attempts (DCUtR), by outcome",
             m.hole_punches.clone(),
         );
         m.set_verdict(Verdict::Unknown);
@@ -73,14 +73,14 @@ impl NatMetrics {
         m
     }
 
-    /// Sets what is known about our reachability.
+    /// Sets the verdict on the node's reachability.
     pub fn set_verdict(&self, holds: Verdict) {
         for verdict in Verdict::ALL {
             self.verdict.get_or_create(&VerdictLabel { verdict }).set(i64::from(verdict == holds));
         }
     }
 
-    /// Counts the end of an attempt to replace a relayed connection.
+    /// Counts a finished hole punching attempt.
     pub fn hole_punch(&self, succeeded: bool) {
         let outcome = if succeeded { "succeeded" } else { "failed" };
         self.hole_punches.get_or_create(&OutcomeLabel { outcome }).inc();

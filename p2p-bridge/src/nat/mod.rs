@@ -1,16 +1,16 @@
-//! Getting through address translation: who finds out whether we can be reached, and what is done when we cannot.
+//! NAT traversal: finds out whether the node is reachable, and works around NAT if it is not.
 //!
-//! Goals: peers behind home routers can serve each other; no stranger can use us to knock at doors of its choice, or fill our
-//! memory with addresses. Non-goals: relaying for others, which costs bandwidth that a gateway has better uses for.
+//! Goals: peers behind home routers can serve each other; untrusted peers cannot make the node dial arbitrary addresses
+//! or fill its memory with addresses. Non-goals: relaying for others, which would use the gateway's bandwidth.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`guarded`] | libp2p's behaviours, kept from dialling what strangers name and from believing it |
-//! | [`port_mapping`] | UPnP, from when there is anything to map |
-//! | [`relays`] | which relays to listen through |
-//! | [`metrics`] | what an operator sees of it |
+//! | [`guarded`] | address filter for libp2p's behaviours that act on peers' addresses |
+//! | [`port_mapping`] | UPnP, once there is a listener to map |
+//! | [`relays`] | selection of relays |
+//! | [`metrics`] | metrics |
 //!
-//! Whether we can be reached is decided in [`crate::reachability`].
+//! [`crate::reachability`] decides whether the node is reachable.
 
 pub mod guarded;
 pub mod metrics;
@@ -20,7 +20,7 @@ pub mod relays;
 use crate::dialable::{Host, Shape};
 use crate::options::{BridgeOptions, NatOptions};
 use crate::scope::{Borders, Scope};
-use guarded::Guarded;
+use guarded::AddressFiltered;
 use libp2p::autonat::{v1, v2};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::behaviour::toggle::Toggle;
@@ -28,48 +28,50 @@ use libp2p::{Multiaddr, PeerId, dcutr};
 use port_mapping::PortMapping;
 use std::time::Duration;
 
-/// Between two probes while it is not settled whether we can be reached. Each asks another peer.
+/// The interval of probes while the verdict is open. Each asks another peer.
 const PROBE_EVERY: Duration = Duration::from_secs(30);
-/// Dials that strangers may have us make in a minute, over all of them and for one.
+/// The maximum number of dial-backs for untrusted peers per minute, in all and for one peer.
 const DIAL_BACKS_MAX: usize = 30;
 const DIAL_BACKS_PER_PEER_MAX: usize = 3;
 
-/// Candidates for our own address that each protocol is told of in a while.
+/// The maximum number of candidates for external addresses per protocol and period.
 const CANDIDATES_MAX: usize = 32;
-/// The same for AutoNAT v1, whose servers try sixteen addresses, candidates first: some are left for our listeners.
+/// The same for AutoNAT v1, whose servers try sixteen addresses, candidates first: the rest is for listeners.
 const CANDIDATES_V1_MAX: usize = 8;
 
-/// The behaviours that deal with address translation. Some are off.
+/// The behaviours for NAT traversal. Some may be disabled.
 pub struct Behaviours {
-    /// Asks peers to dial us back, and takes proof.
-    pub autonat: Toggle<Guarded<v2::client::Behaviour>>,
-    /// Dials peers back that ask for it.
-    pub autonat_server: Toggle<Guarded<v2::server::Behaviour>>,
-    /// Both, in the older protocol that everybody speaks.
-    pub autonat_v1: Toggle<Guarded<v1::Behaviour>>,
-    /// Replaces relayed connections.
-    pub dcutr: Toggle<Guarded<dcutr::Behaviour>>,
-    /// Has the router forward ports.
+    /// AutoNAT v2 client.
+    pub autonat: Toggle<AddressFiltered<v2::client::Behaviour>>,
+    /// AutoNAT v2 server.
+    pub autonat_server: Toggle<AddressFiltered<v2::server::Behaviour>>,
+    /// AutoNAT v1 client and server, which all implementations support.
+    pub autonat_v1: Toggle<AddressFiltered<v1::Behaviour>>,
+    /// Hole punching.
+    pub dcutr: Toggle<AddressFiltered<dcutr::Behaviour>>,
+    /// UPnP.
     pub upnp: Toggle<PortMapping>,
 }
 
 impl Behaviours {
-    /// As the options say. On a private network nobody is asked whether we can be reached: members are who has the key.
+    /// Behaviours as configured. On a private network, AutoNAT is off: members are trusted.
     pub fn new(local: PeerId, options: &BridgeOptions) -> Self {
         let rules = Rules { private: options.dial_private };
         let public = options.private.key_file.is_none();
         let NatOptions { hole_punching, upnp, .. } = options.nat;
         Self {
-            autonat: public.then(|| Guarded::new(autonat(), rules, CANDIDATES_MAX)).into(),
-            autonat_server: public.then(|| Guarded::new(v2::server::Behaviour::default(), rules, 0)).into(),
-            autonat_v1: public.then(|| Guarded::new(autonat_v1(local, rules), rules, CANDIDATES_V1_MAX)).into(),
-            dcutr: hole_punching.then(|| Guarded::new(dcutr::Behaviour::new(local), rules, CANDIDATES_MAX)).into(),
+            autonat: public.then(|| AddressFiltered::new(autonat(), rules, CANDIDATES_MAX)).into(),
+            autonat_server: public.then(|| AddressFiltered::new(v2::server::Behaviour::default(), rules, 0)).into(),
+            autonat_v1: public.then(|| AddressFiltered::new(autonat_v1(local, rules), rules, CANDIDATES_V1_MAX)).into(),
+            dcutr: hole_punching
+                .then(|| AddressFiltered::new(dcutr::Behaviour::new(local), rules, CANDIDATES_MAX))
+                .into(),
             upnp: upnp.then(PortMapping::default).into(),
         }
     }
 }
 
-/// Who asks peers for proof.
+/// The AutoNAT v2 client.
 pub fn autonat() -> v2::client::Behaviour {
     v2::client::Behaviour::default()
 }
@@ -86,22 +88,22 @@ fn autonat_v1(local: PeerId, rules: Rules) -> v1::Behaviour {
     v1::Behaviour::new(local, config)
 }
 
-/// Which addresses untrusted peers may name.
+/// Which addresses untrusted peers may supply.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// Private ones too: a test, or a network of one's own.
+    /// Private ones too: for tests and private networks.
     pub private: bool,
 }
 
 impl Rules {
-    /// Whether an address that an untrusted peer names may be ours. Names are refused with the private addresses: nothing is
-    /// known about where they lead. So are circuits, which lead on to somebody else.
+    /// Whether an address from an untrusted peer may be the node's. Host names are rejected as private addresses are,
+    /// since they may resolve to any address, and circuits, since they lead to another peer.
     pub fn admit(self, address: &Multiaddr) -> bool {
         let is_direct = |shape: Shape<'_>| matches!(shape.host, Host::Ip(_)) && !shape.is_circuit();
         Shape::read(address).is_ok_and(is_direct) && self.borders().admits(Scope::Wan, address)
     }
 
-    /// Whether an address that an untrusted peer names may be dialled.
+    /// Whether an address from an untrusted peer may be dialled.
     pub fn admit_dial(self, address: &Multiaddr) -> bool {
         self.admit(address) && self.borders().may_dial(Scope::Wan, address)
     }
@@ -111,7 +113,7 @@ impl Rules {
     }
 }
 
-/// Whether an address leads through a relay.
+/// Whether an address is a circuit through a relay.
 pub fn is_circuit(address: &Multiaddr) -> bool {
     address.iter().any(|part| part == Protocol::P2pCircuit)
 }
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_may_name_public_addresses_only() {
+    fn untrusted_peers_may_supply_only_public_addresses() {
         let relayed = format!("/ip4/8.8.8.8/tcp/4001/p2p/{}/p2p-circuit", PeerId::random());
         let table = [
             ("/ip4/8.8.8.8/tcp/4001", true, true),
@@ -145,11 +147,15 @@ mod tests {
         }
         let service: Multiaddr = "/ip4/8.8.8.8/tcp/25".parse().expect("a multiaddr");
         let strict = Rules { private: false };
-        assert_eq!((strict.admit(&service), strict.admit_dial(&service)), (true, false), "ours may be at any port");
+        assert_eq!(
+            (strict.admit(&service), strict.admit_dial(&service)),
+            (true, false),
+            "the node's address may have any port"
+        );
     }
 
     #[test]
-    fn what_is_switched_off_is_absent() {
+    fn disabled_behaviours_are_absent() {
         let local = PeerId::random();
         let mut options = BridgeOptions::new("data");
         let on = |options: &BridgeOptions| {

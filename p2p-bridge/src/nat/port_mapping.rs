@@ -1,11 +1,11 @@
-//! [`PortMapping`]: has the local router forward our ports (UPnP), from when there is anything to forward.
+//! [`PortMapping`]: maps the listening ports at the local router (UPnP), once there is a listener to map.
 //!
-//! libp2p's behaviour searches the router as soon as it exists, by multicast. This one waits for a listener on an address
-//! that a home or office router could forward to: a private IPv4 address. Nodes that listen on loopback or on a public
-//! address alone never send a packet. The address that the router names is a candidate for as long as it is mapped, and no more
-//! than that until peers have dialled it: there may be a second router behind the first.
+//! libp2p's behaviour searches for the router by multicast as soon as it is created. This wrapper waits for a listener
+//! on a private IPv4 address, which a router could forward to, so nodes that only listen on loopback or public
+//! addresses never send a packet. The mapped address is a candidate while it is mapped, and is confirmed only by
+//! dial-backs: there may be a second router behind the first.
 //!
-//! libp2p's behaviour gives up the mapping of a listener that closes without a word. This one says so.
+//! libp2p's behaviour drops the mapping of a closed listener without an event. This wrapper emits one.
 
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
@@ -23,19 +23,19 @@ use std::task::{Context, Poll};
 #[derive(Default)]
 pub struct PortMapping {
     inner: Option<upnp::tokio::Behaviour>,
-    /// Listeners and the addresses at which the router forwards to them.
+    /// Listening addresses and their mapped external addresses.
     mapped: HashMap<Multiaddr, Multiaddr>,
-    /// What is to be said about mappings that ended with their listeners.
+    /// Pending events about mappings that ended with their listeners.
     events: VecDeque<ToSwarm<upnp::Event, Infallible>>,
 }
 
 impl PortMapping {
-    /// The addresses at which the router forwards to us.
+    /// The mapped external addresses.
     pub fn mapped(&self) -> impl ExactSizeIterator<Item = &Multiaddr> {
         self.mapped.values()
     }
 
-    /// Keeps the books of what the router does.
+    /// Updates the mappings by an event of the inner behaviour.
     fn note(&mut self, event: &upnp::Event) {
         match event {
             upnp::Event::NewExternalAddr { local_addr, external_addr } => {
@@ -48,7 +48,7 @@ impl PortMapping {
         }
     }
 
-    /// Ends the mapping of a listener's port.
+    /// Ends the mapping of a closed listener.
     fn listener_closed(&mut self, listener: &Multiaddr) {
         for (local_addr, external_addr) in self.mapped.extract_if(|local, _| port(local) == port(listener)) {
             self.events.push_back(ToSwarm::ExternalAddrExpired(external_addr.clone()));
@@ -58,7 +58,7 @@ impl PortMapping {
     }
 }
 
-/// What libp2p's behaviour tells mappings apart by: the transport and its port, whatever the interface.
+/// The key of mappings in libp2p's behaviour: transport and port, without the interface.
 fn port(address: &Multiaddr) -> Option<Protocol<'_>> {
     address.iter().nth(1)
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_listeners_behind_a_router_have_it_searched() {
+    fn only_private_listeners_start_the_search() {
         let table = [
             ("/ip4/192.168.1.2/tcp/4001", true),
             ("/ip4/10.1.2.3/udp/4001/quic-v1", true),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_ends_when_the_router_says_so() {
+    fn a_mapping_ends_when_the_router_expires_it() {
         let mut mapping = PortMapping::default();
         let [local_addr, external_addr] = ["/ip4/192.168.1.2/tcp/4001", "/ip4/8.8.8.8/tcp/4001"].map(address);
         mapping.note(&upnp::Event::NewExternalAddr {
@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_ends_with_its_listener_and_is_said_to() {
-        // Listeners that go, and whether the mapping of 192.168.1.2/udp/4001 goes with them.
+    fn a_mapping_ends_with_its_listener_with_an_event() {
+        // Closed listeners, and whether the mapping of 192.168.1.2/udp/4001 ends with them.
         let table = [
             ("/ip4/192.168.1.2/udp/4001/quic-v1", true),
             ("/ip4/172.17.0.1/udp/4001/quic-v1", true),
@@ -213,7 +213,7 @@ mod tests {
                 let Some(ToSwarm::GenerateEvent(upnp::Event::ExpiredExternalAddr { external_addr, .. })) =
                     next(&mut mapping)
                 else {
-                    panic!("{listener}: nobody is told");
+                    panic!("{listener}: there is no event");
                 };
                 assert_eq!(external_addr, external, "{listener}");
             }

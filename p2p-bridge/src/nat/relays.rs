@@ -1,8 +1,8 @@
-//! [`Relays`]: which relays to listen through, and when.
+//! [`Relays`]: selects the relays to reserve slots at.
 //!
-//! A state machine that is handed the clock. Relays that the operator names are used until peers are known to reach us
-//! without; without such names, peers that turn out to be relays are used, and only when peers are known not to reach us. Two
-//! at a time are enough, and a relay that refuses or breaks is left alone for a while.
+//! A state machine; the caller passes the time in. Configured relays are used until the node is known to be reachable.
+//! Without configured relays, connected peers that are relays are used, and only when the node is known to be
+//! unreachable. Two reservations at a time suffice, and a relay that refuses or fails is backed off.
 
 use crate::reachability::Verdict;
 use crate::redial::peer_of;
@@ -12,17 +12,17 @@ use libp2p::{Multiaddr, PeerId};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Relays listened through at a time.
-const HELD_MAX: usize = 2;
-/// Relays that are kept in mind.
-const MET_MAX: usize = 32;
-/// Relays that are left alone at a time; beyond it, whoever may be asked again soonest is forgotten.
-const RESTS_MAX: usize = 256;
-const FIRST_REST: Duration = Duration::from_secs(10);
-const LONGEST_REST: Duration = Duration::from_secs(3600);
+/// The maximum number of concurrent reservations.
+const RESERVATIONS_MAX: usize = 2;
+/// The maximum number of known relays.
+const KNOWN_MAX: usize = 32;
+/// The maximum number of relays in back-off; beyond it, the ones that end first are evicted.
+const BACK_OFFS_MAX: usize = 256;
+const FIRST_BACK_OFF: Duration = Duration::from_secs(10);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
-struct Rest {
+struct BackOff {
     until: Instant,
     length: Duration,
 }
@@ -30,42 +30,42 @@ struct Rest {
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Relays {
-    /// The operator's, each with where it is; asked in this order.
+    /// Configured relays and their addresses, in the order of use.
     configured: Vec<(PeerId, Multiaddr)>,
-    /// Whether relays that are met may be used.
-    meet: bool,
-    met: HashMap<PeerId, Multiaddr>,
-    held: HashMap<ListenerId, Held>,
-    rests: HashMap<PeerId, Rest>,
+    /// Whether discovered relays may be used.
+    discover: bool,
+    discovered: HashMap<PeerId, Multiaddr>,
+    reservations: HashMap<ListenerId, Reservation>,
+    back_offs: HashMap<PeerId, BackOff>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct Reservation {
     relay: PeerId,
     accepted: bool,
 }
 
 impl Relays {
-    /// Relays to listen through, from multiaddrs that end in `/p2p/ID`, and none if that is not `wanted`.
+    /// Relays from multiaddrs that end in `/p2p/ID`; none if not `wanted`.
     pub fn new(wanted: bool, configured: &[Multiaddr]) -> Self {
         let named = configured.iter().filter(|_| wanted);
         let configured: Vec<_> = named.filter_map(|address| Some((peer_of(address)?, address.clone()))).collect();
-        Self { meet: wanted && configured.is_empty(), configured, ..Self::default() }
+        Self { discover: wanted && configured.is_empty(), configured, ..Self::default() }
     }
 
-    /// A connected peer speaks the relay protocol, and can be reached here.
-    pub fn met(&mut self, peer: PeerId, address: Multiaddr) {
-        if self.meet && (self.met.len() < MET_MAX || self.met.contains_key(&peer)) {
-            self.met.insert(peer, address);
+    /// A connected peer supports the relay protocol.
+    pub fn discovered(&mut self, peer: PeerId, address: Multiaddr) {
+        if self.discover && (self.discovered.len() < KNOWN_MAX || self.discovered.contains_key(&peer)) {
+            self.discovered.insert(peer, address);
         }
     }
 
-    /// A peer is not connected any more.
+    /// A peer disconnected.
     pub fn left(&mut self, peer: &PeerId) {
-        self.met.remove(peer);
+        self.discovered.remove(peer);
     }
 
-    /// Addresses to listen on now, each with its relay. The answer to each goes to [`Relays::asked`] or
+    /// The circuit addresses to listen on now, with their relays. The caller reports the result by [`Relays::asked`] or
     /// [`Relays::refused`].
     pub fn due(&mut self, verdict: Verdict, now: Instant) -> Vec<(PeerId, Multiaddr)> {
         let wanted = match verdict {
@@ -77,69 +77,72 @@ impl Relays {
             return Vec::new();
         }
         let mut due: Vec<(PeerId, Multiaddr)> = Vec::new();
-        let known = self.configured.iter().map(|(peer, at)| (peer, at)).chain(&self.met);
+        let known = self.configured.iter().map(|(peer, at)| (peer, at)).chain(&self.discovered);
         for (peer, address) in known {
-            if self.held.len() + due.len() >= HELD_MAX {
+            if self.reservations.len() + due.len() >= RESERVATIONS_MAX {
                 break;
             }
-            let held = self.held.values().any(|held| held.relay == *peer) || due.iter().any(|(other, _)| other == peer);
-            let rests = self.rests.get(peer).is_some_and(|rest| now < rest.until);
-            if !held && !rests {
+            let reserved = self.reservations.values().any(|reservation| reservation.relay == *peer)
+                || due.iter().any(|(other, _)| other == peer);
+            let backed_off = self.back_offs.get(peer).is_some_and(|back_off| now < back_off.until);
+            if !reserved && !backed_off {
                 due.push((*peer, circuit(*peer, address)));
             }
         }
         due
     }
 
-    /// A relay was asked for a reservation.
+    /// A reservation was requested.
     pub fn asked(&mut self, relay: PeerId, listener: ListenerId) {
-        self.held.insert(listener, Held { relay, accepted: false });
+        self.reservations.insert(listener, Reservation { relay, accepted: false });
     }
 
-    /// A relay could not even be asked.
+    /// A reservation could not be requested.
     pub fn refused(&mut self, relay: PeerId, now: Instant) {
-        if self.rests.len() >= RESTS_MAX {
-            let soonest = self.rests.iter().min_by_key(|(_, rest)| rest.until).map(|(peer, _)| *peer);
-            self.rests.retain(|peer, _| Some(*peer) != soonest);
+        if self.back_offs.len() >= BACK_OFFS_MAX {
+            let soonest = self.back_offs.iter().min_by_key(|(_, back_off)| back_off.until).map(|(peer, _)| *peer);
+            self.back_offs.retain(|peer, _| Some(*peer) != soonest);
         }
-        let length = self.rests.get(&relay).map_or(FIRST_REST, |rest| (rest.length * 2).min(LONGEST_REST));
-        self.rests.insert(relay, Rest { until: now + length, length });
-        // The next address of a relay that has several.
+        let length =
+            self.back_offs.get(&relay).map_or(FIRST_BACK_OFF, |back_off| (back_off.length * 2).min(LONGEST_BACK_OFF));
+        self.back_offs.insert(relay, BackOff { until: now + length, length });
+        // Try the next address of a relay with several.
         if let Some(index) = self.configured.iter().position(|(peer, _)| *peer == relay) {
             let tried = self.configured.remove(index);
             self.configured.push(tried);
         }
     }
 
-    /// A relay accepted, or renewed, the reservation.
+    /// A relay accepted or renewed a reservation.
     pub fn accepted(&mut self, relay: &PeerId) {
-        for held in self.held.values_mut().filter(|held| held.relay == *relay) {
-            held.accepted = true;
+        for reservation in self.reservations.values_mut().filter(|reservation| reservation.relay == *relay) {
+            reservation.accepted = true;
         }
-        self.rests.remove(relay);
+        self.back_offs.remove(relay);
     }
 
-    /// A listener closed: if it was one through a relay, that refused, broke, or was left.
+    /// A listener closed; if it was a circuit, the relay refused, failed or disconnected.
     pub fn closed(&mut self, listener: ListenerId, now: Instant) {
-        if let Some(held) = self.held.remove(&listener) {
-            self.refused(held.relay, now);
+        if let Some(reservation) = self.reservations.remove(&listener) {
+            self.refused(reservation.relay, now);
         }
     }
 
-    /// Relays to disconnect from, because peers reach us without. That is how a reservation is given back: libp2p's
-    /// behaviour does not bear it if a listener closes while a relay renews its reservation.
+    /// The relays to disconnect from, because the node is reachable. Disconnecting is how a reservation is released:
+    /// libp2p's behaviour fails if a listener closes while a relay renews its reservation.
     pub fn surplus(&self, verdict: Verdict) -> Vec<PeerId> {
-        let accepted = self.held.values().filter(|held| held.accepted && verdict == Verdict::Reachable);
-        accepted.map(|held| held.relay).collect()
+        let accepted =
+            self.reservations.values().filter(|reservation| reservation.accepted && verdict == Verdict::Reachable);
+        accepted.map(|reservation| reservation.relay).collect()
     }
 
-    /// Relays through which we can be reached.
+    /// The number of reservations.
     pub fn reservations(&self) -> usize {
-        self.held.values().filter(|held| held.accepted).count()
+        self.reservations.values().filter(|reservation| reservation.accepted).count()
     }
 }
 
-/// The address to listen on to be reached through a relay.
+/// The circuit address to listen on.
 fn circuit(relay: PeerId, address: &Multiaddr) -> Multiaddr {
     let address = address.clone();
     let full = if peer_of(&address).is_some() { address } else { address.with(Protocol::P2p(relay)) };
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn relays_are_used_when_they_are_needed() {
+    fn relays_are_used_only_when_needed() {
         use Verdict::{Reachable, Unknown, Unreachable};
         let table = [
             (true, 3, Unknown, 2),
@@ -182,20 +185,20 @@ mod tests {
             let configured = named(configured);
             let mut relays = Relays::new(wanted, &configured);
             for (peer, address) in (10..15).map(relay) {
-                relays.met(peer, address);
+                relays.discovered(peer, address);
             }
             let due = relays.due(verdict, now);
             assert_eq!(due.len(), expected, "{wanted} {configured:?} {verdict:?}");
             for (peer, address) in due {
                 assert!(address.to_string().ends_with(&format!("/p2p/{peer}/p2p-circuit")), "{address}");
                 let from = configured.iter().any(|named| peer_of(named) == Some(peer));
-                assert_eq!(from, !configured.is_empty(), "those who are named are used instead of others");
+                assert_eq!(from, !configured.is_empty(), "configured relays are used instead of others");
             }
         }
     }
 
     #[test]
-    fn a_relay_that_refuses_rests_and_another_is_asked() {
+    fn a_relay_that_refuses_is_backed_off_and_another_is_asked() {
         let mut now = Instant::now();
         let mut relays = Relays::new(true, &named(3));
         let first = start(&mut relays, Verdict::Unknown, now);
@@ -204,7 +207,7 @@ mod tests {
         let second = start(&mut relays, Verdict::Unknown, now);
         assert!(second.len() == 1 && first.iter().all(|(peer, _)| *peer != second[0].0));
         relays.closed(second[0].1, now);
-        assert!(start(&mut relays, Verdict::Unknown, now).is_empty(), "both rest");
+        assert!(start(&mut relays, Verdict::Unknown, now).is_empty(), "both are backed off");
         let mut asked = 0;
         for _ in 0..3600 {
             now += Duration::from_secs(1);
@@ -213,39 +216,39 @@ mod tests {
                 relays.closed(listener, now);
             }
         }
-        assert!((10..=20).contains(&asked), "{asked}: twice each time as long");
+        assert!((10..=20).contains(&asked), "{asked}: the back-off doubles");
     }
 
     #[test]
-    fn reservations_are_given_back_when_peers_reach_us() {
+    fn reservations_are_released_when_the_node_is_reachable() {
         let now = Instant::now();
         let mut relays = Relays::new(true, &[]);
-        let met: Vec<_> = (1..=2).map(relay).collect();
-        met.iter().for_each(|(peer, address)| relays.met(*peer, address.clone()));
+        let discovered: Vec<_> = (1..=2).map(relay).collect();
+        discovered.iter().for_each(|(peer, address)| relays.discovered(*peer, address.clone()));
         let started = start(&mut relays, Verdict::Unreachable, now);
         assert_eq!((started.len(), relays.reservations()), (2, 0));
-        relays.accepted(&met[0].0);
+        relays.accepted(&discovered[0].0);
         assert_eq!(relays.reservations(), 1);
         assert!(relays.surplus(Verdict::Unreachable).is_empty());
-        assert_eq!(relays.surplus(Verdict::Reachable), [met[0].0], "the other one is still being asked");
-        relays.left(&met[0].0);
+        assert_eq!(relays.surplus(Verdict::Reachable), [discovered[0].0], "the other one is still pending");
+        relays.left(&discovered[0].0);
         for (_, listener) in started {
             relays.closed(listener, now);
         }
         assert_eq!(relays.reservations(), 0);
-        let later = now + LONGEST_REST;
-        assert_eq!(relays.due(Verdict::Unreachable, later).len(), 1, "who left is not known any more");
+        let later = now + LONGEST_BACK_OFF;
+        assert_eq!(relays.due(Verdict::Unreachable, later).len(), 1, "a disconnected relay is not known any more");
     }
 
     #[test]
-    fn strangers_fill_no_memory() {
+    fn memory_is_bounded() {
         let now = Instant::now();
         let mut relays = Relays::new(true, &[]);
         for port in 0..1000 {
             let (peer, address) = relay(port);
-            relays.met(peer, address);
+            relays.discovered(peer, address);
             relays.refused(peer, now);
         }
-        assert_eq!((relays.met.len(), relays.rests.len()), (MET_MAX, RESTS_MAX));
+        assert_eq!((relays.discovered.len(), relays.back_offs.len()), (KNOWN_MAX, BACK_OFFS_MAX));
     }
 }

@@ -1,7 +1,8 @@
-//! Carries out what a sweep wants: finds or makes a connection to a peer, and reports one outcome for every request.
+//! The network behaviour that executes the requests of a sweep: reuses or opens a connection to the peer, and reports
+//! one result per request.
 //!
-//! Connections that were made for it are closed again when there are many of them: a sweep meets every peer of the network
-//! once, and none of them is of use afterwards.
+//! It closes most connections that it opened: a sweep contacts every peer of the network once, and does not need them
+//! afterwards.
 
 use super::desk::RequestId;
 use super::handler::{Command, Done, Handler, Id, Outcome};
@@ -25,17 +26,17 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::{Interval, MissedTickBehavior};
 
-/// How long a connection may take to be made.
+/// The timeout of a dial.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(8);
-/// How often that is looked at.
+/// How often the timeouts are checked.
 const TICK: Duration = Duration::from_millis(500);
-/// Connections of our own making that stay open after their use, until nobody uses them.
-const KEPT_MAX: usize = 128;
+/// Maximum idle connections that this behaviour opened and keeps.
+const IDLE_MAX: usize = 128;
 
 struct Waiting {
     commands: Vec<Command>,
     addresses: Vec<Multiaddr>,
-    /// Our own attempt to connect; none while somebody else's is under way.
+    /// The dial of this behaviour; `None` while another behaviour dials the peer.
     dial: Option<ConnectionId>,
     since: Instant,
 }
@@ -44,10 +45,10 @@ struct Waiting {
 pub struct Behaviour {
     connections: HashMap<PeerId, Vec<ConnectionId>>,
     waiting: HashMap<PeerId, Waiting>,
-    under_way: HashMap<Id, ConnectionId>,
-    /// Connections that were made for us and are done with, longest unused first.
-    used: VecDeque<(PeerId, ConnectionId)>,
-    made: HashSet<ConnectionId>,
+    in_flight: HashMap<Id, ConnectionId>,
+    /// Idle connections that this behaviour opened, the longest idle first.
+    idle: VecDeque<(PeerId, ConnectionId)>,
+    own_dials: HashSet<ConnectionId>,
     events: VecDeque<ToSwarm<Done, Command>>,
     ticker: Interval,
 }
@@ -59,9 +60,9 @@ impl Default for Behaviour {
         Self {
             connections: HashMap::new(),
             waiting: HashMap::new(),
-            under_way: HashMap::new(),
-            used: VecDeque::new(),
-            made: HashSet::new(),
+            in_flight: HashMap::new(),
+            idle: VecDeque::new(),
+            own_dials: HashSet::new(),
             events: VecDeque::new(),
             ticker,
         }
@@ -69,12 +70,12 @@ impl Default for Behaviour {
 }
 
 impl Behaviour {
-    /// Asks a peer which peers are close to a target. Reported as [`Done`].
+    /// Sends a FIND_NODE request. The result is reported as [`Done`].
     pub fn ask(&mut self, scope: Scope, id: RequestId, peer: Peer, target: Arc<[u8]>) {
         self.submit(peer, Command::Ask { id: (scope, id), target });
     }
 
-    /// Tells a peer that we provide some keys. Reported as [`Done`].
+    /// Announces keys to a peer. The result is reported as [`Done`].
     pub fn announce(&mut self, scope: Scope, id: RequestId, peer: Peer, batch: Batch, provider: Arc<Provider>) {
         self.submit(peer, Command::Announce { id: (scope, id), batch, provider });
     }
@@ -96,7 +97,7 @@ impl Behaviour {
     }
 
     fn send(&mut self, peer_id: PeerId, connection: ConnectionId, command: Command) {
-        self.under_way.insert(command.id(), connection);
+        self.in_flight.insert(command.id(), connection);
         let handler = NotifyHandler::One(connection);
         self.events.push_back(ToSwarm::NotifyHandler { peer_id, handler, event: command });
     }
@@ -117,7 +118,7 @@ impl Behaviour {
         self.events.push_back(ToSwarm::GenerateEvent(done));
     }
 
-    fn give_up(&mut self, peer: &PeerId, kind: io::ErrorKind) {
+    fn fail_all(&mut self, peer: &PeerId, kind: io::ErrorKind) {
         let Some(waiting) = self.waiting.remove(peer) else { return };
         waiting.commands.iter().for_each(|command| self.fail(command.id(), kind));
     }
@@ -126,7 +127,7 @@ impl Behaviour {
         self.connections.entry(peer).or_default().push(connection);
         let Some(waiting) = self.waiting.remove(&peer) else { return };
         if waiting.dial == Some(connection) {
-            self.made.insert(connection);
+            self.own_dials.insert(connection);
         }
         waiting.commands.into_iter().for_each(|command| self.send(peer, connection, command));
     }
@@ -138,12 +139,12 @@ impl Behaviour {
                 self.connections.remove(&peer);
             }
         }
-        self.made.remove(&connection);
-        self.used.retain(|(_, other)| *other != connection);
-        let lost = self.under_way.iter().filter(|(_, other)| **other == connection);
+        self.own_dials.remove(&connection);
+        self.idle.retain(|(_, other)| *other != connection);
+        let lost = self.in_flight.iter().filter(|(_, other)| **other == connection);
         let lost: Vec<Id> = lost.map(|(id, _)| *id).collect();
         for id in lost {
-            self.under_way.remove(&id);
+            self.in_flight.remove(&id);
             self.fail(id, io::ErrorKind::ConnectionReset);
         }
     }
@@ -152,10 +153,10 @@ impl Behaviour {
         let Some(waiting) = self.waiting.get_mut(&peer) else { return };
         let own = waiting.dial == Some(connection);
         match (own, error) {
-            // Somebody else is at it.
+            // Another behaviour dials the peer.
             (true, DialError::DialPeerConditionFalse(_)) => waiting.dial = None,
-            (true, _) => self.give_up(&peer, io::ErrorKind::NotConnected),
-            // They failed: our addresses may be better.
+            (true, _) => self.fail_all(&peer, io::ErrorKind::NotConnected),
+            // The other dial failed: the addresses of this request may be better.
             (false, _) if waiting.dial.is_none() => self.dial(peer),
             (false, _) => {}
         }
@@ -164,19 +165,19 @@ impl Behaviour {
     fn tick(&mut self, now: Instant) {
         let late = self.waiting.iter().filter(|(_, waiting)| now.duration_since(waiting.since) > DIAL_TIMEOUT);
         let late: Vec<PeerId> = late.map(|(peer, _)| *peer).collect();
-        late.iter().for_each(|peer| self.give_up(peer, io::ErrorKind::TimedOut));
+        late.iter().for_each(|peer| self.fail_all(peer, io::ErrorKind::TimedOut));
     }
 
     fn ended(&mut self, peer: PeerId, connection: ConnectionId, id: Id) {
-        self.under_way.remove(&id);
-        let busy = |connection: ConnectionId| self.under_way.values().any(|other| *other == connection);
-        if !self.made.contains(&connection) || busy(connection) {
+        self.in_flight.remove(&id);
+        let busy = |connection: ConnectionId| self.in_flight.values().any(|other| *other == connection);
+        if !self.own_dials.contains(&connection) || busy(connection) {
             return;
         }
-        self.used.retain(|(_, other)| *other != connection);
-        self.used.push_back((peer, connection));
-        if self.used.len() > KEPT_MAX
-            && let Some((peer_id, oldest)) = self.used.pop_front()
+        self.idle.retain(|(_, other)| *other != connection);
+        self.idle.push_back((peer, connection));
+        if self.idle.len() > IDLE_MAX
+            && let Some((peer_id, oldest)) = self.idle.pop_front()
             && !busy(oldest)
         {
             let connection = CloseConnection::One(oldest);
@@ -227,7 +228,7 @@ impl NetworkBehaviour for Behaviour {
 
     fn on_connection_handler_event(&mut self, peer: PeerId, connection: ConnectionId, done: Done) {
         if let Outcome::Failed(error) = &done.outcome {
-            tracing::debug!(%peer, %error, "a peer of the DHT did not answer, or did not take a record");
+            tracing::debug!(%peer, %error, "a DHT peer did not respond, or did not accept a record");
         }
         self.ended(peer, connection, done.id);
         self.events.push_back(ToSwarm::GenerateEvent(done));

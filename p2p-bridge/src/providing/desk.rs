@@ -1,119 +1,119 @@
-//! What a sweep wants of the network: questions and announcements, at most so many at a time, and who waits for each.
+//! The queue of a sweep's requests to the network: a bounded number in flight, each with its owner.
 
 use super::keys::Batch;
 use super::walk::Peer;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Questions and announcements under way at once, in one scope.
+/// Maximum requests in flight, per scope.
 const REQUESTS_MAX: usize = 64;
 
-/// Names a question or an announcement.
+/// The ID of a request.
 pub type RequestId = u64;
 
-/// What is to be done for a sweep.
+/// An action that a sweep requests.
 #[derive(Debug)]
 pub enum Action {
-    /// Read the keys of the slots from this one on ([`super::keys::Window::load`]), and hand them to
+    /// Load the keys of the slots from `first` on ([`super::keys::Window::load`]), and pass them to
     /// [`super::sweep::Sweep::loaded`].
     Load {
         /// The first slot.
         first: u16,
     },
-    /// Ask a peer which peers are close to a target (FIND_NODE).
+    /// Ask a peer for the closest peers to a target (FIND_NODE).
     Ask {
-        /// To be named when it is answered.
+        /// The ID of the request.
         id: RequestId,
-        /// Whom.
+        /// The peer to ask.
         peer: Peer,
-        /// What about.
+        /// The target key.
         target: Arc<[u8]>,
     },
-    /// Tell a peer that we provide some keys (ADD_PROVIDER).
+    /// Announce keys to a peer (ADD_PROVIDER).
     Announce {
-        /// To be named when it is done.
+        /// The ID of the request.
         id: RequestId,
-        /// Whom.
+        /// The peer to announce to.
         peer: Peer,
-        /// Which.
+        /// The keys.
         batch: Batch,
     },
-    /// We are among the closest to this key ourselves, so that others may ask us about it.
+    /// The node itself is among the closest peers to this key: store its own provider record.
     Keep(Vec<u8>),
 }
 
-/// Who waits for a request.
+/// The owner of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// A region that is being swept.
+    /// The sweep of a region.
     Job(u64),
-    /// A single key.
+    /// The announcement of a single key.
     Single(u64),
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub struct Request {
-    /// Who waits for it.
+    /// The owner.
     pub owner: Owner,
-    /// Whom it went to.
+    /// The peer that it was sent to.
     pub peer: Peer,
-    /// What was announced; nothing if it is a question.
+    /// The announced keys; `None` for FIND_NODE.
     pub batch: Option<Batch>,
 }
 
-/// Hands out requests and remembers them.
+/// Queues actions and tracks the requests in flight.
 #[derive(Debug, Default)]
-pub struct Desk {
+pub struct RequestQueue {
     next: RequestId,
     requests: HashMap<RequestId, Request>,
     actions: VecDeque<Action>,
 }
 
-impl Desk {
-    /// Whether another request may go out.
-    pub fn has_room(&self) -> bool {
+impl RequestQueue {
+    /// Whether another request may be sent.
+    pub fn has_capacity(&self) -> bool {
         self.requests.len() < REQUESTS_MAX
     }
 
-    /// Whether nothing is under way.
+    /// Whether no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.actions.is_empty()
     }
 
-    /// Asks a peer about a target.
+    /// Queues a FIND_NODE request.
     pub fn ask(&mut self, owner: Owner, peer: Peer, target: Arc<[u8]>) {
-        let id = self.remember(Request { owner, peer: peer.clone(), batch: None });
+        let id = self.track(Request { owner, peer: peer.clone(), batch: None });
         self.actions.push_back(Action::Ask { id, peer, target });
     }
 
-    /// Announces keys to a peer.
+    /// Queues an announcement of keys to a peer.
     pub fn announce(&mut self, owner: Owner, peer: Peer, batch: Batch) {
-        let id = self.remember(Request { owner, peer: peer.clone(), batch: Some(batch.clone()) });
+        let id = self.track(Request { owner, peer: peer.clone(), batch: Some(batch.clone()) });
         self.actions.push_back(Action::Announce { id, peer, batch });
     }
 
-    /// Anything else.
+    /// Queues any other action.
     pub fn push(&mut self, action: Action) {
         self.actions.push_back(action);
     }
 
-    /// The next thing to be done.
+    /// The next action.
     pub fn pop(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Whether a request under way is a question.
-    pub fn is_question(&self, id: RequestId) -> bool {
+    /// Whether a request in flight is FIND_NODE.
+    pub fn is_find_node(&self, id: RequestId) -> bool {
         self.requests.get(&id).is_some_and(|request| request.batch.is_none())
     }
 
-    /// A request has ended.
+    /// Removes a request that has ended.
     pub fn take(&mut self, id: RequestId) -> Option<Request> {
         self.requests.remove(&id)
     }
 
-    fn remember(&mut self, request: Request) -> RequestId {
+    fn track(&mut self, request: Request) -> RequestId {
         self.next += 1;
         self.requests.insert(self.next, request);
         self.next

@@ -1,10 +1,11 @@
-//! The outgoing Kademlia streams of one connection: questions and announcements, and what became of each.
+//! The outbound Kademlia streams of one connection: requests, announcements and their results.
 //!
-//! A stream that was asked a question is kept for the next one, or for an announcement: to the same peer that saves a round
-//! trip. ADD_PROVIDER has no answer, so a batch ends with our half of the stream closed, and counts as taken when the peer
-//! closes the other half: it has then read everything. A Go peer that refuses a record resets the stream instead.
+//! A stream is reused after a FIND_NODE response, for the next request or announcement to the same peer, which saves a
+//! round trip. ADD_PROVIDER has no response, so the local half of the stream is closed after a batch, and the batch
+//! counts as accepted when the peer closes the other half: then it has read everything. A Go peer that rejects a record
+//! resets the stream instead.
 //!
-//! Incoming streams are the business of `libp2p-kad`.
+//! `libp2p-kad` handles inbound streams.
 
 use super::desk::RequestId;
 use super::keys::Batch;
@@ -27,45 +28,45 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// Streams in use at once on one connection.
+/// Maximum streams in use on one connection.
 const STREAMS_MAX: usize = 4;
-/// How long a stream may take to open.
+/// The timeout for opening a stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
-/// How long a question may take.
+/// The timeout of a FIND_NODE request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
-/// How long a piece of a batch may take, and then the peer to close the stream.
+/// The timeout for writing a piece of a batch, and then for the peer to close the stream.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Bytes of a batch that are written at a time.
+/// Bytes of a batch written per piece.
 const PIECE_BYTES: usize = 32 * 1024;
-/// How long a stream is kept for the next use.
-const KEPT_FOR: Duration = Duration::from_secs(10);
+/// How long an idle stream is idle for reuse.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Names a request over both scopes.
+/// A request ID that is unique over both scopes.
 pub type Id = (Scope, RequestId);
 
-/// What a peer is to be asked or told.
+/// A command to the handler.
 #[derive(Debug, Clone)]
 pub enum Command {
-    /// Which peers are close to a target?
+    /// Send a FIND_NODE request.
     Ask {
-        /// Names it.
+        /// The ID of the request.
         id: Id,
-        /// What about.
+        /// The target key.
         target: Arc<[u8]>,
     },
-    /// We provide these.
+    /// Announce keys with ADD_PROVIDER.
     Announce {
-        /// Names it.
+        /// The ID of the request.
         id: Id,
-        /// What.
+        /// The keys.
         batch: Batch,
-        /// Who we are.
+        /// The node's provider field.
         provider: Arc<Provider>,
     },
 }
 
 impl Command {
-    /// Which request it is.
+    /// The ID of the request.
     pub fn id(&self) -> Id {
         match self {
             Self::Ask { id, .. } | Self::Announce { id, .. } => *id,
@@ -77,36 +78,37 @@ impl Command {
     }
 }
 
-/// What became of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The peer named these, with addresses of any scope.
+    /// The closer peers in the response, with addresses of any scope.
     Answered(Vec<Peer>),
-    /// The peer has read all of a batch.
+    /// The peer has read the whole batch.
     Announced,
-    /// Neither.
+    /// The command failed.
     Failed(io::Error),
 }
 
-/// Told to the behaviour when a command has ended.
+/// Reported to the behaviour when a command has ended.
 #[derive(Debug)]
 pub struct Done {
-    /// Which.
+    /// The ID of the request.
     pub id: Id,
-    /// How.
+    /// The result.
     pub outcome: Outcome,
 }
 
 struct Ended {
     command: Command,
     result: io::Result<Outcome>,
-    /// The stream, if it may be used again.
+    /// The stream, if it can be reused.
     stream: Option<Stream>,
-    /// Whether the stream had been kept: the peer may have closed it, which says nothing about the command.
-    was_kept: bool,
+    /// Whether the stream was a reused one: the peer may have closed it meanwhile, so a failure is retried on a new
+    /// stream.
+    was_reused: bool,
 }
 
-struct Kept {
+struct IdleStream {
     scope: Scope,
     stream: Stream,
     since: Instant,
@@ -118,33 +120,33 @@ pub struct Handler {
     queue: VecDeque<Command>,
     opening: usize,
     running: FuturesUnordered<BoxFuture<'static, Ended>>,
-    kept: Vec<Kept>,
+    idle: Vec<IdleStream>,
     done: VecDeque<Done>,
 }
 
 impl Handler {
-    fn run(&mut self, command: Command, mut stream: Stream, was_kept: bool) {
+    fn run(&mut self, command: Command, mut stream: Stream, was_reused: bool) {
         stream.ignore_for_keep_alive();
-        self.running.push(carry_out(command, stream, was_kept).boxed());
+        self.running.push(execute(command, stream, was_reused).boxed());
     }
 
-    fn take_kept(&mut self, scope: Scope) -> Option<Stream> {
-        self.kept.retain(|kept| kept.since.elapsed() < KEPT_FOR);
-        let index = self.kept.iter().position(|kept| kept.scope == scope)?;
-        Some(self.kept.swap_remove(index).stream)
+    fn take_idle(&mut self, scope: Scope) -> Option<Stream> {
+        self.idle.retain(|idle| idle.since.elapsed() < IDLE_TIMEOUT);
+        let index = self.idle.iter().position(|idle| idle.scope == scope)?;
+        Some(self.idle.swap_remove(index).stream)
     }
 
     fn ended(&mut self, ended: Ended) {
-        let Ended { command, result, stream, was_kept } = ended;
+        let Ended { command, result, stream, was_reused } = ended;
         let scope = command.scope();
         if let Some(stream) = stream
-            && !self.kept.iter().any(|kept| kept.scope == scope)
+            && !self.idle.iter().any(|idle| idle.scope == scope)
         {
-            self.kept.push(Kept { scope, stream, since: Instant::now() });
+            self.idle.push(IdleStream { scope, stream, since: Instant::now() });
         }
         match result {
             Ok(outcome) => self.done.push_back(Done { id: command.id(), outcome }),
-            Err(_) if was_kept => self.queue.push_front(command),
+            Err(_) if was_reused => self.queue.push_front(command),
             Err(error) => self.failed(&command, error),
         }
     }
@@ -154,16 +156,16 @@ impl Handler {
     }
 }
 
-async fn carry_out(command: Command, mut stream: Stream, was_kept: bool) -> Ended {
+async fn execute(command: Command, mut stream: Stream, was_reused: bool) -> Ended {
     match &command {
         Command::Ask { target, .. } => {
             let result = ask(&mut stream, target).await;
             let stream = result.is_ok().then_some(stream);
-            Ended { command, result, stream, was_kept }
+            Ended { command, result, stream, was_reused }
         }
         Command::Announce { batch, provider, .. } => {
             let result = announce(&mut stream, batch, provider).await;
-            Ended { command, result, stream: None, was_kept }
+            Ended { command, result, stream: None, was_reused }
         }
     }
 }
@@ -193,7 +195,7 @@ async fn announce(stream: &mut Stream, batch: &Batch, provider: &Provider) -> io
     }
     let end = async {
         stream.close().await?;
-        // Nothing is to come but the end.
+        // Only the end of the stream can follow.
         stream.read(&mut [0]).await
     };
     timeout(PIECE_TIMEOUT, end).await.map_err(|_| io::ErrorKind::TimedOut)??;
@@ -212,7 +214,7 @@ impl ConnectionHandler for Handler {
         SubstreamProtocol::new(DeniedUpgrade, ())
     }
 
-    /// A kept stream is a convenience, and no reason to keep a connection.
+    /// An idle stream does not keep the connection alive.
     fn connection_keep_alive(&self) -> bool {
         self.opening > 0 || !self.queue.is_empty() || !self.running.is_empty()
     }
@@ -249,7 +251,7 @@ impl ConnectionHandler for Handler {
             if self.opening + self.running.len() < STREAMS_MAX
                 && let Some(command) = self.queue.pop_front()
             {
-                if let Some(stream) = self.take_kept(command.scope()) {
+                if let Some(stream) = self.take_idle(command.scope()) {
                     self.run(command, stream, true);
                     continue;
                 }

@@ -1,9 +1,9 @@
-//! The sweep of one region: learn its peers, then give each the keys that belong at it.
+//! The sweep of one region: find its peers, then send each the keys that it is among the closest for.
 //!
-//! All keys of a chunk for one peer go in one batch. A peer that fails is tried once more, and then left out of the rest of
-//! the job. What was announced is accounted for chunk by chunk, so that a restart repeats no more than one.
+//! All keys of a chunk for one peer go in one batch. A failed peer is retried once, and then excluded from the rest of
+//! the job. Progress is recorded per chunk, so that a restart repeats at most one.
 
-use super::desk::{Action, Desk, Owner};
+use super::desk::{Action, Owner, RequestQueue};
 use super::keys::{Batch, Keys, Window};
 use super::keyspace::{Position, Prefix};
 use super::region::{Exploration, Progress, Region};
@@ -12,36 +12,37 @@ use libp2p::PeerId;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Keys that are shared out at a time, which takes some 10 ms. A place in a list has 4 bytes, and each key 20: 0.7 MB.
+/// Keys per chunk, which takes some 10 ms of CPU. An offset has 4 bytes, and each key has 20 of them: 0.7 MB.
 const CHUNK_KEYS: usize = 8_192;
 
-/// What there is of peers before anybody was asked.
+/// The routing table.
 pub trait Table {
     /// The closest peers to a target in the routing table, closest first.
     fn closest(&mut self, target: &[u8]) -> Vec<Peer>;
-    /// How many peers the network has, judging by how close our neighbours are; nothing while too few are known.
+    /// The estimated number of peers in the network, based on the density around the node; `None` while too few are
+    /// known.
     fn estimate(&mut self) -> Option<f64>;
 }
 
-/// What became of a chunk, or of the job.
+/// The result of a step of a job.
 #[derive(Debug)]
-pub enum Outcome {
-    /// The region is known now.
+pub enum JobEvent {
+    /// The region is explored.
     Explored(Region),
-    /// These slots and these new keys were announced.
+    /// Slots and new keys were announced.
     Announced {
         /// The region.
         region: Prefix,
         /// The slots.
         slots: Vec<u16>,
-        /// Keys announced on their own account.
+        /// New keys that were announced.
         new: Vec<Vec<u8>>,
-        /// How many keys there were.
+        /// The total number of keys.
         keys: usize,
     },
-    /// Nobody could be reached, or too few. The job is over; these were not announced.
+    /// No peer could be reached, or too few. The job is over.
     Failed {
-        /// Keys that still are to be announced.
+        /// New keys that were not announced.
         new: Vec<Vec<u8>>,
     },
     /// Everything was announced. The job is over.
@@ -51,7 +52,7 @@ pub enum Outcome {
 #[derive(Debug)]
 enum Stage {
     Exploring(Box<Exploration>),
-    /// Explored; what is to be announced has not been said yet.
+    /// Explored, but without keys yet.
     Explored,
     Announcing(Region),
 }
@@ -61,30 +62,30 @@ struct Chunk {
     slots: Vec<u16>,
     new: Vec<Vec<u8>>,
     keys: usize,
-    /// Records that there should be.
+    /// Records to send.
     wanted: usize,
-    /// Records that a peer took.
-    placed: usize,
+    /// Records that peers accepted.
+    stored: usize,
     waiting: VecDeque<(Peer, Batch)>,
-    under_way: usize,
+    in_flight: usize,
 }
 
-/// One region's sweep.
+/// The sweep of one region.
 #[derive(Debug)]
 pub struct Job {
     id: u64,
     stage: Stage,
-    seeking: Option<Arc<[u8]>>,
+    next_target: Option<Arc<[u8]>>,
     window: Arc<Window>,
     slots: VecDeque<u16>,
     new: Vec<Vec<u8>>,
     chunk: Option<Chunk>,
-    /// Peers that failed so far, and how often.
+    /// Failures of peers in this job.
     failures: HashMap<PeerId, u32>,
 }
 
 impl Job {
-    /// A job whose region is still to be explored.
+    /// A job whose region must be explored.
     pub fn exploring(id: u64, exploration: Exploration) -> Self {
         Self::at(id, Stage::Exploring(Box::new(exploration)))
     }
@@ -96,16 +97,16 @@ impl Job {
 
     fn at(id: u64, stage: Stage) -> Self {
         let (slots, new, failures) = (VecDeque::new(), Vec::new(), HashMap::new());
-        Self { id, stage, seeking: None, window: Arc::default(), slots, new, chunk: None, failures }
+        Self { id, stage, next_target: None, window: Arc::default(), slots, new, chunk: None, failures }
     }
 
-    /// What is to be announced in its region.
+    /// Sets the region and the keys to announce.
     pub fn assign(&mut self, region: Region, window: Arc<Window>, slots: VecDeque<u16>, new: Vec<Vec<u8>>) {
         self.stage = Stage::Announcing(region);
         (self.window, self.slots, self.new) = (window, slots, new);
     }
 
-    /// A peer answered a question, or (with nothing) did not.
+    /// Handles a FIND_NODE response, or with `None` its failure.
     pub fn answered(&mut self, peer: &PeerId, closer: Option<Vec<Peer>>) {
         let Stage::Exploring(exploration) = &mut self.stage else { return };
         match closer {
@@ -114,12 +115,12 @@ impl Job {
         }
     }
 
-    /// A peer took a batch, or did not.
+    /// Handles the result of an announcement.
     pub fn announced(&mut self, peer: Peer, batch: Batch, taken: bool) {
         let Some(chunk) = &mut self.chunk else { return };
-        chunk.under_way -= 1;
+        chunk.in_flight -= 1;
         if taken {
-            chunk.placed += batch.len();
+            chunk.stored += batch.len();
             return;
         }
         let failures = self.failures.entry(peer.id).or_default();
@@ -129,61 +130,66 @@ impl Job {
         }
     }
 
-    /// Moves as far as possible without waiting.
-    pub fn advance(&mut self, desk: &mut Desk, table: &mut dyn Table, ourselves: &Position) -> Option<Outcome> {
+    /// Makes all progress that needs no response.
+    pub fn advance(
+        &mut self,
+        requests: &mut RequestQueue,
+        table: &mut dyn Table,
+        local: &Position,
+    ) -> Option<JobEvent> {
         if let Stage::Exploring(_) = self.stage {
-            return self.explore(desk, table);
+            return self.explore(requests, table);
         }
         let Stage::Announcing(region) = &self.stage else { return None };
         let chunk = self.chunk.get_or_insert_with(|| {
             let mut chunk = Chunk::default();
-            let keys = Arc::new(chunk.gather(&self.window, &mut self.slots, &mut self.new));
-            chunk.share_out(region, &keys, ourselves, desk);
+            let keys = Arc::new(chunk.fill(&self.window, &mut self.slots, &mut self.new));
+            chunk.assign_keys(region, &keys, local, requests);
             chunk
         });
-        while desk.has_room()
+        while requests.has_capacity()
             && let Some((peer, batch)) = chunk.waiting.pop_front()
         {
             if self.failures.get(&peer.id).is_some_and(|failures| *failures > 1) {
                 continue;
             }
-            chunk.under_way += 1;
-            desk.announce(Owner::Job(self.id), peer, batch);
+            chunk.in_flight += 1;
+            requests.announce(Owner::Job(self.id), peer, batch);
         }
-        if chunk.under_way > 0 || !chunk.waiting.is_empty() {
+        if chunk.in_flight > 0 || !chunk.waiting.is_empty() {
             return None;
         }
-        let Chunk { slots, new, keys, wanted, placed, .. } = self.chunk.take()?;
-        if placed * 2 < wanted {
+        let Chunk { slots, new, keys, wanted, stored, .. } = self.chunk.take()?;
+        if stored * 2 < wanted {
             let unannounced = new.into_iter().chain(std::mem::take(&mut self.new)).collect();
-            return Some(Outcome::Failed { new: unannounced });
+            return Some(JobEvent::Failed { new: unannounced });
         }
         if slots.is_empty() && new.is_empty() {
-            return Some(Outcome::Finished);
+            return Some(JobEvent::Finished);
         }
-        Some(Outcome::Announced { region: region.prefix, slots, new, keys })
+        Some(JobEvent::Announced { region: region.prefix, slots, new, keys })
     }
 
-    fn explore(&mut self, desk: &mut Desk, table: &mut dyn Table) -> Option<Outcome> {
+    fn explore(&mut self, requests: &mut RequestQueue, table: &mut dyn Table) -> Option<JobEvent> {
         loop {
             let Stage::Exploring(exploration) = &mut self.stage else { return None };
-            if let Some(target) = self.seeking.take() {
+            if let Some(target) = self.next_target.take() {
                 let seeds = table.closest(&target);
                 exploration.walk_to(target, seeds);
             }
-            while desk.has_room()
+            while requests.has_capacity()
                 && let Some(peer) = exploration.walk().next_to_ask()
             {
                 let target = exploration.walk().target();
-                desk.ask(Owner::Job(self.id), peer, target);
+                requests.ask(Owner::Job(self.id), peer, target);
             }
             match exploration.advance() {
                 Progress::Walking => return None,
-                Progress::Next(target) => self.seeking = Some(target),
-                Progress::Alone => return Some(Outcome::Failed { new: Vec::new() }),
+                Progress::Next(target) => self.next_target = Some(target),
+                Progress::NoPeers => return Some(JobEvent::Failed { new: Vec::new() }),
                 Progress::Done(region) => {
                     self.stage = Stage::Explored;
-                    return Some(Outcome::Explored(region));
+                    return Some(JobEvent::Explored(region));
                 }
             }
         }
@@ -191,8 +197,8 @@ impl Job {
 }
 
 impl Chunk {
-    /// Takes new keys, and then slots, until there are enough.
-    fn gather(&mut self, window: &Window, slots: &mut VecDeque<u16>, new: &mut Vec<Vec<u8>>) -> Keys {
+    /// Takes new keys, and then slots, until the chunk is full.
+    fn fill(&mut self, window: &Window, slots: &mut VecDeque<u16>, new: &mut Vec<Vec<u8>>) -> Keys {
         let mut keys = Keys::default();
         let mut seen = HashSet::new();
         while keys.len() < CHUNK_KEYS
@@ -213,19 +219,19 @@ impl Chunk {
         keys
     }
 
-    /// Gives each key to the peers that it belongs at.
-    fn share_out(&mut self, region: &Region, keys: &Arc<Keys>, ourselves: &Position, desk: &mut Desk) {
-        let mut places: Vec<Vec<u32>> = vec![Vec::new(); region.peers.len()];
-        for (place, key) in keys.iter() {
-            let (closest, ours) = region.closest(&Position::of(key), ourselves);
+    /// Assigns each key to its closest peers.
+    fn assign_keys(&mut self, region: &Region, keys: &Arc<Keys>, local: &Position, requests: &mut RequestQueue) {
+        let mut offsets: Vec<Vec<u32>> = vec![Vec::new(); region.peers.len()];
+        for (offset, key) in keys.iter() {
+            let (closest, includes_local) = region.closest(&Position::of(key), local);
             self.wanted += closest.len();
-            closest.into_iter().for_each(|index| places[index].push(place));
-            if ours {
-                desk.push(Action::Keep(key.to_vec()));
+            closest.into_iter().for_each(|index| offsets[index].push(offset));
+            if includes_local {
+                requests.push(Action::Keep(key.to_vec()));
             }
         }
-        let batches = region.peers.iter().zip(places).filter(|(_, places)| !places.is_empty());
-        let batches = batches.map(|((_, peer), places)| (peer.clone(), Batch { keys: Arc::clone(keys), places }));
+        let batches = region.peers.iter().zip(offsets).filter(|(_, offsets)| !offsets.is_empty());
+        let batches = batches.map(|((_, peer), offsets)| (peer.clone(), Batch { keys: Arc::clone(keys), offsets }));
         self.waiting = batches.collect();
     }
 }

@@ -1,8 +1,8 @@
-//! The keys to announce: where they come from, and how many of them are in memory.
+//! The keys to announce: their source, and how many of them are in memory.
 //!
-//! Nothing here holds every key. The store knows them ([`KeySource`]), and a sweep reads those of the slots whose turn it is
-//! into a [`Window`] of at most [`WINDOW_KEYS_MAX`] keys: some 9 MB, whatever the number of keys is. A window is read
-//! anew after a while, and so a key that is no longer held is no longer announced.
+//! The full set of keys is never in memory. A sweep loads the keys of the next slots from the [`KeySource`] into a
+//! [`Window`] of at most [`WINDOW_KEYS_MAX`] keys: some 9 MB, independent of the number of keys. A window expires and
+//! is loaded again, so that deleted keys are no longer announced.
 
 use super::keyspace::{Position, SLOTS};
 use std::collections::BTreeMap;
@@ -10,21 +10,21 @@ use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Keys that a window holds, unless a single slot has more.
+/// Maximum keys of a window, unless a single slot has more.
 pub const WINDOW_KEYS_MAX: usize = 262_144;
-/// The longest key, in bytes: what peers of the Go implementation accept.
+/// The maximum length of a key, in bytes, that Go peers accept.
 pub const KEY_BYTES_MAX: usize = 80;
 
-/// Who knows what is to be announced.
+/// The source of the keys to announce.
 pub trait KeySource: Send + Sync {
-    /// Shows every key, a binary multihash, in any order. Called from a thread that may block.
+    /// Calls `visit` with every key, a binary multihash, in any order. Called from a blocking thread.
     ///
     /// # Errors
-    /// Whatever keeps the source from telling all of them. What was shown before is announced all the same.
+    /// An error of the source. Keys visited before are announced anyway.
     fn visit(&self, visit: &mut dyn FnMut(&[u8])) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
-/// Keys one after the other, each behind its length: 35 bytes for one of SHA2-256.
+/// A list of keys, each prefixed with its length: 35 bytes for a SHA2-256 key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keys {
     bytes: Vec<u8>,
@@ -32,7 +32,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Adds a key. One that is empty or too long to be announced is left out.
+    /// Adds a key. Empty and too long keys are skipped.
     pub fn push(&mut self, key: &[u8]) {
         if let Ok(length @ 1..=KEY_BYTES_MAX) = u8::try_from(key.len()).map(usize::from) {
             self.bytes.push(length as u8);
@@ -41,17 +41,17 @@ impl Keys {
         }
     }
 
-    /// How many there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Each key, and where it is ([`Keys::at`]).
+    /// All keys with their offsets ([`Keys::at`]).
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -62,11 +62,11 @@ impl Keys {
         })
     }
 
-    /// The key at a place that [`Keys::iter`] named.
-    pub fn at(&self, place: u32) -> Option<&[u8]> {
-        let place = place as usize;
-        let length = usize::from(*self.bytes.get(place)?);
-        self.bytes.get(place + 1..place + 1 + length)
+    /// The key at an offset from [`Keys::iter`].
+    pub fn at(&self, offset: u32) -> Option<&[u8]> {
+        let offset = offset as usize;
+        let length = usize::from(*self.bytes.get(offset)?);
+        self.bytes.get(offset + 1..offset + 1 + length)
     }
 }
 
@@ -78,18 +78,18 @@ impl<'a> FromIterator<&'a [u8]> for Keys {
     }
 }
 
-/// The keys of some slots in a row.
+/// The keys of a range of slots.
 #[derive(Debug, Clone, Default)]
 pub struct Window {
-    /// What it covers; may go beyond the last slot, and then goes on with the first.
+    /// The covered slots. The range may extend beyond the last slot and wraps around.
     pub slots: Range<u32>,
     keys: BTreeMap<u16, Keys>,
-    /// Keys over all slots.
+    /// The number of keys over all slots.
     pub total: u64,
 }
 
 impl Window {
-    /// Reads the keys of as many slots as there is room for, beginning with `first`. Blocks the thread.
+    /// Loads the keys of as many slots as the limit allows, starting with `first`. Blocks the thread.
     pub fn load(source: &dyn KeySource, first: u16, keys_max: usize) -> Self {
         let mut keys: BTreeMap<u32, Keys> = BTreeMap::new();
         let (mut held, mut total, mut end) = (0, 0, u32::from(first) + u32::from(SLOTS));
@@ -111,7 +111,7 @@ impl Window {
             }
         });
         if let Err(error) = read {
-            tracing::warn!(%error, "not every key that is to be announced could be read");
+            tracing::warn!(%error, "could not read all keys to announce");
         }
         let keys = keys.into_iter().map(|(slot, keys)| ((slot % u32::from(SLOTS)) as u16, keys)).collect();
         Self { slots: u32::from(first)..end, keys, total }
@@ -128,7 +128,7 @@ impl Window {
         self.keys.get(&slot)
     }
 
-    /// Leaves a key out.
+    /// Removes a key.
     pub fn remove(&mut self, key: &[u8]) {
         if let Some(keys) = self.keys.get_mut(&Position::of(key).slot()) {
             *keys = keys.iter().map(|(_, other)| other).filter(|other| *other != key).collect();
@@ -136,34 +136,34 @@ impl Window {
     }
 }
 
-/// Some of the keys of a list, for one peer: the list is shared between all.
+/// Keys for one peer, as offsets into a list that all peers share.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// The list.
     pub keys: Arc<Keys>,
-    /// Where in it.
-    pub places: Vec<u32>,
+    /// The offsets in the list.
+    pub offsets: Vec<u32>,
 }
 
 impl Batch {
-    /// A batch of one.
+    /// A batch of one key.
     pub fn single(key: &[u8]) -> Self {
-        Self { keys: Arc::new(std::iter::once(key).collect()), places: vec![0] }
+        Self { keys: Arc::new(std::iter::once(key).collect()), offsets: vec![0] }
     }
 
-    /// Its keys.
+    /// The keys of the batch.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        self.places.iter().filter_map(|place| self.keys.at(*place))
+        self.offsets.iter().filter_map(|offset| self.keys.at(*offset))
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.offsets.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.offsets.is_empty()
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_kept_in_a_row_and_found_again() {
+    fn keys_are_found_at_their_offsets() {
         let mut keys = Keys::default();
         for n in 0..100 {
             keys.push(&key(n));
@@ -196,21 +196,21 @@ mod tests {
         keys.push(b"");
         keys.push(&[1; KEY_BYTES_MAX + 1]);
         assert_eq!((keys.len(), keys.bytes.len()), (100, 3_500));
-        for (n, (place, found)) in keys.iter().enumerate() {
-            assert_eq!((found, keys.at(place)), (&key(n as u32)[..], Some(found)));
+        for (n, (offset, found)) in keys.iter().enumerate() {
+            assert_eq!((found, keys.at(offset)), (&key(n as u32)[..], Some(found)));
         }
         assert_eq!(Keys::default().iter().count(), 0);
     }
 
     #[test]
-    fn windows_follow_one_another_and_cover_every_key_once() {
+    fn consecutive_windows_cover_every_key_once() {
         let source = Fixed((0..5_000).map(key).collect());
         let mut seen = Vec::new();
         let (mut first, mut covered) = (4_000, 0);
         while covered < u32::from(SLOTS) {
             let mut window = Window::load(&source, first, 700);
             assert_eq!(window.total, 5_000);
-            // The last may go over what was covered already.
+            // The last window may overlap with the first.
             for slot in window.slots.clone().take((u32::from(SLOTS) - covered) as usize) {
                 let slot = (slot % u32::from(SLOTS)) as u16;
                 assert!(window.covers(slot));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_too_large_is_read_all_the_same() {
+    fn a_slot_that_exceeds_the_limit_is_loaded() {
         let source = Fixed((0..60_000).map(key).collect());
         let window = Window::load(&source, 9, 1);
         assert!(window.covers(9) && !window.covers(10));

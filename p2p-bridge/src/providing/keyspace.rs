@@ -1,41 +1,41 @@
-//! Where keys and peers lie: positions, distances and prefixes of the Kademlia key space.
+//! The Kademlia key space: positions, distances and prefixes.
 //!
-//! A position is the SHA2-256 of a key or of a peer id, and the distance of two positions is their exclusive or
+//! A position is the SHA2-256 of a key or of a peer ID, and the distance of two positions is their XOR
 //! (<https://specs.ipfs.tech/routing/kad-dht/#distance-metric>). Peers that share a prefix with a key are closer to it
-//! than all that do not, so whoever knows every peer below a prefix, and there are enough of them, knows the closest
-//! peers of every key below it. That is what lets one walk serve many keys.
+//! than all others. So if all peers below a prefix are known, and there are enough of them, the closest peers of every
+//! key below it are known. This lets one walk serve many keys.
 
 use libp2p::PeerId;
 use libp2p::kad::KBucketKey;
 use std::ops::RangeInclusive;
 
-/// Peers that a record is placed at, Kademlia's *k* (<https://specs.ipfs.tech/routing/kad-dht/>).
+/// Peers that store a record, Kademlia's *k* (<https://specs.ipfs.tech/routing/kad-dht/>).
 pub const REPLICATION: usize = 20;
-/// Bits that the key space is cut by for the schedule.
+/// The prefix length of the schedule's slots, in bits.
 pub const SLOT_BITS: u8 = 12;
-/// Parts of the key space that are announced in turn.
+/// The number of slots that the key space is divided into.
 pub const SLOTS: u16 = 1 << SLOT_BITS;
 
-/// The longest prefix that is told from its neighbours. How long prefixes get is up to what peers say: whoever names twenty that
-/// are close together makes a network look as dense as it likes, and every further bit doubles the hashes that a key below
-/// takes ([`Prefix::key_below`]), on the task that everything else waits for. Sixteen take some ten milliseconds, and a
-/// network has a million peers before they are too few for it.
+/// The maximum prefix length. Peers influence how long prefixes get: an attacker that returns twenty peers close
+/// together makes a network look arbitrarily dense, and every further bit doubles the hashes needed to find a key below
+/// ([`Prefix::key_below`]), which block the swarm task. Sixteen bits take some ten milliseconds, and suffice for a
+/// network of a million peers.
 pub const PREFIX_BITS_MAX: u8 = 16;
 
-/// Tries until a key below a prefix is given up. The longest take 65,536 on average, and this is not enough for one of them
-/// in ten million.
+/// Maximum attempts to find a key below a prefix. The longest prefix takes 65,536 on average, and exceeds the maximum
+/// once in ten million times.
 const TRIES_MAX: u32 = 1 << (PREFIX_BITS_MAX + 4);
 
-/// A place in the key space.
+/// A position in the key space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position([u8; 32]);
 
-/// How far two positions are from each other.
+/// The distance of two positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Distance([u8; 32]);
 
 impl Position {
-    /// The position of a key: of a binary multihash, or of anything else that peers are asked about.
+    /// The position of a key: a binary multihash, or any other key of the DHT.
     pub fn of(key: &[u8]) -> Self {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(KBucketKey::new(key).hashed_bytes());
@@ -47,12 +47,12 @@ impl Position {
         Self::of(&peer.to_bytes())
     }
 
-    /// How far another position is.
+    /// The distance to another position.
     pub fn distance(&self, other: &Self) -> Distance {
         Distance(std::array::from_fn(|i| self.0[i] ^ other.0[i]))
     }
 
-    /// The part of the schedule that this position belongs to.
+    /// The slot of the schedule that this position belongs to.
     pub fn slot(&self) -> u16 {
         u16::from_be_bytes([self.0[0], self.0[1]]) >> (16 - SLOT_BITS)
     }
@@ -64,7 +64,7 @@ impl Position {
 }
 
 impl Distance {
-    /// Bits that both positions begin with.
+    /// The number of leading bits that both positions share.
     pub fn shared_bits(&self) -> u8 {
         let mut bits = 0_u32;
         for byte in self.0 {
@@ -76,7 +76,7 @@ impl Distance {
         u8::try_from(bits).unwrap_or(u8::MAX)
     }
 
-    /// Its first 64 bits.
+    /// The first 64 bits.
     pub fn head(&self) -> u64 {
         let mut head = [0; 8];
         head.copy_from_slice(&self.0[..8]);
@@ -85,12 +85,12 @@ impl Distance {
 
     /// The share of the key space that is at most this far: from 0 to 1.
     pub fn share(&self) -> f64 {
-        // 53 bits are plenty for an estimate.
+        // 53 bits suffice for an estimate.
         self.head() as f64 / 2_f64.powi(64)
     }
 }
 
-/// All positions that begin with the same bits.
+/// All positions with the same leading bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Prefix {
     /// The first position below it: bits beyond the length are zero.
@@ -113,25 +113,24 @@ impl Prefix {
         Self { first, bits }
     }
 
-    /// The widest prefix around a position that is within a radius, or the longest that is told from its neighbours if the
-    /// radius is less than that.
+    /// The shortest prefix of a position whose positions are all within a radius, but at most [`PREFIX_BITS_MAX`] bits.
     pub fn within(position: &Position, radius: &Distance) -> Self {
         Self::of(position, radius.shared_bits().saturating_add(1).min(PREFIX_BITS_MAX))
     }
 
-    /// The prefix that stands for one part of the schedule.
+    /// The prefix of a slot of the schedule.
     pub fn of_slot(slot: u16) -> Self {
         let mut first = Position([0; 32]);
         first.0[..2].copy_from_slice(&(slot << (16 - SLOT_BITS)).to_be_bytes());
         Self { first, bits: SLOT_BITS }
     }
 
-    /// How many bits it has.
+    /// Its length in bits.
     pub fn bits(&self) -> u8 {
         self.bits
     }
 
-    /// Whether a position begins with it.
+    /// Whether a position has this prefix.
     pub fn contains(&self, position: &Position) -> bool {
         self.first.distance(position).shared_bits() >= self.bits
     }
@@ -141,7 +140,7 @@ impl Prefix {
         self.bits <= other.bits && self.contains(&other.first)
     }
 
-    /// One bit shorter; the whole key space has no parent.
+    /// The prefix without its last bit; the whole key space has no parent.
     pub fn parent(&self) -> Option<Self> {
         self.bits.checked_sub(1).map(|bits| Self::of(&self.first, bits))
     }
@@ -154,19 +153,19 @@ impl Prefix {
         [Self { first: self.first, bits }, Self { first: upper, bits }]
     }
 
-    /// The parts of the schedule that lie below it, or the one that it lies in.
+    /// The slots of the schedule below it, or the one that contains it.
     pub fn slots(&self) -> RangeInclusive<u16> {
         let first = self.first.slot();
         let below = SLOT_BITS.saturating_sub(self.bits);
         first..=first + ((1_u16 << below) - 1)
     }
 
-    /// The share of the key space that it is.
+    /// Its share of the key space.
     pub fn share(&self) -> f64 {
         2_f64.powi(-i32::from(self.bits))
     }
 
-    /// The largest part of this prefix, in order, that none of `covered` covers.
+    /// The first, largest part of this prefix that no prefix of `covered` covers.
     pub fn first_uncovered(&self, covered: &[Self]) -> Option<Self> {
         if covered.iter().any(|other| other.covers(self)) {
             return None;
@@ -177,8 +176,8 @@ impl Prefix {
         self.halves().into_iter().find_map(|half| half.first_uncovered(covered))
     }
 
-    /// A key below this prefix that peers can be asked about, unless it is longer than [`PREFIX_BITS_MAX`]. It has the form of a
-    /// SHA2-256 multihash, as some peers look at what they are asked for.
+    /// A key below this prefix, as the target of requests; `None` if the prefix is longer than [`PREFIX_BITS_MAX`]. It
+    /// has the form of a SHA2-256 multihash, because some peers check that.
     pub fn key_below(&self) -> Option<Vec<u8>> {
         if self.bits > PREFIX_BITS_MAX {
             return None;
@@ -197,7 +196,7 @@ impl Prefix {
         self.first
     }
 
-    /// The first bit after it, of a position below it.
+    /// The first bit after this prefix in a position below it.
     #[cfg(test)]
     fn next_bit(&self, position: &Position) -> bool {
         position.bit(self.bits)
@@ -211,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prefixes_hold_what_begins_like_them(bytes: [u8; 32], other: [u8; 32], bits in 0..=255_u8) {
+        fn prefixes_contain_positions_with_the_same_leading_bits(bytes: [u8; 32], other: [u8; 32], bits in 0..=255_u8) {
             let (position, other) = (Position(bytes), Position(other));
             let prefix = Prefix::of(&position, bits);
             prop_assert!(prefix.contains(&position));
@@ -221,11 +220,12 @@ mod tests {
                 prop_assert!(half.contains(&position) && prefix.covers(&half) && !half.covers(&prefix));
                 prop_assert_eq!(half.parent(), Some(prefix));
             }
-            prop_assert_eq!(prefix.slots().contains(&other.slot()), prefix.contains(&other) || bits >= SLOT_BITS && prefix.first.slot() == other.slot());
+            let shares_slot = bits >= SLOT_BITS && prefix.first.slot() == other.slot();
+            prop_assert_eq!(prefix.slots().contains(&other.slot()), prefix.contains(&other) || shares_slot);
         }
 
         #[test]
-        fn distance_orders_like_the_number_and_shares_add_up(a: [u8; 32], b: [u8; 32]) {
+        fn distances_are_symmetric_and_shares_are_below_one(a: [u8; 32], b: [u8; 32]) {
             let (a, b) = (Position(a), Position(b));
             prop_assert_eq!(a.distance(&b), b.distance(&a));
             prop_assert!((0.0..1.0).contains(&a.distance(&b).share()));
@@ -243,8 +243,9 @@ mod tests {
         }
 
         #[test]
-        fn what_is_uncovered_is_found_until_all_is_covered(targets: Vec<([u8; 32], u8)>) {
-            let mut covered: Vec<Prefix> = targets.iter().map(|(t, bits)| Prefix::of(&Position(*t), bits % 12)).collect();
+        fn uncovered_parts_are_found_until_all_is_covered(targets: Vec<([u8; 32], u8)>) {
+            let prefix = |(target, bits): &([u8; 32], u8)| Prefix::of(&Position(*target), bits % 12);
+            let mut covered: Vec<Prefix> = targets.iter().map(prefix).collect();
             let mut steps = 0;
             while let Some(next) = Prefix::ALL.first_uncovered(&covered) {
                 prop_assert!(!covered.iter().any(|other| other.covers(&next) || next.covers(other)));
@@ -256,18 +257,18 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_below_any_short_prefix_and_not_searched_for_below_a_long_one() {
+    fn a_key_is_found_only_below_short_prefixes() {
         for slot in [0, 1, 0x7ff, SLOTS - 1] {
             let prefix = Prefix::of_slot(slot);
-            let key = prefix.key_below().expect("there is one");
+            let key = prefix.key_below().expect("a key");
             assert_eq!(Position::of(&key).slot(), slot);
             assert_eq!(prefix.slots(), slot..=slot);
         }
         assert_eq!(Prefix::ALL.slots(), 0..=SLOTS - 1);
         let position = Position::of(b"somewhere");
         let longest = Prefix::of(&position, PREFIX_BITS_MAX);
-        assert!(longest.contains(&Position::of(&longest.key_below().expect("there is one"))));
-        // Nobody could wait for the end of a search below the others.
+        assert!(longest.contains(&Position::of(&longest.key_below().expect("a key"))));
+        // A search below longer prefixes would take too long.
         for bits in PREFIX_BITS_MAX + 1..=u8::MAX {
             assert_eq!(Prefix::of(&position, bits).key_below(), None, "{bits}");
         }

@@ -1,8 +1,8 @@
-//! The two Kademlia messages that announcing takes: FIND_NODE with its answer, and ADD_PROVIDER, which has none.
+//! The Kademlia messages of announcing: FIND_NODE with its response, and ADD_PROVIDER, which has none.
 //!
-//! Specification: <https://specs.ipfs.tech/routing/kad-dht/#message-schema>. A message goes behind its length as a varint,
-//! and has at most 16 KiB in the implementations that are known. As with Bitswap the loop over the fields is ours: no more
-//! peers and addresses are read than an honest peer sends.
+//! Specification: <https://specs.ipfs.tech/routing/kad-dht/#message-schema>. A message is prefixed with its length as a
+//! varint, and has at most 16 KiB in the known implementations. As with Bitswap, the protobuf fields are decoded by
+//! hand, so that no more peers and addresses are decoded than an honest peer sends.
 
 use super::walk::Peer;
 use bytes::{Buf, BufMut, Bytes};
@@ -12,14 +12,15 @@ use libp2p::{Multiaddr, PeerId};
 use prost::encoding::{self, DecodeContext, WireType};
 use std::io;
 
-/// The largest message that is read, in bytes. A Go peer with many addresses in its table goes over the usual 16 KiB.
+/// The maximum length of a message to read, in bytes. Go peers with many addresses in their tables exceed the usual 16
+/// KiB.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// Peers taken from one answer: as many as belong there, and the target itself.
+/// Maximum peers accepted from one response: the closest peers, the target itself, and a margin.
 pub const PEERS_MAX: usize = 24;
-/// Addresses taken of one peer, before it is known which of them belong here.
+/// Maximum addresses accepted of one peer, before filtering by scope.
 pub const TAKEN_MAX: usize = 16;
-/// Addresses that one peer is told of us.
-const TOLD_MAX: usize = 8;
+/// Maximum addresses of the node in an announcement.
+const SENT_ADDRESSES_MAX: usize = 8;
 
 const ADD_PROVIDER: u64 = 2;
 const FIND_NODE: u64 = 4;
@@ -33,7 +34,7 @@ const PROVIDER_PEERS: u32 = 9;
 const PEER_ID: u32 = 1;
 const PEER_ADDRESS: u32 = 2;
 const PEER_CONNECTION: u32 = 3;
-/// "Connected", which we are to ourselves.
+/// `CONNECTED`: the node's connection type to itself.
 const CONNECTED: u64 = 1;
 
 fn number(field: u32, value: u64, out: &mut Vec<u8>) {
@@ -55,40 +56,39 @@ fn framed(kind: u64, key: &[u8], rest: &[u8], out: &mut Vec<u8>) {
     out.put_slice(rest);
 }
 
-/// The question which peers are close to a key.
+/// Encodes a FIND_NODE request.
 pub fn find_node(key: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(key.len() + 8);
     framed(FIND_NODE, key, &[], &mut out);
     out
 }
 
-/// Who we are and where, as it is part of every announcement.
+/// The encoded provider field of every announcement: the node's ID and addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Provider(Vec<u8>);
 
 impl Provider {
-    /// A provider with its addresses.
+    /// The provider field with some addresses.
     pub fn new(peer: &PeerId, addresses: &[Multiaddr]) -> Self {
         let mut about = Vec::new();
         bytes(PEER_ID, &peer.to_bytes(), &mut about);
-        addresses.iter().take(TOLD_MAX).for_each(|address| bytes(PEER_ADDRESS, address.as_ref(), &mut about));
+        addresses.iter().take(SENT_ADDRESSES_MAX).for_each(|address| bytes(PEER_ADDRESS, address.as_ref(), &mut about));
         number(PEER_CONNECTION, CONNECTED, &mut about);
         let mut field = Vec::new();
         bytes(PROVIDER_PEERS, &about, &mut field);
         Self(field)
     }
 
-    /// Appends the announcement of a key.
+    /// Appends the ADD_PROVIDER message of a key.
     pub fn add_provider(&self, key: &[u8], out: &mut Vec<u8>) {
         framed(ADD_PROVIDER, key, &self.0, out);
     }
 }
 
-/// The peers that an answer to FIND_NODE names, with whatever addresses it gives them. Peers that cannot be read are left
-/// out.
+/// Decodes the closer peers of a FIND_NODE response. Addresses are not filtered by scope; invalid peers are skipped.
 ///
 /// # Errors
-/// When the bytes are no protobuf message.
+/// If the bytes are not a protobuf message.
 pub fn closer_peers(mut message: Bytes) -> Result<Vec<Peer>, prost::DecodeError> {
     let mut peers = Vec::new();
     while message.has_remaining() {
@@ -118,7 +118,7 @@ fn peer(mut about: Bytes) -> Result<Option<Peer>, prost::DecodeError> {
         }
     }
     let Some(id) = id else { return Ok(None) };
-    // An address may name its peer; another's is a mistake, or worse.
+    // An address may end with the ID of its peer; addresses with another ID are invalid.
     addresses.retain(|address| match address.iter().last() {
         Some(Protocol::P2p(other)) => other == id,
         _ => true,
@@ -132,10 +132,10 @@ fn take(buffer: &mut Bytes) -> Result<Bytes, prost::DecodeError> {
     Ok(field)
 }
 
-/// Reads one message. Its declared length only bounds it: memory is taken as bytes come.
+/// Reads one message. Memory is allocated as bytes arrive, not by the declared length.
 ///
 /// # Errors
-/// `InvalidData` when it is longer than any, and whatever the stream reports.
+/// `InvalidData` if the message exceeds [`MESSAGE_BYTES_MAX`], or an error of the stream.
 pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
     let mut length = 0_usize;
     for shift in (0..=14).step_by(7) {
@@ -151,7 +151,7 @@ pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
             return if message.len() == length { Ok(message.into()) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
         }
     }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is longer than any"))
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the maximum length"))
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_name_peers_with_their_own_addresses() {
+    fn addresses_with_the_id_of_another_peer_are_dropped() {
         let (peer, other) = (PeerId::random(), PeerId::random());
         let foreign = format!("/ip4/9.9.9.9/tcp/1/p2p/{other}");
         let addresses = ["/ip4/8.8.8.8/tcp/1", &foreign, "/ip4/1.1.1.1/udp/1/quic-v1"];
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn floods_are_cut() {
+    fn responses_are_bounded() {
         let addresses = vec!["/ip4/8.8.8.8/tcp/1"; 100];
         let peers: Vec<_> = (0..100).map(|_| (PeerId::random(), &addresses[..])).collect();
         let found = closer_peers(answer(&peers).into()).expect("reads");
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_peer_sends_is_survived(bytes: Vec<u8>) {
+        fn arbitrary_input_is_decoded_or_rejected(bytes: Vec<u8>) {
             _ = closer_peers(bytes.clone().into());
             let mut stream = futures::io::Cursor::new(bytes);
             if let Ok(message) = futures::executor::block_on(read(&mut stream)) {

@@ -1,4 +1,4 @@
-//! What an operator reads to see whether everything held is announced, and in time.
+//! Metrics of announcing: whether all keys are announced in time.
 
 use super::sweep::{Counts, Status};
 use crate::metrics::DhtLabel;
@@ -28,26 +28,30 @@ impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         let add = registry;
-        add.register("causeway_provide_keys", "Keys to announce, when they were last read", m.keys.clone());
-        add.register("causeway_provide_waiting", "New keys that wait for their first announcement", m.waiting.clone());
-        add.register("causeway_provide_slots_done", "Parts of the key space that are not due", m.slots_done.clone());
-        add.register("causeway_provide_slots", "Parts that the key space is announced in", m.slots.clone());
+        add.register(
+            "causeway_provide_keys",
+            "Keys to announce, as of the last read of the key source",
+            m.keys.clone(),
+        );
+        add.register("causeway_provide_waiting", "New keys not yet announced", m.waiting.clone());
+        add.register("causeway_provide_slots_done", "Slots of the key space that are not due", m.slots_done.clone());
+        add.register("causeway_provide_slots", "Slots that the key space is divided into", m.slots.clone());
         add.register_with_unit(
             "causeway_provide_lag",
-            "For how long the part that waits longest has been due",
+            "How long the most overdue slot has been due",
             Unit::Seconds,
             m.lag.clone(),
         );
         add.register_with_unit(
             "causeway_provide_last_catch_up",
-            "How long it took the last time to announce everything that was due",
+            "Duration of the last run that announced all due slots",
             Unit::Seconds,
             m.last_catch_up.clone(),
         );
         add.register("causeway_provide_announced", "Keys announced", m.announced.clone());
-        add.register("causeway_provide_records", "Provider records that a peer took", m.records.clone());
-        add.register("causeway_provide_failures", "Batches of records that a peer did not take", m.failures.clone());
-        add.register("causeway_provide_walks", "Walks made to find the peers that records belong at", m.walks.clone());
+        add.register("causeway_provide_records", "Provider records that peers accepted", m.records.clone());
+        add.register("causeway_provide_failures", "Batches of records that peers did not accept", m.failures.clone());
+        add.register("causeway_provide_walks", "DHT walks to find the closest peers of keys", m.walks.clone());
         m.slots.set(i64::from(super::keyspace::SLOTS));
         for scope in Scope::ALL {
             m.count(scope, Counts::default());
@@ -56,7 +60,7 @@ impl Metrics {
         m
     }
 
-    /// Adds what happened.
+    /// Adds to the counters.
     pub fn count(&self, scope: Scope, counts: Counts) {
         let label = DhtLabel { dht: scope };
         let all = [
@@ -68,7 +72,7 @@ impl Metrics {
         all.into_iter().for_each(|(family, count)| _ = family.get_or_create(&label).inc_by(count));
     }
 
-    /// Sets how far a sweep is.
+    /// Sets the gauges from the status of a sweep.
     pub fn set(&self, scope: Scope, status: Status) {
         let label = DhtLabel { dht: scope };
         let all = [

@@ -1,25 +1,25 @@
-//! Announcing in the DHT what we hold, so that others find it.
+//! Announcing stored blocks in the DHT (provider records), so that other peers find them.
 //!
-//! Goals: a million keys in minutes, and then once in an interval; a new key at once; memory that does not grow with the
-//! number of keys. Non-goals: deciding what is worth announcing (a [`KeySource`] does), and finding providers.
+//! Goals: a million keys in minutes, and then once per interval; a new key at once; memory that is independent of the
+//! number of keys. Non-goals: deciding which keys are announced (a [`KeySource`] does), and finding providers.
 //!
-//! `libp2p-kad` announces one key at a time: a walk each, and then a record to each of the 20 closest peers. That is some
-//! 40 messages a key, of which half go to the same peers for all keys of a neighbourhood. A sweep walks once for a
-//! neighbourhood and gives every peer in it all of its records over one stream.
+//! `libp2p-kad` announces one key at a time: a look-up each, and then a record to each of the 20 closest peers. These
+//! are some 40 messages per key, half of which go to the same peers for all keys of a region. A sweep does one look-up
+//! per region and sends every peer in it all of its records over one stream.
 //!
 //! | module | concern |
 //! |---|---|
 //! | [`keyspace`] | positions, distances, prefixes |
-//! | [`keys`] | where keys come from, and how they lie in memory |
+//! | [`keys`] | the source of keys, and their memory layout |
 //! | [`walk`] | finding the closest peers of one target |
-//! | [`region`] | finding all peers of a neighbourhood |
-//! | [`schedule`] | when what is due; what outlives a restart |
-//! | [`desk`] | what is wanted of the network |
-//! | [`job`] | the sweep of one neighbourhood |
+//! | [`region`] | finding all peers of a region |
+//! | [`schedule`] | when each slot is due, across restarts |
+//! | [`desk`] | the queue of requests to the network |
+//! | [`job`] | the sweep of one region |
 //! | [`single`] | the first announcement of a new key |
 //! | [`sweep`] | the planner of one scope |
 //! | [`message`] | FIND_NODE and ADD_PROVIDER on the wire |
-//! | [`announcer`], [`handler`] | dialling, streams, time-outs |
+//! | [`announcer`], [`handler`] | dials, streams, timeouts |
 //! | [`metrics`] | progress and lag |
 
 pub mod announcer;

@@ -1,8 +1,8 @@
-//! Learning every peer of a region of the key space, by as few walks as that takes.
+//! Finding all peers of a region of the key space with as few walks as possible.
 //!
-//! A walk that is over has heard of all peers within the distance of the last of its closest, and so of all below some
-//! prefix ([`Walk::covered`]). Further walks go where the region is not covered yet. The region grows until it holds as many
-//! peers as a record needs: the closest peers of every key below it are then known.
+//! A finished walk has discovered all peers within the distance of the farthest of its closest peers, and so all below
+//! some prefix ([`Walk::covered`]). Further walks target the parts of the region that are not covered yet. The region
+//! grows until it has as many peers as a record needs: then the closest peers of every key below it are known.
 
 use super::keyspace::{Position, Prefix, REPLICATION};
 use super::walk::{Peer, Walk};
@@ -10,88 +10,88 @@ use libp2p::PeerId;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-/// Walks for one region. A slot holds that many times some ten peers only in a network of several million.
+/// Maximum walks for one region. A slot has that many times ten peers only in a network of several million.
 const WALKS_MAX: u32 = 64;
 
 /// A region whose peers are known.
 #[derive(Debug, Clone)]
 pub struct Region {
-    /// What was covered.
+    /// The prefix of the region.
     pub prefix: Prefix,
-    /// Every peer below it that answers, and some beyond.
+    /// All responding peers below it, and some beyond.
     pub peers: Arc<Vec<(Position, Peer)>>,
-    /// How many peers the whole network has, judging by this region.
+    /// The estimated number of peers in the network, based on this region.
     pub estimate: f64,
-    /// Walks that it took.
+    /// The number of walks that it took.
     pub walks: u32,
 }
 
-/// What [`Exploration::advance`] found out.
+/// The result of [`Exploration::advance`].
 #[derive(Debug)]
 pub enum Progress {
-    /// The walk under way goes on.
+    /// The current walk continues.
     Walking,
-    /// A new walk begins: seeds for this target are wanted ([`Exploration::walk_to`]).
+    /// A new walk is needed: call [`Exploration::walk_to`] with seeds for this target.
     Next(Arc<[u8]>),
     /// The region is known.
     Done(Region),
-    /// Nobody answered.
-    Alone,
+    /// No peer responded.
+    NoPeers,
 }
 
 /// A region that is being explored.
 #[derive(Debug)]
 pub struct Exploration {
-    ourselves: PeerId,
+    local_id: PeerId,
     prefix: Prefix,
     covered: Vec<Prefix>,
     peers: BTreeMap<Position, Peer>,
-    silent: HashSet<PeerId>,
+    failed: HashSet<PeerId>,
     estimates: Vec<f64>,
     walk: Walk,
     walks: u32,
 }
 
 impl Exploration {
-    /// Explores at least `prefix`, beginning at a key below it.
-    pub fn new(prefix: Prefix, target: Arc<[u8]>, ourselves: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
+    /// Explores at least `prefix`, starting at a key below it.
+    pub fn new(prefix: Prefix, target: Arc<[u8]>, local_id: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
         Self {
-            ourselves,
+            local_id,
             prefix,
             covered: Vec::new(),
             peers: BTreeMap::new(),
-            silent: HashSet::new(),
+            failed: HashSet::new(),
             estimates: Vec::new(),
-            walk: Walk::new(target, ourselves, seeds),
+            walk: Walk::new(target, local_id, seeds),
             walks: 1,
         }
     }
 
-    /// The walk under way.
+    /// The current walk.
     pub fn walk(&mut self) -> &mut Walk {
         &mut self.walk
     }
 
-    /// Goes on with another walk, as [`Progress::Next`] asked. What is known already is taken along.
+    /// Starts another walk, as [`Progress::Next`] requested. Known peers are added to the seeds.
     pub fn walk_to(&mut self, target: Arc<[u8]>, seeds: impl IntoIterator<Item = Peer>) {
-        let silent = &self.silent;
-        let known = self.peers.values().cloned().chain(seeds).filter(|peer| !silent.contains(&peer.id));
-        self.walk = Walk::new(target, self.ourselves, known);
+        let failed = &self.failed;
+        let known = self.peers.values().cloned().chain(seeds).filter(|peer| !failed.contains(&peer.id));
+        self.walk = Walk::new(target, self.local_id, known);
         self.walks += 1;
     }
 
-    /// Takes stock. To be called whenever the walk has heard something.
+    /// Updates the state. Call it after every change of the walk.
     pub fn advance(&mut self) -> Progress {
         if !self.walk.is_over() {
             return Progress::Walking;
         }
-        self.take_in();
+        self.absorb_walk();
         if self.peers.is_empty() {
-            return Progress::Alone;
+            return Progress::NoPeers;
         }
         loop {
             let gap = self.prefix.first_uncovered(&self.covered).filter(|_| self.walks < WALKS_MAX);
-            // Hardly ever is there none: then what lies below is too little to matter.
+            // There is almost always a key; otherwise the gap is negligibly small.
             if let Some(target) = gap.and_then(|gap| gap.key_below()) {
                 return Progress::Next(target.into());
             }
@@ -106,7 +106,7 @@ impl Exploration {
         }
     }
 
-    fn take_in(&mut self) {
+    fn absorb_walk(&mut self) {
         let covered = self.walk.covered();
         self.covered.push(covered);
         // A region is never smaller than what one walk has covered.
@@ -114,8 +114,8 @@ impl Exploration {
             self.prefix = covered;
         }
         self.estimates.push(self.walk.estimate());
-        self.silent.extend(self.walk.failures().copied());
-        for peer in self.walk.answering() {
+        self.failed.extend(self.walk.failures().copied());
+        for peer in self.walk.responded() {
             self.peers.insert(Position::of_peer(&peer.id), peer.clone());
         }
     }
@@ -132,19 +132,19 @@ impl Exploration {
 }
 
 impl Region {
-    /// Which of its peers the record of a key belongs at, in no order, and whether we would be one of them ourselves.
+    /// The indexes of the closest peers of a key, in no order, and whether the node itself would be among them.
     ///
-    /// A million keys go through here: distances are compared by their first 64 bits, which no two peers share.
-    pub fn closest(&self, position: &Position, ourselves: &Position) -> (Vec<usize>, bool) {
+    /// Called for up to a million keys: distances are compared by their first 64 bits, which no two peers share.
+    pub fn closest(&self, position: &Position, local: &Position) -> (Vec<usize>, bool) {
         let near = |(index, (at, _)): (usize, &(Position, Peer))| (at.distance(position).head(), index);
         let mut near: Vec<(u64, usize)> = self.peers.iter().enumerate().map(near).collect();
-        let own = ourselves.distance(position).head();
-        let mut ours = true;
+        let own = local.distance(position).head();
+        let mut includes_local = true;
         if near.len() >= REPLICATION {
             let (_, farthest, _) = near.select_nth_unstable(REPLICATION - 1);
-            ours = own < farthest.0;
+            includes_local = own < farthest.0;
             near.truncate(REPLICATION);
         }
-        (near.into_iter().map(|(_, index)| index).collect(), ours)
+        (near.into_iter().map(|(_, index)| index).collect(), includes_local)
     }
 }

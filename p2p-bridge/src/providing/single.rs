@@ -1,9 +1,9 @@
-//! The first announcement of one key, as fast as it can be had.
+//! The first announcement of one key, with the lowest latency.
 //!
-//! Announcements go out while the walk goes on: a peer that is surely among the closest, by what is known of the network's
-//! size, is told as soon as it is heard of. The rest follows when the walk has ended.
+//! Announcements start during the walk: a peer that is almost certainly among the closest, given the estimated network
+//! size, gets the record as soon as it is discovered. The others get it when the walk is over.
 
-use super::desk::{Desk, Owner};
+use super::desk::{Owner, RequestQueue};
 use super::job::Table;
 use super::keys::Batch;
 use super::keyspace::{Distance, REPLICATION};
@@ -11,52 +11,52 @@ use super::walk::{Peer, Walk};
 use libp2p::PeerId;
 use std::collections::HashMap;
 
-/// With n peers, one that is closer than this over n is among the 20 closest with a probability of nine in ten: the number of
-/// peers that are closer still is Poisson distributed.
-const SURE: f64 = 14.5;
-/// A network of so many peers is small.
-const SMALL: f64 = 1.5 * REPLICATION as f64;
+/// With n peers in the network, a peer that is closer than this over n is among the 20 closest with a probability of 90
+/// %: the number of peers that are closer still is Poisson distributed.
+const CLOSEST_SHARE: f64 = 14.5;
+/// The maximum size of a small network, in peers.
+const SMALL_NETWORK: f64 = 1.5 * REPLICATION as f64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    UnderWay,
-    Placed,
+enum RecordState {
+    Pending,
+    Stored,
     Failed,
 }
 
-/// One key on its way.
+/// The announcement of one key.
 #[derive(Debug)]
 pub struct Single {
     id: u64,
     /// The key.
     pub key: Vec<u8>,
-    /// The walk; none if the closest were known.
+    /// The walk; `None` if the closest peers were known.
     walk: Option<Walk>,
-    told: HashMap<PeerId, Told>,
-    /// How many should have it; known when the walk has ended.
+    records: HashMap<PeerId, RecordState>,
+    /// The number of peers that should get the record; known when the walk is over.
     wanted: Option<usize>,
 }
 
 impl Single {
-    /// A key whose closest peers are still to be found.
+    /// A key whose closest peers must be found.
     pub fn walking(id: u64, key: Vec<u8>, walk: Walk) -> Self {
-        Self { id, key, walk: Some(walk), told: HashMap::new(), wanted: None }
+        Self { id, key, walk: Some(walk), records: HashMap::new(), wanted: None }
     }
 
     /// A key whose closest peers are known.
-    pub fn known(id: u64, key: Vec<u8>, closest: Vec<Peer>, desk: &mut Desk) -> Self {
-        let mut single = Self { id, key, walk: None, told: HashMap::new(), wanted: Some(closest.len()) };
-        closest.into_iter().for_each(|peer| single.tell(peer, desk));
+    pub fn known(id: u64, key: Vec<u8>, closest: Vec<Peer>, requests: &mut RequestQueue) -> Self {
+        let mut single = Self { id, key, walk: None, records: HashMap::new(), wanted: Some(closest.len()) };
+        closest.into_iter().for_each(|peer| single.announce(peer, requests));
         single
     }
 
-    fn tell(&mut self, peer: Peer, desk: &mut Desk) {
-        if self.told.insert(peer.id, Told::UnderWay).is_none() {
-            desk.announce(Owner::Single(self.id), peer, Batch::single(&self.key));
+    fn announce(&mut self, peer: Peer, requests: &mut RequestQueue) {
+        if self.records.insert(peer.id, RecordState::Pending).is_none() {
+            requests.announce(Owner::Single(self.id), peer, Batch::single(&self.key));
         }
     }
 
-    /// A peer answered a question, or (with nothing) did not.
+    /// Handles a FIND_NODE response, or with `None` its failure.
     pub fn answered(&mut self, peer: &PeerId, closer: Option<Vec<Peer>>) {
         match (&mut self.walk, closer) {
             (Some(walk), Some(closer)) => walk.answered(peer, closer),
@@ -65,63 +65,65 @@ impl Single {
         }
     }
 
-    /// A peer took the record, or did not.
+    /// Handles the result of an announcement.
     pub fn announced(&mut self, peer: &PeerId, taken: bool) {
-        self.told.insert(*peer, if taken { Told::Placed } else { Told::Failed });
+        self.records.insert(*peer, if taken { RecordState::Stored } else { RecordState::Failed });
     }
 
-    /// Moves as far as possible without waiting. `estimate` is how many peers there are.
-    pub fn advance(&mut self, desk: &mut Desk, table: &mut dyn Table, estimate: Option<f64>) {
+    /// Makes all progress that needs no response. `estimate` is the estimated number of peers in the network.
+    pub fn advance(&mut self, requests: &mut RequestQueue, table: &mut dyn Table, estimate: Option<f64>) {
         let Some(walk) = &mut self.walk else { return };
         if self.wanted.is_some() {
             return;
         }
         while let Some(peer) = walk.next_to_ask() {
             let target = walk.target();
-            desk.ask(Owner::Single(self.id), peer, target);
+            requests.ask(Owner::Single(self.id), peer, target);
         }
-        let told = |peer: &Peer| self.told.contains_key(&peer.id);
+        let has_record = |peer: &Peer| self.records.contains_key(&peer.id);
         let mut now: Vec<Peer> = Vec::new();
         if walk.is_over() {
-            self.wanted = Some(walk.answering().take(REPLICATION).count());
-            now.extend(walk.answering().take(REPLICATION).filter(|peer| !told(peer)).cloned());
+            self.wanted = Some(walk.responded().take(REPLICATION).count());
+            now.extend(walk.responded().take(REPLICATION).filter(|peer| !has_record(peer)).cloned());
         } else {
             let estimate = estimate.or_else(|| table.estimate());
-            let heard = walk.heard();
-            let sure = walk.hopeful().filter(|(distance, peer)| is_sure(distance, estimate, heard) && !told(peer));
-            let room = REPLICATION.saturating_sub(self.told.len());
+            let discovered = walk.discovered();
+            let sure = walk
+                .not_failed()
+                .filter(|(distance, peer)| is_surely_closest(distance, estimate, discovered) && !has_record(peer));
+            let room = REPLICATION.saturating_sub(self.records.len());
             now.extend(sure.map(|(_, peer)| peer.clone()).take(room));
         }
-        now.into_iter().for_each(|peer| self.tell(peer, desk));
+        now.into_iter().for_each(|peer| self.announce(peer, requests));
     }
 
-    /// How it ended, when it has: whether at least half of the records that there should be were taken, and by how many.
+    /// The result, once complete: whether at least half of the records were accepted, and how many.
     pub fn outcome(&self) -> Option<(bool, usize)> {
         let wanted = self.wanted?;
-        let count = |state| self.told.values().filter(|told| **told == state).count();
-        let placed = count(Told::Placed);
-        (count(Told::UnderWay) == 0).then_some((placed > 0 && placed * 2 >= wanted, placed))
+        let count = |state| self.records.values().filter(|known| **known == state).count();
+        let stored = count(RecordState::Stored);
+        (count(RecordState::Pending) == 0).then_some((stored > 0 && stored * 2 >= wanted, stored))
     }
 
-    /// How many peers there are, if the walk has found out.
+    /// The estimated number of peers in the network, if a walk is over.
     pub fn estimate(&self) -> Option<f64> {
         let walk = self.walk.as_ref().filter(|walk| walk.is_over())?;
-        (walk.answering().next().is_some()).then(|| walk.estimate())
+        (walk.responded().next().is_some()).then(|| walk.estimate())
     }
 
-    /// How far the last of the closest is, when they are known and as many as a record needs.
+    /// The distance of the farthest of the closest peers, if the walk found enough for a record.
     pub fn radius(&self) -> Option<Distance> {
         let walk = self.walk.as_ref().filter(|walk| walk.is_over())?;
-        let last = walk.answering().nth(REPLICATION - 1)?;
+        let last = walk.responded().nth(REPLICATION - 1)?;
         Some(super::keyspace::Position::of_peer(&last.id).distance(&walk.position()))
     }
 }
 
-fn is_sure(distance: &Distance, estimate: Option<f64>, heard: usize) -> bool {
+fn is_surely_closest(distance: &Distance, estimate: Option<f64>, discovered: usize) -> bool {
     match estimate {
-        // In a small network one of the rest is as good as the 20 that are known, and they are told as well.
-        Some(peers) => peers <= SMALL || distance.share() * peers < SURE,
-        // Nobody knows of more than these, so they may well be all.
-        None => heard < REPLICATION,
+        // In a small network the remaining peers are good enough, and they get the record as well.
+        Some(peers) => peers <= SMALL_NETWORK || distance.share() * peers < CLOSEST_SHARE,
+        // The walk has not discovered more, so these may be all peers.
+        None => discovered < REPLICATION,
     }
 }

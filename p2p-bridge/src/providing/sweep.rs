@@ -1,20 +1,19 @@
-//! The planner: which keys are announced when, and to whom.
+//! The planner: which keys are announced when, and to which peers.
 //!
-//! Goals: a walk serves all keys of a region, so that a million keys cost some thousand walks; everything is announced
-//! once in an interval, evenly over it ([`super::schedule`]); a new key is announced at once ([`super::single`]); what
-//! failed is tried again, and a restart goes on.
+//! Goals: a walk serves all keys of a region, so that a million keys cost some thousand walks; all keys are announced
+//! once per interval, evenly distributed ([`super::schedule`]); a new key is announced at once ([`super::single`]);
+//! failures are retried, and a restart continues where the node stopped.
 //!
-//! How it works: a slot that is due becomes a job ([`super::job`]). The job explores the smallest region around the slot that
-//! has enough peers ([`super::region`]), and then announces every slot of it whose turn comes in that stretch of the ring.
-//! Jobs begin far enough apart to be in regions of their own. In a network of fewer peers than a record needs, the region is
-//! the whole key space: one walk, and everything goes to everybody.
+//! A slot that is due becomes a job ([`super::job`]). The job explores the smallest region around the slot that has
+//! enough peers ([`super::region`]), and then announces every slot of the region that becomes due meanwhile. Jobs start
+//! far enough apart to be in different regions. In a network with fewer peers than a record needs, the region is the
+//! whole key space: one walk, and all peers get all keys.
 //!
-//! A state machine without I/O or clock: it is handed the time in seconds since the Unix epoch, is told what became of the
-//! [`Action`]s that it asked for, and reads the routing table through [`Table`]. It sets no time-outs: whoever carries out
-//! an action reports its failure.
+//! A state machine without I/O or clock: it is passed the time in seconds since the Unix epoch and the results of its
+//! [`Action`]s, and reads the routing table through [`Table`]. It sets no timeouts: the caller reports failed actions.
 
-use super::desk::{Action, Desk, Owner, RequestId};
-use super::job::{Job, Outcome, Table};
+use super::desk::{Action, Owner, RequestId, RequestQueue};
+use super::job::{Job, JobEvent, Table};
 use super::keys::{KEY_BYTES_MAX, Window};
 use super::keyspace::{Position, Prefix, REPLICATION, SLOTS};
 use super::region::{Exploration, Region};
@@ -25,56 +24,56 @@ use libp2p::PeerId;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Regions that are swept at once.
+/// Maximum concurrent jobs.
 const JOBS_MAX: usize = 8;
-/// New keys that are walked for one by one, at once. When more are waiting, they are swept.
+/// Maximum concurrent walks for single new keys. If more keys are queued, their regions are swept.
 const SINGLES_MAX: usize = 16;
-/// New keys that may wait. Further ones wait for the sweep of their slot, which then is due at once.
+/// Maximum queued new keys. Further keys make their slot due instead.
 const NEW_KEYS_MAX: usize = 65_536;
-/// For how long the peers of a region count as known, in seconds.
-const REGION_FRESH: u64 = 600;
-/// Regions that are remembered.
+/// How long an explored region is reused, in seconds.
+const REGION_TTL: u64 = 600;
+/// Maximum cached regions.
 const REGIONS_MAX: usize = 64;
-/// For how long a window of keys is used, in seconds: a key that is no longer held may be announced for as long.
-const WINDOW_FRESH: u64 = 900;
-/// How long to wait after a failure, in seconds; doubles with every further one.
-const REST_MIN: u64 = 10;
-const REST_MAX: u64 = 600;
-/// The weight of a new estimate of the network's size.
+/// How long a window of keys is used, in seconds: a deleted key may be announced for as long.
+const WINDOW_TTL: u64 = 900;
+/// The back-off after a failure, in seconds; it doubles with every consecutive one.
+const BACK_OFF_MIN: u64 = 10;
+const BACK_OFF_MAX: u64 = 600;
+/// The weight of a new estimate of the network size.
 const ESTIMATE_WEIGHT: f64 = 0.2;
 
-/// What happened since [`Sweep::take_counts`] was called last.
+/// Counts since the last call of [`Sweep::take_counts`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Keys announced, each once however many peers took it.
+    /// Announced keys, counted once for all peers.
     pub keys: u64,
-    /// Records that a peer took.
+    /// Records that peers accepted.
     pub records: u64,
-    /// Announcements that a peer did not take.
+    /// Announcements that peers did not accept.
     pub failures: u64,
     /// Walks, of regions and of single keys.
     pub walks: u64,
 }
 
-/// How far a sweep is.
+/// The status of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Keys that there were to announce when they were read last.
+    /// The number of keys to announce, as of the last read of the key source.
     pub keys: u64,
-    /// New keys that wait.
+    /// New keys that are queued.
     pub waiting: usize,
     /// Slots that are not due.
     pub slots_done: usize,
-    /// For how long the longest waiting slot has been due, in seconds.
+    /// How long the most overdue slot has been due, in seconds.
     pub lag: u64,
-    /// How long it took the last time to announce everything that was due, in seconds.
+    /// The duration of the last run that announced all due slots, in seconds.
     pub last_catch_up: u64,
 }
 
 /// The planner of one scope. See the module's documentation.
 #[derive(Debug)]
 pub struct Sweep {
-    ourselves: PeerId,
+    local_id: PeerId,
     position: Position,
     schedule: Schedule,
     has_source: bool,
@@ -84,32 +83,32 @@ pub struct Sweep {
     new: BTreeMap<Position, Vec<u8>>,
     jobs: BTreeMap<u64, Job>,
     singles: BTreeMap<u64, Single>,
-    /// Which job each slot is for, if any.
+    /// The job of each slot, if any.
     taken: Vec<Option<u64>>,
-    /// Where the jobs began whose regions are not known yet.
+    /// The start slots of the jobs whose regions are not known yet.
     starts: HashMap<u64, u16>,
     regions: VecDeque<(Region, u64)>,
-    desk: Desk,
+    requests: RequestQueue,
     next_id: u64,
     estimate: Option<f64>,
     failures: u32,
-    resting_until: u64,
+    back_off_until: u64,
     behind_since: Option<u64>,
     last_catch_up: u64,
     counts: Counts,
     changed: bool,
-    /// Whether there is anybody to hear us.
-    open: bool,
-    /// When it was last looked for what is due, and whether that is to be done again at once.
+    /// Whether the node has peers and an address to announce.
+    online: bool,
+    /// When due slots were last searched, and whether to search again at once.
     planned: (u64, bool),
 }
 
 impl Sweep {
-    /// A planner. Without a source of keys there is nothing to come back to, and only new keys are announced.
-    pub fn new(ourselves: PeerId, schedule: Schedule, has_source: bool) -> Self {
+    /// A planner. Without a key source only new keys are announced, once.
+    pub fn new(local_id: PeerId, schedule: Schedule, has_source: bool) -> Self {
         Self {
-            ourselves,
-            position: Position::of_peer(&ourselves),
+            local_id,
+            position: Position::of_peer(&local_id),
             schedule,
             has_source,
             window: None,
@@ -121,21 +120,21 @@ impl Sweep {
             taken: vec![None; usize::from(SLOTS)],
             starts: HashMap::new(),
             regions: VecDeque::new(),
-            desk: Desk::default(),
+            requests: RequestQueue::default(),
             next_id: 0,
             estimate: None,
             failures: 0,
-            resting_until: 0,
+            back_off_until: 0,
             behind_since: None,
             last_catch_up: 0,
             counts: Counts::default(),
             changed: false,
-            open: false,
+            online: false,
             planned: (0, true),
         }
     }
 
-    /// A key to announce as soon as possible.
+    /// Queues a key for announcement as soon as possible.
     pub fn provide(&mut self, key: &[u8], now: u64) {
         let position = Position::of(key);
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
@@ -144,14 +143,14 @@ impl Sweep {
         if self.new.len() < NEW_KEYS_MAX || self.new.contains_key(&position) {
             self.new.insert(position, key.to_vec());
         } else if self.has_source {
-            self.schedule.hurry(position.slot(), now);
-            // What was read before may lack it.
+            self.schedule.make_due(position.slot(), now);
+            // The loaded window may lack it.
             self.window = None;
         }
         self.changed = true;
     }
 
-    /// A key that is no longer to be announced.
+    /// Removes a key that must no longer be announced.
     pub fn withdraw(&mut self, key: &[u8]) {
         self.new.remove(&Position::of(key));
         self.singles.retain(|_, single| single.key != key);
@@ -160,25 +159,25 @@ impl Sweep {
         }
     }
 
-    /// The keys that [`Action::Load`] asked for.
+    /// Handles the keys that [`Action::Load`] requested.
     pub fn loaded(&mut self, window: Window, now: u64) {
         self.loading = false;
         self.planned.1 = true;
         self.window = Some((Arc::new(window), now));
     }
 
-    /// A peer answered a question, or (with nothing) did not.
+    /// Handles a FIND_NODE response, or with `None` its failure.
     pub fn answered(&mut self, id: RequestId, closer: Option<Vec<Peer>>) {
-        let Some(request) = self.desk.take(id) else { return };
+        let Some(request) = self.requests.take(id) else { return };
         match request.owner {
             Owner::Job(id) => self.jobs.get_mut(&id).map(|job| job.answered(&request.peer.id, closer)),
             Owner::Single(id) => self.singles.get_mut(&id).map(|single| single.answered(&request.peer.id, closer)),
         };
     }
 
-    /// A peer took the keys that it was told of, or did not.
+    /// Handles the result of an announcement.
     pub fn announced(&mut self, id: RequestId, taken: bool) {
-        let Some(request) = self.desk.take(id) else { return };
+        let Some(request) = self.requests.take(id) else { return };
         let Some(batch) = request.batch else { return };
         match taken {
             true => self.counts.records += batch.len() as u64,
@@ -190,49 +189,49 @@ impl Sweep {
         };
     }
 
-    /// A peer could not be asked or told.
+    /// Handles the failure of any request.
     pub fn failed(&mut self, id: RequestId) {
-        if self.desk.is_question(id) { self.answered(id, None) } else { self.announced(id, false) }
+        if self.requests.is_find_node(id) { self.answered(id, None) } else { self.announced(id, false) }
     }
 
-    /// Moves as far as possible without waiting. To be called when something happened, and every second. `open` says whether
-    /// there is anybody to hear us, and an address to name.
-    pub fn advance(&mut self, now: u64, open: bool, table: &mut dyn Table) {
-        self.open = open;
+    /// Makes all progress that needs no response. Call it after every event, and every second. `online` says whether
+    /// the node has peers and an address to announce.
+    pub fn advance(&mut self, now: u64, online: bool, table: &mut dyn Table) {
+        self.online = online;
         loop {
-            let open = open && now >= self.resting_until;
-            if open {
+            let online = online && now >= self.back_off_until;
+            if online {
                 self.start_new(now, table);
             }
-            // Something ends many times a second, and most of that makes no room.
-            if open && std::mem::replace(&mut self.planned, (now, false)) != (now, false) {
+            // Requests end many times a second, and most of them do not end a job.
+            if online && std::mem::replace(&mut self.planned, (now, false)) != (now, false) {
                 self.start_due(now, table);
             }
             self.drive_jobs(now, table);
             self.drive_singles(now, table);
-            if !open || !self.planned.1 {
+            if !online || !self.planned.1 {
                 break;
             }
         }
-        self.watch(now);
+        self.track_backlog(now);
     }
 
-    /// The next thing to be done for it.
+    /// The next action to execute.
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.desk.pop()
+        self.requests.pop()
     }
 
-    /// What happened since the last call.
+    /// The counts since the last call.
     pub fn take_counts(&mut self) -> Counts {
         std::mem::take(&mut self.counts)
     }
 
-    /// How far it is.
+    /// The current status.
     pub fn status(&self, now: u64) -> Status {
         let (due, lag) =
             if self.has_source { (self.schedule.count_due(now), self.schedule.lag(now)) } else { Default::default() };
-        // Nobody is late for an empty room.
-        let lag = if self.open { lag } else { 0 };
+        // While the node is offline, nothing is late.
+        let lag = if self.online { lag } else { 0 };
         Status {
             keys: self.window.as_ref().map_or(0, |(window, _)| window.total),
             waiting: self.new.len() + self.singles.len(),
@@ -242,16 +241,16 @@ impl Sweep {
         }
     }
 
-    /// The schedule to write, if it changed since the last call.
+    /// The schedule to save, if it changed since the last call.
     pub fn take_changes(&mut self) -> Option<Vec<u8>> {
         let unannounced = self.new.keys().map(Position::slot);
-        let under_way = self.singles.values().map(|single| Position::of(&single.key).slot());
-        let image = self.changed.then(|| self.schedule.encode(unannounced.chain(under_way)));
+        let in_flight = self.singles.values().map(|single| Position::of(&single.key).slot());
+        let image = self.changed.then(|| self.schedule.encode(unannounced.chain(in_flight)));
         self.changed = false;
         image
     }
 
-    // --- starting -----------------------------------------------------------------------------------------------------
+    // --- starting -------------------------------------------------------------------------------------------------
 
     fn start_new(&mut self, now: u64, table: &mut dyn Table) {
         if self.new.len() + self.singles.len() <= SINGLES_MAX {
@@ -261,8 +260,8 @@ impl Sweep {
             return;
         }
         let stride = self.stride();
-        let alone = |slot: u16| self.starts.values().all(|start| start.abs_diff(slot) >= stride);
-        let next = self.new.keys().map(Position::slot).find(|slot| alone(*slot));
+        let is_apart = |slot: u16| self.starts.values().all(|start| start.abs_diff(slot) >= stride);
+        let next = self.new.keys().map(Position::slot).find(|slot| is_apart(*slot));
         if let Some(slot) = next.filter(|_| self.jobs.len() < self.jobs_max()) {
             self.start_job(slot, now, table);
         }
@@ -272,16 +271,16 @@ impl Sweep {
         let id = self.take_id();
         let single = match self.region(&Prefix::of_slot(position.slot()), now) {
             Some(region) => {
-                let (closest, ours) = region.closest(position, &self.position);
-                if ours {
-                    self.desk.push(Action::Keep(key.clone()));
+                let (closest, includes_local) = region.closest(position, &self.position);
+                if includes_local {
+                    self.requests.push(Action::Keep(key.clone()));
                 }
                 let closest = closest.into_iter().map(|index| region.peers[index].1.clone()).collect();
-                Single::known(id, key, closest, &mut self.desk)
+                Single::known(id, key, closest, &mut self.requests)
             }
             None => {
                 let seeds = self.seeds(&key, table);
-                let walk = Walk::new(key.as_slice().into(), self.ourselves, seeds);
+                let walk = Walk::new(key.as_slice().into(), self.local_id, seeds);
                 self.counts.walks += 1;
                 Single::walking(id, key, walk)
             }
@@ -293,15 +292,15 @@ impl Sweep {
         if !self.has_source {
             return;
         }
-        self.skip_empty(now);
+        self.skip_empty_slots(now);
         while self.jobs.len() < self.jobs_max() {
-            let window = self.window.as_ref().filter(|(_, read)| now < read + WINDOW_FRESH).map(|(window, _)| window);
+            let window = self.window.as_ref().filter(|(_, read)| now < read + WINDOW_TTL).map(|(window, _)| window);
             let free = |slot: u16| !self.is_taken(slot);
             let Some(due) = self.schedule.next(self.cursor, now, free) else { return };
             let covered = |slot: u16| free(slot) && window.is_some_and(|window| window.covers(slot));
             let Some(slot) = self.schedule.next(self.cursor, now, covered) else {
                 if !std::mem::replace(&mut self.loading, true) {
-                    self.desk.push(Action::Load { first: due });
+                    self.requests.push(Action::Load { first: due });
                 }
                 return;
             };
@@ -310,10 +309,10 @@ impl Sweep {
         }
     }
 
-    /// Slots without keys need nobody's help.
-    fn skip_empty(&mut self, now: u64) {
+    /// Slots without keys need no announcement.
+    fn skip_empty_slots(&mut self, now: u64) {
         let Some((window, read)) = &self.window else { return };
-        if now >= read + WINDOW_FRESH {
+        if now >= read + WINDOW_TTL {
             return;
         }
         let empty =
@@ -337,11 +336,11 @@ impl Sweep {
         }
         let Some(target) = prefix.key_below() else { return self.end_job(id) };
         let seeds = self.seeds(&target, table);
-        let exploration = Exploration::new(prefix, target.into(), self.ourselves, seeds);
+        let exploration = Exploration::new(prefix, target.into(), self.local_id, seeds);
         self.jobs.insert(id, Job::exploring(id, exploration));
     }
 
-    /// What a job announces, now that its region is known.
+    /// Assigns the slots and new keys to a job whose region is known.
     fn assign(&mut self, id: u64, region: Region, now: u64) {
         self.starts.remove(&id);
         let window = self.window.as_ref().map(|(window, _)| Arc::clone(window)).unwrap_or_default();
@@ -363,24 +362,24 @@ impl Sweep {
         self.taken[usize::from(slot)].is_some()
     }
 
-    /// Until the network's size is known, one job finds it out.
+    /// Until the network size is known, only one job runs, which estimates it.
     fn jobs_max(&self) -> usize {
         if self.estimate.is_some() { JOBS_MAX } else { 1 }
     }
 
-    /// How far jobs begin from each other, so that each has a region of its own.
+    /// The minimum distance between the start slots of jobs, so that each has its own region.
     fn stride(&self) -> u16 {
         let share = 2.0 * REPLICATION as f64 / self.estimate.unwrap_or(1.0).max(1.0);
         ((share.min(1.0) * f64::from(SLOTS)) as u16).clamp(1, SLOTS / JOBS_MAX as u16)
     }
 
-    /// A region that was explored a short while ago.
+    /// A recently explored region.
     fn region(&mut self, prefix: &Prefix, now: u64) -> Option<Region> {
-        self.regions.retain(|(_, explored)| now < explored + REGION_FRESH);
+        self.regions.retain(|(_, explored)| now < explored + REGION_TTL);
         self.regions.iter().map(|(region, _)| region).find(|region| region.prefix.covers(prefix)).cloned()
     }
 
-    /// Peers to begin a walk with: the closest in the routing table and in the regions next to the target.
+    /// The seeds of a walk: the closest peers in the routing table and in the cached regions.
     fn seeds(&self, target: &[u8], table: &mut dyn Table) -> Vec<Peer> {
         let position = Position::of(target);
         let mut known: Vec<_> = self.regions.iter().flat_map(|(region, _)| region.peers.iter()).collect();
@@ -394,33 +393,33 @@ impl Sweep {
         self.next_id
     }
 
-    // --- going on -----------------------------------------------------------------------------------------------------
+    // --- progress -------------------------------------------------------------------------------------------------
 
     fn drive_jobs(&mut self, now: u64, table: &mut dyn Table) {
         let mut ids: Vec<u64> = self.jobs.keys().copied().collect();
         while let Some(id) = ids.pop() {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
-            let Some(outcome) = job.advance(&mut self.desk, table, &self.position) else { continue };
+            let Some(outcome) = job.advance(&mut self.requests, table, &self.position) else { continue };
             match outcome {
-                Outcome::Explored(region) => {
+                JobEvent::Explored(region) => {
                     self.counts.walks += u64::from(region.walks);
-                    self.observe(region.estimate);
+                    self.update_estimate(region.estimate);
                     self.regions.push_back((region.clone(), now));
                     while self.regions.len() > REGIONS_MAX {
                         self.regions.pop_front();
                     }
                     self.assign(id, region, now);
                 }
-                Outcome::Announced { region, slots, new, keys } => self.succeeded(&region, &slots, &new, keys, now),
-                Outcome::Failed { new } => {
+                JobEvent::Announced { region, slots, new, keys } => self.succeeded(&region, &slots, &new, keys, now),
+                JobEvent::Failed { new } => {
                     self.end_job(id);
-                    // Its peers may be gone.
+                    // The peers of the cached regions may be gone.
                     self.regions.clear();
-                    self.put_back(new);
-                    self.rest(now);
+                    self.requeue(new);
+                    self.back_off(now);
                     continue;
                 }
-                Outcome::Finished => {
+                JobEvent::Finished => {
                     self.end_job(id);
                     continue;
                 }
@@ -438,7 +437,7 @@ impl Sweep {
 
     fn succeeded(&mut self, region: &Prefix, slots: &[u16], new: &[Vec<u8>], keys: usize, now: u64) {
         slots.iter().for_each(|slot| self.schedule.done(*slot, region, now));
-        tracing::debug!(slots = slots.len(), new = new.len(), keys, "announced");
+        tracing::debug!(slots = slots.len(), new = new.len(), keys, "announced the keys of a region");
         self.counts.keys += keys as u64;
         self.failures = 0;
         self.changed = true;
@@ -448,45 +447,45 @@ impl Sweep {
         let ids: Vec<u64> = self.singles.keys().copied().collect();
         for id in ids {
             let Some(single) = self.singles.get_mut(&id) else { continue };
-            single.advance(&mut self.desk, table, self.estimate);
-            let Some((succeeded, placed)) = single.outcome() else { continue };
+            single.advance(&mut self.requests, table, self.estimate);
+            let Some((succeeded, stored)) = single.outcome() else { continue };
             let (estimate, radius) = (single.estimate(), single.radius());
             let Some(single) = self.singles.remove(&id) else { continue };
             if let Some(estimate) = estimate {
-                self.observe(estimate);
+                self.update_estimate(estimate);
                 let own = self.position.distance(&Position::of(&single.key));
                 if radius.is_none_or(|radius| own < radius) {
-                    self.desk.push(Action::Keep(single.key.clone()));
+                    self.requests.push(Action::Keep(single.key.clone()));
                 }
             }
-            tracing::debug!(placed, succeeded, "a key was announced");
+            tracing::debug!(stored, succeeded, "announced a new key");
             if succeeded {
                 self.counts.keys += 1;
                 self.failures = 0;
                 self.changed = true;
             } else {
-                self.put_back([single.key]);
-                self.rest(now);
+                self.requeue([single.key]);
+                self.back_off(now);
             }
         }
     }
 
-    fn put_back(&mut self, keys: impl IntoIterator<Item = Vec<u8>>) {
+    fn requeue(&mut self, keys: impl IntoIterator<Item = Vec<u8>>) {
         self.new.extend(keys.into_iter().map(|key| (Position::of(&key), key)));
     }
 
-    fn observe(&mut self, estimate: f64) {
+    fn update_estimate(&mut self, estimate: f64) {
         let before = self.estimate.unwrap_or(estimate);
         self.estimate = Some(before + (estimate - before) * ESTIMATE_WEIGHT);
     }
 
-    fn rest(&mut self, now: u64) {
-        let rest = REST_MIN << self.failures.min(16);
-        self.resting_until = now + rest.min(REST_MAX);
+    fn back_off(&mut self, now: u64) {
+        let back_off = BACK_OFF_MIN << self.failures.min(16);
+        self.back_off_until = now + back_off.min(BACK_OFF_MAX);
         self.failures = self.failures.saturating_add(1);
     }
 
-    fn watch(&mut self, now: u64) {
+    fn track_backlog(&mut self, now: u64) {
         if !self.has_source {
             return;
         }

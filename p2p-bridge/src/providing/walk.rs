@@ -1,33 +1,33 @@
-//! One walk: asking ever closer peers until the closest that answer are known.
+//! A walk: an iterative FIND_NODE look-up of the closest responding peers of a target.
 //!
-//! A state machine without I/O or clock: whoever drives it asks the peers that [`Walk::next_to_ask`] names and reports what became
-//! of each. A peer that does not answer in time is reported as failed, so a walk ends as soon as its peers do.
+//! A state machine without I/O or clock: the caller sends requests to the peers that [`Walk::next_to_ask`] returns, and
+//! reports each response or failure. The caller sets the timeouts.
 //!
-//! It differs from the one in `libp2p-kad` in that what it knows can be read while it goes on, which the first announcement
-//! of a key needs, and in that its concurrency is that of somebody who waits.
+//! Unlike the query of `libp2p-kad`, its intermediate state can be read, which the first announcement of a key needs,
+//! and its concurrency is tuned for latency.
 
 use super::keyspace::{Distance, PREFIX_BITS_MAX, Position, Prefix, REPLICATION};
 use libp2p::{Multiaddr, PeerId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Questions under way at once.
+/// Maximum requests in flight.
 const CONCURRENCY: usize = 12;
-/// Peers remembered. Those farthest from the target are forgotten first.
+/// Maximum candidates. Those farthest from the target are evicted first.
 const PEERS_MAX: usize = 256;
-/// Questions of one walk. Invented peers end there.
-const QUESTIONS_MAX: usize = 256;
+/// Maximum requests of one walk, which limits walks through invented peers.
+const REQUESTS_MAX: usize = 256;
 
-/// Peers that did not answer and count towards how far a walk has seen. Of those that routing tables name, about a quarter are
-/// gone, and around one target it may be more.
+/// Maximum failed peers that count towards the covered radius. About a quarter of the peers in routing tables are gone,
+/// and around one target it may be more.
 const DEAD_MAX: usize = REPLICATION / 2;
 
 /// A peer that can be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Who it is.
+    /// The peer ID.
     pub id: PeerId,
-    /// Where it is said to be; none if the routing table knows.
+    /// Known addresses; none if the routing table has them.
     pub addresses: Vec<Multiaddr>,
 }
 
@@ -50,34 +50,34 @@ struct Candidate {
 pub struct Walk {
     target: Arc<[u8]>,
     position: Position,
-    ourselves: PeerId,
+    local_id: PeerId,
     candidates: BTreeMap<Distance, Candidate>,
-    under_way: usize,
+    in_flight: usize,
     asked: usize,
 }
 
 impl Walk {
-    /// A walk that begins with peers which are known already.
-    pub fn new(target: Arc<[u8]>, ourselves: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
+    /// A walk that starts with known peers.
+    pub fn new(target: Arc<[u8]>, local_id: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
         let position = Position::of(&target);
-        let mut walk = Self { target, position, ourselves, candidates: BTreeMap::new(), under_way: 0, asked: 0 };
+        let mut walk = Self { target, position, local_id, candidates: BTreeMap::new(), in_flight: 0, asked: 0 };
         walk.learn(seeds);
         walk
     }
 
-    /// What peers are asked about.
+    /// The target key.
     pub fn target(&self) -> Arc<[u8]> {
         Arc::clone(&self.target)
     }
 
-    /// Where the target lies.
+    /// The position of the target.
     pub fn position(&self) -> Position {
         self.position
     }
 
     fn learn(&mut self, peers: impl IntoIterator<Item = Peer>) {
         for peer in peers {
-            if peer.id == self.ourselves {
+            if peer.id == self.local_id {
                 continue;
             }
             let distance = Position::of_peer(&peer.id).distance(&self.position);
@@ -92,85 +92,85 @@ impl Walk {
         while self.candidates.len() > PEERS_MAX {
             let Some((distance, last)) = self.candidates.pop_last() else { return };
             if last.state == State::Asked {
-                // Its answer is still to come.
+                // Its response is still pending.
                 self.candidates.insert(distance, last);
                 return;
             }
         }
     }
 
-    /// The closest that have not failed, with what is known of each.
-    fn closest_hopeful(&self) -> impl Iterator<Item = (&Distance, &Candidate)> {
+    /// The closest candidates that have not failed.
+    fn closest_not_failed(&self) -> impl Iterator<Item = (&Distance, &Candidate)> {
         self.candidates.iter().filter(|(_, candidate)| candidate.state != State::Failed).take(REPLICATION)
     }
 
-    /// The next peer to ask about the target, if one is to be asked now.
+    /// The next peer to ask about the target, if the concurrency allows one.
     pub fn next_to_ask(&mut self) -> Option<Peer> {
-        if self.under_way >= CONCURRENCY || self.asked >= QUESTIONS_MAX {
+        if self.in_flight >= CONCURRENCY || self.asked >= REQUESTS_MAX {
             return None;
         }
-        let distance = *self.closest_hopeful().find(|(_, candidate)| candidate.state == State::New)?.0;
+        let distance = *self.closest_not_failed().find(|(_, candidate)| candidate.state == State::New)?.0;
         let candidate = self.candidates.get_mut(&distance)?;
         candidate.state = State::Asked;
-        self.under_way += 1;
+        self.in_flight += 1;
         self.asked += 1;
         Some(candidate.peer.clone())
     }
 
-    /// A peer named peers that it thinks closer to the target.
+    /// Handles a response with closer peers.
     pub fn answered(&mut self, peer: &PeerId, closer: impl IntoIterator<Item = Peer>) {
-        if self.settle(peer, State::Answered) {
+        if self.finish_request(peer, State::Answered) {
             self.learn(closer);
         }
     }
 
-    /// A peer cannot be reached, or did not answer in time.
+    /// Records that a peer could not be reached, or did not respond in time.
     pub fn failed(&mut self, peer: &PeerId) {
-        self.settle(peer, State::Failed);
+        self.finish_request(peer, State::Failed);
     }
 
-    fn settle(&mut self, peer: &PeerId, state: State) -> bool {
+    fn finish_request(&mut self, peer: &PeerId, state: State) -> bool {
         let distance = Position::of_peer(peer).distance(&self.position);
         match self.candidates.get_mut(&distance) {
             Some(candidate) if candidate.state == State::Asked => {
                 candidate.state = state;
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 true
             }
             _ => false,
         }
     }
 
-    /// Whether the closest peers have all answered, or nobody is left to ask.
+    /// Whether the closest peers have all responded, or no candidate is left.
     pub fn is_over(&self) -> bool {
-        let spent = self.asked >= QUESTIONS_MAX && self.under_way == 0;
-        spent || self.closest_hopeful().all(|(_, candidate)| candidate.state == State::Answered)
+        let spent = self.asked >= REQUESTS_MAX && self.in_flight == 0;
+        spent || self.closest_not_failed().all(|(_, candidate)| candidate.state == State::Answered)
     }
 
-    /// The closest that have answered, closest first; all others that did follow.
-    pub fn answering(&self) -> impl Iterator<Item = &Peer> {
+    /// The peers that have responded, closest first.
+    pub fn responded(&self) -> impl Iterator<Item = &Peer> {
         let answered = self.candidates.values().filter(|candidate| candidate.state == State::Answered);
         answered.map(|candidate| &candidate.peer)
     }
 
-    /// The closest that have not failed, whether they were asked or not, and how far they are.
-    pub fn hopeful(&self) -> impl Iterator<Item = (Distance, &Peer)> {
-        self.closest_hopeful().map(|(distance, candidate)| (*distance, &candidate.peer))
+    /// The closest peers that have not failed, whether they were asked or not, with their distance.
+    pub fn not_failed(&self) -> impl Iterator<Item = (Distance, &Peer)> {
+        self.closest_not_failed().map(|(distance, candidate)| (*distance, &candidate.peer))
     }
 
-    /// How many peers it has heard of.
-    pub fn heard(&self) -> usize {
+    /// The number of discovered peers.
+    pub fn discovered(&self) -> usize {
         self.candidates.len()
     }
 
-    /// Peers that did not answer.
+    /// The peers that did not respond.
     pub fn failures(&self) -> impl Iterator<Item = &PeerId> {
         let failed = self.candidates.values().filter(|candidate| candidate.state == State::Failed);
         failed.map(|candidate| &candidate.peer.id)
     }
 
-    /// What a walk that is over has covered: every peer below this prefix is among those that answered. It is never longer than
-    /// what can be walked to, however close together peers say that they are.
+    /// The prefix that a finished walk has covered: all peers below it are among those that responded. It is never
+    /// longer than the longest prefix a walk can target, however close together the peers appear.
     pub fn covered(&self) -> Prefix {
         match self.radius() {
             Some(radius) => Prefix::within(&self.position, &radius),
@@ -178,7 +178,7 @@ impl Walk {
         }
     }
 
-    /// How many peers there are in all, judging by how close together those around the target are.
+    /// The estimated number of peers in the network, based on the density around the target.
     pub fn estimate(&self) -> f64 {
         let answered = |radius: &Distance| {
             let within = self.candidates.range(..=*radius);
@@ -186,13 +186,14 @@ impl Walk {
         };
         match self.radius() {
             Some(radius) => answered(&radius) / radius.share().max(2_f64.powi(-i32::from(PREFIX_BITS_MAX))),
-            None => self.answering().count() as f64,
+            None => self.responded().count() as f64,
         }
     }
 
-    /// How far the last of the closest is: an answer has room for so many, and what lies beyond may have been left out of all
-    /// of them. The dead take that room too, so a usual share of them counts. Further ones do not: anybody can name any number
-    /// of peers that are not there, as close to the target as he likes, and would have us walk for ever in what he made up.
+    /// The distance of the farthest of the closest peers: a response has only so many entries, and peers beyond may be
+    /// missing in all responses. Failed peers occupy entries too, so the usual share of them counts. More do not count:
+    /// an attacker can return any number of nonexistent peers close to the target, and would keep the walk going
+    /// forever.
     fn radius(&self) -> Option<Distance> {
         let mut dead = 0;
         let mut counted = self.candidates.iter().filter(|(_, candidate)| {

@@ -1,9 +1,10 @@
-//! [`Router`]: one server of the Delegated Routing V1 HTTP API, asked (<https://specs.ipfs.tech/routing/http-routing-v1/>).
+//! [`Router`]: the client of one delegated router (<https://specs.ipfs.tech/routing/http-routing-v1/>).
 //!
-//! Goals: records are handed on as they come; whatever the server sends, bytes, records and time are bounded; errors say what
-//! to do about them. Redirects are not followed: the operator gave an address, and means that one.
+//! Goals: records are forwarded as they arrive; bytes, records and time of an answer are limited; errors are grouped by
+//! how to handle them. Redirects are not followed: the operator configured this address.
 //!
-//! Non-goals: whether the router is worth asking ([`super::Routers`] keeps count), and whether what it says is true.
+//! Non-goals: whether the router is available ([`super::Routers`] has a circuit breaker), and whether its answers are
+//! true.
 
 use super::filters::Filters;
 use super::ndjson::{self, Lines};
@@ -22,27 +23,27 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-/// The media type of answers that come record by record.
+/// The media type of streamed answers.
 pub const NDJSON: &str = "application/x-ndjson";
-/// The media type of answers that come as a whole.
+/// The media type of complete answers.
 pub const JSON: &str = "application/json";
 /// The media type of IPNS records.
 pub const IPNS_RECORD: &str = "application/vnd.ipfs.ipns-record";
 
 const EITHER: HeaderValue = HeaderValue::from_static("application/x-ndjson, application/json;q=0.5");
 
-/// What one answer may cost.
+/// Limits of one request.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How long it may take to be connected.
+    /// The connect timeout.
     pub connect: Duration,
-    /// How long a request may take, from its beginning to its end.
+    /// The timeout of the whole request.
     pub request: Duration,
-    /// Bytes of an answer.
+    /// Maximum bytes of an answer.
     pub bytes_max: usize,
-    /// Bytes of one record.
+    /// Maximum bytes of one record.
     pub line_bytes_max: usize,
-    /// Records taken from one answer.
+    /// Maximum records of one answer.
     pub records_max: usize,
 }
 
@@ -58,19 +59,19 @@ impl Default for Limits {
     }
 }
 
-/// What a router can be asked for that is answered with peers.
+/// A query that is answered with peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// Who has the block of a CID.
+    /// The providers of a CID.
     Providers(Cid),
-    /// Where a peer is.
+    /// The addresses of a peer.
     Peer(PeerId),
-    /// Which servers of the DHT are closest to a key (IPIP-476).
+    /// The DHT servers closest to a key (IPIP-476).
     Closest(Cid),
 }
 
 impl Question {
-    /// What its endpoint is called in metrics.
+    /// The label of the endpoint in metrics.
     pub fn endpoint(&self) -> &'static str {
         match self {
             Self::Providers(_) => "providers",
@@ -90,31 +91,31 @@ impl Question {
     }
 }
 
-/// Why a router did not answer, by what to do about it.
+/// Why a request failed, grouped by how to handle it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouterError {
-    /// It cannot be reached or does not answer in time. Later it may.
+    /// The router cannot be reached or timed out. Retry later.
     #[error("the router cannot be reached: {reason}")]
     Unreachable {
-        /// What happened.
+        /// The cause.
         reason: String,
     },
-    /// It has too much to do. It is to be left alone for a while.
-    #[error("the router is busy")]
+    /// The router is overloaded. Back off.
+    #[error("the router is busy (429 or 503)")]
     Busy {
-        /// For how long, if it said so.
+        /// The value of `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// It does not serve this, and will not when it is asked again.
-    #[error("the router answered with the status {status}")]
+    /// The router rejected the request. Do not retry.
+    #[error("the router rejected the request with the status {status}")]
     Refused {
-        /// The status.
+        /// The HTTP status.
         status: u16,
     },
-    /// It answered with what makes no sense, or too much of it.
-    #[error("the router's answer cannot be used: {reason}")]
+    /// The answer is invalid or exceeds a limit.
+    #[error("the router's answer is invalid: {reason}")]
     Broken {
-        /// What is wrong.
+        /// The cause.
         reason: String,
     },
 }
@@ -131,7 +132,7 @@ impl From<reqwest::Error> for RouterError {
     }
 }
 
-/// What the system said; the layers above say nothing of their own.
+/// The innermost cause; the outer errors have no further information.
 fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(source) = error.source() {
         error = source;
@@ -139,7 +140,7 @@ fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
     error.to_string()
 }
 
-/// Why an address is not that of a router.
+/// Why an address is not a valid address of a router.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{url}\" is not the address of a router: {reason}")]
 pub struct NotARouter {
@@ -147,10 +148,10 @@ pub struct NotARouter {
     reason: String,
 }
 
-/// One server that is asked.
+/// The client of one router.
 #[derive(Debug, Clone)]
 pub struct Router {
-    /// The address, up to what the API adds, with a slash at its end.
+    /// The address without the path of the API, with a trailing slash.
     base: Arc<str>,
     http: reqwest::Client,
     limits: Limits,
@@ -158,37 +159,38 @@ pub struct Router {
 }
 
 impl Router {
-    /// The router at an address, `http://` or `https://`. That of the API itself (`…/routing/v1`) means the same.
+    /// A router at an `http://` or `https://` address, with or without the path of the API (`…/routing/v1`).
     ///
     /// # Errors
-    /// [`NotARouter`] says what is wrong with the address.
+    /// [`NotARouter`] says why the address is invalid.
     pub fn new(url: &str, http: reqwest::Client, limits: Limits) -> Result<Self, NotARouter> {
         let wrong = |reason: &str| NotARouter { url: url.to_owned(), reason: reason.to_owned() };
         let parsed = Url::parse(url).map_err(|error| wrong(&error.to_string()))?;
         if !matches!(parsed.scheme(), "http" | "https") {
-            return Err(wrong("it has to begin with http:// or https://"));
+            return Err(wrong("it must start with http:// or https://"));
         }
         if parsed.query().is_some() || parsed.fragment().is_some() {
-            return Err(wrong("it may have no query"));
+            return Err(wrong("it must not have a query or a fragment"));
         }
         let base = parsed.as_str().trim_end_matches('/');
         let base = base.strip_suffix("/routing/v1").unwrap_or(base);
-        // Peers who speak something else are of no use here.
+        // Peers with only other transfer protocols are of no use.
         let protocols = ["unknown", types::BITSWAP, types::HTTP_GATEWAY].join(",");
         let filters = Filters::read(None, Some(&protocols));
         Ok(Self { base: format!("{base}/").into(), http, limits, filters })
     }
 
-    /// Its address.
+    /// The address of the router.
     pub fn base(&self) -> &Arc<str> {
         &self.base
     }
 
-    /// Asks for peers, and hands them to `found` as they come. Returns how many there were; the answer is broken off when
-    /// nobody listens to `found` any more, there are enough records, or time is up and there were some.
+    /// Queries peers, and sends them to `found` as they arrive. Returns their number. The answer is read until the
+    /// receiver of `found` is closed, the maximum number of records is reached, or the request times out after the
+    /// first record.
     ///
     /// # Errors
-    /// [`RouterError`]. What was handed over before is good.
+    /// [`RouterError`]. Records sent before are valid.
     pub async fn ask(&self, question: &Question, found: &mpsc::Sender<PeerRecord>) -> Result<usize, RouterError> {
         let deadline = Instant::now() + self.limits.request;
         let request = self.http.get(self.url(&question.path(&self.filters))).header(ACCEPT, EITHER);
@@ -198,28 +200,28 @@ impl Router {
         }
         check_status(&response)?;
         let filters = if matches!(question, Question::Closest(_)) { Filters::default() } else { self.filters.clone() };
-        let mut handed = Handed { to: found, filters, left: self.limits.records_max, count: 0 };
+        let mut forwarder = Forwarder { to: found, filters, left: self.limits.records_max, count: 0 };
         let read = async {
             match media_type(&response).as_deref() {
-                Some(NDJSON) => self.read_lines(response, &mut handed).await,
-                Some(JSON) => self.read_list(response, &mut handed).await,
+                Some(NDJSON) => self.read_lines(response, &mut forwarder).await,
+                Some(JSON) => self.read_list(response, &mut forwarder).await,
                 other => {
-                    Err(RouterError::Broken { reason: format!("it is of the type {}", other.unwrap_or("unknown")) })
+                    Err(RouterError::Broken { reason: format!("the media type is {}", other.unwrap_or("unknown")) })
                 }
             }
         };
         match timeout_at(deadline, read).await {
             Ok(read) => read?,
-            Err(_) if handed.count == 0 => return Err(too_slow()),
+            Err(_) if forwarder.count == 0 => return Err(timed_out()),
             Err(_) => {}
         }
-        Ok(handed.count)
+        Ok(forwarder.count)
     }
 
-    /// Asks for the record of a key, which nobody has checked yet.
+    /// Requests the record of a key. The record is not verified.
     ///
     /// # Errors
-    /// [`RouterError`]
+    /// [`RouterError`] if the request fails.
     pub async fn record(&self, key: &Key) -> Result<Option<Bytes>, RouterError> {
         let deadline = Instant::now() + self.limits.request;
         let request = self.http.get(self.url(&format!("ipns/{key}"))).header(ACCEPT, IPNS_RECORD);
@@ -228,18 +230,18 @@ impl Router {
             return Ok(None);
         }
         check_status(&response)?;
-        // That there is none is said in words (IPIP-513).
+        // That there is no record may be an answer in text (IPIP-513).
         if media_type(&response).as_deref() != Some(IPNS_RECORD) {
             return Ok(None);
         }
-        let record = timeout_at(deadline, whole(response, RECORD_BYTES_MAX)).await.map_err(|_| too_slow())??;
+        let record = timeout_at(deadline, read_body(response, RECORD_BYTES_MAX)).await.map_err(|_| timed_out())??;
         Ok(Some(record))
     }
 
-    /// Gives the router a key's record to publish.
+    /// Publishes a key's record.
     ///
     /// # Errors
-    /// [`RouterError`]
+    /// [`RouterError`] if the request fails.
     pub async fn put_record(&self, key: &Key, record: Bytes) -> Result<(), RouterError> {
         let request = self.http.put(self.url(&format!("ipns/{key}"))).header(CONTENT_TYPE, IPNS_RECORD).body(record);
         let response = self.head(request, Instant::now() + self.limits.request).await?;
@@ -251,48 +253,48 @@ impl Router {
     }
 
     async fn head(&self, request: reqwest::RequestBuilder, deadline: Instant) -> Result<Response, RouterError> {
-        Ok(timeout_at(deadline, request.send()).await.map_err(|_| too_slow())??)
+        Ok(timeout_at(deadline, request.send()).await.map_err(|_| timed_out())??)
     }
 
-    async fn read_lines(&self, mut response: Response, handed: &mut Handed<'_>) -> Result<(), RouterError> {
+    async fn read_lines(&self, mut response: Response, forwarder: &mut Forwarder<'_>) -> Result<(), RouterError> {
         let Limits { line_bytes_max, bytes_max, .. } = self.limits;
         let mut lines = Lines::new(ndjson::Limits { line_bytes_max, bytes_max });
         let mut records = Vec::new();
         while let Some(chunk) = response.chunk().await? {
             let pushed = lines.push(&chunk, |record| records.push(record));
-            if !handed.over(&mut records).await {
+            if !forwarder.send(&mut records).await {
                 return Ok(());
             }
             pushed?;
         }
         let finished = lines.finish(|record| records.push(record));
-        handed.over(&mut records).await;
+        forwarder.send(&mut records).await;
         Ok(finished?)
     }
 
-    async fn read_list(&self, response: Response, handed: &mut Handed<'_>) -> Result<(), RouterError> {
-        let bytes = whole(response, self.limits.bytes_max).await?;
-        handed.over(&mut types::from_json_list(&bytes, self.limits.records_max)?).await;
+    async fn read_list(&self, response: Response, forwarder: &mut Forwarder<'_>) -> Result<(), RouterError> {
+        let bytes = read_body(response, self.limits.bytes_max).await?;
+        forwarder.send(&mut types::from_json_list(&bytes, self.limits.records_max)?).await;
         Ok(())
     }
 }
 
-fn too_slow() -> RouterError {
-    RouterError::Unreachable { reason: "it does not answer in time".to_owned() }
+fn timed_out() -> RouterError {
+    RouterError::Unreachable { reason: "the request timed out".to_owned() }
 }
 
-/// What was handed on of an answer.
-struct Handed<'a> {
+/// Forwards the records of an answer to a channel.
+struct Forwarder<'a> {
     to: &'a mpsc::Sender<PeerRecord>,
-    /// What is of use: servers may know no filters.
+    /// Applied to the records, because servers may ignore the parameters.
     filters: Filters,
     left: usize,
     count: usize,
 }
 
-impl Handed<'_> {
-    /// Hands records over, and says whether more are welcome.
-    async fn over(&mut self, records: &mut Vec<PeerRecord>) -> bool {
+impl Forwarder<'_> {
+    /// Sends records, and returns whether more are accepted.
+    async fn send(&mut self, records: &mut Vec<PeerRecord>) -> bool {
         for record in records.drain(..) {
             let Some(left) = self.left.checked_sub(1) else { return false };
             self.left = left;
@@ -306,8 +308,8 @@ impl Handed<'_> {
     }
 }
 
-/// All of a body that is not too long.
-async fn whole(mut response: Response, bytes_max: usize) -> Result<Bytes, RouterError> {
+/// The whole body, up to a limit.
+async fn read_body(mut response: Response, bytes_max: usize) -> Result<Bytes, RouterError> {
     let mut bytes = BytesMut::new();
     while let Some(chunk) = response.chunk().await? {
         if bytes.len() + chunk.len() > bytes_max {
@@ -320,8 +322,8 @@ async fn whole(mut response: Response, bytes_max: usize) -> Result<Bytes, Router
 
 /// The media type of an answer, in lower case and without parameters.
 fn media_type(response: &Response) -> Option<String> {
-    let said = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
-    Some(said.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+    let value = response.headers().get(CONTENT_TYPE)?.to_str().ok()?;
+    Some(value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
 }
 
 fn check_status(response: &Response) -> Result<(), RouterError> {
@@ -332,16 +334,16 @@ fn check_status(response: &Response) -> Result<(), RouterError> {
             Err(RouterError::Busy { retry_after: retry_after(response.headers(), SystemTime::now()) })
         }
         _ if status.is_server_error() => {
-            Err(RouterError::Unreachable { reason: format!("it answered with the status {}", status.as_u16()) })
+            Err(RouterError::Unreachable { reason: format!("the router answered with the status {}", status.as_u16()) })
         }
         _ => Err(RouterError::Refused { status: status.as_u16() }),
     }
 }
 
-/// What routers are asked with: TLS by ring, believing whom the system believes.
+/// The HTTP client for routers: TLS by ring, with the certificates of the system.
 ///
 /// # Errors
-/// When the system gives no randomness or the like.
+/// If TLS cannot be initialised.
 pub fn http_client(limits: &Limits) -> Result<reqwest::Client, reqwest::Error> {
     tls::use_ring();
     let builder = || {
@@ -351,6 +353,6 @@ pub fn http_client(limits: &Limits) -> Result<reqwest::Client, reqwest::Error> {
             .connect_timeout(limits.connect)
             .no_proxy()
     };
-    // A system without any certificates can still ask by http://.
+    // Without system certificates, `http://` still works.
     builder().build().or_else(|_| builder().tls_certs_only([]).build())
 }

@@ -1,38 +1,38 @@
-//! [`Filters`]: which peers and addresses a client wants to hear of (IPIP-484,
+//! [`Filters`]: the peers and addresses that a client asks for (IPIP-484,
 //! <https://specs.ipfs.tech/routing/http-routing-v1/#filter-addrs-providers-request-query-parameter>).
 //!
-//! Both sides use them: a server leaves out what was not asked for, and a client checks what it is told, because servers may
-//! ignore the parameters.
+//! Both sides apply them: a server to its results, and a client to the response, because servers may ignore the
+//! parameters.
 
 use super::types::PeerRecord;
 use libp2p::Multiaddr;
 
-/// Conditions that one parameter may have; further ones are ignored.
+/// Maximum terms of one parameter; further ones are ignored.
 const TERMS_MAX: usize = 32;
-/// What stands for "nothing is said".
+/// The term that matches records without addresses or protocols.
 const UNKNOWN: &str = "unknown";
 
-/// The parameter that filters addresses.
+/// The query parameter that filters addresses.
 pub const FILTER_ADDRS: &str = "filter-addrs";
-/// The parameter that filters peers by what they speak.
+/// The query parameter that filters peers by transfer protocol.
 pub const FILTER_PROTOCOLS: &str = "filter-protocols";
 
-/// What is wanted. The default is everything.
+/// The filters of a request. The default matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filters {
-    /// Names of multiaddr protocols, after `!` those that are not wanted.
+    /// Names of multiaddr protocols; excluded ones start with `!`.
     addrs: Vec<String>,
     /// Names of transfer protocols.
     protocols: Vec<String>,
 }
 
 impl Filters {
-    /// Reads the values of the two parameters, decoded.
+    /// Parses the percent-decoded values of the two parameters.
     pub fn read(addrs: Option<&str>, protocols: Option<&str>) -> Self {
         Self { addrs: terms(addrs), protocols: terms(protocols) }
     }
 
-    /// What is left of a record; `None` if nothing of it is wanted.
+    /// The filtered record; `None` if the filters exclude it.
     pub fn apply(&self, mut record: PeerRecord) -> Option<PeerRecord> {
         if !self.wants_protocols(&record.protocols) {
             return None;
@@ -45,7 +45,7 @@ impl Filters {
         (!record.addresses.is_empty()).then_some(record)
     }
 
-    /// The filters as the query of a URL, without a question mark; empty if there are none.
+    /// The filters as the query of a URL, without a question mark; empty without filters.
     pub fn to_query(&self) -> String {
         let pair = |name: &str, terms: &[String]| (!terms.is_empty()).then(|| format!("{name}={}", terms.join(",")));
         let pairs = [pair(FILTER_ADDRS, &self.addrs), pair(FILTER_PROTOCOLS, &self.protocols)];
@@ -58,7 +58,7 @@ impl Filters {
             || protocols.iter().any(|protocol| self.protocols.iter().any(|term| term.eq_ignore_ascii_case(protocol)))
     }
 
-    /// An address must have none of the unwanted protocols and, if there are wanted ones, one of them.
+    /// An address must have no excluded protocol and, if protocols are requested, one of them.
     fn wants_address(&self, address: &Multiaddr) -> bool {
         let has = |name: &str| address.protocol_stack().any(|protocol| protocol == name);
         let mut wanted = self.addrs.iter().filter(|term| !term.starts_with('!')).peekable();
@@ -67,7 +67,7 @@ impl Filters {
     }
 }
 
-/// The conditions of a parameter. What no name of a protocol can be is left out: it is put into URLs.
+/// The terms of a parameter. Terms that cannot be a protocol name are skipped, because terms are put into URLs.
 fn terms(parameter: Option<&str>) -> Vec<String> {
     let is_name = |term: &&str| {
         let name = term.strip_prefix('!').unwrap_or(term);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_filtered_and_peers_without_any_left_are_left_out() {
+    fn addresses_are_filtered_and_peers_without_matching_addresses_are_excluded() {
         let all = [TCP, QUIC, RELAY, HTTP];
         type Row<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>);
         let table: [Row<'_>; 14] = [
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_filtered_by_what_they_speak() {
+    fn peers_are_filtered_by_transfer_protocol() {
         let table: [(&str, &[&str], bool); 7] = [
             ("", &["transport-x"], true),
             ("transport-bitswap", &["transport-x", "Transport-Bitswap"], true),
@@ -153,7 +153,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_query_is_read_as_what_it_was_written_from(addrs in "[!a-zA-Z0-9,. &=-]{0,60}", protocols in "[a-z,&=% -]{0,60}") {
+        fn a_query_is_parsed_as_the_same_filters(
+            addrs in "[!a-zA-Z0-9,. &=-]{0,60}", protocols in "[a-z,&=% -]{0,60}",
+        ) {
             let filters = Filters::read(Some(&addrs), Some(&protocols));
             let query = filters.to_query();
             let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
@@ -161,7 +163,9 @@ mod tests {
         }
 
         #[test]
-        fn what_passed_once_passes_again(filter in "(!?(tcp|udp|http|unknown|ip4),){0,4}", picks in prop::collection::vec(0_usize..4, 0..5)) {
+        fn filters_are_idempotent(
+            filter in "(!?(tcp|udp|http|unknown|ip4),){0,4}", picks in prop::collection::vec(0_usize..4, 0..5),
+        ) {
             let addresses: Vec<&str> = picks.iter().map(|pick| [TCP, QUIC, RELAY, HTTP][*pick]).collect();
             let filters = Filters::read(Some(&filter), None);
             if let Some(left) = filters.apply(record(&addresses, &[])) {

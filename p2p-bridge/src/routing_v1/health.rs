@@ -1,66 +1,66 @@
-//! [`Health`]: whether a router is worth asking, so that one that is dead costs next to nothing.
+//! [`Health`]: the circuit breaker of a router, so that a dead router costs next to nothing.
 //!
-//! A state machine that is handed the clock. A router that failed rests, twice as long each time; then one request tries it,
-//! and only when that succeeded is it asked as before.
+//! A state machine that is passed the clock. After a failure the breaker is open for a back-off that doubles each time;
+//! then one request probes the router, and its success closes the breaker.
 
 use std::time::{Duration, Instant};
 
-/// How long a router rests after its first failure.
-pub(super) const FIRST_REST: Duration = Duration::from_secs(2);
-/// The longest that a router rests, whatever it says itself.
-const LONGEST_REST: Duration = Duration::from_secs(300);
+/// The back-off after the first failure.
+pub(super) const BACK_OFF_MIN: Duration = Duration::from_secs(2);
+/// The maximum back-off, including `Retry-After`.
+const BACK_OFF_MAX: Duration = Duration::from_secs(300);
 
-/// What is known of a router's health.
+/// The state of the circuit breaker.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// Failures since the last success.
+    /// Consecutive failures.
     failures: u32,
-    resting_until: Option<Instant>,
-    /// Whether the one request after a rest is under way.
-    on_trial: bool,
+    open_until: Option<Instant>,
+    /// Whether the probe request is in flight (half-open).
+    probing: bool,
 }
 
 impl Health {
-    /// Whether to ask the router now. Whoever is told so says afterwards what came of it.
-    pub fn may_ask(&mut self, now: Instant) -> bool {
-        match self.resting_until {
+    /// Whether a request may be sent now. Report the result of an allowed request afterwards.
+    pub fn allows_request(&mut self, now: Instant) -> bool {
+        match self.open_until {
             None => true,
-            Some(until) if now < until || self.on_trial => false,
+            Some(until) if now < until || self.probing => false,
             Some(_) => {
-                self.on_trial = true;
+                self.probing = true;
                 true
             }
         }
     }
 
-    /// It answered.
+    /// Records a successful request.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// It did not answer, or not with sense.
+    /// Records a request that failed or timed out.
     pub fn failed(&mut self, now: Instant) {
-        let rest = FIRST_REST.saturating_mul(2_u32.saturating_pow(self.failures)).min(LONGEST_REST);
-        // Requests that were under way when the first of them failed say nothing new.
-        if self.on_trial || self.resting_until.is_none() {
+        let back_off = BACK_OFF_MIN.saturating_mul(2_u32.saturating_pow(self.failures)).min(BACK_OFF_MAX);
+        // Requests in flight during the first failure are not counted again.
+        if self.probing || self.open_until.is_none() {
             self.failures = self.failures.saturating_add(1);
-            self.rest(now, rest);
+            self.open(now, back_off);
         }
     }
 
-    /// It answered that it is busy, perhaps for how long.
+    /// Records that the router is busy, with its `Retry-After`.
     pub fn busy(&mut self, now: Instant, wait: Option<Duration>) {
-        self.rest(now, wait.unwrap_or(FIRST_REST).min(LONGEST_REST));
+        self.open(now, wait.unwrap_or(BACK_OFF_MIN).min(BACK_OFF_MAX));
     }
 
-    /// Nobody waited for the answer, so nothing was learnt.
-    pub fn left(&mut self) {
-        self.on_trial = false;
+    /// Records a request that was cancelled, which has no result.
+    pub fn abandoned(&mut self) {
+        self.probing = false;
     }
 
-    fn rest(&mut self, now: Instant, rest: Duration) {
-        self.on_trial = false;
-        self.resting_until = Some(now + rest);
+    fn open(&mut self, now: Instant, back_off: Duration) {
+        self.probing = false;
+        self.open_until = Some(now + back_off);
     }
 }
 
@@ -70,44 +70,45 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_dead_router_is_tried_ever_more_rarely_and_a_live_one_always() {
+    fn a_dead_router_is_probed_with_exponential_back_off() {
         let (mut health, mut now) = (Health::default(), Instant::now());
-        assert!(health.may_ask(now) && health.may_ask(now));
+        assert!(health.allows_request(now) && health.allows_request(now));
         health.failed(now);
         health.failed(now);
-        for rest in [2_u64, 4, 8, 16, 32, 64, 128, 256, 300, 300].map(Duration::from_secs) {
-            assert!(!health.may_ask(now + rest - Duration::from_millis(1)), "{rest:?}");
-            now += rest;
-            assert!(health.may_ask(now), "{rest:?}");
-            assert!(!health.may_ask(now), "one request tries it");
+        for back_off in [2_u64, 4, 8, 16, 32, 64, 128, 256, 300, 300].map(Duration::from_secs) {
+            assert!(!health.allows_request(now + back_off - Duration::from_millis(1)), "{back_off:?}");
+            now += back_off;
+            assert!(health.allows_request(now), "{back_off:?}");
+            assert!(!health.allows_request(now), "one probe at a time");
             health.failed(now);
         }
-        now += LONGEST_REST;
-        assert!(health.may_ask(now));
-        health.left();
-        assert!(health.may_ask(now), "the trial was broken off");
+        now += BACK_OFF_MAX;
+        assert!(health.allows_request(now));
+        health.abandoned();
+        assert!(health.allows_request(now), "the probe was cancelled");
         health.succeeded();
-        assert!(health.may_ask(now) && health.may_ask(now));
+        assert!(health.allows_request(now) && health.allows_request(now));
     }
 
     #[test]
-    fn a_busy_router_is_left_alone_for_as_long_as_it_says_within_reason() {
+    fn retry_after_of_a_busy_router_is_honoured_up_to_the_maximum() {
         let now = Instant::now();
         let table = [
-            (None, FIRST_REST),
+            (None, BACK_OFF_MIN),
             (Some(Duration::from_secs(7)), Duration::from_secs(7)),
-            (Some(Duration::MAX), LONGEST_REST),
+            (Some(Duration::MAX), BACK_OFF_MAX),
         ];
-        for (said, rest) in table {
+        for (retry_after, back_off) in table {
             let mut health = Health::default();
-            health.busy(now, said);
-            assert!(!health.may_ask(now + rest - Duration::from_millis(1)) && health.may_ask(now + rest), "{said:?}");
+            health.busy(now, retry_after);
+            assert!(!health.allows_request(now + back_off - Duration::from_millis(1)), "{retry_after:?}");
+            assert!(health.allows_request(now + back_off), "{retry_after:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn no_router_rests_for_ever(events in prop::collection::vec((0_u8..5, 0_u64..400), 0..100)) {
+        fn no_breaker_stays_open_forever(events in prop::collection::vec((0_u8..5, 0_u64..400), 0..100)) {
             let (mut health, mut now) = (Health::default(), Instant::now());
             for (event, seconds) in events {
                 now += Duration::from_secs(seconds);
@@ -115,12 +116,12 @@ mod tests {
                     0 => health.succeeded(),
                     1 => health.failed(now),
                     2 => health.busy(now, Some(Duration::from_secs(seconds * 1000))),
-                    3 => health.left(),
-                    _ => _ = health.may_ask(now),
+                    3 => health.abandoned(),
+                    _ => _ = health.allows_request(now),
                 }
             }
-            health.left();
-            prop_assert!(health.may_ask(now + LONGEST_REST));
+            health.abandoned();
+            prop_assert!(health.allows_request(now + BACK_OFF_MAX));
         }
     }
 }

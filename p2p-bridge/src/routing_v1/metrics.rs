@@ -1,4 +1,4 @@
-//! What a scrape says of the routers that are asked.
+//! Metrics of delegated routers.
 
 use super::client::RouterError;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -19,27 +19,27 @@ struct EndpointLabel {
     endpoint: &'static str,
 }
 
-/// Every endpoint that routers are asked at.
+/// The labels of all endpoints.
 pub(super) const ENDPOINTS: [&str; 5] = ["providers", "peers", "closest", "ipns", "ipns_put"];
 
-/// What can come of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// There were records.
+    /// The answer had records.
     Found,
-    /// There were none.
+    /// The answer had no records.
     Empty,
-    /// The router could not be reached, or stalled.
+    /// The router could not be reached, or timed out.
     Unreachable,
-    /// It was busy.
+    /// The router answered 429 or 503.
     Busy,
-    /// It does not serve this.
+    /// The router rejected the request with another status.
     Refused,
-    /// Its answer made no sense.
+    /// The answer was invalid.
     Broken,
-    /// Nobody waited for the answer any more.
-    Left,
-    /// It was not asked, because it rests or has enough to do.
+    /// The request was cancelled before the answer.
+    Abandoned,
+    /// The request was not sent, because of the circuit breaker or the request limit.
     Skipped,
 }
 
@@ -50,7 +50,7 @@ const OUTCOMES: [(Outcome, &str); 8] = [
     (Outcome::Busy, "busy"),
     (Outcome::Refused, "refused"),
     (Outcome::Broken, "broken"),
-    (Outcome::Left, "left"),
+    (Outcome::Abandoned, "left"),
     (Outcome::Skipped, "skipped"),
 ];
 
@@ -79,16 +79,16 @@ impl Metrics {
         let metrics = Self { requests: Family::default(), seconds: Family::new_with_constructor(seconds) };
         registry.register(
             "causeway_router_requests",
-            "Requests to delegated routers, by endpoint and what came of them",
+            "Requests to delegated routers, by endpoint and result",
             metrics.requests.clone(),
         );
         registry.register_with_unit(
             "causeway_router_first_record",
-            "From asking a delegated router to its first record",
+            "Time from a request to a delegated router to its first record",
             Unit::Seconds,
             metrics.seconds.clone(),
         );
-        // A counter that is missing until its first event cannot be told from one that is broken.
+        // All counters are exported from the start: a missing counter looks like a broken one.
         for endpoint in ENDPOINTS {
             for (_, result) in OUTCOMES {
                 drop(metrics.requests.get_or_create(&RequestLabels { endpoint, result }));
@@ -98,13 +98,13 @@ impl Metrics {
         metrics
     }
 
-    /// A request is over.
+    /// Counts a request that has ended.
     pub fn ended(&self, endpoint: &'static str, outcome: Outcome) {
         let result = OUTCOMES.iter().find(|(other, _)| *other == outcome).map_or("", |(_, name)| name);
         self.requests.get_or_create(&RequestLabels { endpoint, result }).inc();
     }
 
-    /// The first record of an answer came.
+    /// Records the time to the first record of an answer.
     pub fn first(&self, endpoint: &'static str, took: Duration) {
         self.seconds.get_or_create(&EndpointLabel { endpoint }).observe(took.as_secs_f64());
     }

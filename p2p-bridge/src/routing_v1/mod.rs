@@ -1,19 +1,19 @@
-//! The Delegated Routing V1 HTTP API (<https://specs.ipfs.tech/routing/http-routing-v1/>): what both sides of it exchange, and the
-//! routers that we ask. What answers others is in the gateway.
+//! The Delegated Routing V1 HTTP API (<https://specs.ipfs.tech/routing/http-routing-v1/>): the format that client and
+//! server share, and the client of delegated routers. The server is in the gateway.
 //!
-//! Goals: every router is asked at the moment the DHT is, and its records are used as they come; one that is dead, slow or
-//! lying costs next to nothing and harms nobody.
+//! Goals: every router is queried in parallel with the DHT, and its records are used as they arrive; a dead, slow or
+//! misbehaving router costs next to nothing.
 //!
-//! Non-goals: believing what they say. Addresses are filtered and dialled as those of any stranger, blocks and IPNS records are
-//! checked.
+//! Non-goals: trusting the routers. Addresses are filtered and dialled like those of any untrusted peer; blocks and
+//! IPNS records are verified.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`types`] | records, read and written as JSON |
-//! | [`ndjson`] | records out of a stream of lines |
-//! | [`filters`] | which peers and addresses are wanted |
-//! | [`client`] | one router: requests, bounds, errors |
-//! | `health` | whether a router is worth asking |
+//! | [`types`] | records, to and from JSON |
+//! | [`ndjson`] | records from a stream of lines |
+//! | [`filters`] | filters of peers and addresses |
+//! | [`client`] | one router: requests, limits, errors |
+//! | `health` | the circuit breaker of a router |
 
 pub mod client;
 pub mod filters;
@@ -42,38 +42,38 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-/// Requests to one router at a time. Searches beyond it do without.
+/// Maximum concurrent requests to one router. Searches skip the router beyond that.
 const REQUESTS_MAX: usize = 64;
-/// Records that may wait for whoever searches, and hold the router back.
+/// Maximum buffered records, which applies backpressure to the router.
 const FOUND_WAITING_MAX: usize = 16;
 
-/// Why the routers cannot be asked as configured.
+/// Why the configuration of the routers is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutersError {
-    /// An address is not one.
+    /// The address of a router is invalid.
     #[error(transparent)]
     NotARouter(#[from] NotARouter),
-    /// There is no HTTP client to be had.
-    #[error("no HTTP client can be made: {0}")]
+    /// The HTTP client could not be created.
+    #[error("could not create the HTTP client: {0}")]
     Client(String),
 }
 
-/// Every router that is asked. Cloning shares them.
+/// All configured routers. Cloning shares them.
 #[derive(Debug, Clone)]
 pub struct Routers {
-    routers: Arc<[Arc<Watched>]>,
+    routers: Arc<[Arc<MonitoredRouter>]>,
     metrics: Metrics,
 }
 
-/// A router and how it has been doing.
+/// A router with its circuit breaker and its request limit.
 #[derive(Debug)]
-struct Watched {
+struct MonitoredRouter {
     router: Router,
     health: Mutex<Health>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-impl Watched {
+impl MonitoredRouter {
     fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,7 +83,7 @@ impl Routers {
     /// The routers at these addresses.
     ///
     /// # Errors
-    /// [`RoutersError`] names the address at fault.
+    /// [`RoutersError`] names the invalid address.
     pub fn new<U: AsRef<str>>(
         urls: impl IntoIterator<Item = U>,
         registry: &mut Registry,
@@ -97,40 +97,41 @@ impl Routers {
         registry: &mut Registry,
     ) -> Result<Self, RoutersError> {
         let http = client::http_client(&limits).map_err(|error| RoutersError::Client(error.to_string()))?;
-        let watched = |url: U| {
+        let monitored = |url: U| {
             let router = Router::new(url.as_ref(), http.clone(), limits)?;
-            Ok(Arc::new(Watched { router, health: Mutex::default(), places: Arc::new(Semaphore::new(REQUESTS_MAX)) }))
+            let permits = Arc::new(Semaphore::new(REQUESTS_MAX));
+            Ok(Arc::new(MonitoredRouter { router, health: Mutex::default(), permits }))
         };
-        let routers = urls.into_iter().map(watched).collect::<Result<_, NotARouter>>()?;
+        let routers = urls.into_iter().map(monitored).collect::<Result<_, NotARouter>>()?;
         Ok(Self { routers, metrics: Metrics::register(registry) })
     }
 
-    /// Whether there is nobody to ask.
+    /// Whether no router is configured.
     pub fn is_empty(&self) -> bool {
         self.routers.is_empty()
     }
 
-    /// Asks every router that is worth it, all at once. Must be called inside a Tokio runtime.
+    /// Queries all available routers in parallel. Must be called inside a Tokio runtime.
     pub fn find(&self, question: &Question) -> Found {
         let (to, records) = mpsc::channel(FOUND_WAITING_MAX);
         let mut tasks = JoinSet::new();
-        for asking in self.ask_all(question.endpoint()) {
+        for request in self.ask_all(question.endpoint()) {
             let (question, to) = (question.clone(), to.clone());
-            tasks.spawn(async move { asking.peers(&question, &to).await });
+            tasks.spawn(async move { request.peers(&question, &to).await });
         }
         Found { records, _tasks: tasks }
     }
 
-    /// Asks every router that is worth it for the record of a key, and puts what each has into a search, as long as anybody
-    /// listens to that. Whether a record is good nobody has checked.
+    /// Queries all available routers for the record of a key, and sends the results to a search, until its receiver is
+    /// closed. The records are not verified.
     pub async fn feed(self, key: Key, search: mpsc::Sender<lookups::Found>) {
         let mut tasks = JoinSet::new();
-        for asking in self.ask_all("ipns") {
+        for request in self.ask_all("ipns") {
             let search = search.clone();
             tasks.spawn(async move {
-                let answer = asking.through(|router| async move { router.record(&key).await }, count).await;
+                let answer = request.execute(|router| async move { router.record(&key).await }, count).await;
                 if let Ok(Some(bytes)) = answer {
-                    // Full means that whoever searches has enough to do.
+                    // If the channel is full, the search has enough records.
                     let _ = search.try_send(lookups::Found { holder: Holder::Router, bytes });
                 }
             });
@@ -142,13 +143,13 @@ impl Routers {
         }
     }
 
-    /// Gives every router that is worth it a key's record to publish. Returns how many took it.
+    /// Publishes a key's record through all available routers. Returns how many accepted it.
     pub async fn publish(&self, key: Key, record: Bytes) -> usize {
         let mut tasks = JoinSet::new();
-        for asking in self.ask_all("ipns_put") {
+        for request in self.ask_all("ipns_put") {
             let record = record.clone();
             let put = move |router: Router| async move { router.put_record(&key, record).await };
-            tasks.spawn(async move { asking.through(put, |()| 1).await.is_ok() });
+            tasks.spawn(async move { request.execute(put, |()| 1).await.is_ok() });
         }
         let mut taken = 0;
         while let Some(ended) = tasks.join_next().await {
@@ -157,8 +158,8 @@ impl Routers {
         taken
     }
 
-    fn ask_all(&self, endpoint: &'static str) -> impl Iterator<Item = Asking> {
-        self.routers.iter().filter_map(move |watched| Asking::begin(watched, endpoint, &self.metrics))
+    fn ask_all(&self, endpoint: &'static str) -> impl Iterator<Item = RouterRequest> {
+        self.routers.iter().filter_map(move |monitored| RouterRequest::begin(monitored, endpoint, &self.metrics))
     }
 }
 
@@ -166,7 +167,7 @@ fn count<T>(found: &Option<T>) -> usize {
     usize::from(found.is_some())
 }
 
-/// What routers find. Dropping it ends every request.
+/// The results of the routers. Dropping it cancels the requests.
 #[derive(Debug)]
 pub struct Found {
     records: mpsc::Receiver<PeerRecord>,
@@ -174,40 +175,40 @@ pub struct Found {
 }
 
 impl Found {
-    /// The next record, as it is found; `None` when every router has answered.
+    /// The next record as it arrives; `None` when all routers have answered.
     pub async fn next(&mut self) -> Option<PeerRecord> {
         self.records.recv().await
     }
 }
 
-/// A request to one router, from its beginning to its end, whichever that is.
-struct Asking {
-    router: Arc<Watched>,
+/// A request to one router, which records its outcome when it is dropped.
+struct RouterRequest {
+    router: Arc<MonitoredRouter>,
     endpoint: &'static str,
     metrics: Metrics,
     begun: Instant,
     outcome: Option<Outcome>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Asking {
-    /// Begins a request, if the router is worth it.
-    fn begin(router: &Arc<Watched>, endpoint: &'static str, metrics: &Metrics) -> Option<Self> {
+impl RouterRequest {
+    /// Starts a request, if the circuit breaker and the limit allow it.
+    fn begin(router: &Arc<MonitoredRouter>, endpoint: &'static str, metrics: &Metrics) -> Option<Self> {
         let begun = Instant::now();
-        let place = Arc::clone(&router.places).try_acquire_owned().ok();
-        let Some(place) = place.filter(|_| router.health().may_ask(begun)) else {
+        let permit = Arc::clone(&router.permits).try_acquire_owned().ok();
+        let Some(permit) = permit.filter(|_| router.health().allows_request(begun)) else {
             metrics.ended(endpoint, Outcome::Skipped);
             return None;
         };
         let (router, metrics) = (Arc::clone(router), metrics.clone());
-        Some(Self { router, endpoint, metrics, begun, outcome: None, _place: place })
+        Some(Self { router, endpoint, metrics, begun, outcome: None, _permit: permit })
     }
 
-    /// Asks for peers; the first of them is timed.
+    /// Queries peers, and measures the time to the first record.
     async fn peers(self, question: &Question, to: &mpsc::Sender<PeerRecord>) {
         let (first, mut records) = mpsc::channel(1);
         let (metrics, endpoint, begun) = (self.metrics.clone(), self.endpoint, self.begun);
-        let pass_on = async {
+        let forward = async {
             let mut timed = false;
             while let Some(record) = records.recv().await {
                 if !std::mem::replace(&mut timed, true) {
@@ -219,12 +220,12 @@ impl Asking {
             }
         };
         let question = question.clone();
-        let ask = self.through(|router| async move { router.ask(&question, &first).await }, |count| *count);
-        let _ = tokio::join!(ask, pass_on);
+        let ask = self.execute(|router| async move { router.ask(&question, &first).await }, |count| *count);
+        let _ = tokio::join!(ask, forward);
     }
 
-    /// Does one request and notes what came of it, by how many records there are in the answer.
-    async fn through<T, F: Future<Output = Result<T, RouterError>>>(
+    /// Executes one request and records its outcome. `records` counts the records in the answer.
+    async fn execute<T, F: Future<Output = Result<T, RouterError>>>(
         mut self,
         request: impl FnOnce(Router) -> F,
         records: impl FnOnce(&T) -> usize,
@@ -237,24 +238,25 @@ impl Asking {
             Err(error) => Outcome::from(error),
         };
         match &answer {
-            // What it does not serve at one endpoint it may at another.
+            // A router may reject one endpoint and serve another.
             Ok(_) | Err(RouterError::Refused { .. }) => self.router.health().succeeded(),
             Err(RouterError::Busy { retry_after }) => self.router.health().busy(now, *retry_after),
             Err(_) => self.router.health().failed(now),
         }
         if let Err(error) = &answer {
-            tracing::debug!(router = %self.router.router.base(), endpoint = self.endpoint, %error, "a router failed");
+            let router = self.router.router.base();
+            tracing::debug!(%router, endpoint = self.endpoint, %error, "a request to a router failed");
         }
         self.outcome = Some(outcome);
         answer
     }
 }
 
-impl Drop for Asking {
+impl Drop for RouterRequest {
     fn drop(&mut self) {
         if self.outcome.is_none() {
-            self.router.health().left();
+            self.router.health().abandoned();
         }
-        self.metrics.ended(self.endpoint, self.outcome.unwrap_or(Outcome::Left));
+        self.metrics.ended(self.endpoint, self.outcome.unwrap_or(Outcome::Abandoned));
     }
 }

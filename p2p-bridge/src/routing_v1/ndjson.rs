@@ -1,38 +1,38 @@
-//! [`Lines`]: records out of a stream of JSON texts, one a line, as its bytes come.
+//! [`Lines`]: records from a stream of newline-delimited JSON, decoded as bytes arrive.
 //!
-//! A state machine without I/O. A sender who never ends a line, or never ends, meets a bound; a line that is no record that is
-//! understood is skipped, and one that is no JSON ends the stream.
+//! A state machine without I/O. The length of a line and of the stream are limited; a line without a known record is
+//! skipped, and an invalid line ends the stream.
 
 use super::types::{FormatError, PeerRecord};
 
-/// How much of a stream is read.
+/// Limits of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Bytes of one line.
+    /// Maximum bytes of one line.
     pub line_bytes_max: usize,
-    /// Bytes of all lines together.
+    /// Maximum bytes of all lines.
     pub bytes_max: usize,
 }
 
-/// A stream that is being read.
+/// A stream that is being decoded.
 #[derive(Debug)]
 pub struct Lines {
     limits: Limits,
-    /// The beginning of a line whose end has not come.
+    /// The start of an incomplete line.
     partial: Vec<u8>,
     bytes: usize,
 }
 
 impl Lines {
-    /// The beginning of a stream.
+    /// A decoder at the start of a stream.
     pub fn new(limits: Limits) -> Self {
         Self { limits, partial: Vec::new(), bytes: 0 }
     }
 
-    /// Takes the next bytes and gives each record that they complete to `found`.
+    /// Decodes the next bytes and calls `found` with each completed record.
     ///
     /// # Errors
-    /// [`FormatError`] when the stream has to be given up. What was found before is good.
+    /// [`FormatError`] if the stream must be closed. Records found before are valid.
     pub fn push(&mut self, mut bytes: &[u8], mut found: impl FnMut(PeerRecord)) -> Result<(), FormatError> {
         self.bytes = self.bytes.saturating_add(bytes.len());
         let is_too_long = self.bytes > self.limits.bytes_max;
@@ -40,7 +40,7 @@ impl Lines {
             self.extend(&bytes[..end])?;
             let line = std::mem::take(&mut self.partial);
             read(&line, &mut found)?;
-            // Its memory is good for the next line.
+            // Reuse the allocation for the next line.
             self.partial = line;
             self.partial.clear();
             bytes = &bytes[end + 1..];
@@ -49,10 +49,10 @@ impl Lines {
         if is_too_long { Err(FormatError::TooLong { max: self.limits.bytes_max }) } else { Ok(()) }
     }
 
-    /// The stream ended: its last line needs no line feed.
+    /// Ends the stream: the last line needs no line feed.
     ///
     /// # Errors
-    /// [`FormatError::NotJson`] when it broke off.
+    /// [`FormatError::NotJson`] if the last line is incomplete.
     pub fn finish(self, mut found: impl FnMut(PeerRecord)) -> Result<(), FormatError> {
         read(&self.partial, &mut found)
     }
@@ -91,7 +91,7 @@ mod tests {
         PeerRecord::new(PeerId::random(), Vec::new())
     }
 
-    /// Reads a stream that comes in pieces.
+    /// Decodes a stream that arrives in pieces.
     fn read_all<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<PeerRecord>, Result<(), FormatError>) {
         let (mut lines, mut records) = (Lines::new(LIMITS), Vec::new());
         for piece in pieces {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn good_lines_before_a_bad_one_count() {
+    fn records_before_an_invalid_line_are_found() {
         let good = record();
         let line = good.to_json();
         let table = [
@@ -126,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_in_which_pieces_a_stream_comes(
+        fn the_pieces_of_a_stream_do_not_matter(
             lines in prop::collection::vec(prop_oneof![Just(None), "[a-z{}\\[\\]\", ]{0,30}".prop_map(Some)], 0..6),
             cuts in prop::collection::vec(1_usize..40, 1..20),
         ) {
@@ -144,7 +144,9 @@ mod tests {
         }
 
         #[test]
-        fn no_more_is_held_than_a_line_may_have(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..20)) {
+        fn the_buffered_line_is_bounded(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..20),
+        ) {
             let mut lines = Lines::new(LIMITS);
             for piece in &pieces {
                 if lines.push(piece, |_| ()).is_err() {

@@ -1,4 +1,4 @@
-//! Routers that answer well, badly, slowly or not at all, played by a socket.
+//! Routers with good, invalid, slow or no answers, scripted on a socket.
 
 use super::client::Limits;
 use super::types::{self, PeerRecord};
@@ -10,43 +10,47 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// How long anything may take, on a machine that has much else to do.
+/// Generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What is waited for a router that says nothing.
+/// The timeout of a request to a silent router.
 const SHORTLY: Duration = Duration::from_secs(1);
-/// The same, where it has something to say before.
+/// The timeout of a request to a router that sends something first.
 const A_WHILE: Duration = Duration::from_secs(6);
 
-/// What a router does with a connection after it has read a request.
+/// An action of a scripted router after it has read a request.
 #[derive(Clone)]
 enum Act {
-    /// Sends this.
-    Say(String),
-    /// Sends this again and again, until nobody takes it.
+    /// Sends text.
+    Send(String),
+    /// Sends text repeatedly until the connection is closed.
     Flood(String),
-    /// Says nothing more, but stays.
+    /// Sends nothing more, but keeps the connection open.
     Stall,
 }
 
-/// A router that plays one script for every request, and tells what it was asked.
-struct Played {
+/// A router that plays one script for every request, and records the requests.
+struct ScriptedRouter {
     url: String,
     asked: UnboundedReceiver<String>,
 }
 
-async fn play(script: Vec<Act>) -> Played {
+async fn play(script: Vec<Act>) -> ScriptedRouter {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("is bound"));
-    let (tell, asked) = unbounded_channel();
+    let (requests, asked) = unbounded_channel();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(perform(stream, script.clone(), tell.clone()));
+            tokio::spawn(perform(stream, script.clone(), requests.clone()));
         }
     });
-    Played { url, asked }
+    ScriptedRouter { url, asked }
 }
 
-async fn perform(mut stream: TcpStream, script: Vec<Act>, tell: mpsc::UnboundedSender<String>) -> std::io::Result<()> {
+async fn perform(
+    mut stream: TcpStream,
+    script: Vec<Act>,
+    requests: mpsc::UnboundedSender<String>,
+) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|four| four == b"\r\n\r\n") {
         let read = stream.read_buf(&mut head).await?;
@@ -54,10 +58,10 @@ async fn perform(mut stream: TcpStream, script: Vec<Act>, tell: mpsc::UnboundedS
             return Ok(());
         }
     }
-    let _ = tell.send(String::from_utf8_lossy(&head).into_owned());
+    let _ = requests.send(String::from_utf8_lossy(&head).into_owned());
     for act in script {
         match act {
-            Act::Say(text) => stream.write_all(text.as_bytes()).await?,
+            Act::Send(text) => stream.write_all(text.as_bytes()).await?,
             Act::Flood(text) => loop {
                 stream.write_all(text.as_bytes()).await?;
             },
@@ -67,13 +71,13 @@ async fn perform(mut stream: TcpStream, script: Vec<Act>, tell: mpsc::UnboundedS
     stream.shutdown().await
 }
 
-/// A head after which the body goes on to the end of the connection.
+/// A response head without `Content-Length`: the body ends with the connection.
 fn head(status: &str, content_type: &str) -> Act {
-    Act::Say(format!("HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nConnection: close\r\n\r\n"))
+    Act::Send(format!("HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nConnection: close\r\n\r\n"))
 }
 
 fn say(text: impl Into<String>) -> Act {
-    Act::Say(text.into())
+    Act::Send(text.into())
 }
 
 fn record(port: u16) -> PeerRecord {
@@ -84,12 +88,12 @@ fn cid() -> Cid {
     cid::parse("bafkreicysg23kiwv34eg2d7qweipxwosdo2py4ldv42nbauguluen5v6am").expect("a CID")
 }
 
-/// Limits for a router that is waited for so long.
+/// Limits with a request timeout.
 fn limits(request: Duration) -> Limits {
     Limits { request, connect: PATIENCE, bytes_max: 100_000, line_bytes_max: 2000, records_max: 50 }
 }
 
-/// Routers, and what is counted of them.
+/// Routers, and the registry of their metrics.
 fn routers(urls: &[&str]) -> (Routers, Registry) {
     patient_routers(urls, PATIENCE)
 }
@@ -109,10 +113,10 @@ fn counted(registry: &Registry, endpoint: &str, result: &str) -> u64 {
 }
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
 }
 
-/// Everything that is found.
+/// All records that are found.
 async fn all(routers: &Routers, question: &Question) -> Vec<PeerRecord> {
     let (mut found, mut records) = (routers.find(question), Vec::new());
     while let Some(record) = within("records", found.next()).await {
@@ -122,7 +126,7 @@ async fn all(routers: &Routers, question: &Question) -> Vec<PeerRecord> {
 }
 
 #[tokio::test]
-async fn each_endpoint_is_asked_as_specified_and_either_format_is_read() {
+async fn each_endpoint_is_requested_as_specified_and_both_formats_are_parsed() {
     let [one, two] = [record(1), record(2)];
     let lines = format!("{}\n{{\"Schema\":\"else\"}}\n{}", one.to_json(), two.to_json());
     let bodies = [
@@ -154,7 +158,7 @@ async fn each_endpoint_is_asked_as_specified_and_either_format_is_read() {
 }
 
 #[tokio::test]
-async fn records_are_handed_on_while_more_are_to_come() {
+async fn records_are_forwarded_as_they_arrive() {
     let first = record(1);
     let script = vec![head("200 OK", client::NDJSON), say(first.to_json() + "\n"), say("{\"Schema\":"), Act::Stall];
     let slow = play(script).await;
@@ -168,7 +172,7 @@ async fn records_are_handed_on_while_more_are_to_come() {
         records.push(within("a record", found.next()).await.expect("a record"));
     }
     assert!(records.contains(&first) && records.contains(&second));
-    // Who has enough drops the search, and the request with it.
+    // Dropping the search cancels the request.
     drop(found);
     within("the end of the request", async {
         while counted(&registry, "providers", "left") == 0 {
@@ -179,12 +183,12 @@ async fn records_are_handed_on_while_more_are_to_come() {
 }
 
 #[tokio::test]
-async fn answers_are_sorted_by_what_to_do_about_them() {
+async fn answers_are_counted_by_outcome() {
     let good = record(1).to_json() + "\n";
     let ndjson = || head("200 OK", client::NDJSON);
     let json = || head("200 OK", client::JSON);
     let long_list = format!("{{\"Providers\":[{}]}}", vec!["0"; 100_000].join(","));
-    // A script, how many records come of it, what it is counted as, and whether the router is asked again at once.
+    // A script, the number of records, the result in metrics, and whether the next request is allowed.
     let table = [
         (vec![ndjson()], 0, "empty", true),
         (vec![json(), say("{\"Providers\":null}")], 0, "empty", true),
@@ -224,8 +228,8 @@ async fn answers_are_sorted_by_what_to_do_about_them() {
         let mut second = routers.find(&Question::Providers(cid()));
         if again {
             assert_eq!(counted(&registry, "providers", "skipped"), 0, "{what}");
-        } else if begun.elapsed() < health::FIRST_REST {
-            // It still rests, however busy this machine is.
+        } else if begun.elapsed() < health::BACK_OFF_MIN {
+            // The breaker is still open, however slow this machine is.
             assert_eq!(within("nothing", second.next()).await, None, "{what}");
             assert_eq!(counted(&registry, "providers", "skipped"), 1, "{what}");
         }
@@ -234,7 +238,7 @@ async fn answers_are_sorted_by_what_to_do_about_them() {
 }
 
 #[tokio::test]
-async fn peers_that_speak_something_else_are_of_no_use() {
+async fn peers_with_other_transfer_protocols_are_dropped() {
     let speaking = |protocols: &[&str]| PeerRecord {
         protocols: protocols.iter().map(|text| (*text).to_owned()).collect(),
         ..record(1)
@@ -252,7 +256,7 @@ async fn peers_that_speak_something_else_are_of_no_use() {
 }
 
 #[tokio::test]
-async fn a_router_has_so_many_requests_at_a_time_and_no_more() {
+async fn concurrent_requests_to_a_router_are_limited() {
     let mut router = play(vec![Act::Stall]).await;
     let (routers, registry) = routers(&[&router.url]);
     let searches: Vec<Found> = (0..REQUESTS_MAX + 5).map(|_| routers.find(&Question::Providers(cid()))).collect();
@@ -313,5 +317,5 @@ fn addresses_of_routers_are_checked() {
         let base = routers.ok().map(|routers| routers.routers[0].router.base().to_string());
         assert_eq!(base.as_deref(), expected, "{url}");
     }
-    assert!(Routers::new([""; 0], &mut registry).expect("nobody").is_empty());
+    assert!(Routers::new([""; 0], &mut registry).expect("no routers").is_empty());
 }

@@ -1,8 +1,8 @@
-//! Records of peers as they are sent (<https://specs.ipfs.tech/routing/http-routing-v1/#known-schemas>): read from strangers
-//! with bounds, written for light clients.
+//! Peer records (<https://specs.ipfs.tech/routing/http-routing-v1/#known-schemas>): parsed from untrusted input with
+//! limits, and written for light clients.
 //!
-//! What is not understood is skipped, as the specification wants it: records of other schemas, fields of other names, and
-//! addresses of protocols that this library does not know.
+//! Unknown content is skipped, as the specification requires: records of other schemas, unknown fields, and addresses
+//! with unknown protocols.
 
 use content::names::Key;
 use libp2p::multiaddr::Protocol;
@@ -13,50 +13,50 @@ use serde::{Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use std::fmt;
 
-/// Addresses kept of one record; further ones are dropped.
+/// Maximum addresses of one record; further ones are dropped.
 pub const ADDRESSES_MAX: usize = 32;
-/// Protocols kept of one record; further ones are dropped.
+/// Maximum transfer protocols of one record; further ones are dropped.
 pub const PROTOCOLS_MAX: usize = 16;
-/// The longest name of a protocol that is kept, in bytes.
+/// The maximum length of a protocol name, in bytes.
 const PROTOCOL_BYTES_MAX: usize = 128;
-/// The longest address that is kept, in bytes of text.
+/// The maximum length of an address, in bytes of text.
 pub const ADDRESS_BYTES_MAX: usize = 1024;
 
-/// The one schema that is read and written.
+/// The only supported schema.
 const SCHEMA: &str = "peer";
-/// What a list of providers is called in JSON.
+/// The JSON name of a list of providers.
 pub const PROVIDERS: &str = "Providers";
-/// What a list of peers is called in JSON.
+/// The JSON name of a list of peers.
 pub const PEERS: &str = "Peers";
 
-/// How a peer says that it speaks Bitswap (<https://specs.ipfs.tech/routing/http-routing-v1/#known-transfer-protocols>).
+/// The protocol name of Bitswap (<https://specs.ipfs.tech/routing/http-routing-v1/#known-transfer-protocols>).
 pub const BITSWAP: &str = "transport-bitswap";
-/// How a peer says that it is a trustless gateway.
+/// The protocol name of trustless gateways.
 pub const HTTP_GATEWAY: &str = "transport-ipfs-gateway-http";
 
-/// A peer, where it is and what it speaks, as somebody says.
+/// An unverified record: a peer with its addresses and transfer protocols.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerRecord {
-    /// Who it is.
+    /// The peer ID.
     pub id: PeerId,
-    /// Where it is; empty if whoever says so does not know.
+    /// The addresses; may be empty.
     pub addresses: Vec<Multiaddr>,
-    /// How content can be had from it; empty if that is not known.
+    /// The transfer protocols; empty if unknown.
     pub protocols: Vec<String>,
 }
 
 impl PeerRecord {
-    /// A peer of whom nothing but this is known.
+    /// A record without protocols.
     pub fn new(id: PeerId, addresses: Vec<Multiaddr>) -> Self {
         Self { id, addresses, protocols: Vec::new() }
     }
 
-    /// Takes a record out of a JSON value; `None` if it is none that is understood.
+    /// Parses a record from a JSON value; `None` if it is invalid or has another schema.
     pub fn from_json(value: &Value) -> Option<Self> {
         if value.get("Schema")?.as_str()? != SCHEMA {
             return None;
         }
-        // Specified as the text of a peer id; some write it as a CID.
+        // Specified as the text of a peer ID; some servers write it as a CID.
         let id = *Key::parse(value.get("ID")?.as_str()?)?.peer_id();
         let addresses = texts(value, "Addrs", ADDRESS_BYTES_MAX).filter_map(|text| text.parse().ok());
         let addresses = addresses.filter_map(|address| without_peer(address, &id)).take(ADDRESSES_MAX).collect();
@@ -66,18 +66,18 @@ impl PeerRecord {
 
     /// The record as JSON on one line.
     pub fn to_json(&self) -> String {
-        // Nothing in it can fail to be written.
+        // Its serialisation cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// The texts of a list in a record that are not too long.
+/// The strings of a list in a record that are not too long.
 fn texts<'a>(record: &'a Value, field: &str, bytes_max: usize) -> impl Iterator<Item = &'a str> {
     let list = record.get(field).and_then(Value::as_array).into_iter().flatten();
     list.filter_map(Value::as_str).filter(move |text| text.len() <= bytes_max)
 }
 
-/// An address without the peer id at its end, which the record has already; `None` if it is another peer's.
+/// An address without the peer ID at its end, which the record has already; `None` if it is the ID of another peer.
 fn without_peer(mut address: Multiaddr, id: &PeerId) -> Option<Multiaddr> {
     while let Some(Protocol::P2p(peer)) = address.iter().last() {
         if peer != *id {
@@ -99,7 +99,7 @@ impl Serialize for PeerRecord {
     }
 }
 
-/// Something that is written as its text.
+/// Serialises a value as its text.
 struct Text<'a, T>(&'a T);
 
 impl<T: fmt::Display> Serialize for Text<'_, T> {
@@ -108,43 +108,43 @@ impl<T: fmt::Display> Serialize for Text<'_, T> {
     }
 }
 
-/// A whole answer in JSON: `{"Providers": […]}` or `{"Peers": […]}`.
+/// A complete JSON response: `{"Providers": […]}` or `{"Peers": […]}`.
 pub fn to_json_list(name: &str, records: &[PeerRecord]) -> String {
     let list = serde_json::to_string(records).unwrap_or_default();
     format!("{{\"{name}\":{list}}}")
 }
 
-/// Why an answer cannot be read.
+/// Why a response cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// It is no JSON, or another shape of it.
-    #[error("the answer is not as specified: {0}")]
+    /// It is not JSON, or has another structure.
+    #[error("the response is invalid: {0}")]
     NotJson(String),
-    /// One line of it is too long.
-    #[error("a line of the answer has more than {max} bytes")]
+    /// A line is too long.
+    #[error("a line of the response exceeds {max} bytes")]
     LineTooLong {
         /// The limit, in bytes.
         max: usize,
     },
-    /// There is too much of it.
-    #[error("the answer has more than {max} bytes")]
+    /// The response is too long.
+    #[error("the response exceeds {max} bytes")]
     TooLong {
         /// The limit, in bytes.
         max: usize,
     },
 }
 
-/// Reads a whole answer in JSON, whichever list it has, up to `records_max` records.
+/// Parses a complete JSON response with a list of either name, up to `records_max` records.
 ///
 /// # Errors
-/// [`FormatError::NotJson`].
+/// [`FormatError::NotJson`] if the response is invalid.
 pub fn from_json_list(bytes: &[u8], records_max: usize) -> Result<Vec<PeerRecord>, FormatError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let records = List { records_max }.deserialize(&mut json).and_then(|records| json.end().map(|()| records));
     records.map_err(|error| FormatError::NotJson(error.to_string()))
 }
 
-/// Reads the object that has the list. Records are read one by one, so that only one is ever held as a tree.
+/// Parses the object with the list. Records are parsed one by one, so that only one is in memory as a JSON tree.
 struct List {
     records_max: usize,
 }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_as_far_as_they_are_understood() {
+    fn records_are_parsed_and_unknown_content_is_skipped() {
         let whole = |rest: &str| format!("{{\"Schema\":\"peer\",\"ID\":\"{PEER}\"{rest}}}");
         let table = [
             (whole(""), Some(record(&[], &[]))),
@@ -251,7 +251,7 @@ mod tests {
             ),
             ("{\"Schema\":\"bitswap\",\"ID\":7}".to_owned(), None),
             (format!("{{\"ID\":\"{PEER}\"}}"), None),
-            ("{\"Schema\":\"peer\",\"ID\":\"nobody\"}".to_owned(), None),
+            ("{\"Schema\":\"peer\",\"ID\":\"invalid\"}".to_owned(), None),
             ("{\"Schema\":\"peer\"}".to_owned(), None),
             ("[1,2]".to_owned(), None),
             ("null".to_owned(), None),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_records_are_parsed_as_the_same() {
         for record in [record(&[], &[]), record(&["/ip4/1.2.3.4/udp/1/quic-v1", "/ip6/::1/tcp/2"], &[BITSWAP])] {
             assert_eq!(read(&record.to_json()).as_ref(), Some(&record));
             assert!(!record.to_json().contains('\n'));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_other_shapes_are_refused_and_other_fields_are_not() {
+    fn lists_of_other_types_are_rejected_and_other_fields_are_ignored() {
         let good = ["{\"Providers\":null}", "{\"a\":{\"b\":[1]},\"Peers\":[],\"c\":0}", "{\"Providers\":[1,{},null]}"];
         for text in good {
             assert_eq!(from_json_list(text.as_bytes(), 9), Ok(Vec::new()), "{text}");

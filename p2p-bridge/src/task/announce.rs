@@ -1,4 +1,4 @@
-//! Announcing what is provided ([`crate::providing`]): the sweeps' decisions, carried out in both scopes.
+//! Announcing provider records ([`crate::providing`]): carries out the sweeps' decisions in both scopes.
 
 use super::{ADDRESSES_MAX, Task};
 use crate::announced::Announced;
@@ -25,11 +25,11 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-/// Our own keys that are kept in the record store of one scope, for those who ask us as one of the closest peers. More of
-/// them only come up in a network of so few peers that any of them knows all keys.
+/// The maximum number of the node's own keys in the record store of one scope, for requests to the node as one of the
+/// closest peers. There are more only in a network so small that all peers know all keys.
 const OWN_KEYS_MAX: usize = 16_384;
 
-/// What is to be announced, and how far that is.
+/// The sweeps and their state.
 pub struct Announcing {
     sweeps: HashMap<Scope, Sweep>,
     source: Option<Arc<dyn KeySource>>,
@@ -41,12 +41,12 @@ pub struct Announcing {
     options: ProvideOptions,
     announced: Announced,
     ourselves: PeerId,
-    /// When it was last looked for what has expired, in hours.
+    /// The hour of the last search for expired records.
     hour: u64,
 }
 
 impl Announcing {
-    /// Announces single keys, until [`Announcing::announce_from`] says where all of them come from.
+    /// Announces single keys only, until [`Announcing::announce_from`] adds a source of all keys.
     pub fn new(ourselves: PeerId, options: &BridgeOptions, metrics: Metrics) -> Self {
         let sweep = || Sweep::new(ourselves, Schedule::new(0, epoch::now()), false);
         let (loads, loaded) = mpsc::unbounded_channel();
@@ -65,7 +65,7 @@ impl Announcing {
         }
     }
 
-    /// Everything of a source is announced from now on, once in an interval.
+    /// Announces all keys of a source from now on, once per interval.
     pub fn announce_from(&mut self, source: Arc<dyn KeySource>) {
         let (now, interval) = (epoch::now(), self.options.every);
         for scope in Scope::ALL {
@@ -75,18 +75,18 @@ impl Announcing {
         self.source = Some(source);
     }
 
-    /// Keys that were read, when they have been.
+    /// The next window of keys that was read.
     pub async fn next_loaded(&mut self) -> Option<(Scope, Window)> {
         self.loaded.recv().await
     }
 
     fn load(&self, scope: Scope, first: u16) {
         let (Some(source), loads) = (self.source.clone(), self.loads.clone()) else { return };
-        // One of a scope at a time. If the task has stopped, nobody needs it.
+        // One window per scope at a time. If the task has stopped, the window is dropped.
         tokio::task::spawn_blocking(move || loads.send((scope, Window::load(&*source, first, WINDOW_KEYS_MAX))));
     }
 
-    /// What is to be written for a restart.
+    /// The changed files to write.
     pub fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
         if self.source.is_none() {
             return Vec::new();
@@ -105,7 +105,7 @@ fn file(directory: &Path, scope: Scope) -> PathBuf {
     })
 }
 
-/// A routing table, as sweeps see it.
+/// A routing table, for sweeps.
 struct Neighbours<'a> {
     dht: &'a mut Scoped,
     ourselves: PeerId,
@@ -115,7 +115,7 @@ impl Table for Neighbours<'_> {
     fn closest(&mut self, target: &[u8]) -> Vec<Peer> {
         let key = KBucketKey::new(target.to_vec());
         let closest = self.dht.get_closest_local_peers(&key).take(REPLICATION);
-        // The addresses are in the table, which adds them to every dial.
+        // The table has the addresses, and adds them to every dial.
         closest.map(|key| Peer { id: key.into_preimage(), addresses: Vec::new() }).collect()
     }
 
@@ -128,7 +128,7 @@ impl Table for Neighbours<'_> {
 }
 
 impl Task {
-    /// Moves every sweep on.
+    /// Advances all sweeps.
     pub(super) fn announce(&mut self) {
         Scope::ALL.into_iter().for_each(|scope| self.announce_in(scope));
     }
@@ -154,23 +154,23 @@ impl Task {
                 let provider = self.announcing.providers.get(&scope).cloned().unwrap_or_default();
                 self.swarm.behaviour_mut().announcer.announce(scope, id, peer, batch, provider);
             }
-            Action::Keep(key) => self.keep_own(scope, &key),
+            Action::Keep(key) => self.store_own_record(scope, &key),
         }
     }
 
-    /// Whoever asks us about a key that we are among the closest to is told that we have it.
-    fn keep_own(&mut self, scope: Scope, key: &[u8]) {
+    /// Stores the node's own provider record for a key that it is among the closest to.
+    fn store_own_record(&mut self, scope: Scope, key: &[u8]) {
         let mut record = ProviderRecord::new(RecordKey::new(&key), self.announcing.ourselves, Vec::new());
         record.expires = Some(Instant::now() + self.announcing.options.record_lifetime);
         let store = self.swarm.behaviour_mut().dht(scope).store_mut();
         if store.provided().size_hint().0 < OWN_KEYS_MAX {
-            // A full store knows enough.
+            // A full store has enough records.
             let _ = store.add_provider(record);
         }
     }
 
-    /// What was not announced again is no longer held.
-    fn forget_expired_own(&mut self, scope: Scope) {
+    /// Removes own records that were not announced again.
+    fn remove_expired_own(&mut self, scope: Scope) {
         let (now, ourselves) = (Instant::now(), self.announcing.ourselves);
         let store = self.swarm.behaviour_mut().dht(scope).store_mut();
         let expired = store.provided().filter(|record| record.is_expired(now)).map(|record| record.key.clone());
@@ -208,7 +208,7 @@ impl Task {
                 sweep.answered(id, Some(closer));
             }
             Outcome::Announced => sweep.announced(id, true),
-            // It was one or the other; the sweep knows which.
+            // The announcement or the query failed; the sweep knows which.
             Outcome::Failed(_) => sweep.failed(id),
         }
         self.announce_in(scope);
@@ -221,11 +221,11 @@ impl Task {
         self.announce_in(scope);
     }
 
-    /// What changes by itself: our addresses, the hour, and what the metrics say.
+    /// Updates the addresses, the expiry of records and the metrics.
     pub(super) fn tend_announcements(&mut self) {
         let now = epoch::now();
         for scope in Scope::ALL {
-            let addresses = self.told_addresses(scope);
+            let addresses = self.announced_addresses(scope);
             if addresses.is_empty() {
                 self.announcing.providers.remove(&scope);
             } else {
@@ -235,7 +235,7 @@ impl Task {
         }
         self.announce();
         if std::mem::replace(&mut self.announcing.hour, now / 3600) != now / 3600 {
-            Scope::ALL.into_iter().for_each(|scope| self.forget_expired_own(scope));
+            Scope::ALL.into_iter().for_each(|scope| self.remove_expired_own(scope));
         }
         for (scope, sweep) in &mut self.announcing.sweeps {
             self.announcing.metrics.count(*scope, sweep.take_counts());
@@ -243,9 +243,8 @@ impl Task {
         }
     }
 
-    /// Where peers of a scope reach us, as far as they are told. To the public one those addresses count that are known to be
-    /// reachable.
-    fn told_addresses(&mut self, scope: Scope) -> Vec<Multiaddr> {
+    /// The addresses to announce in a scope. In the public scope, these are the confirmed ones.
+    fn announced_addresses(&mut self, scope: Scope) -> Vec<Multiaddr> {
         let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
         let external: Vec<Multiaddr> = self.swarm.external_addresses().cloned().collect();
         let dht = self.swarm.behaviour_mut().dht(scope);

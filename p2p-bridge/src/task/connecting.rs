@@ -1,4 +1,4 @@
-//! Connections that somebody asked for, and what is told of those that there are ([`crate::connecting`], [`crate::peers`]).
+//! Connections on request, and the state of connected peers ([`crate::connecting`], [`crate::peers`]).
 
 use super::Task;
 use super::search::EndedDial;
@@ -12,12 +12,12 @@ use libp2p::swarm::{ConnectionId, DialError};
 use libp2p::{Multiaddr, PeerId};
 use std::time::Instant;
 
-/// DAGs of which callers said who has them, and providers that they may name of one.
+/// The maximum number of DAGs with suggested providers, and of suggested providers of one.
 const SUGGESTED_ROOTS_MAX: usize = 1_024;
 const SUGGESTED_MAX: usize = 16;
 
 impl Task {
-    /// Connects with a peer, by these addresses and by those that are known here.
+    /// Connects to a peer, by the given addresses and the known ones.
     pub(super) fn connect(&mut self, peer: PeerId, addresses: Vec<Multiaddr>, reply: Reply) {
         if peer == *self.swarm.local_peer_id() {
             let _ = reply.send(Err(ConnectError::Ourselves));
@@ -29,9 +29,9 @@ impl Task {
                 reply.send(Ok(Connected { peer, address: address.unwrap_or_else(Multiaddr::empty), already: true }));
             return;
         }
-        let known = self.remembered_addresses(&peer);
+        let known = self.known_peer_addresses(&peer);
         let opts = DialOpts::peer_id(peer)
-            // Somebody else may be dialling it, but by other addresses.
+            // A pending dial of another caller may have other addresses.
             .condition(PeerCondition::Disconnected)
             .addresses(addresses.into_iter().chain(known).collect())
             .extend_addresses_through_behaviour()
@@ -60,7 +60,7 @@ impl Task {
         }
     }
 
-    /// Somebody who wants a DAG says who has it: they are asked as soon as it is searched for.
+    /// Suggests a provider of a DAG, which is asked when the DAG is searched for.
     pub(super) fn suggest(&mut self, root: SessionId, provider: Provider) {
         while self.suggestions.len() >= SUGGESTED_ROOTS_MAX && !self.suggestions.contains_key(&root) {
             let Some(any) = self.suggestions.keys().next().copied() else { break };
@@ -73,7 +73,7 @@ impl Task {
         self.provider_named(root, provider, Informant::Caller);
     }
 
-    /// What is known of a DAG and of those who have it.
+    /// The state of a DAG and its providers.
     pub(super) fn inspect(&self, root: &SessionId) -> RootState {
         let bitswap = &self.swarm.behaviour().bitswap;
         let remembered = self.memory.providers(root).into_iter();
@@ -84,13 +84,13 @@ impl Task {
         }
     }
 
-    /// How much there is to do.
+    /// The load of the network.
     pub(super) fn load(&self) -> Load {
         let (sessions, wants) = self.swarm.behaviour().bitswap.load();
         Load { peers: self.connected.len(), sessions, wants, searches: self.searches.len() }
     }
 
-    /// Closes every connection with a peer; whether there was any.
+    /// Closes all connections to a peer; returns whether there was any.
     pub(super) fn disconnect(&mut self, peer: PeerId) -> bool {
         self.swarm.disconnect_peer_id(peer).is_ok()
     }
@@ -104,7 +104,7 @@ impl Task {
         connections.filter_map(connection).collect()
     }
 
-    /// The connected peers, those first that have been for longest.
+    /// The connected peers, longest connected first.
     pub(super) fn peers(&self, max: usize) -> Vec<ConnectedPeer> {
         let now = Instant::now();
         let mut since: Vec<(&PeerId, &Instant)> = self.connected.iter().collect();

@@ -1,4 +1,4 @@
-//! What the two DHTs report: answers to our queries; and the records of others, which are kept over a restart.
+//! Events of the two DHTs, and the records of other peers, which survive a restart.
 
 use super::Task;
 use crate::dht::kept;
@@ -36,7 +36,7 @@ impl Task {
                     self.metrics.query_ended(stats.num_requests(), stats.duration());
                     self.finders.finished(scope, id);
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
-                    self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
+                    self.lookups.settle(Instant::now(), self.bootstraps.has_none_connected());
                     self.on_query_finished(scope, id);
                 }
             }
@@ -49,7 +49,7 @@ impl Task {
         }
     }
 
-    /// Forgets expired records, and writes the rest once in a while.
+    /// Removes expired records, and saves the others regularly.
     pub(super) fn keep_records(&mut self, now: SystemTime) {
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
@@ -60,7 +60,7 @@ impl Task {
         }
     }
 
-    /// Writes the records before the end.
+    /// Saves the records at shutdown.
     pub(super) async fn save_records(&mut self) {
         for scope in Scope::ALL {
             if let Some((path, bytes)) = self.swarm.behaviour_mut().dht(scope).take_changes(SystemTime::now(), true) {

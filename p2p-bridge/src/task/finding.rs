@@ -1,11 +1,11 @@
-//! Finding providers, peers and neighbours of a key for others ([`crate::finders`]).
+//! Searches for providers, peers and the closest peers of a key on behalf of clients ([`crate::finders`]).
 //!
-//! The DHT's behaviour names providers without their addresses. Those are in the running query, which gives them to whoever
-//! is about to dial; in the records that we store; and, for peers that we know, in the table of good peers and in what they
-//! say of themselves while connected. All of them are collected, each through the wall of its scope.
+//! The DHT's behaviour returns providers without addresses. The addresses are in the running query, which adds them to
+//! dials; in the stored records; and, for known peers, in the peer table and in what connected peers report. All of
+//! these are collected, each filtered by its scope.
 
 use super::{ADDRESSES_MAX, Task};
-use crate::finders::Sought;
+use crate::finders::SearchTarget;
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
 use libp2p::kad::store::RecordStore;
@@ -14,20 +14,20 @@ use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::mpsc;
 
-/// Addresses told of one peer.
-const TOLD_MAX: usize = 16;
+/// The maximum number of addresses of one peer in a result.
+const ADDRESSES_PER_RESULT_MAX: usize = 16;
 
 impl Task {
-    pub(super) fn find(&mut self, sought: Sought, sink: mpsc::Sender<PeerRecord>) {
+    pub(super) fn find(&mut self, sought: SearchTarget, sink: mpsc::Sender<PeerRecord>) {
         let id = self.finders.add(sought.clone(), sink);
         match &sought {
-            Sought::Providers(key) => self.tell_stored(id, key),
-            Sought::Peer(peer) => {
-                if self.tell_if_known(*peer) {
+            SearchTarget::Providers(key) => self.send_stored_providers(id, key),
+            SearchTarget::Peer(peer) => {
+                if self.send_known_addresses(*peer) {
                     return;
                 }
             }
-            Sought::Closest(_) => {}
+            SearchTarget::Closest(_) => {}
         }
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
@@ -35,9 +35,9 @@ impl Task {
                 continue;
             }
             let query = match &sought {
-                Sought::Providers(key) => dht.get_providers(key.clone()),
-                Sought::Peer(peer) => dht.get_closest_peers(peer.to_bytes()),
-                Sought::Closest(key) => dht.get_closest_peers(key.clone()),
+                SearchTarget::Providers(key) => dht.get_providers(key.clone()),
+                SearchTarget::Peer(peer) => dht.get_closest_peers(peer.to_bytes()),
+                SearchTarget::Closest(key) => dht.get_closest_peers(key.clone()),
             };
             self.metrics.query_started(scope);
             self.finders.started(id, scope, query);
@@ -45,29 +45,29 @@ impl Task {
         self.finders.settle(id);
     }
 
-    /// A query made progress. Whether it is one of these searches' is found out here.
+    /// Processes the progress of a query, if it belongs to one of these searches.
     pub(super) fn on_found(&mut self, scope: Scope, query: QueryId, result: &QueryResult) {
         let Some((id, sought)) = self.finders.owner(scope, query) else { return };
         let sought = sought.clone();
         match (sought, result) {
             (
-                Sought::Providers(key),
+                SearchTarget::Providers(key),
                 QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { providers, .. })),
             ) => {
                 for peer in providers {
                     let addresses = self.known_addresses(scope, *peer, Some(&key));
-                    self.tell(id, PeerRecord::new(*peer, addresses));
+                    self.send_found(id, PeerRecord::new(*peer, addresses));
                 }
             }
-            (Sought::Closest(_), QueryResult::GetClosestPeers(result)) => {
+            (SearchTarget::Closest(_), QueryResult::GetClosestPeers(result)) => {
                 for PeerInfo { peer_id, addrs } in closest(result) {
                     let mut addresses = self.known_addresses(scope, *peer_id, None);
                     let dht = self.swarm.behaviour_mut().dht(scope);
                     addresses.extend(addrs.iter().filter(|address| dht.admits(address)).cloned());
-                    self.tell(id, PeerRecord::new(*peer_id, tidy(addresses, peer_id)));
+                    self.send_found(id, PeerRecord::new(*peer_id, tidy(addresses, peer_id)));
                 }
             }
-            (Sought::Peer(peer), QueryResult::GetClosestPeers(result)) => {
+            (SearchTarget::Peer(peer), QueryResult::GetClosestPeers(result)) => {
                 let found = closest(result).iter().find(|info| info.peer_id == peer);
                 let dht = self.swarm.behaviour_mut().dht(scope);
                 let admitted = |info: &PeerInfo| {
@@ -75,33 +75,33 @@ impl Task {
                 };
                 let addresses = tidy(found.map(admitted).unwrap_or_default(), &peer);
                 if !addresses.is_empty() {
-                    self.tell(id, PeerRecord::new(peer, addresses));
+                    self.send_found(id, PeerRecord::new(peer, addresses));
                 }
             }
             _ => {}
         }
     }
 
-    /// Ends what nobody listens to, and looks whether peers that are searched for have turned up in a query's answers, of
-    /// which there are no events.
+    /// Ends abandoned searches, and checks whether peers that are searched for were in a query's responses, for which
+    /// there are no events.
     pub(super) fn tend_finders(&mut self) {
-        for id in self.finders.unheard() {
+        for id in self.finders.abandoned() {
             self.end_finder(id);
         }
         for peer in self.finders.sought_peers() {
-            self.tell_if_known(peer);
+            self.send_known_addresses(peer);
         }
     }
 
-    /// A peer is being dialled, perhaps by a query that just learnt where it is.
+    /// A peer is being dialled, maybe by a query that just found its addresses.
     pub(super) fn on_dialling(&mut self, peer: PeerId) {
         if !self.finders.seeking(&peer).is_empty() {
-            self.tell_if_known(peer);
+            self.send_known_addresses(peer);
         }
     }
 
-    /// A connected peer said where it listens. Whoever comes from outside has no say about our own network.
-    pub(super) fn heard_of(&mut self, peer: PeerId, remote: Option<&Multiaddr>, listens: &[Multiaddr]) {
+    /// A connected peer reported its listening addresses. Peers of the public network cannot report local addresses.
+    pub(super) fn on_listening_addresses(&mut self, peer: PeerId, remote: Option<&Multiaddr>, listens: &[Multiaddr]) {
         let is_local = remote.is_some_and(|remote| Scope::Lan.admits(remote));
         let believed = |address: &&Multiaddr| Scope::Wan.admits(address) || is_local && Scope::Lan.admits(address);
         let listens: Vec<Multiaddr> = listens.iter().filter(believed).take(ADDRESSES_MAX).cloned().collect();
@@ -110,8 +110,8 @@ impl Task {
         }
     }
 
-    /// Tells whoever searches for a peer where it is, as far as that is known; whether it is sure.
-    fn tell_if_known(&mut self, peer: PeerId) -> bool {
+    /// Sends a peer's known addresses to the searches for it; returns whether they are current.
+    fn send_known_addresses(&mut self, peer: PeerId) -> bool {
         let mut addresses = Vec::new();
         if peer == *self.swarm.local_peer_id() {
             addresses = self.own_addresses();
@@ -123,10 +123,10 @@ impl Task {
         if addresses.is_empty() {
             return false;
         }
-        // What was remembered may be long ago: whoever is connected, or is ourselves, says where it is now.
+        // Known addresses may be outdated; those of connected peers and of the node itself are current.
         let is_sure = peer == *self.swarm.local_peer_id() || self.listening.contains_key(&peer);
         for id in self.finders.seeking(&peer) {
-            self.tell(id, PeerRecord::new(peer, tidy(addresses.clone(), &peer)));
+            self.send_found(id, PeerRecord::new(peer, tidy(addresses.clone(), &peer)));
             if is_sure {
                 self.end_finder(id);
             }
@@ -134,20 +134,20 @@ impl Task {
         is_sure
     }
 
-    /// The providers that others, or we, told our own store of.
-    fn tell_stored(&mut self, id: u64, key: &RecordKey) {
+    /// Sends the providers in the node's own record store.
+    fn send_stored_providers(&mut self, id: u64, key: &RecordKey) {
         for scope in Scope::ALL {
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let now = std::time::Instant::now();
             for record in stored.into_iter().filter(|record| !record.is_expired(now)) {
                 let addresses = self.known_addresses(scope, record.provider, Some(key));
-                self.tell(id, PeerRecord::new(record.provider, addresses));
+                self.send_found(id, PeerRecord::new(record.provider, addresses));
             }
         }
     }
 
-    fn tell(&mut self, id: u64, record: PeerRecord) {
-        if !self.finders.tell(id, record) {
+    fn send_found(&mut self, id: u64, record: PeerRecord) {
+        if !self.finders.send(id, record) {
             self.end_finder(id);
         }
     }
@@ -160,7 +160,7 @@ impl Task {
         }
     }
 
-    /// Where a peer is, as far as a scope is concerned.
+    /// The known addresses of a peer in a scope.
     fn known_addresses(&mut self, scope: Scope, peer: PeerId, key: Option<&RecordKey>) -> Vec<Multiaddr> {
         let mut known = Vec::new();
         if peer == *self.swarm.local_peer_id() {
@@ -185,7 +185,7 @@ impl Task {
     }
 }
 
-/// The peers of an answer; a query that ran out of time has some as well.
+/// The peers in a response; a query that timed out has some too.
 fn closest(result: &libp2p::kad::GetClosestPeersResult) -> &[PeerInfo] {
     match result {
         Ok(found) => &found.peers,
@@ -193,14 +193,14 @@ fn closest(result: &libp2p::kad::GetClosestPeersResult) -> &[PeerInfo] {
     }
 }
 
-/// Each address once, without the peer's own id at its end, and not too many.
+/// Deduplicates addresses, removes the peer's own ID from their ends, and limits their number.
 fn tidy(addresses: Vec<Multiaddr>, peer: &PeerId) -> Vec<Multiaddr> {
     let mut tidied: Vec<Multiaddr> = Vec::new();
     for mut address in addresses {
         if address.iter().last() == Some(Protocol::P2p(*peer)) {
             address.pop();
         }
-        if tidied.len() < TOLD_MAX && !address.is_empty() && !tidied.contains(&address) {
+        if tidied.len() < ADDRESSES_PER_RESULT_MAX && !address.is_empty() && !tidied.contains(&address) {
             tidied.push(address);
         }
     }
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_told_once_and_without_the_peer() {
+    fn addresses_are_deduplicated_and_without_the_peer_id() {
         let peer = PeerId::random();
         let address = |text: &str| text.parse::<Multiaddr>().expect("an address");
         let own = address("/ip4/1.2.3.4/tcp/1").with(Protocol::P2p(peer));
@@ -221,6 +221,6 @@ mod tests {
         let tidied = tidy(vec![own, address("/ip4/1.2.3.4/tcp/1"), bare, relayed.clone()], &peer);
         assert_eq!(tidied, [address("/ip4/1.2.3.4/tcp/1"), relayed]);
         let many = (0..100).map(|port| address(&format!("/ip4/1.2.3.4/tcp/{port}"))).collect();
-        assert_eq!(tidy(many, &peer).len(), TOLD_MAX);
+        assert_eq!(tidy(many, &peer).len(), ADDRESSES_PER_RESULT_MAX);
     }
 }

@@ -6,8 +6,8 @@ use crate::wants::SessionId;
 use libp2p::Multiaddr;
 
 impl Task {
-    /// Has the gateways among a provider's addresses asked, and takes them out: no transport of the swarm could dial them.
-    /// `false` if the provider is nothing but a gateway.
+    /// Adds the gateways among a provider's addresses as sources, and removes these addresses, which no transport of
+    /// the swarm can dial. `false` if the provider is only a gateway.
     pub(super) fn offer_gateways(&mut self, session: SessionId, addresses: &mut Vec<Multiaddr>) -> bool {
         let gateways: Vec<Multiaddr> = addresses.extract_if(.., |address| is_http(address)).collect();
         if gateways.is_empty() {

@@ -1,22 +1,22 @@
-//! The one task that owns the swarm: control only.
+//! The task that owns the swarm: control only.
 //!
-//! It starts and ends searches, dials, keeps the routing tables and the table of good peers, and announces what is pinned.
-//! Blocks never pass through it ([`crate::wants`]). Everybody else holds a [`crate::Bridge`], which sends it commands over
-//! a bounded channel.
+//! It starts and ends searches, dials, maintains the routing tables and the peer table, and announces provider records.
+//! Blocks never pass through it ([`crate::wants`]). Other code uses a [`crate::Bridge`], which sends commands over a
+//! bounded channel.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`search`] | providers of a session's root, and dialling them |
-//! | [`routers`] | delegated routers, asked at the same moment |
-//! | [`finding`] | providers and peers for whoever asks us over HTTP |
+//! | [`search`] | searches for the providers of a session's root, and their dials |
+//! | [`routers`] | requests to delegated routers, in parallel with the DHT |
+//! | [`finding`] | searches for providers and peers on behalf of clients |
 //! | [`gateways`] | the HTTP gateways among a provider's addresses |
-//! | [`no_peers`] | searches with nobody to ask |
+//! | [`no_peers`] | searches without peers to ask |
 //! | [`values`] | value records |
-//! | [`dht`] | what the DHTs report, and records that others want stored |
-//! | [`announce`] | what we provide |
-//! | [`nat`] | whether peers reach us, relays, hole punching |
-//! | [`peers`] | connections, what peers say of themselves, the table of good peers |
-//! | [`connecting`] | connections that somebody asks for, or asks about |
+//! | [`dht`] | events of the DHTs, and stored records |
+//! | [`announce`] | announcing provider records |
+//! | [`nat`] | reachability, relays, hole punching |
+//! | [`peers`] | connections, identify, the peer table |
+//! | [`connecting`] | connections on request, and the state of peers |
 
 pub mod announce;
 mod connecting;
@@ -31,12 +31,12 @@ mod search;
 mod values;
 
 use crate::bitswap::behaviour::Event as BitswapEvent;
-use crate::connecting::{Connects, Reply};
+use crate::connecting::{PendingConnects, Reply};
 use crate::discovery::dialer::Dialer;
 use crate::discovery::history::History;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
-use crate::finders::{Finders, Sought};
+use crate::finders::{Finders, SearchTarget};
 use crate::lookups::{Lookups, Sink};
 use crate::metrics::Metrics;
 use crate::no_peers::NoPeers;
@@ -64,54 +64,54 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
-/// How often peerings, announcements and the table of good peers are looked after.
+/// The interval of housekeeping: peerings, announcements and the peer table.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
-/// How often the table of good peers is written, in rounds of housekeeping.
+/// How often the peer table is saved, in rounds of housekeeping.
 const SAVE_EVERY: u32 = 60;
-/// Addresses taken from one statement of a peer about itself.
+/// The maximum number of addresses from one identify message.
 const ADDRESSES_MAX: usize = 8;
 
-/// What the handle asks of the task.
+/// A command of the handle.
 pub enum Command {
     /// Announce a key in both scopes.
     Provide(Vec<u8>),
-    /// Announce a key no longer.
+    /// Stop announcing a key.
     Withdraw(Vec<u8>),
-    /// Announce everything of a source, once in an interval.
+    /// Announce all keys of a source, once per interval.
     ProvideFrom(Arc<dyn KeySource>),
     /// Search for the value records of a key in both scopes.
     FindRecords(RecordKey, Sink),
-    /// Put a value record into a scope, as soon as there is anybody to take it.
+    /// Put a value record into a scope, as soon as it has peers.
     PutRecord(Scope, Record, puts::Reply),
-    /// Search for providers or peers for somebody else.
-    FindPeers(Sought, mpsc::Sender<PeerRecord>),
-    /// Connect with a peer, by these addresses and by what is known here.
+    /// Search for providers or peers on behalf of a client.
+    FindPeers(SearchTarget, mpsc::Sender<PeerRecord>),
+    /// Connect to a peer, by the given addresses and the known ones.
     Connect(PeerId, Vec<Multiaddr>, Reply),
-    /// Close every connection with a peer; whether there was any.
+    /// Close all connections to a peer; returns whether there was any.
     Disconnect(PeerId, oneshot::Sender<bool>),
-    /// The connected peers, so many at most.
+    /// The connected peers, limited to a number.
     Peers(usize, oneshot::Sender<Vec<ConnectedPeer>>),
-    /// Somebody who wants a DAG says who has it.
+    /// Suggest a provider of a DAG.
     Suggest(SessionId, Provider),
-    /// What is known of a DAG and of those who have it.
+    /// The state of a DAG and its providers.
     Inspect(SessionId, oneshot::Sender<RootState>),
-    /// How much there is to do.
+    /// The load of the network.
     Load(oneshot::Sender<Load>),
-    /// Every address that peers can use, ending in our peer id.
+    /// The addresses that peers can use, each ending in the node's peer ID.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
-    /// Stop; answered when everything is written.
+    /// Stop; the reply is sent when all state is written.
     Shutdown(oneshot::Sender<()>),
 }
 
-/// Whom the node knows from the start.
-pub struct Acquaintances {
-    /// The peers to stay connected to.
+/// Peers that are known from the start.
+pub struct KnownPeers {
+    /// Peers to stay connected to.
     pub peerings: Redial,
-    /// The peers to join the network through.
+    /// Bootstrap peers.
     pub bootstraps: Redial,
-    /// The good peers of earlier runs.
+    /// Known peers of earlier runs.
     pub peerbook: Peerbook,
-    /// Who had which DAG.
+    /// Cached providers of DAGs.
     pub memory: Memory,
 }
 
@@ -125,36 +125,36 @@ pub struct Task {
     peerbook: Peerbook,
     searches: HashMap<SessionId, Search>,
     queries: HashMap<(Scope, QueryId), SessionId>,
-    /// Walks to peers whose addresses nobody knows.
+    /// Queries for peers without known addresses.
     peer_walks: HashMap<(Scope, QueryId), PeerId>,
     memory: Memory,
-    /// Dials that ended since the searches were last told.
+    /// Dials that ended since the searches were last notified.
     ended_dials: Vec<EndedDial>,
     lookups: Lookups,
     puts: Puts,
     delegation: Delegation,
     finders: Finders,
-    /// Where connected peers say that they listen, as far as they may be believed.
+    /// The listening addresses that connected peers report, without implausible ones.
     listening: HashMap<PeerId, Vec<Multiaddr>>,
     announcing: Announcing,
     remotes: HashMap<ConnectionId, Multiaddr>,
-    /// The addresses of connections that we opened.
+    /// The addresses of outbound connections.
     dialled: HashMap<ConnectionId, Multiaddr>,
     /// The connected peers, and since when.
     connected: HashMap<PeerId, Instant>,
-    /// The connected peers that are served last.
+    /// The connected peers that are throttled.
     throttled: HashSet<PeerId>,
-    /// What connected peers said of themselves.
+    /// What connected peers reported by identify.
     identities: HashMap<PeerId, Identity>,
-    /// The last ping of each connected peer.
+    /// The round-trip time of each connected peer's last ping.
     round_trips: HashMap<PeerId, Duration>,
-    /// Whoever waits for a connection that they asked for.
-    connects: Connects,
-    /// The dials of providers.
+    /// Requests that wait for a connection.
+    connects: PendingConnects,
+    /// Dials of providers.
     dialer: Dialer,
-    /// How the last searches for providers went.
+    /// The results of the last searches for providers.
     history: History,
-    /// Who has which DAG, as those said who want it.
+    /// Suggested providers of DAGs.
     suggestions: HashMap<SessionId, Vec<Provider>>,
     nat: Nat,
     no_peers: NoPeers,
@@ -162,17 +162,17 @@ pub struct Task {
 }
 
 impl Task {
-    /// A task for a swarm that already listens.
+    /// Creates the task of a swarm with listeners.
     pub fn new(
         swarm: Swarm<Behaviour>,
         commands: mpsc::Receiver<Command>,
         metrics: Metrics,
-        acquaintances: Acquaintances,
+        known_peers: KnownPeers,
         delegation: Delegation,
         announcing: Announcing,
         nat: Nat,
     ) -> Self {
-        let Acquaintances { peerings, bootstraps, peerbook, memory } = acquaintances;
+        let KnownPeers { peerings, bootstraps, peerbook, memory } = known_peers;
         let dialer = Dialer::new(swarm.behaviour().admission.pending_dials_max());
         Self {
             swarm,
@@ -198,7 +198,7 @@ impl Task {
             throttled: HashSet::new(),
             identities: HashMap::new(),
             round_trips: HashMap::new(),
-            connects: Connects::default(),
+            connects: PendingConnects::default(),
             dialer,
             history: History::default(),
             suggestions: HashMap::new(),
@@ -208,17 +208,17 @@ impl Task {
         }
     }
 
-    /// Runs until told to stop, or until every handle is gone.
+    /// Runs until shutdown, or until all handles are dropped.
     pub async fn run(mut self) {
-        // The swarm listens already, and said so to whoever started it.
+        // The swarm already listens, and these events were consumed at startup.
         let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
         listeners.iter().for_each(|address| self.on_listening(address));
         self.settle_reachability();
-        self.remember_peers();
+        self.load_known_peers();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut pace = tokio::time::interval(search::PACE);
-        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut dial_timer = tokio::time::interval(search::DIAL_INTERVAL);
+        dial_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stopped = loop {
             tokio::select! {
                 event = self.swarm.select_next_some() => self.on_event(event),
@@ -227,10 +227,10 @@ impl Task {
                     Some(command) => self.on_command(command),
                     None => break None,
                 },
-                told = self.delegation.next() => self.on_told(told),
+                record = self.delegation.next() => self.on_routed_record(record),
                 Some((scope, keys)) = self.announcing.next_loaded() => self.on_keys_read(scope, keys),
-                _ = housekeeping.tick() => self.keep_house(),
-                _ = pace.tick(), if !self.searches.is_empty() => self.pace_all(Instant::now()),
+                _ = housekeeping.tick() => self.housekeeping_round(),
+                _ = dial_timer.tick(), if !self.searches.is_empty() => self.start_due_dials(Instant::now()),
             }
             self.settle_dials();
         };
@@ -321,13 +321,15 @@ impl Task {
             {
                 self.round_trips.insert(peer, took);
             }
-            // Two in a row were lost: whoever is there no longer answers, whatever TCP believes.
+            // Two consecutive pings were lost: the peer does not answer, whatever the state of TCP.
             SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { connection, result: Err(error), .. }))
                 if !matches!(error, ping::Failure::Unsupported) =>
             {
                 self.swarm.close_connection(connection);
             }
-            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => self.on_neighbours(found),
+            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(found))) => {
+                self.on_mdns_discovered(found)
+            }
             SwarmEvent::Dialing { peer_id: Some(peer), .. } => self.on_dialling(peer),
             SwarmEvent::NewListenAddr { address, .. } => self.on_listening(&address),
             SwarmEvent::ExpiredListenAddr { address, .. } | SwarmEvent::ExternalAddrExpired { address } => {
@@ -340,14 +342,14 @@ impl Task {
             SwarmEvent::Behaviour(BehaviourEvent::Relay(event)) => self.on_relay(event),
             SwarmEvent::Behaviour(BehaviourEvent::Dcutr(event)) => self.on_hole_punch(event),
             SwarmEvent::OutgoingConnectionError { peer_id, error, connection_id } => {
-                tracing::debug!(?peer_id, %error, "could not connect");
+                tracing::debug!(?peer_id, %error, "cannot connect");
                 self.on_dial_failed(peer_id, connection_id, &error);
             }
             _ => {}
         }
     }
 
-    fn keep_house(&mut self) {
+    fn housekeeping_round(&mut self) {
         let now = Instant::now();
         let mut due = self.peerings.due(now);
         due.extend(self.bootstraps_due(now));
@@ -365,7 +367,7 @@ impl Task {
         self.tend_no_peers(now);
         self.connects.tend();
         self.trim(now);
-        self.forgive(now);
+        self.sweep_offences(now);
         for (scope, peers) in self.table_sizes() {
             self.metrics.set_table_size(scope, peers);
         }
@@ -378,7 +380,7 @@ impl Task {
     }
 }
 
-/// Every address that peers can use, ending in our peer id: announced ones first.
+/// The addresses that peers can use, each ending in the node's peer ID: announced ones first.
 pub fn addresses(swarm: &Swarm<Behaviour>) -> Vec<Multiaddr> {
     let mut listeners: Vec<&Multiaddr> = swarm.listeners().collect();
     listeners.sort_by_key(|address| address.to_string());

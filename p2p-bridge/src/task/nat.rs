@@ -1,4 +1,4 @@
-//! Address translation: what peers find out about our reachability, and the detours that are taken for it ([`crate::nat`]).
+//! NAT traversal: reachability as reported by peers, relays and hole punching ([`crate::nat`]).
 
 use super::Task;
 use crate::admission::ip_of;
@@ -17,34 +17,34 @@ use libp2p::{Multiaddr, PeerId, autonat, dcutr, identify, kad, relay, upnp};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Addresses are tested again after so long, which doubles each time: soon after the start there is one witness of each, and
-/// another is wanted. [`crate::reachability::LIFETIME`] is several times the longest.
+/// Addresses are tested again after this time, which doubles each time: soon after the start each has one witness and
+/// needs another. [`crate::reachability::LIFETIME`] is several times the maximum.
 const TEST_AGAIN_MIN: Duration = Duration::from_secs(60);
 const TEST_AGAIN_MAX: Duration = Duration::from_secs(3600);
 
-/// The task's state about address translation.
+/// The task's state of NAT traversal.
 pub struct Nat {
     reachability: Reachability,
     relays: Relays,
     metrics: NatMetrics,
     rules: Rules,
     announced: Announced,
-    /// The public DHT is served while peers can reach us.
+    /// Whether the mode of the public DHT follows reachability.
     serves_when_reachable: bool,
-    /// On a network of one's own, private listeners are where the others reach us, unless relays are named: then they are not.
+    /// On a private network, other nodes can reach private listeners, unless relays are configured.
     trusts_listeners: bool,
-    /// When addresses are tested again, and how long after that they are the next time.
+    /// When addresses are tested again, and the interval after that.
     next_test: (Instant, Duration),
     verdict: Option<Verdict>,
-    /// The addresses that were told to the swarm as ours, because of what peers found out.
-    told: Vec<Multiaddr>,
+    /// The external addresses of the swarm that are based on peers' reports.
+    external: Vec<Multiaddr>,
     relayed: HashMap<ConnectionId, PeerId>,
-    /// Relayed connections to close in the next round: there is a direct one.
+    /// Relayed connections that a direct one replaces, to be closed in the next round.
     replaced: HashSet<ConnectionId>,
 }
 
 impl Nat {
-    /// Nothing is known yet but the options.
+    /// The initial state.
     pub fn new(options: &BridgeOptions, metrics: NatMetrics) -> Self {
         let announced = Announced::new(options);
         let announces = announced.named().next().is_some();
@@ -58,7 +58,7 @@ impl Nat {
             trusts_listeners: options.dial_private && options.nat.relays.is_empty(),
             next_test: (Instant::now() + TEST_AGAIN_MIN, 2 * TEST_AGAIN_MIN),
             verdict: None,
-            told: Vec::new(),
+            external: Vec::new(),
             relayed: HashMap::new(),
             replaced: HashSet::new(),
         }
@@ -70,7 +70,7 @@ impl Nat {
 }
 
 impl Task {
-    /// We listen on an address: an interface with a public one of its own needs nobody's confirmation.
+    /// The node listens on an address. A public address of an interface needs no confirmation.
     pub(super) fn nat_listens(&mut self, address: &Multiaddr) {
         if self.nat.is_own(address) {
             self.nat.reachability.listens(address.clone());
@@ -78,27 +78,28 @@ impl Task {
         }
     }
 
-    /// An address is not ours any more: an interface went down, or a router stopped forwarding.
+    /// An address is no longer the node's: an interface went down, or a port mapping ended.
     pub(super) fn nat_lost(&mut self, address: &Multiaddr) {
         self.nat.reachability.lost(address);
-        self.swarm.behaviour_mut().forget_address(address);
+        self.swarm.behaviour_mut().stop_testing(address);
         self.settle_reachability();
     }
 
-    /// What a peer's word is worth, on an address of ours or on its having found none.
+    /// The trust in a peer's report about an address, or about a failed dial-back.
     fn witness(&self, peer: &PeerId, address: Option<&Multiaddr>) -> Witness {
         let behaviour = self.swarm.behaviour();
-        // Private addresses may be dialled on public nodes too, behind a balancer, say: there, strangers stay strangers.
+        // Private addresses may be dialled on public nodes too, for example behind a load balancer; peers are untrusted
+        // there.
         let own_network = self.nat.rules.private && address.is_some_and(|address| Scope::Lan.admits(address));
         if own_network || behaviour.admission.is_trusted(peer) {
             return Witness::Trusted;
         }
         let remotes = behaviour.bitswap.connections(peer).iter().filter_map(|connection| self.remotes.get(connection));
-        // Whoever has left, or speaks through a relay, shares one network with all who do.
-        Witness::Stranger(remotes.filter(|remote| ip_of(remote).is_some()).map(Network::of).next().unwrap_or_default())
+        // Disconnected and relayed peers all count as one network.
+        Witness::Untrusted(remotes.filter(|remote| ip_of(remote).is_some()).map(Network::of).next().unwrap_or_default())
     }
 
-    /// Forgets what was said long ago, and has it said anew in time.
+    /// Removes expired reports, and tests addresses again in time.
     pub(super) fn tend_reachability(&mut self, now: Instant) {
         self.nat.reachability.expire(now);
         self.settle_reachability();
@@ -110,9 +111,10 @@ impl Task {
     }
 
     pub(super) fn on_autonat(&mut self, event: autonat::v2::client::Event) {
-        // That one address cannot be reached says little: candidates are guesses.
+        // A failed test of one address means little: candidates are guesses.
         if event.result.is_ok() {
-            tracing::debug!(address = %event.tested_addr, server = %event.server, "a peer proved that it reaches us");
+            let (address, server) = (&event.tested_addr, &event.server);
+            tracing::debug!(%address, %server, "a peer confirmed an address of this node");
             let witness = self.witness(&event.server, Some(&event.tested_addr));
             self.nat.reachability.proved(event.server, witness, event.tested_addr, Instant::now());
             self.settle_reachability();
@@ -143,13 +145,13 @@ impl Task {
     pub(super) fn on_upnp(&mut self, event: upnp::Event) {
         match event {
             upnp::Event::NewExternalAddr { external_addr, .. } => {
-                tracing::info!(address = %external_addr, "the router forwards a port");
+                tracing::info!(address = %external_addr, "the router maps a port");
             }
             upnp::Event::ExpiredExternalAddr { external_addr, .. } => {
-                tracing::debug!(address = %external_addr, "the router forwards a port no more");
+                tracing::debug!(address = %external_addr, "a port mapping ended");
             }
             upnp::Event::GatewayNotFound | upnp::Event::NonRoutableGateway => {
-                tracing::debug!(?event, "no router forwards ports");
+                tracing::debug!(?event, "no router supports port mapping");
             }
         }
         self.nat.metrics.mapped_ports.set(len(self.swarm.behaviour().mapped_addresses()));
@@ -158,7 +160,7 @@ impl Task {
     pub(super) fn on_relay(&mut self, event: relay::client::Event) {
         if let relay::client::Event::ReservationReqAccepted { relay_peer_id, renewal, limit } = event {
             if !renewal {
-                tracing::info!(relay = %relay_peer_id, ?limit, "peers can reach us through a relay");
+                tracing::info!(relay = %relay_peer_id, ?limit, "this node is reachable through a relay");
             }
             self.nat.relays.accepted(&relay_peer_id);
             self.nat.metrics.reservations.set(len(self.nat.relays.reservations()));
@@ -167,8 +169,8 @@ impl Task {
 
     pub(super) fn on_hole_punch(&mut self, event: dcutr::Event) {
         match &event.result {
-            Ok(_) => tracing::debug!(peer = %event.remote_peer_id, "a direct connection replaces a relayed one"),
-            Err(error) => tracing::debug!(peer = %event.remote_peer_id, %error, "no direct connection"),
+            Ok(_) => tracing::debug!(peer = %event.remote_peer_id, "hole punching succeeded"),
+            Err(error) => tracing::debug!(peer = %event.remote_peer_id, %error, "hole punching failed"),
         }
         self.nat.metrics.hole_punch(event.result.is_ok());
     }
@@ -190,13 +192,13 @@ impl Task {
         }
     }
 
-    /// A peer may be a relay: one that says where it listens, and is connected without a relay itself.
+    /// Records a peer as a possible relay: one that reports listening addresses and is directly connected.
     pub(super) fn meet_relay(&mut self, connection: ConnectionId, peer: PeerId, info: &identify::Info) {
         if self.nat.relayed.contains_key(&connection) || !info.protocols.contains(&relay::HOP_PROTOCOL_NAME) {
             return;
         }
         if let Some(address) = info.listen_addrs.iter().find(|address| self.nat.rules.admit_dial(address)) {
-            self.nat.relays.met(peer, address.clone());
+            self.nat.relays.discovered(peer, address.clone());
         }
     }
 
@@ -205,28 +207,28 @@ impl Task {
         self.nat.metrics.reservations.set(len(self.nat.relays.reservations()));
     }
 
-    /// Asks relays for reservations, gives them back, and closes relayed connections that a direct one replaces.
+    /// Requests and releases reservations, and closes relayed connections that a direct one replaces.
     pub(super) fn tend_relays(&mut self, now: Instant) {
         let verdict = self.nat.reachability.verdict();
         for (relay, address) in self.nat.relays.due(verdict, now) {
             match self.swarm.listen_on(address) {
                 Ok(listener) => self.nat.relays.asked(relay, listener),
                 Err(error) => {
-                    tracing::debug!(%relay, %error, "cannot listen through a relay");
+                    tracing::debug!(%relay, %error, "cannot request a reservation at a relay");
                     self.nat.relays.refused(relay, now);
                 }
             }
         }
         for relay in self.nat.relays.surplus(verdict) {
-            tracing::debug!(%relay, "peers reach us without this relay");
-            // An error says that it has left already.
+            tracing::debug!(%relay, "the node is reachable: releasing the reservation at a relay");
+            // An error means that it has disconnected already.
             let _ = self.swarm.disconnect_peer_id(relay);
         }
         self.close_replaced();
     }
 
-    /// Relayed connections are limited in bytes and time, and are in the way: Bitswap uses a peer's first connection. They
-    /// get a round's grace, in which the other side finishes its part of the change.
+    /// Relayed connections are limited in bytes and time, and are in the way: Bitswap uses a peer's first connection.
+    /// They are kept for one more round, in which the other side completes the change.
     fn close_replaced(&mut self) {
         let bitswap = &self.swarm.behaviour().bitswap;
         let relayed = &self.nat.relayed;
@@ -239,13 +241,13 @@ impl Task {
         self.nat.replaced = now;
     }
 
-    /// Follows the verdict: which addresses are ours, and whether the public DHT is served.
+    /// Follows the verdict: updates the external addresses, and the mode of the public DHT.
     pub(super) fn settle_reachability(&mut self) {
         let nat = &mut self.nat;
         let verdict = nat.reachability.verdict();
         let mut ours = nat.reachability.addresses();
         ours.retain(|address| nat.announced.depends_on_peers(address));
-        let before = std::mem::replace(&mut nat.told, ours.clone());
+        let before = std::mem::replace(&mut nat.external, ours.clone());
         let lost: Vec<&Multiaddr> = before.iter().filter(|address| !ours.contains(address)).collect();
         let gained: Vec<&Multiaddr> = ours.iter().filter(|address| !before.contains(address)).collect();
         lost.iter().for_each(|address| self.swarm.remove_external_address(address));
@@ -259,7 +261,7 @@ impl Task {
         }
         self.nat.metrics.set_verdict(verdict);
         match verdict {
-            Verdict::Unknown => tracing::debug!("not known yet whether peers can open connections to this node"),
+            Verdict::Unknown => tracing::debug!("it is not known yet whether peers can open connections to this node"),
             Verdict::Reachable => tracing::info!("peers can open connections to this node"),
             Verdict::Unreachable => tracing::info!("peers cannot open connections to this node"),
         }
@@ -270,7 +272,7 @@ impl Task {
     }
 }
 
-/// Peers name an address with our id at its end, or without.
+/// Peers report an address with or without the node's ID at its end.
 fn without_peer(mut address: Multiaddr) -> Multiaddr {
     if crate::redial::peer_of(&address).is_some() {
         address.pop();
@@ -278,7 +280,7 @@ fn without_peer(mut address: Multiaddr) -> Multiaddr {
     address
 }
 
-/// A count as gauges take it.
+/// A count as a gauge value.
 fn len(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -1,21 +1,21 @@
-//! Searches with nobody to ask, and a node that has no peers ([`crate::no_peers`]).
+//! Searches without peers to ask, and nodes without peers ([`crate::no_peers`]).
 
 use super::Task;
-use crate::no_peers::{ADVICE, Available, News};
+use crate::no_peers::{ADVICE, Available, Change};
 use std::time::Instant;
 
 impl Task {
-    /// Says that there are no peers, or that there are some again, and ends what waits in vain.
+    /// Logs changes, and ends searches that have no peers to ask.
     pub(super) fn tend_no_peers(&mut self, now: Instant) {
         self.fail_if_no_peers(now);
-        match self.no_peers.news(now) {
-            Some(News::None) => tracing::warn!("this node has no peers, so it fetches nothing: {ADVICE}"),
-            Some(News::Some) => tracing::info!(peers = self.connected.len(), "there are peers now"),
+        match self.no_peers.change_to_log(now) {
+            Some(Change::NoPeers) => tracing::warn!("this node has no peers, so it fetches nothing: {ADVICE}"),
+            Some(Change::HasPeers) => tracing::info!(peers = self.connected.len(), "this node has peers again"),
             None => {}
         }
     }
 
-    /// Fails what waits for peers, if there are none and none are coming.
+    /// Fails everything that waits for peers, if there are none and none are expected.
     pub(super) fn fail_if_no_peers(&mut self, now: Instant) {
         let available = self.available(now);
         self.no_peers.note(available, now);
@@ -34,8 +34,8 @@ impl Task {
         let dialling = self.swarm.network_info().connection_counters().num_pending_outgoing() > 0;
         Available {
             peers,
-            others: self.delegation.asks_anybody()
-                || self.swarm.behaviour().bitswap.has_anybody()
+            others: self.delegation.has_routers()
+                || self.swarm.behaviour().bitswap.has_sources()
                 || self.dialer.has_dials_in_time(now),
             tables: tables > 0,
             dials: dialling || !self.bootstraps.is_empty() || !self.peerings.is_empty(),

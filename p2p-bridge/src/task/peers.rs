@@ -1,4 +1,4 @@
-//! Connections, what peers say about themselves, and the table of good peers.
+//! Connections, identify, and the peer table.
 
 use super::search::EndedDial;
 use super::{ADDRESSES_MAX, Task};
@@ -16,9 +16,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-/// A routing table with fewer peers than this is helped by the bootstrap hosts of its scope.
-const FEW: usize = 4;
-/// Peers of one announcement by multicast DNS that are dialled.
+/// A routing table with fewer peers is filled from the bootstrap peers of its scope.
+const FEW_PEERS_MAX: usize = 4;
+/// The maximum number of peers of one multicast DNS response that are dialled.
 const NEIGHBOURS_DIALLED_MAX: usize = 16;
 
 impl Task {
@@ -29,7 +29,7 @@ impl Task {
         if let ConnectedPoint::Dialer { address, .. } = endpoint {
             self.dialled.insert(connection, address.clone());
         }
-        // Whoever came by itself need not be dialled any more either.
+        // A peer that connected by itself need not be dialled either.
         self.ended_dials.push(EndedDial::succeeded(peer));
         if self.throttled.contains(&peer) {
             self.swarm.behaviour_mut().bitswap.throttle(peer, true);
@@ -60,7 +60,7 @@ impl Task {
         }
     }
 
-    /// A peer did something wrong. Whoever is banned for it is disconnected; the doorkeeper sees to the rest.
+    /// A peer misbehaved. If it is banned, it is disconnected; admission control denies further connections.
     pub(super) fn on_offence(&mut self, peer: PeerId, offence: Offence) {
         self.metrics.offence(offence);
         let now = Instant::now();
@@ -72,15 +72,15 @@ impl Task {
                 self.swarm.behaviour_mut().bitswap.throttle(peer, true);
             }
             Standing::Banned => {
-                tracing::info!(%peer, ?offence, "banned for a while");
-                // An error says that it has left already.
+                tracing::info!(%peer, ?offence, "the peer is banned for a while");
+                // An error means that it has disconnected already.
                 let _ = self.swarm.disconnect_peer_id(peer);
             }
         }
     }
 
-    /// Forgets offences that are long ago.
-    pub(super) fn forgive(&mut self, now: Instant) {
+    /// Removes expired offences.
+    pub(super) fn sweep_offences(&mut self, now: Instant) {
         let behaviour = self.swarm.behaviour_mut();
         behaviour.admission.sweep(now);
         self.metrics.banned.set(i64::try_from(behaviour.admission.banned()).unwrap_or(i64::MAX));
@@ -94,13 +94,13 @@ impl Task {
         });
     }
 
-    /// Where a connected peer comes from.
+    /// The IP address of a connected peer.
     fn address_of(&self, peer: &PeerId) -> Option<IpAddr> {
         let connections = self.swarm.behaviour().bitswap.connections(peer);
         connections.iter().filter_map(|connection| self.remotes.get(connection)).find_map(ip_of)
     }
 
-    /// Disconnects the least useful peers if there is hardly room for another.
+    /// Trims the least useful peers if the limit of connections is nearly reached.
     pub(super) fn trim(&mut self, now: Instant) {
         let (open, limit) = self.swarm.behaviour().admission.established();
         if open <= limit - limit / 16 {
@@ -108,7 +108,7 @@ impl Task {
         }
         let candidates = self.candidates();
         for peer in trim::trim(candidates, open, limit, now) {
-            tracing::debug!(%peer, "disconnected to make room");
+            tracing::debug!(%peer, "the peer is disconnected: there are too many connections");
             self.metrics.trimmed.inc();
             let _ = self.swarm.disconnect_peer_id(peer);
         }
@@ -129,33 +129,33 @@ impl Task {
         self.connected.iter().map(candidate).collect()
     }
 
-    /// Whether an address that an untrusted peer named may be dialled, in whichever scope it is.
+    /// Whether an address from an untrusted peer may be dialled, in either scope.
     pub(super) fn may_dial(&self, address: &Multiaddr) -> bool {
         Borders { dial_private: self.delegation.dial_private }.may_dial_in_any(address)
     }
 
-    /// Where a peer was, as far as it may be dialled there.
-    pub(super) fn remembered_addresses(&self, peer: &PeerId) -> Vec<Multiaddr> {
+    /// The known addresses of a peer that may be dialled.
+    pub(super) fn known_peer_addresses(&self, peer: &PeerId) -> Vec<Multiaddr> {
         let mut known = self.peerbook.addresses(peer);
         known.retain(|address| self.may_dial(address));
         known
     }
 
-    /// A peer said which protocols it speaks and where it listens: the only way into a routing table.
+    /// Identify has received a peer's protocols and addresses: the only way into a routing table.
     pub(super) fn on_identified(&mut self, connection: ConnectionId, peer: PeerId, info: identify::Info) {
         self.meet_relay(connection, peer, &info);
         let remote = self.remotes.get(&connection).cloned();
         if self.connected.contains_key(&peer) {
             self.identities.insert(peer, Identity::of(&info));
         }
-        self.heard_of(peer, remote.as_ref(), &info.listen_addrs);
+        self.on_listening_addresses(peer, remote.as_ref(), &info.listen_addrs);
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
             if !info.protocols.contains(&scope.protocol()) {
                 dht.note_client(peer, info.listen_addrs.iter().cloned());
                 continue;
             }
-            // A stranger from outside has no say about our own network, nor a neighbour about the public one.
+            // Public peers cannot supply addresses of the local network, nor local peers addresses of the public one.
             if !remote.as_ref().is_some_and(|remote| dht.speaks_over(remote)) {
                 continue;
             }
@@ -173,9 +173,9 @@ impl Task {
         self.nat_listens(address);
     }
 
-    /// Fills the routing tables with the peers of the last run, so that the first query can be asked at once. They are
-    /// verified by being asked: who is not there leaves ([`crate::dht::behaviour`]).
-    pub(super) fn remember_peers(&mut self) {
+    /// Fills the routing tables with the peers of the last run, so that the first query can start immediately. Queries
+    /// verify them: unreachable peers are removed ([`crate::dht::behaviour`]).
+    pub(super) fn load_known_peers(&mut self) {
         for (peer, known) in self.peerbook.peers() {
             for address in known {
                 for scope in Scope::ALL {
@@ -187,23 +187,23 @@ impl Task {
             }
         }
         for scope in Scope::ALL {
-            // Without any peer this fails, and the first peer that turns up starts it.
+            // Without any peer this fails, and the first connected peer starts it.
             let _ = self.swarm.behaviour_mut().dht(scope).bootstrap();
         }
     }
 
-    /// Bootstrap hosts to dial now: those with an address in a scope whose table has few peers.
+    /// Bootstrap peers to dial now: those with an address in a scope whose table has few peers.
     pub(super) fn bootstraps_due(&mut self, now: Instant) -> Vec<(PeerId, Vec<Multiaddr>)> {
-        let lonely = self.table_sizes().into_iter().filter(|(_, peers)| *peers < FEW);
-        let lonely: Vec<Scope> = lonely.map(|(scope, _)| scope).collect();
+        let sparse = self.table_sizes().into_iter().filter(|(_, peers)| *peers < FEW_PEERS_MAX);
+        let sparse: Vec<Scope> = sparse.map(|(scope, _)| scope).collect();
         let behaviour = self.swarm.behaviour_mut();
-        let mut helps = |address: &Multiaddr| lonely.iter().any(|scope| behaviour.dht(*scope).admits(address));
+        let mut helps = |address: &Multiaddr| sparse.iter().any(|scope| behaviour.dht(*scope).admits(address));
         self.bootstraps.due_if(now, |addresses| addresses.iter().any(&mut helps))
     }
 
-    /// Peers of the local network announced themselves by multicast DNS. They are dialled, and enter the routing table as
-    /// everybody does: by what they say of themselves then.
-    pub(super) fn on_neighbours(&mut self, found: Vec<(PeerId, Multiaddr)>) {
+    /// Multicast DNS discovered local peers. They are dialled, and enter the routing table by identify, as all peers
+    /// do.
+    pub(super) fn on_mdns_discovered(&mut self, found: Vec<(PeerId, Multiaddr)>) {
         let mut neighbours: HashMap<PeerId, Vec<Multiaddr>> = HashMap::new();
         for (peer, address) in found {
             if Borders::default().may_dial(Scope::Lan, &address) && !self.swarm.is_connected(&peer) {
@@ -216,7 +216,7 @@ impl Task {
         }
     }
 
-    /// Who is in the routing tables, and where.
+    /// Updates the peer table from the routing tables.
     fn note_tables(&mut self) {
         let mut peers = Vec::new();
         for scope in Scope::ALL {
@@ -234,7 +234,7 @@ impl Task {
         Scope::ALL.map(|scope| (scope, behaviour.dht(scope).kbuckets().map(|bucket| bucket.num_entries()).sum()))
     }
 
-    /// The files that are to be written.
+    /// The changed files to write.
     pub(super) fn take_changes(&mut self) -> Vec<(PathBuf, Vec<u8>)> {
         let now = SystemTime::now();
         self.note_tables();
@@ -242,18 +242,18 @@ impl Task {
         peers.chain(self.announcing.take_changes()).collect()
     }
 
-    /// Writes everything that outlives a restart.
+    /// Writes all persistent state.
     pub(super) async fn save_all(&mut self) {
         let changes = self.take_changes();
         let write = move || changes.iter().for_each(|(path, bytes)| save(path, bytes));
-        // It can fail only if the process is being torn down.
+        // It can only fail while the process is being torn down.
         let _ = tokio::task::spawn_blocking(write).await;
     }
 }
 
-/// Writes a file of what is remembered, away from the swarm task.
+/// Writes a state file on a blocking thread.
 pub(super) fn save(path: &Path, bytes: &[u8]) {
     if let Err(error) = peerbook::save(path, bytes) {
-        tracing::warn!(path = %path.display(), %error, "could not be written");
+        tracing::warn!(path = %path.display(), %error, "cannot write a state file");
     }
 }

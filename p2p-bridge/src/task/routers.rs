@@ -1,7 +1,7 @@
-//! What delegated routers know of a session's root: they are asked at the moment the DHT is ([`crate::routing_v1`]).
+//! Delegated routers as sources of providers, asked in parallel with the DHT ([`crate::routing_v1`]).
 //!
-//! Routers are strangers as far as addresses are concerned: private ones are not dialled unless the operator wants that, for
-//! a router could send us scanning our own network.
+//! Addresses from routers are untrusted: private ones are not dialled unless configured, since a router could make the
+//! node scan its own network.
 
 use super::Task;
 use crate::discovery::history::Informant;
@@ -17,97 +17,97 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Records that routers may contribute to one search: those of a thousand providers that are not there use up half of its
-/// dials at most.
+/// The maximum number of records from routers per search: a thousand unreachable providers would use up half of its
+/// dials.
 const RECORDS_MAX: usize = 128;
-/// What may wait for the swarm task of what routers said.
-const TOLD_WAITING_MAX: usize = 64;
+/// The capacity of the channel from the routers' tasks to the swarm task.
+const RECORDS_WAITING_MAX: usize = 64;
 
-/// The routers, and what they said so far.
+/// The routers, and the channel for their records.
 pub struct Delegation {
     routers: Routers,
-    /// Whether private addresses are dialled that they name.
+    /// Whether private addresses from routers are dialled.
     pub(super) dial_private: bool,
-    teller: mpsc::Sender<Told>,
-    told: mpsc::Receiver<Told>,
-    errands: u64,
+    sender: mpsc::Sender<RoutedRecord>,
+    records: mpsc::Receiver<RoutedRecord>,
+    requests_started: u64,
 }
 
 impl Delegation {
-    /// Asks these routers.
+    /// Uses these routers.
     pub fn new(routers: Routers, dial_private: bool) -> Self {
-        let (teller, told) = mpsc::channel(TOLD_WAITING_MAX);
-        Self { routers, dial_private, teller, told, errands: 0 }
+        let (sender, records) = mpsc::channel(RECORDS_WAITING_MAX);
+        Self { routers, dial_private, sender, records, requests_started: 0 }
     }
 
-    /// Whether there are any routers.
-    pub(super) fn asks_anybody(&self) -> bool {
+    /// Whether any router is configured.
+    pub(super) fn has_routers(&self) -> bool {
         !self.routers.is_empty()
     }
 
-    /// What a router said next.
-    pub(super) async fn next(&mut self) -> Told {
-        match self.told.recv().await {
-            Some(told) => told,
-            // We hold a sender ourselves.
+    /// The next record of a router.
+    pub(super) async fn next(&mut self) -> RoutedRecord {
+        match self.records.recv().await {
+            Some(record) => record,
+            // `self` holds a sender.
             None => std::future::pending().await,
         }
     }
 }
 
-/// What routers said about a session's root.
-pub(super) struct Told {
+/// A record from a router about a session's root.
+pub(super) struct RoutedRecord {
     session: SessionId,
-    /// Which search of the session was meant.
+    /// The number of the session's search.
     number: u64,
-    /// None: that was all.
+    /// The record; `None` at the end.
     record: Option<PeerRecord>,
 }
 
-/// Routers being asked, until this is dropped.
+/// A running request to the routers, aborted on drop.
 #[derive(Debug)]
-pub(super) struct Errand {
+pub(super) struct RouterRequest {
     number: u64,
     task: JoinHandle<()>,
 }
 
-impl Drop for Errand {
+impl Drop for RouterRequest {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn run(mut found: Found, tell: mpsc::Sender<Told>, session: SessionId, number: u64) {
+async fn run(mut found: Found, sender: mpsc::Sender<RoutedRecord>, session: SessionId, number: u64) {
     for _ in 0..RECORDS_MAX {
         let Some(record) = found.next().await else { break };
         let record = Some(record);
-        // The task that is told may have ended.
-        if tell.send(Told { session, number, record }).await.is_err() {
+        // The swarm task may have ended.
+        if sender.send(RoutedRecord { session, number, record }).await.is_err() {
             return;
         }
     }
-    let _ = tell.send(Told { session, number, record: None }).await;
+    let _ = sender.send(RoutedRecord { session, number, record: None }).await;
 }
 
 impl Task {
-    /// Asks the routers about a block of a session, its root usually, if there are any routers.
-    pub(super) fn ask_routers(&mut self, session: SessionId, block: Multihash) -> Option<Errand> {
-        let Delegation { routers, teller, errands, .. } = &mut self.delegation;
+    /// Asks the routers, if there are any, for providers of a session's block, usually its root.
+    pub(super) fn ask_routers(&mut self, session: SessionId, block: Multihash) -> Option<RouterRequest> {
+        let Delegation { routers, sender, requests_started, .. } = &mut self.delegation;
         if routers.is_empty() {
             return None;
         }
-        *errands += 1;
-        let number = *errands;
+        *requests_started += 1;
+        let number = *requests_started;
         let found = routers.find(&Question::Providers(Cid::new_v1(codec::RAW, block)));
-        let task = tokio::spawn(run(found, teller.clone(), session, number));
+        let task = tokio::spawn(run(found, sender.clone(), session, number));
         self.history.asked(&session, Informant::Router);
-        Some(Errand { number, task })
+        Some(RouterRequest { number, task })
     }
 
-    pub(super) fn on_told(&mut self, told: Told) {
-        let Told { session, number, record } = told;
+    pub(super) fn on_routed_record(&mut self, routed: RoutedRecord) {
+        let RoutedRecord { session, number, record } = routed;
         let Some(search) = self.searches.get_mut(&session) else { return };
-        if search.routers.as_ref().is_none_or(|errand| errand.number != number) {
+        if search.routers.as_ref().is_none_or(|request| request.number != number) {
             return;
         }
         match record {
@@ -120,12 +120,12 @@ impl Task {
         }
     }
 
-    /// A router named a provider.
+    /// A router returned a provider.
     fn on_routed(&mut self, session: SessionId, record: PeerRecord) {
         if record.id == *self.swarm.local_peer_id() {
             return;
         }
-        let (over_http, as_peer) = ways_to(&record, self.delegation.dial_private);
+        let (over_http, as_peer) = addresses_by_protocol(&record, self.delegation.dial_private);
         if !over_http.is_empty() {
             self.http_provider(session, over_http);
         }
@@ -134,7 +134,7 @@ impl Task {
         }
     }
 
-    /// A trustless gateway that has the root, by the addresses that end in HTTP.
+    /// A trustless gateway that has the root, by its HTTP addresses.
     fn http_provider(&mut self, session: SessionId, mut addresses: Vec<Multiaddr>) {
         self.offer_gateways(session, &mut addresses);
         if let Some(search) = self.searches.get_mut(&session) {
@@ -143,13 +143,13 @@ impl Task {
     }
 }
 
-/// Where a provider can be asked over HTTP, and where as a peer, if it is one.
+/// The HTTP addresses of a provider, and its addresses as a peer, if it is one.
 ///
-/// An address of HTTP says by itself how it is asked. `Protocols` is what somebody knew to be spoken; it may be missing, or name
-/// Bitswap alone (<https://specs.ipfs.tech/routing/http-routing-v1/#peer-schema>).
-fn ways_to(record: &PeerRecord, dial_private: bool) -> (Vec<Multiaddr>, Option<Vec<Multiaddr>>) {
+/// HTTP addresses are recognised by themselves. `Protocols` is only a hint: it may be missing, or contain only Bitswap
+/// (<https://specs.ipfs.tech/routing/http-routing-v1/#peer-schema>).
+fn addresses_by_protocol(record: &PeerRecord, dial_private: bool) -> (Vec<Multiaddr>, Option<Vec<Multiaddr>>) {
     let (over_http, to_dial) = sort(&record.addresses, dial_private);
-    // One of whom no address may be dialled is of no use; one whose address nobody said can be looked for.
+    // A provider whose addresses may not be dialled is useless; one without addresses can be looked up.
     let is_of_use = !to_dial.is_empty() || record.addresses.is_empty();
     let mut protocols = record.protocols.iter();
     let is_peer = protocols.len() == 0 || protocols.any(|protocol| protocol.eq_ignore_ascii_case(BITSWAP));
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routers_cannot_send_us_into_our_own_network() {
+    fn private_addresses_from_routers_are_not_dialled() {
         let texts = [
             "/ip4/8.8.8.8/tcp/4001",
             "/ip4/10.0.0.1/tcp/4001",
@@ -189,13 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn addresses_say_who_is_asked_over_http_whatever_the_protocols() {
+    fn http_addresses_are_recognised_whatever_the_protocols() {
         const HTTPS: &str = "/dns4/a.example/tcp/443/https";
         const TLS_HTTP: &str = "/dns4/a.example/tcp/443/tls/http";
         const PEER: &str = "/ip4/8.8.8.8/tcp/4001";
         const PRIVATE: &str = "/ip4/10.0.0.1/tcp/80/http";
         const GATEWAY: &str = "transport-ipfs-gateway-http";
-        // Addresses, protocols, those asked over HTTP, and those dialled, if it is a peer at all.
+        // Addresses, protocols, the HTTP addresses, and the addresses as a peer, if it is one.
         type Row<'a> = (&'a [&'a str], &'a [&'a str], &'a [&'a str], Option<&'a [&'a str]>);
         let table: [Row; 9] = [
             (&[HTTPS, TLS_HTTP], &[], &[HTTPS, TLS_HTTP], None),
@@ -214,7 +214,7 @@ mod tests {
             let mut record = PeerRecord::new(libp2p::PeerId::random(), parse(addresses));
             record.protocols = protocols.iter().map(|protocol| (*protocol).to_owned()).collect();
             let expected = (parse(over_http), as_peer.map(parse));
-            assert_eq!(ways_to(&record, false), expected, "{addresses:?} {protocols:?}");
+            assert_eq!(addresses_by_protocol(&record, false), expected, "{addresses:?} {protocols:?}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Searching for the providers of a session's root, and dialling them.
+//! Searches for the providers of a session's root, and their dials.
 //!
-//! Everything that may know a provider is asked at the same moment: the memory of earlier fetches, both DHTs and the
-//! routers. Whoever is named goes through [`Task::provider_named`] into the search's [`Plan`] of dials. A provider that nobody knows an address of is
-//! looked up in the DHT itself. How many dials there are and by which addresses is for the [`crate::discovery::dialer`] to say.
-//! When nobody proved to have the root, a block below it is searched for once: parts of a DAG may be announced
-//! where the whole is not.
+//! All sources are asked in parallel: cached providers, both DHTs and the routers. Each provider that is found goes
+//! through [`Task::provider_named`] into the search's [`Plan`] of dials. A provider without known addresses is looked
+//! up in the DHT. [`crate::discovery::dialer`] decides on the number of dials and their addresses. If no peer has
+//! blocks of the root's DAG, a block below the root is searched for once: parts of a DAG may be announced without the
+//! root.
 
-use super::routers::Errand;
+use super::routers::RouterRequest;
 use super::{ADDRESSES_MAX, Task};
 use crate::admission::budget::Refusal;
 use crate::admission::ip_of;
@@ -25,65 +25,65 @@ use libp2p::{Multiaddr, PeerId};
 use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often searches look whether it is time for another dial.
-pub(super) const PACE: Duration = Duration::from_millis(20);
-/// Walks to providers without an address that may be under way.
+/// The interval at which searches check for due dials.
+pub(super) const DIAL_INTERVAL: Duration = Duration::from_millis(20);
+/// The maximum number of queries for providers without addresses.
 const PEER_WALKS_MAX: usize = 32;
-/// Providers that are taken from one answer.
+/// The maximum number of providers from one response.
 const NAMED_AT_ONCE_MAX: usize = 256;
 
-/// What became of a provider whose turn it was.
+/// The result of starting a provider's dial.
 #[derive(Debug)]
-enum Begun {
-    /// Its dial is under way, or its end is told by [`Task::settle_dials`].
-    Yes { rest: Vec<Multiaddr>, deadline: Instant },
-    /// Too many dials are under way.
-    NoRoom,
-    /// It was dialled too often.
-    Later,
+enum DialStart {
+    /// The dial has started, or its result is reported by [`Task::settle_dials`].
+    Started { rest: Vec<Multiaddr>, deadline: Instant },
+    /// The limit of dials is reached.
+    LimitReached,
+    /// It was dialled too often; try again later.
+    TooOften,
 }
 
-fn is_for_want_of_room(cause: &ConnectionDenied) -> bool {
+fn is_dial_limit(cause: &ConnectionDenied) -> bool {
     cause.downcast_ref::<Refusal>() == Some(&Refusal::PendingOutgoing)
 }
 
-/// The dials of a peer that ended since the searches were last told.
+/// The end of a peer's dials, to be reported to the searches.
 #[derive(Debug)]
 pub(super) struct EndedDial {
     peer: PeerId,
     succeeded: bool,
-    /// It was not given the time to succeed.
+    /// It was aborted before it could succeed.
     was_aborted: bool,
-    /// Addresses that may still lead to it.
+    /// Addresses that were not tried.
     untried: Vec<Multiaddr>,
 }
 
 impl EndedDial {
-    /// It is connected.
+    /// The peer is connected.
     pub(super) fn succeeded(peer: PeerId) -> Self {
         Self { peer, succeeded: true, was_aborted: false, untried: Vec::new() }
     }
 
-    /// It is not, and these addresses were not really tried.
+    /// The dial failed, without these addresses being tried.
     pub(super) fn failed(peer: PeerId, untried: Vec<Multiaddr>) -> Self {
         Self { peer, succeeded: false, was_aborted: false, untried }
     }
 
-    /// The same, for this reason. If we ended it or did not let it begin, that says nothing of the peer.
+    /// The dial failed with an error. If this node aborted or denied it, this says nothing about the peer.
     pub(super) fn of(peer: PeerId, error: &DialError, untried: Vec<Multiaddr>) -> Self {
         let was_aborted = matches!(error, DialError::Aborted | DialError::Denied { .. });
         Self { was_aborted, ..Self::failed(peer, untried) }
     }
 }
 
-/// A search for the providers of one root, over both scopes.
+/// A search for the providers of one root, in both scopes.
 #[derive(Default)]
 pub(super) struct Search {
     queries: Vec<(Scope, QueryId)>,
-    /// The routers that have not answered yet.
-    pub(super) routers: Option<Errand>,
+    /// The running request to the routers.
+    pub(super) routers: Option<RouterRequest>,
     plan: Plan,
-    /// Whether anybody was named.
+    /// Whether any provider was found.
     pub(super) found: bool,
     /// Whether a block below the root was searched for.
     went_below: bool,
@@ -134,7 +134,7 @@ impl Task {
         }
     }
 
-    /// The DHT named providers. Most of their addresses live in the running query, which shows them to whoever dials.
+    /// The DHT returned providers. Most of their addresses are in the running query, which adds them to dials.
     pub(super) fn on_providers(
         &mut self,
         scope: Scope,
@@ -151,7 +151,7 @@ impl Task {
         }
     }
 
-    /// Somebody named a provider of a session's root: the one way into its plan, whoever it was.
+    /// A provider of a session's root was found: the only way into the search's plan.
     pub(super) fn provider_named(&mut self, session: SessionId, mut provider: Provider, by: Informant) {
         if provider.peer == *self.swarm.local_peer_id() {
             return;
@@ -175,10 +175,10 @@ impl Task {
         provider.addresses.retain(|address| borders.may_dial_in_any(address));
         let (dialer, now) = (&self.dialer, Instant::now());
         search.plan.add(provider, |provider| dialer.rank(provider, now));
-        self.pace(session, now);
+        self.start_due_dials_of(session, now);
     }
 
-    /// Adds where else a provider may be: those addresses first at which it was found good before.
+    /// Adds other known addresses of a provider: previously successful ones first.
     fn add_known_addresses(&mut self, Provider { peer, addresses }: &mut Provider) {
         addresses.splice(0..0, self.peerbook.addresses(peer));
         for scope in Scope::ALL {
@@ -186,75 +186,75 @@ impl Task {
         }
     }
 
-    /// Dials whom it is time for, in every search.
-    pub(super) fn pace_all(&mut self, now: Instant) {
+    /// Starts the due dials of all searches.
+    pub(super) fn start_due_dials(&mut self, now: Instant) {
         let overdue = self.dialer.tick(now);
         self.metrics.overdue_dials.inc_by(overdue as u64);
         let waiting = self.searches.iter().filter(|(_, search)| search.plan.is_waiting());
         let waiting: Vec<SessionId> = waiting.map(|(session, _)| *session).collect();
         for session in waiting {
-            self.pace(session, now);
+            self.start_due_dials_of(session, now);
         }
     }
 
-    fn pace(&mut self, session: SessionId, now: Instant) {
+    fn start_due_dials_of(&mut self, session: SessionId, now: Instant) {
         let members = self.swarm.behaviour().bitswap.members(&session);
         let under_way_max = self.dialer.search_max();
         let next = |task: &mut Self| task.searches.get_mut(&session)?.plan.next(members, under_way_max, now);
         while let Some((provider, rank)) = next(self) {
-            let begun = self.dial_provider(&provider, now);
+            let start = self.dial_provider(&provider, now);
             let Some(search) = self.searches.get_mut(&session) else { return };
-            match begun {
-                Begun::Yes { rest, deadline } => {
+            match start {
+                DialStart::Started { rest, deadline } => {
                     search.plan.began(&provider, rank, rest, deadline, now);
                     if !self.swarm.is_connected(&provider.peer) {
                         self.history.dialled(&session, provider.peer, now);
                     }
                 }
-                Begun::NoRoom => return search.plan.postpone(provider, rank),
-                Begun::Later => search.plan.delay(provider, rank, now),
+                DialStart::LimitReached => return search.plan.postpone(provider, rank),
+                DialStart::TooOften => search.plan.delay(provider, rank, now),
             }
         }
         let search = self.searches.get(&session);
         let displaced = search.map(|search| search.plan.displaced(members, under_way_max, now)).unwrap_or_default();
         for peer in displaced {
-            if self.only_searches_wait_for(&peer) {
+            if self.is_wanted_only_by_searches(&peer) {
                 self.abort_dial(peer);
             }
         }
     }
 
-    /// Whether nobody but searches has asked for a connection with this peer.
-    fn only_searches_wait_for(&self, peer: &PeerId) -> bool {
+    /// Whether only searches wait for a connection to this peer.
+    fn is_wanted_only_by_searches(&self, peer: &PeerId) -> bool {
         !self.connects.is_waited_for(peer) && !self.peerings.peers().any(|known| known == *peer)
     }
 
-    /// Ends a provider's dial, which is heard of later.
+    /// Aborts a provider's dial; its end is reported later.
     fn abort_dial(&mut self, peer: PeerId) {
         if !self.swarm.is_connected(&peer) && self.dialer.abort(&peer) {
             self.metrics.displaced_dials.inc();
-            // An error says that nothing was established, which is so: what is pending is aborted.
+            // An error means that no connection was established; pending dials are aborted all the same.
             let _ = self.swarm.disconnect_peer_id(peer);
         }
     }
 
-    /// Dials a provider, if there is room, by those of its addresses that are promising.
-    fn dial_provider(&mut self, provider: &Provider, now: Instant) -> Begun {
+    /// Dials a provider, if there is a free slot, by its most promising addresses.
+    fn dial_provider(&mut self, provider: &Provider, now: Instant) -> DialStart {
         let peer = provider.peer;
         match self.dialer.start(provider, now) {
             Start::Dial { addresses, rest, deadline } => self.dial_by(provider, addresses, rest, deadline, now),
-            Start::UnderWay { deadline } => Begun::Yes { rest: Vec::new(), deadline },
+            Start::UnderWay { deadline } => DialStart::Started { rest: Vec::new(), deadline },
             Start::LookUp { deadline } => {
                 self.dialer.dialling(peer, None, Vec::new(), deadline, now);
                 self.look_for_peer(peer);
-                Begun::Yes { rest: Vec::new(), deadline }
+                DialStart::Started { rest: Vec::new(), deadline }
             }
             Start::Full => {
-                let displaced = self.dialer.oldest_overdue(now, |peer| self.only_searches_wait_for(peer));
+                let displaced = self.dialer.oldest_overdue(now, |peer| self.is_wanted_only_by_searches(peer));
                 displaced.into_iter().for_each(|peer| self.abort_dial(peer));
-                Begun::NoRoom
+                DialStart::LimitReached
             }
-            Start::Limited => Begun::Later,
+            Start::Limited => DialStart::TooOften,
         }
     }
 
@@ -265,9 +265,9 @@ impl Task {
         rest: Vec<Multiaddr>,
         deadline: Instant,
         now: Instant,
-    ) -> Begun {
+    ) -> DialStart {
         let peer = provider.peer;
-        // A second dial beside one of ours is for addresses that the first did not try.
+        // A second dial in parallel is for addresses that the first does not try.
         let condition = match self.dialer.is_under_way(&peer) {
             true => PeerCondition::Disconnected,
             false => PeerCondition::DisconnectedAndNotDialing,
@@ -277,33 +277,33 @@ impl Task {
         match self.swarm.dial(opts) {
             Ok(()) => {
                 self.dialer.dialling(peer, Some(dial), addresses, deadline, now);
-                return Begun::Yes { rest, deadline };
+                return DialStart::Started { rest, deadline };
             }
             Err(DialError::DialPeerConditionFalse(_)) if self.swarm.is_connected(&peer) => {
                 self.ended_dials.push(EndedDial::succeeded(peer));
             }
-            // The DHT dials it, perhaps by other addresses: ours are tried when that is overdue.
+            // The DHT dials it, maybe by other addresses: these are tried when that dial is overdue.
             Err(DialError::DialPeerConditionFalse(_)) => {
                 self.dialer.not_begun(&addresses);
-                return Begun::Yes { rest: provider.addresses.clone(), deadline };
+                return DialStart::Started { rest: provider.addresses.clone(), deadline };
             }
-            Err(DialError::Denied { ref cause }) if is_for_want_of_room(cause) => {
+            Err(DialError::Denied { ref cause }) if is_dial_limit(cause) => {
                 self.dialer.not_begun(&addresses);
-                return Begun::NoRoom;
+                return DialStart::LimitReached;
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "not dialled");
-                // If it was looked up, that has ended too.
+                // A pending lookup of its addresses has ended too.
                 self.dialer.not_found(&peer);
                 self.ended_dials.push(EndedDial::of(peer, &error, Vec::new()));
             }
         }
         self.dialer.not_begun(&addresses);
-        Begun::Yes { rest, deadline }
+        DialStart::Started { rest, deadline }
     }
 
-    /// Dials a peer that is no provider, but a neighbour or a host that the operator named. What comes of it is heard later, so
-    /// that no failure can lead to another dial from within this one.
+    /// Dials a peer that is no provider: a local or a configured one. The result is reported later, so that a failure
+    /// cannot start another dial from within this one.
     pub(super) fn dial(&mut self, peer: PeerId, known: Vec<Multiaddr>) {
         let opts = DialOpts::peer_id(peer)
             .condition(PeerCondition::DisconnectedAndNotDialing)
@@ -313,7 +313,7 @@ impl Task {
         match self.swarm.dial(opts) {
             Ok(()) => {}
             Err(DialError::NoAddresses) => self.look_for_peer(peer),
-            // It is connected, which ends its dial, or is being dialled already.
+            // It is connected, which ends its dial, or it is being dialled.
             Err(DialError::DialPeerConditionFalse(_)) if self.swarm.is_connected(&peer) => {
                 self.ended_dials.push(EndedDial::succeeded(peer));
             }
@@ -325,7 +325,7 @@ impl Task {
         }
     }
 
-    /// Nobody said where a provider is: the peers around its id may know.
+    /// Looks up a provider without addresses at the peers closest to its ID.
     pub(super) fn look_for_peer(&mut self, peer: PeerId) {
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
@@ -341,7 +341,7 @@ impl Task {
         }
     }
 
-    /// A walk to a provider ended.
+    /// A lookup of a provider's addresses has finished.
     pub(super) fn on_peer_walk(&mut self, scope: Scope, query: QueryId, peers: Vec<PeerInfo>) {
         let Some(wanted) = self.peer_walks.remove(&(scope, query)) else { return };
         let dht = self.swarm.behaviour_mut().dht(scope);
@@ -360,16 +360,16 @@ impl Task {
             return;
         }
         if !self.dialer.is_under_way(&wanted) {
-            // Somebody else than a search wants it.
+            // It is wanted, but not by a search.
             return self.dial(wanted, addresses);
         }
-        let begun = self.dial_provider(&Provider { peer: wanted, addresses }, Instant::now());
-        if !matches!(begun, Begun::Yes { .. }) && last {
+        let start = self.dial_provider(&Provider { peer: wanted, addresses }, Instant::now());
+        if !matches!(start, DialStart::Started { .. }) && last {
             self.not_found(wanted);
         }
     }
 
-    /// Nobody knows where a peer is; unless it is being dialled meanwhile, that is the end of it.
+    /// No address of a peer was found, which fails its requests unless it is being dialled.
     fn not_found(&mut self, peer: PeerId) {
         self.dialer.not_found(&peer);
         if !self.dialer.is_under_way(&peer) && !self.swarm.is_connected(&peer) {
@@ -377,7 +377,7 @@ impl Task {
         }
     }
 
-    /// What is learnt of a dial that failed: see [`crate::discovery::dialer::Dialer::failed`].
+    /// Records a failed dial: see [`crate::discovery::dialer::Dialer::failed`].
     pub(super) fn learn_of_failure(
         &mut self,
         peer: &PeerId,
@@ -387,7 +387,7 @@ impl Task {
         let now = Instant::now();
         match error {
             DialError::Transport(tried) => {
-                // An address that no transport here dials says nothing about its host.
+                // An address that no transport supports says nothing about its host.
                 let answered = |error: &TransportError<_>| matches!(error, TransportError::Other(_));
                 let tried = tried.iter().filter(|(_, error)| answered(error));
                 let tried: Vec<Multiaddr> = tried.map(|(address, _)| address.clone()).collect();
@@ -401,7 +401,8 @@ impl Task {
         }
     }
 
-    /// Tells the searches of the dials that ended: they may dial others. Called between events, and never from within a dial.
+    /// Reports ended dials to the searches, which may start others. Called between events, and never from within a
+    /// dial.
     pub(super) fn settle_dials(&mut self) {
         if self.ended_dials.is_empty() {
             return;
@@ -419,10 +420,10 @@ impl Task {
                 }
             }
         }
-        self.pace_all(Instant::now());
+        self.start_due_dials(Instant::now());
     }
 
-    /// A peer proved to hold a DAG: the next search for it begins there.
+    /// A peer has blocks of a DAG: the next search for it starts there.
     pub(super) fn on_joined(&mut self, session: SessionId, peer: PeerId) {
         self.history.proved(&session, peer, Instant::now());
         if let Some(gateway) = self.swarm.behaviour().bitswap.gateway_address(&peer).cloned() {
@@ -447,7 +448,7 @@ impl Task {
         self.end_search_if_over(session);
     }
 
-    /// Ends a search when everybody who was asked has answered, unless a block below the root is still to be searched for.
+    /// Ends a search when all sources have answered, unless a block below the root is still to be searched for.
     pub(super) fn end_search_if_over(&mut self, session: SessionId) {
         let Some(search) = self.searches.get_mut(&session) else { return };
         if !search.queries.is_empty() || search.routers.is_some() {
@@ -469,7 +470,7 @@ impl Task {
         if self.searches.get(&session).is_some_and(over) {
             self.searches.remove(&session);
             self.history.ended(&session, Instant::now());
-            // If there was nobody to ask, the session asks again.
+            // If there was no peer to ask, the session searches again.
             self.swarm.behaviour_mut().bitswap.search_finished(session);
         }
     }

@@ -1,4 +1,4 @@
-//! Searching for value records ([`crate::lookups`]), and putting them ([`crate::puts`]).
+//! Searches for value records ([`crate::lookups`]), and puts ([`crate::puts`]).
 
 use super::Task;
 use crate::lookups::{Found, Holder, Sink};
@@ -9,8 +9,8 @@ use libp2p::kad::{PeerRecord, PutRecordResult, QueryId, Quorum, RecordKey};
 use std::time::Instant;
 
 impl Task {
-    /// Starts a search. What is kept here answers it at once, also while nobody is there to ask; whether others have something
-    /// better is asked all the same.
+    /// Starts a search. A stored record is returned immediately, even without peers; other peers are asked for a newer
+    /// one.
     pub(super) fn find_records(&mut self, key: RecordKey, sink: Sink) {
         for scope in Scope::ALL {
             if let Some(record) = self.swarm.behaviour_mut().dht(scope).store_mut().get(&key) {
@@ -21,7 +21,7 @@ impl Task {
         Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
     }
 
-    /// Starts the queries of the searches that have not asked in this scope, if there is anybody to ask.
+    /// Starts the queries of the searches that have not asked this scope, if it has peers.
     pub(super) fn look_up(&mut self, scope: Scope) {
         let due = self.lookups.due(scope);
         let dht = self.swarm.behaviour_mut().dht(scope);
@@ -37,17 +37,17 @@ impl Task {
     }
 
     pub(super) fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
-        // One from nobody is among those that we keep, which the search was told of when it began.
+        // A record without a peer is a stored one, which was returned when the search started.
         let Some(peer) = found.peer else { return };
         self.lookups.found(scope, query, Found { holder: Holder::Peer(peer), bytes: found.record.value.into() });
-        self.end_unheard_lookups();
+        self.end_abandoned_lookups();
     }
 
-    /// Queries tell how far they are only when they find something, which may take long; and a peer that is known already
-    /// makes no event when it can be asked again.
+    /// Updates the progress of queries, which only report it with results; and starts queries of waiting searches,
+    /// because there is no event when a known peer can be asked again.
     pub(super) fn tend_lookups(&mut self) {
-        self.end_unheard_lookups();
-        self.lookups.settle(Instant::now(), self.bootstraps.is_lonely());
+        self.end_abandoned_lookups();
+        self.lookups.settle(Instant::now(), self.bootstraps.has_none_connected());
         Scope::ALL.into_iter().for_each(|scope| self.look_up(scope));
         for (scope, query) in self.lookups.running() {
             let asked = self.swarm.behaviour_mut().dht(scope).query(&query).map(|query| query.stats().num_requests());
@@ -55,7 +55,7 @@ impl Task {
         }
     }
 
-    pub(super) fn end_unheard_lookups(&mut self) {
+    pub(super) fn end_abandoned_lookups(&mut self) {
         for (scope, query) in self.lookups.sweep() {
             if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
                 query.finish();
@@ -63,14 +63,14 @@ impl Task {
         }
     }
 
-    /// Starts the puts whose turn it is in this scope, if there is anybody to take them.
+    /// Starts the puts that have a slot in this scope, if it has peers.
     pub(super) fn put(&mut self, scope: Scope) {
         let dht = self.swarm.behaviour_mut().dht(scope);
         if !self.puts.is_waiting(scope) || dht.kbuckets().all(|bucket| bucket.is_empty()) {
             return;
         }
         while let Some((record, reply)) = self.puts.next(scope) {
-            // All who are near the key are to take it, and who does not is not waited for longer than a query lasts.
+            // All peers close to the key are asked; the query's timeout limits the wait for the others.
             match dht.put_record(record, Quorum::All) {
                 Ok(query) => {
                     self.metrics.query_started(scope);
@@ -86,7 +86,7 @@ impl Task {
         self.put(scope);
     }
 
-    /// Ends what nobody waits for, and starts what a peer that is known already can take.
+    /// Cancels abandoned puts, and starts queued ones at known peers.
     pub(super) fn tend_puts(&mut self) {
         for (scope, query) in self.puts.sweep() {
             if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
@@ -111,7 +111,7 @@ mod tests {
     use tokio::time::timeout;
 
     #[tokio::test]
-    async fn what_is_kept_here_is_found_while_nobody_is_there() {
+    async fn stored_records_are_found_without_peers() {
         let pair = Keypair::generate_ed25519();
         let (key, now) = (Key::from(pair.public().to_peer_id()), SystemTime::now());
         let draft = Draft {

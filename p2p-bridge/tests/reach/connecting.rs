@@ -1,4 +1,4 @@
-//! Connections that somebody asks for, and what is told of those that there are.
+//! Connections on request, and the information about connected peers.
 
 use crate::support::{Node, options, until};
 use libp2p::multiaddr::Protocol;
@@ -15,15 +15,15 @@ const WEBSOCKET: &str = "/ip4/127.0.0.1/tcp/0/ws";
 const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_connected_is_told_with_what_passed_between_us() {
+async fn connected_peers_are_listed_with_their_traffic() {
     for (listen, via) in [(QUIC, Via::Quic), (WEBSOCKET, Via::WebSocket), (TCP, Via::Tcp)] {
         let (asker, holder) = (Node::start(options(&[])).await, Node::start(options(&[listen])).await);
         let (asking, holding) = (asker.bridge.peer_id(), holder.bridge.peer_id());
         let (part, address) = (listen, holder.addresses[0].clone());
         let connected = asker.bridge.connect(holding, vec![address], NamedBy::Operator, SOON).await.expect(part);
         assert!(!connected.already && Via::of(&connected.address) == via, "{connected:?}");
-        let again = asker.bridge.connect(holding, Vec::new(), NamedBy::Stranger, SOON).await.expect("it is there");
-        assert!(again.already, "whoever is connected is not dialled again");
+        let again = asker.bridge.connect(holding, Vec::new(), NamedBy::Stranger, SOON).await.expect("connected");
+        assert!(again.already, "a connected peer is not dialled again");
 
         let big = holder.hold(format!("{part}{}", "x".repeat(300_000)).as_bytes());
         let before = asker.bridge.carried()[via as usize];
@@ -31,7 +31,7 @@ async fn who_is_connected_is_told_with_what_passed_between_us() {
         let after = asker.bridge.carried()[via as usize];
         assert!(after.received - before.received > 300_000 && after.sent > before.sent, "{before:?} {after:?}");
 
-        until("identify, ping, and that the block was heard of", async || {
+        until("identify, ping, and an idle session", async || {
             let peers = asker.bridge.peers().await;
             peers.iter().any(|peer| peer.agent.is_some() && peer.rtt.is_some() && !peer.owes_blocks)
         })
@@ -46,48 +46,50 @@ async fn who_is_connected_is_told_with_what_passed_between_us() {
         assert!(peer.useful_ago.is_some() && !peer.owes_blocks, "{peer:?}");
         let seen = holder.bridge.peers().await;
         assert!(seen[0].peer == asking && seen[0].connections[0].direction == Direction::Inbound, "{seen:?}");
-        until("what was sent is counted", async || holder.bridge.peers().await[0].bitswap.sent > 300_000).await;
+        until("the sent bytes are counted", async || holder.bridge.peers().await[0].bitswap.sent > 300_000).await;
 
         assert!(asker.bridge.disconnect(holding).await);
-        until("they part", async || asker.bridge.peers().await.is_empty() && holder.bridge.peers().await.is_empty())
-            .await;
-        assert!(!asker.bridge.disconnect(holding).await, "there was nobody any more");
+        until("both have disconnected", async || {
+            asker.bridge.peers().await.is_empty() && holder.bridge.peers().await.is_empty()
+        })
+        .await;
+        assert!(!asker.bridge.disconnect(holding).await, "not connected");
         for other in asker.bridge.carried().into_iter().filter(|carried| carried.via != via) {
-            assert_eq!((other.received, other.sent), (0, 0), "{other:?} while all went by {via:?}");
+            assert_eq!((other.received, other.sent), (0, 0), "{other:?}, but only {via:?} was used");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_cannot_be_connected_is_told_with_the_reason() {
+async fn failed_connections_have_a_reason() {
     let (asker, holder) = (Node::start(options(&[])).await, Node::start(options(&[TCP])).await);
-    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let unused = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let closed: Multiaddr =
-        format!("/ip4/127.0.0.1/tcp/{}", nobody.local_addr().expect("bound").port()).parse().expect("x");
+        format!("/ip4/127.0.0.1/tcp/{}", unused.local_addr().expect("bound").port()).parse().expect("x");
     let mute = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let silent: Multiaddr =
         format!("/ip4/127.0.0.1/tcp/{}", mute.local_addr().expect("bound").port()).parse().expect("x");
-    drop(nobody);
+    drop(unused);
     let mut there = holder.address("/tcp/");
     assert!(matches!(there.pop(), Some(Protocol::P2p(_))));
-    let stranger = PeerId::random();
+    let unknown = PeerId::random();
     let connect = async |peer, addresses, by| asker.bridge.connect(peer, addresses, by, SOON).await;
 
     let ourselves = connect(asker.bridge.peer_id(), Vec::new(), NamedBy::Operator).await;
     assert_eq!(ourselves, Err(ConnectError::Ourselves));
     let private = connect(holder.bridge.peer_id(), vec![there.clone()], NamedBy::Stranger).await;
     assert_eq!(private, Err(ConnectError::NotAllowed));
-    assert_eq!(connect(stranger, Vec::new(), NamedBy::Stranger).await, Err(ConnectError::Unknown));
-    let refused = connect(stranger, vec![closed.clone()], NamedBy::Operator).await;
+    assert_eq!(connect(unknown, Vec::new(), NamedBy::Stranger).await, Err(ConnectError::Unknown));
+    let refused = connect(unknown, vec![closed.clone()], NamedBy::Operator).await;
     let Err(ConnectError::Unreachable(words)) = &refused else { panic!("{refused:?}") };
     assert!(words.contains(&closed.to_string()) && words.to_lowercase().contains("refused"), "{words}");
-    let other = connect(stranger, vec![there], NamedBy::Operator).await;
+    let other = connect(unknown, vec![there], NamedBy::Operator).await;
     assert_eq!(other, Err(ConnectError::AnotherPeer(holder.bridge.peer_id())));
     let patience = Duration::from_millis(300);
-    let late = asker.bridge.connect(stranger, vec![silent], NamedBy::Operator, patience).await;
+    let late = asker.bridge.connect(unknown, vec![silent], NamedBy::Operator, patience).await;
     assert_eq!(late, Err(ConnectError::TimedOut(patience)));
 
     asker.bridge.shutdown().await;
-    assert_eq!(connect(stranger, vec![closed], NamedBy::Operator).await, Err(ConnectError::Stopped));
-    assert!(asker.bridge.peers().await.is_empty() && !asker.bridge.disconnect(stranger).await);
+    assert_eq!(connect(unknown, vec![closed], NamedBy::Operator).await, Err(ConnectError::Stopped));
+    assert!(asker.bridge.peers().await.is_empty() && !asker.bridge.disconnect(unknown).await);
 }

@@ -1,4 +1,5 @@
-//! Peers that would have a node connect where they must not send it. What listens there notes who connects, and what is said.
+//! Peers that try to make a node connect to addresses that it must not dial. Services on these addresses record
+//! connections and what they receive.
 
 use crate::support::{NEVER, Node, PATIENCE, options, until};
 use futures::StreamExt as _;
@@ -14,11 +15,11 @@ use tokio::task::JoinHandle;
 
 const TCP: &[&str] = &["/ip4/127.0.0.1/tcp/0"];
 
-/// A service of this machine that was never meant for peers.
+/// A local service that is not meant for peers.
 struct Service {
     port: u16,
-    /// What each connection said so far.
-    heard: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// The bytes received on each connection.
+    received: Arc<Mutex<Vec<Vec<u8>>>>,
     task: JoinHandle<()>,
 }
 
@@ -32,40 +33,40 @@ impl Service {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
-        let heard: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
-        let all = Arc::clone(&heard);
+        let received: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+        let all = Arc::clone(&received);
         let task = tokio::spawn(async move {
             loop {
                 let Ok((mut socket, _)) = listener.accept().await else { return };
-                let mut said = vec![0; 4096];
-                let read = tokio::time::timeout(Duration::from_secs(1), socket.read(&mut said)).await;
-                said.truncate(read.map_or(0, |read| read.unwrap_or_default()));
-                all.lock().expect("no panic before").push(said);
+                let mut bytes = vec![0; 4096];
+                let read = tokio::time::timeout(Duration::from_secs(1), socket.read(&mut bytes)).await;
+                bytes.truncate(read.map_or(0, |read| read.unwrap_or_default()));
+                all.lock().expect("no panic before").push(bytes);
             }
         });
-        Self { port, heard, task }
+        Self { port, received, task }
     }
 
-    /// Who connected, in words.
-    fn heard(&self) -> Vec<String> {
-        let heard = self.heard.lock().expect("no panic before");
-        heard.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect()
+    /// The connections, by what they received.
+    fn received(&self) -> Vec<String> {
+        let received = self.received.lock().expect("no panic before");
+        received.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect()
     }
 }
 
 #[derive(NetworkBehaviour)]
-struct Asking {
+struct AttackerBehaviour {
     autonat: autonat::v2::client::Behaviour,
     identify: identify::Behaviour,
 }
 
-/// A peer that connects with a node.
-async fn attacker(node: &Node) -> Swarm<Asking> {
+/// A peer that connects to a node.
+async fn attacker(node: &Node) -> Swarm<AttackerBehaviour> {
     let mut swarm = SwarmBuilder::with_new_identity()
         .with_tokio()
         .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
         .expect("keys")
-        .with_behaviour(|key| Asking {
+        .with_behaviour(|key| AttackerBehaviour {
             autonat: autonat::v2::client::Behaviour::default(),
             identify: identify::Behaviour::new(identify::Config::new("test".to_owned(), key.public())),
         })
@@ -76,7 +77,7 @@ async fn attacker(node: &Node) -> Swarm<Asking> {
     swarm
 }
 
-/// Has a node dial addresses back, and waits for its answers: those that it says it reached.
+/// Asks a node to dial back addresses, and returns those that it reports as reached.
 async fn dial_back(node: &Node, addresses: &[Multiaddr]) -> Vec<Multiaddr> {
     let mut swarm = attacker(node).await;
     for addr in addresses {
@@ -86,7 +87,7 @@ async fn dial_back(node: &Node, addresses: &[Multiaddr]) -> Vec<Multiaddr> {
     let (mut answers, mut reached) = (0, Vec::new());
     let answered = async {
         while answers < addresses.len() {
-            if let SwarmEvent::Behaviour(AskingEvent::Autonat(event)) = swarm.select_next_some().await {
+            if let SwarmEvent::Behaviour(AttackerBehaviourEvent::Autonat(event)) = swarm.select_next_some().await {
                 answers += 1;
                 reached.extend(event.result.is_ok().then_some(event.tested_addr));
             }
@@ -97,7 +98,7 @@ async fn dial_back(node: &Node, addresses: &[Multiaddr]) -> Vec<Multiaddr> {
 }
 
 #[tokio::test]
-async fn no_dial_back_leads_to_a_service_of_this_machine() {
+async fn no_dial_back_reaches_a_local_service() {
     let (service, node) = (Service::start().await, Node::start(options(TCP)).await);
     let port = service.port;
     let request = "%2F%20HTTP%2F1.1%0D%0AHost:%20localhost%0D%0A%0D%0APOST%20%2Fapi%2Fv0%2Fshutdown";
@@ -111,34 +112,34 @@ async fn no_dial_back_leads_to_a_service_of_this_machine() {
     ];
     let addresses = addresses.map(|text| text.parse::<Multiaddr>().expect("a multiaddr"));
     let reached = dial_back(&node, &addresses).await;
-    assert_eq!((reached, service.heard()), (vec![], vec![]));
+    assert_eq!((reached, service.received()), (vec![], vec![]));
 }
 
 #[tokio::test]
-async fn what_a_peer_says_of_itself_leads_to_no_service_of_this_machine() {
+async fn addresses_that_a_peer_announces_do_not_reach_a_local_service() {
     let (service, node) = (Service::start().await, Node::start(options(TCP)).await);
     let mut swarm = attacker(&node).await;
-    // Identify tells these, to whoever listens to the node's events as well.
+    // Identify sends these, and the node's identify reports them to its other behaviours.
     swarm.add_external_address(format!("/ip4/127.0.0.1/tcp/{}", service.port).parse().expect("a multiaddr"));
-    let liar = *swarm.local_peer_id();
-    let heard_of = async || {
+    let attacker_id = *swarm.local_peer_id();
+    let is_identified = async || {
         let peers = node.bridge.peers().await;
-        peers.iter().any(|peer| peer.peer == liar && peer.agent.is_some())
+        peers.iter().any(|peer| peer.peer == attacker_id && peer.agent.is_some())
     };
     let talk = tokio::spawn(async move {
         loop {
             swarm.select_next_some().await;
         }
     });
-    until("the node knows what the peer says", heard_of).await;
+    until("the node has the peer's addresses", is_identified).await;
     talk.abort();
-    until("the peer left", async || node.bridge.peers().await.is_empty()).await;
-    let found = node.bridge.connect(liar, Vec::new(), NamedBy::Stranger, NEVER).await;
-    assert_eq!((found, service.heard()), (Err(ConnectError::Unknown), vec![]));
+    until("the peer has disconnected", async || node.bridge.peers().await.is_empty()).await;
+    let found = node.bridge.connect(attacker_id, Vec::new(), NamedBy::Stranger, NEVER).await;
+    assert_eq!((found, service.received()), (Err(ConnectError::Unknown), vec![]));
 }
 
 #[tokio::test]
-async fn the_operator_is_told_which_addresses_are_not_understood_and_may_use_names() {
+async fn the_operator_gets_an_error_for_unsupported_addresses_and_may_use_dns_names() {
     let (service, node) = (Service::start().await, Node::start(options(TCP)).await);
     let connect = async |text: String, by| {
         let address = text.parse().expect("a multiaddr");
@@ -149,7 +150,7 @@ async fn the_operator_is_told_which_addresses_are_not_understood_and_may_use_nam
     assert!(matches!(nested, Err(ConnectError::NotUnderstood(_))), "{nested:?}");
     let name = format!("/dns4/localhost/tcp/{port}");
     assert_eq!(connect(name.clone(), NamedBy::Stranger).await, Err(ConnectError::NotAllowed));
-    assert!(service.heard().is_empty());
+    assert!(service.received().is_empty());
     assert!(connect(name, NamedBy::Operator).await.is_err(), "no peer answers there");
-    until("the name was resolved", async || !service.heard().is_empty()).await;
+    until("the name was resolved", async || !service.received().is_empty()).await;
 }

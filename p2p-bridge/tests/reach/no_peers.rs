@@ -1,4 +1,4 @@
-//! Nodes with nobody to ask, and what ends with the swarm task.
+//! Nodes without peers, and the end of the swarm task.
 
 use crate::support::{Node, PATIENCE, block, options, until};
 use content::names::Key;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 const TCP: &[&str] = &["/ip4/127.0.0.1/tcp/0"];
-/// Far less than what a search takes whose answers do not come, and more than what it lasts to see that nobody is there.
+/// Far less than the timeout of a search without answers, and more than it takes to detect that there are no peers.
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn a_search_with_no_peers_fails_soon_and_the_next_one_at_once() {
     let mut started = options(TCP);
     started.0.mdns = false;
     let node = Node::start(started).await;
-    let wanted = block(b"nobody has it");
+    let wanted = block(b"a block without providers");
     let mut took = Duration::ZERO;
     for _ in 0..2 {
         let begun = Instant::now();
@@ -31,9 +31,9 @@ async fn a_search_with_no_peers_fails_soon_and_the_next_one_at_once() {
     let key = Key::from(node.bridge.peer_id());
     let mut search = node.bridge.find_records(&key).await;
     assert_eq!(timeout(SOON, search.next()).await, Ok(None));
-    // As soon as somebody comes, he is asked.
+    // A new peer is asked at once.
     let holder = Node::start(options(TCP)).await;
-    holder.hold(b"nobody has it");
+    holder.hold(b"a block without providers");
     let address = holder.address("/tcp/");
     let by = p2p_bridge::connecting::NamedBy::Operator;
     node.bridge.connect(holder.bridge.peer_id(), vec![address], by, PATIENCE).await.expect("it listens");
@@ -49,39 +49,39 @@ async fn a_search_waits_for_the_peers_of_the_start() {
     reader.peering = vec![format!("/ip4/127.0.0.1/tcp/{port}/p2p/{peer}").parse().expect("a multiaddr")];
     reader.mdns = false;
     let node = Node::start((reader, dir)).await;
-    let wanted = block(b"somebody may have it");
+    let wanted = block(b"a block that a peer may have");
     let early = timeout(Duration::from_secs(4), node.bridge.session(wanted.cid()).get(wanted.cid())).await;
     assert!(early.is_err(), "{early:?}");
 }
 
-/// Has a defect from when it is told.
+/// A policy that panics once it is enabled.
 #[derive(Default)]
-struct Defective(AtomicBool);
+struct PanickingPolicy(AtomicBool);
 
-impl Policy for Defective {
+impl Policy for PanickingPolicy {
     fn generation(&self) -> u64 {
         0
     }
 
     fn check(&self, _: &Cid) -> Verdict {
-        assert!(!self.0.load(Ordering::Relaxed), "a defect");
+        assert!(!self.0.load(Ordering::Relaxed), "a panic");
         Verdict::Allow
     }
 }
 
 #[tokio::test]
-async fn a_panic_of_the_swarm_task_is_heard_of() {
+async fn a_panic_of_the_swarm_task_is_reported() {
     let (mut faulty, dir) = options(TCP);
-    let policy = Arc::<Defective>::default();
+    let policy = Arc::<PanickingPolicy>::default();
     faulty.policy = Obeyed(Arc::clone(&policy) as _);
     let node = Node::start((faulty, dir)).await;
     let ended = tokio::spawn(node.bridge.ended());
     let key = BlockKey::of(block(b"anything").cid()).expect("it has a key");
     node.bridge.find_providers(&key).await;
-    until("the node is there", async || !node.bridge.addresses().await.is_empty()).await;
+    until("the node listens", async || !node.bridge.addresses().await.is_empty()).await;
     assert!(!ended.is_finished());
     policy.0.store(true, Ordering::Relaxed);
     node.bridge.find_providers(&key).await;
     timeout(PATIENCE, ended).await.expect("in time").expect("it was not aborted");
-    assert!(node.bridge.addresses().await.is_empty(), "nobody answers any more");
+    assert!(node.bridge.addresses().await.is_empty(), "the swarm task has ended");
 }

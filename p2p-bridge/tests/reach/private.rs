@@ -1,4 +1,4 @@
-//! Holders of one swarm key talk with each other and with nobody else.
+//! Nodes with the same swarm key connect only to each other.
 
 use crate::support::{NEVER, Node, options};
 use p2p_bridge::{Bridge, BridgeOptions, StartError};
@@ -22,13 +22,13 @@ fn member(key: Option<u8>, peering: Option<&Node>) -> (BridgeOptions, TempDir) {
 }
 
 #[tokio::test]
-async fn holders_of_the_key_talk_and_others_get_no_connection() {
+async fn nodes_with_the_key_connect_and_others_do_not() {
     let node = Node::start(member(Some(1), None)).await;
     let block = node.hold(b"for members only");
-    let stranger = Node::start(member(Some(2), Some(&node))).await;
+    let other = Node::start(member(Some(2), Some(&node))).await;
     let public = Node::start(member(None, Some(&node))).await;
     tokio::time::sleep(NEVER).await;
-    for (who, node) in [("the node", &node), ("another key", &stranger), ("no key", &public)] {
+    for (who, node) in [("the node", &node), ("another key", &other), ("no key", &public)] {
         assert_eq!(node.sample("causeway_p2p_connections"), 0.0, "{who}");
     }
     let other = Node::start(member(Some(1), Some(&node))).await;

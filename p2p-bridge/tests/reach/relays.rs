@@ -1,4 +1,4 @@
-//! Nodes that are reached through a relay, and then without.
+//! Nodes that are reached through a relay, and then directly.
 
 use crate::support::{Node, options, until};
 use futures::StreamExt as _;
@@ -19,7 +19,7 @@ struct RelayBehaviour {
     ping: ping::Behaviour,
 }
 
-/// A relay and nothing else, until it is dropped.
+/// A relay that stops when it is dropped.
 struct Relay {
     address: Multiaddr,
     task: JoinHandle<()>,
@@ -53,7 +53,7 @@ impl Relay {
                 break address;
             }
         };
-        // A relay names these in its reservations.
+        // A relay sends these addresses in its reservations.
         swarm.add_external_address(address.clone());
         let address = address.with(Protocol::P2p(*swarm.local_peer_id()));
         let run = async move {
@@ -65,7 +65,7 @@ impl Relay {
     }
 }
 
-/// Options for a node that has its listeners on loopback taken for unreachable, because it is told of a relay.
+/// Options for a node with a relay, which treats its loopback listeners as unreachable.
 fn behind(relay: &Relay, listen: &[&str]) -> (BridgeOptions, TempDir) {
     let (mut options, dir) = options(listen);
     options.dial_private = true;
@@ -73,7 +73,7 @@ fn behind(relay: &Relay, listen: &[&str]) -> (BridgeOptions, TempDir) {
     (options, dir)
 }
 
-/// The address through the relay, from when there is one.
+/// The address through the relay, once there is one.
 async fn circuit(node: &Node) -> Multiaddr {
     until("a relay accepted", async || node.sample("causeway_p2p_relay_reservations") == 1.0).await;
     let addresses = node.bridge.addresses().await;
@@ -116,7 +116,7 @@ async fn a_direct_connection_replaces_the_relayed_one() {
 }
 
 #[tokio::test]
-async fn a_provider_that_is_known_only_by_its_circuit_is_found() {
+async fn a_provider_with_only_a_circuit_address_is_found() {
     let relay = Relay::start().await;
     let third = Node::start(options(TCP)).await;
     let (mut provider, dir) = behind(&relay, NOWHERE);
@@ -134,7 +134,7 @@ async fn a_provider_that_is_known_only_by_its_circuit_is_found() {
 }
 
 #[tokio::test]
-async fn the_relay_is_left_when_a_peer_proves_that_it_reaches_us() {
+async fn the_relay_is_released_when_a_peer_proves_direct_reachability() {
     let relay = Relay::start().await;
     let (mut peer, dir) = options(TCP);
     peer.dial_private = true;
@@ -143,8 +143,9 @@ async fn the_relay_is_left_when_a_peer_proves_that_it_reaches_us() {
     options.peering = vec![peer.address("/tcp/")];
     let node = Node::start((options, dir)).await;
     circuit(&node).await;
-    until("proof", async || node.sample("causeway_p2p_reachability{verdict=\"reachable\"}") == 1.0).await;
-    until("the relay is left", async || node.sample("causeway_p2p_relay_reservations") == 0.0).await;
+    until("the node is reachable", async || node.sample("causeway_p2p_reachability{verdict=\"reachable\"}") == 1.0)
+        .await;
+    until("the relay is released", async || node.sample("causeway_p2p_relay_reservations") == 0.0).await;
     let addresses = node.bridge.addresses().await;
     assert!(addresses.iter().all(|address| !address.to_string().contains("p2p-circuit")), "{addresses:?}");
 }

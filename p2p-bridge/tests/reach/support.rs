@@ -1,4 +1,4 @@
-//! Nodes in this process, and conditions that are waited for.
+//! Nodes in this process, and a helper that waits for conditions.
 
 use content::{Block, BlockSource, MemoryBlocks, codec};
 use libp2p::Multiaddr;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Generous: the machine may be compiling something else.
+/// Generous, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 const SHA2_256: u64 = 0x12;
-/// How long a thing that must not happen is waited for.
+/// How long to wait for something that must not happen.
 pub const NEVER: Duration = Duration::from_secs(2);
 
-/// A running node that knows nobody but its peerings and leaves nobody's loopback interface.
+/// A running node that connects only to its peerings, all on loopback.
 pub struct Node {
     pub bridge: Bridge,
     pub local: Arc<MemoryBlocks>,
@@ -23,7 +23,7 @@ pub struct Node {
     _dir: TempDir,
 }
 
-/// Options for a node that listens on `listen` and does nothing by itself, with a folder that must outlive it.
+/// Options for a passive node that listens on `listen`, with a folder that must outlive it.
 pub fn options(listen: &[&str]) -> (BridgeOptions, TempDir) {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let mut options = BridgeOptions::new(dir.path());
@@ -49,7 +49,7 @@ impl Node {
         found.unwrap_or_else(|| panic!("no {part} in {:?}", self.addresses)).clone()
     }
 
-    /// Takes in a block of these bytes.
+    /// Adds a block with these bytes to the local store.
     pub fn hold(&self, bytes: &[u8]) -> Block {
         let block = block(bytes);
         self.local.insert(&block);
@@ -80,7 +80,7 @@ pub fn block(bytes: &[u8]) -> Block {
 pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds().await {
-        assert!(Instant::now() < deadline, "never: {what}");
+        assert!(Instant::now() < deadline, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

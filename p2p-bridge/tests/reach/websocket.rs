@@ -5,7 +5,7 @@ use crate::support::{Node, options};
 const WS: &str = "/ip4/127.0.0.1/tcp/0/ws";
 
 #[tokio::test]
-async fn blocks_come_over_websocket() {
+async fn blocks_are_exchanged_over_websocket() {
     for private in [false, true] {
         let node = |peering: Option<&Node>| {
             let (mut options, dir) = options(&[WS]);

@@ -1,8 +1,9 @@
-//! [`Authenticator`]: which token a request bears, and how often one may guess.
+//! [`Authenticator`]: authenticates the bearer token of a request, and limits the rate of failed attempts.
 //!
-//! The settings' token may be a word that people remember, so guesses are limited: whoever bore [`FAILURES_MAX`] wrong ones within
-//! [`FAILURES_WITHIN`] is answered with 429, right or wrong, until that is over. Tokens that are 256 bits of randomness need no such
-//! protection, and are always looked at: a stranger behind the same proxy must not lock the operator out.
+//! The token of the settings may be a guessable word, so failures are limited: a client with [`FAILURES_MAX`] wrong
+//! tokens within [`FAILURES_WITHIN`] is answered with 429, also for the right one, until that time is over. Tokens with
+//! 256 bits of randomness need no such limit and are always accepted: an untrusted client behind the same proxy must
+//! not lock the operator out.
 
 use crate::access::Principal;
 use crate::access::secret::{Hash, Token};
@@ -17,37 +18,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// Wrong tokens that one client may bear…
+/// The maximum number of failed attempts of one client…
 pub const FAILURES_MAX: u32 = 20;
 /// … within this time of the first.
 pub const FAILURES_WITHIN: Duration = Duration::from_secs(60);
-/// Clients of whom that is remembered.
+/// The maximum number of clients whose failures are counted.
 const CLIENTS_MAX: u64 = 16 * 1024;
-/// The local token's file, in the data folder.
+/// The file of the local token in the data directory.
 const LOCAL_FILE: &str = "admin.token";
-/// The largest such file.
+/// The maximum size of that file.
 const LOCAL_BYTES_MAX: usize = 1024;
-/// What the local token is found by.
+/// The ID of the local token.
 const LOCAL_ID: &str = "local";
 
-/// The word that a node without an admin listener leaves.
+/// The content of the admin address file of a node without an admin listener.
 pub const NO_ADMIN: &str = "none";
 
-/// Why a request is not let in.
+/// Why a request was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rejected {
-    /// It bears no token.
+    /// It has no token.
     Missing,
-    /// It bears one that is wrong, revoked or expired.
+    /// Its token is wrong, revoked or expired.
     Wrong,
-    /// Too many wrong ones came from there.
+    /// The client failed too often.
     TooOften,
 }
 
-/// Knows every token.
+/// Authenticates tokens.
 #[derive(Debug)]
 pub struct Authenticator {
-    /// The settings' token, as a hash: all comparisons take the same time then.
+    /// The hash of the settings' token, for constant-time comparison.
     settings: Option<Hash>,
     local: Option<Token>,
     store: CachedTokenStore,
@@ -55,7 +56,8 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
-    /// Knows the settings' token, if there is one, the local one, and those of the token store of the data folder.
+    /// Accepts the settings' token, if there is one, the local token, and those in the token store of the data
+    /// directory.
     pub fn new(settings: Option<&str>, local: Option<Token>, data_dir: &Path) -> Self {
         Self {
             settings: settings.map(Hash::of),
@@ -65,16 +67,16 @@ impl Authenticator {
         }
     }
 
-    /// Who bears a token: the text after "Bearer" in a request of the client at `from`. May read a small file.
+    /// Authenticates a token: the text after "Bearer" in a request of the client at `from`. May read a small file.
     ///
     /// # Errors
     /// [`Rejected`].
     pub fn admit(&self, token: Option<&str>, from: IpAddr, now: SystemTime) -> Result<Principal, Rejected> {
         let text = token.ok_or(Rejected::Missing)?;
-        if let Some(bearer) = Token::parse(text).and_then(|token| self.known(&token, now)) {
-            return Ok(bearer);
+        if let Some(principal) = Token::parse(text).and_then(|token| self.find(&token, now)) {
+            return Ok(principal);
         }
-        let client = group(from);
+        let client = client_network(from);
         let failures = self.failures.get_with(client, Arc::default);
         if failures.load(Ordering::Relaxed) >= FAILURES_MAX {
             return Err(Rejected::TooOften);
@@ -86,64 +88,65 @@ impl Authenticator {
         Err(Rejected::Wrong)
     }
 
-    fn known(&self, token: &Token, now: SystemTime) -> Option<Principal> {
+    fn find(&self, token: &Token, now: SystemTime) -> Option<Principal> {
         let hash = token.hash();
         if let Some(local) = self.local.as_ref().filter(|local| local.id() == token.id()) {
             return local.hash().is(&hash).then(Principal::operator);
         }
-        let (kept, entry) = self.store.find(token.id())?;
-        // An id like the operator's is not given out; a file that was edited by hand might hold one.
-        let good = kept.is(&hash) && !entry.is_expired(now) && entry.id != OPERATOR;
-        good.then(|| bearer_of(entry))
+        let (stored, entry) = self.store.find(token.id())?;
+        // The operator's ID is never issued, but a file that was edited by hand could have it.
+        let is_valid = stored.is(&hash) && !entry.is_expired(now) && entry.id != OPERATOR;
+        is_valid.then(|| principal_of(entry))
     }
 }
 
-/// Tells who has a token now, and what they may have, by the token's identifier; nobody for one that was revoked or has expired. For
-/// what goes on after the request that the token came with.
+/// Finds the current principal of a token by the token's ID; `None` if it was revoked or has expired. For work that
+/// continues after the request that the token came with.
 pub type Holders = Arc<dyn Fn(&str) -> Option<Principal> + Send + Sync>;
 
-/// The holders of a data folder's tokens.
+/// The principals of the tokens of a data directory.
 pub fn holders(data_dir: &Path) -> Holders {
     let store = CachedTokenStore::new(TokenStore::of(data_dir));
     Arc::new(move |id| match id {
         OPERATOR => Some(Principal::operator()),
         id => {
-            store.find(id).filter(|(_, entry)| !entry.is_expired(SystemTime::now())).map(|(_, entry)| bearer_of(entry))
+            let (_, entry) = store.find(id)?;
+            (!entry.is_expired(SystemTime::now())).then(|| principal_of(entry))
         }
     })
 }
 
-fn bearer_of(entry: Entry) -> Principal {
+fn principal_of(entry: Entry) -> Principal {
     Principal { id: entry.id.into(), name: entry.name.into(), scopes: entry.scopes, quota: entry.quota }
 }
 
-/// Whom failures count for: an address, or its /64.
-fn group(address: IpAddr) -> IpAddr {
+/// The unit in which failures are counted: an IPv4 address, or an IPv6 /64 network.
+fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
         address => address,
     }
 }
 
-/// Where the local token lies.
+/// The path of the local token.
 pub fn local_path(data_dir: &Path) -> PathBuf {
     data_dir.join(LOCAL_FILE)
 }
 
-/// The token for commands on this data folder, for whoever may read it.
+/// Reads the token for commands on this data directory, which the file's permissions protect.
 ///
 /// # Errors
-/// What the system said; among it that there is none.
+/// The error of the file system, including that the file does not exist.
 pub fn read_local(data_dir: &Path) -> io::Result<Token> {
     let bytes = durable::read(&local_path(data_dir), LOCAL_BYTES_MAX)?;
     let text = String::from_utf8_lossy(&bytes);
-    Token::parse(text.trim()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "this is no token"))
+    Token::parse(text.trim()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the file has no valid token"))
 }
 
-/// The same; it is made if there is none, or none that can be read as one.
+/// Reads the local token, and creates it if there is none, or no valid one.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the file system.
 pub fn local(data_dir: &Path) -> io::Result<Token> {
     match read_local(data_dir) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {}
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_token_is_known() {
+    fn every_kind_of_token_is_accepted() {
         let dir = tempfile::tempdir().expect("a folder");
         let local = local(dir.path()).expect("makes");
         assert_eq!(super::local(dir.path()).expect("is there"), local, "it stays");
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn who_guesses_is_turned_away_and_nobody_else() {
+    fn failures_are_limited_for_each_network() {
         let dir = tempfile::tempdir().expect("a folder");
         let local = local(dir.path()).expect("makes");
         let keeper = Authenticator::new(Some("word"), Some(local.clone()), dir.path());

@@ -2,22 +2,22 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`secret`] | what a token looks like, and what is stored of it |
-//! | [`token_store`] | the tokens that the operator has created |
-//! | [`authenticator`] | which of them, if any, a request carries; rate limit of failed attempts |
+//! | [`secret`] | the format of tokens, and their hashes |
+//! | [`token_store`] | the tokens that the operator created |
+//! | [`authenticator`] | authentication of requests; rate limit of failed attempts |
 //!
-//! Goals: nothing but health is answered without a token; what is kept of a token is of no use to a thief; a token that is
-//! revoked is of no use from the next request on; guessing costs more than it brings.
+//! Goals: everything but health requires a token; stored hashes are useless to a thief; a revoked token is rejected
+//! from the next request on; guessing a token is infeasible.
 //!
-//! There are three kinds, told apart by where they come from:
+//! There are three kinds of tokens:
 //!
-//! | kind | kept in | good for | owns pins as |
+//! | kind | stored in | authorises | owns pins as |
 //! |---|---|---|---|
-//! | the settings' | `admin.token` | everything | `operator` |
-//! | the local one | `DATA_DIR/admin.token`, readable by whoever runs the gateway | everything | `operator` |
-//! | given out | `DATA_DIR/tokens.json`, as hashes | its scopes | its id |
+//! | of the settings | `admin.token` | everything | `operator` |
+//! | local | `DATA_DIR/admin.token`, readable by the user that runs the gateway | everything | `operator` |
+//! | created | `DATA_DIR/tokens.json`, as hashes | its scopes | its ID |
 //!
-//! Non-goals: accounts, passwords and sessions; a proxy in front may have them, and bear a token.
+//! Non-goals: accounts, passwords and sessions; a proxy in front may provide them, and send a token.
 
 pub mod authenticator;
 pub mod secret;
@@ -29,31 +29,31 @@ pub use api::access::{Scope, Scopes};
 use api::access::{OPERATOR, Quota};
 use std::sync::Arc;
 
-/// Who asks: what a request's token says. Handlers take it as `Authenticated`.
+/// The authenticated client of a request. Handlers take it as `Authenticated`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
-    /// Names the owner of what the bearer pins. Never used twice.
+    /// The ID of the token, which owns the pins that are created with it. Never reused.
     pub id: Arc<str>,
-    /// What the operator calls the token.
+    /// The token's name.
     pub name: Arc<str>,
-    /// What it is good for.
+    /// What the token authorises.
     pub scopes: Scopes,
-    /// How much may be kept for it.
+    /// The token's quota.
     pub quota: Quota,
 }
 
 impl Principal {
-    /// The operator, who may do everything.
+    /// The operator, who has all scopes.
     pub fn operator() -> Self {
         Self { id: OPERATOR.into(), name: OPERATOR.into(), scopes: Scopes::all(), quota: Quota::default() }
     }
 
-    /// Whether this is the operator, to whom all pins are shown.
+    /// Whether this is the operator, who sees the pins of all tokens.
     pub fn is_operator(&self) -> bool {
         &*self.id == OPERATOR
     }
 
-    /// Whether the token is good for something.
+    /// Whether the token authorises a scope.
     pub fn may(&self, scope: Scope) -> bool {
         self.scopes.contains(scope)
     }

@@ -1,23 +1,23 @@
-//! What a token looks like, and what is kept of it.
+//! The format of tokens, and their hashes.
 //!
-//! A token is `cw_ID_SECRET`: an id of 10 characters, by which it is found, and a secret of 52, which is 256 bits of the system's
-//! randomness in base32 (RFC 4648, section 6, in lower case and without padding). All of it survives being typed into a URL, a
-//! header, a shell or a YAML file. What is kept is the SHA-256 of the secret: nobody can try out 2²⁵⁶ of them, so it needs neither
-//! salt nor stretching.
+//! A token is `cw_ID_SECRET`: an ID of 10 characters, and a secret of 52 characters, which is 256 bits of the system's
+//! randomness in base32 (RFC 4648, section 6, in lower case and without padding). Tokens need no escaping in URLs,
+//! headers, shells and YAML files. The SHA-256 of the secret is stored: 256 random bits cannot be guessed, so it needs
+//! neither salt nor stretching.
 
 use cid::multibase::Base;
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use subtle::ConstantTimeEq as _;
 
-/// What tokens begin with, so that people and scanners for leaked secrets know them.
+/// The prefix of tokens, by which people and secret scanners recognise them.
 const PREFIX: &str = "cw_";
-/// Bytes of randomness in an id: enough that no two are alike.
+/// Bytes of randomness in an ID, enough to avoid collisions.
 const ID_BYTES: usize = 6;
 /// Bytes of randomness in a secret.
 const SECRET_BYTES: usize = 32;
 
-/// A token, in the clear. It is shown once, to whoever made it.
+/// A token in clear text. It is shown once, to its creator.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     id: String,
@@ -31,40 +31,40 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// A new one.
+    /// Generates a token.
     ///
     /// # Errors
-    /// When the system has no randomness to give.
+    /// When the system's random number generator fails.
     pub fn generate() -> std::io::Result<Self> {
         Self::named(&random::<ID_BYTES>()?)
     }
 
-    /// A new one with an id of one's own choice, of letters and digits.
+    /// Generates a token with a given ID of letters and digits.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Token::generate`].
     pub fn named(id: &str) -> std::io::Result<Self> {
         Ok(Self { id: id.to_owned(), secret: random::<SECRET_BYTES>()? })
     }
 
-    /// Reads what a request bears. `None` is a text that is no token of this form, which may be the settings'.
+    /// Parses the token of a request. `None` if the text does not have this format; it may be the settings' token.
     pub fn parse(text: &str) -> Option<Self> {
         let (id, secret) = text.strip_prefix(PREFIX)?.split_once('_')?;
         let plain = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
         (plain(id) && plain(secret)).then(|| Self { id: id.to_owned(), secret: secret.to_owned() })
     }
 
-    /// By what it is found.
+    /// The ID, by which the token is found.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// As it is given to whoever is to use it.
+    /// The token in clear text.
     pub fn reveal(&self) -> String {
         format!("{PREFIX}{}_{}", self.id, self.secret)
     }
 
-    /// What is kept of it.
+    /// The hash that is stored.
     pub fn hash(&self) -> Hash {
         Hash::of(&self.secret)
     }
@@ -77,7 +77,7 @@ fn random<const N: usize>() -> std::io::Result<String> {
     Ok(Base::Base32Lower.encode(bytes))
 }
 
-/// What is kept of a secret.
+/// The hash of a secret.
 #[derive(Clone, Copy)]
 pub struct Hash([u8; 32]);
 
@@ -88,17 +88,17 @@ impl fmt::Debug for Hash {
 }
 
 impl Hash {
-    /// Of any text, a token's secret or the settings'.
+    /// Hashes a text: a token's secret, or the settings' token.
     pub fn of(text: &str) -> Self {
         Self(Sha256::digest(text.as_bytes()).into())
     }
 
-    /// Whether two are the same, in a time that does not tell where they differ.
+    /// Whether two hashes are equal, in constant time.
     pub fn is(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 
-    /// In hexadecimal, as it is kept.
+    /// In hexadecimal, as it is stored.
     pub fn to_hex(self) -> String {
         Base::Base16Lower.encode(self.0)
     }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_as_it_was_written() {
+    fn a_token_is_parsed_as_it_was_formatted() {
         let (one, other) = (Token::generate().expect("random"), Token::generate().expect("random"));
         assert_ne!(one.id(), other.id());
         assert!(!one.hash().is(&other.hash()));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_not_read_as_one() {
+    fn invalid_tokens_are_not_parsed() {
         for text in ["", "cw_", "cw_a", "cw_a_", "cw__b", "cw_a_b_c", "cw_a_ü", "CW_a_b", "bearer", "cw_a b_c"] {
             assert!(Token::parse(text).is_none(), "{text:?}");
         }

@@ -1,11 +1,11 @@
-//! The tokens that the operator has given out: one file in the data folder, which commands change and the gateway reads.
+//! The tokens that the operator created: one file in the data directory, which commands change and the gateway reads.
 //!
-//! Goals: a token is made and revoked by a command, whether the gateway runs or not, and what the command acknowledged holds from
-//! the next request on and after a power cut; the file tells a thief nothing that opens anything.
+//! Goals: a command can create and revoke tokens whether the gateway runs or not, and an acknowledged change holds from
+//! the next request on and after a power failure; the file has no secrets.
 //!
-//! The file is replaced whole ([`p2p_bridge::durable`]), under a lock of its own. Whoever reads it looks first whether it is still
-//! the same file: that is one `stat` a request, on a listener where a few microseconds do not matter. A file that cannot be
-//! understood lets nobody in; the operator's own tokens are not in it.
+//! The file is replaced atomically ([`p2p_bridge::durable`]) while a lock file is held. Readers compare the file's
+//! fingerprint first: one `stat` for each request, on a listener where a few microseconds do not matter. If the file
+//! cannot be parsed, no token in it is accepted; the operator's own tokens are not in it.
 
 use crate::access::secret::{Hash, Token};
 use crate::fingerprint::Stamp;
@@ -21,99 +21,100 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// The file, in the data folder.
+/// The file in the data directory.
 const FILE: &str = "tokens.json";
-/// Whom it belongs to while it is changed.
+/// The lock file, which is held during changes.
 const LOCK_FILE: &str = "tokens.lock";
-/// The largest file that is read: some ten thousand tokens.
+/// The maximum size of the file: some ten thousand tokens.
 const FILE_BYTES_MAX: usize = 4 << 20;
-/// How many tokens there may be.
+/// The maximum number of tokens.
 const TOKENS_MAX: usize = 10_000;
-/// The longest name, in characters.
+/// The maximum length of a name, in characters.
 const NAME_CHARS_MAX: usize = 64;
 
-/// What is kept of a token.
+/// A stored token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// By what it is found, and what its pins belong to.
+    /// The ID of the token, which owns its pins.
     pub id: String,
-    /// What the operator calls it: one of its own for each.
+    /// The name, which is unique.
     pub name: String,
     /// The SHA-256 of its secret, in hexadecimal.
     pub hash: String,
-    /// What it is good for.
+    /// What it authorises.
     pub scopes: Scopes,
-    /// How much may be kept for it.
+    /// Its quota.
     #[serde(default)]
     pub quota: Quota,
-    /// When it was made, in seconds since the Unix epoch.
+    /// When it was created, in seconds since the Unix epoch.
     pub created_at: u64,
-    /// From when on it is good for nothing, in seconds since the Unix epoch.
+    /// When it expires, in seconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<u64>,
 }
 
 impl Entry {
-    /// Whether it has ended by itself.
+    /// Whether it has expired.
     pub fn is_expired(&self, now: SystemTime) -> bool {
         self.expires_at.is_some_and(|end| epoch::seconds(now) >= end)
     }
 }
 
-/// What a token is to be.
+/// The parameters of a new token.
 #[derive(Debug, Clone)]
 pub struct Terms {
-    /// What to call it; the first of "token-1", "token-2" and so on that none is called if that is left out.
+    /// The name; the first free one of "token-1", "token-2" and so on by default.
     pub name: Option<String>,
-    /// What it is to be good for.
+    /// What it authorises.
     pub scopes: Scopes,
-    /// How much may be kept for it.
+    /// Its quota.
     pub quota: Quota,
-    /// For how long it is to be good; for ever if that is left out.
+    /// How long it is valid; without limit by default.
     pub lifetime: Option<Duration>,
 }
 
-/// Why the token store was not changed or read.
+/// Why reading or changing the token store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenStoreError {
-    /// The name cannot be used.
+    /// The name is invalid.
     #[error(
-        "a token's name has 1 to {NAME_CHARS_MAX} characters, none of them a control character, and is not \"{OPERATOR}\""
+        "a token's name must have 1 to {NAME_CHARS_MAX} characters without control characters, and must not be \
+         \"{OPERATOR}\""
     )]
     Name,
-    /// Another has the name.
-    #[error("there is a token called \"{0}\" already: choose another name, or remove that one first")]
+    /// Another token has the name.
+    #[error("a token named \"{0}\" exists already: choose another name, or remove that token first")]
     Taken(String),
-    /// It would be good for nothing.
+    /// It has no scope.
     #[error("a token needs at least one scope: read, pin, operate or takedown")]
     NoScopes,
-    /// There are too many.
-    #[error("there are {TOKENS_MAX} tokens already: remove some first")]
+    /// There are too many tokens.
+    #[error("there are already {TOKENS_MAX} tokens, the maximum: remove some first")]
     Full,
-    /// There is none.
-    #[error("there is no token with the id or name \"{0}\"; \"causeway token ls\" lists them")]
+    /// There is no such token.
+    #[error("there is no token with the ID or name \"{0}\"; \"causeway token ls\" lists the tokens")]
     Missing(String),
-    /// The file is not what was written.
-    #[error("{path} cannot be understood: {reason}", path = path.display())]
+    /// The file is corrupt.
+    #[error("the token file {path} is invalid: {reason}", path = path.display())]
     Damaged {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// What is wrong.
+        /// Why it is invalid.
         reason: String,
     },
-    /// The system refused.
-    #[error("{path}: {said}", path = path.display())]
+    /// The file system failed.
+    #[error("reading or writing {path} failed: {said}", path = path.display())]
     Io {
-        /// What was to be read or written.
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         said: io::Error,
     },
 }
 
 impl TokenStoreError {
-    /// What HTTP has for it.
+    /// The HTTP status of the error.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Name | Self::NoScopes => StatusCode::BAD_REQUEST,
@@ -125,44 +126,46 @@ impl TokenStoreError {
     }
 }
 
-/// The file's content.
+/// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Page {
+struct TokenFile {
     tokens: Vec<Entry>,
 }
 
-/// The tokens of a data folder.
+/// The token store of a data directory.
 #[derive(Debug, Clone)]
 pub struct TokenStore {
     dir: PathBuf,
 }
 
 impl TokenStore {
-    /// The token store of a data folder, which need not be there yet.
+    /// The token store of a data directory, which may not exist yet.
     pub fn of(data_dir: &Path) -> Self {
         Self { dir: data_dir.to_owned() }
     }
 
-    /// Every token, in the order in which they were made.
+    /// All tokens, in order of creation.
     ///
     /// # Errors
-    /// [`TokenStoreError::Damaged`] and [`TokenStoreError::Io`]; that there is no file is none.
+    /// [`TokenStoreError::Damaged`] and [`TokenStoreError::Io`]. A missing file is an empty store.
     pub fn list(&self) -> Result<Vec<Entry>, TokenStoreError> {
         let path = self.path();
         let bytes = match durable::read(&path, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             read => read.map_err(|said| TokenStoreError::Io { path: path.clone(), said })?,
         };
-        let page: Page = serde_json::from_slice(&bytes)
+        let file: TokenFile = serde_json::from_slice(&bytes)
             .map_err(|error| TokenStoreError::Damaged { path: path.clone(), reason: error.to_string() })?;
-        match page.tokens.iter().find(|entry| Hash::from_hex(&entry.hash).is_none()) {
-            Some(entry) => Err(TokenStoreError::Damaged { path, reason: format!("the hash of {} is none", entry.id) }),
-            None => Ok(page.tokens),
+        match file.tokens.iter().find(|entry| Hash::from_hex(&entry.hash).is_none()) {
+            Some(entry) => {
+                Err(TokenStoreError::Damaged { path, reason: format!("the hash of {} is invalid", entry.id) })
+            }
+            None => Ok(file.tokens),
         }
     }
 
-    /// Makes a token. This is the only time that it is seen in the clear.
+    /// Creates a token. Only its hash is stored.
     ///
     /// # Errors
     /// [`TokenStoreError`].
@@ -183,7 +186,7 @@ impl TokenStore {
                 return Err(TokenStoreError::Full);
             }
             let token = Token::generate()
-                .map_err(|said| TokenStoreError::Io { path: "the system's randomness".into(), said })?;
+                .map_err(|said| TokenStoreError::Io { path: "the system's random number generator".into(), said })?;
             let created_at = epoch::now();
             let expires_at = lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
             let (id, hash) = (token.id().to_owned(), token.hash().to_hex());
@@ -193,7 +196,7 @@ impl TokenStore {
         })
     }
 
-    /// Revokes a token, by its id or its name. What it has pinned stays, and the operator may remove it.
+    /// Revokes a token, by its ID or its name. Its pins stay, and the operator can remove them.
     ///
     /// # Errors
     /// [`TokenStoreError`].
@@ -205,7 +208,7 @@ impl TokenStore {
         })
     }
 
-    /// Changes the tokens while nobody else does.
+    /// Changes the tokens under the lock.
     fn change<T>(
         &self,
         change: impl FnOnce(&mut Vec<Entry>) -> Result<T, TokenStoreError>,
@@ -214,7 +217,7 @@ impl TokenStore {
         let mut tokens = self.list()?;
         let done = change(&mut tokens)?;
         let path = self.path();
-        let written = serde_json::to_vec_pretty(&Page { tokens }).map_err(io::Error::other);
+        let written = serde_json::to_vec_pretty(&TokenFile { tokens }).map_err(io::Error::other);
         let written =
             written.and_then(|bytes| durable::write(&path, &bytes)).and_then(|()| hand_over(&self.dir, &path));
         written.map(|()| done).map_err(|said| TokenStoreError::Io { path, said })
@@ -237,24 +240,24 @@ impl TokenStore {
     }
 }
 
-/// No token is called as the operator is.
+/// Whether a name is valid. The operator's is reserved.
 fn is_name(name: &str) -> bool {
     name != OPERATOR && (1..=NAME_CHARS_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control)
 }
 
-/// The first of "token-1", "token-2" and so on that none is called.
+/// The first free name of "token-1", "token-2" and so on.
 fn free_name(tokens: &[Entry]) -> String {
     let taken: HashSet<&str> = tokens.iter().map(|entry| entry.name.as_str()).collect();
     let mut names = (1..=taken.len() + 1).map(|number| format!("token-{number}"));
-    // Of one more than are taken, one is free.
+    // Of one name more than are taken, one is free.
     names.find(|name| !taken.contains(name.as_str())).unwrap_or_default()
 }
 
-/// Gives a file to whoever has its folder: a command that root runs must not keep the gateway from reading it. Whoever has the folder
-/// may have put a link there, and what that leads to is not given away.
+/// Changes the owner of a file to that of its folder, so that the gateway can read what a command wrote as root.
+/// Symbolic links are not followed: the owner of the folder may have created one.
 ///
 /// # Errors
-/// Whatever the file system says.
+/// The error of the file system.
 pub(crate) fn hand_over(dir: &Path, path: &Path) -> io::Result<()> {
     let (folder, file) = (fs::metadata(dir)?, fs::symlink_metadata(path)?);
     if (folder.uid(), folder.gid()) == (file.uid(), file.gid()) || !rustix::process::geteuid().is_root() {
@@ -263,42 +266,42 @@ pub(crate) fn hand_over(dir: &Path, path: &Path) -> io::Result<()> {
     lchown(path, Some(folder.uid()), Some(folder.gid()))
 }
 
-/// The tokens that hold now, each with the hash of its secret.
-type Held = HashMap<String, (Hash, Entry)>;
+/// The valid tokens by ID, each with the hash of its secret.
+type Tokens = HashMap<String, (Hash, Entry)>;
 
-/// A token store that is read again when it has changed.
+/// A cached token store, which is reloaded when the file changes.
 #[derive(Debug)]
 pub struct CachedTokenStore {
     store: TokenStore,
-    read: Mutex<Option<(Option<Stamp>, Arc<Held>)>>,
+    cached: Mutex<Option<(Option<Stamp>, Arc<Tokens>)>>,
 }
 
 impl CachedTokenStore {
-    /// Reads it when it is asked for the first time.
+    /// The file is read when a token is looked up for the first time.
     pub fn new(store: TokenStore) -> Self {
-        Self { store, read: Mutex::default() }
+        Self { store, cached: Mutex::default() }
     }
 
-    /// What is kept of a token. Reads a small file, at times.
+    /// Finds a token by its ID. Reads a small file if it has changed.
     pub fn find(&self, id: &str) -> Option<(Hash, Entry)> {
-        self.held().get(id).cloned()
+        self.tokens().get(id).cloned()
     }
 
-    fn held(&self) -> Arc<Held> {
-        // The stamp comes first: if the file is replaced in between, it is read once more next time.
-        let stamp = Stamp::at(&self.store.path());
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, held)) = read.as_ref().filter(|(known, _)| *known == stamp) {
-            return Arc::clone(held);
+    fn tokens(&self) -> Arc<Tokens> {
+        // The fingerprint is taken first: if the file is replaced in between, it is read again next time.
+        let fingerprint = Stamp::at(&self.store.path());
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, tokens)) = cached.as_ref().filter(|(known, _)| *known == fingerprint) {
+            return Arc::clone(tokens);
         }
         let tokens = self.store.list().unwrap_or_else(|error| {
-            tracing::error!(%error, "no token that was given out is accepted");
+            tracing::error!(%error, "the token file cannot be read: no created token is accepted");
             Vec::new()
         });
         let hashed = |entry: Entry| Some((entry.id.clone(), (Hash::from_hex(&entry.hash)?, entry)));
-        let held: Arc<Held> = Arc::new(tokens.into_iter().filter_map(hashed).collect());
-        *read = Some((stamp, Arc::clone(&held)));
-        held
+        let tokens: Arc<Tokens> = Arc::new(tokens.into_iter().filter_map(hashed).collect());
+        *cached = Some((fingerprint, Arc::clone(&tokens)));
+        tokens
     }
 }
 
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_made_found_and_revoked() {
+    fn tokens_are_created_found_and_revoked() {
         let dir = tempfile::tempdir().expect("a folder");
         let store = TokenStore::of(&dir.path().join("data"));
         assert_eq!(store.list().expect("there is nothing to read"), []);
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_root_writes_belongs_to_whoever_has_the_folder() {
+    fn files_that_root_writes_get_the_owner_of_the_folder() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("only root can try this");
             return;
@@ -357,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_leads_to_is_not_given_away() {
+    fn the_owner_of_a_symlink_target_is_not_changed() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("only root can try this");
             return;
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_token_is_refused() {
+    fn invalid_tokens_are_rejected() {
         let dir = tempfile::tempdir().expect("a folder");
         let store = TokenStore::of(dir.path());
         store.create(terms("ci")).expect("makes");
@@ -386,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_end_by_themselves() {
+    fn tokens_expire() {
         let dir = tempfile::tempdir().expect("a folder");
         let terms = Terms { lifetime: Some(Duration::from_secs(60)), ..terms("short") };
         let (entry, _) = TokenStore::of(dir.path()).create(terms).expect("makes");
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_book_lets_nobody_in() {
+    fn no_token_of_a_damaged_file_is_accepted() {
         let dir = tempfile::tempdir().expect("a folder");
         let store = TokenStore::of(dir.path());
         let (_, token) = store.create(terms("ci")).expect("makes");
@@ -414,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn many_may_make_tokens_at_the_same_time() {
+    fn tokens_can_be_created_concurrently() {
         let dir = tempfile::tempdir().expect("a folder");
         let store = TokenStore::of(dir.path());
         std::thread::scope(|scope| {

@@ -1,49 +1,50 @@
-//! What the audit log says of a change besides who asked for it: [`AuditContext`] before its work begins, [`Detail`](crate::audit::Detail) with
-//! its answer.
+//! The details of a change in the audit log besides the client: [`AuditContext`], set before the work begins, and
+//! [`Detail`](crate::audit::Detail), set with the response.
 //!
-//! Goals: a change that fails, or whose sender leaves, is in the log with what was asked for; what is long is there too, cut.
+//! Goals: the log records what was requested also for a change that fails or whose client disconnects; long values are
+//! truncated, not dropped.
 //!
-//! Non-goals: what became of a change after its answer began.
+//! Non-goals: recording what happens after the response has begun.
 
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::{Arc, OnceLock};
 
-/// The most that is written of one change, in bytes of JSON.
+/// The maximum size of the details of one change, in bytes of JSON.
 pub const BYTES_MAX: usize = 16 * 1024;
-/// The most that is kept of one text where all of it is too much, in bytes.
+/// The maximum length of one text in details that exceed [`BYTES_MAX`], in bytes.
 const TEXT_BYTES_MAX: usize = 8 * 1024;
-/// How many bytes of a text are as much as one item of a list, when it is decided what goes.
+/// The weight of one item of a list, in bytes of a text, when values are truncated.
 const ITEM_BYTES: usize = 32;
-/// What stands where something was left out.
+/// Marks where a value was truncated.
 const CUT: &str = "…";
 
-/// A note on a change under way, for the audit log. The guard makes one for each request, a handler fills it before work begins that may
-/// fail or outlive its sender, and it is read when the change ends, however it does. Clones are the same note.
+/// The audit context of a change. The guard creates one for each request, a handler sets it before work begins that may
+/// fail or outlive the request, and it is read when the change ends in any way. Clones share the context.
 #[derive(Debug, Clone, Default)]
 pub struct AuditContext(Arc<OnceLock<Value>>);
 
 impl AuditContext {
-    /// Notes what was asked for, which must not be a secret. Only the first note counts.
+    /// Records what was requested, which must not be a secret. Only the first call counts.
     pub fn note(&self, what: &impl Serialize) {
         if let Ok(what) = serde_json::to_value(what) {
             _ = self.0.set(shortened(what));
         }
     }
 
-    /// What is written: what was noted, and what the answer adds.
+    /// The details to record: the context, and what the response adds.
     pub fn with(&self, added: Option<Value>) -> Option<Value> {
         match (self.0.get().cloned(), added) {
-            (Some(Value::Object(mut noted)), Some(Value::Object(added))) => {
-                noted.extend(added);
-                Some(Value::Object(noted))
+            (Some(Value::Object(mut context)), Some(Value::Object(added))) => {
+                context.extend(added);
+                Some(Value::Object(context))
             }
-            (noted, added) => added.or(noted),
+            (context, added) => added.or(context),
         }
     }
 }
 
-/// The same value in [`BYTES_MAX`] bytes of JSON: long texts, lists and objects lose their ends.
+/// Truncates a value to [`BYTES_MAX`] bytes of JSON: long texts, lists and objects lose their ends.
 pub(super) fn shortened(value: Value) -> Value {
     let fits = |value: &Value| value.to_string().len() <= BYTES_MAX;
     if fits(&value) {
@@ -61,7 +62,7 @@ pub(super) fn shortened(value: Value) -> Value {
     Value::from(CUT)
 }
 
-/// Leaves so many bytes of each text, and as many items of each list and object as weigh that much.
+/// Truncates each text to so many bytes, and each list and object to as many items as weigh that much.
 fn cut(value: &mut Value, bytes_max: usize) {
     let items_max = bytes_max.div_ceil(ITEM_BYTES);
     match value {
@@ -92,7 +93,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_long_is_cut_and_not_dropped() {
+    fn long_values_are_truncated_and_not_dropped() {
         let short = json!({"path": "/ipfs/x", "below": false});
         assert_eq!(shortened(short.clone()), short);
         let path = format!("/ipfs/x{}", "/é".repeat(9_000));
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_it_is_it_fits() {
+    fn every_value_fits_after_truncation() {
         let deep = (0..9).fold(json!("\u{1}".repeat(100)), |inner, _| json!([inner, inner]));
         let wide: serde_json::Map<_, _> = (0..9_000).map(|number| (number.to_string(), json!(number))).collect();
         for value in [json!("\u{1}".repeat(BYTES_MAX)), json!({"\u{1}".repeat(BYTES_MAX): 1}), wide.into(), deep] {
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_adds_to_what_was_noted() {
+    fn the_response_adds_to_the_context() {
         let noted = AuditContext::default();
         assert_eq!(noted.with(None), None);
         assert_eq!(noted.with(Some(json!({"roots": 1}))), Some(json!({"roots": 1})));

@@ -1,4 +1,4 @@
-//! [`Entry`]: a change, as the audit log has it.
+//! [`Entry`]: a record of the audit log.
 
 use crate::access::Principal;
 use crate::audit::context::shortened;
@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The longest path that is written, in bytes.
+/// The maximum length of a path, in bytes.
 pub(super) const PATH_BYTES_MAX: usize = 2048;
-/// The longest record: a path of which each byte is escaped, a detail ([`crate::audit::context::BYTES_MAX`]), and the
-/// rest.
+/// The maximum size of a record: a path of which each byte is escaped, the details
+/// ([`crate::audit::context::BYTES_MAX`]), and the rest.
 pub(super) const RECORD_BYTES_MAX: u64 = 24 * 1024;
 
 /// The record as a line of the log.
 pub(super) fn line(entry: &Entry) -> Vec<u8> {
-    // A record of texts and numbers can be written.
+    // Serialising texts and numbers cannot fail.
     let mut line = serde_json::to_vec(entry).unwrap_or_default();
     line.push(b'\n');
     line
 }
 
-/// What is known of a change before its outcome is.
+/// A change before its outcome is known.
 #[derive(Debug)]
 pub struct Begun {
     id: String,
@@ -40,9 +40,9 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// A change that `bearer` asks for.
+    /// A change that `principal` requests.
     pub fn new(
-        bearer: &Principal,
+        principal: &Principal,
         scope: Scope,
         from: Option<SocketAddr>,
         method: &http::Method,
@@ -51,8 +51,8 @@ impl Begun {
         let path = redact::without_secrets(uri);
         Self {
             id: next_id(),
-            token: Arc::clone(&bearer.id),
-            name: Arc::clone(&bearer.name),
+            token: Arc::clone(&principal.id),
+            name: Arc::clone(&principal.name),
             scope,
             from: from.map(|from| from.to_string()),
             method: method.to_string(),
@@ -61,7 +61,7 @@ impl Begun {
         }
     }
 
-    /// A change that a command makes of the data folder itself, without a gateway.
+    /// A change by a command that works on the data directory without a gateway.
     pub(super) fn by_command(words: &str) -> Self {
         Self {
             id: next_id(),
@@ -75,7 +75,7 @@ impl Begun {
         }
     }
 
-    /// Something that the gateway does by itself, because of a change.
+    /// An action of the gateway itself that follows from a change.
     pub(super) fn by_gateway(method: &str, about: &str) -> Self {
         Self {
             token: "gateway".into(),
@@ -92,7 +92,7 @@ impl Begun {
         self.entry(self.since, None, detail)
     }
 
-    /// The record after it.
+    /// The record after the change.
     pub(super) fn outcome(&self, status: u16, detail: Option<Value>) -> Entry {
         self.entry(SystemTime::now(), Some(status), detail)
     }
@@ -114,7 +114,7 @@ impl Begun {
     }
 }
 
-/// An id that no other change has: of the process, which two at a time do not share, and of the change in it.
+/// A unique ID: of the process, by its start time and process ID, and of the change within it.
 fn next_id() -> String {
     static PROCESS: LazyLock<u128> = LazyLock::new(|| {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -131,7 +131,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_too_long_is_cut() {
+    fn long_values_are_truncated() {
         let uri = format!("/{}", "\"".repeat(9000)).parse().expect("a path");
         let begun = Begun::new(&Principal::operator(), Scope::Pin, None, &http::Method::PUT, &uri);
         let entry = begun.outcome(200, Some(json!({"cid": "x", "words": "\u{1}".repeat(BYTES_MAX)})));

@@ -1,7 +1,7 @@
-//! [`LocalChange`]: a change that a command makes of the data folder itself, whether a gateway runs on it or not.
+//! [`LocalChange`]: a change by a command that works on the data directory itself, whether a gateway runs on it or not.
 
 use crate::audit::entry::{Begun, RECORD_BYTES_MAX, line};
-use crate::audit::file::{AuditFile, Room};
+use crate::audit::file::{AuditFile, ReserveLevel};
 use crate::audit::{AuditError, Entry};
 use serde::Serialize;
 use std::path::Path;
@@ -13,15 +13,15 @@ pub struct LocalChange {
 }
 
 impl LocalChange {
-    /// Records that a change is about to be made: `words` are those of the command, `detail` what it was told. Blocks
-    /// the thread.
+    /// Records that a change is about to be made: `words` are those of the command, `detail` its arguments. Blocks the
+    /// thread.
     ///
     /// # Errors
     /// [`AuditError`]: the change must not be made.
     pub fn begin(data_dir: &Path, words: &str, detail: &impl Serialize) -> Result<Self, AuditError> {
         let (begun, mut file) = (Begun::by_command(words), AuditFile::open(data_dir)?);
         let line = line(&begun.intent(serde_json::to_value(detail).ok()));
-        if file.room(line.len() as u64 + RECORD_BYTES_MAX)? == Room::None {
+        if file.reserve_level(line.len() as u64 + RECORD_BYTES_MAX)? == ReserveLevel::None {
             return Err(AuditError::Full);
         }
         let mut change = Self { begun, file };
@@ -29,10 +29,10 @@ impl LocalChange {
         Ok(change)
     }
 
-    /// Records what became of it: `status` is the one that the admin API would answer.
+    /// Records the outcome: `status` is the one that the admin API would answer with.
     ///
     /// # Errors
-    /// [`AuditError`]: the change was made, and its intent is recorded.
+    /// [`AuditError`]: the change was made, and only its intent is recorded.
     pub fn end(mut self, status: u16, detail: &impl Serialize) -> Result<(), AuditError> {
         let entry: Entry = self.begun.outcome(status, serde_json::to_value(detail).ok());
         self.write(&line(&entry))

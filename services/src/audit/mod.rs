@@ -1,25 +1,24 @@
-//! The audit log: who changed what, when, from where, and what came of it.
+//! The audit log: who changed what, when, from where, and with what outcome.
 //!
-//! Goals: no change is made that is not in the log, on the disk; one line of JSON for each record, so that any tool
-//! reads it; bounded in bytes; no secret ever in it.
+//! Goals: every change is in the log, on the disk; one line of JSON for each record; bounded in size; no secrets.
 //!
-//! A change is a request that a token authorises and that is no GET, HEAD or OPTIONS, or a command that changes tokens, keys, names or
-//! pins in the data folder itself ([`LocalChange`]). It has two records with the same id. The intent is on the disk before the change is
-//! made. The outcome is on the disk before the answer begins, and says all that the intent does. When the intent cannot be
-//! written, the change is refused and nothing happens. When the outcome cannot, the change has been made and is answered;
-//! then the log of the process has the record. An intent without an outcome is a change under way, or one during which the
-//! process ended.
+//! A change is a request that a token authorises with a method other than GET, HEAD and OPTIONS, or a command that
+//! changes tokens, keys, names or pins in the data directory itself ([`LocalChange`]). It has two records with the same
+//! ID, like a write-ahead log. The intent is on the disk before the change is made. The outcome is on the disk before
+//! the response begins, and repeats the intent. If the intent cannot be written, the change is rejected. If the outcome
+//! cannot be written, the change has been made and is answered, and the process log has the record. An intent without
+//! an outcome is a change in progress, or one during which the process ended.
 //!
-//! A thread of its own writes all records that wait with one sync (group commit). Records are kept room for on the disk
-//! ([`file`]): half of it only for changes that give space back, because these are what a full disk needs.
+//! A dedicated thread writes all queued records with one sync (group commit). Space for records is reserved on the disk
+//! ([`file`]). Half of the reserve is only for changes that free space, which is what a full disk needs.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`entry`] | what a record says |
-//! | `file` | lines on the disk, and room for them |
+//! | [`entry`] | the content of a record |
+//! | `file` | the files, and the reserve |
 //! | [`local`] | changes that commands make without a gateway |
 //!
-//! Non-goals: protection from the operator, who can write the file; send the lines elsewhere for that.
+//! Non-goals: protection from the operator, who can write the file; ship the lines elsewhere for that.
 
 pub mod context;
 pub mod entry;
@@ -31,7 +30,7 @@ pub use self::local::LocalChange;
 pub use api::audit::{Entry, LEFT};
 
 use self::entry::RECORD_BYTES_MAX;
-use self::file::{AuditFile, FILE, OLDER_FILE, Room};
+use self::file::{AuditFile, FILE, OLDER_FILE, ReserveLevel};
 use crate::audit::context::AuditContext;
 use http::Response;
 use serde::Serialize;
@@ -44,23 +43,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
-/// Records that may wait for the disk. Whoever comes then waits for room.
+/// The maximum number of queued records. Further writers wait for a slot.
 const LINES_MAX: usize = 256;
-/// Intents without an outcome that are shown at most: each time a process was killed leaves some.
+/// The maximum number of intents without an outcome that are shown. Each time a process is killed leaves some.
 const OPEN_SHOWN_MAX: usize = 1024;
 
-/// What a handler adds to the entry of its request: put it into the response's extensions. What is known before work
-/// begins is better [`AuditContext`], for then it is written however that ends.
+/// What a handler adds to the record of its request: put it into the response's extensions. For what is known before
+/// work begins, prefer [`AuditContext`], which is recorded even if the request ends early.
 #[derive(Debug, Clone)]
 pub struct Detail(pub Value);
 
 impl Detail {
-    /// What was asked for, or what became of it.
+    /// What was requested, or its outcome.
     pub fn of(what: &impl Serialize) -> Self {
         Self(serde_json::to_value(what).unwrap_or_default())
     }
 
-    /// An answer that brings this along.
+    /// Adds the details to a response.
     pub fn with<T>(self, mut answer: Response<T>) -> Response<T> {
         answer.extensions_mut().insert(self);
         answer
@@ -72,15 +71,15 @@ impl Detail {
 pub enum AuditError {
     /// The disk is full.
     #[error(
-        "nothing was changed, because the disk of the data folder is full and has no room for the audit log: give space \
-         back (unpin something, compact the store, remove other files), then try again"
+        "nothing was changed: the disk of the data directory is full and has no space for the audit log; free some \
+         space (unpin content, compact the store, remove other files), then try again"
     )]
     Full,
-    /// The system refused.
-    #[error("nothing was changed, because the audit log cannot be written: {0}")]
+    /// The file system failed.
+    #[error("nothing was changed: the audit log cannot be written: {0}")]
     Failed(String),
-    /// Nobody writes any more.
-    #[error("nothing was changed, because the audit log is closed: the gateway is stopping, or has to be restarted")]
+    /// The log is closed.
+    #[error("nothing was changed: the audit log is closed because the gateway is stopping, or has to be restarted")]
     Closed,
 }
 
@@ -93,26 +92,26 @@ impl From<io::Error> for AuditError {
     }
 }
 
-/// What a change does about a disk that is full.
+/// What a change does with disk space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
-    /// It gives space back, or takes none: all of the reserve is for it.
+    /// It frees space, or takes none, and may use all of the reserve.
     Returned,
-    /// It takes some: half of the reserve is not for it.
+    /// It takes space, and may use half of the reserve.
     Taken,
 }
 
-/// A change under way. If its sender leaves before there is an answer, that is written.
+/// A change in progress. If the request is cancelled before there is an outcome, that is recorded.
 #[derive(Debug)]
 pub struct Change {
     begun: Option<Begun>,
-    noted: AuditContext,
+    context: AuditContext,
     lines: mpsc::Sender<Line>,
     open: Open,
 }
 
 impl Change {
-    /// Records that it is about to be made. Done when that is on the disk.
+    /// Records the intent. Returns when it is on the disk.
     async fn begin(&mut self, space: Space) -> Result<(), AuditError> {
         let Some(intent) = self.begun.as_ref().map(|begun| begun.intent(None)) else { return Ok(()) };
         let written = write(self.lines.clone(), intent, Kind::Intent(space)).await;
@@ -122,18 +121,17 @@ impl Change {
         written
     }
 
-    /// Records what became of it. Done when that is on the disk, or in the log of the process because the disk has
-    /// refused it.
+    /// Records the outcome. Returns when it is on the disk, or in the process log if writing it failed.
     pub async fn end(&mut self, status: u16, detail: Option<Value>) {
         let Some(begun) = &self.begun else { return };
-        let written = self.outcome(begun.outcome(status, self.noted.with(detail)));
-        // Whoever leaves from here on has an answer that is written.
+        let written = self.outcome(begun.outcome(status, self.context.with(detail)));
+        // If the caller is cancelled from here on, the outcome is still written.
         let written = tokio::spawn(written);
         self.begun = None;
         _ = written.await;
     }
 
-    /// The room for a record is kept until it is written.
+    /// Writes the outcome. The space for it stays reserved until then.
     fn outcome(&self, entry: Entry) -> impl Future<Output = ()> + Send + 'static {
         let (lines, open) = (self.lines.clone(), self.open.clone());
         async move {
@@ -147,12 +145,12 @@ impl Drop for Change {
     fn drop(&mut self) {
         let Some(begun) = self.begun.take() else { return };
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(self.outcome(begun.outcome(LEFT, self.noted.with(None))));
+            runtime.spawn(self.outcome(begun.outcome(LEFT, self.context.with(None))));
         }
     }
 }
 
-/// The number of changes under way, in which this one is counted once.
+/// Counts a change in progress once, for all clones.
 #[derive(Debug, Clone)]
 struct Open {
     _counted: Arc<OpenOne>,
@@ -176,7 +174,7 @@ impl Drop for OpenOne {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// One for which no room was kept.
+    /// A record for which no space is reserved.
     Intent(Space),
     Outcome,
 }
@@ -195,20 +193,20 @@ async fn write(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) -> Result<()
     written.await.unwrap_or(Err(AuditError::Closed))
 }
 
-/// Writes a record, if need be to the log of the process.
+/// Writes a record, or logs it to the process log if that fails.
 async fn write_or_log(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) {
     if let Err(error) = write(lines, entry.clone(), kind).await {
         let reason = match &error {
-            AuditError::Full => "its disk is full",
+            AuditError::Full => "the disk is full",
             AuditError::Failed(reason) => reason,
-            AuditError::Closed => "it is closed",
+            AuditError::Closed => "the log is closed",
         };
         let record = String::from_utf8_lossy(&entry::line(&entry)).trim_end().to_owned();
-        tracing::error!(reason, record, "a record could not be written to the audit log");
+        tracing::error!(reason, record, "writing a record to the audit log failed");
     }
 }
 
-/// The log. Dropping it ends its thread.
+/// The audit log. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct AuditLog {
     lines: mpsc::Sender<Line>,
@@ -218,10 +216,10 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    /// Opens the log of a data folder, for more.
+    /// Opens the log of a data directory for appending.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the file system.
     pub fn open(data_dir: &Path) -> io::Result<Self> {
         let (lines, inbox) = mpsc::channel(LINES_MAX);
         let (file, open) = (AuditFile::open(data_dir)?, Arc::<AtomicU64>::default());
@@ -230,44 +228,44 @@ impl AuditLog {
         Ok(Self { lines, dir: data_dir.to_owned(), open })
     }
 
-    /// Waits until the thread that writes has ended.
+    /// Waits until the writer thread has ended.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let lines = self.lines.clone();
         async move { lines.closed().await }
     }
 
-    /// Records that a change is about to be made, and sees to it that its outcome is recorded, whatever that is, with
-    /// what is noted of it until then. Done when the intent is on the disk.
+    /// Records the intent of a change, and ensures that its outcome is recorded with its audit context. Returns when
+    /// the intent is on the disk.
     ///
     /// # Errors
     /// [`AuditError`]: the change must not be made.
-    pub async fn begin(&self, begun: Begun, noted: AuditContext, space: Space) -> Result<Change, AuditError> {
+    pub async fn begin(&self, begun: Begun, context: AuditContext, space: Space) -> Result<Change, AuditError> {
         let open = Open::of(&self.open);
-        let mut change = Change { begun: Some(begun), noted, lines: self.lines.clone(), open };
+        let mut change = Change { begun: Some(begun), context, lines: self.lines.clone(), open };
         change.begin(space).await?;
         Ok(change)
     }
 
-    /// Records something that the gateway has done by itself, because of a change. Done when that is on the disk, or in
-    /// the log of the process because the disk has refused it: the second half of the reserve is not for this.
+    /// Records an action of the gateway itself that follows from a change. Returns when the record is on the disk, or
+    /// in the process log if writing it failed. It does not use the half of the reserve for changes that free space.
     pub async fn record(&self, method: &str, about: &str, status: u16, detail: Option<Value>) {
         let entry = Begun::by_gateway(method, about).outcome(status, AuditContext::default().with(detail));
         // A task of its own, so that a caller that is dropped does not end the write.
         _ = tokio::spawn(write_or_log(self.lines.clone(), entry, Kind::Intent(Space::Taken))).await;
     }
 
-    /// The last changes, the newest first. Blocks the thread.
+    /// The last changes, newest first. Blocks the thread.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the file system.
     pub fn last(&self, entries_max: usize) -> io::Result<Vec<Entry>> {
-        let mut shown = Shown { entries_max, ..Shown::default() };
+        let mut shown = LastEntries { entries_max, ..LastEntries::default() };
         for file in [OLDER_FILE, FILE] {
             let file = match File::open(self.dir.join(file)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 file => file?,
             };
-            // A line that was cut off is none.
+            // Incomplete lines are skipped.
             let lines = BufReader::new(file).split(b'\n');
             lines.filter_map(|line| serde_json::from_slice(&line.ok()?).ok()).for_each(|entry| shown.add(entry));
         }
@@ -277,15 +275,15 @@ impl AuditLog {
 
 /// The last changes of a log that is read from its beginning.
 #[derive(Default)]
-struct Shown {
+struct LastEntries {
     entries_max: usize,
     ended: VecDeque<Entry>,
-    /// Intents whose outcome did not come yet, and their order.
+    /// Intents without an outcome so far, with their order.
     open: HashMap<String, (u64, Entry)>,
     seen: u64,
 }
 
-impl Shown {
+impl LastEntries {
     fn add(&mut self, entry: Entry) {
         self.seen += 1;
         if entry.status.is_none() {
@@ -308,21 +306,21 @@ impl Shown {
         let mut open: Vec<(u64, Entry)> = self.open.into_values().collect();
         open.sort_by_key(|(seen, _)| std::cmp::Reverse(*seen));
         entries.extend(open.into_iter().map(|(_, entry)| entry));
-        // What is of the same moment stays in its order.
+        // The sort is stable: records of the same time keep their order.
         entries.sort_by(|one, other| other.at.total_cmp(&one.at));
         entries.truncate(self.entries_max);
         entries
     }
 }
 
-/// What writes the records, on a thread of its own.
+/// The writer thread.
 struct Writer {
     file: AuditFile,
     open: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// Writes what waits, until nobody can send any more.
+    /// Writes queued records until all senders are dropped.
     fn run(mut self, mut inbox: mpsc::Receiver<Line>) {
         let mut waiting = Vec::with_capacity(LINES_MAX);
         while inbox.blocking_recv_many(&mut waiting, LINES_MAX) > 0 {
@@ -330,20 +328,20 @@ impl Writer {
         }
     }
 
-    /// Writes records with one sync, and tells those who wait for them.
+    /// Writes records with one sync, and notifies the waiting callers.
     fn write(&mut self, waiting: impl Iterator<Item = Line>) {
         let (outcomes, intents): (Vec<_>, Vec<_>) = waiting.partition(|line| line.kind == Kind::Outcome);
-        // Room for outcomes was kept when their intents were written.
+        // Space for outcomes was reserved when their intents were written.
         let outcomes_written = self.append(&outcomes);
-        let (intents, refused) = self.admit(intents);
+        let (intents, rejected) = self.admit(intents);
         let intents_written = self.append(&intents);
         let synced = self.file.sync().map_err(AuditError::from);
         for (lines, written) in [(outcomes, outcomes_written), (intents, intents_written)] {
             let written = written.and_then(|()| synced.clone());
-            lines.into_iter().for_each(|line| tell(line, written.clone()));
+            lines.into_iter().for_each(|line| notify(line, written.clone()));
         }
-        for line in refused {
-            tell(line, Err(AuditError::Full));
+        for line in rejected {
+            notify(line, Err(AuditError::Full));
         }
     }
 
@@ -352,24 +350,25 @@ impl Writer {
         if text.is_empty() { Ok(()) } else { self.file.append(&text) }
     }
 
-    /// Those intents for which there is room, with the outcomes of all changes that are under way; and the others.
+    /// Splits intents into those for which there is space, besides the outcomes of all changes in progress, and the
+    /// others.
     fn admit(&mut self, intents: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
         if intents.is_empty() {
             return (intents, Vec::new());
         }
         let bytes: u64 = intents.iter().map(|line| line.text.len() as u64).sum();
         let outcomes = self.open.load(Ordering::SeqCst).saturating_mul(RECORD_BYTES_MAX);
-        // What cannot be found out is found out by writing.
-        let room = self.file.room(bytes + outcomes).unwrap_or(Room::Enough);
+        // If the space cannot be determined, writing shows it.
+        let reserve = self.file.reserve_level(bytes + outcomes).unwrap_or(ReserveLevel::Enough);
         intents.into_iter().partition(|line| match line.kind {
-            Kind::Intent(Space::Taken) => room >= Room::Enough,
-            _ => room >= Room::Low,
+            Kind::Intent(Space::Taken) => reserve >= ReserveLevel::Enough,
+            _ => reserve >= ReserveLevel::Low,
         })
     }
 }
 
-fn tell(line: Line, written: Result<(), AuditError>) {
-    // Whoever left does not want to know.
+fn notify(line: Line, written: Result<(), AuditError>) {
+    // The caller may be gone.
     _ = line.done.send(written);
 }
 

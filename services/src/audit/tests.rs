@@ -1,4 +1,4 @@
-//! The log as a whole: what is in it, in which order, and what happens where there is no room for it.
+//! The audit log as a whole: its content, its order, and its behaviour on a full disk.
 
 use crate::access::Principal;
 use crate::audit::file::{FILE_BYTES_MAX, RESERVE_BYTES};
@@ -37,7 +37,7 @@ async fn changes_are_read_the_newest_first() {
     assert_eq!(paths(log.last(3).expect("reads")), ["/4", "/3", "/2"]);
     assert_eq!(log.last(0).expect("reads"), []);
     drop(log);
-    // The last outcome was cut off: it is not known what became of that change, and the next one is not swallowed.
+    // The last outcome is incomplete: that change has no outcome, and the next record is not affected.
     let text = fs::read_to_string(dir.path().join(FILE)).expect("reads");
     fs::write(dir.path().join(FILE), &text[..text.len() - 9]).expect("writes");
     let log = AuditLog::open(dir.path()).expect("opens");
@@ -60,7 +60,7 @@ async fn a_change_is_on_the_disk_before_it_is_made() {
 }
 
 #[tokio::test]
-async fn a_change_whose_sender_leaves_is_written_too() {
+async fn a_change_whose_client_disconnects_is_recorded() {
     let dir = tempfile::tempdir().expect("a folder");
     let log = AuditLog::open(dir.path()).expect("opens");
     let mut answered = log.begin(begun("/a"), AuditContext::default(), Space::Taken).await.expect("is written");
@@ -76,7 +76,7 @@ async fn a_change_whose_sender_leaves_is_written_too() {
         tokio::task::yield_now().await;
     }
     assert_eq!(both(), [(Some(LEFT), Some(json!({"name": "site"}))), (Some(200), None)]);
-    // No room is kept for what is written.
+    // No space is reserved after the record is written.
     while log.open.load(Ordering::SeqCst) > 0 {
         tokio::task::yield_now().await;
     }
@@ -95,16 +95,16 @@ async fn many_changes_are_written_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_log_whose_thread_has_ended_refuses_changes() {
+async fn a_log_whose_thread_has_ended_rejects_changes() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut log = AuditLog::open(dir.path()).expect("opens");
     log.lines = mpsc::channel(1).0;
     assert_eq!(change(&log, "/x", Space::Returned).await, Err(AuditError::Closed));
 }
 
-/// A file that takes nothing.
+/// A file that cannot be written.
 #[tokio::test]
-async fn what_cannot_be_written_is_refused() {
+async fn changes_that_cannot_be_recorded_are_rejected() {
     let dir = tempfile::tempdir().expect("a folder");
     std::os::unix::fs::symlink("/dev/full", dir.path().join(FILE)).expect("links");
     let log = AuditLog::open(dir.path()).expect("opens");
@@ -129,7 +129,7 @@ fn a_command_leaves_its_record_beside_a_gateway() {
 }
 
 #[tokio::test]
-async fn on_a_full_disk_no_change_is_made_that_is_not_in_the_log() {
+async fn on_a_full_disk_every_change_that_is_made_is_recorded() {
     let Some(disk) = SmallDisk::mount(24) else { return };
     let data = disk.path().join("data");
     let log = AuditLog::open(&data).expect("opens");
@@ -159,11 +159,11 @@ async fn on_a_full_disk_no_change_is_made_that_is_not_in_the_log() {
         taken.into_iter().chain(returned).rev().map(|path| path[..PATH_SHOWN.min(path.len())].to_owned()).collect();
     let shown: Vec<String> = paths(all).into_iter().map(|path| path[..PATH_SHOWN.min(path.len())].to_owned()).collect();
     assert!(shown == made, "{} {}", shown.len(), made.len());
-    // Records of the gateway itself do not use the half of the reserve that is for changes that free space.
+    // Records of the gateway itself do not use the half of the reserve for changes that free space.
     let before = std::fs::metadata(data.join(FILE)).expect("is there").len();
     log.record("purge", "a cache", 200, None).await;
     assert_eq!(std::fs::metadata(data.join(FILE)).expect("is there").len(), before);
-    // It goes on as soon as there is room, and after a restart too.
+    // It works again as soon as there is space, and after a restart.
     fs::remove_file(filling).expect("removes");
     change(&log, "/again", Space::Taken).await.expect("is written");
     drop(log);
@@ -174,7 +174,7 @@ async fn on_a_full_disk_no_change_is_made_that_is_not_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_long_enough_goes_on_where_a_full_disk_has_no_room_for_another() {
+async fn a_long_log_is_used_further_when_a_full_disk_prevents_rotation() {
     let Some(disk) = SmallDisk::mount(96) else { return };
     let data = disk.path().join("data");
     std::fs::create_dir(&data).expect("makes");
@@ -191,5 +191,5 @@ async fn a_log_that_is_long_enough_goes_on_where_a_full_disk_has_no_room_for_ano
     assert_eq!(log.last(1).expect("reads")[0].path, "/last");
 }
 
-/// How much of a path tells two of them apart.
+/// The length at which paths are compared.
 const PATH_SHOWN: usize = 40;

@@ -1,5 +1,5 @@
-//! [`Keeper`]: tasks that look after lists: files every few seconds, whether they have changed; addresses as often as the settings
-//! say, and sooner after a failure, at first after some seconds and then twice as long each time.
+//! [`Keeper`]: tasks that keep lists up to date. Files are checked for changes every few seconds. Subscriptions are
+//! fetched at the interval of the settings, and after failures with exponential back-off.
 
 use crate::denylists::lists::{Entry, Kind, Lists};
 use crate::supervision::Supervisor;
@@ -7,42 +7,42 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::task::AbortOnDropHandle;
 
-/// How often a file is looked at.
+/// The interval at which files are checked for changes.
 const FILES_EVERY: Duration = Duration::from_secs(2);
-/// How long after the first failure a source is asked again.
+/// The back-off after the first failure.
 const RETRY_FIRST: Duration = Duration::from_secs(5);
 
-/// The tasks. Dropping them ends them.
+/// The update tasks. Dropping it aborts them.
 #[derive(Debug)]
 pub struct Keeper {
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Keeper {
-    /// Begins, at once with what has an address.
+    /// Starts the tasks. Subscriptions are fetched immediately.
     pub(super) fn start(lists: &Arc<Lists>, supervisor: &Supervisor) -> Self {
-        let keep = |entry: &Arc<Entry>| {
-            supervisor.spawn("the task that looks after a denylist", keep(Arc::clone(lists), Arc::clone(entry)))
+        let spawn = |entry: &Arc<Entry>| {
+            supervisor.spawn("the update task of a denylist", update(Arc::clone(lists), Arc::clone(entry)))
         };
-        Self { _tasks: lists.entries().iter().map(keep).collect() }
+        Self { _tasks: lists.entries().iter().map(spawn).collect() }
     }
 }
 
-async fn keep(lists: Arc<Lists>, entry: Arc<Entry>) {
+async fn update(lists: Arc<Lists>, entry: Arc<Entry>) {
     let fetches = matches!(entry.kind, Kind::Subscription(_));
     if !fetches {
         tokio::time::sleep(FILES_EVERY).await;
     }
     loop {
-        // What is wrong is noted with the list.
+        // The state of the list has the error.
         _ = lists.look(&entry).await;
-        let pause = if fetches { pause(lists.refresh_every(), entry.state().failures) } else { FILES_EVERY };
+        let pause = if fetches { interval(lists.refresh_every(), entry.state().failures) } else { FILES_EVERY };
         tokio::time::sleep(pause).await;
     }
 }
 
-/// How long until a source is asked again that failed so often in a row.
-fn pause(every: Duration, failures: u32) -> Duration {
+/// The time until the next fetch of a source, after so many consecutive failures.
+fn interval(every: Duration, failures: u32) -> Duration {
     match failures {
         0 => every,
         failures => RETRY_FIRST.saturating_mul(1 << failures.min(12).saturating_sub(1)).min(every),
@@ -54,10 +54,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_that_fails_is_spared_more_and_more() {
+    fn failing_sources_are_backed_off() {
         let hour = Duration::from_secs(3600);
-        let pauses: Vec<u64> = [0, 1, 2, 3, 4, 12, 99].iter().map(|n| pause(hour, *n).as_secs()).collect();
+        let pauses: Vec<u64> = [0, 1, 2, 3, 4, 12, 99].iter().map(|n| interval(hour, *n).as_secs()).collect();
         assert_eq!(pauses, [3600, 5, 10, 20, 40, 3600, 3600]);
-        assert_eq!(pause(Duration::from_secs(1), 9), Duration::from_secs(1));
+        assert_eq!(interval(Duration::from_secs(1), 9), Duration::from_secs(1));
     }
 }

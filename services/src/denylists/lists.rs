@@ -1,6 +1,6 @@
-//! [`Lists`]: every list, where its text is, and what became of it when it was last read.
+//! [`Lists`]: all lists, their files, and their state.
 
-use crate::denylists::reader::{self, Found, Reader};
+use crate::denylists::reader::{self, ListContent, Reader};
 use crate::denylists::running::{Rules, Running};
 use crate::denylists::subscription::{Fetched, Subscription};
 use crate::denylists::{keeper, local};
@@ -15,94 +15,94 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-/// Where lists are kept, below the data folder.
+/// The folder of the lists in the data directory.
 const FOLDER: &str = "denylists";
-/// What the local list is called.
+/// The ID of the local list.
 pub const LOCAL: &str = "local";
-/// What `policy.deny` is called.
+/// The ID of the rules in `policy.deny`.
 pub const SETTINGS: &str = "settings";
 
-/// Why the gateway does not start with these lists.
+/// Why the gateway cannot start with these lists.
 #[derive(Debug, thiserror::Error)]
 #[error("{place}: {reason}")]
 pub struct StartError {
-    /// The setting that it is about.
+    /// The setting that names the list.
     pub setting: &'static str,
-    /// Which list.
+    /// The list.
     pub place: String,
-    /// What is wrong with it.
+    /// Why it cannot be used.
     pub reason: String,
 }
 
-/// What is done whenever the rules have changed: what was remembered under former ones is of no use.
+/// Called when the rules have changed, to invalidate what was cached under the former rules.
 type OnChange = Box<dyn Fn() + Send + Sync>;
 
-/// Every list. Shared by tasks and the admin API.
+/// All lists. Shared by the update tasks and the admin API.
 pub struct Lists {
     running: Arc<Running>,
-    /// In the order in which they count.
+    /// In order of precedence, the lowest first.
     entries: Vec<Arc<Entry>>,
     mode: PolicyMode,
     denied: List,
     refresh: Duration,
     bytes_max: u64,
-    /// Held while the rules are put together, so that none is lost of two that change at once.
+    /// Held while the rules are assembled, so that of two concurrent changes none is lost.
     swapping: Mutex<()>,
     on_change: Mutex<Vec<OnChange>>,
 }
 
-/// Where a list comes from.
+/// The source of a list.
 #[derive(Debug)]
 pub enum Kind {
-    /// A file of the operator's.
+    /// A file of the operator.
     File,
-    /// An address.
+    /// A list that is fetched from a URL.
     Subscription(Subscription),
     /// The file that the admin API writes.
     Local,
 }
 
-/// One list.
+/// A list.
 #[derive(Debug)]
 pub struct Entry {
-    /// What it is called: the place that the settings name, or [`LOCAL`].
+    /// Its ID: the file or URL in the settings, or [`LOCAL`].
     pub id: Arc<str>,
-    /// Where it comes from.
+    /// Its source.
     pub kind: Kind,
-    /// Whether it says what is served, and not what is withheld.
+    /// Whether it is an allowlist.
     pub allows: bool,
-    /// How it refuses content, unless it says otherwise.
+    /// The verdict of its rules by default.
     pub status: Verdict,
-    /// Where its text is.
+    /// The file with its text.
     pub file: PathBuf,
-    /// One reads it at a time.
+    /// Serialises reading the file.
     reading: tokio::sync::Mutex<Option<Reader>>,
     state: RwLock<State>,
 }
 
-/// What became of a list.
+/// The state of a list.
 #[derive(Debug, Clone, Default)]
 pub struct State {
     /// Its rules.
     pub list: List,
-    /// Its text, as far as it is read, in bytes.
+    /// The size of its text, as far as it was read, in bytes.
     pub bytes: u64,
-    /// Whether there is more of it than is read.
+    /// Whether the text exceeds `policy.list_bytes_max`, and the rest was ignored.
     pub cut_off: bool,
-    /// When it was last looked at with success.
+    /// When it was last checked successfully.
     pub checked_at: Option<SystemTime>,
     /// When it last changed.
     pub changed_at: Option<SystemTime>,
-    /// What was wrong the last time, if anything.
+    /// The last error, if the last check failed.
     pub error: Option<String>,
-    /// How often in a row.
+    /// The number of consecutive failures.
     pub failures: u32,
-    /// What the last fetch that brought anything was, for a subscription.
+    /// The last fetch that changed a subscription.
     pub fetched: Option<Fetched>,
 }
 
 impl Entry {
-    /// What became of it.
+    /// The state.
     pub fn state(&self) -> State {
         self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -111,13 +111,13 @@ impl Entry {
         change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Bytes that came so far of what is being fetched.
+    /// The number of bytes that a fetch in progress has received.
     pub fn progress(&self) -> Option<u64> {
         let Kind::Subscription(subscription) = &self.kind else { return None };
         Some(subscription.progress.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 
-    /// The text of one of its lines, as it is now.
+    /// The current text of a line.
     pub async fn line(&self, number: u32) -> Option<String> {
         let file = self.file.clone();
         tokio::task::spawn_blocking(move || reader::line(&file, number)).await.ok()?.ok()?
@@ -131,24 +131,24 @@ impl std::fmt::Debug for Lists {
 }
 
 impl Lists {
-    /// Reads every list that there is a text of, and puts the rules in force. Must be called inside a Tokio runtime.
+    /// Reads all lists that have a file, and puts the rules in force. Must be called inside a Tokio runtime.
     ///
     /// # Errors
-    /// [`StartError`] about a file that is not there or no list: a gateway that was told to withhold something does not start
-    /// without. A list from an address that was never fetched is not waited for.
+    /// [`StartError`] about a file that does not exist or is not a list: the gateway does not start without configured
+    /// rules. A subscription that was never fetched is not waited for.
     pub async fn open(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
         Self::open_as(settings, data_dir, true).await
     }
 
-    /// The same for a command beside which no gateway runs: nothing is made that is not there.
+    /// Like [`Self::open`], for a command that runs without a gateway: creates nothing.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::open`].
     pub async fn open_as_they_are(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
         Self::open_as(settings, data_dir, false).await
     }
 
-    async fn open_as(settings: &PolicySettings, data_dir: &Path, makes: bool) -> Result<Arc<Self>, StartError> {
+    async fn open_as(settings: &PolicySettings, data_dir: &Path, creates: bool) -> Result<Arc<Self>, StartError> {
         let dir = data_dir.join(FOLDER);
         let unusable = |place: &Path, error: &dyn std::fmt::Display| StartError {
             setting: "data_dir",
@@ -157,7 +157,7 @@ impl Lists {
         };
         let subscriptions = dir.join("subscriptions");
         let local = local::path(&dir);
-        if makes {
+        if creates {
             durable::create_folder(&subscriptions).map_err(|error| unusable(&subscriptions, &error))?;
             local::ensure(&local).map_err(|error| unusable(&local, &error))?;
         }
@@ -171,7 +171,7 @@ impl Lists {
         {
             entries.push(Arc::new(entry(allows, list, &subscriptions, bytes_max)?));
         }
-        if makes || local.try_exists().map_err(|error| unusable(&local, &error))? {
+        if creates || local.try_exists().map_err(|error| unusable(&local, &error))? {
             let id = LOCAL.into();
             entries.push(Arc::new(Entry::new(id, Kind::Local, false, Verdict::Gone, local)));
         }
@@ -190,12 +190,12 @@ impl Lists {
             on_change: Mutex::default(),
         });
         for entry in &lists.entries {
-            let read = lists.take_in(entry).await;
+            let read = lists.reload(entry).await;
             match (&entry.kind, read) {
                 (_, Ok(_)) => succeed(entry),
                 (Kind::Subscription(_), Err(reason)) => {
-                    tracing::warn!(list = %entry.id, %reason, "a list was never fetched, and withholds nothing until it is");
-                    // Nobody asked its source yet, so that it has not failed.
+                    tracing::warn!(list = %entry.id, %reason, "a denylist was never fetched and is not in force");
+                    // The source was not requested yet, so this is not a failure.
                     entry.change(|state| state.error = Some(reason));
                 }
                 (Kind::File | Kind::Local, Err(reason)) => {
@@ -208,10 +208,10 @@ impl Lists {
         Ok(lists)
     }
 
-    /// Reads every list that is a file, as [`Self::open`] does, and keeps nothing of it.
+    /// Validates all lists that are files, as [`Self::open`] does.
     ///
     /// # Errors
-    /// [`StartError`] about a file that is not there or is no list.
+    /// [`StartError`] about a file that does not exist or is not a list.
     pub fn check(settings: &PolicySettings, data_dir: &Path) -> Result<(), StartError> {
         let local = local::path(&data_dir.join(FOLDER));
         let of_settings = [("policy.denylists", &settings.denylists), ("policy.allowlists", &settings.allowlists)];
@@ -222,8 +222,8 @@ impl Lists {
             })
         });
         for (setting, path) in named.chain(local.exists().then_some(("data_dir", &local))) {
-            let looked = Reader::default().look(path, settings.list_bytes_max);
-            looked.map_err(|error| StartError {
+            let result = Reader::default().read_if_changed(path, settings.list_bytes_max);
+            result.map_err(|error| StartError {
                 setting,
                 place: path.display().to_string(),
                 reason: error.to_string(),
@@ -232,37 +232,37 @@ impl Lists {
         Ok(())
     }
 
-    /// Looks after the lists for as long as the tasks are held.
+    /// Starts the update tasks, which run until the returned value is dropped.
     pub fn keep(self: &Arc<Self>, supervisor: &Supervisor) -> keeper::Keeper {
         keeper::Keeper::start(self, supervisor)
     }
 
-    /// The policy that the lists make.
+    /// The policy of the lists.
     pub fn running(&self) -> &Arc<Running> {
         &self.running
     }
 
-    /// What is served.
+    /// Whether unlisted content is served.
     pub fn mode(&self) -> PolicyMode {
         self.mode
     }
 
-    /// How many rules the settings have themselves.
+    /// The number of rules in `policy.deny`.
     pub fn denied(&self) -> u64 {
         self.denied.rules()
     }
 
-    /// How long after a list was fetched it is asked for again.
+    /// The interval at which subscriptions are fetched.
     pub fn refresh_every(&self) -> Duration {
         self.refresh
     }
 
-    /// Every list, in the order in which they count.
+    /// All lists in order of precedence, the lowest first.
     pub fn entries(&self) -> &[Arc<Entry>] {
         &self.entries
     }
 
-    /// A list by what it is called.
+    /// Finds a list by its ID.
     pub fn entry(&self, id: &str) -> Option<&Arc<Entry>> {
         self.entries.iter().find(|entry| &*entry.id == id)
     }
@@ -272,7 +272,7 @@ impl Lists {
         self.entry(LOCAL)
     }
 
-    /// Calls this whenever the rules have changed, once they are in force.
+    /// Registers a callback, which is called after changed rules are in force.
     pub fn on_change(&self, watcher: impl Fn() + Send + Sync + 'static) {
         self.watchers().push(Box::new(watcher));
     }
@@ -281,10 +281,10 @@ impl Lists {
         self.on_change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at a list now: fetches it if it has an address, reads what is new, and puts it in force.
+    /// Checks a list now: fetches a subscription, reads what is new, and puts it in force.
     ///
     /// # Errors
-    /// What is wrong with it. What was known of it stays in force.
+    /// Why the list could not be updated. Its former rules stay in force.
     pub async fn look(&self, entry: &Arc<Entry>) -> Result<(), String> {
         if let Kind::Subscription(subscription) = &entry.kind {
             match subscription.fetch().await {
@@ -296,8 +296,10 @@ impl Lists {
                     });
                 }
                 Err(error) => {
-                    // What came before it broke off may be more of the list. That it can be read does not mend its source.
-                    if self.take_in(entry).await == Ok(true) {
+                    // Before the failure, more of the list may have been received. Reading it successfully does not
+                    // clear the
+                    // failure of the source.
+                    if self.reload(entry).await == Ok(true) {
                         self.swap();
                     }
                     return Err(fail(entry, error.to_string()));
@@ -315,9 +317,9 @@ impl Lists {
         }
     }
 
-    /// Reads what is new of a list's text, and notes how that went; whether there is anything.
+    /// Reads what is new of a list's text, and records the result in its state. Returns whether it changed.
     async fn read(&self, entry: &Arc<Entry>) -> Result<bool, String> {
-        match self.take_in(entry).await {
+        match self.reload(entry).await {
             Ok(changed) => {
                 succeed(entry);
                 Ok(changed)
@@ -326,27 +328,27 @@ impl Lists {
         }
     }
 
-    /// Reads what is new of a list's text; whether there is anything.
-    async fn take_in(&self, entry: &Arc<Entry>) -> Result<bool, String> {
+    /// Reads what is new of a list's text. Returns whether it changed.
+    async fn reload(&self, entry: &Arc<Entry>) -> Result<bool, String> {
         let mut reading = entry.reading.lock().await;
         let mut reader = reading.take().unwrap_or_default();
         let (file, max) = (entry.file.clone(), self.bytes_max);
-        let looking = tokio::task::spawn_blocking(move || {
-            let found = reader.look(&file, max);
-            (reader, found)
+        let task = tokio::task::spawn_blocking(move || {
+            let content = reader.read_if_changed(&file, max);
+            (reader, content)
         });
-        let (reader, found) = looking.await.map_err(|_| "the gateway is stopping".to_owned())?;
+        let (reader, content) = task.await.map_err(|_| "the gateway is stopping".to_owned())?;
         *reading = Some(reader);
-        let Some(found) = found.map_err(|error| error.to_string())? else { return Ok(false) };
-        log(entry, &found);
+        let Some(content) = content.map_err(|error| error.to_string())? else { return Ok(false) };
+        log(entry, &content);
         entry.change(|state| {
-            (state.list, state.bytes, state.cut_off) = (found.list, found.bytes, found.cut_off);
+            (state.list, state.bytes, state.cut_off) = (content.list, content.bytes, content.cut_off);
             state.changed_at = Some(SystemTime::now());
         });
         Ok(true)
     }
 
-    /// Puts what the lists say now in force.
+    /// Puts the current rules of the lists in force.
     fn swap(&self) {
         let swapping = self.swapping.lock().unwrap_or_else(PoisonError::into_inner);
         let source =
@@ -363,21 +365,21 @@ impl Lists {
     /// Adds lines to the local list. They are on the disk and in force when this returns.
     ///
     /// # Errors
-    /// What is wrong; none of them is in force then.
+    /// The error. None of the lines is in force then.
     pub async fn add(&self, lines: Vec<String>) -> Result<(), String> {
         self.change_local(move |path| local::append(path, &lines)).await
     }
 
-    /// Takes rules away from the local list, with those that were added for the blocks below (`deep`), and says how
-    /// many. They are out of force when this returns.
+    /// Removes rules from the local list, with those that were added for the blocks below (`deep`). Returns the number
+    /// of removed rules. They are no longer in force when this returns.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error.
     pub async fn remove(&self, rule: Rule) -> Result<u64, String> {
-        let order = order_of(&rule.target);
+        let takedown = takedown_id(&rule.target);
         let is_meant = move |other: &Rule| {
             other.allows == rule.allows
-                && (other.target == rule.target || other.hint(ORDER_HINT).is_some_and(|hint| hint == order))
+                && (other.target == rule.target || other.hint(TAKEDOWN_HINT).is_some_and(|hint| hint == takedown))
         };
         self.change_local(move |path| local::remove(path, is_meant)).await
     }
@@ -391,16 +393,16 @@ impl Lists {
         let changed = tokio::task::spawn_blocking(move || change(&file)).await;
         let changed = changed.map_err(|_| "the gateway is stopping".to_owned())?;
         drop(reading);
-        let changed = changed.map_err(|error| format!("the local list cannot be written: {error}"))?;
+        let changed = changed.map_err(|error| format!("writing the local denylist failed: {error}"))?;
         self.read(local).await?;
         self.swap();
         Ok(changed)
     }
 
-    /// The rules of the local list behind a line, at most so many, each with the number of its line.
+    /// The rules of the local list after a line, at most `max`, each with its line number.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the file system.
     pub async fn local_rules(&self, after: u64, max: usize) -> Result<Vec<(u64, Rule)>, String> {
         let Some(local) = self.local() else { return Ok(Vec::new()) };
         let file = local.file.clone();
@@ -409,45 +411,45 @@ impl Lists {
     }
 }
 
-/// The hint of a rule that was added for a block below what an order was about: which order that was.
-pub const ORDER_HINT: &str = "order";
+/// The name of the hint of a rule that a deep take-down added: which take-down that was.
+pub const TAKEDOWN_HINT: &str = "order";
 
-/// What an order about a target is called in that hint. It tells no more than the rule itself does.
-pub fn order_of(target: &Target) -> String {
-    fingerprint(&target.to_string())[..ORDER_CHARS].to_owned()
+/// The value of that hint for the take-down of a target. It reveals no more than the rule itself does.
+pub fn takedown_id(target: &Target) -> String {
+    fingerprint(&target.to_string())[..TAKEDOWN_ID_CHARS].to_owned()
 }
 
-/// As much of a hash as tells the orders of a list apart.
-const ORDER_CHARS: usize = 16;
+/// The number of characters of the hash, enough to distinguish the take-downs of a list.
+const TAKEDOWN_ID_CHARS: usize = 16;
 
-/// Lines that are no rules and are logged one by one.
+/// The maximum number of invalid rules that are logged individually.
 const REPORTED_MAX: usize = 5;
 
-/// Logs what was read of a list. One that says nothing, as it said nothing before, and one that is as it was are no news.
-fn log(entry: &Entry, found: &Found) {
-    let (rules, malformed, former) = (found.list.rules(), found.list.malformed(), entry.state());
+/// Logs that a list was read: at debug level if it is empty as before, or unchanged.
+fn log(entry: &Entry, content: &ListContent) {
+    let (rules, malformed, former) = (content.list.rules(), content.list.malformed(), entry.state());
     let is_empty = rules == 0 && malformed == 0 && former.list.rules() == 0;
-    let is_as_it_was = found.grew && found.bytes == former.bytes;
-    if is_empty || is_as_it_was {
-        tracing::debug!(list = %entry.id, rules, malformed, grew = found.grew, "a list of content was read");
+    let is_unchanged = content.grew && content.bytes == former.bytes;
+    if is_empty || is_unchanged {
+        tracing::debug!(list = %entry.id, rules, malformed, grew = content.grew, "a denylist was read");
     } else {
-        tracing::info!(list = %entry.id, rules, malformed, grew = found.grew, "a list of content was read");
+        tracing::info!(list = %entry.id, rules, malformed, grew = content.grew, "a denylist was read");
     }
-    for reported in found.list.reported().iter().take(REPORTED_MAX).filter(|_| !found.grew) {
-        tracing::warn!(list = %entry.id, line = reported.line, error = %reported.error, "a line of a list is no rule");
+    for reported in content.list.reported().iter().take(REPORTED_MAX).filter(|_| !content.grew) {
+        tracing::warn!(list = %entry.id, line = reported.line, error = %reported.error, "invalid denylist rule");
     }
 }
 
-/// Notes that looking at a list went well.
+/// Records a successful check of a list.
 fn succeed(entry: &Entry) {
     entry.change(|state| (state.checked_at, state.error, state.failures) = (Some(SystemTime::now()), None, 0));
 }
 
-/// Notes that looking at a list failed.
+/// Records a failed check of a list.
 fn fail(entry: &Entry, reason: String) -> String {
     entry.change(|state| {
         if state.error.as_ref() != Some(&reason) {
-            tracing::warn!(list = %entry.id, %reason, "a list of content cannot be read anew: it stays as it was");
+            tracing::warn!(list = %entry.id, %reason, "updating a denylist failed: its former rules stay in force");
         }
         state.error = Some(reason.clone());
         state.failures = state.failures.saturating_add(1);
@@ -479,7 +481,7 @@ fn entry(allows: bool, list: &ListSetting, dir: &Path, bytes_max: u64) -> Result
     Ok(Entry::new(id, kind, allows, status, file))
 }
 
-/// A list's place without what an address may hold of secrets. Two that differ in nothing else are told apart all the same.
+/// The ID of a list: its file, or its URL without secrets and, if it has any, with a fingerprint that distinguishes it.
 fn shown(place: &ListPlace) -> String {
     let text = place.to_string();
     let shown = config::values::without_secrets(&text);
@@ -489,7 +491,7 @@ fn shown(place: &ListPlace) -> String {
     }
 }
 
-/// The beginning of a digest of an address, in hexadecimal.
+/// The beginning of a digest of a URL, in hexadecimal.
 fn fingerprint(url: &str) -> String {
     let digest = hashes::digest(hashes::SHA2_256, 32, url.as_bytes()).ok();
     digest.iter().flat_map(|hash| hash.digest().iter().take(12)).fold(String::new(), |mut hex, byte| {

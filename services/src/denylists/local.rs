@@ -1,8 +1,8 @@
-//! The list that the admin API writes: `DATA_DIR/denylists/local.deny`, a list like any other, which an operator may also edit
-//! or carry elsewhere.
+//! The local list, which the admin API writes: `DATA_DIR/denylists/local.deny`, a list in the common format, which the
+//! operator may also edit or copy.
 //!
-//! A rule is appended and synced; removing one writes the file anew beside its place. A line that a power cut left half written
-//! is ended before anything is added, and is no rule.
+//! Adding a rule appends and syncs a line; removing one replaces the file atomically. A line that a power failure left
+//! incomplete is not a rule, and is terminated before anything is appended.
 
 use content::denylist::Rule;
 use p2p_bridge::durable;
@@ -11,21 +11,21 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// What a new list begins with.
+/// The header of a new list.
 const HEADER: &str = "version: 1\n\
     name: Local rules\n\
-    description: Rules that were added through the admin API. They count for more than those of any other list.\n\
+    description: Rules that were added through the admin API. They override those of any other list.\n\
     ---\n";
 
-/// Where it is.
+/// The path of the list.
 pub fn path(dir: &Path) -> PathBuf {
     dir.join("local.deny")
 }
 
-/// Makes the list if there is none.
+/// Creates the list if it does not exist.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the file system.
 pub fn ensure(path: &Path) -> io::Result<()> {
     if let Some(dir) = path.parent() {
         durable::create_folder(dir)?;
@@ -33,10 +33,10 @@ pub fn ensure(path: &Path) -> io::Result<()> {
     if path.try_exists()? { Ok(()) } else { durable::write(path, HEADER.as_bytes()) }
 }
 
-/// Adds lines. They are on the disk when this returns; if it fails, none of them is a rule.
+/// Appends lines. They are on the disk when this returns; if it fails, none of them is a rule.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the file system.
 pub fn append(path: &Path, lines: &[String]) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).append(true).mode(0o600).open(path)?;
     let before = file.metadata()?.len();
@@ -50,7 +50,7 @@ pub fn append(path: &Path, lines: &[String]) -> io::Result<()> {
     }
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     if written.is_err() {
-        // As far as that can be done: what is there twice does no harm.
+        // Best effort: repeated lines do no harm.
         _ = file.set_len(before);
     }
     written
@@ -63,10 +63,10 @@ fn ends_a_line(file: &mut File) -> io::Result<bool> {
     Ok(last == *b"\n")
 }
 
-/// Takes away the rules that are meant, and says how many there were. It is on the disk when this returns.
+/// Removes the rules that match, and returns their number. The change is on the disk when this returns.
 ///
 /// # Errors
-/// What the system said. Nothing has changed then.
+/// The error of the file system. Nothing has changed then.
 pub fn remove(path: &Path, is_meant: impl Fn(&Rule) -> bool) -> io::Result<u64> {
     let text = std::fs::read(path)?;
     let (mut kept, mut removed) = (Vec::with_capacity(text.len()), 0);
@@ -83,10 +83,10 @@ pub fn remove(path: &Path, is_meant: impl Fn(&Rule) -> bool) -> io::Result<u64> 
     Ok(removed)
 }
 
-/// The rules from a line on, at most so many, each with the number of its line.
+/// The rules after a line, at most `max`, each with its line number.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the file system.
 pub fn rules(path: &Path, after: u64, max: usize) -> io::Result<Vec<(u64, Rule)>> {
     let text = std::fs::read(path)?;
     let lines = text.split(|byte| *byte == b'\n').zip(1..).filter(|(_, number)| *number > after);
@@ -106,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn rules_come_and_go() {
+    fn rules_are_added_and_removed() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = path(&dir.path().join("denylists"));
         ensure(&path).expect("makes");
         append(&path, &lines(&["/ipns/a.example reason=x", "/ipns/b.example"])).expect("adds");
         ensure(&path).expect("leaves it");
-        // A power cut.
+        // A power failure.
         File::options().append(true).open(&path).expect("opens").write_all(b"/ipns/c.exa").expect("writes");
         append(&path, &lines(&["/ipns/a.example", "!/ipns/a.example"])).expect("adds");
         let shown = |after, max| {
@@ -133,6 +133,6 @@ mod tests {
         assert_eq!((remove(&path, is_meant).expect("removes"), remove(&path, is_meant).expect("removes")), (2, 0));
         assert_eq!(shown(0, 10), ["5 /ipns/b.example", "6 /ipns/c.exa", "7 !/ipns/a.example"]);
         let text = std::fs::read_to_string(&path).expect("reads");
-        assert!(text.starts_with(HEADER), "what is no rule stays: {text}");
+        assert!(text.starts_with(HEADER), "other lines stay: {text}");
     }
 }

@@ -1,32 +1,34 @@
-//! Content control: what is withheld, by which lists, and how that changes while the gateway runs.
+//! Content policy: which content is withheld, by which lists, and how that changes at run time.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`running`] | [`Running`]: the policy that everything asks, and that lists replace |
-//! | [`lists`] | [`Lists`]: every list, where its text is, and what became of it when it was last read |
-//! | `reader` | a file that is read again as it grows |
-//! | `local` | the list that the admin API writes |
+//! | [`running`] | [`Running`]: the policy in force, which lists replace |
+//! | [`lists`] | [`Lists`]: all lists, their files, and their state |
+//! | `reader` | reading a list file incrementally |
+//! | `local` | the local list, which the admin API writes |
 //! | [`subscription`] | lists that are fetched over HTTP |
-//! | `keeper` | tasks that look after lists |
-//! | [`takedown`] | a rule that is in force, and content that is gone |
-//! | [`views`] | what the admin API says of lists, rules and decisions |
+//! | `keeper` | tasks that keep lists up to date |
+//! | [`takedown`] | take-downs: a rule in force, and the content deleted |
+//! | [`views`] | API views of lists, rules and decisions |
 //!
-//! Goals: a rule is on the disk and in force before its sender hears so; a source that fails leaves the list as it was; nothing
-//! stops while lists are read; an operator can tell which line of which list decided.
+//! Goals: a rule is on the disk and in force before the request is answered; a failing source leaves the list
+//! unchanged; reading lists does not block requests; the operator can find out which line of which list decided.
 //!
-//! Non-goals: what rules mean ([`content::denylist`]); telling other gateways.
+//! Non-goals: the semantics of rules ([`content::denylist`]); informing other gateways.
 //!
-//! # Which list counts
+//! # Precedence
 //!
-//! In the order of `policy.denylists`, then the local list, then `policy.deny`: of these, the last that says anything. So a rule
-//! or an exception that an operator adds through the API beats every list, and what the settings deny nothing lifts.
+//! The lists of `policy.denylists` in their order, then the local list, then `policy.deny`: the last one with a
+//! matching rule decides. So a rule or an exception that the operator adds through the API overrides all lists, and
+//! nothing overrides `policy.deny`.
 //!
-//! # What only serves what is listed (`policy.mode = "allow"`)
+//! # Allowlists (`policy.mode = "allow"`)
 //!
-//! Over HTTP, a request has to begin with what is on an allowlist: the root of its path or its name, and the path from there, as
-//! the client wrote them. What lies below is then served whatever it is, as are the pieces of it. A block that is asked for by
-//! its own CID has to be on a list by itself. Other peers get blocks that are pinned, or on a list by their CIDs; what was
-//! cached for a client is not given away. What a denylist withholds is withheld here too. The answer to anything else is 403.
+//! Over HTTP, a request must begin with an entry of an allowlist: the root of its path or its name, and the path from
+//! there, as the client wrote them. Everything below is then served, including its single blocks. A block that is
+//! requested by its own CID must be on a list itself. Other peers get blocks that are pinned, or on a list by their
+//! CIDs; blocks that were cached for clients are not served to them. Denylists apply too. Any other request is answered
+//! with 403.
 
 mod keeper;
 pub mod lists;
@@ -46,7 +48,7 @@ pub use self::running::Running;
 pub use self::takedown::Control;
 use content::{Cid, Name};
 
-/// What the policy refuses.
+/// What the policy withholds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
     /// A block, or a path below it.

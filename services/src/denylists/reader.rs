@@ -1,7 +1,7 @@
-//! [`Reader`]: a list in a file, which is read again when the file has changed; if it only grew, from where it ended.
+//! [`Reader`]: reads a list file again when it has changed; if it was only appended to, from its former end.
 //!
-//! Whether it only grew is told by reading what was there before once more and summing it up, which is little beside parsing it:
-//! an editor may have changed a line in the middle and added others.
+//! To detect an append, the former content is read and hashed again, which is cheap compared with parsing: an editor
+//! may have changed a line in the middle and added others.
 
 use crate::fingerprint::Stamp;
 use content::denylist::{HeaderError, List, ListBuilder};
@@ -10,66 +10,66 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// What is read at a time, in bytes.
+/// The read size, in bytes.
 const PIECE_BYTES: usize = 256 * 1024;
 
 /// Why a list cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// What the system said.
-    #[error("it cannot be read: {0}")]
+    /// The file system failed.
+    #[error("reading the file failed: {0}")]
     Io(#[from] io::Error),
-    /// It is of a version that is not understood.
+    /// Its format version is unsupported.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// What is there is something else.
-    #[error("it is no denylist: none of its lines is a rule")]
+    /// The file is not a list.
+    #[error("the file is not a denylist: none of its lines is a rule")]
     NoList,
 }
 
-/// A list as it was found.
+/// The content of a list file.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct ListContent {
     /// Its rules.
     pub list: List,
-    /// How long the file is, in bytes, as far as it is read.
+    /// The size of the file, as far as it was read, in bytes.
     pub bytes: u64,
-    /// Whether the file has more than is read.
+    /// Whether the file is longer than what was read.
     pub cut_off: bool,
-    /// Whether only what came since was read.
+    /// Whether only appended content was read.
     pub grew: bool,
 }
 
-/// See the module. Everything here blocks.
+/// An incremental reader. Its functions block the thread.
 #[derive(Debug, Default)]
 pub struct Reader {
     builder: ListBuilder,
     read: u64,
     sum: Sha256,
-    stamp: Option<Stamp>,
+    fingerprint: Option<Stamp>,
 }
 
 impl Reader {
-    /// What is in a file now; `None` if that is what was found last. Of a longer file, so many bytes are read.
+    /// Reads at most `bytes_max` bytes of a file; `None` if it has not changed since the last call.
     ///
     /// # Errors
-    /// [`ReadError`]; the next call reads the file as a whole.
-    pub fn look(&mut self, path: &Path, bytes_max: u64) -> Result<Option<Found>, ReadError> {
+    /// [`ReadError`]; the next call reads the whole file.
+    pub fn read_if_changed(&mut self, path: &Path, bytes_max: u64) -> Result<Option<ListContent>, ReadError> {
         let file = File::open(path)?;
-        let stamp = Stamp::of(&file.metadata()?);
-        if self.stamp == Some(stamp) {
+        let fingerprint = Stamp::of(&file.metadata()?);
+        if self.fingerprint == Some(fingerprint) {
             return Ok(None);
         }
-        self.stamp = None;
+        self.fingerprint = None;
         let found = self.read(file, bytes_max);
         match found {
-            Ok(_) => self.stamp = Some(stamp),
+            Ok(_) => self.fingerprint = Some(fingerprint),
             Err(_) => *self = Self::default(),
         }
         found.map(Some)
     }
 
-    fn read(&mut self, file: File, bytes_max: u64) -> Result<Found, ReadError> {
+    fn read(&mut self, file: File, bytes_max: u64) -> Result<ListContent, ReadError> {
         let grew = self.read > 0 && self.is_as_it_was(&file)?;
         if !grew {
             *self = Self::default();
@@ -91,10 +91,10 @@ impl Reader {
             return Err(ReadError::NoList);
         }
         let cut_off = self.read >= bytes_max && rest.into_inner().read(&mut piece)? > 0;
-        Ok(Found { list: self.builder.list(), bytes: self.read, cut_off, grew })
+        Ok(ListContent { list: self.builder.list(), bytes: self.read, cut_off, grew })
     }
 
-    /// Whether the file begins with what was read.
+    /// Whether the file begins with what was read before.
     fn is_as_it_was(&self, file: &File) -> io::Result<bool> {
         let mut before = file.take(self.read);
         let (mut sum, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; PIECE_BYTES]);
@@ -110,10 +110,10 @@ impl Reader {
     }
 }
 
-/// The text of a line, if there is one.
+/// Reads the text of a line, if it exists.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the file system.
 pub fn line(path: &Path, number: u32) -> io::Result<Option<String>> {
     use std::io::BufRead as _;
     let file = io::BufReader::new(File::open(path)?);
@@ -141,12 +141,13 @@ mod tests {
     const C: &str = "/ipns/example.net\n";
 
     #[test]
-    fn a_file_is_read_when_it_changed_and_from_its_end_if_it_grew() {
+    fn a_file_is_read_when_it_changed_and_from_its_former_end_if_it_grew() {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("x.deny");
         let mut reader = Reader::default();
-        let mut look =
-            |max: u64| reader.look(&path, max).map(|found| found.map(|f| (f.list.rules(), f.grew, f.cut_off)));
+        let mut look = |max: u64| {
+            reader.read_if_changed(&path, max).map(|found| found.map(|f| (f.list.rules(), f.grew, f.cut_off)))
+        };
         assert!(matches!(look(1 << 20), Err(ReadError::Io(_))));
         std::fs::write(&path, format!("{A}{B}")).expect("writes");
         assert_eq!(look(1 << 20).expect("reads"), Some((2, false, false)));
@@ -158,16 +159,16 @@ mod tests {
         append(C);
         assert_eq!(look(1 << 20).expect("reads"), Some((3, true, false)));
         append("/ipns/half");
-        assert_eq!(look(1 << 20).expect("reads"), Some((3, true, false)), "the last line is no rule yet");
+        assert_eq!(look(1 << 20).expect("reads"), Some((3, true, false)), "the last line is incomplete");
         append(".example\n");
         assert_eq!(look(1 << 20).expect("reads"), Some((4, true, false)));
-        // One in the middle is another, and there is more at the end.
+        // A line in the middle differs, and lines were appended.
         std::fs::write(&path, format!("{A}{C}{C}{B}{B}{B}{B}")).expect("writes");
         assert_eq!(look(1 << 20).expect("reads"), Some((7, false, false)));
         std::fs::write(&path, A).expect("writes");
         assert_eq!(look(A.len() as u64).expect("reads"), Some((1, false, false)));
         append(B);
-        assert_eq!(look(A.len() as u64).expect("reads"), Some((1, true, true)), "no more than is allowed");
+        assert_eq!(look(A.len() as u64).expect("reads"), Some((1, true, true)), "at most bytes_max are read");
         for bad in ["<html>\n<body>\n", "version: 3\n---\n"] {
             std::fs::write(&path, bad).expect("writes");
             assert!(look(1 << 20).is_err(), "{bad}");

@@ -1,8 +1,8 @@
-//! [`Running`]: the policy as it is at the moment, which lists replace while requests run.
+//! [`Running`]: the policy in force, which lists replace while requests run.
 //!
-//! What a check costs beside the look-ups: a read lock that hardly anybody ever writes; nothing at all while there are no
-//! rules. Who swaps the rules raises the generation after they are in force, so that what is remembered under a
-//! generation was decided by its rules or later ones.
+//! The cost of a check besides the look-ups is a read lock that is rarely contended; without rules there is no cost.
+//! The generation is raised after new rules are in force, so that what is cached under a generation was decided by its
+//! rules or later ones.
 
 use content::denylist::{Hit, Matcher};
 use content::path::Root;
@@ -13,26 +13,25 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 /// The rules in force.
 #[derive(Debug, Default)]
 pub struct Rules {
-    /// What is withheld.
+    /// The rules of the denylists.
     pub deny: Matcher,
-    /// What is served, if nothing else is. Here too rules are written as what is withheld: a match that is no exception is
-    /// on the list.
+    /// The rules of the allowlists, in allowlist mode. A match that is not an exception is on the list.
     pub allow: Option<Matcher>,
 }
 
-/// See the module.
+/// The policy in force.
 #[derive(Debug, Default)]
 pub struct Running {
     rules: RwLock<Arc<Rules>>,
     generation: AtomicU64,
-    /// Whether there is anything to ask about.
+    /// Whether there are any rules, as a fast path.
     has_rules: AtomicBool,
     decides_paths: AtomicBool,
     lists_only: AtomicBool,
 }
 
 impl Running {
-    /// Puts rules in force. Whatever is asked from now on is decided by them.
+    /// Puts rules in force for all checks from now on.
     pub fn swap(&self, rules: Rules) {
         let flags = (!rules.deny.is_empty(), rules.deny.has_paths(), rules.allow.is_some());
         let mut place = self.rules.write().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +41,7 @@ impl Running {
         self.lists_only.store(flags.2, Ordering::SeqCst);
         self.generation.fetch_add(1, Ordering::SeqCst);
         drop(place);
-        // A million rules are not freed while everybody waits.
+        // Large rule sets are freed after the lock is released.
         drop(former);
     }
 
@@ -50,26 +49,26 @@ impl Running {
         self.rules.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rule that decides about a block.
+    /// The rule that decides on a block.
     pub fn find_block(&self, cid: &Cid) -> Option<Hit> {
         self.rules().deny.find_block(cid)
     }
 
-    /// The rule that decides about a path.
+    /// The rule that decides on a path.
     pub fn find_path(&self, root: &Cid, path: &str) -> Option<Hit> {
         self.rules().deny.find_path(root, path)
     }
 
-    /// The rule that decides about a name.
+    /// The rule that decides on a name.
     pub fn find_name(&self, name: &Name, path: &str) -> Option<Hit> {
         self.rules().deny.find_name(name, path)
     }
 
-    /// The rule by which a request is on the list of what is served; `None` also if everything is.
+    /// The allowlist rule that a request matches; `None` also in denylist mode.
     pub fn find_entry(&self, root: &Root, path: &str) -> Option<Hit> {
         let rules = self.rules();
         let allow = rules.allow.as_ref()?;
-        // A rule about a root holds for everything below, and one that is more special comes before it.
+        // A rule about a root applies to everything below, and a more specific one takes precedence.
         let of = |path: &str| match root {
             Root::Cid(cid) => allow.find_path(cid, path),
             Root::Name(name) => allow.find_name(name, path),

@@ -1,5 +1,5 @@
-//! [`Served`]: what other peers may have from this node: what the policy lets out, and where only chosen content is served, of
-//! that what is pinned or on a list.
+//! [`Served`]: the blocks that this node serves to other peers: those that the policy allows and, in allowlist mode,
+//! that are pinned or on a list.
 
 use cache::{Local, Tiers};
 use content::policy::check_inlined;
@@ -8,7 +8,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use std::sync::Arc;
 
-/// See the module.
+/// A block source for other peers.
 #[derive(Clone)]
 pub struct Served {
     tiers: Tiers,
@@ -16,33 +16,33 @@ pub struct Served {
 }
 
 impl Served {
-    /// What is held in these tiers, as far as others may have it.
+    /// Serves the blocks stored in these tiers, as far as the policy allows.
     pub fn of(tiers: &Tiers) -> Self {
         Self { tiers: tiers.clone(), local: tiers.local() }
     }
 
-    /// Whether the block is given to peers, if that is known at once.
+    /// Whether a block may be served, if that is known without reading the store.
     fn is_given(&self, cid: &Cid) -> bool {
         let policy = self.tiers.policy();
         !policy.serves_only_listed() || policy.lists_block(cid)
     }
 
-    /// Whether it is, if the store has to be asked whether it is pinned.
+    /// Checks whether a block may be served because it is pinned, which reads the store.
     ///
     /// # Errors
-    /// [`SourceError::Refused`], or what the store said.
+    /// [`SourceError::Refused`], or the error of the store.
     async fn check(&self, cid: &Cid) -> Result<(), SourceError> {
         let refused = SourceError::Refused { cid: *cid, verdict: Verdict::Unlisted };
         let Some(key) = BlockKey::of(cid) else { return Err(refused) };
         if self.tiers.disk().is_pinned(&key).await? { Ok(()) } else { Err(refused) }
     }
 
-    /// A block, unless it carries one in its links that is refused.
-    fn whole(&self, found: Option<Block>) -> Option<Block> {
+    /// Drops a block if one that is inlined in its links is withheld.
+    fn without_withheld_links(&self, found: Option<Block>) -> Option<Block> {
         found.filter(|block| check_inlined(&**self.tiers.policy(), block).is_ok())
     }
 
-    /// Asks the tiers for a block if it is given to peers.
+    /// Reads from the tiers if the block may be served.
     fn if_given<T: Send + 'static>(
         &self,
         cid: &Cid,
@@ -62,15 +62,15 @@ impl Served {
 
 impl BlockSource for Served {
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.whole(self.local.peek(cid)) } else { None }
+        if self.is_given(cid) { self.without_withheld_links(self.local.peek(cid)) } else { None }
     }
 
     fn read_now(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.whole(self.local.read_now(cid)) } else { None }
+        if self.is_given(cid) { self.without_withheld_links(self.local.read_now(cid)) } else { None }
     }
 
     fn inline(&self, cid: &Cid) -> Option<Block> {
-        if self.is_given(cid) { self.whole(self.local.inline(cid)) } else { None }
+        if self.is_given(cid) { self.without_withheld_links(self.local.inline(cid)) } else { None }
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {

@@ -1,18 +1,18 @@
-//! Lists that are fetched over HTTP, and kept on the disk for when their source fails.
+//! Subscriptions: lists that are fetched over HTTP, and stored on the disk in case their source fails.
 //!
-//! What is asked is whether the list is still the same (`If-None-Match`, `If-Modified-Since`) and for what came since
-//! (`Range`, from a little before where it ended). What overlaps has to agree, or else the whole list is fetched; once a day it is
-//! anyway, since a line in its middle may have changed. A list is appended to where it is kept, or replaced by a move, so
-//! that what is kept is a list at any moment, and the next request goes on from what is really there.
+//! A fetch is conditional (`If-None-Match`, `If-Modified-Since`) and requests only what was appended (`Range`, from a
+//! little before the former end). If the overlap differs, the whole list is fetched; also once a day, because a line in
+//! its middle may have changed. The file is appended to or replaced atomically, so that it is a valid list at any time,
+//! and the next request continues from its real end.
 //!
-//! Goals: no more bytes than a list may have, however many are sent; an error page is no list; who serves a list cannot
-//! have this machine ask others of its private network, or learn what they answered.
+//! Goals: at most `policy.list_bytes_max` are stored; an error page is not taken for a list; the server of a list
+//! cannot use this node to reach its private network (SSRF).
 //!
-//! The operator's own address may be anywhere. Where its answer redirects to may not: from a public address to public
-//! ones only, by name and by what the name stands for, and never from HTTPS to HTTP. From an address of the private
-//! network a redirect may stay in it. No message repeats what was sent.
+//! The URL in the settings may be anywhere. Redirects from a public address are followed to public addresses only,
+//! checked for the host and for the addresses it resolves to, and never from HTTPS to HTTP. Redirects from a private
+//! address may stay in the private network. No error message repeats the response.
 //!
-//! Non-goals: lists that are packed; users and passwords other than in the address.
+//! Non-goals: compressed lists; credentials other than in the URL.
 
 use crate::denylists::reader::{ReadError, Reader};
 use futures::StreamExt as _;
@@ -35,95 +35,95 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How much is fetched again to see that it is the same, in bytes.
+/// How many bytes are fetched again to detect changes.
 const OVERLAP_BYTES: u64 = 4 * 1024;
-/// How long a connection may take, how long a source may be silent, and how long all of it may take.
+/// The timeouts of connecting, of receiving nothing, and of the whole fetch.
 const CONNECT: Duration = Duration::from_secs(10);
-const SILENCE: Duration = Duration::from_secs(30);
-const IN_ALL: Duration = Duration::from_secs(15 * 60);
-/// How often the whole list is fetched, in seconds.
+const READ: Duration = Duration::from_secs(30);
+const TOTAL: Duration = Duration::from_secs(15 * 60);
+/// The interval at which the whole list is fetched, in seconds.
 const WHOLE_EVERY_SECONDS: u64 = 24 * 3600;
-/// What is known of a list besides its text may have so many bytes.
-const NOTE_BYTES_MAX: usize = 64 * 1024;
-/// What an entity tag or a date may have, in bytes.
+/// The maximum size of the metadata file of a list, in bytes.
+const METADATA_BYTES_MAX: usize = 64 * 1024;
+/// The maximum length of an entity tag or date, in bytes.
 const VALIDATOR_BYTES_MAX: usize = 1024;
-/// Redirects that are followed.
+/// The maximum number of redirects that are followed.
 const REDIRECTS_MAX: usize = 5;
 
-/// A list at an address.
+/// A list that is fetched from a URL.
 #[derive(Debug)]
 pub struct Subscription {
     url: String,
-    /// Reaches what the operator named.
+    /// Connects to any address, for the URL in the settings.
     client: Client,
-    /// Reaches public addresses alone.
+    /// Connects to public addresses only.
     public: Client,
-    /// What is a public address; tests have no other than private ones.
+    /// Whether an address is public; replaced in tests, which have private addresses only.
     is_public: fn(IpAddr) -> bool,
     file: PathBuf,
     bytes_max: u64,
-    /// Bytes that came so far of what is being fetched.
+    /// The number of bytes that the fetch in progress has received.
     pub progress: AtomicU64,
-    /// One fetch at a time: the list's own, and one that SIGHUP asks for.
+    /// Serialises fetches: those of the update task, and those after SIGHUP.
     fetching: tokio::sync::Mutex<()>,
 }
 
-/// What is known of a list that was fetched.
+/// The metadata of a fetched list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Note {
+struct Metadata {
     url: String,
     etag: Option<String>,
     last_modified: Option<String>,
-    /// When all of it was fetched last, in seconds since 1970.
+    /// When the whole list was last fetched, in seconds since the Unix epoch.
     whole_at: u64,
 }
 
-/// What a fetch ended with.
+/// The result of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fetched {
-    /// It is the same.
+    /// The list has not changed.
     Same,
-    /// So many bytes came at its end.
+    /// So many bytes were appended.
     Appended(u64),
-    /// All of it came.
+    /// The whole list was fetched, with so many bytes.
     Whole(u64),
 }
 
-/// Why a list was not fetched. What was known of it stays.
+/// Why fetching a list failed. The stored list is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// It was not to be had.
+    /// The request failed.
     #[error("{0}")]
     Http(String),
-    /// The answer is none.
+    /// The response has an error status.
     #[error("the source answered {0}")]
     Status(StatusCode),
-    /// It is packed, which was not asked for.
-    #[error("the source sent it compressed, which was not asked for")]
-    Packed,
-    /// It leads from one place to another and never ends.
+    /// The response is compressed, which was not requested.
+    #[error("the source sent a compressed response, which was not requested")]
+    Compressed,
+    /// Too many redirects.
     #[error("the source redirected more than {REDIRECTS_MAX} times")]
     Redirects,
-    /// It leads where it may not.
-    #[error("the source redirected to a place that is not asked: {0}")]
+    /// A redirect that is not followed.
+    #[error("the source redirected to a URL that is not allowed: {0}")]
     Redirect(&'static str),
-    /// It is longer than a list may be.
-    #[error("it has more than {0} bytes (policy.list_bytes_max)")]
+    /// The list exceeds the maximum size.
+    #[error("the list has more than {0} bytes (policy.list_bytes_max)")]
     TooLong(u64),
-    /// It took too long.
-    #[error("it did not come within {} minutes", IN_ALL.as_secs() / 60)]
+    /// The fetch timed out.
+    #[error("fetching the list took longer than {} minutes", TOTAL.as_secs() / 60)]
     TooSlow,
-    /// It cannot be understood.
+    /// The response is not a list.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// It cannot be kept.
-    #[error("it cannot be kept: {0}")]
+    /// Storing the list failed.
+    #[error("storing the list failed: {0}")]
     Io(#[from] io::Error),
 }
 
 impl From<reqwest::Error> for FetchError {
     fn from(error: reqwest::Error) -> Self {
-        // Its address is in the settings, and may hold a password.
+        // The URL is in the settings, and may have a password.
         let error = error.without_url();
         let mut cause: &dyn std::error::Error = &error;
         while let Some(deeper) = cause.source() {
@@ -134,13 +134,13 @@ impl From<reqwest::Error> for FetchError {
 }
 
 impl Subscription {
-    /// The list at `url`, which is kept in `file`.
+    /// The list at `url`, which is stored in `file`.
     ///
     /// # Errors
-    /// When there is no speaking HTTP.
+    /// When the HTTP client cannot be created.
     pub fn new(url: &str, file: PathBuf, bytes_max: u64) -> Result<Self, FetchError> {
-        let builder = |private_too| dialling::builder(private_too).connect_timeout(CONNECT).read_timeout(SILENCE);
-        // A system without any certificates can still ask by http://.
+        let builder = |private_too| dialling::builder(private_too).connect_timeout(CONNECT).read_timeout(READ);
+        // A system without certificates can still use http://.
         let client =
             |private_too| builder(private_too).build().or_else(|_| builder(private_too).tls_certs_only([]).build());
         let (url, progress) = (url.to_owned(), AtomicU64::new(0));
@@ -156,80 +156,80 @@ impl Subscription {
         })
     }
 
-    /// Fetches what is new. What is kept is a list at any moment.
+    /// Fetches what is new. The file is a valid list at any time.
     ///
     /// # Errors
-    /// [`FetchError`]; what is kept is what was, or more of it.
+    /// [`FetchError`]; the file is unchanged, or has more of the list.
     pub async fn fetch(&self) -> Result<Fetched, FetchError> {
-        // Two who write the same file at a time would mix what they write.
-        let _alone = self.fetching.lock().await;
+        // Concurrent fetches would mix their writes to the file.
+        let _fetching = self.fetching.lock().await;
         self.progress.store(0, Ordering::Relaxed);
-        let fetched = tokio::time::timeout(IN_ALL, self.fetch_unhurried()).await;
+        let fetched = tokio::time::timeout(TOTAL, self.fetch_without_timeout()).await;
         self.progress.store(0, Ordering::Relaxed);
         fetched.unwrap_or(Err(FetchError::TooSlow))
     }
 
-    async fn fetch_unhurried(&self) -> Result<Fetched, FetchError> {
-        let (note, kept_bytes) = self.kept();
-        let is_due = epoch::now().saturating_sub(note.whole_at) >= WHOLE_EVERY_SECONDS;
-        if kept_bytes > 0 && !is_due {
-            let overlap = kept_bytes.min(OVERLAP_BYTES);
-            let from = kept_bytes - overlap;
-            let response = self.ask(&note, Some(from)).await?;
+    async fn fetch_without_timeout(&self) -> Result<Fetched, FetchError> {
+        let (metadata, stored_bytes) = self.stored();
+        let is_due = epoch::now().saturating_sub(metadata.whole_at) >= WHOLE_EVERY_SECONDS;
+        if stored_bytes > 0 && !is_due {
+            let overlap = stored_bytes.min(OVERLAP_BYTES);
+            let from = stored_bytes - overlap;
+            let response = self.request(&metadata, Some(from)).await?;
             match response.status() {
                 StatusCode::NOT_MODIFIED => return Ok(Fetched::Same),
                 StatusCode::PARTIAL_CONTENT if begins_at(response.headers(), from) => {
-                    if let Some(appended) = self.append(response, overlap, note.clone()).await? {
+                    if let Some(appended) = self.append(response, overlap, metadata.clone()).await? {
                         return Ok(appended);
                     }
                 }
                 StatusCode::OK => return self.replace(response).await,
-                // The list has become shorter, or the source cannot do this.
+                // The list has become shorter, or the source does not support ranges.
                 StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {}
                 status => return Err(FetchError::Status(status)),
             }
-            // It is another list now: nothing that is known of the former helps.
-            return self.whole(&Note::default()).await;
+            // The list was replaced: its validators do not apply.
+            return self.fetch_whole(&Metadata::default()).await;
         }
-        self.whole(&note).await
+        self.fetch_whole(&metadata).await
     }
 
-    async fn whole(&self, note: &Note) -> Result<Fetched, FetchError> {
-        let response = self.ask(note, None).await?;
+    async fn fetch_whole(&self, metadata: &Metadata) -> Result<Fetched, FetchError> {
+        let response = self.request(metadata, None).await?;
         match response.status() {
             StatusCode::OK => self.replace(response).await,
             StatusCode::NOT_MODIFIED => {
-                self.note(&Note { whole_at: epoch::now(), ..note.clone() }).await?;
+                self.write_metadata(&Metadata { whole_at: epoch::now(), ..metadata.clone() }).await?;
                 Ok(Fetched::Same)
             }
             status => Err(FetchError::Status(status)),
         }
     }
 
-    async fn ask(&self, note: &Note, from: Option<u64>) -> Result<Response, FetchError> {
-        // A packed answer could not be gone on with, and nothing here unpacks any.
+    async fn request(&self, metadata: &Metadata, from: Option<u64>) -> Result<Response, FetchError> {
+        // A compressed response could not be continued by range, and is not decompressed here.
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        // What was a header value once is one again.
+        // The values were header values when they were received.
         let mut add = |name: HeaderName, text: &str| text.parse().map(|value| headers.insert(name, value)).ok();
         if let Some(from) = from {
             add(RANGE, &format!("bytes={from}-"));
         }
-        if let Some(etag) = &note.etag {
+        if let Some(etag) = &metadata.etag {
             add(IF_NONE_MATCH, etag);
-        } else if let Some(date) = &note.last_modified {
+        } else if let Some(date) = &metadata.last_modified {
             add(IF_MODIFIED_SINCE, date);
         }
         let response = self.send(&headers).await?;
         match response.headers().get(CONTENT_ENCODING) {
-            Some(packed) if packed != "identity" => Err(FetchError::Packed),
+            Some(encoding) if encoding != "identity" => Err(FetchError::Compressed),
             _ => Ok(response),
         }
     }
 
-    /// Sends a request, and again to where it is redirected.
+    /// Sends a request, and follows redirects.
     async fn send(&self, headers: &HeaderMap) -> Result<Response, FetchError> {
-        let own = Url::parse(&self.url).map_err(|_| FetchError::Redirect("it is no URL"))?;
+        let own = Url::parse(&self.url).map_err(|_| FetchError::Redirect("the URL is invalid"))?;
         let (mut client, mut url) = (&self.client, own.clone());
         for _ in 0..=REDIRECTS_MAX {
             let response = client.get(url.clone()).headers(headers.clone()).send().await?;
@@ -245,12 +245,17 @@ impl Subscription {
         Err(FetchError::Redirects)
     }
 
-    /// Adds what came to what is kept; `None` if the list was something else before.
-    async fn append(&self, response: Response, overlap: u64, note: Note) -> Result<Option<Fetched>, FetchError> {
-        let note = Note { whole_at: note.whole_at, ..self.note_of(response.headers()) };
+    /// Appends a partial response to the file; `None` if the overlap differs.
+    async fn append(
+        &self,
+        response: Response,
+        overlap: u64,
+        metadata: Metadata,
+    ) -> Result<Option<Fetched>, FetchError> {
+        let metadata = Metadata { whole_at: metadata.whole_at, ..self.metadata_of(response.headers()) };
         let (path, bytes) = (self.file.clone(), usize::try_from(overlap).unwrap_or_default());
         let (mut file, expected) = blocking(move || open_at_end(&path, bytes)).await?;
-        let kept_bytes = file.metadata()?.len();
+        let stored_bytes = file.metadata()?.len();
         let (mut seen, mut appended) = (0, 0_u64);
         let mut chunks = response.bytes_stream();
         while let Some(chunk) = chunks.next().await {
@@ -263,7 +268,7 @@ impl Subscription {
             let fresh = chunk.slice(repeated..);
             appended += fresh.len() as u64;
             self.progress.store(appended, Ordering::Relaxed);
-            if kept_bytes + appended > self.bytes_max {
+            if stored_bytes + appended > self.bytes_max {
                 return Err(FetchError::TooLong(self.bytes_max));
             }
             file = blocking(move || {
@@ -276,17 +281,17 @@ impl Subscription {
             return Ok(None);
         }
         if appended == 0 {
-            self.note(&note).await?;
+            self.write_metadata(&metadata).await?;
             return Ok(Some(Fetched::Same));
         }
         blocking(move || file.sync_all()).await?;
-        self.note(&note).await?;
+        self.write_metadata(&metadata).await?;
         Ok(Some(Fetched::Appended(appended)))
     }
 
-    /// Puts what comes in the place of what is kept, once all of it is there and is a list.
+    /// Replaces the file by a response, once it is complete and a valid list.
     async fn replace(&self, response: Response) -> Result<Fetched, FetchError> {
-        let note = self.note_of(response.headers());
+        let metadata = self.metadata_of(response.headers());
         let partial = self.file.with_extension("fetching");
         let path = partial.clone();
         let mut file =
@@ -311,65 +316,65 @@ impl Subscription {
         let checked = tokio::task::spawn_blocking(move || {
             file.sync_all()?;
             drop(file);
-            Reader::default().look(&partial, max)?;
+            Reader::default().read_if_changed(&partial, max)?;
             durable::rename(&partial, &path)?;
             Ok::<_, FetchError>(())
         });
         checked.await.map_err(io::Error::other)??;
-        self.note(&note).await?;
+        self.write_metadata(&metadata).await?;
         Ok(Fetched::Whole(bytes))
     }
 
-    /// What is kept: what is known of it, and its bytes.
-    fn kept(&self) -> (Note, u64) {
+    /// The metadata and the size of the stored list.
+    fn stored(&self) -> (Metadata, u64) {
         let bytes = std::fs::metadata(&self.file).map_or(0, |file| file.len());
-        let note = durable::read(&self.note_path(), NOTE_BYTES_MAX).ok();
-        let note = note.and_then(|text| serde_json::from_slice::<Note>(&text).ok());
-        // A file that was named alike for another address is none of this one's.
-        match note.filter(|note| note.url == self.url && bytes > 0) {
-            Some(note) => (note, bytes),
-            None => (Note::default(), 0),
+        let metadata = durable::read(&self.metadata_path(), METADATA_BYTES_MAX).ok();
+        let metadata = metadata.and_then(|text| serde_json::from_slice::<Metadata>(&text).ok());
+        // A file of another URL with the same name does not count.
+        match metadata.filter(|metadata| metadata.url == self.url && bytes > 0) {
+            Some(metadata) => (metadata, bytes),
+            None => (Metadata::default(), 0),
         }
     }
 
-    fn note_of(&self, headers: &HeaderMap) -> Note {
+    fn metadata_of(&self, headers: &HeaderMap) -> Metadata {
         let text = |name: HeaderName| {
             let value = headers.get(name)?.to_str().ok()?;
             (value.len() <= VALIDATOR_BYTES_MAX).then(|| value.to_owned())
         };
-        Note { url: self.url.clone(), etag: text(ETAG), last_modified: text(LAST_MODIFIED), whole_at: epoch::now() }
+        Metadata { url: self.url.clone(), etag: text(ETAG), last_modified: text(LAST_MODIFIED), whole_at: epoch::now() }
     }
 
-    async fn note(&self, note: &Note) -> Result<(), FetchError> {
-        let (path, text) = (self.note_path(), serde_json::to_vec(note).unwrap_or_default());
+    async fn write_metadata(&self, metadata: &Metadata) -> Result<(), FetchError> {
+        let (path, text) = (self.metadata_path(), serde_json::to_vec(metadata).unwrap_or_default());
         blocking(move || durable::write(&path, &text)).await?;
         Ok(())
     }
 
-    fn note_path(&self) -> PathBuf {
+    fn metadata_path(&self) -> PathBuf {
         self.file.with_extension("json")
     }
 }
 
-/// Where an answer redirects to (RFC 9110, section 15.4), if it does.
+/// The target of a redirect (RFC 9110, section 15.4).
 fn redirected(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
     let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
     let Some(location) = response.headers().get(LOCATION).filter(|_| is_redirect) else { return Ok(None) };
     let location = location.to_str().ok().and_then(|text| from.join(text).ok());
-    let mut next = location.ok_or(FetchError::Redirect("it is no URL"))?;
+    let mut next = location.ok_or(FetchError::Redirect("its URL is invalid"))?;
     match (from.scheme(), next.scheme()) {
         (_, "https") | ("http", "http") => {}
-        ("https", "http") => return Err(FetchError::Redirect("it is not encrypted any more")),
+        ("https", "http") => return Err(FetchError::Redirect("it is not encrypted")),
         _ => return Err(FetchError::Redirect("it is neither http nor https")),
     }
-    // A password is for whom the operator gave it, and nobody else names one.
+    // Credentials are sent only to the origin that they were configured for.
     let (user, password) = if next.origin() == from.origin() { (from.username(), from.password()) } else { ("", None) };
     let named = next.set_username(user).and_then(|()| next.set_password(password));
-    named.map_err(|()| FetchError::Redirect("it is no URL"))?;
+    named.map_err(|()| FetchError::Redirect("its URL is invalid"))?;
     Ok(Some(next))
 }
 
-/// A file to be appended to, and the last of what it has.
+/// Opens a file for appending, and reads its last bytes.
 fn open_at_end(path: &Path, bytes: usize) -> io::Result<(File, Vec<u8>)> {
     let mut file = OpenOptions::new().read(true).append(true).open(path)?;
     let mut last = vec![0; bytes];
@@ -378,7 +383,7 @@ fn open_at_end(path: &Path, bytes: usize) -> io::Result<(File, Vec<u8>)> {
     Ok((file, last))
 }
 
-/// Whether the part of an answer begins where it was asked for.
+/// Whether a partial response begins at the requested offset.
 fn begins_at(headers: &HeaderMap, from: u64) -> bool {
     let range = headers.get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
     let first = range.and_then(|range| range.trim().strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok());
@@ -400,7 +405,7 @@ mod tests {
 
     const LIST: &str = "---\n/ipfs/bafkqac3imvwgy3zao5xxe3de\n";
 
-    /// A server that redirects paths as told, and sends a list at "/list"; what it was asked, with or without
+    /// A server that sends these redirects, and a list at "/list". Records the requests and whether they had
     /// credentials.
     async fn serve(redirects: Vec<(&'static str, String)>) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
         let asked = Arc::<Mutex<Vec<String>>>::default();
@@ -447,12 +452,12 @@ mod tests {
             let error = fetched.expect_err(&to).to_string();
             assert!(!error.contains("bafk") && !dir.path().join("list.deny").exists(), "{to}: {error}");
         }
-        assert!(asked.lock().expect("is sound").is_empty(), "nobody was asked in the private network");
+        assert!(asked.lock().expect("is sound").is_empty(), "the private network received no request");
     }
 
     #[tokio::test]
-    async fn redirects_may_stay_where_the_operator_sent_us() {
-        // From an address of the private network to another one there; and at the same server, whatever it is.
+    async fn redirects_may_stay_in_the_operators_private_network() {
+        // From one private address to another; and on the same server in any case.
         let (other, others) = serve(Vec::new()).await;
         let (own, owns) = serve(vec![("/start", format!("http://{other}/list")), ("/here", "/list".to_owned())]).await;
         type IsPublic = fn(IpAddr) -> bool;
@@ -469,7 +474,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_circle_of_redirects_ends() {
+    async fn redirect_loops_end() {
         let dir = tempfile::tempdir().expect("a folder");
         let (own, asked) = serve(vec![("/a", "/b".to_owned()), ("/b", "/a".to_owned())]).await;
         let error = subscription(&format!("http://{own}/a"), dir.path(), |_| false).fetch().await.expect_err("no list");

@@ -1,27 +1,28 @@
-//! [`Control`]: what an operator does about content: withhold it, let it out again, and find out why it is withheld.
+//! [`Control`]: the operator's control of content: take-downs, their removal, and why content is withheld.
 //!
-//! Withholding is adding a rule to the local list: it is on the disk and in force before anything else happens. Then what is
-//! withheld leaves every tier:
+//! A take-down adds a rule to the local list, which is on the disk and in force before anything else happens. Then the
+//! withheld content is deleted from every tier:
 //!
-//! * Pins whose root is withheld from now on are removed, with what no other pin has of them; a block that a rule is about is
-//!   forgotten even if another pin has it, which lacks it from then on.
-//! * With `deep`, every block below that is held here is withheld by its own hash, and forgotten.
-//! * A path or a name is withheld as such. Its blocks may belong to other content too, so that they go only with `deep`.
+//! * Pins whose root is now withheld are removed, with the blocks that no other pin has. A block that a rule names is
+//!   deleted even if another pin has it; that pin then lacks it.
+//! * With `deep`, every block below that is stored locally is withheld by its own hash, and deleted.
+//! * A path or a name is withheld as such. Its blocks may belong to other content too, so they are deleted only with
+//!   `deep`.
 //!
-//! Letting out again takes the rule away, and those that `deep` added for it: they say in a hint which order they are
-//! of.
+//! Removing a rule also removes those that `deep` added for it, which have a hint with the take-down.
 //!
-//! Requests of the pin service for what is withheld fail, whoever's they are, so that they are not fetched again and again.
+//! Pin requests for withheld content fail, of all tokens, so that it is not fetched again.
 //!
-//! What was remembered (paths, listings, what sites say, files as zstd) is forgotten with every change of the rules, and
-//! work that is under way is checked at its next block.
+//! Caches (paths, listings, redirect rules, compressed files) are invalidated with every change of the rules, and
+//! requests in progress are checked at their next block.
 //!
-//! Caches in front of the gateway are told ([`crate::front_caches`]), once all of this is done.
+//! Finally, caches in front of the gateway are purged ([`crate::front_caches`]).
 //!
-//! What the disk still has of a block that was forgotten is overwritten with what lies beside it: nobody gets it from here.
+//! The bytes of a deleted block stay on the disk until compaction overwrites them, but cannot be read through the
+//! gateway.
 
 use crate::denylists::Refused;
-use crate::denylists::lists::{Entry, Lists, ORDER_HINT, order_of};
+use crate::denylists::lists::{Entry, Lists, TAKEDOWN_HINT, takedown_id};
 use crate::front_caches::Caches;
 use crate::pinning::Pins;
 use crate::subject::Subject;
@@ -37,108 +38,107 @@ use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Blocks below a root that are withheld with it at most. The rest is told of.
+/// The maximum number of blocks below a root that are withheld with it. Whether there are more is reported.
 pub const DEEP_BLOCKS_MAX: usize = 1_000_000;
-/// Rules that are added at once.
-const RULES_AT_ONCE: usize = 4096;
+/// The number of rules that are added in one write.
+const RULES_BATCH: usize = 4096;
 
-/// See the module.
+/// The operator's control of content.
 pub struct Control {
-    /// Every list.
+    /// All lists.
     pub lists: Arc<Lists>,
     tiers: Tiers,
-    /// One change at a time.
+    /// Serialises changes.
     changing: Mutex<()>,
-    /// Who keeps books of pins.
+    /// The pin service, whose requests fail.
     pins: Option<Arc<Pins>>,
-    /// What answers requests.
+    /// Predicts responses.
     answers: OnceLock<Answers>,
-    /// What is in front of the gateway, and which paths are remembered that lead through a block.
+    /// Caches in front of the gateway.
     in_front: OnceLock<InFront>,
 }
 
-/// What is in front of the gateway.
+/// The caches in front of the gateway.
 pub struct InFront {
-    /// Caches that are told.
+    /// The caches to purge.
     pub caches: Caches,
-    /// Says which paths to files are remembered that lead through a block. Blocks the thread.
+    /// Finds the cached paths to files that traverse a block. Blocks the thread.
     pub paths_through: PathsThrough,
 }
 
 /// See [`InFront::paths_through`].
 pub type PathsThrough = Arc<dyn Fn(&Cid) -> Vec<String> + Send + Sync>;
 
-/// Says what a request for a subject would be answered with, by the code that answers requests and with what is held
-/// here.
+/// Predicts the response to a request for a subject, with the code of the gateway and what is stored locally.
 pub type Answers = Box<dyn Fn(Subject) -> BoxFuture<'static, Predicted> + Send + Sync>;
 
-/// What a request would be answered with.
+/// A predicted response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Predicted {
-    /// The status; none if that cannot be told.
+    /// The status; `None` if unknown.
     pub status: Option<u16>,
-    /// What of it is refused, and how.
+    /// The withheld part, and the verdict.
     pub refused: Option<(Refused, Verdict)>,
-    /// Why it cannot be told, or not to its end.
+    /// Why the response, or the rest of it, is unknown.
     pub unknown: Option<String>,
 }
 
-/// A rule that is to be added.
+/// A rule to add.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// The rule.
     pub rule: Rule,
-    /// The line that it is written as.
+    /// Its line in the list.
     pub line: String,
-    /// What it is about, if that is known: nobody can tell of a double hash.
+    /// What it withholds; unknown for a double hash.
     pub subject: Option<Subject>,
-    /// Whether what lies below is withheld by its own hashes as well.
+    /// Whether to withhold the blocks below by their own hashes.
     pub deep: bool,
-    /// Whether these are double hashes.
+    /// Whether to write these as double hashes.
     pub double_hash: bool,
 }
 
-/// What was done.
+/// The result of a take-down.
 #[derive(Debug, Clone, Default)]
 pub struct Done {
     /// Whether the rule is new.
     pub added: bool,
-    /// Rules for what lies below.
+    /// The number of rules for blocks below.
     pub deep_rules: u64,
-    /// Whether these are all that there are to be.
+    /// Whether all blocks below are withheld.
     pub complete: bool,
-    /// What left the tiers.
+    /// What was deleted from the tiers.
     pub evicted: Evicted,
-    /// Pins that were removed.
+    /// The roots of pins that were removed.
     pub unpinned: Vec<Cid>,
-    /// Caches in front that are told.
+    /// The number of caches in front that are notified.
     pub caches_notified: u64,
 }
 
-/// Why something was not done.
+/// Why a change failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The list cannot be written or read.
+    /// Reading or writing the list failed.
     #[error("{0}")]
     List(String),
-    /// What is withheld cannot be taken away.
-    #[error("the rule is in force, but what is held here could not be forgotten: {0}")]
+    /// Deleting withheld content failed.
+    #[error("the rule is in force, but deleting the withheld content failed: {0}")]
     Store(#[from] StoreError),
 }
 
-/// What decides about something.
+/// A decision on a subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// What was asked about, as a path.
+    /// The subject, as a path.
     pub of: String,
-    /// What is answered.
+    /// The verdict.
     pub verdict: Verdict,
-    /// The rule, if there is one.
+    /// The rule that decided, if any.
     pub hit: Option<Hit>,
 }
 
 impl Control {
-    /// Controls what leaves these tiers by these lists.
+    /// Controls the content of these tiers by these lists.
     pub fn new(lists: Arc<Lists>, tiers: Tiers) -> Self {
         Self {
             lists,
@@ -150,19 +150,19 @@ impl Control {
         }
     }
 
-    /// Caches in front are told of what is taken down, from now on.
+    /// Sets the caches to notify of take-downs.
     pub fn with_in_front(&self, in_front: InFront) {
-        // There is one gateway, which is made once.
+        // There is one gateway, which is created once.
         _ = self.in_front.set(in_front);
     }
 
-    /// Checks are made by what answers requests, from now on.
+    /// Sets how responses are predicted.
     pub fn answered_by(&self, answers: Answers) {
-        // There is one gateway, which is made once.
+        // There is one gateway, which is created once.
         _ = self.answers.set(answers);
     }
 
-    /// The same, and requests for pins that are withheld fail.
+    /// Lets pin requests for withheld content fail.
     pub fn telling(self, pins: &Arc<Pins>) -> Self {
         Self { pins: Some(Arc::clone(pins)), ..self }
     }
@@ -171,7 +171,7 @@ impl Control {
         self.changing.lock().await
     }
 
-    /// Adds a rule and takes away what it withholds. The same rule once more changes nothing but that.
+    /// Adds a rule and deletes what it withholds. Idempotent.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -179,12 +179,12 @@ impl Control {
         let _changing = self.begin().await;
         let mut done = Done { complete: true, ..Done::default() };
         let pins = self.pins_allowed().await?;
-        // Once the rule is in force, what it is about is gone.
+        // Resolved before the rule is in force, which deletes the content.
         let below = match &order.subject {
-            Some(subject) if order.deep && !order.rule.allows => self.held(subject).await,
+            Some(subject) if order.deep && !order.rule.allows => self.resolve_locally(subject).await,
             _ => None,
         };
-        let passed = self.passed(&order).await;
+        let traversing = self.traversing_paths(&order).await;
         if !self.is_there(&order.rule).await? {
             self.write(vec![order.line.clone()]).await?;
             done.added = true;
@@ -195,7 +195,7 @@ impl Control {
         if let Some(resolved) = below {
             self.add_below(&order, resolved.block, &mut done).await?;
         }
-        // Last, since a pin that is removed takes with it what lies below.
+        // Last, because removing a pin deletes the blocks below.
         for root in pins.iter().filter(|root| self.is_refused(root)) {
             if self.tiers.disk().remove_pin(root).await? {
                 done.unpinned.push(*root);
@@ -211,18 +211,17 @@ impl Control {
         for root in &gone {
             self.fail_requests(root).await;
         }
-        done.caches_notified = self.notify_caches(&order, passed, &done.unpinned).await;
+        done.caches_notified = self.notify_caches(&order, traversing, &done.unpinned).await;
         Ok(done)
     }
 
-    /// The paths that are remembered to lead through what an order is about: a cache in front may have answers to
-    /// requests for them.
-    async fn passed(&self, order: &Order) -> Vec<Subject> {
+    /// The cached paths that traverse the subject: a cache in front may have responses for them.
+    async fn traversing_paths(&self, order: &Order) -> Vec<Subject> {
         let Some(in_front) = self.in_front.get().filter(|in_front| !in_front.caches.is_empty()) else {
             return Vec::new();
         };
         let Some(subject) = order.subject.as_ref().filter(|_| !order.rule.allows) else { return Vec::new() };
-        let cid = match (&subject.root, self.held(subject).await) {
+        let cid = match (&subject.root, self.resolve_locally(subject).await) {
             (_, Some(resolved)) => *resolved.block.cid(),
             (Root::Cid(cid), None) if subject.segments.is_empty() => *cid,
             _ => return Vec::new(),
@@ -232,23 +231,23 @@ impl Control {
         paths.iter().filter_map(|path| Subject::of_path(path).ok()).collect()
     }
 
-    /// Has caches in front told of what is gone. A double hash is to tell nobody what it is about, the audit log
-    /// included.
-    async fn notify_caches(&self, order: &Order, passed: Vec<Subject>, unpinned: &[Cid]) -> u64 {
+    /// Notifies the caches in front. A subject that is given by a double hash is not revealed, also not to the audit
+    /// log.
+    async fn notify_caches(&self, order: &Order, traversing: Vec<Subject>, unpinned: &[Cid]) -> u64 {
         let Some(in_front) = self.in_front.get() else { return 0 };
         let unpinned = unpinned.iter().map(|root| Subject { root: Root::Cid(*root), segments: Vec::new() });
-        let mut subjects: Vec<Subject> = order.subject.iter().cloned().chain(unpinned).chain(passed).collect();
+        let mut subjects: Vec<Subject> = order.subject.iter().cloned().chain(unpinned).chain(traversing).collect();
         let mut seen = HashSet::new();
         subjects.retain(|subject| seen.insert(subject.request_path()));
         let hidden = order.double_hash.then(|| order.rule.target.to_string());
         in_front.caches.invalidate(&subjects, hidden.as_deref()).await
     }
 
-    /// Whoever asked for it to be kept hears why it is not.
+    /// Lets pin requests for a root fail, with the reason.
     async fn fail_requests(&self, root: &Cid) {
         let Some(pins) = &self.pins else { return };
         if let Err(error) = pins.take_down(root, "the operator of this gateway withholds it").await {
-            tracing::warn!(%root, %error, "requests for a pin that was taken down stand as they were");
+            tracing::warn!(%root, %error, "pin requests for content that was taken down could not be marked as failed");
         }
     }
 
@@ -256,13 +255,13 @@ impl Control {
         self.lists.running().find_block(cid).is_some_and(|hit| hit.verdict != Verdict::Allow)
     }
 
-    /// The roots of pins that nothing withholds yet.
+    /// The roots of pins that are not withheld yet.
     async fn pins_allowed(&self) -> Result<Vec<Cid>, ControlError> {
         let pins = self.tiers.disk().pins().await?;
         Ok(pins.into_iter().map(|pin| pin.root).filter(|root| !self.is_refused(root)).collect())
     }
 
-    /// Whether the same rule is what the local list says last about its target.
+    /// Whether the last rule for the target in the local list is the same.
     async fn is_there(&self, rule: &Rule) -> Result<bool, ControlError> {
         let rules = self.lists.local_rules(0, usize::MAX).await.map_err(ControlError::List)?;
         let last = rules.iter().rev().find(|(_, known)| known.target == rule.target);
@@ -273,16 +272,16 @@ impl Control {
         self.lists.add(lines).await.map_err(ControlError::List)
     }
 
-    /// Takes blocks out of every tier, whatever pins have them.
+    /// Deletes blocks from every tier, even if they are pinned.
     async fn evict(&self, cids: &[Cid], done: &mut Done) -> Result<(), ControlError> {
         let keys: Vec<BlockKey> = cids.iter().filter_map(BlockKey::of).collect();
         done.evicted += self.tiers.evict(&keys, Evict::Everything).await?;
         Ok(())
     }
 
-    /// Withholds every block that is held here from a root on.
+    /// Withholds all blocks below a root that are stored locally.
     async fn add_below(&self, order: &Order, root: Block, done: &mut Done) -> Result<(), ControlError> {
-        let held = Held { tiers: self.tiers.clone() };
+        let local = LocalBlocks { tiers: self.tiers.clone() };
         let (mut waiting, mut seen, mut batch) = (vec![*root.cid()], HashSet::new(), Vec::new());
         let mut root = Some(root);
         while let Some(cid) = waiting.pop() {
@@ -295,14 +294,14 @@ impl Control {
             }
             let block = match root.take() {
                 Some(block) => Some(block),
-                None => held.get(&cid).await.ok(),
+                None => local.get(&cid).await.ok(),
             };
             let Some(block) = block else { continue };
             waiting.extend(dag::links(&block).unwrap_or_default());
             if block.key().is_some() {
                 batch.push(cid);
             }
-            if batch.len() == RULES_AT_ONCE {
+            if batch.len() == RULES_BATCH {
                 self.add_blocks(order, std::mem::take(&mut batch), done).await?;
             }
         }
@@ -313,10 +312,10 @@ impl Control {
         let mut lines = Vec::with_capacity(cids.len());
         let mut withheld = Vec::with_capacity(cids.len());
         let mut hints: String = order.rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-        _ = write!(hints, " {ORDER_HINT}={}", order_of(&order.rule.target));
+        _ = write!(hints, " {TAKEDOWN_HINT}={}", takedown_id(&order.rule.target));
         for cid in cids {
             let subject = Subject { root: Root::Cid(cid), segments: Vec::new() };
-            // What is empty is part of much else.
+            // The empty block is part of much other content.
             if Rule::parse(&subject.rule_text(false)) == Err(RuleError::Empty) {
                 continue;
             }
@@ -332,7 +331,8 @@ impl Control {
         self.evict(&withheld, done).await
     }
 
-    /// Takes a rule away from the local list, and says how many lines that were. What was forgotten is fetched when it is wanted.
+    /// Removes a rule from the local list, and returns the number of removed lines. Deleted content is fetched again
+    /// when it is requested.
     ///
     /// # Errors
     /// [`ControlError::List`].
@@ -341,8 +341,7 @@ impl Control {
         self.lists.remove(rule).await.map_err(ControlError::List)
     }
 
-    /// What decides about something, at every step that can be told from what is held here, first the one that comes first. Of
-    /// a name, what it stands for is not looked up.
+    /// The decisions on a subject at each step that can be resolved locally, in order. Names are not looked up.
     pub async fn decide(&self, subject: &Subject) -> Vec<Decision> {
         let (running, path) = (self.lists.running(), subject.path());
         let mut decisions = Vec::new();
@@ -357,7 +356,7 @@ impl Control {
                 }
             }
             Root::Cid(cid) => {
-                let Some(resolved) = self.held(subject).await else {
+                let Some(resolved) = self.resolve_locally(subject).await else {
                     decisions.extend(self.decide_step(cid, &subject.segments));
                     return decisions;
                 };
@@ -369,16 +368,16 @@ impl Control {
         decisions
     }
 
-    /// What a request for something would be answered with, and what decides about it: at every step that can be told
-    /// from what is held here, and last what the answer is refused for, if none of these is.
+    /// Predicts the response for a subject, and the decisions: at each step that can be resolved locally and, if none
+    /// of them withholds it, that of the predicted response.
     pub async fn check(&self, subject: &Subject) -> (Predicted, Vec<Decision>) {
         let mut decisions = self.decide(subject).await;
         let predicted = match self.answers.get() {
             Some(answers) => answers(subject.clone()).await,
             None => Predicted::default(),
         };
-        let is_told = decisions.iter().any(|decision| decision.verdict != Verdict::Allow);
-        if let Some((refused, verdict)) = predicted.refused.as_ref().filter(|_| !is_told) {
+        let is_decided = decisions.iter().any(|decision| decision.verdict != Verdict::Allow);
+        if let Some((refused, verdict)) = predicted.refused.as_ref().filter(|_| !is_decided) {
             let (of, hit) = match refused {
                 Refused::Content(cid) => (format!("/ipfs/{cid}"), self.lists.running().find_block(cid)),
                 Refused::Name(name) => (format!("/ipns/{name}"), self.lists.running().find_name(name, "")),
@@ -403,14 +402,14 @@ impl Control {
         (verdict == Verdict::Unlisted).then(|| subject.to_string())
     }
 
-    /// Where a path leads by what is held here, whatever is withheld of it.
-    async fn held(&self, subject: &Subject) -> Option<Resolved> {
+    /// Resolves a path with locally stored blocks, ignoring the policy.
+    async fn resolve_locally(&self, subject: &Subject) -> Option<Resolved> {
         let Root::Cid(cid) = &subject.root else { return None };
-        let held = Held { tiers: self.tiers.clone() };
-        walk::resolve(&held, *cid, &subject.segments).await.ok()
+        let local = LocalBlocks { tiers: self.tiers.clone() };
+        walk::resolve(&local, *cid, &subject.segments).await.ok()
     }
 
-    /// The list that a rule was found in.
+    /// The list of a rule that matched.
     pub fn list_of(&self, hit: &Hit) -> Option<&Arc<Entry>> {
         self.lists.entry(&hit.list)
     }
@@ -421,17 +420,17 @@ fn decision(of: String, hit: Option<Hit>) -> Decision {
     Decision { of, verdict, hit }
 }
 
-/// Enough of a block's key to know it again.
+/// A part of a block's key that identifies it in a walk.
 fn short(key: &BlockKey) -> u128 {
     key.multihash().digest().last_chunk().map_or(0, |last| u128::from_be_bytes(*last))
 }
 
-/// What is held here, without asking the policy. Nothing of it is shown to anybody.
-struct Held {
+/// Locally stored blocks, ignoring the policy. For internal use; never served.
+struct LocalBlocks {
     tiers: Tiers,
 }
 
-impl BlockSource for Held {
+impl BlockSource for LocalBlocks {
     fn get(&self, cid: &Cid) -> futures::future::BoxFuture<'static, Result<Block, SourceError>> {
         let (tiers, cid) = (self.tiers.clone(), *cid);
         Box::pin(async move {
@@ -456,7 +455,7 @@ impl std::fmt::Debug for Control {
     }
 }
 
-/// The hints of a rule that is added now.
+/// Sets the hints of a new rule.
 pub fn hints(mut rule: Rule, status: Option<u16>, reason: Option<&str>) -> Rule {
     let set = |rule: &mut Rule, name: &str, value: &str| {
         rule.hints.retain(|(own, _)| own != name);
@@ -472,7 +471,7 @@ pub fn hints(mut rule: Rule, status: Option<u16>, reason: Option<&str>) -> Rule 
     rule
 }
 
-/// The subject of a rule in plain.
+/// The subject of a rule; `None` for a double hash.
 pub fn subject_of(target: &Target) -> Option<Subject> {
     let (root, path) = match target {
         Target::Content { hash, path } => (Root::Cid(Cid::new_v1(content::codec::DAG_PB, *hash)), path),

@@ -1,4 +1,4 @@
-//! Lists and take-downs on real files, a real store and a real HTTP server.
+//! Tests of lists and take-downs with real files, a real store and a real HTTP server.
 
 use crate::denylists::lists::{Lists, State};
 use crate::denylists::subscription::Fetched;
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn block(text: &str) -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, text.as_bytes().to_vec().into()).expect("a block")
@@ -41,18 +41,18 @@ fn list(from: ListPlace) -> ListSetting {
 async fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(start.elapsed() < TIMEOUT, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// A list that is served as it is at the moment, and what was asked for it.
+/// A server of a list, and the requests that it received.
 #[derive(Default)]
 struct Source {
     text: Mutex<Vec<u8>>,
-    /// Answers that are to be given instead of the list.
+    /// Error responses to answer with instead of the list.
     fails: Mutex<Option<(StatusCode, String)>>,
-    /// Whether parts of it are sent.
+    /// Whether it supports range requests.
     whole_only: Mutex<bool>,
     asked: Mutex<Vec<String>>,
 }
@@ -70,7 +70,7 @@ impl Source {
         *self.fails.lock().expect("is sound") = with.map(|(status, text)| (status, text.to_owned()));
     }
 
-    /// What was answered since the last call: status and range.
+    /// The answers since the last call: status and range.
     fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.asked.lock().expect("is sound"))
     }
@@ -126,14 +126,14 @@ fn state(lists: &Lists) -> State {
 }
 
 #[tokio::test]
-async fn a_subscription_is_fetched_by_what_came_since_and_kept_when_its_source_fails() {
+async fn a_subscription_is_fetched_incrementally_and_kept_when_its_source_fails() {
     let (dir, source) = (TempDir::new().expect("a folder"), Arc::<Source>::default());
     let settings = subscribed(serve(&source).await);
     let (a, b, c) = (block("a"), block("b"), block("c"));
     let lists = Lists::open(&settings, dir.path()).await.expect("opens");
     let running = Arc::clone(lists.running());
     let verdicts = || [&a, &b, &c].map(|block| running.check(block.cid()) == Verdict::Gone);
-    assert_eq!(verdicts(), [false; 3], "nothing is known yet");
+    assert_eq!(verdicts(), [false; 3], "nothing was fetched yet");
     let entry = &lists.entries()[0];
     assert!(!entry.id.contains("password"), "{}", entry.id);
     let look = async || lists.look(entry).await;
@@ -157,19 +157,19 @@ async fn a_subscription_is_fetched_by_what_came_since_and_kept_when_its_source_f
     assert_eq!((verdicts(), source.asked()), ([true, true, false], vec![format!("206 bytes={}-", bytes - 4096)]));
     assert_eq!(state(&lists).fetched, Some(Fetched::Appended(rule_of(&b).len() as u64)));
 
-    // Whatever is wrong with the source, the list stays.
+    // Any failure of the source leaves the list unchanged.
     let wrong = [(404, "no"), (200, "<html>\n<p>This domain is for sale\n"), (200, "version: 9\n---\n"), (403, "")];
     for ((status, text), failures) in wrong.into_iter().zip(1..) {
         source.fail(Some((StatusCode::from_u16(status).expect("a status"), text)));
         look().await.expect_err("fails");
         assert_eq!(verdicts(), [true, true, false], "{status} {text}");
         assert!(state(&lists).error.is_some());
-        assert_eq!(state(&lists).failures, failures, "what is kept can be read, and the source failed all the same");
+        assert_eq!(state(&lists).failures, failures, "a readable file does not clear the failure of the source");
     }
     source.fail(None);
     source.asked();
 
-    // The list is another one: shorter, or changed where nobody looks twice.
+    // The list was replaced: it is shorter, or changed before the overlap.
     source.set(&format!("---\n{}", rule_of(&c)));
     look().await.expect("fetches");
     assert_eq!(
@@ -181,15 +181,15 @@ async fn a_subscription_is_fetched_by_what_came_since_and_kept_when_its_source_f
     source.set(&format!("---\n{}{}", rule_of(&a), rule_of(&b)));
     look().await.expect("fetches");
     assert_eq!(verdicts(), [true, true, false]);
-    assert!(source.asked()[0].starts_with("206 "), "what overlaps is something else");
-    // One that knows no ranges.
+    assert!(source.asked()[0].starts_with("206 "), "the overlap differs");
+    // A server without range requests.
     *source.whole_only.lock().expect("is sound") = true;
     source.append(&rule_of(&c));
     look().await.expect("fetches");
     assert_eq!((verdicts(), source.asked().len()), ([true; 3], 1));
     assert!(matches!(state(&lists).fetched, Some(Fetched::Whole(_))));
 
-    // What is kept is in force from the start, without a network.
+    // The stored list is in force from the start, without a network.
     drop(lists);
     source.fail(Some((StatusCode::BAD_GATEWAY, "")));
     let lists = Lists::open(&settings, dir.path()).await.expect("opens");
@@ -200,7 +200,7 @@ async fn a_subscription_is_fetched_by_what_came_since_and_kept_when_its_source_f
 }
 
 #[tokio::test]
-async fn a_list_that_is_too_long_is_not_taken() {
+async fn a_list_that_exceeds_the_maximum_size_is_rejected() {
     let (dir, source) = (TempDir::new().expect("a folder"), Arc::<Source>::default());
     let settings = PolicySettings { list_bytes_max: 1 << 20, ..subscribed(serve(&source).await) };
     let lists = Lists::open(&settings, dir.path()).await.expect("opens");
@@ -217,7 +217,7 @@ async fn a_list_that_is_too_long_is_not_taken() {
 }
 
 #[tokio::test]
-async fn tasks_look_after_files_and_addresses() {
+async fn tasks_update_files_and_subscriptions() {
     let (dir, source) = (TempDir::new().expect("a folder"), Arc::<Source>::default());
     let file = dir.path().join("own.deny");
     let (a, b, c) = (block("a"), block("b"), block("c"));
@@ -237,7 +237,7 @@ async fn tasks_look_after_files_and_addresses() {
     fs::OpenOptions::new().append(true).open(&file).expect("opens").write_all(rule_of(&b).as_bytes()).expect("writes");
     until("the file", || running.check(b.cid()) == Verdict::Legal).await;
     assert!(changes.load(std::sync::atomic::Ordering::SeqCst) >= 2);
-    // A file that vanishes withholds what it did.
+    // The rules of a deleted file stay in force.
     fs::remove_file(&file).expect("removes");
     until("the error", || lists.entries()[0].state().error.is_some()).await;
     assert_eq!(running.check(a.cid()), Verdict::Legal);
@@ -248,7 +248,7 @@ async fn tasks_look_after_files_and_addresses() {
 }
 
 #[tokio::test]
-async fn a_list_that_is_not_there_keeps_the_gateway_from_starting() {
+async fn a_missing_list_prevents_the_start() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("own.deny");
     let settings = PolicySettings { denylists: vec![list(ListPlace::File(file.clone()))], ..PolicySettings::default() };
@@ -262,7 +262,7 @@ async fn a_list_that_is_not_there_keeps_the_gateway_from_starting() {
 }
 
 #[tokio::test]
-async fn modes_and_orders_of_lists() {
+async fn modes_and_precedence_of_lists() {
     let dir = TempDir::new().expect("a folder");
     let write = |name: &str, text: String| {
         let path = dir.path().join(name);
@@ -283,7 +283,7 @@ async fn modes_and_orders_of_lists() {
     let lists = Lists::open(&settings, dir.path()).await.expect("opens");
     let running = lists.running();
     let verdicts = [&a, &b, &c].map(|block| running.check(block.cid()));
-    assert_eq!(verdicts, [Verdict::Gone, Verdict::Allow, Verdict::Gone], "nothing lifts what the settings deny");
+    assert_eq!(verdicts, [Verdict::Gone, Verdict::Allow, Verdict::Gone], "policy.deny cannot be overridden");
     assert!(running.serves_only_listed() && running.lists_block(b.cid()) && !running.lists_block(a.cid()));
     let entry = |text: &str| {
         let subject = Subject::of_anything(text).expect(text);
@@ -291,14 +291,14 @@ async fn modes_and_orders_of_lists() {
     };
     assert_eq!((entry("good.example"), entry("/ipns/good.example/x")), (Verdict::Allow, Verdict::Allow));
     assert_eq!((entry("bad.example"), entry(&a.cid().to_string())), (Verdict::Unlisted, Verdict::Unlisted));
-    // What an operator adds counts for more than any list.
+    // Rules of the local list override all lists.
     lists.add(vec![format!("!{}", rule_of(&a).trim())]).await.expect("adds");
     lists.add(vec![rule_of(&b).trim().to_owned()]).await.expect("adds");
     let verdicts = [&a, &b, &c].map(|block| running.check(block.cid()));
     assert_eq!(verdicts, [Verdict::Allow, Verdict::Gone, Verdict::Gone]);
 }
 
-/// A store in memory with a folder of files, and control over it.
+/// A store in memory with a data directory, and control over it.
 struct World {
     control: Control,
     store: Arc<dyn BlockStore>,
@@ -325,7 +325,7 @@ async fn world(dir: &Path) -> World {
     World { control: Control::new(lists, tiers.clone()), store, tiers, root: *root.cid(), leaves }
 }
 
-/// A document of links (dag-cbor), which paths lead through as through a folder.
+/// A dag-cbor document of links, which paths traverse like a folder.
 fn folder(entries: &[(String, Block)]) -> Block {
     let mut data = vec![0xa0 | u8::try_from(entries.len()).expect("few")];
     for (name, block) in entries {
@@ -368,7 +368,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn what_is_taken_down_is_refused_and_gone_and_stays_so() {
+async fn taken_down_content_is_withheld_and_deleted_and_stays_so() {
     for double_hash in [false, true] {
         let dir = TempDir::new().expect("a folder");
         let world = world(dir.path()).await;
@@ -379,12 +379,12 @@ async fn what_is_taken_down_is_refused_and_gone_and_stays_so() {
         assert!(done.added && done.complete && done.deep_rules == 0 && done.unpinned == [leaf], "{done:?}");
         assert_eq!((world.verdict(&leaf), world.verdict(&other)), (Verdict::Legal, Verdict::Allow));
         assert!(!world.holds(&leaf).await && world.holds(&other).await && world.holds(&world.root).await);
-        assert_eq!(world.store.pins().await.expect("lists").len(), 1, "who pinned what has it keeps the rest");
-        // The same once more changes nothing.
+        assert_eq!(world.store.pins().await.expect("lists").len(), 1, "other pins with the block keep the rest");
+        // Idempotent.
         let again = world.control.add(order(&leaf.to_string(), false, double_hash)).await.expect("adds");
         assert!(!again.added && again.unpinned.is_empty());
         assert_eq!(world.control.lists.local_rules(0, 10).await.expect("reads").len(), 1);
-        // After a restart it is so too.
+        // Also after a restart.
         let lists = Lists::open(&PolicySettings::default(), dir.path()).await.expect("opens");
         assert_eq!(lists.running().check(&leaf), Verdict::Legal);
         let rule = order(&leaf.to_string(), false, double_hash).rule;
@@ -399,7 +399,7 @@ async fn what_is_taken_down_is_refused_and_gone_and_stays_so() {
 }
 
 #[tokio::test]
-async fn deep_down_every_block_is_withheld_by_its_own_hash() {
+async fn a_deep_take_down_withholds_every_block_by_its_own_hash() {
     for double_hash in [false, true] {
         let dir = TempDir::new().expect("a folder");
         let world = world(dir.path()).await;
@@ -415,21 +415,21 @@ async fn deep_down_every_block_is_withheld_by_its_own_hash() {
         assert_eq!(text.contains("/ipfs/"), !double_hash, "{text}");
         assert_eq!(text.matches("reason=some%20reason").count(), 5, "{text}");
     }
-    // What an order withheld is let out by its name alone, and what another withheld stays.
+    // Removing a rule also removes the deep rules of its take-down, but not those of others.
     for double_hash in [false, true] {
         let dir = TempDir::new().expect("a folder");
         let world = world(dir.path()).await;
         let own = order(&world.leaves[1].to_string(), false, false);
         world.control.add(own).await.expect("adds");
         let all = order(&world.root.to_string(), true, double_hash);
-        assert_eq!(world.control.add(all.clone()).await.expect("adds").deep_rules, 3, "one leaf is gone already");
+        assert_eq!(world.control.add(all.clone()).await.expect("adds").deep_rules, 3, "one leaf is already deleted");
         assert_eq!(world.control.remove(all.rule).await.expect("removes"), 4);
         let verdicts: Vec<_> = world.leaves.iter().chain([&world.root]).map(|cid| world.verdict(cid)).collect();
         assert_eq!(verdicts, [Verdict::Allow, Verdict::Legal, Verdict::Allow, Verdict::Allow]);
         let left = world.control.lists.local_rules(0, 10).await.expect("reads");
         assert_eq!(left.len(), 1, "{left:?}");
     }
-    // A path is withheld as such; its blocks go only with `deep`.
+    // A path is withheld as such; its blocks only with `deep`.
     let dir = TempDir::new().expect("a folder");
     let world = world(dir.path()).await;
     let path = format!("/ipfs/{}/0.txt", world.root);
@@ -444,14 +444,14 @@ async fn deep_down_every_block_is_withheld_by_its_own_hash() {
 }
 
 #[tokio::test]
-async fn who_asks_why_is_told_the_list_and_the_line() {
+async fn decisions_name_the_list_and_the_line() {
     let dir = TempDir::new().expect("a folder");
     let world = world(dir.path()).await;
     let path = format!("/ipfs/{}/0.txt", world.root);
     let subject = Subject::of_anything(&path).expect("a path");
     assert!(world.control.decide(&subject).await.iter().all(|decision| decision.hit.is_none()));
     world.control.add(order(&world.leaves[0].to_string(), false, false)).await.expect("adds");
-    // The leaf is gone, so that the path does not lead to it any more.
+    // The leaf is deleted, so the path does not resolve to it.
     let own = Subject::of_anything(&world.leaves[0].to_string()).expect("a CID");
     let decisions = world.control.decide(&own).await;
     let hit = decisions[0].hit.clone().expect("a rule");

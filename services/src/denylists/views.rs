@@ -1,4 +1,4 @@
-//! Views of lists, rules and decisions.
+//! API views of lists, rules and decisions.
 
 use crate::denylists::lists::{Entry, Kind};
 use crate::denylists::subscription::Fetched;
@@ -8,7 +8,7 @@ use content::Verdict;
 use content::denylist::Rule;
 use p2p_bridge::epoch;
 
-/// The status that a verdict is answered with.
+/// The HTTP status of a verdict.
 pub fn status(verdict: Verdict) -> Option<u16> {
     match verdict {
         Verdict::Allow => None,
@@ -18,7 +18,7 @@ pub fn status(verdict: Verdict) -> Option<u16> {
     }
 }
 
-/// What is known of a list.
+/// The view of a list.
 pub fn list(entry: &Entry) -> ListView {
     let state = entry.state();
     let header = state.list.header();
@@ -55,7 +55,7 @@ pub fn list(entry: &Entry) -> ListView {
     }
 }
 
-/// What was done for a rule.
+/// The view of a completed take-down.
 pub fn added(line: String, done: &Done) -> AddedView {
     AddedView {
         rule: line,
@@ -69,7 +69,7 @@ pub fn added(line: String, done: &Done) -> AddedView {
     }
 }
 
-/// A rule on a line.
+/// The view of a rule on a line.
 pub fn rule(line: u64, rule: &Rule) -> RuleView {
     RuleView {
         line,
@@ -81,7 +81,7 @@ pub fn rule(line: u64, rule: &Rule) -> RuleView {
     }
 }
 
-/// A decision, and the text of the rule.
+/// The view of a decision, with the text of the rule.
 pub fn decision(decision: Decision, rule: Option<String>) -> DecisionView {
     let Decision { of, verdict, hit } = decision;
     DecisionView {

@@ -1,5 +1,5 @@
-//! What is sent to a cache in front, by its kind, and what its answer means. Without I/O, but for a token that is in a
-//! file.
+//! The requests that a cache in front is sent, by its kind, and the interpretation of its responses. Without I/O,
+//! except for tokens in files.
 
 use crate::subject::Subject;
 use crate::surrogate_keys;
@@ -11,12 +11,12 @@ use content::{Cid, Name, codec, hashes};
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
-/// The header by which nginx knows such a request (`deploy/nginx/causeway.conf`): the token, or "1".
+/// The header by which nginx recognises a refresh request (`deploy/nginx/causeway.conf`): the token, or "1".
 pub const REFRESH: HeaderName = HeaderName::from_static("x-causeway-refresh");
 const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
 const XKEY: HeaderName = HeaderName::from_static("xkey");
 const FASTLY_KEY: HeaderName = HeaderName::from_static("fastly-key");
-/// The longest token, in bytes.
+/// The maximum length of a token, in bytes.
 const TOKEN_BYTES_MAX: usize = 4096;
 
 /// A request to a cache.
@@ -24,7 +24,7 @@ const TOKEN_BYTES_MAX: usize = 4096;
 pub struct Message {
     /// Its method.
     pub method: Method,
-    /// Where it is sent.
+    /// Its URL.
     pub url: String,
     /// Its headers.
     pub headers: HeaderMap,
@@ -32,41 +32,42 @@ pub struct Message {
     pub body: Option<String>,
 }
 
-/// What the answer of a cache means.
+/// The interpretation of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
-    /// It has done it, or had nothing.
+    /// The cache has purged the content, or did not have it.
     Done,
-    /// It is to be asked again.
+    /// The request is to be retried.
     Later,
-    /// It will not.
+    /// The cache rejected the request.
     Refused,
 }
 
-/// The token of a cache, if it has one.
+/// Reads the token of a cache, if it has one.
 ///
 /// # Errors
-/// That it cannot be had, in words that name the setting.
+/// Why the token cannot be read, with the name of the setting.
 pub fn token(cache: &FrontCache) -> anyhow::Result<Option<Secret>> {
     let text = match (&cache.token_file, &cache.token_env) {
         (Some(file), _) => {
             let read = p2p_bridge::durable::read(file, TOKEN_BYTES_MAX);
-            let read = read
-                .with_context(|| format!("policy.caches: the token of {cache} in {} cannot be read", file.display()))?;
-            String::from_utf8(read).with_context(|| format!("policy.caches: the token of {cache} is no text"))?
+            let file = file.display();
+            let read =
+                read.with_context(|| format!("policy.caches: reading the token of {cache} from {file} failed"))?;
+            String::from_utf8(read).with_context(|| format!("policy.caches: the token of {cache} is not text"))?
         }
         (None, Some(variable)) => std::env::var(variable)
-            .with_context(|| format!("policy.caches: the token of {cache} is to be in the variable {variable}"))?,
+            .with_context(|| format!("policy.caches: the variable {variable} with the token of {cache} is not set"))?,
         (None, None) => return Ok(None),
     };
     let text = text.trim();
     if text.is_empty() || HeaderValue::from_str(text).is_err() {
-        bail!("policy.caches: the token of {cache} is empty, or has characters that no header may have");
+        bail!("policy.caches: the token of {cache} is empty, or has characters that are invalid in a header");
     }
     Ok(Some(Secret::from(text)))
 }
 
-/// What is sent to a cache about some content.
+/// The requests that purge a subject from a cache.
 pub fn messages(cache: &FrontCache, hosts: &[Host], subject: &Subject, token: Option<&str>) -> Vec<Message> {
     let url = &cache.url;
     let bearer = token.and_then(|token| secret(&format!("Bearer {token}")));
@@ -104,7 +105,7 @@ pub fn messages(cache: &FrontCache, hosts: &[Host], subject: &Subject, token: Op
                 let headers = headers([(HOST, HeaderValue::from_str(&host).ok()), (AUTHORIZATION, bearer.clone())]);
                 message("PURGE", format!("{url}{target}"), headers, None)
             };
-            addresses(cache, hosts, subject).into_iter().map(purge).collect()
+            urls(cache, hosts, subject).into_iter().map(purge).collect()
         }
         CacheKind::Refresh => {
             let refresh = token.map_or(Some(HeaderValue::from_static("1")), secret);
@@ -112,23 +113,23 @@ pub fn messages(cache: &FrontCache, hosts: &[Host], subject: &Subject, token: Op
                 let headers = headers([(HOST, HeaderValue::from_str(&host).ok()), (REFRESH, refresh.clone())]);
                 message(method, format!("{url}{target}"), headers, None)
             };
-            // nginx keeps answers to HEAD apart.
+            // nginx caches responses to HEAD separately.
             let both = |address: (String, String)| [("GET", address.clone()), ("HEAD", address)];
-            addresses(cache, hosts, subject).into_iter().flat_map(both).map(ask).collect()
+            urls(cache, hosts, subject).into_iter().flat_map(both).map(ask).collect()
         }
     }
 }
 
-/// What an answer means.
+/// Interprets the response of a cache.
 pub fn meaning(kind: CacheKind, status: StatusCode) -> Meaning {
     let code = status.as_u16();
     match kind {
-        // Whatever Causeway answers is what the cache has from now on.
+        // The cache stores any other response of Causeway.
         CacheKind::Refresh if !matches!(code, 401 | 403 | 429 | 500..) => Meaning::Done,
-        // There was nothing.
+        // The cache did not have the content.
         CacheKind::Purge if matches!(code, 404 | 412) => Meaning::Done,
         _ if status.is_success() => Meaning::Done,
-        // What has to be set right at the cache, or is busy.
+        // Errors that the operator can fix at the cache, and temporary ones.
         _ if matches!(code, 401 | 403 | 408 | 425 | 429 | 500..) => Meaning::Later,
         _ => Meaning::Refused,
     }
@@ -138,7 +139,7 @@ fn headers<const N: usize>(all: [(HeaderName, Option<HeaderValue>); N]) -> Heade
     all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// A header value that no log shows.
+/// A header value that is not logged.
 fn secret(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
@@ -146,12 +147,12 @@ fn secret(text: &str) -> Option<HeaderValue> {
 }
 
 fn message(method: &str, url: String, headers: HeaderMap, body: Option<String>) -> Message {
-    // All of these are methods.
+    // All methods here are valid.
     let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::GET);
     Message { method, url, headers, body }
 }
 
-/// The surrogate key of what a subject is part of.
+/// The surrogate key of the subject's root.
 fn key_of(subject: &Subject) -> String {
     match &subject.root {
         Root::Cid(cid) => surrogate_keys::of_root(cid),
@@ -159,8 +160,8 @@ fn key_of(subject: &Subject) -> String {
     }
 }
 
-/// The addresses that some content has: hosts, and paths with a slash at the end and without.
-fn addresses(cache: &FrontCache, hosts: &[Host], subject: &Subject) -> Vec<(String, String)> {
+/// The hosts and targets under which content is cached: paths with and without a trailing slash.
+fn urls(cache: &FrontCache, hosts: &[Host], subject: &Subject) -> Vec<(String, String)> {
     let named: Vec<Host> = cache.hosts.iter().map(|name| Host::named(name)).collect();
     let hosts = if named.is_empty() { hosts } else { &named };
     let path = subject.request_path();
@@ -199,7 +200,7 @@ fn addresses(cache: &FrontCache, hosts: &[Host], subject: &Subject) -> Vec<(Stri
     found
 }
 
-/// How a root is written in paths.
+/// The spellings of a root in paths.
 fn spellings(root: &Root) -> Vec<String> {
     let cid = match root {
         Root::Name(name) => return vec![name.to_string()],
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_is_told_in_its_own_way() {
+    fn each_kind_has_its_own_requests() {
         let path = format!("/ipfs/{V0}/a%20b");
         let keys = [
             (CacheKind::Ban, None, format!("BAN http://cache:81/ surrogate-key:{V1} xkey:{V1}")),
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_mean_what_they_mean_by_kind() {
+    fn responses_are_interpreted_by_kind() {
         let table = [
             (CacheKind::Refresh, 200, Meaning::Done),
             (CacheKind::Refresh, 410, Meaning::Done),

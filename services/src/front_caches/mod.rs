@@ -1,19 +1,18 @@
-//! Caches in front of the gateway (`policy.caches`), which are told when content is taken down or purged here: a
+//! Caches in front of the gateway (`policy.caches`), which are purged when content is taken down or purged here: a
 //! reverse proxy, Varnish, a content delivery network.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`message`] | what is sent to which kind of cache, and what its answer means; without I/O |
-//! | [`queue`] | what is still to be sent, on the disk |
-//! | `sender` | sending it, again after a back-off when that fails |
+//! | [`message`] | the requests for each kind of cache, and the interpretation of responses; without I/O |
+//! | [`queue`] | the queue of purge requests, on the disk |
+//! | `sender` | sends the requests, with retries and back-off |
 //!
-//! Goals: what is to be sent is on the disk before the take-down is answered, and is sent until the cache says that it
-//! has understood, over restarts too; a cache that does not answer delays no other one; what became of it is in the
-//! audit log and in metrics.
+//! Goals: purge requests are on the disk before the take-down is answered, and are sent until the cache confirms them,
+//! also after restarts; an unresponsive cache does not delay others; results are in the audit log and in metrics.
 //!
-//! Limits: [`queue::ITEMS_MAX`] things that wait, beyond which the oldest give way. A cache knows content by its
-//! addresses or by the surrogate keys of its answers, so that it keeps what it has under others;
-//! [`config::Http::shared_max_age_seconds`] bounds that.
+//! Limits: at most [`queue::ITEMS_MAX`] queued requests, beyond which the oldest are dropped. A cache finds content by
+//! its URLs or surrogate keys, and keeps what it has under others; [`config::Http::shared_max_age_seconds`] bounds
+//! that.
 
 pub mod message;
 pub mod queue;
@@ -35,7 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-/// What is told to caches in front. Clones are the same. Without any cache it does nothing.
+/// The caches in front of the gateway. Clones share them. Without caches it does nothing.
 #[derive(Clone, Default)]
 pub struct Caches {
     inner: Option<Arc<Inner>>,
@@ -45,7 +44,7 @@ struct Inner {
     caches: Vec<FrontCache>,
     hosts: Vec<Host>,
     queue: Mutex<Queue>,
-    /// Held by whoever writes the queue to the disk.
+    /// Serialises writing the queue to the disk.
     writing: Mutex<()>,
     /// Wakes the senders.
     changed: Notify,
@@ -53,26 +52,26 @@ struct Inner {
     metrics: CacheMetrics,
 }
 
-/// The tasks that send. Dropping them ends them; what is not sent yet stays on the disk.
+/// The sender tasks. Dropping it aborts them; unsent requests stay on the disk.
 #[derive(Default)]
 pub struct Senders {
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
-/// Checks that the token of each cache can be had.
+/// Checks that the tokens of all caches can be read.
 ///
 /// # Errors
-/// [`ConfigError`] about the first that cannot.
+/// [`ConfigError`] about the first one that cannot.
 pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     let mut tokens = loaded.config.policy.caches.iter().map(message::token);
     tokens.try_for_each(|token| token.map(drop)).map_err(|error| loaded.error("policy.caches", error.to_string()))
 }
 
 impl Caches {
-    /// The caches of the settings, and those who tell them. What was not sent before a restart is sent now.
+    /// Starts the senders of the caches in the settings. Requests that were queued before a restart are sent.
     ///
     /// # Errors
-    /// The cache whose token cannot be had, or what the system said of the queue.
+    /// When a token or the queue cannot be read.
     pub fn start(
         config: &Config,
         audit: &Arc<AuditLog>,
@@ -94,7 +93,7 @@ impl Caches {
             audit: Arc::clone(audit),
             metrics: CacheMetrics::register(registry),
         });
-        inner.show();
+        inner.update_metrics();
         let send = |(cache, token)| {
             let sender = sender::start(Arc::clone(&inner), cache, token)?;
             Ok(supervisor.spawn("the sender of purge requests to caches", sender))
@@ -103,18 +102,18 @@ impl Caches {
         Ok((Self { inner: Some(inner) }, Senders { _tasks: tasks }))
     }
 
-    /// Whether there are any.
+    /// Whether no caches are configured.
     pub fn is_empty(&self) -> bool {
         self.inner.is_none()
     }
 
-    /// How many there are.
+    /// The number of caches.
     pub fn count(&self) -> u64 {
         self.inner.as_ref().map_or(0, |inner| inner.caches.len() as u64)
     }
 
-    /// Has every cache told that some content is not what it was; how many caches that are. Done when that is on the
-    /// disk. `shown` is what the audit log calls the content, if that is not to be seen there.
+    /// Queues purge requests for all caches, and returns the number of caches. Returns when the queue is on the disk.
+    /// `shown` replaces the content in logs and the audit log, if it must not be revealed there.
     pub async fn invalidate(&self, subjects: &[Subject], shown: Option<&str>) -> u64 {
         let Some(inner) = self.inner.clone().filter(|_| !subjects.is_empty()) else { return 0 };
         let shown = |path: &String| shown.map_or_else(|| path.clone(), str::to_owned);
@@ -129,11 +128,11 @@ impl Caches {
         });
         let items: Vec<Item> = items.collect();
         let caches = inner.caches.len() as u64;
-        // What could not be written is sent all the same, unless the process ends first.
+        // If writing fails, the requests are sent anyway, unless the process ends first.
         let adding = tokio::task::spawn_blocking(move || {
             inner.queue().add(items);
             inner.save();
-            inner.show();
+            inner.update_metrics();
             inner.changed.notify_waiters();
         });
         _ = adding.await;
@@ -146,17 +145,17 @@ impl Inner {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what waits. Blocks the thread, and keeps nobody else from the queue meanwhile.
+    /// Writes the queue. Blocks the thread, but not other users of the queue.
     fn save(&self) {
-        // One at a time, so that what was taken first is not written last.
+        // Serialised, so that an older state is not written last.
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let written = self.queue().written();
         if let Err(error) = written.and_then(|(file, text)| durable::write(&file, &text)) {
-            tracing::error!(%error, "the queue of purge requests to caches could not be written: a restart would lose it");
+            tracing::error!(%error, "writing the queue of purge requests failed: a restart would lose them");
         }
     }
 
-    fn show(&self) {
+    fn update_metrics(&self) {
         let queue = self.queue();
         for cache in &self.caches {
             let waiting = queue.waiting(&cache.to_string());
@@ -177,7 +176,7 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// What a scrape says of caches in front.
+/// Metrics of caches in front.
 #[derive(Debug, Clone, Default)]
 struct CacheMetrics {
     waiting: Family<CacheLabel, Gauge>,
@@ -190,13 +189,9 @@ impl CacheMetrics {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("causeway_cache_invalidations");
         let all = &metrics;
-        registry.register("waiting", "Purge requests that are still to be sent, by cache", all.waiting.clone());
-        registry.register("sent", "Purge requests that were sent, by cache and result", all.sent.clone());
-        registry.register(
-            "dropped",
-            "Purge requests that were dropped because the queue was full",
-            all.dropped.clone(),
-        );
+        registry.register("waiting", "Queued purge requests, by cache", all.waiting.clone());
+        registry.register("sent", "Purge requests sent, by cache and result", all.sent.clone());
+        registry.register("dropped", "Purge requests dropped because the queue was full", all.dropped.clone());
         metrics
     }
 
@@ -209,7 +204,7 @@ impl CacheMetrics {
     }
 }
 
-/// Where what waits is kept, in the data folder.
+/// The path of the queue in the data directory.
 fn file(data_dir: &Path) -> std::path::PathBuf {
     data_dir.join("front-caches.json")
 }

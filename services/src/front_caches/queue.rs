@@ -1,4 +1,4 @@
-//! [`Queue`]: what caches in front are still to be told, on the disk.
+//! [`Queue`]: the purge requests for caches in front, on the disk.
 
 use config::FrontCache;
 use p2p_bridge::durable;
@@ -7,28 +7,28 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Things that wait, over all caches.
+/// The maximum number of queued requests, over all caches.
 pub const ITEMS_MAX: usize = 10_000;
-/// Bytes of these.
+/// The maximum total size of their texts, in bytes.
 const ITEM_BYTES_MAX: usize = 16 << 20;
-/// The largest file that is read, in bytes: JSON may take several times what it says.
+/// The maximum size of the file, in bytes: JSON escapes can multiply the size of a text.
 const FILE_BYTES_MAX: usize = 8 * ITEM_BYTES_MAX;
 
-/// Something that one cache is to be told.
+/// A purge request for one cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
-    /// The cache, as settings have it.
+    /// The cache, as in the settings.
     pub cache: String,
     /// The content: a path, percent-encoded.
     pub path: String,
-    /// What logs call it.
+    /// The content in logs.
     pub shown: String,
-    /// How often the cache said that it will not.
+    /// How often the cache has rejected the request.
     #[serde(default)]
     pub refusals: u32,
 }
 
-/// See the module.
+/// The queue.
 #[derive(Debug)]
 pub struct Queue {
     file: PathBuf,
@@ -37,16 +37,16 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// What waited when the process ended. What was meant for a cache that is not configured any more is left out.
+    /// Opens the queue of a data directory. Requests for caches that are no longer configured are dropped.
     ///
     /// # Errors
-    /// What the system said, or that the file is damaged.
+    /// The error of the file system.
     pub fn open(data_dir: &Path, caches: &[FrontCache]) -> io::Result<Self> {
         let file = crate::front_caches::file(data_dir);
         let items: VecDeque<Item> = match durable::read(&file, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => VecDeque::new(),
             read => serde_json::from_slice(&read?).unwrap_or_else(|error| {
-                tracing::error!(file = %file.display(), %error, "the queue of purge requests cannot be read and is left out");
+                tracing::error!(file = %file.display(), %error, "the queue of purge requests is invalid: ignored");
                 VecDeque::new()
             }),
         };
@@ -56,14 +56,13 @@ impl Queue {
         if !unknown.is_empty() {
             tracing::warn!(
                 items = unknown.len(),
-                "what was to be told to caches that are not configured any more is left out"
+                "purge requests for caches that are no longer configured are dropped"
             );
         }
         Ok(Self { file, items: known, dropped: 0 })
     }
 
-    /// Adds things behind those that wait. What waits already is not told twice; where there is no room, the oldest
-    /// give way.
+    /// Appends requests, except those that are already queued. When the queue is full, the oldest are dropped.
     pub fn add(&mut self, items: Vec<Item>) {
         for item in items {
             let is_same = |other: &Item| other.cache == item.cache && other.path == item.path;
@@ -88,46 +87,46 @@ impl Queue {
         }
     }
 
-    /// What a cache is to be told next.
+    /// The next request for a cache.
     pub fn next(&self, cache: &str) -> Option<Item> {
         self.items.iter().find(|item| item.cache == cache).cloned()
     }
 
-    /// Takes something out that was told, or is given up.
+    /// Removes a request.
     pub fn remove(&mut self, item: &Item) {
         self.items.retain(|other| other.cache != item.cache || other.path != item.path);
     }
 
-    /// Puts something behind all others of its cache.
+    /// Moves a request to the end of the queue.
     pub fn put_off(&mut self, item: &Item) {
         self.remove(item);
         self.items.push_back(item.clone());
     }
 
-    /// How much waits for a cache.
+    /// The number of queued requests for a cache.
     pub fn waiting(&self, cache: &str) -> usize {
         self.items.iter().filter(|item| item.cache == cache).count()
     }
 
-    /// How much had to give way.
+    /// The number of dropped requests.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Writes what waits. It is on the disk when this returns.
+    /// Writes the queue to the disk, durably.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the file system.
     #[cfg(test)]
     pub fn save(&self) -> io::Result<()> {
         let (file, text) = self.written()?;
         durable::write(&file, &text)
     }
 
-    /// What waits as it is written, and where.
+    /// The path and the content of the file.
     ///
     /// # Errors
-    /// That it cannot be written as JSON.
+    /// When serialisation fails.
     pub fn written(&self) -> io::Result<(PathBuf, Vec<u8>)> {
         Ok((self.file.clone(), serde_json::to_vec(&self.items).map_err(io::Error::other)?))
     }
@@ -157,17 +156,17 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_outlives_the_process() {
+    fn queued_requests_survive_a_restart() {
         let dir = tempfile::tempdir().expect("a folder");
         let (a, b) = ("purge+http://a", "purge+http://b");
         let mut queue = Queue::open(dir.path(), &caches(&["http://a", "http://b"])).expect("opens");
         queue.add(vec![item(a, "/1"), item(b, "/1"), item(a, "/2"), item(a, "/1")]);
-        assert_eq!((queue.waiting(a), queue.waiting(b)), (2, 1), "nothing is told twice");
+        assert_eq!((queue.waiting(a), queue.waiting(b)), (2, 1), "duplicates are not queued");
         queue.put_off(&Item { refusals: 1, ..item(a, "/1") });
         assert_eq!(queue.next(a).map(|item| item.path), Some("/2".to_owned()));
         queue.save().expect("writes");
         let mut again = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
-        assert_eq!((again.waiting(a), again.waiting(b)), (2, 0), "b is not configured any more");
+        assert_eq!((again.waiting(a), again.waiting(b)), (2, 0), "b is no longer configured");
         again.remove(&item(a, "/2"));
         assert_eq!(again.next(a), Some(Item { refusals: 1, ..item(a, "/1") }));
         std::fs::write(crate::front_caches::file(dir.path()), "nonsense").expect("writes");
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_give_way() {
+    fn the_oldest_requests_are_dropped() {
         let dir = tempfile::tempdir().expect("a folder");
         let a = "purge+http://a";
         let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
@@ -185,9 +184,9 @@ mod tests {
         assert_eq!(queue.next(a).map(|item| item.path), Some("/1".to_owned()));
     }
 
-    /// However long they are, and however much longer as JSON, the next start reads them.
+    /// However long the requests are, also as JSON, the next start can read them.
     #[test]
-    fn what_waits_is_never_too_long_to_be_read_again() {
+    fn the_file_never_exceeds_its_maximum_size() {
         let dir = tempfile::tempdir().expect("a folder");
         let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
         let long = |n: usize| item("purge+http://a", &format!("{n:05}{}", "\u{1}".repeat(8_000)));

@@ -1,5 +1,5 @@
-//! Sends to one cache in front what waits for it, one thing after the other. What fails is tried again after a
-//! back-off, for as long as it takes; what the cache refuses is given up after some attempts.
+//! Sends the queued requests of one cache in front, one after the other. Failures are retried with back-off without
+//! limit; a request that the cache rejects is dropped after some attempts.
 
 use crate::front_caches::Inner;
 use crate::front_caches::message::{self, Meaning, Message};
@@ -12,34 +12,34 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request may take, and how much of an answer is read: nginx keeps what was read whole.
+/// The timeout of a request, and the maximum size of a response that is read: nginx caches only complete responses.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// The first pause after a failure, and the longest.
-const PAUSE_FIRST: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(300);
-/// How often a cache may refuse the same.
+/// The first back-off, and the longest.
+const BACK_OFF_MIN: Duration = Duration::from_secs(1);
+const BACK_OFF_MAX: Duration = Duration::from_secs(300);
+/// How often a cache may reject a request before it is dropped.
 const REFUSALS_MAX: u32 = 5;
 
-/// Why something was not told.
+/// Why sending a request failed.
 struct Failure {
     meaning: Meaning,
-    /// Whether the cache was reached at all.
+    /// Whether the cache was reached.
     reached: bool,
     /// The status, if there was one.
     status: Option<u16>,
     words: String,
 }
 
-/// What becomes of something that was sent.
+/// What happens to a request after it was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// It is tried again.
+    /// It is retried.
     Waits,
-    /// It is tried again when everything else was: it concerns this alone, for the cache answers.
+    /// It is retried after all others: the cache responds, so the failure concerns this request alone.
     PutOff,
-    /// The same, and the cache refused it.
+    /// The same, and the cache rejected it.
     Refused,
     GivenUp,
 }
@@ -49,7 +49,7 @@ impl Outcome {
         match failure.meaning {
             Meaning::Refused if item.refusals + 1 >= REFUSALS_MAX => Self::GivenUp,
             Meaning::Refused => Self::Refused,
-            // What Causeway itself cannot answer, say because nobody has it, must not keep take-downs behind it waiting.
+            // Content that Causeway itself cannot serve must not block later take-downs.
             Meaning::Later | Meaning::Done if failure.reached => Self::PutOff,
             Meaning::Later | Meaning::Done => Self::Waits,
         }
@@ -64,16 +64,16 @@ impl Outcome {
     }
 }
 
-/// The task of one cache.
+/// Creates the task of one cache.
 ///
 /// # Errors
-/// When there is no speaking HTTP.
+/// When the HTTP client cannot be created.
 pub(super) fn start(
     inner: Arc<Inner>,
     cache: FrontCache,
     token: Option<Secret>,
 ) -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
-    // What the operator named may be anywhere. A host may be asked for that the address does not have.
+    // The operator's URL may be at any address. The Host header may differ from the URL.
     let builder = || dialling::builder(true).http1_only().timeout(TIMEOUT);
     let client = builder().build().or_else(|_| builder().tls_certs_only([]).build())?;
     Ok(Sender { inner, cache, token, client }.run())
@@ -91,7 +91,7 @@ impl Sender {
         let name = self.cache.to_string();
         let mut failures = 0;
         loop {
-            // Whoever adds something from here on wakes this.
+            // Requests that are added from here on wake this task.
             let changed = self.inner.changed.notified();
             let mut changed = std::pin::pin!(changed);
             changed.as_mut().enable();
@@ -106,24 +106,24 @@ impl Sender {
                     self.settle(item, Outcome::Done).await;
                 }
                 Err(failure) => {
-                    self.tell(&item, &failure, failures == 0).await;
+                    self.report(&item, &failure, failures == 0).await;
                     let outcome = Outcome::of(&failure, &item);
                     self.settle(item, outcome).await;
                     failures += 1;
-                    tokio::time::sleep(pause(failures)).await;
+                    tokio::time::sleep(back_off(failures)).await;
                 }
             }
         }
     }
 
-    /// Sends all that one thing takes.
+    /// Sends all HTTP requests for one item.
     async fn send(&self, item: &Item) -> Result<(), Failure> {
-        let refused = |words: String| Failure { meaning: Meaning::Refused, reached: false, status: None, words };
-        let subject = Subject::of_path(&item.path).map_err(|error| refused(error.to_string()))?;
+        let rejected = |words: String| Failure { meaning: Meaning::Refused, reached: false, status: None, words };
+        let subject = Subject::of_path(&item.path).map_err(|error| rejected(error.to_string()))?;
         let token = self.token.as_ref().and_then(Secret::reveal);
         let messages = message::messages(&self.cache, &self.inner.hosts, &subject, token);
         if messages.is_empty() {
-            return Err(refused("there is no address under which the cache has it".to_owned()));
+            return Err(rejected("the cache has no URL for the content".to_owned()));
         }
         for message in messages {
             self.send_one(message).await?;
@@ -135,7 +135,7 @@ impl Sender {
         let Message { method, url, headers, body } = message;
         let request = self.client.request(method, url).headers(headers);
         let request = body.into_iter().fold(request, |request, body| request.body(body));
-        // Neither the address nor what was answered is repeated.
+        // The message repeats neither the URL nor the response, which may have secrets.
         let failed = |error: reqwest::Error| {
             let reached = error.is_timeout() && !error.is_connect();
             let words = innermost(&error.without_url());
@@ -143,7 +143,7 @@ impl Sender {
         };
         let mut response = request.send().await.map_err(failed)?;
         let (status, mut bytes) = (response.status(), 0);
-        // What is not read to its end is not kept.
+        // nginx does not cache a response that is not read to its end.
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
             bytes += chunk.len();
             if bytes > ANSWER_BYTES_MAX {
@@ -153,19 +153,19 @@ impl Sender {
         match message::meaning(self.cache.kind, status) {
             Meaning::Done => Ok(()),
             meaning => {
-                let words = format!("it answered {status}");
+                let words = format!("the cache answered {status}");
                 Err(Failure { meaning, reached: true, status: Some(status.as_u16()), words })
             }
         }
     }
 
-    /// Writes down what became of something.
+    /// Records the outcome of a request.
     async fn settle(&self, item: Item, outcome: Outcome) {
         self.inner.metrics.count(&self.cache, outcome.name());
-        let told = |status| self.record(&item, status, json!({ "cache": item.cache, "result": outcome.name() }));
+        let audit = |status| self.record(&item, status, json!({ "cache": item.cache, "result": outcome.name() }));
         match outcome {
-            Outcome::Done => told(200).await,
-            Outcome::GivenUp => told(502).await,
+            Outcome::Done => audit(200).await,
+            Outcome::GivenUp => audit(502).await,
             Outcome::PutOff | Outcome::Refused => {}
             Outcome::Waits => return,
         }
@@ -177,16 +177,17 @@ impl Sender {
                 _ => inner.queue().remove(&item),
             }
             inner.save();
-            inner.show();
+            inner.update_metrics();
         });
         _ = saving.await;
     }
 
-    /// The first failure in a row is told; the others are counted.
-    async fn tell(&self, item: &Item, failure: &Failure, is_first: bool) {
+    /// Logs the first of consecutive failures; the others are only counted.
+    async fn report(&self, item: &Item, failure: &Failure, is_first: bool) {
         let Failure { status, words, .. } = failure;
         if is_first {
-            tracing::warn!(cache = %self.cache, content = item.shown, error = words, "a purge request failed and is retried");
+            let Self { cache, .. } = self;
+            tracing::warn!(%cache, content = item.shown, error = words, "a purge request failed and is retried");
             let detail = json!({ "cache": item.cache, "result": "failed", "error": words });
             self.record(item, status.unwrap_or(502), detail).await;
         }
@@ -205,9 +206,9 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     error.to_string()
 }
 
-/// How long to wait after so many failures in a row.
-fn pause(failures: u32) -> Duration {
-    PAUSE_FIRST.saturating_mul(1 << failures.clamp(1, 12).saturating_sub(1)).min(PAUSE_MAX)
+/// The back-off after so many consecutive failures.
+fn back_off(failures: u32) -> Duration {
+    BACK_OFF_MIN.saturating_mul(1 << failures.clamp(1, 12).saturating_sub(1)).min(BACK_OFF_MAX)
 }
 
 #[cfg(test)]
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_concerns_one_thing_alone_keeps_nothing_else_waiting() {
+    fn a_request_that_fails_alone_does_not_block_others() {
         let item = |refusals| Item { cache: String::new(), path: String::new(), shown: String::new(), refusals };
         let failure = |meaning, reached| Failure { meaning, reached, status: None, words: String::new() };
         let table = [
@@ -231,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_fails_is_spared_more_and_more() {
-        let pauses: Vec<u64> = [1, 2, 3, 9, 10, 99].iter().map(|n| pause(*n).as_secs()).collect();
+    fn failing_caches_are_backed_off() {
+        let pauses: Vec<u64> = [1, 2, 3, 9, 10, 99].iter().map(|n| back_off(*n).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
     }
 }

@@ -1,4 +1,4 @@
-//! Caches in front as they are told, over HTTP, by a queue that is on the disk.
+//! Tests of purging caches in front over HTTP, with a queue on the disk.
 
 use crate::front_caches::*;
 use axum::Router;
@@ -8,10 +8,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const CID: &str = "bafybeiczsscdsbs7ffqz55asqdf3smv6klcw3gofszvwlyarci47bgf354";
 
-/// A cache that answers as it is told to, the last answer for ever, and notes what it was asked.
+/// A cache that answers with these statuses, repeating the last, and records its requests.
 async fn cache(answers: Vec<u16>) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::<Mutex<Vec<String>>>::default();
     let (noted, answers) = (Arc::clone(&asked), Arc::new(Mutex::new(answers)));
@@ -53,7 +53,7 @@ fn start(config: &Config) -> (Caches, Senders, Arc<AuditLog>) {
 async fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(start.elapsed() < TIMEOUT, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -68,7 +68,7 @@ fn subject(text: &str) -> Subject {
 }
 
 #[tokio::test]
-async fn each_cache_is_told_again_until_it_has_understood() {
+async fn purge_requests_are_retried_until_the_cache_confirms_them() {
     let dir = TempDir::new().expect("a folder");
     let (ban, banned) = cache(vec![503, 200]).await;
     let (purge, purged) = cache(vec![404]).await;
@@ -98,7 +98,7 @@ async fn each_cache_is_told_again_until_it_has_understood() {
 }
 
 #[tokio::test]
-async fn what_was_not_told_before_a_restart_is_told_after_it() {
+async fn queued_requests_are_sent_after_a_restart() {
     let dir = TempDir::new().expect("a folder");
     let (address, asked) = cache(vec![503, 503, 503, 200]).await;
     let config = settings(&dir, &[(CacheKind::Ban, address)]);
@@ -126,7 +126,7 @@ async fn what_was_not_told_before_a_restart_is_told_after_it() {
 }
 
 #[tokio::test]
-async fn what_a_cache_refuses_is_given_up_and_keeps_nothing_else_waiting() {
+async fn a_rejected_request_is_dropped_and_does_not_block_others() {
     let dir = TempDir::new().expect("a folder");
     let (address, asked) = cache(vec![400, 200]).await;
     let config = settings(&dir, &[(CacheKind::Xkey, address)]);
@@ -139,6 +139,6 @@ async fn what_a_cache_refuses_is_given_up_and_keeps_nothing_else_waiting() {
         .iter()
         .map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned())
         .collect();
-    assert_eq!(told, [CID, "docs.example.org", CID], "what was refused comes last");
+    assert_eq!(told, [CID, "docs.example.org", CID], "a rejected request moves to the end");
     assert!(Caches::default().is_empty() && Caches::default().invalidate(&[subject(CID)], None).await == 0);
 }

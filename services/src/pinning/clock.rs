@@ -1,14 +1,14 @@
-//! [`Clock`]: milliseconds that no step of the wall clock changes.
+//! [`Clock`]: a monotonic clock, in milliseconds.
 //!
-//! Attempts are due by this clock while the process runs. It begins with the wall clock's time, so that what is written can
-//! be compared with what an earlier process wrote as long as nobody set the clock in between; what is read is held
-//! against bounds ([`Clock::adopt`]), since somebody may have.
+//! The due times of attempts are on this clock while the process runs. It starts at the wall clock's time, so that
+//! stored times can be compared with those of an earlier process if the wall clock was not changed; loaded times are
+//! clamped ([`Clock::adopt`]) in case it was.
 
 use crate::pinning::index::{millis, time};
 use crate::pinning::record::Work;
 use std::time::{Duration, Instant, SystemTime};
 
-/// See the module.
+/// A monotonic clock that starts at the wall clock's time.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     began_ms: u64,
@@ -22,12 +22,12 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Milliseconds since the epoch as of the process's start, and what has passed since.
+    /// The current time: milliseconds since the epoch at the start of the process, plus the elapsed time.
     pub fn now_ms(&self) -> u64 {
         self.began_ms.saturating_add(whole_millis(self.began.elapsed()))
     }
 
-    /// What the wall clock says at a moment of this one.
+    /// Converts a time of this clock to the wall clock.
     pub fn wall(&self, at_ms: u64) -> SystemTime {
         let now_ms = self.now_ms();
         let (before, after) = (now_ms.saturating_sub(at_ms), at_ms.saturating_sub(now_ms));
@@ -35,8 +35,8 @@ impl Clock {
         time(wall_ms.saturating_add(after).saturating_sub(before))
     }
 
-    /// Work that an earlier process wrote, by this clock. Its next attempt is due after `wait_max` at the latest, however far
-    /// the clock was set back meanwhile; how long it was tried in vain does not depend on the wall clock at all.
+    /// Converts stored work of an earlier process to this clock. The next attempt is due after `wait_max` at the
+    /// latest, even if the wall clock was set back; the time without progress does not depend on the wall clock.
     pub fn adopt(&self, work: Work, wait_max: Duration) -> Work {
         let now_ms = self.now_ms();
         let due_ms = work.due_ms.min(now_ms.saturating_add(whole_millis(wait_max)));
@@ -54,20 +54,20 @@ mod tests {
 
     const HOUR_MS: u64 = 3_600_000;
 
-    /// A clock that stands where it is told to within this test's patience.
+    /// A clock with a given time, accurate to the duration of this test.
     fn clock(began_ms: u64) -> Clock {
         Clock { began_ms, began: Instant::now() }
     }
 
     #[test]
-    fn a_due_time_is_never_further_away_than_the_longest_wait() {
+    fn a_due_time_is_at_most_the_longest_wait_away() {
         let now = 1_795_000_000_000;
         let table = [
-            // What is due soon stays so, and what was due is.
+            // Due times that are near or past stay the same.
             (now + 60_000, 60_000),
             (now - 60_000, 0),
             (0, 0),
-            // The clock was set back by a year, or stood in the far future when this was written.
+            // The clock was set back by a year, or was in the far future when this was written.
             (now + 365 * 24 * HOUR_MS, HOUR_MS),
             (u64::MAX, HOUR_MS),
         ];
@@ -82,8 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn how_long_was_tried_in_vain_is_told_whatever_the_clock_says() {
-        // As of 1970, as a machine without a battery starts; now; and a century later.
+    fn the_time_without_progress_does_not_depend_on_the_clock() {
+        // In 1970, where a machine without a clock battery starts; now; and a century later.
         for now in [0, 1_795_000_000_000, 5_000_000_000_000] {
             let work = Work { since_ms: 1_795_000_000_000, waited_ms: 7, ..Work::default() };
             let adopted = clock(now + HOUR_MS).adopt(work, Duration::from_hours(1));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wall_clock_is_told_for_people() {
+    fn times_are_converted_to_the_wall_clock() {
         let clock = clock(5);
         let shown = clock.wall(clock.now_ms() + 60_000);
         let ahead = shown.duration_since(SystemTime::now()).expect("ahead");

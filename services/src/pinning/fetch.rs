@@ -1,7 +1,7 @@
-//! One attempt to have all of a DAG here and pinned, and what its failure means.
+//! One attempt to fetch and pin a DAG, and the classification of its failures.
 
 use crate::pinning::request::Progress;
-use crate::pinning::walk::{Found, Places, Walk, WalkError};
+use crate::pinning::walk::{BlockSources, VisitedBlock, Walk, WalkError};
 use cache::pins::Attempt;
 use cache::{BlockStore, PinError, PinSummary, StoreError};
 use content::dag::{DagError, Visited};
@@ -9,28 +9,28 @@ use content::unixfs::NodeError;
 use content::{Cid, SourceError};
 use std::sync::Arc;
 
-/// Blocks of a DAG that are fetched at a time.
+/// The number of blocks of a DAG that are fetched concurrently.
 const BLOCKS_IN_FLIGHT: usize = 16;
 
 /// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The DAG could not be walked to its end.
+    /// The DAG could not be walked.
     #[error(transparent)]
     Walk(#[from] WalkError),
-    /// It could not be pinned.
+    /// Pinning failed.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// All of it is here but blocks that a rule of this gateway withholds.
+    /// The DAG is complete except for blocks that the policy withholds.
     #[error("{}", withheld_words(.blocks, .first))]
     Withheld {
-        /// How many those are.
+        /// The number of withheld blocks.
         blocks: u64,
         /// One of them.
         first: Cid,
     },
-    /// A defect of this program.
-    #[error("something went wrong here: the log says what")]
+    /// A defect of the gateway.
+    #[error("internal error: see the log of the gateway")]
     Broken,
 }
 
@@ -40,29 +40,29 @@ impl From<StoreError> for FetchError {
     }
 }
 
-/// What follows from a failure.
+/// The classification of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Trying again may help.
+    /// A retry may succeed.
     Later,
-    /// It cannot succeed.
+    /// Retries cannot succeed.
     Never,
-    /// Somebody removed the pin meanwhile.
+    /// The pin was removed meanwhile.
     Removed,
-    /// What is missing is withheld: it is not fetched until the rules change.
+    /// The missing blocks are withheld, and are not fetched until the rules change.
     Withheld,
 }
 
 fn withheld_words(blocks: &u64, first: &Cid) -> String {
     let (are, others) = if *blocks == 1 { ("block is", "") } else { ("blocks are", " and others") };
     format!(
-        "{blocks} {are} withheld by a rule of this gateway ({first}{others}); the rest is kept. When the rule is removed, \
-         what is missing is fetched again"
+        "{blocks} {are} withheld by a rule of this gateway ({first}{others}); the rest is kept. The missing blocks are \
+         fetched when the rule is removed"
     )
 }
 
-/// An attempt under way: whatever is not here of a DAG is fetched, as members of its pin. What an earlier attempt had
-/// is not fetched again.
+/// An attempt in progress: fetches the missing blocks of a DAG as members of its pin. Blocks from earlier attempts are
+/// not fetched again.
 pub struct Fetch {
     store: Arc<dyn BlockStore>,
     attempt: Arc<Attempt>,
@@ -70,33 +70,33 @@ pub struct Fetch {
     progress: Progress,
 }
 
-/// A block that was taken in.
+/// A block that was added to the pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// What there is of the DAG now.
+    /// The progress of the DAG.
     pub progress: Progress,
-    /// The length of the block, if it had to be fetched.
+    /// The length of the block, if it was fetched.
     pub fetched_bytes: Option<u64>,
 }
 
 impl Fetch {
-    /// Begins, or goes on with what there is.
+    /// Starts the attempt, or continues a partial pin.
     ///
     /// # Errors
-    /// What the disk said.
-    pub async fn begin(places: Places, root: Cid) -> Result<Self, FetchError> {
-        let store = Arc::clone(&places.store);
+    /// The error of the disk.
+    pub async fn begin(sources: BlockSources, root: Cid) -> Result<Self, FetchError> {
+        let store = Arc::clone(&sources.store);
         let attempt = store.begin_pin(root, None).await?;
-        Ok(Self { store, attempt, walk: Walk::new(places, root, BLOCKS_IN_FLIGHT), progress: Progress::default() })
+        Ok(Self { store, attempt, walk: Walk::new(sources, root, BLOCKS_IN_FLIGHT), progress: Progress::default() })
     }
 
-    /// Takes the next block in; `None` when that was all.
+    /// Adds the next block to the pin; `None` when the DAG is complete.
     ///
     /// # Errors
-    /// [`FetchError`]; what came stays, as a partial pin. [`FetchError::Withheld`] at the end of a walk that passes over what
-    /// is withheld.
+    /// [`FetchError`]; the received blocks stay as a partial pin. [`FetchError::Withheld`] at the end of a walk that
+    /// skips withheld blocks.
     pub async fn step(&mut self) -> Result<Option<Step>, FetchError> {
-        let Some(Found { visited, bytes, fetched }) = self.walk.next().await? else {
+        let Some(VisitedBlock { visited, bytes, fetched }) = self.walk.next().await? else {
             return self
                 .walk
                 .withheld()
@@ -111,17 +111,17 @@ impl Fetch {
         Ok(Some(Step { progress: self.progress, fetched_bytes: fetched.then_some(bytes) }))
     }
 
-    /// Ends: the pin is complete, and on the disk, when this returns.
+    /// Completes the pin, which is on the disk when this returns.
     ///
     /// # Errors
-    /// [`FetchError`], as before.
+    /// [`FetchError`].
     pub async fn finish(self) -> Result<PinSummary, FetchError> {
         Ok(self.store.finish_pin(self.attempt).await?)
     }
 }
 
 impl FetchError {
-    /// What follows, and a word for statistics.
+    /// The classification, and the reason in the metrics.
     pub fn verdict(&self) -> (Verdict, &'static str) {
         match self {
             Self::Walk(WalkError::TooLarge(_)) => (Verdict::Never, "too_large"),
@@ -150,7 +150,7 @@ fn of_dag(error: &DagError) -> (Verdict, &'static str) {
             SourceError::Stalled { .. } => (Verdict::Later, "stalled"),
             SourceError::Busy => (Verdict::Later, "busy"),
             SourceError::Corrupt { .. } => (Verdict::Later, "corrupt"),
-            // Pins have no such budget.
+            // Pins have no work budget.
             SourceError::TooMuchWork { .. } => (Verdict::Never, "work"),
             SourceError::Store(_) => (Verdict::Later, "store"),
             SourceError::Closed => (Verdict::Later, "closed"),

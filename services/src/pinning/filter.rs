@@ -1,4 +1,4 @@
-//! [`Filter`]: which requests are listed.
+//! [`Filter`]: selects the requests of a listing.
 
 use crate::pinning::index::{Entry, Index, millis};
 use crate::pinning::request::{Meta, Request, Status};
@@ -6,54 +6,54 @@ use content::Cid;
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
-/// How a name is compared (schema "TextMatchingStrategy" of the pinning service API).
+/// How names are compared (schema "TextMatchingStrategy" of the Pinning Service API).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NameMatch {
-    /// The same characters.
+    /// Equal.
     #[default]
     Exact,
-    /// The same characters, whatever their case.
+    /// Equal, ignoring case.
     IgnoringCase,
-    /// Part of the name.
+    /// A substring.
     Partial,
-    /// Part of the name, whatever the case.
+    /// A substring, ignoring case.
     PartialIgnoringCase,
 }
 
-/// Which requests are meant: those that everything given here is true of. The default is all of them.
+/// Selects the requests that match all given criteria; by default all requests.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Roots, whatever their CIDs' version. Empty: any.
+    /// Any of these roots, in any CID version. Empty: any root.
     pub roots: Vec<Cid>,
     /// The name.
     pub name: Option<(String, NameMatch)>,
-    /// Any of these. Empty: any at all.
+    /// Any of these statuses. Empty: any status.
     pub statuses: Vec<Status>,
-    /// Asked for before this moment.
+    /// Created before this time.
     pub before: Option<SystemTime>,
-    /// Asked for after this moment.
+    /// Created after this time.
     pub after: Option<SystemTime>,
-    /// All of these pairs.
+    /// Has all of these pairs.
     pub meta: Meta,
-    /// The most that are shown. Zero: none, but they are counted.
+    /// The maximum number of requests on the page. Zero: requests are only counted.
     pub limit: usize,
 }
 
-/// The newest of the requests that were meant, newest first.
+/// The newest matching requests, newest first.
 #[derive(Debug, Clone, Default)]
 pub struct Page {
-    /// How many were meant.
+    /// The number of matching requests.
     pub count: usize,
-    /// As many of them as were to be shown.
+    /// The requests on the page.
     pub requests: Vec<Request>,
 }
 
-/// Requests that are looked at in one go, before others get their turn: a fraction of a millisecond.
-const AT_ONCE: usize = 512;
+/// The number of requests that are examined before the task yields: a fraction of a millisecond.
+const BATCH: usize = 512;
 
 impl Page {
-    /// Adds some requests: of an owner, or everybody's; those from before a time, the newest first. Returns the time before which
-    /// to go on, unless that was all.
+    /// Adds requests of an owner, or of all owners, that were created before a time, newest first. Returns the time at
+    /// which to continue, or `None` at the end.
     pub(super) fn extend(
         &mut self,
         index: &Index,
@@ -61,37 +61,37 @@ impl Page {
         sieve: &Sieve<'_>,
         before_ms: u64,
     ) -> Option<u64> {
-        let stretch = match (sieve.roots.is_empty(), owner) {
-            (false, _) => index.newest_for(&sieve.versions, owner, before_ms, AT_ONCE),
-            (true, Some(owner)) => index.newest_of(owner, before_ms, AT_ONCE),
-            (true, None) => index.newest(before_ms, AT_ONCE),
+        let batch = match (sieve.roots.is_empty(), owner) {
+            (false, _) => index.newest_for(&sieve.versions, owner, before_ms, BATCH),
+            (true, Some(owner)) => index.newest_of(owner, before_ms, BATCH),
+            (true, None) => index.newest(before_ms, BATCH),
         };
-        for entry in stretch.entries {
+        for entry in batch.entries {
             if entry.created_ms < sieve.after_ms {
                 return None;
             }
-            if sieve.admits(index, entry) {
+            if sieve.matches(index, entry) {
                 self.count += 1;
                 if self.requests.len() < sieve.filter.limit {
                     self.requests.push(index.show(entry));
                 }
             }
         }
-        stretch.next_ms
+        batch.next_ms
     }
 }
 
-/// A filter that is made ready to be asked of thousands.
+/// A filter that is prepared for matching many requests.
 pub(super) struct Sieve<'a> {
     filter: &'a Filter,
     roots: HashSet<Cid>,
-    /// The same, in every version that requests may have.
+    /// The roots in all CID versions that requests may have.
     versions: Vec<Cid>,
-    /// As it is compared.
+    /// In lower case if case is ignored.
     name: Option<(String, NameMatch)>,
-    /// Times below this one are before.
+    /// Requests match if they were created before this time…
     before_ms: u64,
-    /// Times from this one on are after.
+    /// … and not before this one.
     after_ms: u64,
 }
 
@@ -101,11 +101,11 @@ impl<'a> Sieve<'a> {
             NameMatch::Exact | NameMatch::Partial => (name.clone(), *how),
             NameMatch::IgnoringCase | NameMatch::PartialIgnoringCase => (name.to_lowercase(), *how),
         };
-        // A fraction of a millisecond lies before the next whole one, and after the one that it belongs to.
+        // A fraction of a millisecond is before the next whole one, and after its own.
         let up = Duration::from_nanos(999_999);
         Self {
             filter,
-            roots: filter.roots.iter().map(whatever_version).collect(),
+            roots: filter.roots.iter().map(as_v1).collect(),
             versions: versions(&filter.roots),
             name: filter.name.as_ref().map(folded),
             before_ms: filter.before.map_or(u64::MAX, |before| before.checked_add(up).map_or(u64::MAX, millis)),
@@ -113,21 +113,21 @@ impl<'a> Sieve<'a> {
         }
     }
 
-    /// The time before which requests are meant.
+    /// The time before which requests match.
     pub(super) fn before_ms(&self) -> u64 {
         self.before_ms
     }
 
-    fn admits(&self, index: &Index, entry: &Entry) -> bool {
+    fn matches(&self, index: &Index, entry: &Entry) -> bool {
         entry.created_ms < self.before_ms
             && entry.created_ms >= self.after_ms
             && (self.filter.statuses.is_empty() || self.filter.statuses.contains(&index.status(entry)))
-            && (self.roots.is_empty() || self.roots.contains(&whatever_version(&entry.root)))
+            && (self.roots.is_empty() || self.roots.contains(&as_v1(&entry.root)))
             && self.filter.meta.iter().all(|(key, value)| entry.meta.get(key) == Some(value))
-            && self.is_called(entry.name.as_deref())
+            && self.matches_name(entry.name.as_deref())
     }
 
-    fn is_called(&self, name: Option<&str>) -> bool {
+    fn matches_name(&self, name: Option<&str>) -> bool {
         let Some((sought, how)) = &self.name else { return true };
         let Some(name) = name else { return false };
         match how {
@@ -139,14 +139,14 @@ impl<'a> Sieve<'a> {
     }
 }
 
-/// Roots in every version that they can have, each once.
+/// The roots in all their CID versions, without duplicates.
 fn versions(roots: &[Cid]) -> Vec<Cid> {
-    let both = |root: &Cid| [Some(whatever_version(root)), Cid::new_v0(*root.hash()).ok()];
+    let both = |root: &Cid| [Some(as_v1(root)), Cid::new_v0(*root.hash()).ok()];
     let same = |root: &Cid, version: &Cid| version.codec() == root.codec();
     let versions = roots.iter().flat_map(|root| both(root).into_iter().flatten().filter(|version| same(root, version)));
     versions.collect::<HashSet<_>>().into_iter().collect()
 }
 
-fn whatever_version(cid: &Cid) -> Cid {
+fn as_v1(cid: &Cid) -> Cid {
     Cid::new_v1(cid.codec(), *cid.hash())
 }

@@ -1,4 +1,4 @@
-//! What a scrape says of pins.
+//! Metrics of the pin service.
 
 use crate::pinning::index::Counts;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -27,7 +27,7 @@ pub struct PinMetrics {
     losses: Counter,
     rebuilt: Gauge,
     read_only: Gauge,
-    /// Blocks that were fetched to be pinned.
+    /// Blocks fetched for pins.
     pub fetched_blocks: Counter,
     /// Their bytes.
     pub fetched_bytes: Counter,
@@ -35,29 +35,29 @@ pub struct PinMetrics {
 }
 
 impl PinMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("causeway_pins");
         let all = &metrics;
-        registry.register("requests", "Requests for pins, by what has become of them", all.requests.clone());
-        registry.register("queued_roots", "DAGs that wait to be fetched", all.queued.clone());
-        registry.register("active_roots", "DAGs that are being fetched", all.active.clone());
-        let help = "DAGs that were here in full, lost blocks, and are being fetched again";
+        registry.register("requests", "Pin requests, by status", all.requests.clone());
+        registry.register("queued_roots", "DAGs queued to be fetched", all.queued.clone());
+        registry.register("active_roots", "DAGs being fetched", all.active.clone());
+        let help = "Complete pins that lost blocks, which are being fetched again";
         registry.register("incomplete", help, all.incomplete.clone());
-        registry.register("losses", "Pins that were found to lack blocks", all.losses.clone());
-        let help = "1 if the list of pins was damaged when the gateway started, and made anew of what could be read";
+        registry.register("losses", "Pins that were found to have lost blocks", all.losses.clone());
+        let help = "1 if the pin metadata store was damaged at the start and was rebuilt from what could be read";
         registry.register("list_rebuilt", help, all.rebuilt.clone());
-        let help = "1 if the list of pins is damaged and cannot be changed";
+        let help = "1 if the pin metadata store is damaged and read-only";
         registry.register("list_read_only", help, all.read_only.clone());
-        registry.register("fetched_blocks", "Blocks that were fetched to be pinned", all.fetched_blocks.clone());
-        registry.register("fetched_bytes", "Bytes that were fetched to be pinned", all.fetched_bytes.clone());
-        registry.register("failures", "Attempts to fetch a DAG that failed, by reason", all.failures.clone());
+        registry.register("fetched_blocks", "Blocks fetched for pins", all.fetched_blocks.clone());
+        registry.register("fetched_bytes", "Bytes of blocks fetched for pins", all.fetched_bytes.clone());
+        registry.register("failures", "Failed attempts to fetch a DAG, by reason", all.failures.clone());
         metrics.show(&Counts::default());
         metrics
     }
 
-    /// Shows how many there are.
+    /// Sets the gauges.
     pub fn show(&self, counts: &Counts) {
         let set = |gauge: &Gauge, value: u64| _ = gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         let Counts { pending, pinned, failed, withheld, .. } = *counts;
@@ -69,18 +69,18 @@ impl PinMetrics {
         set(&self.incomplete, counts.incomplete_roots);
     }
 
-    /// Shows that the list of pins was damaged.
+    /// Reports that the pin metadata store was damaged.
     pub fn show_damage(&self, read_only: bool) {
         self.rebuilt.set(i64::from(!read_only));
         self.read_only.set(i64::from(read_only));
     }
 
-    /// Counts a pin that was found to lack blocks.
+    /// Counts a pin that lost blocks.
     pub fn lost(&self) {
         self.losses.inc();
     }
 
-    /// Counts an attempt that failed.
+    /// Counts a failed attempt.
     pub fn failed(&self, reason: &'static str) {
         self.failures.get_or_create(&ReasonLabel { reason }).inc();
     }

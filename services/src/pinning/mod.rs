@@ -1,33 +1,34 @@
-//! The pin service: who asked for which DAG to be kept, and the workers that fetch it.
+//! The pin service: pin requests, and the workers that fetch their DAGs.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`request`] | [`Request`]: one wish to keep a DAG, as it is shown |
-//! | [`filter`] | [`Filter`]: which requests are listed, and the page that comes of it |
-//! | [`service`] | [`Pins`]: everything that is done with requests |
-//! | [`index`] | all requests in memory, and the queue |
-//! | [`record`] | how they lie in the register |
-//! | [`clock`] | time that no step of the wall clock changes |
-//! | `workers` | who fetches, when, and what follows from a failure |
-//! | [`fetch`], [`walk`] | one attempt at a DAG |
-//! | [`reach`] | the network, as far as it is needed here |
-//! | [`metrics`] | what a scrape says |
+//! | [`request`] | [`Request`]: a pin request, as it is shown |
+//! | [`filter`] | [`Filter`]: selects requests; [`Page`]: one page of a listing |
+//! | [`service`] | [`Pins`]: the operations on requests |
+//! | [`adopt`] | stored blocks become an owner's pins |
+//! | [`index`] | all requests in memory, and the fetch queue |
+//! | [`record`] | the records in the pin metadata store |
+//! | [`clock`] | a monotonic clock in milliseconds since the epoch |
+//! | `workers` | scheduling of fetches, and retries |
+//! | [`fetch`], [`walk`] | one attempt to fetch a DAG |
+//! | [`reach`] | the part of the network that the service uses |
+//! | [`metrics`] | metrics |
 //!
-//! Goals: what was acknowledged is never lost; a root that several ask for is fetched once and pinned in the store
-//! once, and stays until the last of them lets it go; 10,000 requests of one owner are listed and filtered in
-//! milliseconds; a request that waits costs a row in memory and no task.
+//! Goals: acknowledged requests are never lost; a root that several owners request is fetched once and pinned in the
+//! store once, and stays until its last request is removed; 10,000 requests of one owner are listed and filtered in
+//! milliseconds; a queued request takes a row in memory and no task.
 //!
-//! Non-goals: who may ask, which `admin` decides, where its routes are too; blocks, which are the store's.
+//! Non-goals: authorisation and routes, which are in `admin`; blocks, which are the store's.
 //!
-//! A root's pin in the store belongs to this service while a gateway runs: whoever pins something writes it into the
-//! store and then has it recorded ([`Pins::record`]), and whoever unpins removes requests ([`Pins::remove`]), never the
-//! store's pin. Pins that are found in the store when a gateway starts, and that nobody asked for, become requests of
-//! [`OPERATOR`].
+//! While a gateway runs, this service owns the pins of the store: code that pins content writes it to the store and
+//! then records a request ([`Pins::record`]), and code that unpins removes requests ([`Pins::remove`]), never the
+//! store's pin. Pins of the store that have no request when a gateway starts become requests of [`OPERATOR`].
 //!
-//! A pin that was here in full and loses a block, whatever finds that, is partial in the store from then on, and its requests
-//! are pending again: what is missing is fetched again, for as long as it takes, and the rest is kept. What is missing because a
-//! rule withholds it is not fetched; the requests say so until the rules change.
+//! When a complete pin loses a block, it becomes partial in the store and its requests become pending: the missing
+//! blocks are fetched again, retried without limit, and the rest is kept. Missing blocks that the policy withholds are
+//! not fetched; the requests report that until the rules change.
 
+pub mod adopt;
 pub mod clock;
 pub mod fetch;
 pub mod filter;

@@ -1,4 +1,4 @@
-//! [`Reach`]: the network as the pin service uses it.
+//! [`Reach`]: the network, as the pin service uses it.
 
 use cache::{BlockStore, Tiers};
 use content::{BlockKey, BlockSource, Cid, Policy};
@@ -11,33 +11,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most addresses that a client is told (schema "Delegates" of the pinning service API).
+/// The maximum number of delegates (schema "Delegates" of the Pinning Service API).
 const DELEGATES_MAX: usize = 20;
-/// How long providers that a request names are dialled before its DAG is searched for without them. Dials go on
-/// meanwhile.
-const DIAL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an attempt waits for the origins of a request to be dialled before the DAG is fetched without them. Dials
+/// continue meanwhile.
+const DIAL_WAIT: Duration = Duration::from_secs(5);
 
-/// Makes the source of what is not here, for one root.
+/// Creates the network source of the blocks of one root.
 pub type OpenSession = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
 
-/// The way to blocks, and to peers.
+/// Access to blocks and peers.
 pub struct Reach {
-    /// What is held here, as far as the policy lets it out.
+    /// The locally stored blocks, as far as the policy allows.
     pub local: Arc<dyn BlockSource>,
-    /// What others have.
+    /// The network.
     pub session: Box<OpenSession>,
-    /// What may be kept.
+    /// The content policy.
     pub policy: Arc<dyn Policy>,
-    /// The network, if there is one.
+    /// The peer-to-peer network, unless the node is offline.
     pub bridge: Option<Bridge>,
-    /// Who we are.
+    /// The peer ID of this node.
     pub peer_id: PeerId,
-    /// What is announced.
+    /// What is announced in the DHT.
     pub provide: config::Provide,
 }
 
 impl Reach {
-    /// The tiers, and nobody behind them.
+    /// The tiers only, without a network.
     pub fn nobody(tiers: &Tiers, policy: Arc<dyn Policy>) -> Self {
         let nothing = Arc::new(content::MemoryBlocks::new());
         Self {
@@ -50,7 +50,7 @@ impl Reach {
         }
     }
 
-    /// Where clients that have what they want pinned may connect to.
+    /// The addresses to which pinning clients may connect to provide the content.
     pub async fn delegates(&self) -> Vec<Multiaddr> {
         let mut addresses = match &self.bridge {
             Some(bridge) => bridge.addresses().await,
@@ -58,14 +58,14 @@ impl Reach {
         };
         addresses.truncate(DELEGATES_MAX);
         if addresses.is_empty() {
-            // There has to be one; who we are is all that can be said.
+            // The specification requires one; the peer ID is all that is known.
             addresses.push(Multiaddr::empty().with(Protocol::P2p(self.peer_id)));
         }
         addresses
     }
 
-    /// Has those who are said to have a DAG dialled; returns when the first of them is connected, or it is no use to
-    /// wait. Whether any of that succeeds makes no difference to what follows.
+    /// Dials the origins of a DAG; returns when the first is connected, all have failed, or a timeout expires. Failures
+    /// have no consequences.
     pub async fn dial(&self, root: &Cid, origins: Vec<Multiaddr>) {
         let Some(bridge) = &self.bridge else { return };
         let mut peers: BTreeMap<PeerId, Vec<Multiaddr>> = BTreeMap::new();
@@ -76,31 +76,31 @@ impl Reach {
         }
         let dial = async |(peer, mut addresses): (PeerId, Vec<Multiaddr>)| {
             addresses.truncate(ADDRESSES_MAX);
-            // So that it counts as a provider of this DAG.
+            // So that the peer counts as a provider of this DAG.
             bridge.suggest(root, peer, addresses.clone(), NamedBy::Stranger).await?;
-            bridge.connect(peer, addresses, NamedBy::Stranger, DIAL_PATIENCE).await
+            bridge.connect(peer, addresses, NamedBy::Stranger, DIAL_WAIT).await
         };
         let mut dials: FuturesUnordered<_> = peers.into_iter().map(dial).collect();
         while let Some(outcome) = dials.next().await {
             match outcome {
                 Ok(connected) => {
-                    tracing::debug!(peer = %connected.peer, "connected with an origin of a pin");
+                    tracing::debug!(peer = %connected.peer, "connected to an origin of a pin");
                     return;
                 }
-                Err(error) => tracing::debug!(%error, "an origin of a pin was not reached"),
+                Err(error) => tracing::debug!(%error, "dialling an origin of a pin failed"),
             }
         }
     }
 
-    /// Tells the DHT that a root is here.
+    /// Announces a root in the DHT.
     pub async fn announce(&self, root: &Cid) {
         if let (Some(bridge), true) = (&self.bridge, self.provide != config::Provide::Nothing) {
             bridge.provide(root).await;
         }
     }
 
-    /// Tells nobody any more that a root is here, if that is no longer so: its blocks are let go soon after its pin,
-    /// and may be those of another pin.
+    /// Stops announcing a root, unless its blocks are still to be announced: they are evicted some time after its pin
+    /// was removed, and may belong to another pin.
     pub async fn withdraw(&self, root: &Cid, store: &dyn BlockStore) {
         let (Some(bridge), Some(key)) = (&self.bridge, BlockKey::of(root)) else { return };
         let stays = match self.provide {

@@ -1,12 +1,12 @@
-//! How the service's records lie in the register: JSON, which later releases can add to.
+//! The records of the service in the pin metadata store: JSON, which later releases can extend.
 //!
-//! | key | record | says |
+//! | key | record | content |
 //! |---|---|---|
-//! | `format` | [`FORMAT`] | how the rest is to be read |
-//! | `request/ID` | [`Record`] | a request, and what became of it |
-//! | `work/CID` | [`Work`] | attempts to fetch a DAG that is not here yet |
-//! | `orphan/CID` | [`Orphan`] | a pin that the store may still have, and nobody wants |
-//! | `unreadable/KEY` | anything | a record under a former key that this release cannot read: kept for whoever can |
+//! | `format` | [`FORMAT`] | the version of the format |
+//! | `request/ID` | [`Record`] | a request and its outcome |
+//! | `work/CID` | [`Work`] | attempts to fetch an incomplete DAG |
+//! | `orphan/CID` | [`Orphan`] | a pin that is no longer needed, and may still be in the store |
+//! | `unreadable/KEY` | anything | a record that this release cannot parse, kept under its former key |
 
 use crate::pinning::index::{Entry, Outcome};
 use crate::pinning::request::{Meta, Wanted};
@@ -20,7 +20,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What this release writes.
+/// The version that this release writes.
 const FORMAT: u32 = 1;
 const KEY_FORMAT: &[u8] = b"format";
 const REQUEST: &str = "request/";
@@ -41,65 +41,65 @@ struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     origins: Vec<Multiaddr>,
     outcome: Outcome,
-    /// The outcome is a failure, and what is here is kept all the same: [`Outcome::Withheld`], which earlier releases do not
-    /// know.
+    /// The outcome is a failure, but the stored blocks are kept: [`Outcome::Withheld`], which earlier releases do not
+    /// support.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
-    /// The owner's quota when this was asked for.
+    /// The owner's byte quota when the request was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bytes_max: Option<u64>,
-    /// A root whose pin stays until this is settled: what this request replaced.
+    /// A root whose pin is retained until this request is settled: that of the request that it replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     keeps: Option<String>,
-    /// The pin was there and nobody had asked for it.
+    /// The request was created for a pin of the store that had no request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     taken_in: bool,
 }
 
-/// Attempts to fetch a DAG. Times are those of the process's [`Clock`](crate::pinning::clock::Clock).
+/// The attempts to fetch a DAG. Times are those of the process's [`Clock`](crate::pinning::clock::Clock).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// Those that failed.
+    /// The number of failed attempts.
     pub attempts: u32,
-    /// When a block last arrived, or the work began.
+    /// When a block was last received, or the work began.
     pub since_ms: u64,
     /// When the next attempt is due.
     pub due_ms: u64,
-    /// What stopped the last one.
+    /// Why the last attempt failed.
     pub reason: Option<String>,
-    /// For how long nothing arrived when this was written, in milliseconds, not counting what passed while no process ran:
+    /// For how long nothing was received when this was written, in milliseconds, without the time when no process ran:
     /// the clock may have been set since.
     #[serde(default)]
     pub waited_ms: u64,
-    /// The DAG was here in full, and lost blocks since.
+    /// The DAG was complete and has lost blocks.
     #[serde(default)]
     pub lost: bool,
 }
 
-/// A pin that is to go.
+/// A pin that is to be removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orphan {
-    /// When that was decided: a pin that was made later is another one.
+    /// When that was decided. A pin that was created later is another one.
     pub at_ms: u64,
 }
 
-/// Everything in a register.
+/// The content of the pin metadata store.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Records {
     /// The requests.
     pub entries: Vec<Entry>,
-    /// Roots that are worked for.
+    /// The work of roots.
     pub works: Vec<(Cid, Work)>,
-    /// Roots whose pins are to go.
+    /// Roots whose pins are to be removed.
     pub orphans: Vec<(Cid, Orphan)>,
-    /// Records that cannot be understood, with their keys.
+    /// Records that cannot be parsed, with their keys.
     pub unreadable: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The change that writes a request.
+/// Writes a request.
 ///
 /// # Errors
-/// None in practice: texts and numbers can be written.
+/// Serialisation errors, which do not occur in practice.
 pub fn put(entry: &Entry) -> Result<Change, StoreError> {
     let record = Record {
         owner: entry.owner.to_string(),
@@ -120,12 +120,12 @@ pub fn put(entry: &Entry) -> Result<Change, StoreError> {
     Ok(Change::Put(key(REQUEST, &entry.id), written(&record)?))
 }
 
-/// The change that removes a request.
+/// Removes a request.
 pub fn delete(id: &str) -> Change {
     Change::Delete(key(REQUEST, id))
 }
 
-/// The change that notes how far the work for a root has come.
+/// Writes the work of a root.
 ///
 /// # Errors
 /// As [`put`].
@@ -133,12 +133,12 @@ pub fn put_work(root: &Cid, work: &Work) -> Result<Change, StoreError> {
     Ok(Change::Put(key(WORK, &root.to_string()), written(work)?))
 }
 
-/// The change that forgets it.
+/// Removes the work of a root.
 pub fn delete_work(root: &Cid) -> Change {
     Change::Delete(key(WORK, &root.to_string()))
 }
 
-/// The change that notes that a pin is to go.
+/// Writes that a pin is to be removed.
 ///
 /// # Errors
 /// As [`put`].
@@ -146,37 +146,37 @@ pub fn put_orphan(root: &Cid, at_ms: u64) -> Result<Change, StoreError> {
     Ok(Change::Put(key(ORPHAN, &root.to_string()), written(&Orphan { at_ms })?))
 }
 
-/// The change that notes that it has gone, or stays.
+/// Writes that a pin has been removed, or is needed again.
 pub fn delete_orphan(root: &Cid) -> Change {
     Change::Delete(key(ORPHAN, &root.to_string()))
 }
 
-/// Reads everything. Blocks the thread.
+/// Reads all records. Blocks the thread.
 ///
 /// # Errors
-/// What the disk said, or [`StoreError::NewerSchema`].
-pub fn load(register: &Register) -> Result<Found, StoreError> {
+/// The error of the disk, or [`StoreError::NewerSchema`].
+pub fn load(register: &Register) -> Result<Records, StoreError> {
     check_format(register)?;
-    let mut found = Found::default();
+    let mut records = Records::default();
     let mut unreadable = Vec::new();
     each(register, REQUEST, &mut unreadable, |id, record: Record| {
-        found.entries.push(entry(id, record)?);
+        records.entries.push(entry(id, record)?);
         Some(())
     })?;
     each(register, WORK, &mut unreadable, |root, work| {
-        found.works.push((root.parse().ok()?, work));
+        records.works.push((root.parse().ok()?, work));
         Some(())
     })?;
     each(register, ORPHAN, &mut unreadable, |root, orphan| {
-        found.orphans.push((root.parse().ok()?, orphan));
+        records.orphans.push((root.parse().ok()?, orphan));
         Some(())
     })?;
-    found.unreadable = unreadable;
-    Ok(found)
+    records.unreadable = unreadable;
+    Ok(records)
 }
 
-/// The changes that put records aside which cannot be understood.
-pub fn put_aside(unreadable: &[(Vec<u8>, Vec<u8>)]) -> Vec<Change> {
+/// Moves records that cannot be parsed to other keys.
+pub fn move_unreadable(unreadable: &[(Vec<u8>, Vec<u8>)]) -> Vec<Change> {
     let moves = unreadable.iter().flat_map(|(key, value)| {
         [Change::Put([UNREADABLE.as_bytes(), key].concat(), value.clone()), Change::Delete(key.clone())]
     });
@@ -193,7 +193,7 @@ fn check_format(register: &Register) -> Result<(), StoreError> {
         Some(_) => Ok(()),
         None if register.is_read_only() => Ok(()),
         None => match register.write_now(vec![Change::Put(KEY_FORMAT.to_vec(), written(&FORMAT)?)]) {
-            // There is nothing in it that could be misread, and the next start writes it.
+            // The store is empty, and the next start writes the version.
             Err(error) if error.is_full() => Ok(()),
             wrote => wrote,
         },
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn records_are_read_as_they_were_written() {
         let register = Register::memory();
         assert!(load(&register).expect("reads").entries.is_empty());
         let entries = entries();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_put_aside_and_what_is_newer_is_refused() {
+    fn unreadable_records_are_moved_and_newer_formats_are_rejected() {
         let unreadable = [
             ("request/1", "{}"),
             ("request/1", "not JSON"),
@@ -322,7 +322,7 @@ mod tests {
             let found = load(&register).expect("reads");
             assert_eq!(found.entries, std::slice::from_ref(sound), "{key} {value}");
             assert_eq!(found.unreadable, [(key.into(), value.into())]);
-            register.write_now(put_aside(&found.unreadable)).expect("writes");
+            register.write_now(move_unreadable(&found.unreadable)).expect("writes");
             assert_eq!(load(&register).expect("reads").unreadable, []);
             let kept = register.get(format!("unreadable/{key}").as_bytes()).expect("reads");
             assert_eq!(kept.as_deref(), Some(value.as_bytes()));

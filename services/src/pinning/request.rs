@@ -1,4 +1,4 @@
-//! [`Request`]: one wish to keep a DAG.
+//! [`Request`]: a pin request.
 
 use crate::access::Principal;
 use cache::pins::NAME_CHARS_MAX;
@@ -10,140 +10,140 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Who owns what was pinned without asking anybody: by commands while no gateway ran, and by the gateway itself.
+/// The owner of pins without a request: those of commands that ran without a gateway, and of the gateway itself.
 pub const OPERATOR: &str = "operator";
 
-/// The most addresses of providers that a request names (schema "Origins" of the pinning service API).
+/// The maximum number of origins of a request (schema "Origins" of the Pinning Service API).
 pub const ORIGINS_MAX: usize = 20;
-/// The most pairs in a request's metadata (schema "PinMeta").
+/// The maximum number of pairs in a request's metadata (schema "PinMeta").
 pub const META_PAIRS_MAX: usize = 1000;
-/// The most bytes of all keys and values of a request's metadata. The specification has no such limit; memory has one.
+/// The maximum size of all keys and values of a request's metadata, in bytes. A limit of this implementation.
 pub const META_BYTES_MAX: usize = 16 * 1024;
 
-/// Texts that an application keeps with a request.
+/// Metadata that an application stores with a request.
 pub type Meta = BTreeMap<String, String>;
 
-/// Who asks, and how much of it they may have.
+/// The owner of requests, and its quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// The identifier of the token.
+    /// The ID of the token.
     pub id: Arc<str>,
-    /// The most requests; `None` is no limit but the service's own.
+    /// The maximum number of requests; `None` is unlimited.
     pub pins_max: Option<u64>,
-    /// The most bytes of blocks, each DAG counted in full and once; `None` is no limit.
+    /// The maximum number of bytes of blocks, each DAG counted in full and once; `None` is unlimited.
     pub bytes_max: Option<u64>,
 }
 
 impl From<&Principal> for Owner {
-    fn from(bearer: &Principal) -> Self {
-        let Principal { id, quota, .. } = bearer;
+    fn from(principal: &Principal) -> Self {
+        let Principal { id, quota, .. } = principal;
         Self { id: Arc::clone(id), pins_max: quota.pins_max, bytes_max: quota.bytes_max }
     }
 }
 
 impl Owner {
-    /// The operator, who has no limits.
+    /// The operator, who has no quota.
     pub fn operator() -> Self {
         Self { id: OPERATOR.into(), pins_max: None, bytes_max: None }
     }
 }
 
-/// What somebody asks for.
+/// The parameters of a pin request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// The root of the DAG.
     pub root: Cid,
-    /// What it is called.
+    /// The name.
     pub name: Option<String>,
-    /// Who is known to have it: dialled first.
+    /// Addresses of known providers, which are dialled first.
     pub origins: Vec<Multiaddr>,
-    /// Kept with the request.
+    /// Metadata.
     pub meta: Meta,
 }
 
 impl Wanted {
-    /// A DAG without anything else.
+    /// A request for a DAG without other parameters.
     pub fn new(root: Cid) -> Self {
         Self { root, name: None, origins: Vec::new(), meta: Meta::new() }
     }
 
-    /// Whether everything is within its limits.
+    /// Validates the limits.
     ///
     /// # Errors
-    /// Words for whoever asked.
+    /// A message for the client.
     pub fn check(&self) -> Result<(), String> {
         let chars = self.name.as_deref().map_or(0, |name| name.chars().count());
         if chars > NAME_CHARS_MAX {
-            return Err(format!("a pin's name has at most {NAME_CHARS_MAX} characters, this one has {chars}"));
+            return Err(format!("the name of a pin must have at most {NAME_CHARS_MAX} characters; it has {chars}"));
         }
         if self.origins.len() > ORIGINS_MAX {
-            return Err(format!("there are at most {ORIGINS_MAX} origins, not {}", self.origins.len()));
+            return Err(format!("a pin must have at most {ORIGINS_MAX} origins; it has {}", self.origins.len()));
         }
         let nameless = |origin: &&Multiaddr| !matches!(origin.iter().last(), Some(Protocol::P2p(_)));
         if let Some(origin) = self.origins.iter().find(nameless) {
-            return Err(format!("the origin {origin} does not end in /p2p/ and a peer id"));
+            return Err(format!("the origin {origin} must end in /p2p/PEERID"));
         }
         check_meta(&self.meta)
     }
 }
 
-/// Whether what is kept with a request is within its limits.
+/// Validates the limits of metadata.
 ///
 /// # Errors
-/// Words for whoever asked.
+/// A message for the client.
 pub fn check_meta(meta: &Meta) -> Result<(), String> {
     if meta.len() > META_PAIRS_MAX {
-        return Err(format!("meta has at most {META_PAIRS_MAX} keys, not {}", meta.len()));
+        return Err(format!("meta must have at most {META_PAIRS_MAX} keys; it has {}", meta.len()));
     }
     let bytes: usize = meta.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > META_BYTES_MAX {
-        return Err(format!("meta has at most {META_BYTES_MAX} bytes of keys and values, not {bytes}"));
+        return Err(format!("meta must have at most {META_BYTES_MAX} bytes of keys and values; it has {bytes}"));
     }
     Ok(())
 }
 
-/// How far a request has come.
+/// The status of a request, as in the Pinning Service API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Status {
-    /// It waits for its turn, or for the next attempt.
+    /// It is queued, or waits for the next attempt.
     Queued,
     /// Its DAG is being fetched.
     Pinning,
-    /// Every block is here and stays.
+    /// All blocks are stored and kept.
     Pinned,
-    /// It will not come. The reason is in [`Request::details`].
+    /// It failed, with the reason in [`Request::details`].
     Failed,
 }
 
-/// What there is of a DAG.
+/// How much of a DAG is stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Distinct blocks so far.
+    /// The number of distinct blocks.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// A request at one moment. Reads as what was asked for.
+/// A snapshot of a request. Dereferences to its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What it is called by; cannot be guessed, and is safe in a URL.
+    /// The ID: unguessable, and safe in a URL.
     pub id: Arc<str>,
-    /// The identifier of the token that asked.
+    /// The ID of the owner's token.
     pub owner: Arc<str>,
-    /// What was asked for.
+    /// The parameters.
     pub wanted: Arc<Wanted>,
-    /// When it was asked for, in whole milliseconds; no other request has the same time.
+    /// The creation time in whole milliseconds, which is unique.
     pub created: SystemTime,
-    /// How far it has come.
+    /// The status.
     pub status: Status,
-    /// What there is of its DAG.
+    /// The progress of its DAG.
     pub progress: Progress,
-    /// Why it failed, or what stopped the last attempt.
+    /// Why it failed, or why the last attempt failed.
     pub details: Option<Arc<str>>,
-    /// Attempts that failed.
+    /// The number of failed attempts.
     pub attempts: u32,
-    /// When the next attempt is due, if one was made and another will be.
+    /// When the next attempt is due, after a failed one.
     pub next_attempt: Option<SystemTime>,
 }
 

@@ -1,9 +1,9 @@
-//! [`Walk`]: every block of a DAG, from wherever it is had with the least effort.
+//! [`Walk`]: visits all blocks of a DAG, from the nearest source of each.
 //!
-//! Goals: what is here is not fetched, and what is here and has no links is not even read, so that an interrupted pin
-//! goes on at the speed of the index; memory of some 40 bytes for each block that was seen, and not of its CID.
+//! Goals: stored blocks are not fetched, and stored blocks without links are not even read, so that an interrupted pin
+//! continues at the speed of the index; some 40 bytes of memory for each visited block.
 //!
-//! This differs from [`content::dag::walk_all`] in the former, and in what is said of each block.
+//! Unlike [`content::dag::walk_all`], it reports where each block came from.
 
 use cache::BlockStore;
 use content::cid::codec;
@@ -14,34 +14,34 @@ use futures::future::{BoxFuture, FutureExt as _};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use std::sync::Arc;
 
-/// Links that wait to be followed. A DAG needs as many as its blocks on one path from the root have links.
+/// The maximum number of links to follow. A DAG needs as many as the blocks on one path from the root have links.
 const WAITING_MAX: usize = 1 << 20;
-/// Blocks of one DAG.
+/// The maximum number of blocks of a DAG.
 const BLOCKS_MAX: usize = 1 << 24;
 
-/// Where blocks are had.
+/// The sources of blocks.
 #[derive(Clone)]
-pub struct Places {
-    /// The store: what is there need not be fetched.
+pub struct BlockSources {
+    /// The store. Blocks in it are not fetched.
     pub store: Arc<dyn BlockStore>,
-    /// What is held here.
+    /// Locally stored blocks.
     pub local: Arc<dyn BlockSource>,
-    /// What is not.
+    /// The network.
     pub upstream: Arc<dyn BlockSource>,
-    /// What may be kept.
+    /// The content policy.
     pub policy: Arc<dyn Policy>,
-    /// Whether what is withheld is passed over instead of ending the walk: the DAG was here in full before, and the rest of it
-    /// is to be so again.
+    /// Whether withheld blocks are skipped instead of ending the walk: the DAG was complete before, and the rest of it
+    /// is to be restored.
     pub passes_withheld: bool,
 }
 
-/// Why a DAG cannot be walked to its end.
+/// Why walking a DAG failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WalkError {
-    /// A block did not come, or cannot be understood.
+    /// A block could not be fetched or decoded.
     #[error(transparent)]
     Dag(#[from] DagError),
-    /// It is too much for one pin.
+    /// The DAG is too large for a pin.
     #[error("{0}")]
     TooLarge(String),
 }
@@ -52,48 +52,48 @@ impl From<SourceError> for WalkError {
     }
 }
 
-/// What a walk came to.
+/// What a walk reached.
 enum Reached {
-    Found(Found),
-    /// A block that is not here, and must not be fetched.
+    Found(VisitedBlock),
+    /// A block that is missing and withheld.
     Withheld(Cid),
 }
 
-/// A block that a walk came to, and whether it had to be fetched.
-pub struct Found {
-    /// The block, or the CID of one that is here and has no links.
+/// A visited block.
+pub struct VisitedBlock {
+    /// The block, or the CID of a stored block without links.
     pub visited: Visited,
-    /// How long it is.
+    /// Its length.
     pub bytes: u64,
-    /// It came from the network.
+    /// Whether it was fetched from the network.
     pub fetched: bool,
 }
 
-impl Found {
+impl VisitedBlock {
     fn block(block: Block, fetched: bool) -> Self {
         let bytes = block.data().len() as u64;
         Self { visited: Visited::Block(block), bytes, fetched }
     }
 }
 
-/// A walk under way. Blocks come in no order, each once; blocks that are written into their CIDs do not, but their
-/// links are followed.
+/// A walk in progress. Returns the blocks unordered and without duplicates; inlined blocks (identity hashes) are not
+/// returned, but their links are followed.
 pub struct Walk {
-    places: Places,
+    sources: BlockSources,
     concurrency: usize,
     seen: Fingerprints,
-    /// The CIDs of links, in binary; the last found goes first, which keeps this short.
+    /// The binary CIDs of links to follow, depth first, which keeps this short.
     waiting: Vec<Box<[u8]>>,
     fetches: FuturesUnordered<BoxFuture<'static, Result<Reached, SourceError>>>,
-    /// How many blocks are missing that are withheld, and one of them.
+    /// The number of missing withheld blocks, and one of them.
     withheld: Option<(u64, Cid)>,
 }
 
 impl Walk {
-    /// A walk that fetches so many blocks at a time.
-    pub fn new(places: Places, root: Cid, concurrency: usize) -> Self {
+    /// A walk that fetches so many blocks concurrently.
+    pub fn new(sources: BlockSources, root: Cid, concurrency: usize) -> Self {
         let mut walk = Self {
-            places,
+            sources,
             concurrency: concurrency.max(1),
             seen: Fingerprints::default(),
             waiting: Vec::new(),
@@ -104,17 +104,17 @@ impl Walk {
         walk
     }
 
-    /// The next block; `None` when there are no more.
+    /// The next block; `None` at the end.
     ///
     /// # Errors
-    /// [`WalkError`]; after one, the walk is of no use.
-    pub async fn next(&mut self) -> Result<Option<Found>, WalkError> {
+    /// [`WalkError`]; the walk cannot be continued after it.
+    pub async fn next(&mut self) -> Result<Option<VisitedBlock>, WalkError> {
         loop {
             while self.fetches.len() < self.concurrency
                 && let Some(bytes) = self.waiting.pop()
                 && let Ok(cid) = Cid::try_from(&*bytes)
             {
-                self.fetches.push(find(self.places.clone(), cid).boxed());
+                self.fetches.push(find(self.sources.clone(), cid).boxed());
             }
             let found = match self.fetches.next().await.transpose()? {
                 None => return Ok(None),
@@ -137,7 +137,7 @@ impl Walk {
         }
     }
 
-    /// How many blocks are missing so far that are withheld, and one of them.
+    /// The number of missing withheld blocks so far, and one of them.
     pub fn withheld(&self) -> Option<(u64, Cid)> {
         self.withheld
     }
@@ -145,58 +145,59 @@ impl Walk {
     fn check(&self) -> Result<(), WalkError> {
         if self.waiting.len() > WAITING_MAX {
             return Err(WalkError::TooLarge(format!(
-                "its blocks have more than {WAITING_MAX} links beside each other"
+                "its blocks have more than {WAITING_MAX} links that wait to be followed"
             )));
         }
         if self.seen.len() > BLOCKS_MAX {
-            return Err(WalkError::TooLarge(format!("it has more than {BLOCKS_MAX} blocks")));
+            return Err(WalkError::TooLarge(format!("the DAG has more than {BLOCKS_MAX} blocks")));
         }
         Ok(())
     }
 
     fn see(&mut self, cid: &Cid) {
-        // The version makes no difference to what a block is.
+        // The CID version makes no difference.
         if self.seen.insert((cid.codec(), cid.hash())) {
             self.waiting.push(cid.to_bytes().into());
         }
     }
 }
 
-async fn find(places: Places, cid: Cid) -> Result<Reached, SourceError> {
-    match find_allowed(&places, cid).await {
-        Err(SourceError::Refused { .. }) if places.passes_withheld => find_withheld(&*places.store, cid).await,
+async fn find(sources: BlockSources, cid: Cid) -> Result<Reached, SourceError> {
+    match find_allowed(&sources, cid).await {
+        Err(SourceError::Refused { .. }) if sources.passes_withheld => find_withheld(&*sources.store, cid).await,
         found => found.map(Reached::Found),
     }
 }
 
-/// What is withheld is still a member of its pin where it is here, and what lies below it is looked at: it leaves this node no
-/// more than before.
+/// A withheld block that is stored remains a member of its pin, and its links are followed. It is not served.
 async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<Reached, SourceError> {
     let Some(key) = BlockKey::of(&cid) else { return Ok(Reached::Withheld(cid)) };
     let data = store.look(&key).await?;
-    Ok(data.map_or(Reached::Withheld(cid), |data| Reached::Found(Found::block(Block::from_checked(cid, data), false))))
+    Ok(data.map_or(Reached::Withheld(cid), |data| {
+        Reached::Found(VisitedBlock::block(Block::from_checked(cid, data), false))
+    }))
 }
 
-async fn find_allowed(places: &Places, cid: Cid) -> Result<Found, SourceError> {
-    check(&*places.policy, &cid)?;
+async fn find_allowed(sources: &BlockSources, cid: Cid) -> Result<VisitedBlock, SourceError> {
+    check(&*sources.policy, &cid)?;
     if let Some(block) = Block::inline(&cid).or_else(|| Block::empty(&cid)) {
-        return Ok(Found::block(block, false));
+        return Ok(VisitedBlock::block(block, false));
     }
-    if let Some(bytes) = leaf_bytes(&*places.store, &cid).await? {
-        return Ok(Found { visited: Visited::Leaf(cid), bytes, fetched: false });
+    if let Some(bytes) = leaf_bytes(&*sources.store, &cid).await? {
+        return Ok(VisitedBlock { visited: Visited::Leaf(cid), bytes, fetched: false });
     }
-    match held(&*places.local, &cid).await {
+    match get_local(&*sources.local, &cid).await {
         Err(SourceError::NotFound { .. }) => {}
-        found => return Ok(Found::block(found?, false)),
+        found => return Ok(VisitedBlock::block(found?, false)),
     }
-    let block = places.upstream.get(&cid).await?;
+    let block = sources.upstream.get(&cid).await?;
     let block = block.under(&cid).ok_or(SourceError::Corrupt { cid })?;
-    // A fetch may take long enough for the policy to change.
-    check(&*places.policy, &cid)?;
-    Ok(Found::block(block, true))
+    // The policy may have changed during the fetch.
+    check(&*sources.policy, &cid)?;
+    Ok(VisitedBlock::block(block, true))
 }
 
-/// The length of a block that is here and, by its codec, has no links.
+/// The length of a stored block that, by its codec, has no links.
 async fn leaf_bytes(store: &dyn BlockStore, cid: &Cid) -> Result<Option<u64>, SourceError> {
     let key = BlockKey::of(cid).filter(|_| matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON));
     let Some(key) = key else { return Ok(None) };
@@ -204,7 +205,7 @@ async fn leaf_bytes(store: &dyn BlockStore, cid: &Cid) -> Result<Option<u64>, So
     Ok(shape.map(|shape| shape.block_bytes() as u64))
 }
 
-async fn held(local: &dyn BlockSource, cid: &Cid) -> Result<Block, SourceError> {
+async fn get_local(local: &dyn BlockSource, cid: &Cid) -> Result<Block, SourceError> {
     match local.peek(cid) {
         Some(block) => Ok(block),
         None => local.get(cid).await,

@@ -1,15 +1,15 @@
-//! The workers: so many DAGs are fetched at a time, and what fails is tried again.
+//! The workers: a limited number of DAGs is fetched concurrently, and failures are retried.
 //!
-//! One task hands out roots from the queue, each to a task that lives for one attempt. What waits is in the index and
-//! nowhere else. Owners take turns; while others wait, one has three quarters of the workers at most, so that a few
-//! huge DAGs of one leave room for the small ones of another.
+//! One task takes roots from the queue and spawns a task for each attempt. Queued roots take no tasks. Owners take
+//! turns (fair queueing); while others are queued, one owner gets at most three quarters of the workers, so that huge
+//! DAGs of one owner do not block small ones of another.
 
 use crate::pinning::fetch::{Fetch, FetchError, Step, Verdict};
 use crate::pinning::index::Outcome;
 use crate::pinning::record::Work;
 use crate::pinning::request::ORIGINS_MAX;
-use crate::pinning::service::{PinOptions, Pins, PinsError, progress};
-use crate::pinning::walk::Places;
+use crate::pinning::service::{FollowUp, PinOptions, Pins, PinsError, progress};
+use crate::pinning::walk::BlockSources;
 use cache::{PinState, PinSummary};
 use content::Cid;
 use futures::FutureExt as _;
@@ -21,17 +21,17 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// How long after somebody removed a pin that is being made it is begun anew, if anybody still wants it.
+/// How long after a pin was removed during its attempt it is started again, if it is still requested.
 const AFTER_REMOVAL: Duration = Duration::from_secs(1);
 
-/// The most by which a wait is drawn out, in eighths of it.
+/// The maximum jitter of a back-off, in eighths of it.
 const EIGHTHS_MAX: u32 = 10;
 
-/// What came of an attempt; `None` if it was called off.
+/// The result of an attempt; `None` if it was cancelled.
 type Attempted = Option<Result<PinSummary, FetchError>>;
 
 impl Pins {
-    /// Hands out roots until the service stops, and returns when the last worker has ended.
+    /// Dispatches roots until the service stops, and returns when the last worker has ended.
     pub(super) async fn dispatch(self: Arc<Self>) {
         let mut working = JoinSet::new();
         let most = self.options.workers_max.max(1);
@@ -52,7 +52,7 @@ impl Pins {
         while working.join_next().await.is_some() {}
     }
 
-    /// The next root that is due, and how its worker is called off. Whoever finds the root active finds that as well.
+    /// The next due root, and the token that cancels its worker. Both are set under one lock.
     fn take_next(&self, most: usize) -> Option<(Cid, CancellationToken)> {
         let mut workers = self.workers();
         let mut index = self.index_mut();
@@ -74,83 +74,83 @@ impl Pins {
     async fn work(self: Arc<Self>, root: Cid, worker: CancellationToken) {
         let arrived = AtomicBool::new(false);
         let attempted = tokio::select! {
-            // A defect costs one attempt and not the service.
+            // A panic fails one attempt and not the service.
             attempted = AssertUnwindSafe(self.attempt(&root, &arrived)).catch_unwind() => {
                 Some(attempted.unwrap_or(Err(FetchError::Broken)))
             }
             () = worker.cancelled() => None,
         };
         let (pins, arrived) = (Arc::clone(&self), arrived.into_inner());
-        let ended = self.apart(async move { pins.end(&root, attempted, arrived).await }).await;
+        let ended = self.spawn_change(async move { pins.end(&root, attempted, arrived).await }).await;
         if let Err(error) = ended {
-            tracing::warn!(%root, %error, "what came of a pin could not be written");
+            tracing::warn!(%root, %error, "recording the result of a pin failed");
         }
     }
 
-    /// One attempt to have all of a DAG here.
+    /// One attempt to fetch a DAG completely.
     async fn attempt(self: &Arc<Self>, root: &Cid, arrived: &AtomicBool) -> Result<PinSummary, FetchError> {
         let origins = self.index().origins(root, ORIGINS_MAX);
         self.reach.dial(root, origins).await;
-        let places = Places {
+        let sources = BlockSources {
             store: Arc::clone(&self.store),
             local: Arc::clone(&self.reach.local),
             upstream: (self.reach.session)(root),
             policy: Arc::clone(&self.reach.policy),
             passes_withheld: self.index().root(root).is_some_and(|root| root.work.lost),
         };
-        let mut fetch = Fetch::begin(places, *root).await?;
+        let mut fetch = Fetch::begin(sources, *root).await?;
         while let Some(step) = fetch.step().await? {
-            self.note_step(root, step, arrived).await;
+            self.add_step(root, step, arrived).await;
         }
         fetch.finish().await
     }
 
-    async fn note_step(self: &Arc<Self>, root: &Cid, step: Step, arrived: &AtomicBool) {
+    async fn add_step(self: &Arc<Self>, root: &Cid, step: Step, arrived: &AtomicBool) {
         if let Some(bytes) = step.fetched_bytes {
             arrived.store(true, Ordering::Relaxed);
             self.metrics.fetched_blocks.inc();
             self.metrics.fetched_bytes.inc_by(bytes);
         }
-        if !self.index_mut().note_step(root, step.progress) {
+        if !self.index_mut().raise_progress(root, step.progress) {
             return;
         }
-        // If nobody is left who waits for it, this worker is called off.
+        // If no request is left, this cancels the worker.
         let (pins, root) = (Arc::clone(self), *root);
-        let settled = self.apart(async move { pins.settle_exceeding(&root).await }).await;
+        let settled = self.spawn_change(async move { pins.settle_exceeding(&root).await }).await;
         if let Err(error) = settled {
-            tracing::warn!(%root, %error, "that a pin is beyond its quota could not be written");
+            tracing::warn!(%root, %error, "recording that a pin exceeds its quota failed");
         }
     }
 
-    /// Draws the consequences, in its turn.
+    /// Handles the result of an attempt, as one change.
     async fn end(&self, root: &Cid, attempted: Attempted, arrived: bool) -> Result<(), PinsError> {
         self.workers().remove(root);
-        let drawn = match attempted {
+        let handled = match attempted {
             Some(Ok(summary)) => self.end_well(root, &summary).await,
             Some(Err(error)) if !self.stopping.is_cancelled() => self.end_badly(root, &error, arrived).await,
             _ => Ok(()),
         };
-        // Its place in the queue is known by now, if it has one.
+        // By now its next attempt is scheduled, if there is one.
         self.index_mut().end_work(root);
         if !self.index().is_needed(root) {
-            self.drop_pin(root).await;
+            self.drop_pin(root);
         }
         self.changed();
-        drawn
+        handled
     }
 
     async fn end_well(&self, root: &Cid, summary: &PinSummary) -> Result<(), PinsError> {
-        // It may have lost a block since; that was noted before anybody was told to look.
+        // The pin may have lost a block since. The store records that before it notifies this service.
         let now = self.store.pin(root).await?;
         if now.is_some_and(|pin| pin.state == PinState::Partial) {
-            return self.begin_anew(root).await;
+            return self.restart_work(root).await;
         }
-        self.index_mut().note_progress(root, progress(summary), true);
+        self.index_mut().set_progress(root, progress(summary), true);
         self.settle_complete(root).await?;
-        self.forget_work(root).await?;
+        self.delete_work(root).await?;
         if self.index().is_needed(root) {
             tracing::info!(%root, blocks = summary.blocks, bytes = summary.bytes, "pinned");
-            self.reach.announce(root).await;
+            self.follow_ups().push(FollowUp::Announce(*root));
         }
         Ok(())
     }
@@ -162,14 +162,14 @@ impl Pins {
         match verdict {
             Verdict::Removed => {
                 let due_ms = now + millis(AFTER_REMOVAL);
-                self.index_mut().note_work(root, Work { due_ms, ..former });
+                self.index_mut().set_work(root, Work { due_ms, ..former });
                 return Ok(());
             }
             Verdict::Withheld => {
-                tracing::warn!(%root, %error, "a pin lacks blocks that are withheld");
+                tracing::warn!(%root, %error, "a pin has missing blocks that are withheld");
                 return self.withhold(root, error.to_string()).await;
             }
-            // What was here in full is never given up: the rest of it would go.
+            // A pin that was complete never fails: the rest of it would be evicted.
             Verdict::Never if !former.lost => {
                 self.metrics.failed(reason);
                 tracing::info!(%root, %error, "a pin failed");
@@ -179,27 +179,27 @@ impl Pins {
         }
         let work = next_work(&former, error, arrived, now, &self.options);
         if !work.lost && now.saturating_sub(work.since_ms) >= millis(self.options.give_up) {
-            tracing::info!(%root, %error, attempts = work.attempts, "a pin is given up");
+            tracing::info!(%root, %error, attempts = work.attempts, "a pin failed after all retries");
             let hours = self.options.give_up.as_secs() / 3600;
-            return self.give_up(root, format!("given up after {hours} hours without anything new: {error}")).await;
+            return self.give_up(root, format!("given up after {hours} hours without a new block: {error}")).await;
         }
-        tracing::debug!(%root, %error, attempts = work.attempts, "a pin will be tried again");
-        self.note_work(root, work).await
+        tracing::debug!(%root, %error, attempts = work.attempts, "fetching a pin failed; it will be retried");
+        self.write_work(root, work).await
     }
 
     async fn give_up(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
         let reason: Arc<str> = reason.into();
         let pending = self.index().requests_for(root, |entry| entry.outcome == Outcome::Pending);
         self.settle(pending.into_iter().map(|id| (id, Outcome::Failed(Arc::clone(&reason)))).collect()).await?;
-        self.forget_work(root).await
+        self.delete_work(root).await
     }
 }
 
-/// What is noted after an attempt that failed. One that brought something begins anew.
+/// The work after a failed attempt. Received blocks reset the back-off.
 fn next_work(former: &Work, error: &FetchError, arrived: bool, now_ms: u64, options: &PinOptions) -> Work {
     let attempts = if arrived { 1 } else { former.attempts.saturating_add(1) };
     let since_ms = if arrived || former.since_ms == 0 { now_ms } else { former.since_ms };
-    let wait = wait(attempts, options, RandomState::new().hash_one(attempts));
+    let wait = back_off(attempts, options, RandomState::new().hash_one(attempts));
     Work {
         attempts,
         since_ms,
@@ -210,15 +210,14 @@ fn next_work(former: &Work, error: &FetchError, arrived: bool, now_ms: u64, opti
     }
 }
 
-/// How long to wait after so many failures: twice as long each time, and up to a quarter more or less, so that what
-/// failed together is not tried together for ever.
-fn wait(attempts: u32, options: &PinOptions, random: u64) -> Duration {
+/// The back-off after so many failures: exponential, with a jitter of up to a quarter.
+fn back_off(attempts: u32, options: &PinOptions, random: u64) -> Duration {
     let doubled = options.retry_first.saturating_mul(2_u32.saturating_pow(attempts.saturating_sub(1)));
     let eighths = EIGHTHS_MAX - u32::try_from(random % 5).unwrap_or_default();
     doubled.min(options.retry_max).saturating_mul(eighths) / 8
 }
 
-/// The longest wait of all.
+/// The longest back-off, with jitter.
 pub(super) fn wait_max(options: &PinOptions) -> Duration {
     options.retry_max.saturating_mul(EIGHTHS_MAX) / 8
 }
@@ -233,11 +232,11 @@ mod tests {
     use crate::pinning::walk::WalkError;
 
     #[test]
-    fn waits_double_up_to_a_bound_and_differ() {
+    fn back_offs_double_up_to_a_maximum_and_have_jitter() {
         let options = PinOptions::default();
         let table = [(1, 30), (2, 60), (3, 120), (7, 1920), (8, 3600), (30, 3600), (u32::MAX, 3600)];
         for (attempts, seconds) in table {
-            let waits: Vec<_> = (0..5).map(|random| wait(attempts, &options, random)).collect();
+            let waits: Vec<_> = (0..5).map(|random| back_off(attempts, &options, random)).collect();
             let (least, most) = (waits.iter().min().expect("some"), waits.iter().max().expect("some"));
             assert_eq!(*least, Duration::from_secs(seconds) * 6 / 8, "{attempts}");
             assert_eq!(*most, Duration::from_secs(seconds) * 10 / 8, "{attempts}");
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_brought_something_begins_anew() {
+    fn received_blocks_reset_the_back_off() {
         let options = PinOptions::default();
         let error = FetchError::Walk(WalkError::TooLarge("something".to_owned()));
         let former = Work { attempts: 5, since_ms: 1000, due_ms: 2000, ..Work::default() };

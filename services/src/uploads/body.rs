@@ -1,7 +1,7 @@
-//! [`Meter`]: a request's body as it is taken in, with an end to it.
+//! [`Meter`]: a metered body with limits.
 //!
-//! What is left of a body when an upload fails is wanted again: its sender has to be listened to for a while, or never hears why it was
-//! refused. So the body is shared between whoever reads it and whoever answers.
+//! After an upload fails, the rest of its body must be read for a while (lingering close), or the client would not
+//! receive the error. So the body is shared between the reader and the handler.
 
 use super::request_body::{RequestBody, Upload, boxed};
 use crate::uploads::UploadError;
@@ -11,22 +11,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// How much may come.
+/// The limits of an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
-    /// What one upload may have, in bytes.
+    /// The maximum size of an upload, in bytes.
     pub bytes_max: u64,
-    /// What its owner may have, and what is left of that.
+    /// The owner's byte quota, and what is left of it.
     pub quota: Option<(u64, u64)>,
-    /// What the cache has room for, in bytes, if what comes is left to it.
+    /// The capacity of the cache, in bytes, if the blocks are only cached.
     pub cache_bytes_max: Option<u64>,
 }
 
 impl Allowance {
-    /// Whether so many bytes may come.
+    /// Checks whether so many bytes are allowed.
     ///
     /// # Errors
-    /// Which limit is in the way.
+    /// The exceeded limit.
     pub fn check(&self, bytes: u64) -> Result<(), UploadError> {
         if bytes > self.bytes_max {
             return Err(UploadError::TooLarge { bytes_max: self.bytes_max });
@@ -41,14 +41,14 @@ impl Allowance {
     }
 }
 
-/// A body that is read, and counted.
+/// A metered body.
 #[derive(Clone)]
 pub struct Meter(Arc<Mutex<Inner>>);
 
 struct Inner {
-    /// What is read, until somebody takes back what is left of it.
+    /// The source, until the rest of it is taken back.
     source: Option<Source>,
-    came: u64,
+    bytes_read: u64,
     allowance: Allowance,
 }
 
@@ -58,7 +58,7 @@ enum Source {
 }
 
 impl Meter {
-    /// Reads a request's body, whose sender has to go on sending.
+    /// Reads the body of a request, with a timeout if the client stalls.
     pub fn of_body(body: RequestBody, allowance: Allowance) -> Self {
         Self::new(Source::Upload(Upload::new(body)), allowance)
     }
@@ -69,15 +69,15 @@ impl Meter {
     }
 
     fn new(source: Source, allowance: Allowance) -> Self {
-        Self(Arc::new(Mutex::new(Inner { source: Some(source), came: 0, allowance })))
+        Self(Arc::new(Mutex::new(Inner { source: Some(source), bytes_read: 0, allowance })))
     }
 
-    /// How many bytes were read.
-    pub fn came(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).came
+    /// The number of bytes that were read.
+    pub fn bytes_read(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).bytes_read
     }
 
-    /// What nobody has read. Nothing can be read after this.
+    /// Takes the unread rest. Nothing can be read after this.
     pub fn into_rest(self) -> RequestBody {
         match self.0.lock().unwrap_or_else(PoisonError::into_inner).source.take() {
             Some(Source::Upload(upload)) => upload.into_rest(),
@@ -89,15 +89,15 @@ impl Meter {
 impl AsyncRead for Meter {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Inner { source, came, allowance } = &mut *inner;
+        let Inner { source, bytes_read, allowance } = &mut *inner;
         let before = buf.filled().len();
         match source {
             Some(Source::Upload(upload)) => std::task::ready!(Pin::new(upload).poll_read(cx, buf))?,
             Some(Source::Stored(file)) => std::task::ready!(Pin::new(file).poll_read(cx, buf))?,
             None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         }
-        *came += (buf.filled().len() - before) as u64;
-        Poll::Ready(allowance.check(*came).map_err(io::Error::other))
+        *bytes_read += (buf.filled().len() - before) as u64;
+        Poll::Ready(allowance.check(*bytes_read).map_err(io::Error::other))
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use tokio::io::AsyncReadExt as _;
 
     #[tokio::test]
-    async fn a_body_ends_at_its_limits_and_says_at_which() {
+    async fn a_body_ends_at_its_limits_with_an_error_that_names_them() {
         let table = [
             (10, None, Some(10), "complete"),
             (9, None, None, "uploads.bytes_max"),
@@ -121,12 +121,12 @@ mod tests {
             let read = meter.clone().read_to_end(&mut Vec::new()).await;
             let said = read.map_or_else(|error| UploadError::from(error).to_string(), |_| "complete".to_owned());
             assert!(said.contains(words), "{said}");
-            assert_eq!(meter.came(), 10);
+            assert_eq!(meter.bytes_read(), 10);
         }
     }
 
     #[tokio::test]
-    async fn what_was_not_read_is_there_to_be_listened_to() {
+    async fn the_unread_rest_can_be_taken_back() {
         let allowance = Allowance { bytes_max: 100, quota: None, cache_bytes_max: None };
         let meter = Meter::of_body(boxed(Full::from("0123456789")), allowance);
         let mut reader = meter.clone();

@@ -1,5 +1,6 @@
-//! [`UploadError`]: why an upload was not taken in, by who can do something about it.
+//! [`UploadError`]: why an upload failed, by who can fix it.
 
+use crate::pinning::adopt::AdoptError;
 use cache::{AddError, PinError, StoreError};
 use content::car::CarError;
 use content::dag::DagError;
@@ -9,71 +10,71 @@ use content::{Cid, SourceError};
 use http::StatusCode;
 use std::io;
 
-/// What the client hears when the process ends.
+/// The message to clients when the process stops.
 pub const STOPPING: &str = "the gateway is stopping";
 
-/// Why an upload was not taken in. Nothing of it is pinned then.
+/// Why an upload failed. Nothing of it is pinned then.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
-    /// The sender has to send something else.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// What was sent is of a kind that is not taken in.
+    /// The format of the body is not supported.
     #[error("{0}")]
     Unsupported(String),
-    /// More came than one upload may have.
-    #[error("an upload may have {bytes_max} bytes (uploads.bytes_max), and this one has more")]
+    /// The upload exceeds the maximum size.
+    #[error("the upload exceeds the maximum of {bytes_max} bytes (uploads.bytes_max)")]
     TooLarge {
         /// The limit.
         bytes_max: u64,
     },
-    /// More came than the owner may keep.
-    #[error("this does not fit in the token's quota: {left} of {bytes_max} bytes are left")]
+    /// The upload exceeds the owner's byte quota.
+    #[error("the upload exceeds the token's quota: {left} of {bytes_max} bytes are left")]
     Quota {
-        /// What the owner may keep.
+        /// The quota.
         bytes_max: u64,
-        /// What is left of it.
+        /// What is left of the quota.
         left: u64,
     },
-    /// The owner has as many pins as it may.
+    /// The quota of pins is used up.
     #[error("{0}")]
     Pins(String),
-    /// What was to be used is not there any more.
+    /// A used object has been removed.
     #[error("{0}")]
     Conflict(String),
-    /// As many uploads as there may be are under way.
-    #[error("{0} uploads are being taken in: try again when one has ended")]
+    /// The maximum number of concurrent uploads is reached.
+    #[error("the maximum of {0} concurrent uploads is reached: try again when one has ended")]
     Busy(usize),
-    /// The token has its share of the uploads that may be under way.
-    #[error("this token has as many uploads under way as one token may have: try again when one has ended")]
+    /// The token's limit of concurrent uploads is reached.
+    #[error("the token has reached its limit of concurrent uploads: try again when one has ended")]
     Share,
-    /// Whose it would become may have nothing here any more.
-    #[error("the token that this was begun with was revoked, or has expired")]
+    /// The token is no longer valid.
+    #[error("the token that created the upload was revoked or has expired")]
     Revoked,
-    /// Uploads have as much memory as they may.
+    /// The memory budget of uploads is used up.
     #[error(
-        "uploads and imports have all but too little of the {bytes_max} bytes of memory that they may take together \
-         (uploads.memory_bytes_max): try again when one has ended"
+        "uploads and imports use up their memory of {bytes_max} bytes (uploads.memory_bytes_max): try again when one \
+         has ended"
     )]
     Memory {
-        /// What they may have.
+        /// The budget.
         bytes_max: usize,
     },
-    /// The operator does not have this here.
-    #[error("{cid} must not be kept here: {}", why(*.verdict))]
+    /// The policy withholds the content.
+    #[error("the policy rejects {cid}: {}", why(*.verdict))]
     Denied {
-        /// The first block that was refused.
+        /// The first withheld block.
         cid: Cid,
-        /// What the policy says.
+        /// The verdict.
         verdict: Verdict,
     },
-    /// The import, or the sink that it wrote to.
+    /// Importing failed, or its sink did.
     #[error(transparent)]
     Import(ImportError),
-    /// The choices do not go together.
+    /// The options are inconsistent.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The archive is not one.
+    /// The CAR is invalid.
     #[error(transparent)]
     Car(CarError),
     /// Part of a DAG is neither in the archive nor in the store.
@@ -84,48 +85,48 @@ pub enum UploadError {
         /// The first block found missing.
         missing: Cid,
     },
-    /// What was to be read could not be read: a body, or a file.
+    /// Reading a body or a file failed.
     #[error(transparent)]
     Read(io::Error),
-    /// The gateway's own folder failed it.
-    #[error("the folder for uploads cannot be used: {0}")]
+    /// The folder for temporary files failed.
+    #[error("the folder for temporary files of uploads failed: {0}")]
     Scratch(io::Error),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// What was to be left to the cache is more than it could hold if it held nothing else.
+    /// The upload exceeds the capacity of the cache.
     #[error(
-        "the cache has room for {bytes_max} bytes in all, and this takes more. Pin it, or give the cache more room \
+        "the upload exceeds the capacity of the cache of {bytes_max} bytes: pin it, or increase the capacity \
          (cache.disk_bytes_max, cache.memory_bytes_max)"
     )]
     LargerThanCache {
-        /// What the cache has room for.
+        /// The capacity of the cache.
         bytes_max: u64,
     },
-    /// What was left to the cache is not all there. A block that it had already may have been its oldest, and comes back as its
-    /// newest when it is sent again.
+    /// Blocks were evicted from the cache during the upload. A block that was cached before may have been the oldest,
+    /// and becomes the newest when it is sent again.
     #[error(
-        "the cache did not keep this: of {blocks} blocks {gone} are gone already. Try once more; if that is of no use, \
-         pin it, or give the cache more room (cache.disk_bytes_max, cache.memory_bytes_max)"
+        "the cache evicted {gone} of {blocks} blocks during the upload: try again; if that fails too, pin the content \
+         or increase the capacity (cache.disk_bytes_max, cache.memory_bytes_max)"
     )]
     NotCached {
-        /// How many blocks are not there.
+        /// The number of evicted blocks.
         gone: u64,
-        /// How many came, repeated ones included.
+        /// The number of uploaded blocks, including repeated ones.
         blocks: u64,
     },
-    /// A pin failed.
-    #[error("{root} could not be pinned: {error}")]
+    /// Pinning failed.
+    #[error("pinning {root} failed: {error}")]
     Pin {
         /// The root.
         root: Cid,
-        /// What went wrong.
+        /// The error.
         error: Box<PinError>,
     },
-    /// Somebody takes too long to read what is said about the upload.
-    #[error("nobody reads how the upload goes")]
+    /// The client does not read the progress events.
+    #[error("the client does not read the progress events of the upload")]
     Unheard,
-    /// The gateway ends, or what it did has panicked.
+    /// The gateway is stopping, or the upload panicked.
     #[error("the gateway is stopping")]
     Stopping,
 }
@@ -138,7 +139,7 @@ fn why(verdict: Verdict) -> &'static str {
 }
 
 impl UploadError {
-    /// What to answer to a request that failed so.
+    /// The HTTP status of the error.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Invalid(_) | Self::Profile(_) | Self::Incomplete { .. } => StatusCode::BAD_REQUEST,
@@ -171,7 +172,7 @@ impl UploadError {
 }
 
 impl UploadError {
-    /// Whether it may be taken in when others have ended.
+    /// Whether a retry may succeed when other uploads have ended.
     fn is_short_of_memory(&self) -> bool {
         match self {
             Self::Memory { .. } => true,
@@ -199,7 +200,7 @@ fn of_pin(error: &PinError) -> StatusCode {
         PinError::Blocks(error) => match error.downcast_ref() {
             Some(DagError::Source(SourceError::Closed) | DagError::Memory) => StatusCode::SERVICE_UNAVAILABLE,
             Some(DagError::Source(SourceError::Store(_))) => StatusCode::INTERNAL_SERVER_ERROR,
-            // A block that cannot be understood, or none that could.
+            // A block that cannot be decoded.
             _ => StatusCode::BAD_REQUEST,
         },
         PinError::RootMissing { .. } | PinError::NameTooLong { .. } => StatusCode::BAD_REQUEST,
@@ -207,7 +208,7 @@ fn of_pin(error: &PinError) -> StatusCode {
 }
 
 impl UploadError {
-    /// What the client is answered with: a status, and what went wrong.
+    /// The status and the message for the client.
     pub fn failure(&self) -> (StatusCode, String) {
         match self.status() {
             status @ StatusCode::SERVICE_UNAVAILABLE if !self.is_short_of_memory() => (status, STOPPING.to_owned()),
@@ -216,22 +217,22 @@ impl UploadError {
     }
 }
 
-/// What comes through a reader may be one of ours.
+/// A reader's error may wrap an [`UploadError`].
 impl From<io::Error> for UploadError {
     fn from(error: io::Error) -> Self {
         match error.downcast::<Self>() {
-            Ok(ours) => ours,
+            Ok(error) => error,
             Err(error) => Self::Read(error),
         }
     }
 }
 
-/// What comes through a sink may be one of ours.
+/// A sink's error may wrap an [`UploadError`].
 impl From<ImportError> for UploadError {
     fn from(error: ImportError) -> Self {
         match error {
             ImportError::Sink(error) => match error.downcast::<Self>() {
-                Ok(ours) => *ours,
+                Ok(error) => *error,
                 Err(error) => Self::Import(ImportError::Sink(error)),
             },
             error => Self::Import(error),
@@ -250,7 +251,7 @@ impl From<CarError> for UploadError {
         match error {
             CarError::Io(error) => match Self::from(error) {
                 Self::Read(error) => Self::Car(CarError::Io(error)),
-                ours => ours,
+                error => error,
             },
             error => Self::Car(error),
         }
@@ -265,11 +266,20 @@ impl From<cache::ImportError> for UploadError {
             cache::ImportError::Pin { root, error } => Self::Pin { root, error: Box::new(error) },
             cache::ImportError::Store(error) => Self::Store(error),
             cache::ImportError::Refused(error) => match error.downcast::<Self>() {
-                Ok(ours) => *ours,
+                Ok(error) => *error,
                 Err(error) => Self::Invalid(error.to_string()),
             },
             error @ cache::ImportError::Gone { .. } => Self::Conflict(error.to_string()),
             error @ cache::ImportError::NoRoots => Self::Invalid(error.to_string()),
+        }
+    }
+}
+
+impl From<AdoptError> for UploadError {
+    fn from(error: AdoptError) -> Self {
+        match error {
+            AdoptError::Add(error) => error.into(),
+            AdoptError::Pins(error) => error.into(),
         }
     }
 }

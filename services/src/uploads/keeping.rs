@@ -1,10 +1,9 @@
-//! [`Keeping`]: what becomes of blocks as they come or are made.
+//! [`Keeping`]: where the blocks of an upload are stored.
 //!
-//! Goals: what was taken in is there when that is said, whether it is pinned or cached; memory that does not grow with the number of
-//! blocks.
+//! Goals: acknowledged blocks are stored, pinned or cached; memory that is independent of the number of blocks.
 //!
-//! Non-goals: pinning, which has to know whose the pins become ([`crate::uploads::claims`]); protecting what is cached: it goes when the cache
-//! needs the room, like everything in there; waiting for what else the store has to do.
+//! Non-goals: pinning, which needs an owner ([`crate::uploads::claims`]); protecting cached blocks from eviction;
+//! waiting for other work of the store.
 
 use crate::uploads::{Limits, UploadError, Uploads};
 use cache::{Addition, BlockStore, StoreError};
@@ -15,43 +14,42 @@ use std::sync::Arc;
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _, BufReader};
 
-/// How many bytes of keys are in memory.
+/// The maximum memory for keys, in bytes.
 const KEYS_BYTES_MAX: usize = 256 * 1024;
-/// What any store takes for a block beside its bytes, at least, in bytes.
+/// The minimum overhead of a block in any store, in bytes.
 const BLOCK_BYTES_MIN: u64 = 160;
-/// How many keys are looked up at a time.
-const LOOKED_UP_AT_ONCE: usize = 1024;
+/// The number of keys in one look-up.
+const LOOKUP_BATCH: usize = 1024;
 
-/// What is to become of blocks.
+/// What happens to the blocks of an upload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Keep {
-    /// They are pinned with their roots.
+    /// They are pinned.
     #[default]
     Pinned,
-    /// They are left to the cache, count for nobody, and go when it needs the room. That may be at once: a block that was held
-    /// already and is about to be evicted, or to go with a pin that was removed, is there when that is looked at, and gone soon
-    /// after.
+    /// They are cached, count for no quota, and may be evicted at any time. A block that was already cached may be
+    /// evicted soon after it was checked.
     Cached,
-    /// Nothing is kept.
+    /// They are not stored: only CIDs are computed.
     Nothing,
 }
 
-/// Where blocks go.
+/// The destination of blocks.
 #[derive(Debug)]
 pub enum Keeping {
-    /// They are protected until somebody has pinned them, or this is dropped.
+    /// Temporary pins, until the roots are pinned or this is dropped.
     Pinned(Addition),
-    /// To the cache.
+    /// The cache.
     Cached(Box<Cached>),
     /// Nowhere.
     Nothing,
 }
 
 impl Keeping {
-    /// Takes a block; waits while the disk is behind.
+    /// Stores a block; waits while the disk is behind (backpressure).
     ///
     /// # Errors
-    /// What the disk said, to this block or to one before it.
+    /// An error of the disk, for this block or an earlier one.
     pub async fn put(&mut self, block: &Block) -> Result<(), UploadError> {
         match self {
             Self::Pinned(addition) => Ok(addition.put(block).await?),
@@ -60,10 +58,10 @@ impl Keeping {
         }
     }
 
-    /// Done when everybody finds what was put. What is to be pinned is not pinned by this.
+    /// Waits until all blocks are stored. This does not pin them.
     ///
     /// # Errors
-    /// [`UploadError::NotCached`], and what the disk said.
+    /// [`UploadError::NotCached`], and errors of the disk.
     pub async fn settle(&mut self) -> Result<(), UploadError> {
         match self {
             Self::Pinned(addition) => Ok(addition.written().await?),
@@ -74,18 +72,18 @@ impl Keeping {
 }
 
 impl Uploads {
-    /// Begins to take blocks that are to be pinned. Walks over their DAGs take from the memory of uploads.
+    /// Begins to store blocks that will be pinned. DAG walks use the memory of uploads.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub async fn begin_addition(&self) -> Result<Addition, StoreError> {
         Ok(Addition::begin(&*self.store).await?.within(Arc::clone(&self.memory)))
     }
 
-    /// Begins to take blocks.
+    /// Begins to store blocks.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub async fn begin(&self, keep: Keep) -> Result<Keeping, UploadError> {
         Ok(match keep {
             Keep::Pinned => Keeping::Pinned(self.begin_addition().await?),
@@ -98,28 +96,28 @@ impl Uploads {
     }
 }
 
-/// Blocks that are left to the cache.
+/// Blocks that are cached.
 ///
-/// A cache says nothing when it drops a block, since whoever fetched it has it. Here nobody has: so the keys of all that came are
-/// put down, in a file that has no name if they are many, and looked up in the end. There are no more of them than the cache has
-/// room for blocks, and none where the disk has little left.
+/// A cache may drop a block without an error, but an upload is the only source of its blocks. So the keys of all blocks
+/// are recorded, in an unnamed temporary file if there are many, and looked up at the end. The capacity of the cache
+/// and the free disk space bound their number.
 #[derive(Debug)]
 pub struct Cached {
     store: Arc<dyn BlockStore>,
-    /// Where the file is made.
+    /// The folder of the temporary file.
     folder: PathBuf,
-    /// What is left free there, in bytes.
+    /// The disk space to leave free, in bytes.
     free_bytes_min: u64,
-    /// What the cache has room for, in bytes.
+    /// The capacity of the cache, in bytes.
     bytes_max: u64,
-    /// What the blocks take of it, at least, if each is counted as often as it comes and none shrinks.
+    /// The minimum size of the blocks in the cache, if repeated ones count and none is compressed.
     bytes: u64,
     blocks: u64,
-    /// The key of the block that came last.
+    /// The key of the last block.
     last: Option<BlockKey>,
-    /// The last keys, each behind a byte with its length.
+    /// The last keys, each after a byte with its length.
     keys: Vec<u8>,
-    /// Those before them.
+    /// The earlier keys.
     file: Option<File>,
 }
 
@@ -131,10 +129,10 @@ impl Cached {
     }
 
     async fn put(&mut self, block: &Block) -> Result<(), UploadError> {
-        // One that its CID holds needs no place.
+        // A block whose CID has an identity hash is not stored.
         let Some(key) = block.key() else { return Ok(()) };
         self.blocks += 1;
-        // Runs of one block, such as the zeros of a sparse file, are looked up once.
+        // Runs of the same block, such as the zeros of a sparse file, are looked up once.
         if self.last == Some(key) {
             return Ok(());
         }
@@ -142,13 +140,13 @@ impl Cached {
         if self.bytes > self.bytes_max {
             return Err(UploadError::LargerThanCache { bytes_max: self.bytes_max });
         }
-        self.note(&key).await.map_err(UploadError::Scratch)?;
+        self.record(&key).await.map_err(UploadError::Scratch)?;
         self.store.put_cached(block.clone()).await;
         self.last = Some(key);
         Ok(())
     }
 
-    async fn note(&mut self, key: &BlockKey) -> io::Result<()> {
+    async fn record(&mut self, key: &BlockKey) -> io::Result<()> {
         let key = key.to_bytes();
         self.keys.push(u8::try_from(key.len()).map_err(io::Error::other)?);
         self.keys.extend_from_slice(&key);
@@ -167,11 +165,11 @@ impl Cached {
 
     async fn settle(&mut self) -> Result<(), UploadError> {
         self.store.written().await?;
-        let mut gone = self.count_gone(&self.keys[..]).await?;
+        let mut gone = self.count_evicted(&self.keys[..]).await?;
         if let Some(mut file) = self.file.take() {
             file.flush().await.map_err(UploadError::Scratch)?;
             file.rewind().await.map_err(UploadError::Scratch)?;
-            gone += self.count_gone(BufReader::with_capacity(KEYS_BYTES_MAX, file)).await?;
+            gone += self.count_evicted(BufReader::with_capacity(KEYS_BYTES_MAX, file)).await?;
         }
         match gone {
             0 => Ok(()),
@@ -179,8 +177,8 @@ impl Cached {
         }
     }
 
-    /// How many of these keys are of blocks that are not here.
-    async fn count_gone(&self, mut keys: impl AsyncRead + Unpin) -> Result<u64, UploadError> {
+    /// The number of keys whose blocks are not stored.
+    async fn count_evicted(&self, mut keys: impl AsyncRead + Unpin) -> Result<u64, UploadError> {
         let mut gone = 0;
         loop {
             let next = read_keys(&mut keys).await.map_err(UploadError::Scratch)?;
@@ -193,7 +191,7 @@ impl Cached {
     }
 }
 
-/// That enough stays free where a folder is if some more keys are written there.
+/// Checks that enough disk space stays free if more keys are written.
 fn check_free(folder: &Path, free_bytes_min: u64) -> io::Result<()> {
     let stat = rustix::fs::statvfs(folder)?;
     let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
@@ -201,14 +199,14 @@ fn check_free(folder: &Path, free_bytes_min: u64) -> io::Result<()> {
         return Ok(());
     }
     let [free, needed] = [free_bytes, free_bytes_min].map(|bytes| bytes >> 20);
-    let words = format!("its disk has {free} MiB left, and {needed} MiB are to stay free (cache.disk_free_bytes_min)");
+    let words = format!("the disk has {free} MiB left, and {needed} MiB must stay free (cache.disk_free_bytes_min)");
     Err(io::Error::new(io::ErrorKind::StorageFull, words))
 }
 
-/// The next keys; none at the end.
+/// Reads the next keys; none at the end.
 async fn read_keys(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<BlockKey>> {
     let mut keys = Vec::new();
-    while keys.len() < LOOKED_UP_AT_ONCE {
+    while keys.len() < LOOKUP_BATCH {
         let length = match from.read_u8().await {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
             length => length?,
@@ -243,11 +241,11 @@ mod tests {
         (Arc::clone(&store), Cached::new(store, std::env::temp_dir(), &limits))
     }
 
-    /// As many as find no room in memory: their keys are in a file.
+    /// More blocks than there is memory for: their keys are in a file.
     const MANY: u32 = 20_000;
 
     #[tokio::test]
-    async fn any_number_of_blocks_is_found_again() {
+    async fn any_number_of_blocks_is_verified() {
         let (store, mut cached) = cached(&MemoryOptions::default());
         for number in 0..MANY {
             cached.put(&block(number)).await.expect("is taken");
@@ -259,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_cache_let_go_of_is_counted() {
+    async fn evicted_blocks_are_counted() {
         let (store, mut cached) = cached(&MemoryOptions::default());
         for number in 0..MANY {
             cached.put(&block(number)).await.expect("is taken");
@@ -272,23 +270,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cache_that_keeps_nothing_is_no_place() {
+    async fn a_cache_that_is_too_small_rejects_the_upload() {
         let (store, mut cached) = cached(&MemoryOptions { cache_bytes_max: 0, ..MemoryOptions::default() });
         cached.settle().await.expect("nothing is not too much");
         let error = cached.put(&block(1)).await.expect_err("it has no room");
         assert!(matches!(error, UploadError::LargerThanCache { bytes_max: 0 }), "{error}");
         assert_eq!(error.status(), 507);
-        // One that was given less room than is known here.
+        // The cache is smaller than the limits say.
         cached.bytes_max = 1 << 20;
         cached.put(&block(1)).await.expect("is taken");
         store.flush().await.expect("writes");
         let error = cached.settle().await.expect_err("it is gone");
         assert!(matches!(error, UploadError::NotCached { gone: 1, .. }) && error.status() == 507, "{error}");
-        assert!(error.to_string().contains("once more"), "{error}");
+        assert!(error.to_string().contains("try again"), "{error}");
     }
 
     #[tokio::test]
-    async fn repeated_blocks_fill_no_disk() {
+    async fn repeated_blocks_use_no_disk_space() {
         let room = 100 * (4 + BLOCK_BYTES_MIN);
         let (_, mut cached) = cached(&MemoryOptions { cache_bytes_max: room, ..MemoryOptions::default() });
         for _ in 0..MANY {
@@ -305,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_to_stay_free_on_the_disk_stays_free() {
+    async fn the_reserved_disk_space_stays_free() {
         let (_, mut cached) = cached(&MemoryOptions::default());
         cached.free_bytes_min = u64::MAX;
         let mut put = 0;
@@ -321,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refused_write_of_what_is_to_be_pinned_shows_when_it_is_settled() {
+    async fn a_failed_write_of_a_pinned_block_is_reported_at_the_end() {
         let store = memory::open(&MemoryOptions { bytes_max: 4096, ..MemoryOptions::default() }).expect("opens");
         let mut keeping = Keeping::Pinned(Addition::begin(&*store).await.expect("begins"));
         keeping.put(&block(1)).await.expect("is taken");

@@ -1,32 +1,33 @@
-//! Taking content in over HTTP: streams become blocks, and the blocks of a finished upload are pinned.
+//! Uploads over HTTP: streams become blocks, and the blocks of a complete upload are pinned.
 //!
-//! Goals: the CIDs of `causeway add` and of Kubo's `ipfs add` for the same content and choices; memory that grows neither with
-//! the sizes nor with the number of files; what is answered as pinned is on the disk; an upload that breaks off leaves nothing
-//! pinned, and its blocks to the cache; nothing that the policy refuses is taken in.
+//! Goals: the same CIDs as `causeway add` and Kubo's `ipfs add` for the same content and options; memory that is
+//! independent of the sizes and the number of files; a pin that is acknowledged is on the disk; an interrupted upload
+//! leaves nothing pinned, and its blocks to the cache; content that the policy withholds is rejected.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`query`] | what its parameters say |
+//! | [`query`] | the parameters |
 //! | [`work`] | one upload from its first byte to its pins |
-//! | [`multipart`], [`tarball`] | forms and archives, read part by part |
-//! | [`taker`] | what is done with each part |
-//! | [`pipeline`] | from bytes to blocks: several chunks at a time, and links in the order of the files; also of `causeway add` |
-//! | [`tree`], [`sorter`] | the folders around the files, in bounded memory |
-//! | [`names`] | what things may be called |
-//! | [`body`] | a body that is counted and has an end |
-//! | [`keeping`] | where blocks go: to pins, to the cache, or nowhere |
-//! | [`claims`] | whose the pins become |
-//! | [`resumable`] | uploads that go on where they broke off |
-//! | [`request_body`] | the body of a request, whose rest is read or dropped after a refusal |
-//! | [`views`] | the JSON that an upload is answered with |
-//! | [`error`] | what goes wrong, and its status |
+//! | [`multipart`], [`tarball`] | streaming parsers of forms and archives |
+//! | [`entries`] | the interface between the parsers and the pipeline |
+//! | [`pipeline`] | chunking, hashing in parallel, and linking; also used by `causeway add` |
+//! | [`tree`], [`sorter`] | building folders in bounded memory |
+//! | [`names`] | validation of names and paths |
+//! | [`body`] | a metered body with limits |
+//! | [`keeping`] | where blocks are stored: pinned, cached, or nowhere |
+//! | [`claims`] | quotas, and recording pins for their owner |
+//! | [`resumable`] | resumable uploads |
+//! | [`request_body`] | the body of a request, whose rest can be read or dropped after a rejection |
+//! | [`views`] | API views |
+//! | [`error`] | errors and their statuses |
 //!
 //! `POST /upload` and Kubo's `/api/v0/add` are two ways to [`Uploads::take`].
 //!
-//! Non-goals: fetching anything; mutable files; unpacking what is compressed.
+//! Non-goals: fetching content; mutable files; decompression.
 
 pub mod body;
 pub mod claims;
+pub mod entries;
 pub mod error;
 pub mod keeping;
 pub mod multipart;
@@ -36,7 +37,6 @@ pub mod query;
 pub mod request_body;
 pub mod resumable;
 pub mod sorter;
-pub mod taker;
 pub mod tarball;
 pub mod tree;
 pub mod views;
@@ -62,43 +62,44 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The most uploads at a time, whatever the settings say. Each has a thread of tokio's 512, and others of them have to hash for it.
+/// The maximum number of concurrent uploads, whatever the settings say. Each occupies one of tokio's 512 blocking
+/// threads, and needs others for hashing.
 const AT_ONCE_MAX: usize = 128;
-/// The folder for what uploads put aside, in the data folder.
+/// The folder for temporary files of uploads in the data directory.
 pub const FOLDER: &str = "uploads";
 
-/// What takes uploads in. One for the process: it bounds how many run at a time.
+/// The upload service. There is one in the process, which limits concurrent uploads.
 #[derive(Clone)]
 pub struct Uploads {
     store: Arc<dyn BlockStore>,
     policy: Arc<dyn Policy>,
     pins: Arc<Pins>,
     limits: Limits,
-    /// Where entries wait that find no room in memory.
+    /// The folder for entries that exceed the memory.
     folder: PathBuf,
     uploads: Arc<Limiter>,
     memory: Arc<Budget>,
 }
 
-/// How much is taken in.
+/// The limits of uploads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one upload.
+    /// The maximum size of an upload, in bytes.
     pub bytes_max: u64,
-    /// Files, folders and links of one upload.
+    /// The maximum number of files, folders and links of an upload.
     pub entries_max: u64,
-    /// Uploads at a time.
+    /// The maximum number of concurrent uploads.
     pub at_once_max: usize,
-    /// Bytes of blocks that the cache has room for.
+    /// The capacity of the block cache, in bytes.
     pub cache_bytes_max: u64,
-    /// Bytes that are left free where uploads put things aside.
+    /// The disk space that uploads leave free, in bytes.
     pub free_bytes_min: u64,
-    /// Bytes of memory that uploads and imports take together.
+    /// The memory budget of uploads and imports, in bytes.
     pub memory_bytes_max: usize,
 }
 
 impl Limits {
-    /// What the settings say.
+    /// The limits of the settings.
     pub fn new(uploads: &config::Uploads, cache: &config::Cache) -> Self {
         let in_memory = cache.store == config::StoreKind::Memory;
         let store_bytes_max = if in_memory { cache.memory_bytes_max } else { u64::MAX };
@@ -113,95 +114,95 @@ impl Limits {
     }
 }
 
-/// What an upload is to become.
+/// The options of an upload.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// What decides about CIDs.
+    /// The options that determine CIDs.
     pub profile: Profile,
-    /// Put everything into a folder, so that each file keeps its name.
+    /// Wrap everything into a folder, so that files keep their names.
     pub wrap: bool,
-    /// What becomes of the blocks.
+    /// What happens to the blocks.
     pub keep: Keep,
-    /// Keep the modes that come with files.
+    /// Preserve the modes of files.
     pub modes: bool,
-    /// Keep the times that come with files.
+    /// Preserve the modification times of files.
     pub times: bool,
-    /// What to call the pins.
+    /// The name of the pins.
     pub pin_name: Option<String>,
-    /// What the owner says about the pins.
+    /// Metadata of the pins.
     pub meta: BTreeMap<String, String>,
 }
 
-/// An upload that is to be taken in.
+/// The parameters of an upload.
 pub struct Order {
-    /// Whose it becomes.
+    /// The owner.
     pub owner: Principal,
-    /// What it is to become.
+    /// The options.
     pub terms: Terms,
-    /// What its body is.
+    /// The format of the body.
     pub form: Form,
-    /// Who follows it.
+    /// The receivers of progress events.
     pub watchers: Watchers,
 }
 
-/// What a body is.
+/// The format of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Form {
     /// One file.
     File {
-        /// What it is called. Without a name it is called by its CID.
+        /// Its name; its CID by default.
         name: Option<String>,
     },
-    /// Parts, each a file, folder or symlink (RFC 7578).
+    /// A form (RFC 7578), each part a file, folder or symlink.
     Multipart {
-        /// What stands between them.
+        /// The boundary between the parts.
         boundary: String,
-        /// Whether all names are percent-encoded, and `+` is a space, as Kubo's clients write them. Otherwise that is told from
-        /// the name.
+        /// Whether all names are percent-encoded, with `+` for a space, as Kubo's clients write them. Otherwise it is
+        /// detected for each name.
         kubo: bool,
     },
     /// A TAR archive.
     Tar,
     /// A CAR archive.
     Car {
-        /// Its last block names the roots, and not its header.
+        /// Whether its last block names the roots, instead of its header.
         roots_last: bool,
     },
 }
 
-/// What happens while an upload is taken in.
+/// A progress event of an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Bytes of a file were read. Left out while the channel is half full.
+    /// Bytes of a file were read. Dropped while the channel is half full.
     Read {
-        /// The file's path in the upload; empty if it has none.
+        /// The path of the file in the upload; may be empty.
         path: Arc<str>,
-        /// How many of its bytes were read so far.
+        /// The number of its bytes that were read so far.
         bytes: u64,
     },
-    /// Something has its CID: files and symlinks as they come, then folders, each after what is in it; the folder around
-    /// everything is the last and has an empty path. Waits for whoever takes events, for a minute at most.
+    /// An entry has its CID: files and symlinks in their order, then folders, each after its entries; a wrapping folder
+    /// is the last and has an empty path. The upload waits for the receiver, for a minute at most.
     Added {
-        /// Its path in the upload; the CID of a file that has none.
+        /// Its path in the upload; the CID of a file without a path.
         path: String,
         /// Its root.
         part: Part,
     },
 }
 
-/// Where events go. Dropping the other end is no error.
+/// The channel of progress events. The receiver may be dropped.
 pub type Events = mpsc::Sender<Event>;
 
-/// Who follows an upload.
+/// The receivers of progress.
 #[derive(Clone, Default)]
 pub struct Watchers {
-    /// Every event, if somebody takes them.
+    /// The channel of all events.
     pub events: Option<Events>,
-    /// The latest figures, for whoever looks now and then.
+    /// The current progress.
     pub progress: Arc<Progress>,
 }
 
-/// How far an upload has come.
+/// The progress of an upload.
 #[derive(Debug, Default)]
 pub struct Progress {
     files: AtomicU64,
@@ -210,19 +211,19 @@ pub struct Progress {
     path: Mutex<String>,
 }
 
-/// How far an upload had come.
+/// A snapshot of the progress of an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glance {
-    /// Files and symlinks that are complete.
+    /// The number of complete files and symlinks.
     pub files: u64,
-    /// Bytes of content that were read.
+    /// The number of bytes of content that were read.
     pub bytes: u64,
-    /// The file that is being read; empty if it has no name.
+    /// The file that is being read; may be empty.
     pub path: String,
 }
 
 impl Progress {
-    /// This moment's figures.
+    /// The current progress.
     pub fn now(&self) -> Glance {
         Glance {
             files: self.files.load(Ordering::Relaxed),
@@ -245,59 +246,60 @@ impl Progress {
     }
 }
 
-/// What became of an upload.
+/// A complete upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taken {
-    /// Each thing at the top of the upload, in the order of names; or the folder around them; or the distinct roots of a CAR.
+    /// The top-level entries, by name; or the wrapping folder; or the distinct roots of a CAR.
     pub roots: Vec<Root>,
-    /// Bytes of content that came: of files, or of a CAR's blocks.
+    /// The bytes of content that were read: of files, or of a CAR's blocks.
     pub bytes: u64,
-    /// Blocks that were made or came, repeated ones included.
+    /// The number of blocks, including repeated ones.
     pub blocks: u64,
 }
 
 /// A root of an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
-    /// Its name in the upload; empty for a folder around everything and in a CAR.
+    /// Its name in the upload; empty for a wrapping folder and in a CAR.
     pub name: String,
     /// Its CID.
     pub cid: Cid,
-    /// The content of the files in it, in bytes; of a CAR's root, the bytes of its distinct blocks.
+    /// The size of the files in it, in bytes; for a root of a CAR, that of its distinct blocks.
     pub bytes: u64,
-    /// The request in the pin service that holds its pin, unless nothing was pinned.
+    /// The ID of the pin request, if it was pinned.
     pub pin: Option<String>,
 }
 
-/// An upload that was not taken in.
+/// A failed upload.
 pub struct Failed {
-    /// Why.
+    /// The error.
     pub error: UploadError,
-    /// What its sender has still to send.
+    /// The unread rest of the body.
     pub rest: RequestBody,
 }
 
-/// What an upload has while it is taken in: its slot, and its memory.
-type Held = (Permit, Share);
+/// The permit and the memory of an upload in progress.
+type Resources = (Permit, Share);
 
-/// How often is looked whether there is memory for what waits for it.
+/// The interval at which a waiting upload checks for free memory.
 const MEMORY_EVERY: Duration = Duration::from_millis(250);
-/// Bytes of memory for each byte of a body, at most: a byte may become a link of an inner node, and an entry of a form a record.
-const HELD_PER_BYTE: usize = 64;
-/// What even the smallest upload takes, in bytes.
-const HELD_BYTES_MIN: usize = 1 << 20;
+/// The maximum memory for each byte of a body: a byte may become a link of an inner node, and an entry of a form a
+/// record.
+const MEMORY_PER_BYTE: usize = 64;
+/// The memory of the smallest upload, in bytes.
+const MEMORY_BYTES_MIN: usize = 1 << 20;
 
-/// What is taken for a body that may have so many bytes: `most`, or less for a short one, of which each piece takes `least`.
+/// The memory for a body of at most so many bytes: `most`, or less for a short one, each piece of which needs `least`.
 pub fn memory_for(most: usize, least: usize, body_bytes_max: Option<u64>) -> usize {
     let body = body_bytes_max.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    most.min(body.saturating_mul(HELD_PER_BYTE).saturating_add(HELD_BYTES_MIN + least))
+    most.min(body.saturating_mul(MEMORY_PER_BYTE).saturating_add(MEMORY_BYTES_MIN + least))
 }
 
 impl Uploads {
-    /// What takes uploads into a store, and puts aside what it has to in `data_dir`.
+    /// The upload service of a store, with temporary files in `data_dir`.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn new(
         store: &Arc<dyn BlockStore>,
         policy: Arc<dyn Policy>,
@@ -312,12 +314,12 @@ impl Uploads {
         Ok(Self { store: Arc::clone(store), policy, pins, limits, folder, uploads, memory })
     }
 
-    /// The memory that uploads, imports and their walks share.
+    /// The memory budget of uploads, imports and their DAG walks.
     pub fn memory(&self) -> &Arc<Budget> {
         &self.memory
     }
 
-    /// Takes memory for an upload or import.
+    /// Reserves memory for an upload or import.
     ///
     /// # Errors
     /// [`UploadError::Memory`] when too little is left.
@@ -326,7 +328,7 @@ impl Uploads {
         if share.grow(bytes) { Ok(share) } else { Err(UploadError::Memory { bytes_max: self.limits.memory_bytes_max }) }
     }
 
-    /// What an upload holds in memory at most, in bytes, if its body has so many at most.
+    /// The maximum memory of an upload with a body of at most so many bytes.
     fn memory_bytes(&self, terms: &Terms, form: &Form, body_bytes_max: Option<u64>) -> Result<usize, UploadError> {
         if matches!(form, Form::Car { .. }) {
             return Ok(memory_for(cache::import::IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max));
@@ -337,12 +339,13 @@ impl Uploads {
         Ok(memory_for(tree::MEMORY_BYTES_MAX + made, least, body_bytes_max))
     }
 
-    /// Takes a body in to its end. What is pinned or cached is on the disk when this returns; pins count for the owner.
+    /// Runs an upload to the end of its body. When this returns, pinned or cached blocks are on the disk, and pins
+    /// count for the owner.
     ///
-    /// Dropping the future does not end the upload; the end of the body does.
+    /// Dropping the future does not cancel the upload; the end of the body does.
     ///
     /// # Errors
-    /// [`Failed`], whose error knows its status. Nothing is pinned then that was not before.
+    /// [`Failed`], with the error and the rest of the body. Nothing new is pinned then.
     pub async fn take(&self, order: Order, body: RequestBody) -> Result<Taken, Failed> {
         let expected = http_body::Body::size_hint(&body).lower();
         let allowance = match self.allowance(&order.owner, order.terms.keep, expected) {
@@ -351,21 +354,21 @@ impl Uploads {
         };
         let body_bytes_max = http_body::Body::size_hint(&body).upper();
         let meter = Meter::of_body(body, allowance);
-        let taken = match self.begin_at_once(&order, body_bytes_max) {
-            Ok(held) => self.take_at(held, order, meter.clone()).await,
+        let taken = match self.try_acquire(&order, body_bytes_max) {
+            Ok(resources) => self.run(resources, order, meter.clone()).await,
             Err(error) => Err(error),
         };
         taken.map_err(|error| Failed { error, rest: meter.into_rest() })
     }
 
-    /// How much an owner may send now, if so much is known to come.
+    /// How much an owner may upload now, if at least `expected` bytes follow.
     ///
     /// # Errors
-    /// [`UploadError`] when that is too much.
+    /// [`UploadError`] when `expected` exceeds it.
     pub fn allowance(&self, owner: &Principal, keep: Keep, expected: u64) -> Result<Allowance, UploadError> {
         let quota = match keep {
             Keep::Pinned => claims::quota(&self.pins, owner)?,
-            // Nobody has more hashed at a time than it may keep.
+            // Hashing without storing is limited by the quota too.
             Keep::Nothing => owner.quota.bytes_max.map(|bytes_max| (bytes_max, bytes_max)),
             Keep::Cached => None,
         };
@@ -374,23 +377,24 @@ impl Uploads {
         Ok(allowance)
     }
 
-    /// How much anybody may send at a time. What the cache could not hold is refused before it pushes out what is there.
+    /// How much any owner may upload. Content that exceeds the cache is rejected before it evicts other blocks.
     pub fn bounds(&self, keep: Keep) -> Allowance {
         let cache_bytes_max = (keep == Keep::Cached).then_some(self.limits.cache_bytes_max);
         Allowance { bytes_max: self.limits.bytes_max, quota: None, cache_bytes_max }
     }
 
-    /// How much is taken in.
+    /// The limits.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// [`Uploads::take`] of so many bytes that are here already, and were allowed. It waits for its turn.
+    /// [`Uploads::take`] for bytes that are stored already and were checked against the allowance. Waits for a permit
+    /// and memory.
     ///
     /// # Errors
-    /// The same, without what is still to be sent.
+    /// As [`Uploads::take`].
     pub async fn take_in_turn(&self, order: Order, meter: Meter, bytes: u64) -> Result<Taken, UploadError> {
-        let place = self.uploads.acquire(&order.owner).await.map_err(|_| UploadError::Stopping)?;
+        let permit = self.uploads.acquire(&order.owner).await.map_err(|_| UploadError::Stopping)?;
         let bytes = self.memory_bytes(&order.terms, &order.form, Some(bytes))?;
         let share = loop {
             match self.reserve(bytes) {
@@ -398,24 +402,24 @@ impl Uploads {
                 reserved => break reserved?,
             }
         };
-        self.take_at((place, share), order, meter).await
+        self.run((permit, share), order, meter).await
     }
 
-    fn begin_at_once(&self, order: &Order, body_bytes_max: Option<u64>) -> Result<Held, UploadError> {
-        let place = self.uploads.try_acquire(&order.owner).map_err(|full| match full {
+    fn try_acquire(&self, order: &Order, body_bytes_max: Option<u64>) -> Result<Resources, UploadError> {
+        let permit = self.uploads.try_acquire(&order.owner).map_err(|full| match full {
             Full::Client => UploadError::Share,
             Full::All => UploadError::Busy(self.limits.at_once_max),
         })?;
         let bytes = self.memory_bytes(&order.terms, &order.form, body_bytes_max)?;
-        Ok((place, self.reserve(bytes)?))
+        Ok((permit, self.reserve(bytes)?))
     }
 
-    async fn take_at(&self, held: Held, order: Order, meter: Meter) -> Result<Taken, UploadError> {
+    async fn run(&self, resources: Resources, order: Order, meter: Meter) -> Result<Taken, UploadError> {
         let work = work::Work { uploads: self.clone(), order, meter };
-        // What has come whole is pinned, whether or not anybody waits to hear of it.
+        // Once the body is complete it is pinned, even if the client has disconnected.
         let working = tokio::spawn(async move {
             let taken = work.run().await;
-            drop(held);
+            drop(resources);
             taken
         });
         working.await.unwrap_or(Err(UploadError::Stopping))

@@ -1,67 +1,69 @@
-//! What things in an upload may be called.
+//! Validation of names and paths in uploads.
 //!
-//! Paths come from strangers and go into folders that others show, copy and unpack. So nothing is put right here: a path that leads
-//! out of the upload, or from the root of some machine, is refused with words, and never made to mean something else.
+//! Paths come from untrusted clients, and into folders that others show, copy and extract. Nothing is corrected: a path
+//! that is absolute or leaves the upload is rejected.
 
 use crate::uploads::UploadError;
 
-/// How long a name may be, in bytes: more than file systems allow, and so little that a shard of names fits in a block.
+/// The maximum length of a name, in bytes: more than file systems allow, and short enough that a shard of names fits
+/// into a block.
 pub const NAME_BYTES_MAX: usize = 1024;
-/// How long a path may be, in bytes.
+/// The maximum length of a path, in bytes.
 pub const PATH_BYTES_MAX: usize = 4096;
-/// How many names a path may have.
+/// The maximum depth of a path.
 pub const DEPTH_MAX: usize = 256;
-/// How much of a name is repeated to its sender, in bytes.
+/// The maximum length of a name in messages, in bytes.
 const SHOWN_BYTES: usize = 120;
 
-/// A path that leads from the top of an upload to something in it: names with slashes between them. That of the top is empty.
+/// A path relative to the top of an upload: names with slashes between them. The path of the top is empty.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path(Vec<u8>);
 
 impl Path {
-    /// Checks a path. `./` and slashes that end it or follow on another mean nothing, as everywhere.
+    /// Validates a path. `./`, and repeated and trailing slashes, are ignored.
     ///
     /// # Errors
-    /// [`UploadError::Invalid`] for one that is absolute, leads upwards, is too long or too deep, or has a zero byte.
+    /// [`UploadError::Invalid`] for a path that is absolute, leads upwards, is too long or too deep, or has a zero
+    /// byte.
     pub fn of(path: &[u8]) -> Result<Self, UploadError> {
         if path.starts_with(b"/") {
-            return Err(refused(path, "it is absolute: paths begin below the upload's top"));
+            return Err(invalid(path, "it is absolute: paths must be relative to the top of the upload"));
         }
         if path.len() > PATH_BYTES_MAX {
-            return Err(refused(path, &format!("it is longer than {PATH_BYTES_MAX} bytes")));
+            return Err(invalid(path, &format!("it is longer than {PATH_BYTES_MAX} bytes")));
         }
         let mut names = Vec::new();
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
             match name {
-                b".." => return Err(refused(path, "it leads upwards")),
-                name if name.contains(&0) => return Err(refused(path, "it has a zero byte")),
+                b".." => return Err(invalid(path, "it leads upwards")),
+                name if name.contains(&0) => return Err(invalid(path, "it has a zero byte")),
                 name if name.len() > NAME_BYTES_MAX => {
-                    return Err(refused(path, &format!("a name in it is longer than {NAME_BYTES_MAX} bytes")));
+                    return Err(invalid(path, &format!("a name in it is longer than {NAME_BYTES_MAX} bytes")));
                 }
                 name => names.push(name),
             }
         }
         if names.len() > DEPTH_MAX {
-            return Err(refused(path, &format!("it is deeper than {DEPTH_MAX} folders")));
+            return Err(invalid(path, &format!("it is deeper than {DEPTH_MAX} folders")));
         }
         Ok(Self(names.join(&b'/')))
     }
 
-    /// The path of one name, which is no path.
+    /// Validates a single name.
     ///
     /// # Errors
-    /// The same, and for a name with a slash or none at all.
+    /// As [`Path::of`], and for a name that is empty or has a slash.
     pub fn of_name(name: &[u8]) -> Result<Self, UploadError> {
         if name.contains(&b'/') {
-            return Err(refused(name, "a name has no slash"));
+            return Err(invalid(name, "a name must not have a slash"));
         }
         match Self::of(name)? {
-            path if path.is_top() => Err(refused(name, "it names nothing")),
+            path if path.is_top() => Err(invalid(name, "it is empty")),
             path => Ok(path),
         }
     }
 
-    /// Whether it is that of the top.
+    /// Whether it is the path of the top.
     pub fn is_top(&self) -> bool {
         self.0.is_empty()
     }
@@ -71,18 +73,18 @@ impl Path {
         &self.0
     }
 
-    /// By what paths are sorted so that what is in a folder comes right behind the folder, and nothing between.
+    /// The sort key, by which the entries of a folder directly follow the folder.
     pub fn to_key(&self) -> Vec<u8> {
         self.0.iter().map(|byte| if *byte == b'/' { 0 } else { *byte }).collect()
     }
 }
 
-/// The path of a key.
+/// The path of a sort key.
 pub fn path_of_key(key: &[u8]) -> Vec<u8> {
     key.iter().map(|byte| if *byte == 0 { b'/' } else { *byte }).collect()
 }
 
-/// A name as it is shown to people: cut, and without what a terminal would obey.
+/// A name in messages: truncated, and without control characters.
 pub fn shown(name: &[u8]) -> String {
     let cut = &name[..name.len().min(SHOWN_BYTES)];
     let text = String::from_utf8_lossy(cut);
@@ -90,8 +92,8 @@ pub fn shown(name: &[u8]) -> String {
     format!("{text:?}{dots}")
 }
 
-fn refused(path: &[u8], reason: &str) -> UploadError {
-    UploadError::Invalid(format!("the path {} cannot be taken in: {reason}", shown(path)))
+fn invalid(path: &[u8], reason: &str) -> UploadError {
+    UploadError::Invalid(format!("the path {} is invalid: {reason}", shown(path)))
 }
 
 #[cfg(test)]
@@ -99,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_stay_below_the_top() {
+    fn paths_stay_inside_the_upload() {
         let deep = |depth: usize| vec!["d"; depth].join("/");
         let table: Vec<(String, Option<&str>)> = vec![
             ("a".into(), Some("a")),
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_followed_by_what_is_in_them() {
+    fn folders_are_followed_by_their_entries() {
         let mut keys: Vec<_> = ["a!", "a/b", "a", "a/b/c", "a.b", "a/z"]
             .map(|path| Path::of(path.as_bytes()).expect("a path").to_key())
             .to_vec();
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated_to_the_sender_is_short_and_harmless() {
+    fn names_in_messages_are_short_and_harmless() {
         assert_eq!(shown(b"a\x1b[2J\xff"), "\"a\\u{1b}[2J\u{fffd}\"");
         assert!(shown(&[b'n'; 5000]).len() < 200);
     }

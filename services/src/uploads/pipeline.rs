@@ -1,9 +1,9 @@
-//! [`Pipeline`]: from bytes to blocks.
+//! [`Pipeline`]: chunking, hashing and linking.
 //!
-//! One thread reads and cuts, others hash, and the first links what they made in the order in which it was read. What was
-//! read and is not linked yet is a line of [`Step`]s, which several files share, so that many small ones keep every
-//! processor as busy as one large one does. Memory: the chunks that are being hashed, two for each processor, the inner nodes of
-//! the file ([`memory_bytes_max`]), and the links of the folders from the root to here.
+//! One thread reads and chunks, others hash, and the first links the results in the order of reading. A queue of
+//! [`Step`]s holds what is not linked yet; several files share it, so that many small files use all CPUs as well as one
+//! large file does. Memory: the chunks that are being hashed, two for each CPU, the inner nodes of the file
+//! ([`memory_bytes_max`]), and the links of the open folders.
 
 use crate::uploads::UploadError;
 use crate::uploads::names::Path;
@@ -18,94 +18,94 @@ use std::thread;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-/// What is read at a time, in bytes.
+/// The read size, in bytes.
 const READ_BYTES: usize = 256 * 1024;
-/// A chunk of less, in bytes, is hashed sooner than it is handed over.
-const HANDED_BYTES_MIN: usize = 16 * 1024;
-/// How many steps are in the line, so that small files do not pile up.
+/// Smaller chunks, in bytes, are hashed on the reading thread.
+const OFFLOAD_BYTES_MIN: usize = 16 * 1024;
+/// The maximum length of the queue, which limits small files.
 const STEPS_MAX: usize = 256;
-/// Bytes of chunks that are hashed at a time, unless two chunks have more.
+/// The maximum size of chunks that are hashed concurrently, in bytes, but at least two chunks.
 const HASHING_BYTES_MAX: usize = 16 << 20;
 
-/// Chunks of a size that are hashed at a time: two for each processor.
-fn hashed_at_once(chunk_bytes_max: usize) -> usize {
+/// The number of chunks that are hashed concurrently: two for each CPU.
+fn hashing_max(chunk_bytes_max: usize) -> usize {
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
     (2 * processors).min((HASHING_BYTES_MAX / chunk_bytes_max.max(1)).max(2))
 }
 
-/// What a pipeline holds in memory at most, in bytes, if no file has more than so many: what is read, the chunk that is cut, those that
-/// are hashed, small ones that wait to be linked, and the inner nodes of the file.
+/// The maximum memory of a pipeline, in bytes, for files of at most so many bytes: the read buffer, the current chunk,
+/// those that are being hashed, small ones that wait to be linked, and the inner nodes of the file.
 pub fn memory_bytes_max(importer: &Importer, file_bytes_max: u64) -> usize {
     let profile = importer.profile();
     let chunk = profile.chunking.bytes_max();
-    let waiting = STEPS_MAX * (chunk.min(HANDED_BYTES_MIN) + size_of::<Step>() + size_of::<Hashed>());
-    READ_BYTES + (hashed_at_once(chunk) + 2) * chunk + waiting + profile.layout_bytes_max(file_bytes_max)
+    let waiting = STEPS_MAX * (chunk.min(OFFLOAD_BYTES_MIN) + size_of::<Step>() + size_of::<Hashed>());
+    READ_BYTES + (hashing_max(chunk) + 2) * chunk + waiting + profile.layout_bytes_max(file_bytes_max)
 }
 
-/// Who is told what happens, and keeps what is complete.
+/// Observes a pipeline, and records what is complete.
 pub trait Watch {
-    /// So many more bytes of a file were read, and so many so far. What is read last is not complete before it is added.
+    /// `more` bytes of a file were read, and `so_far` in total. The file is not complete before it is added.
     fn read(&mut self, name: Option<&[u8]>, more: usize, so_far: u64);
 
-    /// Something is complete.
+    /// A file, symlink or folder is complete.
     ///
     /// # Errors
-    /// Any error ends the import.
+    /// Any error aborts the import.
     fn added(&mut self, added: Added<'_>) -> Result<(), UploadError>;
 
-    /// Something came that is no content. It may be told before what came earlier is complete.
+    /// An entry without content. May be called before earlier entries are complete.
     ///
     /// # Errors
-    /// Any error ends the import.
-    fn noted(&mut self, note: Note) -> Result<(), UploadError> {
-        _ = note;
+    /// Any error aborts the import.
+    fn bare_entry(&mut self, entry: BareEntry) -> Result<(), UploadError> {
+        _ = entry;
         Ok(())
     }
 }
 
-/// What has a path and no content of its own.
+/// An entry without content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Note {
-    /// A folder, whose entries come by their paths.
+pub enum BareEntry {
+    /// A folder, whose entries follow by their paths.
     Folder {
         /// Its path.
         path: Path,
-        /// What is kept of it besides.
+        /// Its attributes.
         attributes: Attributes,
     },
-    /// Another path for a file.
+    /// A hard link.
     HardLink {
-        /// That path.
+        /// Its path.
         path: Path,
-        /// The file's path.
+        /// The path of the file.
         target: Path,
     },
 }
 
-/// What is complete.
+/// A complete entry.
 #[derive(Debug)]
 pub struct Added<'a> {
-    /// What it is called: its path, from the outermost folder that was entered.
+    /// Its path, from the outermost folder that was entered; the CID of a file without a path.
     pub path: Vec<u8>,
     /// Its root.
     pub part: &'a Part,
-    /// Whether no folder that was entered holds it.
+    /// Whether it is outside any folder that was entered.
     pub is_root: bool,
 }
 
-/// Takes in files and folders, those in a folder between [`Pipeline::enter`] and [`Pipeline::leave`]. Must not be used by a thread
-/// that drives tasks: it waits.
+/// Imports files and folders, those in a folder between [`Pipeline::enter`] and [`Pipeline::leave`]. Blocks, so it must
+/// not be used on a runtime worker thread.
 pub struct Pipeline<'a> {
     runtime: Handle,
     steps: VecDeque<Step>,
-    /// How many of them are being hashed.
+    /// The number of steps that are being hashed.
     hashing: usize,
     hashing_max: usize,
     builder: Builder<'a>,
     buffer: Vec<u8>,
 }
 
-/// What is to be linked next.
+/// A queued step of linking.
 enum Step {
     File(Box<FileLayout>),
     Leaf(Leaf),
@@ -123,18 +123,18 @@ enum Leaf {
 }
 
 impl<'a> Pipeline<'a> {
-    /// A pipeline whose blocks go to `sink`, and what is complete to `watch`. The runtime's threads hash.
+    /// A pipeline that sends blocks to `sink`, and results to `watch`. Blocking threads of the runtime hash.
     pub fn new(importer: Importer, runtime: Handle, sink: &'a mut dyn BlockSink, watch: &'a mut dyn Watch) -> Self {
-        let hashing_max = hashed_at_once(importer.profile().chunking.bytes_max());
+        let hashing_max = hashing_max(importer.profile().chunking.bytes_max());
         let builder = Builder { importer, sink, watch, layout: None, open: Vec::new() };
         let steps = VecDeque::with_capacity(STEPS_MAX + 1);
         Self { runtime, steps, hashing: 0, hashing_max, builder, buffer: vec![0; READ_BYTES] }
     }
 
-    /// Reads a file to its end. Without a name it is called by its CID.
+    /// Imports a file to the end of its reader. Without a name, its CID is the name.
     ///
     /// # Errors
-    /// That it cannot be read, or what became of blocks, perhaps of another file.
+    /// Errors of reading, and of storing blocks, possibly of an earlier file.
     pub fn file(
         &mut self,
         name: Option<Vec<u8>>,
@@ -166,49 +166,49 @@ impl<'a> Pipeline<'a> {
         self.push(Step::FileEnd { name })
     }
 
-    /// Takes in a symlink.
+    /// Imports a symlink.
     ///
     /// # Errors
-    /// What became of blocks.
+    /// Errors of storing blocks.
     pub fn symlink(&mut self, name: Vec<u8>, target: Vec<u8>, attributes: Attributes) -> Result<(), UploadError> {
         self.push(Step::Symlink { name, target, attributes })
     }
 
-    /// Hands on what has no content.
+    /// Passes on an entry without content.
     ///
     /// # Errors
-    /// What was said to it.
-    pub fn note(&mut self, note: Note) -> Result<(), UploadError> {
-        self.builder.watch.noted(note)
+    /// The error of the observer.
+    pub fn bare_entry(&mut self, entry: BareEntry) -> Result<(), UploadError> {
+        self.builder.watch.bare_entry(entry)
     }
 
-    /// Begins a folder, in the one that is open if there is one.
+    /// Begins a folder, inside the current one if there is one.
     ///
     /// # Errors
-    /// What became of blocks.
+    /// Errors of storing blocks.
     pub fn enter(&mut self, name: Vec<u8>) -> Result<(), UploadError> {
         self.push(Step::Enter { name })
     }
 
-    /// Ends the folder that was begun last.
+    /// Ends the current folder.
     ///
     /// # Errors
-    /// What became of blocks.
+    /// Errors of storing blocks.
     pub fn leave(&mut self) -> Result<(), UploadError> {
         self.push(Step::Leave)
     }
 
-    /// Done when everything is complete.
+    /// Waits until everything is complete.
     ///
     /// # Errors
-    /// What became of blocks.
+    /// Errors of storing blocks.
     pub fn finish(mut self) -> Result<(), UploadError> {
         while self.take_step()? {}
         Ok(())
     }
 
     fn hash(&mut self, leaves: &Leaves, chunk: Chunk) -> Result<(), UploadError> {
-        let leaf = if chunk.data().len() < HANDED_BYTES_MIN {
+        let leaf = if chunk.data().len() < OFFLOAD_BYTES_MIN {
             Leaf::Ready(Box::new(leaves.leaf(chunk)))
         } else {
             let leaves = leaves.clone();
@@ -226,7 +226,7 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
-    /// Takes the first step; whether there was one.
+    /// Executes the first step; returns whether there was one.
     fn take_step(&mut self) -> Result<bool, UploadError> {
         let builder = &mut self.builder;
         match self.steps.pop_front() {
@@ -251,20 +251,20 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// Links what is hashed.
+/// Links hashed chunks.
 struct Builder<'a> {
     importer: Importer,
     sink: &'a mut dyn BlockSink,
     watch: &'a mut dyn Watch,
-    /// The file whose leaves are coming.
+    /// The current file.
     layout: Option<FileLayout>,
-    /// The folders that are open, the innermost last, and their names.
+    /// The open folders with their names, the innermost last.
     open: Vec<(Vec<u8>, Directory)>,
 }
 
 impl Builder<'_> {
     fn leaf(&mut self, (part, block): (Part, Block)) -> Result<(), ImportError> {
-        // A block that its CID holds needs no place.
+        // A block whose CID has an identity hash is not stored.
         if block.key().is_some() {
             self.sink.put(block).map_err(ImportError::Sink)?;
         }
@@ -295,13 +295,13 @@ impl Builder<'_> {
         self.place(name, &part)
     }
 
-    /// Puts something that is complete into the folder that is open.
+    /// Adds a complete entry to the current folder.
     fn place(&mut self, name: Vec<u8>, part: &Part) -> Result<(), UploadError> {
         match self.open.last_mut() {
             Some((_, directory)) => directory.add(&name, part)?,
             None => return self.watch.added(Added { path: name, part, is_root: true }),
         }
-        // The folder around everything has no name.
+        // A wrapping folder has no name.
         let above = self.open.iter().map(|(name, _)| name.as_slice()).filter(|name| !name.is_empty());
         let path = above.chain([name.as_slice()]).collect::<Vec<_>>().join(&b'/');
         self.watch.added(Added { path, part, is_root: false })

@@ -1,4 +1,4 @@
-//! What the parameters and headers of an upload say: [`Terms`] and [`Form`].
+//! Parsing the parameters and headers of an upload into [`Terms`] and [`Form`].
 
 use crate::pinning::Meta;
 use crate::pinning::request::check_meta;
@@ -15,57 +15,58 @@ use utoipa::IntoParams;
 
 /// The media types of TAR.
 const TAR: [&str; 4] = ["application/x-tar", "application/tar", "application/x-gtar", "application/x-ustar"];
-/// Those of TAR that was compressed.
+/// The media types of compressed TAR.
 const COMPRESSED_TAR: [&str; 4] =
     ["application/x-tar+gzip", "application/x-gtar-compressed", "application/x-tgz", "application/x-compressed-tar"];
 
-/// The parameters of an upload, as they were given, and their documentation. There are no others.
+/// The parameters of an upload, and their documentation. Other parameters are rejected.
 #[derive(Debug, Default, PartialEq, Eq, IntoParams)]
 #[into_params(parameter_in = Query, rename_all = "kebab-case")]
 pub struct UploadParams {
-    /// What a single file is called. Of a CAR, what its pins are called.
+    /// The name of a single file. For a CAR, the name of its pins.
     pub name: Option<String>,
-    /// Put everything into a folder, so that each file keeps its name.
+    /// Wrap everything into a folder, so that files keep their names.
     pub wrap: Option<bool>,
-    /// A published set of choices that decide about CIDs, which the parameters below change: unixfs-v0-2015 (the default),
+    /// A named profile of the options that determine CIDs, which the parameters below override: unixfs-v0-2015 (the
+    /// default),
     /// unixfs-v1-2025, legacy-cid-v0, test-cid-v1 or test-cid-v1-wide.
     pub profile: Option<String>,
-    /// 0 or 1; 1 makes raw leaves too.
+    /// The CID version, 0 or 1; 1 implies raw leaves.
     #[param(minimum = 0, maximum = 1)]
     pub cid_version: Option<u8>,
-    /// Leaves of files are bare bytes, without an envelope.
+    /// Store the leaves of files as raw blocks, without a UnixFS envelope.
     pub raw_leaves: Option<bool>,
-    /// Where files are cut: size-BYTES, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash.
+    /// The chunker: size-BYTES, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash.
     pub chunker: Option<String>,
-    /// Say the CIDs and keep nothing.
+    /// Compute the CIDs without storing anything.
     pub only_hash: Option<bool>,
-    /// Keep the modes of files and folders that come in a form of Kubo's client or a TAR.
+    /// Preserve the modes of files and folders in a form of Kubo's client or a TAR.
     pub preserve_mode: Option<bool>,
-    /// Keep the times of files and folders that come in a form of Kubo's client or a TAR.
+    /// Preserve the modification times of files and folders in a form of Kubo's client or a TAR.
     pub preserve_mtime: Option<bool>,
-    /// Where a CAR names the roots that are pinned: "header" (the default), or "last" for a list of them in its last block.
+    /// Where a CAR names the roots to pin: "header" (the default), or "last" for a list in its last block.
     pub roots: Option<String>,
-    /// What to call the pins; what the upload is called if this is left out.
+    /// The name of the pins; the name of the upload by default.
     pub pin_name: Option<String>,
-    /// What is kept with the pins: a JSON object of texts.
+    /// Metadata of the pins: a JSON object of strings.
     pub meta: Option<String>,
 }
 
-/// The name of every parameter there is.
+/// The names of all parameters.
 static KNOWN: LazyLock<Vec<String>> = LazyLock::new(|| {
     let described = UploadParams::into_params(|| None);
     described.into_iter().map(|parameter| parameter.name).collect()
 });
 
-/// Reads what an upload is, and what it is to become.
+/// Parses the options and the format of an upload.
 ///
 /// # Errors
-/// [`UploadError::Invalid`] that names the parameter, and [`UploadError::Unsupported`] for what is compressed.
+/// [`UploadError::Invalid`] that names the parameter, and [`UploadError::Unsupported`] for compressed bodies.
 pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), UploadError> {
     let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes())).unwrap_or_default();
     let encoding = text(CONTENT_ENCODING);
     if !matches!(encoding.trim(), "" | "identity") {
-        let words = "a body with Content-Encoding is not taken in: send it as it is";
+        let words = "a body with Content-Encoding is not supported: send it uncompressed";
         return Err(UploadError::Unsupported(words.to_owned()));
     }
     let disposition = headers.get(CONTENT_DISPOSITION).and_then(|value| filename(value.as_bytes(), false));
@@ -73,10 +74,10 @@ pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), UploadErro
     stored(uri.query().unwrap_or_default(), &text(CONTENT_TYPE), name.as_deref())
 }
 
-/// The same for what was said earlier: its parameters, its media type, and what it is called if no parameter says.
+/// Like [`terms`], for a stored upload: its parameters, its media type, and its default name.
 ///
 /// # Errors
-/// The same.
+/// As [`terms`].
 pub fn stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(Terms, Form), UploadError> {
     let params = UploadParams::read(query)?;
     let name = params.name.clone().or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
@@ -115,15 +116,15 @@ impl UploadParams {
         })
     }
 
-    /// What decides about CIDs.
+    /// The options that determine CIDs.
     fn profile(&self) -> Result<Profile, UploadError> {
-        let unknown = || invalid(format!("profile is one of {}", Profile::NAMES.join(", ")));
+        let unknown = || invalid(format!("profile must be one of {}", Profile::NAMES.join(", ")));
         let named = self.profile.as_deref().map(|name| Profile::named(name).ok_or_else(unknown)).transpose()?;
         let version = match self.cid_version {
             None => None,
             Some(0) => Some(Version::V0),
             Some(1) => Some(Version::V1),
-            Some(_) => return Err(invalid("cid-version is 0 or 1")),
+            Some(_) => return Err(invalid("cid-version must be 0 or 1")),
         };
         let chunking = self.chunker.as_deref().map(str::parse::<Chunking>).transpose();
         let chunking = chunking.map_err(|error| invalid(format!("chunker: {error}")))?;
@@ -135,7 +136,7 @@ fn invalid(words: impl ToString) -> UploadError {
     UploadError::Invalid(words.to_string())
 }
 
-/// The parameters that were given. One that is misspelt would have no effect and nobody would notice.
+/// The query. Unknown parameters are rejected, because a misspelt one would silently have no effect.
 struct Query<'a>(&'a str);
 
 impl<'a> Query<'a> {
@@ -144,11 +145,11 @@ impl<'a> Query<'a> {
         let mut names: Vec<&str> = pairs.map(|pair| pair.split('=').next().unwrap_or(pair)).collect();
         if let Some(name) = names.iter().find(|name| !KNOWN.iter().any(|known| known == *name)) {
             let name: String = name.chars().take(80).collect();
-            return Err(invalid(format!("there is no parameter \"{name}\" here, but {}", KNOWN.join(", "))));
+            return Err(invalid(format!("unknown parameter \"{name}\"; the parameters are {}", KNOWN.join(", "))));
         }
         names.sort_unstable();
         match names.array_windows().find(|[one, other]| one == other) {
-            Some([name, _]) => Err(invalid(format!("the parameter {name} is there more than once"))),
+            Some([name, _]) => Err(invalid(format!("the parameter {name} occurs more than once"))),
             None => Ok(Self(query)),
         }
     }
@@ -157,13 +158,13 @@ impl<'a> Query<'a> {
         parameter(self.0, name).map(|text| text.into_owned()).filter(|text| !text.is_empty())
     }
 
-    /// Whether something is wanted; a name without a value says that it is.
+    /// A boolean parameter; a name without a value is true.
     fn flag(&self, name: &str) -> Result<Option<bool>, UploadError> {
         match parameter(self.0, name).as_deref() {
             None => Ok(None),
             Some("false" | "0") => Ok(Some(false)),
             Some("" | "true" | "1") => Ok(Some(true)),
-            Some(_) => Err(invalid(format!("{name} is true or false"))),
+            Some(_) => Err(invalid(format!("{name} must be true or false"))),
         }
     }
 
@@ -176,7 +177,7 @@ impl<'a> Query<'a> {
     }
 }
 
-/// A profile with some choices changed, as `ipfs add` and `causeway add` do it.
+/// A profile with overridden options, as in `ipfs add` and `causeway add`.
 pub fn chosen(
     profile: Profile,
     cid_version: Option<Version>,
@@ -197,7 +198,7 @@ pub fn chosen(
 
 fn meta(text: &str) -> Result<Meta, UploadError> {
     let meta: Meta = serde_json::from_str(text)
-        .map_err(|error| invalid(format!("meta is a JSON object whose values are texts: {error}")))?;
+        .map_err(|error| invalid(format!("meta must be a JSON object of strings: {error}")))?;
     check_meta(&meta).map_err(invalid)?;
     Ok(meta)
 }
@@ -208,18 +209,18 @@ fn form(roots: Option<&str>, content_type: &str, name: Option<String>) -> Result
         CAR => Form::Car { roots_last: roots_last(roots)? },
         media_type if TAR.contains(&media_type) => Form::Tar,
         media_type if COMPRESSED_TAR.contains(&media_type) => {
-            let words = "a compressed archive is not taken in: send the TAR as it is without that (application/x-tar)";
+            let words = "compressed archives are not supported: send the uncompressed TAR (application/x-tar)";
             return Err(UploadError::Unsupported(words.to_owned()));
         }
         media_type if media_type.starts_with("multipart/") => {
             let boundary = multer::parse_boundary(content_type)
-                .map_err(|_| invalid("the Content-Type of a form is multipart/form-data; boundary=…"))?;
+                .map_err(|_| invalid("the Content-Type of a form must be multipart/form-data; boundary=…"))?;
             Form::Multipart { boundary, kubo: false }
         }
         _ => Form::File { name },
     };
     if roots.is_some() && !matches!(form, Form::Car { .. }) {
-        return Err(invalid(format!("roots is for a CAR, and the Content-Type is not {CAR}")));
+        return Err(invalid(format!("roots is only for a CAR, but the Content-Type is not {CAR}")));
     }
     Ok(form)
 }
@@ -228,7 +229,7 @@ fn roots_last(roots: Option<&str>) -> Result<bool, UploadError> {
     match roots {
         None | Some("header") => Ok(false),
         Some("last") => Ok(true),
-        Some(_) => Err(invalid("roots is \"header\" or \"last\"")),
+        Some(_) => Err(invalid("roots must be \"header\" or \"last\"")),
     }
 }
 
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_media_type_says_what_a_body_is() {
+    fn the_media_type_determines_the_format() {
         let file = |name: Option<&str>| Form::File { name: name.map(str::to_owned) };
         let table = [
             ("", vec![], file(None)),
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_those_of_the_command() {
+    fn parameters_are_those_of_causeway_add() {
         let (terms, _) =
             of("cid-version=1&raw-leaves=false&chunker=size-1000&wrap&pin-name=p&meta=%7B%22a%22%3A%22b%22%7D", &[])
                 .expect("reads");
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn invalid_parameters_are_rejected() {
         let long = format!("pin-name={}", "n".repeat(256));
         let queries = [
             "cid-verson=1",
@@ -307,14 +308,14 @@ mod tests {
         }
         let unsupported = [("content-encoding", "gzip"), ("content-type", "application/x-tgz")];
         for header in unsupported {
-            assert_eq!(of("", &[header]).expect_err("refused").status(), 415, "{header:?}");
+            assert_eq!(of("", &[header]).expect_err("rejected").status(), 415, "{header:?}");
         }
         assert_eq!(of("", &[("content-type", "multipart/form-data")]).expect_err("refused").status(), 400);
         assert_eq!(of("roots=first", &[("content-type", CAR)]).expect_err("refused").status(), 400);
     }
 
     #[test]
-    fn every_parameter_that_is_described_is_read() {
+    fn every_documented_parameter_is_parsed() {
         assert_eq!(KNOWN.len(), 12);
         for name in KNOWN.iter() {
             let read = UploadParams::read(&format!("{name}=1")).unwrap_or_else(|error| panic!("{name}: {error}"));

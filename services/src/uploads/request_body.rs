@@ -1,4 +1,4 @@
-//! [`Upload`]: a request's body as something to read from, whose sender has to go on sending.
+//! [`Upload`]: a reader of a request's body, with a timeout if the client stalls.
 
 use bytes::Bytes;
 use http_body::Body as _;
@@ -12,16 +12,16 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// How long a sender may be silent while we read. Whoever waits for us is not silent.
+/// The timeout of a read while the client sends nothing. Time in which the gateway does not read does not count.
 const STALL: Duration = Duration::from_secs(60);
 
-/// Why a body ended before its end.
+/// Why reading a body failed.
 pub type BodyError = Box<dyn Error + Send + Sync>;
 
-/// The body of a request, of whatever HTTP library.
+/// The body of a request, independent of the HTTP library.
 pub type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
 
-/// The body of a request of one HTTP library.
+/// Converts the body of a request of any HTTP library.
 pub fn boxed<B>(body: B) -> RequestBody
 where
     B: http_body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
@@ -29,27 +29,27 @@ where
     body.map_err(Into::into).boxed_unsync()
 }
 
-/// A body that is read as it comes: nothing of it is held but the piece that came last.
+/// A body that is read in a streaming fashion: only the last piece is buffered.
 pub struct Upload {
     body: RequestBody,
     piece: Bytes,
-    patience: Duration,
-    silence: Pin<Box<Sleep>>,
+    timeout: Duration,
+    stall: Pin<Box<Sleep>>,
     waiting: bool,
 }
 
 impl Upload {
     /// Reads a body.
     pub fn new(body: RequestBody) -> Self {
-        Self::with_patience(body, STALL)
+        Self::with_timeout(body, STALL)
     }
 
-    fn with_patience(body: RequestBody, patience: Duration) -> Self {
-        let silence = Box::pin(tokio::time::sleep(patience));
-        Self { body, piece: Bytes::new(), patience, silence, waiting: false }
+    fn with_timeout(body: RequestBody, timeout: Duration) -> Self {
+        let stall = Box::pin(tokio::time::sleep(timeout));
+        Self { body, piece: Bytes::new(), timeout, stall, waiting: false }
     }
 
-    /// What nobody has looked at yet.
+    /// The unread rest of the body.
     pub fn into_rest(self) -> RequestBody {
         self.body
     }
@@ -58,22 +58,23 @@ impl Upload {
         while let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) {
             self.waiting = false;
             let Some(frame) = next.transpose().map_err(broken)? else { return Poll::Ready(Ok(None)) };
-            // Trailers say nothing here.
+            // Trailers are ignored.
             if let Ok(piece) = frame.into_data() {
                 return Poll::Ready(Ok(Some(piece)));
             }
         }
         if !std::mem::replace(&mut self.waiting, true) {
-            let until = Instant::now() + self.patience;
-            self.silence.as_mut().reset(until);
+            let until = Instant::now() + self.timeout;
+            self.stall.as_mut().reset(until);
         }
-        std::task::ready!(self.silence.as_mut().poll(cx));
-        let words = format!("nothing came for {} s", self.patience.as_secs());
+        std::task::ready!(self.stall.as_mut().poll(cx));
+        let words = format!("the client sent nothing for {} s", self.timeout.as_secs());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, words)))
     }
 }
 
-/// What went wrong with a body, to whoever reads it: that its sender is too slow (its connection says so with [`io::ErrorKind::TimedOut`]), or anything else.
+/// Converts the error of a body: [`io::ErrorKind::TimedOut`] if the client is too slow, which its connection reports
+/// with the same kind, or [`io::ErrorKind::ConnectionAborted`].
 pub fn broken(error: BodyError) -> io::Error {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
     while let Some(found) = cause {
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_sent_is_read_and_what_was_not_read_is_left() {
+    async fn a_body_is_read_and_its_unread_rest_returned() {
         let mut upload = Upload::new(body_of(stream::iter(pieces(&["one", "", "two", "three"]))));
         let mut read = [0; 5];
         upload.read_exact(&mut read).await.expect("it was sent");
@@ -128,9 +129,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sender_who_is_silent_for_long_is_given_up() {
+    async fn a_stalled_client_times_out() {
         let silent = stream::iter(pieces(&["one", "two"])).chain(stream::pending());
-        let mut upload = Upload::with_patience(body_of(silent), Duration::from_millis(10));
+        let mut upload = Upload::with_timeout(body_of(silent), Duration::from_millis(10));
         let mut read = Vec::new();
         let error = upload.read_to_end(&mut read).await.expect_err("it never ends");
         assert_eq!((error.kind(), &read[..]), (io::ErrorKind::TimedOut, &b"onetwo"[..]));

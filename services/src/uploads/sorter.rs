@@ -1,7 +1,7 @@
-//! [`Sorter`]: any number of records in order, in bounded memory.
+//! [`Sorter`]: an external merge sort of records, in bounded memory.
 //!
-//! Records are collected in memory, sorted there when they are too many and written as a run to a file that has no name and is gone
-//! with the process; in the end the runs are merged. Records of the same key come in the order in which they were added.
+//! Records are collected in memory. When they exceed the budget, they are sorted and written as a run to an unnamed
+//! temporary file; finally the runs are merged. The sort is stable: records with equal keys stay in order.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -12,41 +12,41 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// A run of less, in bytes, is not written: many short ones would have to be merged.
+/// The minimum size of a run, in bytes, because many short runs are slow to merge.
 const RUN_BYTES_MIN: usize = 64 * 1024;
-/// What is read of all runs together while they are merged, in bytes; one of them is read this much at a time at most and at least.
+/// The total read buffer of all runs during the merge, and the minimum and maximum of one, in bytes.
 const MERGE_BYTES: usize = 4 << 20;
 const READ_BYTES: (usize, usize) = (4 * 1024, 64 * 1024);
-/// Before each record: the lengths of its key and its value.
+/// The header of a record: the lengths of its key and its value.
 const HEAD_BYTES: usize = 8;
-/// What a record takes in memory besides its bytes.
+/// The memory overhead of a record.
 const OFFSET_BYTES: usize = 8;
 
-/// What several sorters may have in memory together.
+/// A memory budget that several sorters share.
 #[derive(Debug, Clone)]
-pub struct Room {
+pub struct MemoryBudget {
     bytes_max: usize,
     bytes: Rc<Cell<usize>>,
 }
 
-impl Room {
-    /// Room for so many bytes. A sorter that has less than 64 KiB may go beyond that.
+impl MemoryBudget {
+    /// A budget of so many bytes. A sorter with less than 64 KiB may exceed it.
     pub fn new(bytes_max: usize) -> Self {
         Self { bytes_max, bytes: Rc::default() }
     }
 }
 
-/// Records that are being collected.
+/// An unsorted collection of records.
 #[derive(Debug)]
 pub struct Sorter {
     folder: PathBuf,
-    room: Room,
-    /// Records as they are written.
+    budget: MemoryBudget,
+    /// The serialised records.
     bytes: Vec<u8>,
-    /// Where each begins.
+    /// The offset of each record.
     offsets: Vec<usize>,
     file: Option<File>,
-    /// Where each run ends in the file.
+    /// The end of each run in the file.
     ends: Vec<u64>,
     total_bytes: u64,
 }
@@ -55,13 +55,13 @@ pub struct Sorter {
 pub type Record = (Vec<u8>, Vec<u8>);
 
 impl Sorter {
-    /// A sorter that writes to `folder` what finds no room in memory.
-    pub fn new(folder: PathBuf, room: Room) -> Self {
+    /// A sorter that writes runs to a temporary file in `folder`.
+    pub fn new(folder: PathBuf, budget: MemoryBudget) -> Self {
         let (bytes, offsets, ends) = (Vec::new(), Vec::new(), Vec::new());
-        Self { folder, room, bytes, offsets, file: None, ends, total_bytes: 0 }
+        Self { folder, budget, bytes, offsets, file: None, ends, total_bytes: 0 }
     }
 
-    /// The bytes of all keys and values.
+    /// The total size of all keys and values, in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
@@ -69,7 +69,7 @@ impl Sorter {
     /// Adds a record.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn add(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
         let length = |bytes: &[u8]| u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput);
         let lengths = [length(key)?.to_le_bytes(), length(value)?.to_le_bytes()];
@@ -78,17 +78,17 @@ impl Sorter {
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(value);
         self.total_bytes += (key.len() + value.len()) as u64;
-        self.room.bytes.set(self.room.bytes.get() + HEAD_BYTES + key.len() + value.len() + OFFSET_BYTES);
-        if self.room.bytes.get() > self.room.bytes_max && self.bytes.len() >= RUN_BYTES_MIN {
+        self.budget.bytes.set(self.budget.bytes.get() + HEAD_BYTES + key.len() + value.len() + OFFSET_BYTES);
+        if self.budget.bytes.get() > self.budget.bytes_max && self.bytes.len() >= RUN_BYTES_MIN {
             self.write_run()?;
         }
         Ok(())
     }
 
-    /// The records in order. They can be read once.
+    /// Sorts the records, which can then be read once.
     ///
     /// # Errors
-    /// What the disk said, here and while they are read.
+    /// The error of the disk, here and when they are read.
     pub fn finish(mut self) -> io::Result<Sorted> {
         if !self.ends.is_empty() {
             self.write_run()?;
@@ -129,25 +129,25 @@ impl Sorter {
         }
         file.write_all_at(&piece, at)?;
         self.ends.push(at + piece.len() as u64);
-        self.give_back();
+        self.release();
         self.bytes.clear();
         self.offsets.clear();
         Ok(())
     }
 
-    fn give_back(&self) {
+    fn release(&self) {
         let held = self.bytes.len() + self.offsets.len() * OFFSET_BYTES;
-        self.room.bytes.set(self.room.bytes.get().saturating_sub(held));
+        self.budget.bytes.set(self.budget.bytes.get().saturating_sub(held));
     }
 }
 
 impl Drop for Sorter {
     fn drop(&mut self) {
-        self.give_back();
+        self.release();
     }
 }
 
-/// The record that begins at an offset.
+/// The record at an offset.
 fn record(bytes: &[u8], offset: usize) -> (&[u8], &[u8]) {
     let (key_bytes, value_bytes) = lengths(&bytes[offset..]);
     let key = offset + HEAD_BYTES;
@@ -159,21 +159,21 @@ fn lengths(head: &[u8]) -> (usize, usize) {
     (length(0), length(4))
 }
 
-/// A run's next record: its key, the run, its value.
-type Ahead = (Vec<u8>, usize, Vec<u8>);
+/// The next record of a run: its key, the index of the run, its value.
+type Head = (Vec<u8>, usize, Vec<u8>);
 
-/// Records in order.
+/// Sorted records.
 #[derive(Debug)]
 pub struct Sorted {
     sorter: Sorter,
-    /// How many of the records in memory were read.
+    /// The number of records in memory that were read.
     position: usize,
     runs: Vec<Run>,
     /// The next record of each run.
-    heap: BinaryHeap<Reverse<Ahead>>,
+    heap: BinaryHeap<Reverse<Head>>,
 }
 
-/// A run that is being read.
+/// A run during the merge.
 #[derive(Debug)]
 struct Run {
     at: u64,
@@ -197,7 +197,7 @@ impl Run {
         Ok(Some(found))
     }
 
-    /// Has so many bytes in the buffer that were not read.
+    /// Fills the buffer to at least so many unread bytes.
     fn fill(&mut self, bytes: usize, file: &File) -> io::Result<()> {
         let have = self.buffer.len() - self.position;
         if have >= bytes {
@@ -218,7 +218,7 @@ impl Sorted {
     /// The next record.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn take(&mut self) -> io::Result<Option<Record>> {
         if let Some(Reverse((key, run, value))) = self.heap.pop() {
             self.advance(run)?;
@@ -251,12 +251,12 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
         #[test]
-        fn records_come_in_order_whatever_finds_room(
+        fn records_are_sorted_in_memory_and_on_disk(
             records in prop::collection::vec((prop::collection::vec(0..3_u8, 0..5), 0..400_usize), 0..2_000),
             bytes_max in prop::sample::select(vec![0, 100_000, 10_000_000]),
         ) {
-            let room = Room::new(bytes_max);
-            let mut sorter = Sorter::new(std::env::temp_dir(), room.clone());
+            let budget = MemoryBudget::new(bytes_max);
+            let mut sorter = Sorter::new(std::env::temp_dir(), budget.clone());
             let mut expected = Vec::new();
             for (number, (key, bytes)) in records.into_iter().enumerate() {
                 let value = [&number.to_le_bytes()[..], &vec![7; bytes]].concat();
@@ -267,7 +267,7 @@ mod tests {
             expected.sort_by(|one, other| one.0.cmp(&other.0));
             prop_assert!(bytes_max < 1_000_000 || sorter.ends.is_empty());
             prop_assert_eq!(drained(sorter.finish().expect("sorts")), expected);
-            prop_assert_eq!(room.bytes.get(), 0);
+            prop_assert_eq!(budget.bytes.get(), 0);
         }
     }
 }

@@ -1,14 +1,15 @@
-//! A TAR archive (POSIX ustar and pax, and GNU's) as it is uploaded.
+//! Uploads as TAR archives (POSIX ustar and pax, and GNU).
 //!
-//! Files, folders, symlinks and hard links are taken in; whatever else a TAR can hold (devices, sparse files) is refused, and so is a
-//! path that leads out of the archive. Of two entries with the same path the last counts, as when it is unpacked. `./` is the folder
-//! around everything, with which `tar c -C FOLDER .` begins.
+//! Files, folders, symlinks and hard links are imported; other entries (devices, sparse files) and paths outside the
+//! archive are rejected. Of several entries with the same path the last counts, as in extraction. `./` is the wrapping
+//! folder, with which `tar c -C FOLDER .` begins.
 //!
-//! Nothing is believed that an archive says of itself: a file has the bytes that come, and they are counted; what describes the next
+//! Archives are untrusted: received bytes are counted; descriptions of entries are limited; an archive without its end
+//! marker is truncated and rejected.
 //! entry is bounded; an archive that ends without its end mark has been cut.
 
+use crate::uploads::entries::EntryWriter;
 use crate::uploads::names::{Path, shown};
-use crate::uploads::taker::Taker;
 use crate::uploads::{UploadError, tree};
 use content::importer::Attributes;
 use std::cell::Cell;
@@ -16,86 +17,85 @@ use std::io::{self, BufReader, Read};
 use std::rc::Rc;
 use tar::{Archive, Entry, EntryType};
 
-/// What may come before an entry that describes it (long names, pax records, maps of sparse files), in bytes.
+/// The maximum size of the description before an entry (long names, pax records, maps of sparse files), in bytes.
 const DESCRIPTION_BYTES_MAX: u64 = 256 * 1024;
-/// What is read at a time, in bytes.
+/// The read size, in bytes.
 const READ_BYTES: usize = 64 * 1024;
-/// The longest target of a symlink, in bytes: Linux's limit to paths.
+/// The maximum length of a symlink's target, in bytes: Linux's limit of paths.
 pub const TARGET_BYTES_MAX: usize = 4096;
-/// What a gzip file begins with (RFC 1952, section 2.3.1).
+/// The magic number of gzip (RFC 1952, section 2.3.1).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// Takes in an archive, and reads what comes behind it.
+/// Imports an archive, and reads the rest of the body.
 ///
 /// # Errors
 /// [`UploadError`].
-pub fn take(reader: impl Read, taker: &mut Taker<'_, '_>) -> Result<(), UploadError> {
+pub fn import(reader: impl Read, entries: &mut EntryWriter<'_, '_>) -> Result<(), UploadError> {
     let bounds = Bounds::default();
-    let mut reader = Bounded { inner: BufReader::with_capacity(READ_BYTES, reader), bounds: bounds.clone() };
-    refuse_gzip(&mut reader)?;
+    let mut reader = BoundedReader { inner: BufReader::with_capacity(READ_BYTES, reader), bounds: bounds.clone() };
+    reject_gzip(&mut reader)?;
     let mut archive = Archive::new(reader);
-    let mut entries = archive.entries()?;
+    let mut members = archive.entries()?;
     loop {
         bounds.allow(DESCRIPTION_BYTES_MAX);
-        let Some(entry) = entries.next() else { break };
+        let Some(entry) = members.next() else { break };
         let entry = entry.map_err(|error| broken(error, &bounds))?;
         bounds.allow(u64::MAX);
-        take_entry(entry, taker).map_err(|error| match error {
+        import_entry(entry, entries).map_err(|error| match error {
             UploadError::Read(error) => broken(error, &bounds),
             error => error,
         })?;
     }
     if bounds.ended.get() {
-        return Err(UploadError::Invalid("the archive ends without its end mark: part of it is missing".to_owned()));
+        return Err(UploadError::Invalid("the archive has no end marker: it is truncated".to_owned()));
     }
     bounds.allow(u64::MAX);
     io::copy(&mut archive.into_inner(), &mut io::sink())?;
     Ok(())
 }
 
-fn refuse_gzip(reader: &mut Bounded<BufReader<impl Read>>) -> Result<(), UploadError> {
+fn reject_gzip(reader: &mut BoundedReader<BufReader<impl Read>>) -> Result<(), UploadError> {
     if io::BufRead::fill_buf(&mut reader.inner)?.starts_with(&GZIP) {
-        let words = "this is compressed with gzip: send the archive as it is without that";
+        let words = "the archive is compressed with gzip: send it uncompressed";
         return Err(UploadError::Unsupported(words.to_owned()));
     }
     Ok(())
 }
 
-/// What the archive's reader says in words of its own is the archive's fault; what the body says is not.
+/// Errors of the parser are the archive's; errors of the body are passed on.
 fn broken(error: io::Error, bounds: &Bounds) -> UploadError {
     if bounds.failed.get() {
         return error.into();
     }
     match error.downcast::<UploadError>() {
-        Ok(ours) => ours,
-        Err(error) => UploadError::Invalid(format!("this is no TAR archive that can be read: {error}")),
+        Ok(error) => error,
+        Err(error) => UploadError::Invalid(format!("the TAR archive is invalid: {error}")),
     }
 }
 
-fn take_entry(mut entry: Entry<'_, impl Read>, taker: &mut Taker<'_, '_>) -> Result<(), UploadError> {
+fn import_entry(mut entry: Entry<'_, impl Read>, entries: &mut EntryWriter<'_, '_>) -> Result<(), UploadError> {
     let kind = entry.header().entry_type();
     if kind == EntryType::XGlobalHeader {
-        // It describes the whole archive: comments, mostly.
+        // Comments about the whole archive.
         io::copy(&mut entry, &mut io::sink())?;
         return Ok(());
     }
     let bytes = entry.path_bytes().into_owned();
     let path = Path::of(&bytes)?;
-    refuse_sparse(&mut entry, &bytes)?;
+    reject_sparse(&mut entry, &bytes)?;
     let attributes = attributes(&entry);
     match kind {
-        // Before ustar, the slash at its end told a folder.
-        EntryType::Regular if bytes.ends_with(b"/") && entry.size() == 0 => taker.folder(&path, attributes),
+        // Before ustar, a trailing slash marked folders.
+        EntryType::Regular if bytes.ends_with(b"/") && entry.size() == 0 => entries.folder(&path, attributes),
         EntryType::Regular | EntryType::Continuous => {
             let left = entry.size();
-            taker.file(Some(&path), attributes, Whole { inner: entry, left })
+            entries.file(Some(&path), attributes, CompleteFile { inner: entry, left })
         }
-        EntryType::Directory => taker.folder(&path, attributes),
-        EntryType::Symlink => taker.symlink(&path, &target(&entry, &bytes)?, attributes),
-        EntryType::Link => taker.hard_link(&path, &Path::of(&target(&entry, &bytes)?)?),
+        EntryType::Directory => entries.folder(&path, attributes),
+        EntryType::Symlink => entries.symlink(&path, &target(&entry, &bytes)?, attributes),
+        EntryType::Link => entries.hard_link(&path, &Path::of(&target(&entry, &bytes)?)?),
         other => {
-            let words =
-                format!("{} is a {}: only files, folders and links can be taken in", shown(&bytes), name(other));
+            let words = format!("{} is a {}: only files, folders and links are supported", shown(&bytes), name(other));
             Err(UploadError::Invalid(words))
         }
     }
@@ -110,12 +110,12 @@ fn name(kind: EntryType) -> String {
     }
 }
 
-/// Holes are announced and not sent, so a few bytes could become any number.
-fn refuse_sparse(entry: &mut Entry<'_, impl Read>, path: &[u8]) -> Result<(), UploadError> {
+/// Rejects sparse files: their holes are not sent, so a few bytes could describe a file of any size.
+fn reject_sparse(entry: &mut Entry<'_, impl Read>, path: &[u8]) -> Result<(), UploadError> {
     let Some(records) = entry.pax_extensions()? else { return Ok(()) };
     for record in records {
         if record?.key_bytes().starts_with(b"GNU.sparse.") {
-            let words = format!("{} is a sparse file: make the archive without --sparse", shown(path));
+            let words = format!("{} is a sparse file: create the archive without --sparse", shown(path));
             return Err(UploadError::Invalid(words));
         }
     }
@@ -128,17 +128,17 @@ fn target(entry: &Entry<'_, impl Read>, path: &[u8]) -> Result<Vec<u8>, UploadEr
     Ok(target)
 }
 
-/// Whether a symlink may lead there. It may lead anywhere: nothing here follows it out of the content.
+/// Validates the target of a symlink. It may be any path, because symlinks are not followed out of the content.
 ///
 /// # Errors
-/// [`UploadError::Invalid`] for an empty or overlong one.
+/// [`UploadError::Invalid`] if it is empty or too long.
 pub fn check_target(target: &[u8], path: &[u8]) -> Result<(), UploadError> {
     let reason = match target.len() {
-        0 => "leads nowhere",
+        0 => "has no target",
         length if length > TARGET_BYTES_MAX => "has a target of more than 4096 bytes",
         _ => return Ok(()),
     };
-    Err(UploadError::Invalid(format!("the link {} {reason}", shown(path))))
+    Err(UploadError::Invalid(format!("the symlink {} {reason}", shown(path))))
 }
 
 fn attributes(entry: &Entry<'_, impl Read>) -> Attributes {
@@ -146,31 +146,31 @@ fn attributes(entry: &Entry<'_, impl Read>) -> Attributes {
     Attributes { mode: entry.header().mode().ok(), modified: seconds.and_then(|seconds| tree::at(seconds, 0)) }
 }
 
-/// A file in the archive, which ends where the archive says, or is an error.
-struct Whole<R> {
+/// A file in the archive, which fails if the archive ends before the file does.
+struct CompleteFile<R> {
     inner: R,
     left: u64,
 }
 
-impl<R: Read> Read for Whole<R> {
+impl<R: Read> Read for CompleteFile<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.left = self.left.saturating_sub(read as u64);
         if read == 0 && self.left > 0 && !buffer.is_empty() {
-            let words = "the archive ends in the middle of a file".to_owned();
+            let words = "the archive is truncated inside a file".to_owned();
             return Err(io::Error::other(UploadError::Invalid(words)));
         }
         Ok(read)
     }
 }
 
-/// What the archive's reader may read until it is told otherwise, and what became of that.
+/// How much the parser may read, and the state of the reader.
 #[derive(Debug, Clone, Default)]
 struct Bounds {
     left: Rc<Cell<u64>>,
-    /// Whether the end was read.
+    /// Whether the end was reached.
     ended: Rc<Cell<bool>>,
-    /// Whether an error came from below.
+    /// Whether the underlying reader failed.
     failed: Rc<Cell<bool>>,
 }
 
@@ -180,17 +180,17 @@ impl Bounds {
     }
 }
 
-struct Bounded<R> {
+struct BoundedReader<R> {
     inner: R,
     bounds: Bounds,
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for BoundedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Bounds { left, ended, failed } = &self.bounds;
         let most = usize::try_from(left.get()).unwrap_or(usize::MAX).min(buffer.len());
         if most == 0 && !buffer.is_empty() {
-            let words = format!("what describes an entry of the archive has more than {DESCRIPTION_BYTES_MAX} bytes");
+            let words = format!("the description of an entry of the archive exceeds {DESCRIPTION_BYTES_MAX} bytes");
             return Err(io::Error::other(UploadError::Invalid(words)));
         }
         let read = self.inner.read(&mut buffer[..most]).inspect_err(|_| failed.set(true))?;

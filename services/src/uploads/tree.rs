@@ -1,133 +1,133 @@
-//! [`Catalogue`]: what came in an upload, and the folders around it.
+//! [`Catalogue`]: the entries of an upload, and building the folders around them.
 //!
-//! Things come in any order, and a million of them may be in one folder. So each is put down by its path ([`Sorter`]), and in the end
-//! the paths are read in order: what is in a folder follows the folder, so that only the folders from the top to the current path are
-//! open, and each of those has its entries in a sorter of its own, in the order in which a sharded directory needs them.
+//! Entries come in any order, and a folder may have a million of them. So they are sorted by path ([`Sorter`]), and the
+//! folders are built in that order: the entries of a folder follow it directly, so only the folders of the current path
+//! are open, each with a sorter of its entries in the order that a sharded directory (HAMT) needs.
 
 use crate::uploads::UploadError;
 use crate::uploads::names::{self, Path, path_of_key};
-use crate::uploads::sorter::{Record, Room, Sorted, Sorter};
+use crate::uploads::sorter::{MemoryBudget, Record, Sorted, Sorter};
 use content::Cid;
 use content::importer::{Attributes, BlockSink, Estimate, Importer, Part, Profile, Sharded};
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What the entries of an upload may take in memory, in bytes; others wait on the disk.
-const ROOM_BYTES: usize = 16 << 20;
-/// A folder of up to so many bytes of entries is made in memory.
+/// The memory budget of entries, in bytes; more are sorted on the disk.
+const BUDGET_BYTES: usize = 16 << 20;
+/// A folder with up to so many bytes of entries is built in memory.
 const SMALL_BYTES: u64 = 4 << 20;
-/// What a catalogue takes in memory at most, in bytes: its entries, those of one folder that is made, and a list that grows.
-pub const MEMORY_BYTES_MAX: usize = ROOM_BYTES + 2 * SMALL_BYTES as usize;
-/// How many things may be at the top of an upload without a folder around them: each becomes a pin of its own.
+/// The maximum memory of a catalogue, in bytes: its entries, those of one folder that is built, and a growing list.
+pub const MEMORY_BYTES_MAX: usize = BUDGET_BYTES + 2 * SMALL_BYTES as usize;
+/// The maximum number of top-level entries without a wrapping folder: each gets its own pin.
 pub const ROOTS_MAX: usize = 1_000;
 
-/// What comes of two things with the same path.
+/// How repeated paths are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Repeats {
-    /// The upload is refused.
+    /// The upload is rejected.
     Refused,
-    /// The last one counts, as when a TAR is unpacked.
+    /// The last entry counts, as when a TAR is extracted.
     LastCounts,
 }
 
-/// What came so far.
+/// The entries of an upload.
 #[derive(Debug)]
 pub struct Catalogue {
     folder: PathBuf,
-    room: Room,
+    budget: MemoryBudget,
     entries: Sorter,
-    /// By the path of what they link to.
+    /// Hard links, by the path of their target.
     links: Option<Sorter>,
     count: u64,
     count_max: u64,
-    /// The folder around everything, if it came.
+    /// The attributes of the wrapping folder, if the upload has an entry for it.
     top: Option<Attributes>,
 }
 
-/// What has a path.
+/// An entry with a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Found {
-    /// A file or symlink, or a folder that is complete.
-    Whole(Part),
-    /// A folder, whose entries have paths of their own.
+enum TreeEntry {
+    /// A file or symlink, or a complete folder.
+    Complete(Part),
+    /// A folder, whose entries have their own paths.
     Folder(Attributes),
 }
 
-/// How the folders are to be made.
+/// How the folders are built.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Whether there is a folder around everything.
+    /// Whether to add a wrapping folder.
     pub wrap: bool,
-    /// What comes of two things with the same path.
+    /// How repeated paths are handled.
     pub repeats: Repeats,
 }
 
-/// Something at the top: its name, and its root.
+/// A top-level entry: its name, and its root.
 pub type Top = (Vec<u8>, Part);
 
-/// Who is told of each folder that is complete, by its path.
+/// Called for each complete folder, with its path.
 pub type OnFolder<'a> = &'a mut dyn FnMut(Vec<u8>, &Part) -> Result<(), UploadError>;
 
 impl Catalogue {
-    /// Nothing came yet; of what comes, so many things at most are taken. What finds no room in memory is written to `folder`.
+    /// An empty catalogue for at most so many entries, which writes to `folder` what exceeds the memory budget.
     pub fn new(folder: PathBuf, count_max: u64) -> Self {
-        let room = Room::new(ROOM_BYTES);
-        let entries = Sorter::new(folder.clone(), room.clone());
-        Self { folder, room, entries, links: None, count: 0, count_max, top: None }
+        let budget = MemoryBudget::new(BUDGET_BYTES);
+        let entries = Sorter::new(folder.clone(), budget.clone());
+        Self { folder, budget, entries, links: None, count: 0, count_max, top: None }
     }
 
-    /// Puts down a file or symlink that is complete.
+    /// Adds a complete file or symlink.
     ///
     /// # Errors
-    /// [`UploadError::Invalid`] when there are too many, and what the disk said.
-    pub fn whole(&mut self, path: &Path, part: &Part) -> Result<(), UploadError> {
+    /// [`UploadError::Invalid`] when there are too many entries, and the error of the disk.
+    pub fn complete(&mut self, path: &Path, part: &Part) -> Result<(), UploadError> {
         if path.is_top() {
-            return Err(UploadError::Invalid("a file needs a name".to_owned()));
+            return Err(UploadError::Invalid("a file must have a name".to_owned()));
         }
         self.count()?;
-        self.entries.add(&path.to_key(), &Found::Whole(*part).to_bytes()).map_err(UploadError::Scratch)
+        self.entries.add(&path.to_key(), &TreeEntry::Complete(*part).to_bytes()).map_err(UploadError::Scratch)
     }
 
-    /// Puts down a folder.
+    /// Adds a folder.
     ///
     /// # Errors
-    /// As for [`Catalogue::whole`].
+    /// As [`Catalogue::complete`].
     pub fn folder(&mut self, path: &Path, attributes: Attributes) -> Result<(), UploadError> {
         self.count()?;
         if path.is_top() {
             self.top = Some(attributes);
             return Ok(());
         }
-        self.entries.add(&path.to_key(), &Found::Folder(attributes).to_bytes()).map_err(UploadError::Scratch)
+        self.entries.add(&path.to_key(), &TreeEntry::Folder(attributes).to_bytes()).map_err(UploadError::Scratch)
     }
 
-    /// Puts down another path for a file in the same upload.
+    /// Adds a hard link to a file of the same upload.
     ///
     /// # Errors
-    /// As for [`Catalogue::whole`].
+    /// As [`Catalogue::complete`].
     pub fn hard_link(&mut self, path: &Path, target: &Path) -> Result<(), UploadError> {
         if path.is_top() || target.is_top() {
-            return Err(UploadError::Invalid("a hard link needs a name and a file".to_owned()));
+            return Err(UploadError::Invalid("a hard link must have a name and a target".to_owned()));
         }
         self.count()?;
-        let links = self.links.get_or_insert_with(|| Sorter::new(self.folder.clone(), self.room.clone()));
+        let links = self.links.get_or_insert_with(|| Sorter::new(self.folder.clone(), self.budget.clone()));
         links.add(&target.to_key(), path.as_bytes()).map_err(UploadError::Scratch)
     }
 
     fn count(&mut self) -> Result<(), UploadError> {
         self.count += 1;
         if self.count > self.count_max {
-            let words = format!("an upload may have {} files and folders (uploads.entries_max)", self.count_max);
+            let words = format!("the upload has more than {} files and folders (uploads.entries_max)", self.count_max);
             return Err(UploadError::Invalid(words));
         }
         Ok(())
     }
 
-    /// Makes the folders: what is at the top in the end, in the order of names.
+    /// Builds the folders, and returns the top-level entries by name.
     ///
     /// # Errors
-    /// [`UploadError::Invalid`] for paths that do not go together, and what the sink or the disk said.
+    /// [`UploadError::Invalid`] for conflicting paths, and errors of the sink and the disk.
     pub fn build(
         mut self,
         importer: &Importer,
@@ -137,32 +137,37 @@ impl Catalogue {
     ) -> Result<Vec<Top>, UploadError> {
         let entries = match self.links.take() {
             None => self.entries.finish(),
-            Some(links) => Ok(resolve(self.entries, links, &self.folder, &self.room)?),
+            Some(links) => Ok(resolve(self.entries, links, &self.folder, &self.budget)?),
         };
         let mut entries = Distinct::new(entries.map_err(UploadError::Scratch)?, shape.repeats)?;
         let base = (shape.wrap || self.top.is_some()).then(|| self.top.unwrap_or_default());
-        let mut tree = Tree::new(self.folder, self.room, importer, base);
+        let mut tree = Tree::new(self.folder, self.budget, importer, base);
         while let Some((key, value)) = entries.next()? {
-            tree.take(&path_of_key(&key), Found::from_bytes(&value)?, sink, on_folder)?;
+            tree.add(&path_of_key(&key), TreeEntry::from_bytes(&value)?, sink, on_folder)?;
         }
         tree.finish(sink, on_folder)
     }
 }
 
-/// Gives each hard link the content of what it links to.
-fn resolve(entries: Sorter, links: Sorter, folder: &std::path::Path, room: &Room) -> Result<Sorted, UploadError> {
-    let mut all = Sorter::new(folder.to_owned(), room.clone());
+/// Resolves hard links to the content of their targets.
+fn resolve(
+    entries: Sorter,
+    links: Sorter,
+    folder: &std::path::Path,
+    budget: &MemoryBudget,
+) -> Result<Sorted, UploadError> {
+    let mut all = Sorter::new(folder.to_owned(), budget.clone());
     let mut entries = Distinct::new(entries.finish().map_err(UploadError::Scratch)?, Repeats::LastCounts)?;
     let mut links = links.finish().map_err(UploadError::Scratch)?;
     let mut link = links.take().map_err(UploadError::Scratch)?;
     let dangling = |(target, path): &Record| {
         let (path, target) = (names::shown(path), names::shown(&path_of_key(target)));
-        Err(UploadError::Invalid(format!("the hard link {path} leads to {target}, which is no file in the archive")))
+        Err(UploadError::Invalid(format!("the target {target} of the hard link {path} is not a file in the archive")))
     };
     while let Some((key, value)) = entries.next()? {
         all.add(&key, &value).map_err(UploadError::Scratch)?;
         while let Some(next) = link.take_if(|(target, _)| *target <= key) {
-            if next.0 != key || value.first() != Some(&WHOLE) {
+            if next.0 != key || value.first() != Some(&COMPLETE) {
                 return dangling(&next);
             }
             let path = Path::of(&next.1)?;
@@ -176,7 +181,7 @@ fn resolve(entries: Sorter, links: Sorter, folder: &std::path::Path, room: &Room
     all.finish().map_err(UploadError::Scratch)
 }
 
-/// Records, of those with the same path one.
+/// Sorted records with distinct paths.
 struct Distinct {
     sorted: Sorted,
     ahead: Option<Record>,
@@ -202,7 +207,7 @@ impl Distinct {
             };
             if !allowed {
                 let path = names::shown(&path_of_key(&key));
-                return Err(UploadError::Invalid(format!("two things in the upload have the path {path}")));
+                return Err(UploadError::Invalid(format!("two entries of the upload have the path {path}")));
             }
             value = again;
         }
@@ -210,21 +215,22 @@ impl Distinct {
     }
 }
 
-/// The folders from the top to the current path.
+/// The open folders of the current path.
 struct Tree<'a> {
     folder: PathBuf,
-    room: Room,
+    budget: MemoryBudget,
     importer: &'a Importer,
-    /// The first is the one around everything, if there is one.
+    /// The open folders. The first is the wrapping folder, if there is one.
     open: Vec<Folder>,
-    /// Whether there is a folder around everything.
+    /// Whether there is a wrapping folder.
     is_wrapped: bool,
     tops: Vec<Top>,
 }
 
 impl<'a> Tree<'a> {
-    fn new(folder: PathBuf, room: Room, importer: &'a Importer, base: Option<Attributes>) -> Self {
-        let mut tree = Self { folder, room, importer, open: Vec::new(), is_wrapped: base.is_some(), tops: Vec::new() };
+    fn new(folder: PathBuf, budget: MemoryBudget, importer: &'a Importer, base: Option<Attributes>) -> Self {
+        let mut tree =
+            Self { folder, budget, importer, open: Vec::new(), is_wrapped: base.is_some(), tops: Vec::new() };
         if let Some(attributes) = base {
             tree.enter(Vec::new(), attributes);
         }
@@ -232,14 +238,14 @@ impl<'a> Tree<'a> {
     }
 
     fn enter(&mut self, name: Vec<u8>, attributes: Attributes) {
-        let entries = Sorter::new(self.folder.clone(), self.room.clone());
+        let entries = Sorter::new(self.folder.clone(), self.budget.clone());
         self.open.push(Folder { name, attributes, entries });
     }
 
-    fn take(
+    fn add(
         &mut self,
         path: &[u8],
-        found: Found,
+        entry: TreeEntry,
         sink: &mut dyn BlockSink,
         on_folder: OnFolder<'_>,
     ) -> Result<(), UploadError> {
@@ -251,12 +257,12 @@ impl<'a> Tree<'a> {
         for name in &names[shared..] {
             self.enter(name.to_vec(), Attributes::default());
         }
-        match found {
-            Found::Folder(attributes) => {
+        match entry {
+            TreeEntry::Folder(attributes) => {
                 self.enter(last.to_vec(), attributes);
                 Ok(())
             }
-            Found::Whole(part) => self.place(last, &part),
+            TreeEntry::Complete(part) => self.place(last, &part),
         }
     }
 
@@ -265,7 +271,7 @@ impl<'a> Tree<'a> {
             Some(folder) => folder.add(name, part),
             None if self.tops.len() >= ROOTS_MAX => {
                 let words =
-                    format!("there are more than {ROOTS_MAX} things at the top: put a folder around them (wrap)");
+                    format!("the upload has more than {ROOTS_MAX} top-level entries: wrap them into a folder (wrap)");
                 Err(UploadError::Invalid(words))
             }
             None if self.tops.iter().any(|(top, _)| top == name) => Err(clash(name)),
@@ -296,36 +302,36 @@ impl<'a> Tree<'a> {
 
 fn clash(name: &[u8]) -> UploadError {
     let name = names::shown(name);
-    UploadError::Invalid(format!("something called {name} is both a folder and none in the upload"))
+    UploadError::Invalid(format!("the upload has {name} both as a folder and as a file"))
 }
 
-/// A folder that is being filled.
+/// An open folder.
 struct Folder {
     name: Vec<u8>,
     attributes: Attributes,
-    /// By the order of their names in a sharded directory, and by their names.
+    /// By the order in a sharded directory, and by name.
     entries: Sorter,
 }
 
 impl Folder {
     fn add(&mut self, name: &[u8], part: &Part) -> Result<(), UploadError> {
         let key = [&Sharded::order(name).to_be_bytes(), name].concat();
-        self.entries.add(&key, &Found::Whole(*part).to_bytes()).map_err(UploadError::Scratch)
+        self.entries.add(&key, &TreeEntry::Complete(*part).to_bytes()).map_err(UploadError::Scratch)
     }
 
-    /// Makes its blocks: its name, and its root.
+    /// Builds its blocks, and returns its name and its root.
     fn finish(self, importer: &Importer, sink: &mut dyn BlockSink) -> Result<Top, UploadError> {
         let Self { name, attributes, entries } = self;
         let is_small = entries.total_bytes() <= small_bytes(importer.profile());
         let mut entries = entries.finish().map_err(UploadError::Scratch)?;
         let mut next = || -> Result<Option<(Vec<u8>, Part)>, UploadError> {
             let Some((key, value)) = entries.take().map_err(UploadError::Scratch)? else { return Ok(None) };
-            match Found::from_bytes(&value)? {
-                Found::Whole(part) => Ok(Some((key[8..].to_vec(), part))),
-                Found::Folder(_) => Err(damaged()),
+            match TreeEntry::from_bytes(&value)? {
+                TreeEntry::Complete(part) => Ok(Some((key[8..].to_vec(), part))),
+                TreeEntry::Folder(_) => Err(damaged()),
             }
         };
-        let said = |error: content::importer::ImportError| match error {
+        let clashing = |error: content::importer::ImportError| match error {
             content::importer::ImportError::Repeated { name } => clash(name.as_bytes()),
             error => error.into(),
         };
@@ -334,20 +340,20 @@ impl Folder {
             while let Some((name, part)) = next()? {
                 directory.add(&name, &part)?;
             }
-            directory.finish(sink).map_err(said)?
+            directory.finish(sink).map_err(clashing)?
         } else {
             let mut sharded = importer.sharded(attributes);
             while let Some((name, part)) = next()? {
-                sharded.add(&name, &part, sink).map_err(said)?;
+                sharded.add(&name, &part, sink).map_err(clashing)?
             }
-            sharded.finish(sink).map_err(said)?
+            sharded.finish(sink).map_err(clashing)?
         };
         Ok((name, part))
     }
 }
 
-/// Up to how many bytes of entries a folder is made in memory. One of more is sharded by any profile that shards by size: an entry has
-/// at least a sixth of its bytes here in its name and CID.
+/// Up to how many bytes of entries a folder is built in memory. Any profile that shards by size shards a larger folder:
+/// at least a sixth of an entry's bytes here are its name and CID.
 fn small_bytes(profile: &Profile) -> u64 {
     let sharding = profile.sharding;
     match sharding.estimate {
@@ -356,15 +362,15 @@ fn small_bytes(profile: &Profile) -> u64 {
     }
 }
 
-const WHOLE: u8 = 0;
+const COMPLETE: u8 = 0;
 const FOLDER: u8 = 1;
 
-impl Found {
+impl TreeEntry {
     fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Self::Whole(part) => {
+            Self::Complete(part) => {
                 let numbers = [part.file_bytes.to_be_bytes(), part.dag_bytes.to_be_bytes()].concat();
-                [&[WHOLE], &numbers[..], &part.cid.to_bytes()].concat()
+                [&[COMPLETE], &numbers[..], &part.cid.to_bytes()].concat()
             }
             Self::Folder(Attributes { mode, modified }) => {
                 let (seconds, nanoseconds) = modified.map_or((0, 0), since_epoch);
@@ -383,12 +389,12 @@ impl Found {
 
     fn read(bytes: &[u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
-        if *kind == WHOLE {
+        if *kind == COMPLETE {
             let (file_bytes, rest) = rest.split_first_chunk()?;
             let (dag_bytes, cid) = rest.split_first_chunk()?;
             let cid = Cid::try_from(cid).ok()?;
             let (file_bytes, dag_bytes) = (u64::from_be_bytes(*file_bytes), u64::from_be_bytes(*dag_bytes));
-            return Some(Self::Whole(Part { cid, file_bytes, dag_bytes }));
+            return Some(Self::Complete(Part { cid, file_bytes, dag_bytes }));
         }
         let (flags, rest) = rest.split_first_chunk::<2>().filter(|_| *kind == FOLDER)?;
         let (mode, rest) = rest.split_first_chunk()?;
@@ -402,10 +408,10 @@ impl Found {
 }
 
 fn damaged() -> UploadError {
-    UploadError::Scratch(io::Error::other("what was written there is not what is read"))
+    UploadError::Scratch(io::Error::other("the temporary file is corrupt"))
 }
 
-/// A time as whole seconds since the Unix epoch, and nanoseconds after that.
+/// A time as whole seconds since the Unix epoch, and nanoseconds.
 fn since_epoch(time: SystemTime) -> (i64, u32) {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => (i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),
@@ -418,7 +424,7 @@ fn since_epoch(time: SystemTime) -> (i64, u32) {
     }
 }
 
-/// The time that is so many seconds, and nanoseconds more, after the Unix epoch.
+/// The time at so many seconds and nanoseconds after the Unix epoch.
 pub fn at(seconds: i64, nanoseconds: u32) -> Option<SystemTime> {
     let whole = Duration::from_secs(seconds.unsigned_abs());
     let whole = if seconds < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
@@ -447,7 +453,7 @@ mod tests {
         Catalogue::new(std::env::temp_dir(), 10_000_000)
     }
 
-    /// What is at the top, by name, and the paths of folders in the order in which they were complete.
+    /// The top-level entries by name, and the paths of folders in the order of completion.
     type Built = Result<(BTreeMap<String, String>, Vec<String>), UploadError>;
 
     fn build(catalogue: Catalogue, wrap: bool, repeats: Repeats) -> Built {
@@ -463,14 +469,14 @@ mod tests {
     }
 
     #[test]
-    fn the_order_in_which_things_come_does_not_matter() {
+    fn the_order_of_entries_does_not_matter() {
         let paths = ["site/index.html", "site/a/1", "site/a/2", "site/b/c/3", "note"];
         let mut found = Vec::new();
         for turn in 0..paths.len() {
             let mut catalogue = catalogue();
             for at in 0..paths.len() {
                 let text = paths[(at + turn) % paths.len()];
-                catalogue.whole(&path(text), &part(&importer(), text)).expect("takes");
+                catalogue.complete(&path(text), &part(&importer(), text)).expect("takes");
             }
             catalogue.folder(&path("site/empty"), Attributes::default()).expect("takes");
             found.push(build(catalogue, false, Repeats::Refused).expect("builds"));
@@ -489,14 +495,14 @@ mod tests {
     }
 
     #[test]
-    fn two_things_of_one_path_are_refused_or_the_last_counts() {
+    fn repeated_paths_are_rejected_or_the_last_counts() {
         let importer = importer();
         let build_of = |texts: &[(&str, &str)], repeats| {
             let mut catalogue = catalogue();
             for (at, text) in texts {
                 match *text {
                     "folder" => catalogue.folder(&path(at), Attributes::default()).expect("takes"),
-                    text => catalogue.whole(&path(at), &part(&importer, text)).expect("takes"),
+                    text => catalogue.complete(&path(at), &part(&importer, text)).expect("takes"),
                 }
             }
             build(catalogue, false, repeats)
@@ -509,18 +515,18 @@ mod tests {
             assert!(build_of(&[("d", "folder"), ("d/a", "x"), ("d", "folder")], repeats).is_ok());
             for both in [[("d/a", "x"), ("d/a", "folder")], [("d/a", "x"), ("d/a/b", "y")], [("a", "x"), ("a/b", "y")]]
             {
-                let error = build_of(&both, repeats).expect_err("refused").to_string();
+                let error = build_of(&both, repeats).expect_err("rejected").to_string();
                 assert!(error.contains("\"a\"") || error.contains("\"d/a\""), "{error}");
             }
         }
     }
 
     #[test]
-    fn hard_links_have_the_content_of_what_they_link_to() {
+    fn hard_links_have_the_content_of_their_targets() {
         let importer = importer();
         let linked = |links: &[(&str, &str)]| {
             let mut catalogue = catalogue();
-            catalogue.whole(&path("d/a"), &part(&importer, "x")).expect("takes");
+            catalogue.complete(&path("d/a"), &part(&importer, "x")).expect("takes");
             catalogue.folder(&path("d/f"), Attributes::default()).expect("takes");
             for (at, target) in links {
                 catalogue.hard_link(&path(at), &path(target)).expect("takes");
@@ -530,7 +536,7 @@ mod tests {
         let (tops, _) = linked(&[("d/b", "d/a"), ("c", "d/a")]).expect("resolves");
         let mut same = catalogue();
         for at in ["d/a", "d/b", "c"] {
-            same.whole(&path(at), &part(&importer, "x")).expect("takes");
+            same.complete(&path(at), &part(&importer, "x")).expect("takes");
         }
         same.folder(&path("d/f"), Attributes::default()).expect("takes");
         assert_eq!(tops, build(same, false, Repeats::Refused).expect("builds").0);
@@ -540,11 +546,11 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_around_everything_has_no_name() {
+    fn a_wrapping_folder_has_no_name() {
         let importer = importer();
         for (wrap, top) in [(true, false), (false, true), (true, true)] {
             let mut catalogue = catalogue();
-            catalogue.whole(&path("a"), &part(&importer, "x")).expect("takes");
+            catalogue.complete(&path("a"), &part(&importer, "x")).expect("takes");
             if top {
                 catalogue.folder(&path("./"), Attributes::default()).expect("takes");
             }
@@ -555,29 +561,29 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_entries_and_roots() {
+    fn entries_and_roots_are_limited() {
         let importer = importer();
         let one = part(&importer, "x");
         let mut few = Catalogue::new(std::env::temp_dir(), 2);
-        few.whole(&path("a"), &one).expect("takes");
+        few.complete(&path("a"), &one).expect("takes");
         few.folder(&path("b"), Attributes::default()).expect("takes");
-        assert!(few.whole(&path("c"), &one).is_err());
+        assert!(few.complete(&path("c"), &one).is_err());
         let mut many = catalogue();
         for number in 0..=ROOTS_MAX {
-            many.whole(&path(&number.to_string()), &one).expect("takes");
+            many.complete(&path(&number.to_string()), &one).expect("takes");
         }
         assert!(build(many, false, Repeats::Refused).is_err());
     }
 
     #[test]
-    fn a_folder_of_many_is_what_it_is_in_memory() {
+    fn a_large_folder_equals_one_that_is_built_in_memory() {
         let importer = importer();
         let mut catalogue = catalogue();
         let mut directory = importer.directory(Attributes::default());
         let one = part(&importer, "x");
         for number in 0..120_000 {
             let name = format!("some-longer-name-{number}");
-            catalogue.whole(&path(&format!("d/{name}")), &one).expect("takes");
+            catalogue.complete(&path(&format!("d/{name}")), &one).expect("takes");
             directory.add(name.as_bytes(), &one).expect("adds");
         }
         let (mut blocks, mut expected_blocks) = (0_u64, 0_u64);
@@ -596,17 +602,17 @@ mod tests {
     }
 
     #[test]
-    fn attributes_outlive_the_disk() {
+    fn attributes_survive_serialisation() {
         let times = [None, at(0, 0), at(-5, 7), at(1_700_000_000, 999_999_999), at(-1, 0)];
         for modified in times {
             for mode in [None, Some(0), Some(0o7777)] {
-                let found = Found::Folder(Attributes { mode, modified });
-                assert_eq!(Found::read(&found.to_bytes()), Some(found));
+                let found = TreeEntry::Folder(Attributes { mode, modified });
+                assert_eq!(TreeEntry::read(&found.to_bytes()), Some(found));
             }
         }
         assert_eq!(at(-5, 7).map(since_epoch), Some((-5, 7)));
         for damaged in [&[][..], &[0], &[1, 0], &[0; 17], &[2; 40]] {
-            assert!(Found::read(damaged).is_none(), "{damaged:?}");
+            assert!(TreeEntry::read(damaged).is_none(), "{damaged:?}");
         }
     }
 }

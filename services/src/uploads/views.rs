@@ -1,9 +1,9 @@
-//! Views of uploads.
+//! API views of uploads.
 
 use crate::uploads::{Glance, Root, Taken};
 use api::uploads::{GlanceView, RootView, UploadView};
 
-/// What an upload came to.
+/// The result of an upload.
 pub fn upload(Taken { roots, bytes, blocks }: Taken) -> UploadView {
     UploadView { roots: roots.into_iter().map(root).collect(), bytes, blocks }
 }
@@ -13,7 +13,7 @@ fn root(Root { name, cid, bytes, pin }: Root) -> RootView {
     RootView { name, cid: cid.to_string(), path: format!("/ipfs/{cid}"), bytes, pin }
 }
 
-/// How far an upload has come.
+/// The progress of an upload.
 pub fn progress(Glance { files, bytes, path }: Glance) -> GlanceView {
     GlanceView { files, bytes, path }
 }

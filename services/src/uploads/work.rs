@@ -1,15 +1,17 @@
 //! [`Work`]: one upload, from its first byte to its pins.
 //!
-//! Reading, cutting and linking are done by a thread of the upload's own, which waits where it has to; hashing is spread over others. What
-//! is pinned is protected from the first block to the pin's end by a scaffold ([`cache::Addition`]).
+//! A dedicated thread reads, chunks and links, and may block; hashing is spread over other threads. A temporary pin
+//! ([`cache::Addition`]) protects the blocks from the first one until the roots are pinned.
 
 use crate::access::Principal;
+use crate::pinning::Owner;
+use crate::pinning::adopt::Adoption;
 use crate::uploads::body::Meter;
+use crate::uploads::entries::{CatalogueWatch, EntryWriter, ProgressSender};
 use crate::uploads::pipeline::Pipeline;
-use crate::uploads::taker::{Herald, Keeper, Taker};
 use crate::uploads::tree::{Catalogue, Repeats, Shape, Top};
 use crate::uploads::{
-    Form, Keep, Keeping, Order, Root, Taken, Terms, UploadError, Uploads, Watchers, claims, multipart, names, tarball,
+    Form, Keep, Keeping, Order, Root, Taken, Terms, UploadError, Uploads, Watchers, multipart, names, tarball,
 };
 use cache::{Addition, RootsIn, TakenCar};
 use content::importer::{Attributes, Importer, Part, SinkError};
@@ -18,25 +20,25 @@ use std::collections::HashMap;
 use tokio::runtime::Handle;
 use tokio_util::io::SyncIoBridge;
 
-/// An upload that is to be taken in.
+/// An upload to run.
 pub struct Work {
     pub uploads: Uploads,
     pub order: Order,
     pub meter: Meter,
 }
 
-/// What was read.
-struct Made {
+/// The result of an import.
+struct Imported {
     tops: Vec<Top>,
     blocks: u64,
     keeping: Keeping,
 }
 
 impl Work {
-    /// Takes it in.
+    /// Runs the upload.
     ///
     /// # Errors
-    /// [`UploadError`]; nothing is pinned then that was not before.
+    /// [`UploadError`]; nothing new is pinned then.
     pub async fn run(self) -> Result<Taken, UploadError> {
         if let Form::Car { roots_last } = self.order.form {
             return self.run_car(if roots_last { RootsIn::LastBlock } else { RootsIn::Header }).await;
@@ -46,8 +48,8 @@ impl Work {
         let import =
             Import { uploads: uploads.clone(), terms: terms.clone(), form, meter, watchers: watchers.clone(), keeping };
         let runtime = Handle::current();
-        let made = tokio::task::spawn_blocking(move || import.run(&runtime)).await;
-        let Made { tops, blocks, mut keeping } = made.map_err(|_| UploadError::Stopping)??;
+        let imported = tokio::task::spawn_blocking(move || import.run(&runtime)).await;
+        let Imported { tops, blocks, mut keeping } = imported.map_err(|_| UploadError::Stopping)??;
         let cids: Vec<Cid> = tops.iter().map(|(_, part)| part.cid).collect();
         keeping.settle().await?;
         let pins = match keeping {
@@ -67,7 +69,7 @@ impl Work {
         let Self { uploads, order: Order { owner, terms, .. }, meter } = self;
         if terms.keep != Keep::Pinned {
             return Err(UploadError::Invalid(
-                "the blocks of a CAR are named already, and its roots are pinned".to_owned(),
+                "the blocks of a CAR have their CIDs, and its roots must be pinned".to_owned(),
             ));
         }
         let policy = std::sync::Arc::clone(&uploads.policy);
@@ -87,10 +89,11 @@ impl Work {
     }
 }
 
-/// By root.
+/// A map by root.
 type ByRoot<T> = HashMap<Cid, T>;
 
-/// Pins the roots of an upload and puts them down as its owner's: the bytes of their DAGs, and the pin service's requests.
+/// Pins the roots of an upload and records them for the owner. Returns the sizes of their DAGs, and the IDs of the
+/// requests.
 async fn pin(
     uploads: &Uploads,
     owner: &Principal,
@@ -98,39 +101,24 @@ async fn pin(
     addition: Addition,
     roots: &[Cid],
 ) -> Result<(ByRoot<u64>, ByRoot<String>), UploadError> {
-    let protected: Vec<_> = roots.iter().map(|root| uploads.pins.protect(*root)).collect();
-    let name = terms.pin_name.as_deref();
-    let pinned = match addition.pin(roots, name).await {
-        Ok(pins) => {
-            let distinct: Vec<Cid> = pins.iter().map(|pin| pin.root).collect();
-            let recorded = claims::record(&uploads.pins, owner, &distinct, name, &terms.meta).await;
-            recorded.map(|requests| (pins, requests))
-        }
-        Err(error) => Err(error.into()),
-    };
-    drop(protected);
-    let (pins, requests) = match pinned {
-        Ok(pinned) => pinned,
-        Err(error) => {
-            claims::let_go(&uploads.pins, roots).await;
-            return Err(error);
-        }
-    };
-    let sizes = pins.iter().map(|pin| (pin.root, pin.bytes)).collect();
-    let requests = pins.iter().map(|pin| pin.root).zip(requests).collect();
+    let adoption =
+        Adoption { owner: &Owner::from(owner), name: terms.pin_name.as_deref(), meta: &terms.meta, renames: false };
+    let adopted = uploads.pins.adopt(addition, roots, adoption).await?;
+    let sizes = adopted.iter().map(|adopted| (adopted.pin.root, adopted.pin.bytes)).collect();
+    let requests = adopted.iter().map(|adopted| (adopted.pin.root, adopted.request.id.to_string())).collect();
     Ok((sizes, requests))
 }
 
-/// Whether a block may be kept here.
+/// Checks whether the policy allows storing a block.
 fn check(policy: &dyn Policy, cid: &Cid) -> Result<(), UploadError> {
     match policy.check(cid) {
         verdict @ (Verdict::Gone | Verdict::Legal) => Err(UploadError::Denied { cid: *cid, verdict }),
-        // What is not on a list of what is served may be kept for whoever may upload.
+        // In allowlist mode, authorised clients may store unlisted content.
         _ => Ok(()),
     }
 }
 
-/// What the thread does.
+/// The work of the dedicated thread.
 struct Import {
     uploads: Uploads,
     terms: Terms,
@@ -141,7 +129,7 @@ struct Import {
 }
 
 impl Import {
-    fn run(self, runtime: &Handle) -> Result<Made, UploadError> {
+    fn run(self, runtime: &Handle) -> Result<Imported, UploadError> {
         let Self { uploads, terms, form, meter, watchers, mut keeping } = self;
         let importer = Importer::new(terms.profile.clone())?;
         let mut blocks = 0;
@@ -151,33 +139,34 @@ impl Import {
             Ok(runtime.block_on(keeping.put(&block))?)
         };
         let catalogue = Catalogue::new(uploads.folder.clone(), uploads.limits.entries_max);
-        let herald = Herald { progress: watchers.progress, events: watchers.events, runtime: runtime.clone() };
-        let mut keeper = Keeper { catalogue, herald };
-        let mut pipeline = Pipeline::new(importer.clone(), runtime.clone(), &mut sink, &mut keeper);
-        let mut taker = Taker { pipeline: &mut pipeline, modes: terms.modes, times: terms.times };
-        read(&form, &meter, runtime, &mut taker)?;
+        let Watchers { progress, events } = watchers;
+        let progress = ProgressSender { progress, events, runtime: runtime.clone() };
+        let mut watch = CatalogueWatch { catalogue, progress };
+        let mut pipeline = Pipeline::new(importer.clone(), runtime.clone(), &mut sink, &mut watch);
+        let mut entries = EntryWriter { pipeline: &mut pipeline, modes: terms.modes, times: terms.times };
+        read(&form, &meter, runtime, &mut entries)?;
         pipeline.finish()?;
-        let Keeper { catalogue, herald } = keeper;
+        let CatalogueWatch { catalogue, progress } = watch;
         let shape = Shape { wrap: terms.wrap, repeats: repeats(&form) };
-        let mut on_folder = |path: Vec<u8>, part: &Part| herald.added(&path, part);
+        let mut on_folder = |path: Vec<u8>, part: &Part| progress.added(&path, part);
         let tops = catalogue.build(&importer, shape, &mut sink, &mut on_folder)?;
         if tops.is_empty() {
-            return Err(UploadError::Invalid("there is nothing in the upload".to_owned()));
+            return Err(UploadError::Invalid("the upload is empty".to_owned()));
         }
-        Ok(Made { tops, blocks, keeping })
+        Ok(Imported { tops, blocks, keeping })
     }
 }
 
-fn read(form: &Form, meter: &Meter, runtime: &Handle, taker: &mut Taker<'_, '_>) -> Result<(), UploadError> {
+fn read(form: &Form, meter: &Meter, runtime: &Handle, entries: &mut EntryWriter<'_, '_>) -> Result<(), UploadError> {
     let reader = || SyncIoBridge::new_with_handle(meter.clone(), runtime.clone());
     match form {
         Form::File { name } => {
             let path = name.as_deref().map(|name| names::Path::of_name(name.as_bytes())).transpose()?;
-            taker.file(path.as_ref(), Attributes::default(), reader())
+            entries.file(path.as_ref(), Attributes::default(), reader())
         }
-        Form::Multipart { boundary, kubo } => multipart::take(meter, boundary, *kubo, runtime, taker),
-        Form::Tar => tarball::take(reader(), taker),
-        // Its blocks are made already.
+        Form::Multipart { boundary, kubo } => multipart::import(meter, boundary, *kubo, runtime, entries),
+        Form::Tar => tarball::import(reader(), entries),
+        // A CAR is imported elsewhere.
         Form::Car { .. } => Ok(()),
     }
 }

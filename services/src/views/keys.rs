@@ -1,4 +1,4 @@
-//! Views of IPNS keys and of what is published with them.
+//! API views of IPNS keys and published records.
 
 use api::keys::{KeyView, PublishedView};
 use http::StatusCode;
@@ -6,18 +6,18 @@ use p2p_bridge::epoch;
 use p2p_bridge::names::keystore::{KeyError, KeyInfo};
 use p2p_bridge::names::publish::Published;
 
-/// A key, without its secret.
+/// The view of a key, without its private key.
 pub fn key(info: KeyInfo) -> KeyView {
     KeyView { name: info.name, id: info.key.to_string(), kind: info.kind.to_string() }
 }
 
-/// What is published with a key. `targets` is where the record goes; nowhere while no node runs or it is offline.
+/// The view of a published record. `targets` is where the node publishes; empty while no node runs or it is offline.
 pub fn published(info: Option<KeyInfo>, entry: &Published, targets: &[String]) -> PublishedView {
     let status = match (targets.is_empty(), entry.puts.values().map(|put| put.peers).sum::<usize>()) {
-        (true, 0) => "kept here; it is put into the network once a node is online".to_owned(),
-        (false, 0) => "kept here; it is put into the network as soon as a peer takes it".to_owned(),
-        (_, 1) => "1 peer or router has it".to_owned(),
-        (_, takers) => format!("{takers} peers or routers have it"),
+        (true, 0) => "stored locally; it is published once a node is online".to_owned(),
+        (false, 0) => "stored locally; it is published as soon as a peer accepts it".to_owned(),
+        (_, 1) => "published to 1 peer or router".to_owned(),
+        (_, takers) => format!("published to {takers} peers or routers"),
     };
     PublishedView {
         key: info.map(|info| info.name),
@@ -31,7 +31,7 @@ pub fn published(info: Option<KeyInfo>, entry: &Published, targets: &[String]) -
     }
 }
 
-/// The status for an error of the keystore, in answers and in the audit log.
+/// The HTTP status of an error of the keystore.
 pub fn status(error: &KeyError) -> StatusCode {
     match error {
         KeyError::Name(_) | KeyError::Reserved | KeyError::Format(_) => StatusCode::BAD_REQUEST,

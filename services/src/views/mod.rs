@@ -1,6 +1,6 @@
-//! What the admin API and the commands say of stores, tokens and keys: views of [`api`] made of what other crates have.
+//! API views ([`api`]) of stores, tokens and keys, for the admin API and the commands.
 //!
-//! Commands print the same of a data folder that no gateway uses as the API answers of one that a gateway uses.
+//! Commands print the same for a data directory without a gateway as the API answers for one with a gateway.
 
 pub mod keys;
 pub mod store;

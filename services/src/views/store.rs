@@ -1,4 +1,4 @@
-//! Views of the block store.
+//! API views of the block store.
 
 use api::store::{
     AmountView, CheckView, FaultView, FiguresView, FindingView, ImportedView, IndexView, LackingPinView, PinView,
@@ -9,7 +9,7 @@ use cache::{CheckReport, Disagreements, Fault, Figures, Finding, ImportSummary, 
 use cache::{ScrubProgress, ScrubReport};
 use content::Cid;
 
-/// What a store holds.
+/// The amounts of stored content.
 pub fn figures(figures: &Figures) -> FiguresView {
     FiguresView {
         all: amount(figures.all()),
@@ -33,12 +33,12 @@ fn segments(SegmentsAmount { segments, bytes, dead_bytes }: SegmentsAmount) -> S
     SegmentsView { segments, bytes, dead_bytes }
 }
 
-/// How far a check has come.
+/// The progress of a check.
 pub fn progress(&ScrubProgress { blocks, bytes, damaged, unreadable }: &ScrubProgress) -> ProgressView {
     ProgressView { blocks, bytes, damaged, unreadable }
 }
 
-/// A block that did not pass.
+/// A corrupt block.
 pub fn finding(finding: &Finding) -> FindingView {
     let fault = match finding.fault {
         Fault::Damaged => FaultView::Damaged,
@@ -55,7 +55,7 @@ fn index(&Disagreements { blocks, places, segments, files }: &Disagreements) -> 
     IndexView { blocks, places, segments, files }
 }
 
-/// What a check came to in a store that a gateway uses.
+/// The result of a scrub in a store that a gateway uses.
 pub fn scrubbed(report: &ScrubReport) -> CheckView {
     CheckView {
         clean: report.progress.is_clean() && report.lacking.is_empty(),
@@ -67,7 +67,7 @@ pub fn scrubbed(report: &ScrubReport) -> CheckView {
     }
 }
 
-/// What a check came to in a store that no gateway uses, and the roots that the list of pins has and the store has not.
+/// The result of a check of a store without a gateway, with the roots in the pin metadata store that the store lacks.
 pub fn checked(report: &CheckReport, missing: Vec<Cid>) -> CheckView {
     CheckView {
         clean: report.is_clean() && missing.is_empty(),
@@ -79,12 +79,12 @@ pub fn checked(report: &CheckReport, missing: Vec<Cid>) -> CheckView {
     }
 }
 
-/// A pin that was made.
+/// A created pin.
 pub fn pin(pin: &PinSummary) -> PinView {
     PinView { root: pin.root.to_string(), name: pin.name.clone(), blocks: pin.blocks, bytes: pin.bytes }
 }
 
-/// What an import did.
+/// The result of an import.
 pub fn imported(ImportSummary { pins, blocks, bytes }: &ImportSummary) -> ImportedView {
     ImportedView { pins: pins.iter().map(pin).collect(), blocks: *blocks, bytes: *bytes }
 }

@@ -1,23 +1,23 @@
-//! Views of bearer tokens.
+//! API views of bearer tokens.
 
 use crate::access::Principal;
 use crate::access::token_store::{Entry, Terms};
 use api::tokens::{CreateToken, TokenView};
 use std::time::Duration;
 
-/// A token as it is shown, without its secret.
+/// The view of a created token, without its secret.
 pub fn token(entry: Entry) -> TokenView {
     let Entry { id, name, scopes, quota, created_at, expires_at, .. } = entry;
     TokenView { id, name, scopes: scopes.into(), quota, created_at: Some(created_at), expires_at }
 }
 
-/// Who sends a request, where the token is not one that was given out.
+/// The view of an authenticated client whose token is not in the token store.
 pub fn bearer(bearer: &Principal) -> TokenView {
     let (id, name) = (bearer.id.to_string(), bearer.name.to_string());
     TokenView { id, name, scopes: bearer.scopes.into(), quota: bearer.quota, created_at: None, expires_at: None }
 }
 
-/// What a token is to be, as it was asked for.
+/// The requested parameters of a new token.
 pub fn terms(CreateToken { scopes, name, quota, expires_seconds }: CreateToken) -> Terms {
     Terms { name, scopes: scopes.into(), quota, lifetime: expires_seconds.map(Duration::from_secs) }
 }

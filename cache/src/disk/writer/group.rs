@@ -1,5 +1,5 @@
-//! [`Group`]: one batch in the making, with a view of the rows that it changes, so that later commands of a group see
-//! the earlier ones; and how it is written.
+//! [`Group`]: a batch being staged, with a view of the rows that it changes, so that later commands of a group see the
+//! earlier ones; and how it is written.
 
 use super::super::StoreError;
 use super::super::files::Files;
@@ -9,7 +9,7 @@ use super::super::schema::{
     Place, SEGMENTS, SegmentRecord, pin_of_block,
 };
 use super::{CHUNK_ROWS, Writer};
-use crate::pins::{Attempt, Failure};
+use crate::pins::{Attempt, MemberFailure};
 use crate::queue::{Reply, Room};
 use crate::stored::Shape;
 use bytes::Bytes;
@@ -19,19 +19,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use tracing::warn;
 
-/// A group is written when its values have grown to this size, or when nothing more is waiting.
+/// A group is written when its values reach this size, or when the queue is empty.
 pub(super) const GROUP_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// Pieces from this size on are written from where they are; smaller ones are gathered first.
-const GATHER_BELOW_BYTES: usize = 32 * 1024;
+/// Larger pieces are written directly; smaller ones are buffered.
+const BUFFER_BELOW_BYTES: usize = 32 * 1024;
 
-/// So much of a pinned segment is given to the disk at a time before anybody syncs it.
-const FLOW_BYTES: u32 = 4 * 1024 * 1024;
+/// Writeback of a pinned segment is started each time this many bytes were written, ahead of the sync.
+const WRITEBACK_BYTES: u32 = 4 * 1024 * 1024;
 
-/// What a caller hears when its group is written or is not.
+/// Called with the result of writing a group.
 type Notice = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
-/// The segments that values are appended to, if there are any.
+/// The segments that values are appended to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tails {
     cached: Option<u32>,
@@ -58,7 +58,7 @@ impl Tails {
     }
 }
 
-/// A record that is to be appended.
+/// A record to append.
 struct Append {
     place: Place,
     head: Vec<u8>,
@@ -70,32 +70,32 @@ pub(crate) struct Group {
     pub(crate) index: HashMap<BlockKey, Option<IndexRecord>>,
     pub(super) members: HashSet<(BlockKey, PinId)>,
     pub(super) pins: HashMap<Cid, Option<PinRecord>>,
-    /// Pins that were begun or completed: they are entered in the journal when they are in the index.
-    pub(super) entered: Vec<(Cid, PinRecord)>,
-    /// Pins that lose blocks by it.
+    /// Pins begun or completed by this group: they are appended to the journal after they are written to the index.
+    pub(super) journal_entries: Vec<(Cid, PinRecord)>,
+    /// Pins that lose blocks with this group.
     pub(super) lost: Vec<(PinId, Cid)>,
-    /// Roots of pins that may have a block back by it.
+    /// Roots of pins that may get a block back with this group.
     pub(super) returned: Vec<Cid>,
     pub(super) counters: Counters,
-    /// On the disk when it is written, with all before it.
+    /// Whether the group, and all before it, are synced when it is written.
     pub(crate) sync: bool,
-    /// Its values are on the disk before its rows may be: what those replace is all that is kept of pinned blocks.
+    /// Whether values are synced before rows are written, because they replace the only copy of pinned blocks.
     pub(crate) values_first: bool,
-    /// It gives back more than it takes, so it may use the space that is to stay free.
+    /// Whether the group may use space that must stay free, because it reclaims more than it takes.
     pub(crate) into_reserve: bool,
     pub(super) cached: u64,
     pub(super) attempts: Vec<Arc<Attempt>>,
     pub(super) notices: Vec<Notice>,
     pub(super) rooms: Vec<Room>,
-    /// The segments that it changes, as they will be.
+    /// The changed segments, in their new state.
     segments: BTreeMap<u32, SegmentRecord>,
     tails: Tails,
     appends: Vec<Append>,
     appended_bytes: usize,
-    /// Its values are being written to files.
+    /// Whether writing values to files has started.
     appending: bool,
-    /// RocksDB has been asked to write it, so it may have, whatever it says.
-    handed_over: bool,
+    /// Whether the batch was submitted to RocksDB, which may have written it even if it returns an error.
+    submitted: bool,
 }
 
 impl Group {
@@ -103,8 +103,8 @@ impl Group {
         self.appended_bytes >= GROUP_BYTES_MAX || self.rooms.len() >= CHUNK_ROWS
     }
 
-    /// Takes note of a member that was staged for a pin, or could not be.
-    pub(super) fn attempted(&mut self, attempt: Arc<Attempt>, staged: Result<(), Failure>, room: Room) {
+    /// Records the result of staging a member of a pin.
+    pub(super) fn add_member_result(&mut self, attempt: Arc<Attempt>, staged: Result<(), MemberFailure>, room: Room) {
         self.rooms.push(room);
         if let Err(failure) = staged {
             attempt.fail(failure);
@@ -114,7 +114,7 @@ impl Group {
         }
     }
 
-    /// Answers with what was staged when it is written, or at once with what kept it from being staged.
+    /// Replies when the staged change is written, or at once if it could not be staged.
     pub(super) fn notify<T: Send + 'static>(
         &mut self,
         staged: Result<T, StoreError>,
@@ -134,7 +134,7 @@ impl Writer {
             index: HashMap::new(),
             members: HashSet::new(),
             pins: HashMap::new(),
-            entered: Vec::new(),
+            journal_entries: Vec::new(),
             lost: Vec::new(),
             returned: Vec::new(),
             counters: self.counters,
@@ -150,7 +150,7 @@ impl Writer {
             appends: Vec::new(),
             appended_bytes: 0,
             appending: false,
-            handed_over: false,
+            submitted: false,
         }
     }
 
@@ -168,7 +168,7 @@ impl Writer {
         }
     }
 
-    /// Whether a pin other than `except` has the block as a member, by what is written.
+    /// Whether a pin other than `except` has the block as a member, as far as it is written.
     pub(super) fn has_pin(&self, key: &BlockKey, except: Option<PinId>) -> Result<bool, StoreError> {
         let block = key.to_bytes();
         let except = except.map(|pin| pin_of_block(&block, pin));
@@ -186,7 +186,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Stages a value at the end of its kind. A value that the block has elsewhere is dead from then on.
+    /// Stages a value to be appended to the segment of its kind. An existing value of the block becomes dead.
     pub(crate) fn stage_value(
         &self,
         group: &mut Group,
@@ -196,17 +196,17 @@ impl Writer {
         value: [Bytes; 2],
     ) -> Result<(), StoreError> {
         let (index, places) = (self.store.family(INDEX)?, self.store.family(PLACES)?);
-        let held = self.index(group, &key)?;
+        let indexed = self.index(group, &key)?;
         let block = key.to_bytes();
         let too_large = || StoreError::io("a block is too large for a record");
         let head = record::head(&block, &value).ok_or_else(too_large)?;
         let bytes = record_bytes(&block, shape).ok_or_else(too_large)?;
         let place = self.place(group, kind, bytes)?;
-        if let Some(held) = held {
-            // The log may reach the disk by itself, and must not name a new place before the value is there: the former
-            // one would be lost with a power cut.
-            group.values_first |= held.pinned() && kind == Kind::Pinned;
-            self.stage_dead(group, &block, held)?;
+        if let Some(indexed) = indexed {
+            // The write-ahead log may be synced first, and must not refer to the new place before the value is synced:
+            // after power loss the old value would be unreachable.
+            group.values_first |= indexed.pinned() && kind == Kind::Pinned;
+            self.stage_dead_value(group, &block, indexed)?;
         }
         let record = IndexRecord { shape, kind, place };
         group.batch.put_cf(index, &block, record.to_bytes());
@@ -222,27 +222,32 @@ impl Writer {
         Ok(())
     }
 
-    /// Stages that a block is gone.
-    pub(super) fn stage_removal(&self, group: &mut Group, key: &BlockKey, held: IndexRecord) -> Result<(), StoreError> {
+    /// Stages the removal of a block.
+    pub(super) fn stage_removal(
+        &self,
+        group: &mut Group,
+        key: &BlockKey,
+        indexed: IndexRecord,
+    ) -> Result<(), StoreError> {
         let (index, block) = (self.store.family(INDEX)?, key.to_bytes());
-        self.stage_dead(group, &block, held)?;
+        self.stage_dead_value(group, &block, indexed)?;
         group.batch.delete_cf(index, &block);
         group.index.insert(*key, None);
         Ok(())
     }
 
-    fn stage_dead(&self, group: &mut Group, block: &[u8], held: IndexRecord) -> Result<(), StoreError> {
-        group.batch.delete_cf(self.store.family(PLACES)?, held.place.to_key());
-        if let Some(mut segment) = self.segment(group, held.place.segment) {
-            // Sums never go below zero: a difference left behind by a disk that failed must not stop the store.
-            segment.live = segment.live.saturating_sub(record_bytes(block, held.shape).unwrap_or_default());
+    fn stage_dead_value(&self, group: &mut Group, block: &[u8], indexed: IndexRecord) -> Result<(), StoreError> {
+        group.batch.delete_cf(self.store.family(PLACES)?, indexed.place.to_key());
+        if let Some(mut segment) = self.segment(group, indexed.place.segment) {
+            // Saturating: an inconsistency after a disk failure must not stop the store.
+            segment.live = segment.live.saturating_sub(record_bytes(block, indexed.shape).unwrap_or_default());
             segment.blocks = segment.blocks.saturating_sub(1);
-            group.segments.insert(held.place.segment, segment);
+            group.segments.insert(indexed.place.segment, segment);
         }
         Ok(())
     }
 
-    /// Stages that nothing in a segment is named any more, whatever its record says.
+    /// Stages that a segment has no live values, even if its record differs.
     pub(super) fn stage_empty(&self, group: &mut Group, segment: u32) {
         if let Some(record) = self.segment(group, segment) {
             group.segments.insert(segment, SegmentRecord { live: 0, blocks: 0, ..record });
@@ -253,7 +258,7 @@ impl Writer {
         group.segments.get(&segment).or_else(|| self.segments.get(&segment)).copied()
     }
 
-    /// The end of a kind's segment, or the beginning of a new one when it is full.
+    /// The end of the current segment of a kind, or the beginning of a new one if it is full.
     fn place(&self, group: &mut Group, kind: Kind, bytes: u32) -> Result<Place, StoreError> {
         let tail = group.tails.get(kind).and_then(|tail| Some((tail, self.segment(group, tail)?.written)));
         if let Some((segment, written)) = tail
@@ -261,23 +266,26 @@ impl Writer {
         {
             return Ok(Place { segment, offset: written });
         }
-        // One that is full is synced, so that there is little to check when the store is opened after a power cut.
+        // A full segment is synced, so that there is little to check at the start after power loss.
         group.values_first |= kind == Kind::Pinned && tail.is_some();
         let segment = group.counters.segment;
-        let next = segment.checked_add(1).ok_or_else(|| StoreError::io("there are no segment numbers left"))?;
+        let next = segment.checked_add(1).ok_or_else(|| {
+            StoreError::io("all segment numbers are used: export the pinned content and import it into a new store")
+        })?;
         group.counters.segment = next;
         group.tails.set(kind, Some(segment));
         Ok(Place { segment, offset: 0 })
     }
 
-    /// Where pinned values end: those that come go there, or beyond.
+    /// The end of pinned values: new ones are written there, or after it.
     pub(super) fn pinned_end(&self, group: &Group) -> Place {
         let tail = group.tails.get(Kind::Pinned).and_then(|tail| Some((tail, self.segment(group, tail)?.written)));
         let (segment, offset) = tail.unwrap_or((group.counters.segment, 0));
         Place { segment, offset }
     }
 
-    /// How long a segment of a kind grows. Cached ones are evicted whole, a sixteenth of the budget at a time.
+    /// The maximum size of a segment of a kind. Cached segments are evicted as a whole, so they are limited to a
+    /// sixteenth of the budget.
     pub(super) fn segment_bytes_max(&self, kind: Kind) -> u32 {
         let budget = match kind {
             Kind::Cached => u32::try_from(self.options.cache_bytes_max / 16).unwrap_or(u32::MAX),
@@ -286,13 +294,13 @@ impl Writer {
         budget.min(self.options.segment_bytes_max)
     }
 
-    /// Writes the group and tells everyone who has a part in it.
+    /// Writes the group and notifies all callers.
     pub(super) fn commit(&mut self, mut group: Group) {
-        let written = self.write(&mut group).and_then(|()| self.enter_pins(&group));
+        let written = self.write(&mut group).and_then(|()| self.append_pins(&group));
         if let Err(error) = &written {
             self.drop_cached(group.cached, error);
             for attempt in &group.attempts {
-                attempt.fail(Failure::Store(error.clone()));
+                attempt.fail(MemberFailure::Store(error.clone()));
             }
         }
         for notice in group.notices {
@@ -300,10 +308,10 @@ impl Writer {
         }
     }
 
-    /// Enters pins in the journal before they are acknowledged. One that was only begun does without if need be.
-    fn enter_pins(&self, group: &Group) -> Result<(), StoreError> {
-        let entered = self.store.enter_pins(&group.entered, group.sync);
-        if group.sync { entered.map_err(|error| self.told(error)) } else { Ok(()) }
+    /// Appends pins to the journal before they are acknowledged. For a pin that was only begun, an error is ignored.
+    fn append_pins(&self, group: &Group) -> Result<(), StoreError> {
+        let appended = self.store.append_pins(&group.journal_entries, group.sync);
+        if group.sync { appended.map_err(|error| self.with_space_figures(error)) } else { Ok(()) }
     }
 
     pub(crate) fn write(&mut self, group: &mut Group) -> Result<(), StoreError> {
@@ -311,19 +319,19 @@ impl Writer {
             return Ok(());
         }
         self.keep_headroom();
-        let written = self.write_parts(group).map_err(|error| self.told(error));
+        let written = self.write_parts(group).map_err(|error| self.with_space_figures(error));
         match &written {
-            Ok(()) => self.adopt(group),
-            Err(_) => self.abandon(group),
+            Ok(()) => self.apply(group),
+            Err(_) => self.roll_back(group),
         }
-        self.note(&written, !group.appends.is_empty());
+        self.record_result(&written, !group.appends.is_empty());
         self.publish();
         written
     }
 
     fn write_parts(&mut self, group: &mut Group) -> Result<(), StoreError> {
         self.append(group)?;
-        // The rows that take the last of a pinned segment away are on the disk before its file is deleted.
+        // Rows that empty a pinned segment are synced before its file is deleted.
         let deletes_pinned = |(segment, record): (&u32, &SegmentRecord)| {
             record.kind == Kind::Pinned && record.blocks == 0 && !group.tails.contain(*segment)
         };
@@ -345,7 +353,7 @@ impl Writer {
             }
         }
         batch.put_cf(meta, KEY_COUNTERS, group.counters.to_bytes());
-        group.handed_over = true;
+        group.submitted = true;
         if group.appends.is_empty() { self.write_rows(batch, sync) } else { self.store.write(batch, sync) }
     }
 
@@ -357,43 +365,44 @@ impl Writer {
         let needed = if group.into_reserve { self.headroom_bytes() } else { self.free_bytes_min() };
         self.check_free_space(needed, group.appended_bytes)?;
         if self.failing.is_some() {
-            // Values whose rows are refused are cut off by the next start only: attempt after attempt would fill the disk.
+            // Values whose rows fail are truncated only by the next start: repeated attempts would fill the disk.
             self.probe_index()?;
         }
         group.appending = true;
         self.names_unsynced |= group.segments.keys().any(|segment| !self.segments.contains_key(segment));
-        let mut gathered = Gathered::at(&self.store.files, group.appends[0].place);
+        let mut buffer = AppendBuffer::at(&self.store.files, group.appends[0].place);
         for Append { place, head, value } in &group.appends {
             let kind = group.segments.get(&place.segment).map_or(Kind::Cached, |segment| segment.kind);
             self.unsynced.insert(place.segment, kind);
-            gathered.go_to(*place, kind)?;
-            gathered.put(head)?;
-            value.iter().try_for_each(|piece| gathered.put(piece))?;
+            buffer.seek(*place, kind)?;
+            buffer.put(head)?;
+            value.iter().try_for_each(|piece| buffer.put(piece))?;
         }
-        gathered.write()?;
-        self.let_flow(group);
+        buffer.write()?;
+        self.start_writeback(group);
         Ok(())
     }
 
-    /// What will be synced is on its way to the disk while more of it comes, instead of all at the end.
-    fn let_flow(&mut self, group: &Group) {
+    /// Starts writeback of pinned values early, so that the final sync is short.
+    fn start_writeback(&mut self, group: &Group) {
         for (segment, record) in group.segments.iter().filter(|(_, record)| record.kind == Kind::Pinned) {
             let before = self.segments.get(segment).map_or(0, |before| before.written);
             if record.written == before {
                 continue;
             }
-            let begun = self.flowing.filter(|(flowing, _)| flowing == segment).map_or(before, |(_, begun)| begun);
-            let waiting = record.written.saturating_sub(begun);
-            let flows = waiting >= FLOW_BYTES;
-            if flows {
-                self.store.files.begin_to_write(*segment, begun, waiting);
+            let started =
+                self.writeback.filter(|(current, _)| current == segment).map_or(before, |(_, started)| started);
+            let pending = record.written.saturating_sub(started);
+            let starts = pending >= WRITEBACK_BYTES;
+            if starts {
+                self.store.files.start_writeback(*segment, started, pending);
             }
-            self.flowing = Some((*segment, if flows { record.written } else { begun }));
+            self.writeback = Some((*segment, if starts { record.written } else { started }));
         }
     }
 
-    /// The group is in the store.
-    fn adopt(&mut self, group: &mut Group) {
+    /// Applies a written group to the writer's state.
+    fn apply(&mut self, group: &mut Group) {
         (self.counters, self.tails) = (group.counters, group.tails);
         group.lost.drain(..).for_each(|(pin, root)| self.losses.lost(pin, root));
         group.returned.drain(..).for_each(|root| self.losses.returned(root));
@@ -402,7 +411,7 @@ impl Writer {
             former.into_iter().for_each(|former| self.sums.remove(former));
             self.sums.add(record);
             if former.is_none() && record.kind == Kind::Cached {
-                self.store.touched.watch(segment, record.written.max(self.segment_bytes_max(Kind::Cached)));
+                self.store.reference_bits.watch(segment, record.written.max(self.segment_bytes_max(Kind::Cached)));
             }
             if former.is_some_and(|former| former.written != record.written) {
                 self.punched.remove(&segment);
@@ -421,32 +430,32 @@ impl Writer {
         self.unsynced.remove(&segment);
         self.sparse.remove(&segment);
         self.punched.remove(&segment);
-        self.store.touched.forget(segment);
+        self.store.reference_bits.unwatch(segment);
         if let Err(error) = self.store.files.delete(segment) {
-            warn!(%error, "a segment could not be deleted; it is when the store is next opened");
+            warn!(%error, "a segment could not be deleted; the next start deletes it");
         }
     }
 
-    /// The group is not in the store, or only in a log that may come back: what it took is not used again. One that came to
-    /// nothing before any of it was written took nothing: a disk that is full for long uses up no numbers. Values that no row
-    /// can name are cut off, for nobody would ever give their space back.
-    fn abandon(&mut self, group: &Group) {
-        if !group.appending && !group.handed_over {
+    /// Rolls back a group that failed. It may still be in the write-ahead log and reappear, so its segment and pin
+    /// numbers are not reused, unless nothing of it was written: then a disk that stays full uses up no numbers. Values
+    /// that no row can refer to are truncated, since nothing else would reclaim their space.
+    fn roll_back(&mut self, group: &Group) {
+        if !group.appending && !group.submitted {
             return;
         }
         self.counters = group.counters;
         for segment in group.appends.iter().map(|append| append.place.segment).collect::<BTreeSet<_>>() {
             match self.segments.get(&segment).copied() {
                 Some(record) => {
-                    // Something may lie beyond its end, all the same.
+                    // There may be data beyond its end nevertheless.
                     self.tails.set(record.kind, None);
-                    if !group.handed_over
-                        && let Err(error) = self.store.files.cut(segment, record.written)
+                    if !group.submitted
+                        && let Err(error) = self.store.files.truncate(segment, record.written)
                     {
-                        warn!(segment, %error, "what was written in vain could not be cut off");
+                        warn!(segment, %error, "the values of a failed write could not be truncated");
                     }
                 }
-                None if group.handed_over => {}
+                None if group.submitted => {}
                 None => {
                     self.unsynced.remove(&segment);
                     _ = self.store.files.delete(segment);
@@ -460,21 +469,21 @@ fn record_bytes(block: &[u8], shape: Shape) -> Option<u32> {
     u32::try_from(record::record_bytes(block, shape.value_bytes())).ok()
 }
 
-/// Small pieces on their way to one place, so that they are written together.
-struct Gathered<'a> {
+/// Buffers small adjacent pieces, so that they are written together.
+struct AppendBuffer<'a> {
     files: &'a Files,
     place: Place,
     kind: Kind,
     bytes: Vec<u8>,
 }
 
-impl<'a> Gathered<'a> {
+impl<'a> AppendBuffer<'a> {
     fn at(files: &'a Files, place: Place) -> Self {
         Self { files, place, kind: Kind::Cached, bytes: Vec::new() }
     }
 
-    /// Goes to a place in a segment of a kind.
-    fn go_to(&mut self, place: Place, kind: Kind) -> Result<(), StoreError> {
+    /// Sets the place of the next piece.
+    fn seek(&mut self, place: Place, kind: Kind) -> Result<(), StoreError> {
         let end = u64::from(self.place.offset) + self.bytes.len() as u64;
         if place.segment != self.place.segment || u64::from(place.offset) != end {
             self.write()?;
@@ -485,7 +494,7 @@ impl<'a> Gathered<'a> {
     }
 
     fn put(&mut self, piece: &[u8]) -> Result<(), StoreError> {
-        if piece.len() < GATHER_BELOW_BYTES {
+        if piece.len() < BUFFER_BELOW_BYTES {
             self.bytes.extend_from_slice(piece);
             return Ok(());
         }

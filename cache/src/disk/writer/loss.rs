@@ -1,8 +1,8 @@
-//! Pinned blocks that are lost: a pin that has one is partial from the batch on that takes the block away, so that no
-//! pin is said to be complete which is not.
+//! Losses of pinned blocks: the batch that removes a block makes its pins partial, so that no incomplete pin is
+//! reported complete.
 //!
-//! What a loss costs is a look at each pin that has the block. Which root a pin has is not in the index by the pin's
-//! number, so the roots of all pins are read when the first loss needs them: some 100 bytes a pin from then on.
+//! A loss needs a look-up of each pin that has the block. The index has no rows from pin IDs to roots, so the roots of
+//! all pins are read at the first loss, and take some 100 bytes each in memory from then on.
 
 use super::super::StoreError;
 use super::super::schema::{DAMAGED, IndexRecord, KEY_MEMBERS, META, PINS, PINS_BY_BLOCK, PinId, PinRecord, take_u64};
@@ -18,14 +18,14 @@ use tracing::{error, warn};
 pub(super) type Roots = HashMap<PinId, Box<[u8]>>;
 
 impl Writer {
-    /// Stages that a block is gone although pins may have it.
-    pub(super) fn stage_loss(&self, group: &mut Group, key: &BlockKey, held: IndexRecord) -> Result<(), StoreError> {
+    /// Stages the removal of a block that pins may have.
+    pub(super) fn stage_loss(&self, group: &mut Group, key: &BlockKey, indexed: IndexRecord) -> Result<(), StoreError> {
         for (pin, root) in self.pins_with(key)? {
             let Some(record) = self.pin(group, root)?.filter(|record| record.id == pin) else { continue };
             group.lost.push((pin, root));
             self.stage_partial(group, root, record)?;
         }
-        self.stage_removal(group, key, held)
+        self.stage_removal(group, key, indexed)
     }
 
     fn stage_partial(&self, group: &mut Group, root: Cid, record: PinRecord) -> Result<(), StoreError> {
@@ -35,7 +35,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Stages that whoever looks after pins hears of a block that is written, if a pin lacked it.
+    /// Stages the change notifications of pins that get a missing block back.
     pub(super) fn stage_return(&self, group: &mut Group, key: &BlockKey) -> Result<(), StoreError> {
         if self.losses.any() {
             group.returned.extend(self.pins_with(key)?.into_iter().map(|(_, root)| root));
@@ -43,7 +43,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The pins that have a block, by what is written. Scaffolds have no root and are not among them.
+    /// The pins that have a block, without temporary pins, as far as they are written.
     fn pins_with(&self, key: &BlockKey) -> Result<Vec<(PinId, Cid)>, StoreError> {
         let block = key.to_bytes();
         let mut pins = Vec::new();
@@ -77,23 +77,23 @@ impl Writer {
         Ok(roots)
     }
 
-    /// Notes the root of a pin that is new.
-    pub(super) fn note_root(&self, pin: PinId, root: &Cid) {
+    /// Records the root of a new pin.
+    pub(super) fn add_root(&self, pin: PinId, root: &Cid) {
         if let Some(roots) = &mut *self.roots.borrow_mut() {
             roots.insert(pin, root.to_bytes().into());
         }
     }
 
-    /// Notes that a pin is gone.
-    pub(super) fn forget_root(&mut self, pin: PinId) {
-        self.losses.forget(pin);
+    /// Removes the root and the loss count of a removed pin.
+    pub(super) fn remove_root(&mut self, pin: PinId) {
+        self.losses.remove(pin);
         if let Some(roots) = &mut *self.roots.borrow_mut() {
             roots.remove(&pin);
         }
     }
 
-    /// Makes the pins of these roots partial, of which somebody found that they lack blocks.
-    pub(super) fn mark_lacking(&mut self, roots: &[Cid]) -> Result<(), StoreError> {
+    /// Makes the pins of these roots partial, because blocks are missing.
+    pub(super) fn mark_partial(&mut self, roots: &[Cid]) -> Result<(), StoreError> {
         for roots in roots.chunks(CHUNK_ROWS) {
             let mut group = self.begin();
             for root in roots {
@@ -108,33 +108,37 @@ impl Writer {
         Ok(())
     }
 
-    /// What is done once when a store is opened: what a check found damaged while no writer ran is forgotten; and if
-    /// the index was mended, made anew, or written by a release that did not note losses, every pin is compared with
-    /// the blocks that are here.
+    /// Checks done once when a store is opened: blocks that an offline check found corrupt are deleted; and if the
+    /// index was repaired, rebuilt, or written by a release that did not record losses, every pin is compared with the
+    /// stored blocks.
     pub(super) fn check_members(&mut self) -> Result<(), StoreError> {
-        while self.forget_noted()? {}
+        while self.delete_marked_corrupt()? {}
         if self.store.holds(META, KEY_MEMBERS)? {
             return Ok(());
         }
         let lacking = scrub::lacking(&self.store, &BTreeMap::new())?;
         for pin in &lacking {
-            warn!(root = %pin.root, missing = pin.missing, blocks = pin.blocks, "a pin lacks blocks: it is incomplete");
+            warn!(
+                root = %pin.root, missing = pin.missing, blocks = pin.blocks,
+                "a pin is incomplete: blocks are missing"
+            );
         }
         let roots: Vec<Cid> = lacking.iter().map(|pin| pin.root).collect();
-        self.mark_lacking(&roots)?;
+        self.mark_partial(&roots)?;
         let mut group = self.begin();
         group.batch.put_cf(self.store.family(META)?, KEY_MEMBERS, []);
         self.write(&mut group)
     }
 
-    /// Forgets some blocks that were noted as damaged, and says whether there were any.
-    fn forget_noted(&mut self) -> Result<bool, StoreError> {
+    /// Deletes some of the blocks marked as corrupt, and returns whether there were any.
+    fn delete_marked_corrupt(&mut self) -> Result<bool, StoreError> {
         let rows = self.store.keys_with_prefix(META, DAMAGED)?.take(CHUNK_ROWS);
         let rows = rows.collect::<Result<Vec<_>, _>>()?;
         let mut group = self.begin();
         for row in &rows {
             if let Some(key) = BlockKey::from_bytes(&row[DAMAGED.len()..]) {
-                self.forget_damaged(&key).inspect_err(|error| error!(?key, %error, "a block cannot be forgotten"))?;
+                self.delete_if_corrupt(&key)
+                    .inspect_err(|error| error!(?key, %error, "a corrupt block cannot be deleted"))?;
             }
             group.batch.delete_cf(self.store.family(META)?, row);
         }

@@ -1,44 +1,44 @@
-//! The one thread that changes the store.
+//! The writer thread, which makes all changes of the store.
 //!
-//! Commands are taken as they came, grouped, and each group is written as one: its values are appended to segment files,
-//! then one batch makes them known, with the records of the segments. A group is in the store as a whole or not at all.
-//! Between groups the thread evicts what is over budget, lets go of the members of removed pins and moves together what
-//! is left of sparse segments, a chunk at a time, so that nothing holds up what is waiting for long.
+//! Commands are processed in order and grouped, and each group is written atomically: its values are appended to
+//! segment files, then one RocksDB batch adds their index rows and the records of the segments. Between groups the
+//! thread evicts segments over budget, unpins the members of removed pins and garbage-collects sparse segments, in
+//! chunks, so that commands are not delayed for long.
 //!
-//! A write that fails takes its group with it: cached blocks are dropped and counted, pins get the error. Values that were appended
-//! for it are cut off again, unless RocksDB was asked to write the rows: those may be found in the log after a crash, so segment
-//! and pin numbers that they used are not used again by this process, and files that hold their values stay until the store is
-//! next opened.
+//! A failed write fails its whole group: cached blocks are dropped and counted, pins get the error. Its appended values
+//! are truncated, unless the rows were submitted to RocksDB: those may reappear from the write-ahead log after a crash,
+//! so the segment and pin numbers of the group are not reused by this process, and files with its values stay until the
+//! next start.
 //!
-//! What power loss may leave: a value that the index knows and the disk never got. It is told by its checksum: a cached one is
-//! forgotten when it is read, a pinned one when the store is opened. Pins are acknowledged when their values, then the batch that
-//! names them, have been synced; that batch says as well up to where pinned values are.
+//! After power loss, the index may refer to a value that was never synced. Its checksum detects this: a cached value is
+//! deleted when it is read, a pinned one when the store is opened. Pins are acknowledged after their values and then
+//! the batch with their rows have been synced; the batch also records up to which place pinned values are synced.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`queue`] | what can be asked for, and the bounded way to here |
-//! | [`group`] | values and rows of one batch, staged and written |
-//! | [`pinning`] | pins, their members and scaffolds |
+//! | [`queue`] | the commands and their bounded queue |
+//! | [`group`] | stages and writes the values and rows of one batch |
+//! | [`pinning`] | pins, their members and temporary pins |
 //! | [`loss`] | pins that lose blocks |
-//! | [`reclaim`] | eviction, sparse segments, damaged blocks |
-//! | [`shortage`] | a disk that is full: what is given up for it, and when it is over |
-//! | [`waiting`] | the writer of a store whose index cannot be opened for writing yet |
+//! | [`reclaim`] | eviction, garbage collection of segments, corrupt blocks |
+//! | [`shortage`] | handling of a full disk |
+//! | [`read_only`] | the writer of a store whose index cannot be opened for writing yet |
 
 mod group;
 mod loss;
 mod pinning;
 mod queue;
+mod read_only;
 mod reclaim;
 mod shortage;
-mod waiting;
 
-pub(crate) use self::queue::{Command, Queue, start};
+pub(crate) use self::queue::{Barrier, Change, Command, Queue, start};
 
 use self::group::{Group, Tails};
 use super::schema::{Counters, KEY_SYNCED, Kind, META, PLACES, PinId, Place, SegmentRecord, released_pin};
 use super::store::Store;
 use super::{DiskOptions, StoreError, rebuild};
-use crate::pins::{Losses, PinChanges};
+use crate::pins::{PinChanges, PinLosses};
 use crate::queue::{PROBE_EVERY, Reply, Wait, next_command};
 use crate::store::{Stats, Trouble};
 use crate::stored::Encoder;
@@ -52,10 +52,10 @@ use std::sync::mpsc::Receiver;
 use tokio::sync::Semaphore;
 use tracing::{debug, error, info, warn};
 
-/// The most rows that one batch of eviction, release or collection changes.
+/// The maximum number of rows that one batch of eviction, unpinning or garbage collection changes.
 const CHUNK_ROWS: usize = 1024;
 
-/// Whether the thread goes on.
+/// Whether the thread continues.
 #[derive(PartialEq, Eq)]
 enum Next {
     Continue,
@@ -75,52 +75,52 @@ pub(crate) struct Writer {
     sums: Sums,
     /// Segments that were written to since they were last synced.
     unsynced: BTreeMap<u32, Kind>,
-    /// A pinned segment, and how much of it the disk has been asked to write.
-    flowing: Option<(u32, u32)>,
-    /// Whether files were created since that was last synced.
+    /// A pinned segment, and up to which offset writeback was started.
+    writeback: Option<(u32, u32)>,
+    /// Whether files were created whose directory entries are not synced.
     names_unsynced: bool,
-    /// What the disk said when it refused to sync values. What it had not written then may be lost although a later sync
-    /// succeeds, so nothing is acknowledged until the store is opened again.
-    unsyncable: Option<StoreError>,
-    /// Pinned segments of which little is left.
+    /// The error of a failed sync of values. Data not written by then may be lost even if a later sync succeeds, so
+    /// nothing is acknowledged until the store is reopened.
+    sync_error: Option<StoreError>,
+    /// Pinned segments with few live values.
     sparse: BTreeSet<u32>,
-    /// Those of them whose dead space was given back where it is, and how much was live then, in bytes.
+    /// Sparse segments in which holes were punched, and their live bytes at that time.
     punched: BTreeMap<u32, u32>,
-    /// The segment that is being evicted, and what was given a second chance of what it costs.
-    rescued: (u32, u64),
-    /// Whether eviction is worth a try: not after it failed or found nothing, until something else was written.
-    evicts: bool,
-    /// What pins lost since the store was opened.
-    losses: Losses,
-    /// Which root each pin has, once that was needed.
+    /// The segment being evicted, and how many bytes of it were given a second chance.
+    second_chances: (u32, u64),
+    /// Whether eviction may be tried: after a failure, only once another command was processed.
+    may_evict: bool,
+    /// Losses of pins since the store was opened.
+    losses: PinLosses,
+    /// The root of each pin; loaded when it is first needed.
     roots: RefCell<Option<loss::Roots>>,
-    /// Pins whose members are still to be let go.
-    releasing: VecDeque<PinId>,
-    /// The last member of the first of them that was let go: what lies before it is not gone through for each chunk again.
-    released_to: Vec<u8>,
-    /// Whether that is worth a try, as with eviction.
-    releases: bool,
-    /// What the disk said when it last refused that.
-    unreleased: Option<StoreError>,
-    /// Whether every segment that is worth it is to be collected, once all members have been let go.
+    /// Removed pins whose members are still to be unpinned.
+    unpin_queue: VecDeque<PinId>,
+    /// The last unpinned member of the first of them, so that each chunk resumes after it.
+    unpin_cursor: Vec<u8>,
+    /// Whether unpinning may be tried, as with eviction.
+    may_unpin: bool,
+    /// The error of the last attempt to unpin.
+    unpin_error: Option<StoreError>,
+    /// Whether to garbage-collect all worthwhile segments after unpinning.
     compacts: bool,
-    /// What the disk said of a sparse segment since that was asked for.
-    uncollected: Option<StoreError>,
-    /// Whoever waits for all of that to end.
+    /// The error of collecting a sparse segment since that was requested.
+    collect_error: Option<StoreError>,
+    /// Flush commands waiting for a reply.
     flushes: Vec<Flush>,
-    /// Why the disk refuses writes, if it does: said once, not for every batch.
+    /// Why writes fail, if they do; logged once, not for every batch.
     failing: Option<Trouble>,
     room: Arc<Semaphore>,
 }
 
-/// Somebody who waits until there is nothing left to do.
+/// A flush or compaction waiting until the writer is idle.
 struct Flush {
     reply: Reply<Result<(), StoreError>>,
-    /// Space was asked for, so a segment that could not be collected is an answer too.
+    /// Whether it is a compaction, which also reports failed garbage collection.
     compacts: bool,
 }
 
-/// What segments cost, by what they hold.
+/// The total size of segments, by kind.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     cached_bytes: u64,
@@ -148,7 +148,7 @@ impl Sums {
 }
 
 impl Drop for Writer {
-    /// However the thread ends, nobody must wait for room that will never come.
+    /// However the thread ends, callers must not wait for room forever.
     fn drop(&mut self) {
         self.room.close();
     }
@@ -163,71 +163,74 @@ impl Writer {
         room: Arc<Semaphore>,
     ) -> Result<Self, StoreError> {
         Self::check_mounted(store.files.list()?.len(), store.segments()?.len())?;
-        Self::take_in_unnamed(&store)?;
+        Self::adopt_unnamed_segments(&store)?;
         let mut writer = Self {
             encoder: Encoder::new(options.zstd).map_err(StoreError::io)?,
             counters: store.counters()?,
             segments: store.segments()?.into_iter().collect(),
-            releasing: leftovers(&store)?,
-            released_to: Vec::new(),
+            unpin_queue: pins_to_unpin(&store)?,
+            unpin_cursor: Vec::new(),
             store,
             stats,
             options: options.clone(),
             tails: Tails::default(),
             sums: Sums::default(),
             unsynced: BTreeMap::new(),
-            flowing: None,
+            writeback: None,
             names_unsynced: false,
-            unsyncable: None,
+            sync_error: None,
             sparse: BTreeSet::new(),
             punched: BTreeMap::new(),
-            rescued: (0, 0),
-            losses: Losses::default(),
+            second_chances: (0, 0),
+            losses: PinLosses::default(),
             roots: RefCell::default(),
-            evicts: true,
-            releases: true,
-            unreleased: None,
+            may_evict: true,
+            may_unpin: true,
+            unpin_error: None,
             compacts: false,
-            uncollected: None,
+            collect_error: None,
             flushes: Vec::new(),
             failing: None,
             room,
         };
-        writer.take_stock()?;
+        writer.load_segments()?;
         let checked = writer.check_unsynced();
         if let Err(error @ StoreError::IndexDamaged(_)) = checked {
             return Err(error);
         }
         if let Err(error) = checked {
-            error!(%error, "what was written last cannot be checked: no pin is made until the store is opened again");
-            writer.unsyncable = Some(error);
+            error!(
+                %error,
+                "the last writes cannot be verified: no pin can be completed until the gateway is restarted"
+            );
+            writer.sync_error = Some(error);
         }
-        writer.losses = Losses::new(changes, writer.has_partial_pins()?);
+        writer.losses = PinLosses::new(changes, writer.has_partial_pins()?);
         if let Err(error) = writer.check_members() {
-            error!(%error, "whether pins lack blocks cannot be checked; the next scrub tells");
+            error!(%error, "pins cannot be checked for missing blocks now; the next scrub checks them");
         }
-        writer.look_at_the_disk();
+        writer.probe_disk();
         writer.note_shortage();
         writer.publish();
         Ok(writer)
     }
 
-    /// Sums up the segments, and goes on with the youngest of each kind.
-    fn take_stock(&mut self) -> Result<(), StoreError> {
+    /// Loads the segments, and continues the newest of each kind.
+    fn load_segments(&mut self) -> Result<(), StoreError> {
         let files: BTreeSet<u32> = self.store.files.list()?.into_iter().collect();
         let synced = self.store.synced()?.unwrap_or_default();
         for (segment, record) in &self.segments {
             self.sums.add(*record);
-            // One whose file is lost is not gone on with: it goes with the last block that is missed.
+            // A segment without its file is not continued; it is removed with its last missing block.
             if files.contains(segment) {
                 self.tails.set(record.kind, Some(*segment));
             }
             match record.kind {
                 Kind::Cached => {
                     let bytes = record.written.max(self.segment_bytes_max(record.kind));
-                    self.store.touched.watch(*segment, bytes);
+                    self.store.reference_bits.watch(*segment, bytes);
                 }
-                // Whoever wrote it may have been killed before it was synced.
+                // The previous process may have been killed before it synced this segment.
                 Kind::Pinned if *segment >= synced.segment && files.contains(segment) => {
                     self.unsynced.insert(*segment, Kind::Pinned);
                 }
@@ -239,25 +242,32 @@ impl Writer {
         Ok(())
     }
 
-    /// After power loss a file may be missing that nothing acknowledged needs. All of them are never missing by that.
+    /// Fails if all files are missing. After power loss, only files without acknowledged data can be missing, never
+    /// all.
     fn check_mounted(files: usize, segments: usize) -> Result<(), StoreError> {
         if files == 0 && segments > 1 {
-            return Err(StoreError::io("the folder of segments is empty: is what it is on not mounted?"));
+            return Err(StoreError::io(
+                "the directory of segments is empty: mount the file system that it is on, and start again",
+            ));
         }
         Ok(())
     }
 
-    /// Deletes files of segments that the index let go or that a write which was cut off left, and takes in those that it
-    /// may have lost.
-    fn take_in_unnamed(store: &Store) -> Result<(), StoreError> {
+    /// Deletes files of segments that the index removed or that an interrupted write left, and adopts those that the
+    /// index may have lost.
+    fn adopt_unnamed_segments(store: &Store) -> Result<(), StoreError> {
         let named: BTreeMap<u32, SegmentRecord> = store.segments()?.into_iter().collect();
         let counters = store.counters()?;
         for segment in store.files.list()?.into_iter().filter(|segment| !named.contains_key(segment)) {
-            // Numbers grow: an index that has everything named this one, and let it go.
-            let was_let_go = store.is_whole() && segment < counters.segment;
+            // Numbers increase: a complete index had this segment, and removed it.
+            let was_removed = store.is_complete() && segment < counters.segment;
             if store.keys_with_prefix(PLACES, &segment.to_be_bytes())?.next().transpose()?.is_some() {
-                warn!(segment, "a segment with blocks in it has no record: causeway store repair makes a new one");
-            } else if was_let_go || !rebuild::adopt(store, segment)? {
+                warn!(
+                    segment,
+                    "a segment with blocks has no record: stop the gateway and run \"causeway store repair\", which \
+                     recreates it"
+                );
+            } else if was_removed || !rebuild::adopt(store, segment)? {
                 store.files.delete(segment)?;
             }
         }
@@ -268,7 +278,7 @@ impl Writer {
         self.run_from(None, commands);
     }
 
-    /// Runs with a command that was taken already, if there is one.
+    /// Runs, starting with a command that was already taken from the queue, if there is one.
     pub(super) fn run_from(mut self, mut taken: Option<Command>, commands: &Receiver<Command>) {
         self.evict();
         while let Some(first) = self.next(&mut taken, commands) {
@@ -277,20 +287,20 @@ impl Writer {
                     if self.group(first, commands) == Next::Stop {
                         return;
                     }
-                    (self.evicts, self.releases) = (true, true);
+                    (self.may_evict, self.may_unpin) = (true, true);
                 }
-                None => self.tidy(),
+                None => self.background_chunk(),
             }
             self.evict();
             self.answer_flushes();
         }
         if let Err(error) = self.sync() {
-            error!(%error, "the disk refused to sync when the store was closed");
+            error!(%error, "the final sync failed when the store was closed");
         }
     }
 
     fn next(&self, taken: &mut Option<Command>, commands: &Receiver<Command>) -> Option<Option<Command>> {
-        let wait = match self.is_tidy() {
+        let wait = match self.is_idle() {
             false => Wait::Never,
             true if self.failing.is_some() || self.wants_reserve() => Wait::For(PROBE_EVERY),
             true => Wait::Forever,
@@ -298,80 +308,32 @@ impl Writer {
         taken.take().map(Some).or_else(|| next_command(commands, wait))
     }
 
-    fn is_tidy(&self) -> bool {
-        !self.has_to_release() && self.sparse.is_empty() && !self.has_to_evict()
+    fn is_idle(&self) -> bool {
+        !self.has_to_unpin() && self.sparse.is_empty() && !self.has_to_evict()
     }
 
-    /// A chunk of background work. Eviction follows whatever is done.
-    fn tidy(&mut self) {
-        if self.has_to_release() {
-            self.release_chunk();
+    /// Does a chunk of background work. The caller evicts afterwards.
+    fn background_chunk(&mut self) {
+        if self.has_to_unpin() {
+            self.unpin_chunk();
         } else if !self.sparse.is_empty() {
             self.collect_chunk();
         } else if !self.has_to_evict() {
-            self.look_at_the_disk();
+            self.probe_disk();
         }
     }
 
-    /// Takes commands until the group is full or nobody waits, and writes it.
+    /// Collects changes until the group is full, the queue is empty or a barrier follows, and writes them.
     fn group(&mut self, first: Command, commands: &Receiver<Command>) -> Next {
         let mut group = self.begin();
         let mut command = Some(first);
         while let Some(current) = command {
             match current {
-                Command::Written { reply } => {
+                Command::Change(change) => self.stage(&mut group, change),
+                Command::Barrier(barrier) => {
                     self.commit(group);
-                    _ = reply.send(());
-                    return Next::Continue;
+                    return self.handle(barrier);
                 }
-                Command::Flush { reply } => {
-                    self.commit(group);
-                    self.flushes.push(Flush { reply, compacts: false });
-                    return Next::Continue;
-                }
-                Command::Compact { reply } => {
-                    self.commit(group);
-                    (self.compacts, self.uncollected) = (true, None);
-                    self.flushes.push(Flush { reply, compacts: true });
-                    return Next::Continue;
-                }
-                Command::Close { reply } => {
-                    self.commit(group);
-                    return self.close(reply);
-                }
-                Command::Forget { key, room } => {
-                    // Read and judged again with nothing pending: the block may have been replaced meanwhile.
-                    self.commit(group);
-                    self.forget(&key);
-                    drop(room);
-                    return Next::Continue;
-                }
-                Command::Evict { keys, which, reply } => {
-                    self.commit(group);
-                    _ = reply.send(self.evict_keys(&keys, which));
-                    return Next::Continue;
-                }
-                Command::Shrink { cached_bytes, reply } => {
-                    self.commit(group);
-                    _ = reply.send(self.shrink(cached_bytes));
-                    return Next::Continue;
-                }
-                Command::Lacking { roots, reply } => {
-                    self.commit(group);
-                    _ = reply.send(self.mark_lacking(&roots));
-                    return Next::Continue;
-                }
-                Command::Remove { root, reply } => {
-                    self.commit(group);
-                    self.remove(root, reply);
-                    return Next::Continue;
-                }
-                Command::Release { pin } => {
-                    self.commit(group);
-                    self.releasing.push_back(pin);
-                    return Next::Continue;
-                }
-                other => self.stage(&mut group, other),
             }
             command = if group.full() { None } else { commands.try_recv().ok() };
         }
@@ -379,56 +341,69 @@ impl Writer {
         Next::Continue
     }
 
-    /// Adds a command to the group. One that cannot be added fails by itself and leaves the group as it was: rows are
-    /// looked up before any is staged.
-    fn stage(&mut self, group: &mut Group, command: Command) {
-        match command {
-            Command::Cache { block, room } => {
+    /// Handles a command that finds all earlier changes written.
+    fn handle(&mut self, barrier: Barrier) -> Next {
+        match barrier {
+            Barrier::Written { reply } => _ = reply.send(()),
+            Barrier::Flush { reply } => self.flushes.push(Flush { reply, compacts: false }),
+            Barrier::Compact { reply } => {
+                (self.compacts, self.collect_error) = (true, None);
+                self.flushes.push(Flush { reply, compacts: true });
+            }
+            Barrier::Close { reply } => return self.close(reply),
+            Barrier::DropCorrupt { key, room } => {
+                // Verified again, since the block may have been replaced meanwhile.
+                self.drop_corrupt(&key);
+                drop(room);
+            }
+            Barrier::Evict { keys, which, reply } => _ = reply.send(self.evict_keys(&keys, which)),
+            Barrier::Shrink { cached_bytes, reply } => _ = reply.send(self.shrink(cached_bytes)),
+            Barrier::MarkPartial { roots, reply } => _ = reply.send(self.mark_partial(&roots)),
+            Barrier::Remove { root, reply } => self.remove(root, reply),
+            Barrier::Release { pin } => self.unpin_queue.push_back(pin),
+        }
+        Next::Continue
+    }
+
+    /// Adds a change to the group. If it cannot be added, it fails alone and leaves the group unchanged: rows are read
+    /// before any is staged.
+    fn stage(&mut self, group: &mut Group, change: Change) {
+        match change {
+            Change::Cache { block, room } => {
                 group.rooms.push(room);
                 match self.stage_cached(group, &block) {
                     Ok(()) => group.cached += 1,
                     Err(error) => self.drop_cached(1, &error),
                 }
             }
-            Command::Member { block, attempt, room } => {
+            Change::Member { block, attempt, room } => {
                 let staged = self.stage_member(group, &block, &attempt);
-                group.attempted(attempt, staged, room);
+                group.add_member_result(attempt, staged, room);
             }
-            Command::Held { cid, attempt, room } => {
-                let staged = self.stage_held(group, &cid, &attempt);
-                group.attempted(attempt, staged, room);
+            Change::StoredMember { cid, attempt, room } => {
+                let staged = self.stage_stored_member(group, &cid, &attempt);
+                group.add_member_result(attempt, staged, room);
             }
-            Command::Replace { key, place, value, room } => {
+            Change::Replace { key, place, value, room } => {
                 group.rooms.push(room);
                 if let Err(error) = self.stage_replacement(group, key, place, value) {
-                    debug!(?key, %error, "a block was not recompressed");
+                    debug!(?key, %error, "a block could not be recompressed");
                 }
             }
-            Command::Remember { key, record } => {
+            Change::PutMeta { key, record } => {
                 if let Ok(meta) = self.store.family(META) {
                     group.batch.put_cf(meta, key, record);
                 }
             }
-            Command::Begin { root, name, reply } => {
+            Change::Begin { root, name, reply } => {
                 let pin = self.stage_begin(group, root, name);
-                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
+                group.notify(pin.map(|pin| self.losses.begin(pin)), reply);
             }
-            Command::Scaffold { reply } => {
-                let pin = self.stage_scaffold(group);
-                group.notify(pin.map(|pin| self.losses.begun(pin)), reply);
+            Change::BeginTemporary { reply } => {
+                let pin = self.stage_temporary_pin(group);
+                group.notify(pin.map(|pin| self.losses.begin(pin)), reply);
             }
-            Command::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
-            // Handled by `group`.
-            Command::Forget { .. }
-            | Command::Evict { .. }
-            | Command::Shrink { .. }
-            | Command::Lacking { .. }
-            | Command::Remove { .. }
-            | Command::Release { .. }
-            | Command::Written { .. }
-            | Command::Flush { .. }
-            | Command::Compact { .. }
-            | Command::Close { .. } => {}
+            Change::Finish { attempt, reply } => self.stage_finish(group, attempt, reply),
         }
     }
 
@@ -437,7 +412,7 @@ impl Writer {
         if self.index(group, &key)?.is_some() {
             return Ok(());
         }
-        // A member of a pin that was found damaged and forgotten comes back as a member.
+        // A member of a pin that was deleted as corrupt becomes a member again.
         let kind = if self.has_pin(&key, None)? { Kind::Pinned } else { Kind::Cached };
         self.stage_block(group, key, block, kind)
     }
@@ -450,16 +425,16 @@ impl Writer {
         self.stage_value(group, key, kind, shape, value)
     }
 
-    /// Says when the disk begins to refuse writes and when it stops. That rows of what goes are taken is no sign of that:
-    /// a full disk takes those.
-    fn note(&mut self, written: &Result<(), StoreError>, has_values: bool) {
+    /// Logs when writes start to fail and when they succeed again. Successful writes of rows alone do not count, since
+    /// a full disk accepts them.
+    fn record_result(&mut self, written: &Result<(), StoreError>, has_values: bool) {
         match written {
             Ok(()) if has_values => self.note_recovery(),
             Ok(()) => {}
             Err(error) => {
                 self.stats.write_errors.inc();
                 if self.failing.is_none() {
-                    error!(%error, "the disk refuses writes: nothing is cached on it and pins fail until it recovers");
+                    error!(%error, "writes to the disk fail: nothing is cached on it and pins fail until it recovers");
                 }
                 self.failing = Some(Trouble::of(error));
             }
@@ -468,14 +443,14 @@ impl Writer {
 
     fn note_recovery(&mut self) {
         if self.failing.take().is_some() {
-            info!("the disk takes writes again");
+            info!("writes to the disk succeed again");
         }
     }
 
     fn drop_cached(&self, blocks: u64, error: &StoreError) {
         if blocks > 0 {
             self.stats.dropped_writes.inc_by(blocks);
-            debug!(blocks, %error, "blocks were not cached");
+            debug!(blocks, %error, "blocks could not be cached");
         }
     }
 
@@ -483,35 +458,39 @@ impl Writer {
         self.stats.cached_bytes.store(self.sums.cached_bytes, Ordering::Relaxed);
         self.stats.pinned_bytes.store(self.sums.pinned_bytes, Ordering::Relaxed);
         self.stats.blocks.store(self.sums.blocks, Ordering::Relaxed);
-        self.stats.set_trouble(self.unsyncable.as_ref().map_or(self.failing, |_| Some(Trouble::Broken)));
+        self.stats.set_trouble(self.sync_error.as_ref().map_or(self.failing, |_| Some(Trouble::Broken)));
     }
 
-    /// Forces everything to the disk.
+    /// Syncs everything.
     pub(super) fn sync(&mut self) -> Result<(), StoreError> {
         self.sync_values(&[Kind::Pinned, Kind::Cached])?;
         let synced = self.pinned_end(&self.begin()).to_key();
         let mut batch = WriteBatch::default();
         batch.put_cf(self.store.family(META)?, KEY_SYNCED, synced);
-        // What is not noted is checked once more.
+        // If this fails, the next start checks the values once more.
         _ = self.store.write(batch, false);
         self.store.sync_log()
     }
 
-    /// Forces values to the disk, and the names of their files.
+    /// Syncs values, and the directory entries of their files.
     fn sync_values(&mut self, kinds: &[Kind]) -> Result<(), StoreError> {
-        if let Some(error) = &self.unsyncable {
+        if let Some(error) = &self.sync_error {
             return Err(error.clone());
         }
         let files = &self.store.files;
-        // A cached segment that was given up for its space has no file any more.
-        let is_there = |segment: u32, kind: Kind| kind == Kind::Pinned || files.has(segment);
+        // The file of a cached segment may have been deleted for its space.
+        let has_file = |segment: u32, kind: Kind| kind == Kind::Pinned || files.has(segment);
         let mut unsynced =
-            self.unsynced.iter().filter(|(segment, kind)| kinds.contains(kind) && is_there(**segment, **kind));
+            self.unsynced.iter().filter(|(segment, kind)| kinds.contains(kind) && has_file(**segment, **kind));
         let values = unsynced.try_for_each(|(segment, _)| files.sync(*segment));
         let synced = values.and_then(|()| if self.names_unsynced { files.sync_names() } else { Ok(()) });
-        if let Err(error) = synced.map_err(|error| self.told(error)) {
-            error!(%error, "the disk refused to keep what it had taken: no pin is made until the store is opened again");
-            self.unsyncable = Some(error.clone());
+        if let Err(error) = synced.map_err(|error| self.with_space_figures(error)) {
+            error!(
+                %error,
+                "the disk failed to sync, so that written data may be lost: no pin can be completed until the gateway \
+                 is restarted"
+            );
+            self.sync_error = Some(error.clone());
             self.publish();
             return Err(error);
         }
@@ -520,35 +499,38 @@ impl Writer {
         Ok(())
     }
 
-    /// Checks what the process before this one may have left unsynced, and forgets what is not on the disk. It was never
-    /// acknowledged, and a pin that is gone on with must not believe in it: the index may be all that outlived a power cut, and
-    /// after a sync that failed a value can be read from the system's memory although the disk does not have it.
+    /// Verifies the values that the previous process may not have synced, and removes those that are not on the disk.
+    /// They were never acknowledged, and a resumed pin must not rely on them: after power loss, the index may have rows
+    /// of lost values, and after a failed sync, a value may be readable from the page cache without being on the disk.
     fn check_unsynced(&mut self) -> Result<(), StoreError> {
-        // A store of an earlier build, which did not note it.
+        // A store of an earlier release, which did not record the synced place.
         let Some(synced) = self.store.synced()? else { return Ok(()) };
         let pinned = self.segments.range(synced.segment..).filter(|(_, record)| record.kind == Kind::Pinned);
-        let doubted: Vec<Place> =
+        let unverified: Vec<Place> =
             pinned.map(|(segment, _)| Place { segment: *segment, offset: 0 }.max(synced)).collect();
         let (mut checked, mut lost) = (0, 0);
-        for from in doubted {
+        for from in unverified {
             self.check_segment(from, &mut checked, &mut lost)?;
         }
         if checked > 0 {
-            info!(blocks = checked, "checked what was not known to be on the disk when the store was last left");
-            // If that is not noted, they are checked once more.
+            info!(
+                blocks = checked,
+                "verified the blocks that were not known to be synced when the store was last open"
+            );
+            // If this fails, the next start checks them once more.
             _ = self.sync();
         }
         if lost > 0 {
-            warn!(blocks = lost, "blocks of pins that were not complete never reached the disk: pin again to go on");
+            warn!(blocks = lost, "blocks of incomplete pins were not written to the disk: pin again to resume");
         }
         Ok(())
     }
 
-    /// The same for the values of one segment from a place on. Counts how many there are and are forgotten. One that cannot
-    /// be read for whatever reason is nothing to rely on.
+    /// Verifies the values of one segment from a place on, and counts the verified and the lost ones. A value that
+    /// cannot be read for any reason counts as lost.
     fn check_segment(&mut self, from: Place, checked: &mut u64, lost: &mut u64) -> Result<(), StoreError> {
         let store = Arc::clone(&self.store);
-        store.files.forget_cached(from.segment)?;
+        store.files.drop_page_cache(from.segment)?;
         let (mut group, mut staged) = (self.begin(), 0);
         for row in store.rows_from(PLACES, &from.to_key())? {
             let (place, block) = row?;
@@ -557,15 +539,15 @@ impl Writer {
             if place.segment != from.segment {
                 break;
             }
-            let held = match self.index(&group, &key) {
+            let indexed = match self.index(&group, &key) {
                 Err(StoreError::Corrupt(_)) => continue,
-                held => held?.filter(|held| held.place == place),
+                indexed => indexed?.filter(|indexed| indexed.place == place),
             };
-            let Some(held) = held else { continue };
+            let Some(indexed) = indexed else { continue };
             *checked += 1;
-            if let Err(error) = store.verified(&key, held) {
-                debug!(?key, %error, "a block never reached the disk: forgotten");
-                self.stage_loss(&mut group, &key, held)?;
+            if let Err(error) = store.verified(&key, indexed) {
+                debug!(?key, %error, "a block was not written to the disk and is removed from the index");
+                self.stage_loss(&mut group, &key, indexed)?;
                 (*lost, staged) = (*lost + 1, staged + 1);
             }
             if staged == CHUNK_ROWS {
@@ -577,23 +559,23 @@ impl Writer {
     }
 
     fn answer_flushes(&mut self) {
-        if !self.is_tidy() || self.flushes.is_empty() {
+        if !self.is_idle() || self.flushes.is_empty() {
             return;
         }
         if std::mem::take(&mut self.compacts) {
             self.sparse.extend(self.worth_compacting());
             return self.answer_flushes();
         }
-        let released = self.unreleased.clone().map_or(Ok(()), Err);
-        let done = self.sync().and(released);
+        let unpinned = self.unpin_error.clone().map_or(Ok(()), Err);
+        let done = self.sync().and(unpinned);
         for Flush { reply, compacts } in self.flushes.drain(..) {
-            let uncollected = self.uncollected.clone().filter(|_| compacts);
-            _ = reply.send(uncollected.map_or(done.clone(), Err));
+            let collect_error = self.collect_error.clone().filter(|_| compacts);
+            _ = reply.send(collect_error.map_or(done.clone(), Err));
         }
     }
 
     fn close(&mut self, reply: Reply<Result<(), StoreError>>) -> Next {
-        // From here on callers are refused instead of waiting for room.
+        // From here on callers get an error instead of waiting for room.
         self.room.close();
         let synced = self.sync();
         for flush in self.flushes.drain(..) {
@@ -604,8 +586,9 @@ impl Writer {
     }
 }
 
-/// Pins that were being released, and scaffolds that stood, when the store was last closed or its process killed.
-fn leftovers(store: &Store) -> Result<VecDeque<PinId>, StoreError> {
+/// Removed pins, and temporary pins, whose members were not unpinned when the store was last closed or its process
+/// killed.
+fn pins_to_unpin(store: &Store) -> Result<VecDeque<PinId>, StoreError> {
     let rows = store.keys_with_prefix(META, b"release/")?;
     rows.filter_map(|row| row.map(|key| released_pin(&key)).transpose()).collect()
 }

@@ -1,5 +1,5 @@
-//! Pins, their members and scaffolds. A scaffold is a pin without a root or a record: it stands in `meta` as one whose
-//! members are to be let go, so that a process that is killed leaves nothing behind.
+//! Pins, their members and temporary pins. A temporary pin has no root and no record: `meta` lists it as a pin whose
+//! members are to be unpinned, so that nothing stays behind if the process is killed.
 
 use super::super::StoreError;
 use super::super::schema::{
@@ -7,7 +7,7 @@ use super::super::schema::{
 };
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
-use crate::pins::{Attempt, Failure, PinError, PinState, PinSummary};
+use crate::pins::{Attempt, MemberFailure, PinError, PinState, PinSummary};
 use crate::queue::Reply;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
@@ -18,45 +18,56 @@ impl Writer {
         let record = match self.pin(group, root)? {
             Some(record) if name.is_none() => return Ok(record.id),
             Some(record) => PinRecord { name, ..record },
-            None => PinRecord::new(group.counters.take_pin(), name),
+            None => PinRecord::new(group.counters.allocate_pin_id(), name),
         };
         let pin = record.id;
-        self.note_root(pin, &root);
+        self.add_root(pin, &root);
         self.stage_pin(group, root, record.clone())?;
-        group.entered.push((root, record));
+        group.journal_entries.push((root, record));
         Ok(pin)
     }
 
-    pub(super) fn stage_scaffold(&self, group: &mut Group) -> Result<PinId, StoreError> {
+    pub(super) fn stage_temporary_pin(&self, group: &mut Group) -> Result<PinId, StoreError> {
         let meta = self.store.family(META)?;
-        let pin = group.counters.take_pin();
+        let pin = group.counters.allocate_pin_id();
         group.batch.put_cf(meta, release_key(pin), []);
         Ok(pin)
     }
 
-    pub(super) fn stage_member(&mut self, group: &mut Group, block: &Block, attempt: &Attempt) -> Result<(), Failure> {
+    pub(super) fn stage_member(
+        &mut self,
+        group: &mut Group,
+        block: &Block,
+        attempt: &Attempt,
+    ) -> Result<(), MemberFailure> {
         let Some(key) = block.key() else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
-        if self.index(group, &key)?.is_none_or(|held| !held.pinned()) {
+        if self.index(group, &key)?.is_none_or(|indexed| !indexed.pinned()) {
             self.stage_block(group, key, block, Kind::Pinned)?;
         }
         Ok(self.stage_membership(group, key, block.data().len(), attempt, record)?)
     }
 
-    /// A block that is here already, as what and wherever it is. Its bytes are not looked at.
-    pub(super) fn stage_held(&mut self, group: &mut Group, cid: &Cid, attempt: &Attempt) -> Result<(), Failure> {
+    /// Stages a block that is already stored as a member, without reading it unless it must be moved to a pinned
+    /// segment.
+    pub(super) fn stage_stored_member(
+        &mut self,
+        group: &mut Group,
+        cid: &Cid,
+        attempt: &Attempt,
+    ) -> Result<(), MemberFailure> {
         let Some(key) = BlockKey::of(cid) else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
-        let held = self.index(group, &key)?.ok_or(Failure::Missing(*cid))?;
-        if !held.pinned() {
-            self.stage_move(group, key, held, Kind::Pinned)?;
-            // It may have turned out damaged.
-            self.index(group, &key)?.ok_or(Failure::Missing(*cid))?;
+        let indexed = self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
+        if !indexed.pinned() {
+            self.stage_move(group, key, indexed, Kind::Pinned)?;
+            // The move may have found it corrupt.
+            self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
         }
-        Ok(self.stage_membership(group, key, held.shape.block_bytes(), attempt, record)?)
+        Ok(self.stage_membership(group, key, indexed.shape.block_bytes(), attempt, record)?)
     }
 
-    /// The rows that make a block a member, unless it is one.
+    /// Stages the rows that make a block a member, unless it is one.
     fn stage_membership(
         &self,
         group: &mut Group,
@@ -81,12 +92,12 @@ impl Writer {
         Ok(())
     }
 
-    /// The record of an attempt's pin; `None` for a scaffold, which has none.
-    fn record_of(&self, group: &Group, attempt: &Attempt) -> Result<Option<PinRecord>, Failure> {
+    /// The record of an attempt's pin; `None` for a temporary pin.
+    fn record_of(&self, group: &Group, attempt: &Attempt) -> Result<Option<PinRecord>, MemberFailure> {
         let Some(root) = attempt.root else { return Ok(None) };
         match self.pin(group, root)? {
             Some(record) if record.id == attempt.pin => Ok(Some(record)),
-            _ => Err(Failure::Removed),
+            _ => Err(MemberFailure::Removed),
         }
     }
 
@@ -105,7 +116,8 @@ impl Writer {
         };
         group.sync = true;
         let notice = move |written: Result<(), StoreError>| {
-            // Members of the same group failed or were written with it; earlier groups have told the attempt.
+            // Members of the same group succeed or fail with it; failures in earlier groups are recorded in the
+            // attempt.
             _ = reply.send(written.map_err(PinError::Store).and_then(|()| attempt.check()).map(|()| summary));
         };
         group.notices.push(Box::new(notice));
@@ -126,16 +138,16 @@ impl Writer {
         let record = PinRecord { state: PinState::Complete, ..record };
         let summary = record.summary(root);
         self.stage_pin(group, root, record.clone())?;
-        group.entered.push((root, record));
+        group.journal_entries.push((root, record));
         Ok(summary)
     }
 
-    /// The pin is gone when this is answered; its members follow a chunk at a time.
+    /// Removes a pin durably, then replies; its members are unpinned later, in chunks.
     pub(super) fn remove(&mut self, root: Cid, reply: Reply<Result<bool, StoreError>>) {
         let removed = self.remove_record(root);
         if let Ok(Some(pin)) = removed {
-            self.forget_root(pin);
-            self.releasing.push_back(pin);
+            self.remove_root(pin);
+            self.unpin_queue.push_back(pin);
         }
         _ = reply.send(removed.map(|pin| pin.is_some()));
     }
@@ -146,46 +158,46 @@ impl Writer {
         group.batch.delete_cf(self.store.family(PINS)?, root.to_bytes());
         group.batch.put_cf(self.store.family(META)?, release_key(record.id), []);
         group.sync = true;
-        self.store.strike_out_pin(record.id)?;
+        self.store.mark_pin_removed(record.id)?;
         self.write(&mut group).inspect_err(|_| self.store.restore_pin(record.id))?;
         Ok(Some(record.id))
     }
 
-    pub(super) fn has_to_release(&self) -> bool {
-        self.releases && !self.releasing.is_empty()
+    pub(super) fn has_to_unpin(&self) -> bool {
+        self.may_unpin && !self.unpin_queue.is_empty()
     }
 
-    /// Lets go of some members of the pin that is first in line.
-    pub(super) fn release_chunk(&mut self) {
-        let Some(pin) = self.releasing.front().copied() else { return };
-        match self.release_members(pin) {
+    /// Unpins some members of the first pin in the queue.
+    pub(super) fn unpin_chunk(&mut self) {
+        let Some(pin) = self.unpin_queue.front().copied() else { return };
+        match self.unpin_members(pin) {
             Ok(members) => {
-                self.unreleased = None;
+                self.unpin_error = None;
                 if members == 0 {
-                    self.releasing.pop_front();
-                    self.released_to.clear();
+                    self.unpin_queue.pop_front();
+                    self.unpin_cursor.clear();
                 }
             }
             Err(error) => {
-                // Taken up again after something else was asked for; or, by its mark in `meta`, when the store is opened.
-                if self.unreleased.is_none() {
-                    warn!(pin = pin.0, %error, "the members of a removed pin cannot be let go at the moment");
+                // Retried after another command; or, because of its row in `meta`, when the store is opened.
+                if self.unpin_error.is_none() {
+                    warn!(pin = pin.0, %error, "the members of a removed pin cannot be unpinned now; this is retried");
                 }
-                (self.releases, self.unreleased) = (false, Some(error));
+                (self.may_unpin, self.unpin_error) = (false, Some(error));
             }
         }
     }
 
-    fn release_members(&mut self, pin: PinId) -> Result<usize, StoreError> {
+    fn unpin_members(&mut self, pin: PinId) -> Result<usize, StoreError> {
         let mut group = self.begin();
         let prefix = pin.0.to_be_bytes();
         let (mut members, mut last) = (0, None);
-        // Nothing can be written anew where there is no space.
-        let rescue = self.shortage_bytes() == 0;
-        let from = if self.released_to.is_empty() { &prefix[..] } else { &self.released_to };
+        // Without space, no value can be moved.
+        let spare_hot = self.shortage_bytes() == 0;
+        let from = if self.unpin_cursor.is_empty() { &prefix[..] } else { &self.unpin_cursor };
         for row in self.store.keys_with_prefix_from(BLOCKS_BY_PIN, &prefix, from)?.take(CHUNK_ROWS) {
             let row = row?;
-            self.stage_release(&mut group, pin, &row, rescue)?;
+            self.stage_unpin(&mut group, pin, &row, spare_hot)?;
             members += 1;
             last = Some(row);
             if group.full() {
@@ -197,29 +209,30 @@ impl Writer {
         }
         self.write(&mut group)?;
         if let Some(last) = last {
-            self.released_to = last.into_vec();
+            self.unpin_cursor = last.into_vec();
         }
         Ok(members)
     }
 
-    /// A block that no other pin has is gone, but for one that readers have in memory: that one is kept as cached.
-    fn stage_release(&self, group: &mut Group, pin: PinId, row: &[u8], rescue: bool) -> Result<(), StoreError> {
+    /// Unpins one member. If no other pin has the block, it is removed, or moved to the cache if it is in the RAM
+    /// cache.
+    fn stage_unpin(&self, group: &mut Group, pin: PinId, row: &[u8], spare_hot: bool) -> Result<(), StoreError> {
         let block = member(row, pin).unwrap_or_default();
         let key = BlockKey::from_bytes(block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;
-        let held = self.index(group, &key)?.filter(|held| held.pinned());
+        let indexed = self.index(group, &key)?.filter(|indexed| indexed.pinned());
         group.batch.delete_cf(self.store.family(PINS_BY_BLOCK)?, pin_of_block(block, pin));
         group.batch.delete_cf(self.store.family(BLOCKS_BY_PIN)?, row);
-        match held {
+        match indexed {
             Some(_) if self.has_pin(&key, Some(pin))? => Ok(()),
-            // One that cannot be read is no reason to keep the rest.
-            Some(held)
-                if rescue
-                    && self.store.touched.is_favoured(&key)
-                    && self.stage_move(group, key, held, Kind::Cached).is_ok() =>
+            // A block that cannot be moved is removed.
+            Some(indexed)
+                if spare_hot
+                    && self.store.reference_bits.is_hot(&key)
+                    && self.stage_move(group, key, indexed, Kind::Cached).is_ok() =>
             {
                 Ok(())
             }
-            Some(held) => self.stage_removal(group, &key, held),
+            Some(indexed) => self.stage_removal(group, &key, indexed),
             None => Ok(()),
         }
     }

@@ -1,56 +1,89 @@
-//! What the writer can be asked for, and the way to it.
+//! The writer's commands and their queue.
 
 use super::super::schema::{PinId, Place};
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
-use super::waiting::Start;
-use crate::pins::{Attempt, Begun, PinChanges, PinError, PinSummary};
+use super::read_only::WriterState;
+use crate::pins::{Attempt, BegunPin, PinChanges, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
 use crate::store::{Evict, Evicted, Stats};
 use crate::stored::Stored;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
 
+/// What the writer is asked to do.
 pub(crate) enum Command {
-    /// Keep a block while there is room.
+    /// A change that is staged, and written together with those around it.
+    Change(Change),
+    /// A command before which all staged changes are written.
+    Barrier(Barrier),
+}
+
+impl Command {
+    /// Whether this reclaims disk space.
+    pub(super) fn reclaims_space(&self) -> bool {
+        use Barrier::{Compact, Evict, Remove, Shrink};
+        matches!(self, Self::Barrier(Remove { .. } | Evict { .. } | Shrink { .. } | Compact { .. }))
+    }
+}
+
+impl From<Change> for Command {
+    fn from(change: Change) -> Self {
+        Self::Change(change)
+    }
+}
+
+impl From<Barrier> for Command {
+    fn from(barrier: Barrier) -> Self {
+        Self::Barrier(barrier)
+    }
+}
+
+/// A change of blocks, pins or advisory rows.
+pub(crate) enum Change {
+    /// Caches a block.
     Cache { block: Block, room: Room },
-    /// Forget a block whose value could not be read.
-    Forget { key: BlockKey, room: Room },
-    /// Forget blocks that somebody wants gone.
-    Evict { keys: Vec<BlockKey>, which: Evict, reply: Reply<Result<Evicted, StoreError>> },
-    /// Remove some of the oldest cached blocks, and say whether more are to go.
-    Shrink { cached_bytes: u64, reply: Reply<Result<bool, StoreError>> },
-    /// Put another value in the place of a pinned one, if that is still there.
+    /// Replaces a pinned value, if it is still at that place.
     Replace { key: BlockKey, place: Place, value: Stored, room: Room },
-    /// Write a row of `meta`, with no hurry.
-    Remember { key: &'static [u8], record: Vec<u8> },
-    /// Collect every pinned segment that is worth it, and answer as to `Flush`.
-    Compact { reply: Reply<Result<(), StoreError>> },
-    /// Begin a pin, or go on with the one that this root has.
-    Begin { root: Cid, name: Option<String>, reply: Reply<Result<Begun, StoreError>> },
-    /// Begin a scaffold: a pin without a root or record that protects blocks until it is released or the store reopened.
-    Scaffold { reply: Reply<Result<Begun, StoreError>> },
-    /// Keep a block as a member of a pin.
+    /// Writes an advisory row of `meta`, without a sync.
+    PutMeta { key: &'static [u8], record: Vec<u8> },
+    /// Begins a pin, or resumes the root's pin.
+    Begin { root: Cid, name: Option<String>, reply: Reply<Result<BegunPin, StoreError>> },
+    /// Begins a temporary pin, which protects blocks until it is released or the store is reopened.
+    BeginTemporary { reply: Reply<Result<BegunPin, StoreError>> },
+    /// Stores a block as a member of a pin.
     Member { block: Block, attempt: Arc<Attempt>, room: Room },
-    /// The same for a block without links that is here and was not read for it.
-    Held { cid: Cid, attempt: Arc<Attempt>, room: Room },
-    /// Mark a pin complete, if all of its members were written.
+    /// Adds a stored block as a member of a pin, without its bytes.
+    StoredMember { cid: Cid, attempt: Arc<Attempt>, room: Room },
+    /// Marks a pin complete, if all of its members were written.
     Finish { attempt: Arc<Attempt>, reply: Reply<Result<PinSummary, PinError>> },
-    /// Make pins partial that were found to lack blocks.
-    Lacking { roots: Vec<Cid>, reply: Reply<Result<(), StoreError>> },
-    /// Take a pin away; its members are let go later.
+}
+
+/// A command that needs the earlier changes on the disk.
+pub(crate) enum Barrier {
+    /// Deletes a block whose value could not be read, if it is corrupt.
+    DropCorrupt { key: BlockKey, room: Room },
+    /// Deletes blocks.
+    Evict { keys: Vec<BlockKey>, which: Evict, reply: Reply<Result<Evicted, StoreError>> },
+    /// Evicts some of the oldest cached blocks, and replies whether more must be evicted.
+    Shrink { cached_bytes: u64, reply: Reply<Result<bool, StoreError>> },
+    /// Garbage-collects every worthwhile pinned segment, and replies like `Flush`.
+    Compact { reply: Reply<Result<(), StoreError>> },
+    /// Makes pins with missing blocks partial.
+    MarkPartial { roots: Vec<Cid>, reply: Reply<Result<(), StoreError>> },
+    /// Removes a pin; its members are unpinned later.
     Remove { root: Cid, reply: Reply<Result<bool, StoreError>> },
-    /// Let go of a scaffold.
+    /// Releases a temporary pin.
     Release { pin: PinId },
-    /// Answer when everything before can be read.
+    /// Replies when all earlier writes are readable.
     Written { reply: Reply<()> },
-    /// Answer when everything before is on the disk.
+    /// Replies when all earlier work is done and synced.
     Flush { reply: Reply<Result<(), StoreError>> },
-    /// The same, and stop.
+    /// Syncs, and stops the thread.
     Close { reply: Reply<Result<(), StoreError>> },
 }
 
-/// The way to the writer.
+/// The writer's queue.
 pub(crate) type Queue = queue::Queue<Command>;
 
 /// Starts the writer.
@@ -60,5 +93,9 @@ pub(crate) fn start(
     changes: Arc<PinChanges>,
     options: &DiskOptions,
 ) -> Result<Queue, StoreError> {
-    Queue::start(options.queue_bytes_max, |room| Start::new(store, stats, changes, options, room), Start::run)
+    Queue::start(
+        options.queue_bytes_max,
+        |room| WriterState::new(store, stats, changes, options, room),
+        WriterState::run,
+    )
 }

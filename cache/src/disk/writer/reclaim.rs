@@ -1,5 +1,5 @@
-//! Space that comes back: eviction of whole segments, oldest first, with a second chance for what was read again;
-//! pinned segments of which little is left, whose rest is moved together; and blocks found damaged.
+//! Reclaims space: eviction of whole segments, oldest first, with a second chance for blocks that were read again;
+//! garbage collection of sparse pinned segments; and deletion of corrupt blocks.
 
 use super::super::StoreError;
 use super::super::schema::{IndexRecord, Kind, PLACES, Place, SegmentRecord};
@@ -11,38 +11,38 @@ use bytes::Bytes;
 use content::BlockKey;
 use tracing::{error, warn};
 
-/// A segment that is still being filled is not worth collecting below this size, unless nothing in it is needed.
+/// A segment that is still being filled is not collected below this size, unless it has no live values.
 const SPARSE_TAIL_BYTES_MIN: u32 = 1024 * 1024;
 
-/// Chunks of eviction between two groups: a segment of blocks of the usual size is one.
-const CHUNKS_AT_ONCE: usize = 8;
+/// Chunks of eviction between two groups: a segment of blocks of the usual size is one chunk.
+const CHUNKS_MAX: usize = 8;
 
-/// What an operator who wants the space back leaves of a pinned segment that is not needed: less than one part in this many.
-const DEAD_SHARE_MAX: u32 = 16;
+/// Compaction rewrites pinned segments of which more than one part in this many is dead.
+const DEAD_DIVISOR: u32 = 16;
 
 impl Writer {
-    /// Removes the oldest cached segments until the rest is within the budget and leaves the disk the space that it should;
-    /// or some of them, for what waits to be written must not wait for millions of tiny blocks.
+    /// Evicts the oldest cached segments until the rest is within the budget and enough space is free; at most a few
+    /// chunks, so that queued commands are not delayed by millions of tiny blocks.
     pub(super) fn evict(&mut self) {
-        if !self.evicts {
+        if !self.may_evict {
             return;
         }
-        // Looked up once: file systems give space back late.
+        // Computed once, since file systems reclaim space late.
         let target = self.cached_bytes_target();
-        for _ in 0..CHUNKS_AT_ONCE {
+        for _ in 0..CHUNKS_MAX {
             if self.sums.cached_bytes <= target {
                 return;
             }
-            // Nothing can be written anew where there is no space.
+            // Without space, no value can be moved.
             match self.evict_chunk(self.shortage_bytes() == 0) {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.evicts = false;
+                    self.may_evict = false;
                     return;
                 }
                 Err(error) => {
-                    warn!(%error, "blocks could not be evicted");
-                    self.evicts = false;
+                    warn!(%error, "eviction failed; it is retried after the next write");
+                    self.may_evict = false;
                     return;
                 }
             }
@@ -50,16 +50,16 @@ impl Writer {
     }
 
     pub(super) fn has_to_evict(&self) -> bool {
-        self.evicts && self.sums.cached_bytes > self.cached_bytes_target()
+        self.may_evict && self.sums.cached_bytes > self.cached_bytes_target()
     }
 
     fn cached_bytes_target(&self) -> u64 {
         self.options.cache_bytes_max.min(self.sums.cached_bytes.saturating_sub(self.shortage_bytes()))
     }
 
-    /// Evicts some of the oldest segments, and says whether more are to go until the rest takes no more than that.
+    /// Evicts some of the oldest segments, and returns whether the rest still takes more than `cached_bytes`.
     pub(super) fn shrink(&mut self, cached_bytes: u64) -> Result<bool, StoreError> {
-        for _ in 0..CHUNKS_AT_ONCE {
+        for _ in 0..CHUNKS_MAX {
             if self.sums.cached_bytes <= cached_bytes || !self.evict_chunk(false)? {
                 return Ok(false);
             }
@@ -67,22 +67,23 @@ impl Writer {
         Ok(self.sums.cached_bytes > cached_bytes)
     }
 
-    /// Evicts some of the oldest segment, and says whether there was one. What readers want is kept if there is `rescue`.
-    fn evict_chunk(&mut self, rescue: bool) -> Result<bool, StoreError> {
+    /// Evicts a chunk of the oldest segment, and returns whether there was one. With `spare_hot`, blocks in use get a
+    /// second chance.
+    fn evict_chunk(&mut self, spare_hot: bool) -> Result<bool, StoreError> {
         let Some(segment) = self.oldest_cached() else { return Ok(false) };
         if self.tails.contain(segment) {
             self.tails.set(Kind::Cached, None);
         }
-        if self.rescued.0 != segment {
-            self.rescued = (segment, 0);
+        if self.second_chances.0 != segment {
+            self.second_chances = (segment, 0);
         }
-        // One that was given up for its space has nothing to be kept.
-        let rescue = rescue && self.store.files.has(segment);
+        // If its file was deleted for its space, nothing can be spared.
+        let spare_hot = spare_hot && self.store.files.has(segment);
         let before = self.sums.cached_bytes;
         let (mut group, mut evicted) = (self.begin(), 0);
         let rows = self.rows(segment, CHUNK_ROWS)?;
         for (place, block) in &rows {
-            evicted += u64::from(self.stage_eviction(&mut group, *place, block, rescue)?);
+            evicted += u64::from(self.stage_eviction(&mut group, *place, block, spare_hot)?);
             if group.full() {
                 break;
             }
@@ -100,7 +101,7 @@ impl Writer {
         self.segments.iter().find(|(_, record)| record.kind == Kind::Cached).map(|(segment, _)| *segment)
     }
 
-    /// The blocks whose values are in a segment, in their order on the disk.
+    /// The blocks with values in a segment, in disk order.
     pub(super) fn rows(&self, segment: u32, rows_max: usize) -> Result<Vec<(Place, Bytes)>, StoreError> {
         let prefix = segment.to_be_bytes();
         let rows = self.store.rows_from(PLACES, &prefix)?.take(rows_max).map(|row| {
@@ -111,84 +112,87 @@ impl Writer {
         rows.take_while(|row| !matches!(row, Ok((place, _)) if place.segment != segment)).collect()
     }
 
-    /// Whether the block goes: it may be kept, or the row may name nothing, left over from a batch that failed.
+    /// Stages the eviction of a block, and returns whether it is evicted: it may be spared, or the row may be stale
+    /// after a failed batch.
     fn stage_eviction(
         &mut self,
         group: &mut Group,
         place: Place,
         block: &[u8],
-        rescue: bool,
+        spare_hot: bool,
     ) -> Result<bool, StoreError> {
-        let Some((key, held)) = self.named(group, place, block)? else { return Ok(false) };
-        let bytes = held.cost(block);
-        let wanted = rescue && self.is_wanted(&key, place);
-        // At most half of a segment, so that eviction gets on whatever is wanted.
+        let Some((key, indexed)) = self.live_record(group, place, block)? else { return Ok(false) };
+        let bytes = indexed.cost(block);
+        let in_use = spare_hot && self.is_in_use(&key, place);
+        // At most half of a segment is spared, so that eviction makes progress.
         let half = self.segments.get(&place.segment).map_or(0, |record| u64::from(record.written) / 2);
-        // One that cannot be read is no reason to keep the whole segment.
-        if wanted && self.rescued.1 + bytes <= half && self.stage_move(group, key, held, Kind::Cached).is_ok() {
-            self.rescued.1 += bytes;
+        // A block that cannot be moved is removed.
+        if in_use && self.second_chances.1 + bytes <= half && self.stage_move(group, key, indexed, Kind::Cached).is_ok()
+        {
+            self.second_chances.1 += bytes;
             return Ok(false);
         }
-        self.stage_removal(group, &key, held)?;
+        self.stage_removal(group, &key, indexed)?;
         Ok(true)
     }
 
-    fn is_wanted(&self, key: &BlockKey, place: Place) -> bool {
-        self.store.touched.is_touched(place.segment, place.offset) || self.store.touched.is_favoured(key)
+    fn is_in_use(&self, key: &BlockKey, place: Place) -> bool {
+        self.store.reference_bits.is_referenced(place.segment, place.offset) || self.store.reference_bits.is_hot(key)
     }
 
-    /// The block of a row in `places`, if the index agrees. A row that it does not know is taken away.
-    fn named(
+    /// The block and index record of a row in `places`. Stages the removal of a row that the index does not have.
+    fn live_record(
         &self,
         group: &mut Group,
         place: Place,
         block: &[u8],
     ) -> Result<Option<(BlockKey, IndexRecord)>, StoreError> {
         let key = BlockKey::from_bytes(block);
-        let held = key.map(|key| self.index(group, &key)).transpose()?.flatten().filter(|held| held.place == place);
-        if held.is_none() {
+        let indexed =
+            key.map(|key| self.index(group, &key)).transpose()?.flatten().filter(|indexed| indexed.place == place);
+        if indexed.is_none() {
             group.batch.delete_cf(self.store.family(PLACES)?, place.to_key());
         }
-        Ok(key.zip(held))
+        Ok(key.zip(indexed))
     }
 
-    /// Stages that a value is written anew. One that turns out damaged is forgotten.
+    /// Stages the move of a value to a new place. A corrupt value is removed instead.
     pub(super) fn stage_move(
         &self,
         group: &mut Group,
         key: BlockKey,
-        held: IndexRecord,
+        indexed: IndexRecord,
         kind: Kind,
     ) -> Result<(), StoreError> {
-        match self.store.value(&key.to_bytes(), held) {
-            Ok(value) => self.stage_value(group, key, kind, held.shape, [value, Bytes::new()]),
+        match self.store.value(&key.to_bytes(), indexed) {
+            Ok(value) => self.stage_value(group, key, kind, indexed.shape, [value, Bytes::new()]),
             Err(StoreError::Corrupt(reason)) => {
-                self.report_damage(&key, held, &reason);
-                self.stage_loss(group, &key, held)
+                self.report_corruption(&key, indexed, &reason);
+                self.stage_loss(group, &key, indexed)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Whether less than half of a pinned segment is still named.
+    /// Whether less than half of a pinned segment is live.
     pub(super) fn is_sparse(&self, segment: u32) -> bool {
         self.segments.get(&segment).is_some_and(|record| {
             let filling = self.tails.contain(segment) && record.blocks > 0 && record.written < SPARSE_TAIL_BYTES_MIN;
-            let gave_back = self.punched.get(&segment).is_some_and(|live| record.live > live / 2);
-            record.kind == Kind::Pinned && !filling && !gave_back && record.live < record.written.div_ceil(2)
+            let is_punched = self.punched.get(&segment).is_some_and(|live| record.live > live / 2);
+            record.kind == Kind::Pinned && !filling && !is_punched && record.live < record.written.div_ceil(2)
         })
     }
 
-    /// The pinned segments of which more than one part in [`DEAD_SHARE_MAX`] is not named any more.
+    /// The pinned segments of which more than one part in [`DEAD_DIVISOR`] is dead.
     pub(super) fn worth_compacting(&self) -> Vec<u32> {
         let dead = |record: &SegmentRecord| record.written.saturating_sub(record.live);
-        let worth = |record: &SegmentRecord| dead(record) > record.written / DEAD_SHARE_MAX;
+        let worth = |record: &SegmentRecord| dead(record) > record.written / DEAD_DIVISOR;
         let pinned = self.segments.iter().filter(|(_, record)| record.kind == Kind::Pinned);
         pinned.filter(|(_, record)| worth(record)).map(|(segment, _)| *segment).collect()
     }
 
-    /// Moves some of what is left in a sparse segment to the end; the last of it takes the segment away. Where there is no space
-    /// for that, the dead part of the segment is given back where it is.
+    /// Garbage-collects a chunk of a sparse segment: moves live values to the current segment; the last chunk deletes
+    /// the file. Without space for that, punches holes for the dead ranges.
     pub(super) fn collect_chunk(&mut self) {
         let Some(segment) = self.sparse.first().copied() else { return };
         let collected = if self.has_room_for(segment) { self.collect(segment) } else { self.punch(segment) };
@@ -197,10 +201,10 @@ impl Writer {
             collected => collected,
         };
         if let Err(error) = collected {
-            // Taken up again when something else in it goes, or when the store is opened.
-            warn!(%error, "a sparse segment could not be collected");
+            // Retried when another of its values is removed, or when the store is opened.
+            warn!(%error, "garbage collection of a segment failed");
             self.sparse.remove(&segment);
-            self.uncollected = Some(error);
+            self.collect_error = Some(error);
         }
     }
 
@@ -209,12 +213,12 @@ impl Writer {
             self.tails.set(Kind::Pinned, None);
         }
         let mut group = self.begin();
-        // It gives back more than it takes.
+        // It reclaims more space than it takes.
         group.into_reserve = true;
         let rows = self.rows(segment, CHUNK_ROWS)?;
         for (place, block) in &rows {
-            if let Some((key, held)) = self.named(&mut group, *place, block)? {
-                self.stage_move(&mut group, key, held, Kind::Pinned)?;
+            if let Some((key, indexed)) = self.live_record(&mut group, *place, block)? {
+                self.stage_move(&mut group, key, indexed, Kind::Pinned)?;
             }
             if group.full() {
                 break;
@@ -226,24 +230,24 @@ impl Writer {
         self.write(&mut group)
     }
 
-    /// Whether all that is left of a segment can be moved, so that no disk is full of halves.
+    /// Whether all live values of a segment can be moved, so that the disk is not filled with half-collected segments.
     fn has_room_for(&self, segment: u32) -> bool {
         let live = self.segments.get(&segment).map_or(0, |record| record.live);
         self.check_free_space(self.headroom_bytes(), live as usize).is_ok()
     }
 
-    /// Gives back what is dead of a pinned segment, where it is. That takes no space.
+    /// Punches holes for the dead ranges of a pinned segment, which needs no space.
     fn punch(&mut self, segment: u32) -> Result<(), StoreError> {
         let Some(record) = self.segments.get(&segment).copied() else { return Ok(()) };
         if !self.store.punch_dead(segment, record)? {
-            return Err(self.told(StoreError::Full { free: 0, needed: 0 }));
+            return Err(self.with_space_figures(StoreError::Full { free: 0, needed: 0 }));
         }
         self.punched.insert(segment, record.live);
         self.sparse.remove(&segment);
         Ok(())
     }
 
-    /// Stages a value for a block that still has its former one where it was.
+    /// Stages a new value for a block whose old value is still at `place`.
     pub(super) fn stage_replacement(
         &self,
         group: &mut Group,
@@ -251,35 +255,35 @@ impl Writer {
         place: Place,
         value: Stored,
     ) -> Result<(), StoreError> {
-        let Some(held) = self.index(group, &key)?.filter(|held| held.place == place) else { return Ok(()) };
+        let Some(indexed) = self.index(group, &key)?.filter(|indexed| indexed.place == place) else { return Ok(()) };
         let (shape, value) = value.into_pieces();
-        self.stage_value(group, key, held.kind, shape, value)
+        self.stage_value(group, key, indexed.kind, shape, value)
     }
 
-    /// Forgets a block if its value still is not what was written, or not what its hash says.
-    pub(super) fn forget(&mut self, key: &BlockKey) {
-        if let Err(error) = self.forget_damaged(key) {
-            error!(?key, %error, "a block is damaged on disk and cannot be forgotten");
+    /// Deletes a block if its value is corrupt, and logs errors.
+    pub(super) fn drop_corrupt(&mut self, key: &BlockKey) {
+        if let Err(error) = self.delete_if_corrupt(key) {
+            error!(?key, %error, "a block on disk is corrupt and cannot be deleted");
         }
     }
 
-    pub(super) fn forget_damaged(&mut self, key: &BlockKey) -> Result<(), StoreError> {
-        let Some(held) = self.store.index(&key.to_bytes())? else { return Ok(()) };
-        let Err(StoreError::Corrupt(reason)) = self.store.verified(key, held) else { return Ok(()) };
+    pub(super) fn delete_if_corrupt(&mut self, key: &BlockKey) -> Result<(), StoreError> {
+        let Some(indexed) = self.store.index(&key.to_bytes())? else { return Ok(()) };
+        let Err(StoreError::Corrupt(reason)) = self.store.verified(key, indexed) else { return Ok(()) };
         let mut group = self.begin();
-        self.stage_loss(&mut group, key, held)?;
+        self.stage_loss(&mut group, key, indexed)?;
         self.write(&mut group)?;
-        self.report_damage(key, held, &reason);
+        self.report_corruption(key, indexed, &reason);
         Ok(())
     }
 
-    /// Forgets blocks that somebody wants gone, so many at a time that the store goes on to be one that could be left.
+    /// Deletes blocks, in batches that keep the store consistent after a crash.
     pub(super) fn evict_keys(&mut self, keys: &[BlockKey], which: Evict) -> Result<Evicted, StoreError> {
         let mut evicted = Evicted::default();
         for keys in keys.chunks(CHUNK_ROWS) {
             let (mut group, mut staged) = (self.begin(), Evicted::default());
             for key in keys {
-                self.stage_wanted_gone(&mut group, key, which, &mut staged)?;
+                self.stage_deletion(&mut group, key, which, &mut staged)?;
             }
             self.write(&mut group)?;
             self.stats.evicted_blocks.inc_by(staged.blocks);
@@ -289,29 +293,32 @@ impl Writer {
         Ok(evicted)
     }
 
-    fn stage_wanted_gone(
+    fn stage_deletion(
         &self,
         group: &mut Group,
         key: &BlockKey,
         which: Evict,
         staged: &mut Evicted,
     ) -> Result<(), StoreError> {
-        // A key that is asked for twice finds that it is staged already.
-        let Some(held) = self.index(group, key)? else { return Ok(()) };
+        // A repeated key is staged already.
+        let Some(indexed) = self.index(group, key)? else { return Ok(()) };
         if which == Evict::Unpinned && self.has_pin(key, None)? {
             staged.pinned += 1;
             return Ok(());
         }
-        self.stage_loss(group, key, held)?;
-        // It must not come back with a power cut: who asked for it relies on it.
+        self.stage_loss(group, key, indexed)?;
+        // Synced, so that a deleted block does not reappear after power loss.
         group.sync = true;
         staged.blocks += 1;
-        staged.bytes += held.cost(&key.to_bytes());
+        staged.bytes += indexed.cost(&key.to_bytes());
         Ok(())
     }
 
-    fn report_damage(&self, key: &BlockKey, held: IndexRecord, reason: &str) {
+    fn report_corruption(&self, key: &BlockKey, indexed: IndexRecord, reason: &str) {
         self.stats.corrupt_blocks.inc();
-        error!(?key, pinned = held.pinned(), %reason, "a block is damaged on disk: forgotten, to be fetched again");
+        error!(
+            ?key, pinned = indexed.pinned(), %reason,
+            "a block on disk is corrupt; it was deleted and is fetched again on demand"
+        );
     }
 }

@@ -1,17 +1,18 @@
-//! A disk that is full: what is left free, what is given up when that is gone, and when it is over.
+//! Handling of a full disk: the space kept free, what is deleted when it runs out, and recovery.
 //!
-//! Values are refused while space is left, so that RocksDB always has some for its log and its files: in order of urgency there are
+//! Writes of values fail while some space is left, so that RocksDB always has space for its log and its files. The
+//! space consists of
 //!
-//! 1. the bytes that are to stay free by the settings, out of which
-//! 2. the [`super::super::reserve`] is kept, and
-//! 3. some headroom, of which rows that give space back are written.
+//! 1. the bytes that the settings keep free, out of which
+//! 2. the [`super::super::reserve`] is allocated, and
+//! 3. some headroom, in which rows that reclaim space are written.
 //!
-//! Evicted blocks go first. When the headroom is half gone, the reserve is given up; when that is gone too, the oldest cached
-//! segments lose their files before their rows. Pinned segments of which little is left are moved together where all of what is
-//! left has room, and get holes otherwise.
+//! Blocks are evicted first. When the headroom is half used, the reserve is released; when that is used too, the files
+//! of the oldest cached segments are deleted before their rows. Sparse pinned segments are moved if all of their live
+//! values have room, and otherwise get holes punched.
 //!
-//! Another process may fill the disk to its last byte at any moment. RocksDB then takes nothing for a while and looks every few
-//! seconds whether there is space again, so rows that give space back are tried again for that long.
+//! Another process may fill the disk to its last byte at any time. RocksDB then fails writes for a while and checks
+//! every few seconds whether there is space again, so rows that reclaim space are retried for that long.
 
 use super::super::StoreError;
 use super::super::schema::{KEY_COUNTERS, Kind, META};
@@ -23,37 +24,37 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// What a group may take, in bytes.
+/// The maximum size of a group on the disk, in bytes.
 const GROUP_COST_MAX: usize = GROUP_BYTES_MAX + content::MAX_BLOCK_BYTES;
 
-/// How long RocksDB may take to see that there is space again, and how often that is tried.
+/// How long RocksDB may take to notice that there is space again, and the interval of retries.
 const RECOVERY_MAX: Duration = Duration::from_secs(15);
-const TRY_EVERY: Duration = Duration::from_millis(100);
+const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 impl Writer {
-    /// What writes of rows are left, in bytes.
+    /// The space kept for writes of rows, in bytes.
     pub(super) fn headroom_bytes(&self) -> u64 {
         self.store.reserve.headroom_bytes()
     }
 
-    /// What values leave free, in bytes. The reserve is part of what is to stay free, and is made again before any value is
-    /// written.
+    /// The space that writes of values must leave free, in bytes. The reserve is part of it, and is recreated before
+    /// any value is written.
     pub(super) fn free_bytes_min(&self) -> u64 {
         let reserve = &self.store.reserve;
-        let beside = self.options.free_bytes_min.saturating_sub(reserve.held_bytes());
-        beside.max(reserve.bytes() - reserve.held_bytes() + reserve.headroom_bytes())
+        let beside = self.options.free_bytes_min.saturating_sub(reserve.allocated_bytes());
+        beside.max(reserve.bytes() - reserve.allocated_bytes() + reserve.headroom_bytes())
     }
 
-    /// That so many bytes can be written and leave what is needed.
+    /// Checks that `needed` bytes stay free after writing `bytes`.
     pub(super) fn check_free_space(&self, needed: u64, bytes: usize) -> Result<(), StoreError> {
         let space = self.store.files.space()?;
-        if space.free_bytes < needed.saturating_add(bytes as u64) || space.has_no_files() {
-            return Err(self.store.files.refusal(space, needed));
+        if space.free_bytes < needed.saturating_add(bytes as u64) || space.is_out_of_inodes() {
+            return Err(self.store.files.shortage_error(space, needed));
         }
         Ok(())
     }
 
-    /// How much less the file system has left than is to be left free, with what a group may take, in bytes.
+    /// How many bytes are missing from the space to keep free, including room for a group.
     pub(crate) fn shortage_bytes(&self) -> u64 {
         match self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX) {
             Err(StoreError::Full { free, needed }) => needed.saturating_add(GROUP_COST_MAX as u64) - free,
@@ -63,29 +64,29 @@ impl Writer {
         }
     }
 
-    /// An error of a write, with what the disk has left if that is what it is about.
-    pub(super) fn told(&self, error: StoreError) -> StoreError {
+    /// Adds the free space to an error about lack of space.
+    pub(super) fn with_space_figures(&self, error: StoreError) -> StoreError {
         let (StoreError::Full { free: 0, needed: 0 }, Ok(space)) = (&error, self.store.files.space()) else {
             return error;
         };
         let needed = self.free_bytes_min();
-        let has_some = space.free_bytes > needed.saturating_add(GROUP_COST_MAX as u64) && !space.has_no_files();
+        let has_some = space.free_bytes > needed.saturating_add(GROUP_COST_MAX as u64) && !space.is_out_of_inodes();
         match has_some {
             true => StoreError::io(
-                "No space left, although the file system has some: the index looks for it every 5 seconds; if this lasts, is \
-                 there a quota?",
+                "no space left, although the file system has some: RocksDB checks again every 5 seconds; if this \
+                 lasts, check the disk quota",
             ),
-            false => self.store.files.refusal(space, needed),
+            false => self.store.files.shortage_error(space, needed),
         }
     }
 
-    /// Gives the reserve up before RocksDB meets the end of the disk.
+    /// Releases the reserve before RocksDB runs out of space.
     pub(super) fn keep_headroom(&self) {
         let reserve = &self.store.reserve;
         let Ok(space) = self.store.files.space() else { return };
-        let is_short = space.free_bytes < reserve.headroom_bytes() / 2 || space.has_no_files();
+        let is_short = space.free_bytes < reserve.headroom_bytes() / 2 || space.is_out_of_inodes();
         if is_short && reserve.release() {
-            warn!("the disk is full: the reserve was given up, so that something can be unpinned or evicted");
+            warn!("the disk is full: the reserve was released, so that content can be unpinned or evicted");
         }
     }
 
@@ -93,10 +94,10 @@ impl Writer {
         self.store.reserve.is_wanted()
     }
 
-    /// Writes rows that take next to no space and give some back. On a disk without any, something is given up for them.
+    /// Writes rows that take little space and reclaim more. On a full disk, makes space for them and retries.
     pub(super) fn write_rows(&self, batch: WriteBatch, sync: bool) -> Result<(), StoreError> {
         let rows = batch.data().to_vec();
-        let mut refused = match self.store.write(batch, sync) {
+        let mut full = match self.store.write(batch, sync) {
             Err(error) if error.is_full() => error,
             written => return written,
         };
@@ -108,43 +109,43 @@ impl Writer {
                 deadline.get_or_insert_with(|| Instant::now() + RECOVERY_MAX);
             }
             if deadline.is_none_or(|deadline| Instant::now() >= deadline) {
-                return Err(refused);
+                return Err(full);
             }
-            thread::sleep(TRY_EVERY);
+            thread::sleep(RETRY_EVERY);
             match self.store.write(WriteBatch::from_data(&rows), sync) {
-                Err(error) if error.is_full() => refused = error,
+                Err(error) if error.is_full() => full = error,
                 written => return written,
             }
         }
     }
 
-    /// Whether there is space again, and RocksDB is about to see it.
+    /// Whether there is space again, which RocksDB will notice soon.
     fn has_headroom(&self) -> bool {
         self.headroom_bytes() > 0 && self.check_free_space(self.headroom_bytes(), 0).is_ok()
     }
 
-    /// Says before anything is written that there is no room for it, not even in the place of what is cached.
+    /// Marks the store degraded at the start if there is no room for values, even after evicting all cached blocks.
     pub(super) fn note_shortage(&mut self) {
-        let lacking = self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX).err();
-        if let Some(error) = lacking.filter(|_| self.shortage_bytes() > self.sums.cached_bytes) {
-            warn!(%error, "nothing can be stored");
+        let shortage = self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX).err();
+        if let Some(error) = shortage.filter(|_| self.shortage_bytes() > self.sums.cached_bytes) {
+            warn!(%error, "nothing can be stored until there is space");
             self.failing = Some(Trouble::of(&error));
         }
     }
 
-    /// Gives up the reserve, or the file of the oldest cached segment, if the disk has no headroom. Its rows go when the
-    /// segment is evicted, which comes next.
+    /// Releases the reserve or, if the disk has no headroom, deletes the file of the oldest cached segment. Its rows
+    /// are deleted by the following eviction.
     fn make_space(&self) -> bool {
         if self.store.reserve.release() {
-            warn!("the disk is full: the reserve was given up, so that something can be unpinned or evicted");
+            warn!("the disk is full: the reserve was released, so that content can be unpinned or evicted");
             return true;
         }
         let has_none = self.check_free_space(self.headroom_bytes(), 0).is_err();
-        has_none && self.store.give_up_cached(&self.segments, self.tails.get(Kind::Cached))
+        has_none && self.store.drop_oldest_cached_file(&self.segments, self.tails.get(Kind::Cached))
     }
 
-    /// Looks whether a disk that refused writes takes them again, and makes the reserve if there is space for it.
-    pub(super) fn look_at_the_disk(&mut self) {
+    /// Probes whether writes succeed again, and allocates the reserve if there is space for it.
+    pub(super) fn probe_disk(&mut self) {
         if let Ok(space) = self.store.files.space() {
             self.store.reserve.make(space);
         }
@@ -154,22 +155,22 @@ impl Writer {
             Err(error) => self.failing = Some(Trouble::of(&error)),
         }
         if self.failing != Some(trouble) {
-            info!(was = trouble.word(), now = self.failing.map(Trouble::word), "the state of the disk has changed");
+            info!(was = trouble.word(), now = self.failing.map(Trouble::word), "the state of the disk changed");
         }
         self.publish();
     }
 
-    /// Writes a little of everything that is written otherwise.
+    /// Tries small writes of a value and of the index.
     fn probe(&self) -> Result<(), StoreError> {
         self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX)?;
         self.store.files.probe()?;
         self.probe_index()
     }
 
-    /// Whether the index takes writes.
+    /// Tries a write of the index.
     pub(super) fn probe_index(&self) -> Result<(), StoreError> {
         let mut batch = WriteBatch::default();
         batch.put_cf(self.store.family(META)?, KEY_COUNTERS, self.counters.to_bytes());
-        self.store.write(batch, true).map_err(|error| self.told(error))
+        self.store.write(batch, true).map_err(|error| self.with_space_figures(error))
     }
 }

@@ -1,6 +1,5 @@
-//! What storing costs and saves: `cargo test --release -p causeway-cache figures -- --ignored --nocapture` prints the
-//! tables that `encoder.rs` quotes; with `SAMPLES=/some/folder`, the files below it as well, by the endings of their
-//! names.
+//! Costs and savings of storing: `cargo test --release -p causeway-cache figures -- --ignored --nocapture` prints the
+//! tables in `encoder.rs`; with `SAMPLES=/some/directory`, also for the files below it, by file extension.
 
 use super::super::encoder::SAVING_MIN;
 use super::super::estimate::{Estimate, context};
@@ -17,8 +16,8 @@ fn blocks(data: &[u8]) -> Vec<Block> {
     data.chunks(BLOCK_BYTES).map(|chunk| block(codec::RAW, chunk.to_vec())).collect()
 }
 
-/// MB/s of the blocks' bytes. The best of some runs for each block, which takes less time than the system gives a
-/// thread at a stretch: other work on the machine has little part in it.
+/// MB/s of the blocks' bytes: the best of several runs for each block, each shorter than a scheduler time slice, so
+/// that other load has little influence.
 fn megabytes_per_second<T, U>(bytes: usize, items: &[T], mut run: impl FnMut(&T) -> U) -> f64 {
     let mut best = |item: &T| {
         let times = (0..5).map(|_| {
@@ -67,7 +66,7 @@ fn print(name: &str, blocks: &[Block]) {
     );
 }
 
-/// How many blocks save how much: whether there are any for which the bar matters.
+/// Prints a histogram of the savings, to show whether the threshold matters.
 fn print_savings<'a>(blocks: impl Iterator<Item = &'a Block>) {
     let mut zstd = context(3).expect("zstd");
     let mut counts = BTreeMap::new();
@@ -88,7 +87,7 @@ fn print_memory() {
             println!("level {level}, {length} bytes: a context of {} KiB", zstd.sizeof() / 1024);
         }
     }
-    println!("unpacking: a context of {} KiB", DCtx::create().sizeof() / 1024);
+    println!("decompression: a context of {} KiB", DCtx::create().sizeof() / 1024);
 }
 
 fn read_below(folder: &Path, found: &mut BTreeMap<String, Vec<Block>>) {

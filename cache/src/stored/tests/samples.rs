@@ -1,9 +1,9 @@
-//! Data of several kinds, the same for the same seed.
+//! Sample data of several kinds, deterministic for a seed.
 
-/// A generator of numbers that look random (xorshift).
-pub(in super::super) struct Dice(u64);
+/// A pseudo-random number generator (xorshift).
+pub(in super::super) struct Random(u64);
 
-impl Dice {
+impl Random {
     pub(in super::super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -19,7 +19,7 @@ impl Dice {
         self.next() % bound
     }
 
-    /// A word of a vocabulary of 4,000, the first ones far more often than the last.
+    /// A word of a vocabulary of 4,000, with decreasing frequency.
     fn word(&mut self) -> String {
         let rank = self.below(4_000) * self.below(4_000) / 4_000;
         let mut letters = Self::new(rank + 1);
@@ -29,10 +29,10 @@ impl Dice {
     }
 }
 
-fn grown(seed: u64, length: usize, mut more: impl FnMut(&mut Dice) -> String) -> Vec<u8> {
-    let (mut dice, mut out) = (Dice::new(seed), Vec::new());
+fn grown(seed: u64, length: usize, mut more: impl FnMut(&mut Random) -> String) -> Vec<u8> {
+    let (mut random, mut out) = (Random::new(seed), Vec::new());
     while out.len() < length {
-        out.extend_from_slice(more(&mut dice).as_bytes());
+        out.extend_from_slice(more(&mut random).as_bytes());
     }
     out.truncate(length);
     out
@@ -40,24 +40,25 @@ fn grown(seed: u64, length: usize, mut more: impl FnMut(&mut Dice) -> String) ->
 
 /// Bytes that do not compress.
 pub(in super::super) fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut dice = Dice::new(seed);
-    std::iter::repeat_with(|| dice.next() as u8).take(length).collect()
+    let mut random = Random::new(seed);
+    std::iter::repeat_with(|| random.next() as u8).take(length).collect()
 }
 
 pub(in super::super) fn text(seed: u64, length: usize) -> Vec<u8> {
-    grown(seed, length, |dice| match dice.below(14) {
-        0 => format!("{}.\n", dice.word()),
-        1 => format!("{}, ", dice.word()),
-        _ => format!("{} ", dice.word()),
+    grown(seed, length, |random| match random.below(14) {
+        0 => format!("{}.\n", random.word()),
+        1 => format!("{}, ", random.word()),
+        _ => format!("{} ", random.word()),
     })
 }
 
 pub(in super::super) fn json(seed: u64, length: usize) -> Vec<u8> {
-    grown(seed, length, |dice| {
-        let (id, name, price) = (dice.below(1_000_000_000), dice.word(), dice.below(100_000));
-        let (day, tag, other) = (dice.below(28) + 1, dice.word(), dice.word());
+    grown(seed, length, |random| {
+        let (id, name, price) = (random.below(1_000_000_000), random.word(), random.below(100_000));
+        let (day, tag, other) = (random.below(28) + 1, random.word(), random.word());
         format!(
-            "{{\"id\":{id},\"name\":\"{name}\",\"price\":{}.{:02},\"sold\":\"2024-05-{day:02}\",\"tags\":[\"{tag}\",\"{other}\"]}},",
+            "{{\"id\":{id},\"name\":\"{name}\",\"price\":{}.{:02},\
+             \"sold\":\"2024-05-{day:02}\",\"tags\":[\"{tag}\",\"{other}\"]}},",
             price / 100,
             price % 100
         )
@@ -66,24 +67,25 @@ pub(in super::super) fn json(seed: u64, length: usize) -> Vec<u8> {
 
 pub(in super::super) fn csv(seed: u64, length: usize) -> Vec<u8> {
     let mut time = 1_600_000_000;
-    grown(seed, length, |dice| {
-        time += dice.below(120);
-        let price = 20_000 + dice.below(40_000);
-        format!("{time},{price}.{:02},{}.{:06}\n", dice.below(100), dice.below(20), dice.below(1_000_000))
+    grown(seed, length, |random| {
+        time += random.below(120);
+        let price = 20_000 + random.below(40_000);
+        format!("{time},{price}.{:02},{}.{:06}\n", random.below(100), random.below(20), random.below(1_000_000))
     })
 }
 
 pub(in super::super) fn html(seed: u64, length: usize) -> Vec<u8> {
-    grown(seed, length, |dice| {
-        let words = (0..10 + dice.below(20)).map(|_| dice.word()).collect::<Vec<_>>().join(" ");
-        let (class, target) = (dice.word(), dice.word());
+    grown(seed, length, |random| {
+        let words = (0..10 + random.below(20)).map(|_| random.word()).collect::<Vec<_>>().join(" ");
+        let (class, target) = (random.word(), random.word());
         format!(
-            "<div class=\"{class}\">\n  <p>{words} <a href=\"/wiki/{target}\" title=\"{target}\">{target}</a>.</p>\n</div>\n"
+            "<div class=\"{class}\">\n  <p>{words} <a href=\"/wiki/{target}\" \
+             title=\"{target}\">{target}</a>.</p>\n</div>\n"
         )
     })
 }
 
-/// Something that compresses, something that does not, or some of both.
+/// Compressible data, incompressible data, or both.
 pub(in super::super) fn mixed(seed: u64, length: usize) -> Vec<u8> {
     match seed % 3 {
         0 => noise(seed, length),
@@ -92,7 +94,7 @@ pub(in super::super) fn mixed(seed: u64, length: usize) -> Vec<u8> {
     }
 }
 
-/// Runs of 100 that make up so many percent of the whole.
+/// Runs of 100 `true` values that make up `percent` of the whole.
 pub(in super::super) fn runs(percent: usize, length: usize) -> Vec<bool> {
     (0..length).map(|at| at / 100 % 100 < percent).collect()
 }

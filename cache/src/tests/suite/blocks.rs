@@ -8,20 +8,20 @@ use futures::FutureExt as _;
 use std::sync::Arc;
 
 on_every_store!(
-    what_is_put_is_found_in_its_form_by_every_name_of_its_hash,
-    what_is_at_hand_is_read_at_once,
-    what_is_not_there_is_not_found,
-    blocks_in_their_own_names_need_no_room,
-    blocks_and_figures_outlive_the_process,
-    a_store_that_is_dropped_writes_what_is_queued,
-    a_closed_store_reads_and_refuses_to_write,
-    a_second_opening_is_refused_until_the_first_is_gone,
-    more_than_the_queue_holds_waits_for_room_and_is_all_written,
-    damaged_values_are_never_served_and_come_back_as_what_they_were,
-    readers_and_writers_run_side_by_side,
+    stored_blocks_are_found_by_every_cid_of_their_hash,
+    blocks_in_memory_are_read_without_waiting,
+    missing_blocks_are_not_found,
+    identity_cids_need_no_space,
+    blocks_and_figures_are_durable,
+    a_dropped_store_writes_its_queue,
+    a_closed_store_reads_and_rejects_writes,
+    a_store_cannot_be_opened_twice,
+    writes_beyond_the_queue_wait_and_are_all_written,
+    corrupt_values_are_never_served_and_can_be_stored_again,
+    readers_and_writers_run_concurrently,
 );
 
-/// Blocks of every form: small, large, the largest, empty; that shrink and that do not; a leaf with an envelope.
+/// Blocks of every form: small, large, the largest, empty; compressible and not; a leaf with an envelope.
 fn samples() -> Vec<Block> {
     let text = b"words words words ".repeat(1_000);
     let mut blocks = vec![noisy(1, 10), noisy(2, 5_000), noisy(3, 300_000), noisy(4, content::MAX_BLOCK_BYTES)];
@@ -29,7 +29,7 @@ fn samples() -> Vec<Block> {
     blocks
 }
 
-/// A dag-pb leaf of a UnixFS file, by hand: type, data and file size in a message in a message.
+/// A hand-written dag-pb leaf of a UnixFS file: type, data and file size in nested messages.
 fn leaf(data: &[u8]) -> Block {
     let varint = |mut number: usize| {
         let mut out = Vec::new();
@@ -45,7 +45,7 @@ fn leaf(data: &[u8]) -> Block {
     block_of(codec::DAG_PB, [&[0x0a][..], &varint(unixfs.len()), &unixfs].concat())
 }
 
-async fn what_is_put_is_found_in_its_form_by_every_name_of_its_hash(home: Home) {
+async fn stored_blocks_are_found_by_every_cid_of_their_hash(home: Home) {
     let store = home.open(Setup::default()).await;
     let blocks = samples();
     store.cache(&blocks).await;
@@ -76,7 +76,7 @@ async fn what_is_put_is_found_in_its_form_by_every_name_of_its_hash(home: Home) 
     store.settle().await;
 }
 
-async fn what_is_at_hand_is_read_at_once(home: Home) {
+async fn blocks_in_memory_are_read_without_waiting(home: Home) {
     let store = home.open(Setup::default()).await;
     let (blocks, absent) = (samples(), noisy(100, 1_000));
     store.cache(&blocks).await;
@@ -85,9 +85,9 @@ async fn what_is_at_hand_is_read_at_once(home: Home) {
             let cid = Cid::new_v1(codec, *block.cid().hash());
             let read = store.read_now(&cid);
             match home.kind {
-                // Up to the system, which has mostly just written it.
+                // Depends on the page cache, which usually has recent writes.
                 Kind::Rocksdb => {}
-                // A file has to be opened first, which may take long.
+                // The file would have to be opened first, which may block.
                 Kind::Flat => assert_eq!(read, None, "{cid}"),
                 Kind::Memory => assert!(read.is_some(), "{cid}"),
             }
@@ -105,7 +105,7 @@ async fn what_is_at_hand_is_read_at_once(home: Home) {
     store.settle().await;
 }
 
-async fn what_is_not_there_is_not_found(home: Home) {
+async fn missing_blocks_are_not_found(home: Home) {
     let store = home.open(Setup::default()).await;
     let (here, absent) = (noisy(1, 1_000), noisy(2, 1_000));
     store.cache(std::slice::from_ref(&here)).await;
@@ -121,7 +121,7 @@ async fn what_is_not_there_is_not_found(home: Home) {
     assert!(!store.remove_pin(absent.cid()).await.expect("there is none"));
 }
 
-async fn blocks_in_their_own_names_need_no_room(home: Home) {
+async fn identity_cids_need_no_space(home: Home) {
     let store = home.open(Setup::default()).await;
     let inline = content::cid::parse("bafkqaddjnzzxazldoqwxizltoq").expect("an identity CID");
     let block = Block::inline(&inline).expect("inline");
@@ -130,11 +130,11 @@ async fn blocks_in_their_own_names_need_no_room(home: Home) {
     assert_eq!(store.get(&inline).await, Ok(block.clone()));
     assert_eq!(store.has(&inline).await, Ok(true));
     let pin = store.pin_recursive(inline, None, supply(&[block])).await.expect("pins");
-    assert_eq!(pin.blocks, 0, "an inline root has nothing to keep");
+    assert_eq!(pin.blocks, 0, "an identity CID has no stored block");
     store.settle().await;
 }
 
-async fn blocks_and_figures_outlive_the_process(home: Home) {
+async fn blocks_and_figures_are_durable(home: Home) {
     let blocks = samples();
     let store = home.open(Setup::default()).await;
     store.cache(&blocks).await;
@@ -162,7 +162,7 @@ async fn blocks_and_figures_outlive_the_process(home: Home) {
     store.settle().await;
 }
 
-async fn a_store_that_is_dropped_writes_what_is_queued(home: Home) {
+async fn a_dropped_store_writes_its_queue(home: Home) {
     let blocks: Vec<_> = (0..50).map(|seed| noisy(seed, 10_000)).collect();
     let store = home.open(Setup::default()).await;
     for block in &blocks {
@@ -173,12 +173,12 @@ async fn a_store_that_is_dropped_writes_what_is_queued(home: Home) {
     assert_eq!(store.holds_all(&blocks).await, home.lasts());
 }
 
-async fn a_closed_store_reads_and_refuses_to_write(home: Home) {
+async fn a_closed_store_reads_and_rejects_writes(home: Home) {
     let store = home.open(Setup::default()).await;
     let (old, new) = (noisy(1, 100), noisy(2, 100));
     store.cache(std::slice::from_ref(&old)).await;
     store.close().await.expect("closes");
-    store.close().await.expect("closing twice is no error");
+    store.close().await.expect("closing twice is not an error");
     store.put_cached(new.clone()).await;
     assert_eq!(store.stats().dropped_writes, 1);
     assert!(store.holds(&old).await);
@@ -189,7 +189,7 @@ async fn a_closed_store_reads_and_refuses_to_write(home: Home) {
     assert!(matches!(pinned, Err(PinError::Store(StoreError::Closed))));
 }
 
-async fn a_second_opening_is_refused_until_the_first_is_gone(home: Home) {
+async fn a_store_cannot_be_opened_twice(home: Home) {
     let store = home.open(Setup::default()).await;
     if home.lasts() {
         let error = home.try_open(Setup::default()).map(drop).expect_err("in use");
@@ -201,13 +201,13 @@ async fn a_second_opening_is_refused_until_the_first_is_gone(home: Home) {
     let handle = store.handle();
     drop(store);
     if home.lasts() {
-        assert!(home.try_open(Setup::default()).is_err(), "somebody has a handle still");
+        assert!(home.try_open(Setup::default()).is_err(), "another handle is open");
     }
     drop(handle);
     drop(home.open(Setup::default()).await);
 }
 
-async fn more_than_the_queue_holds_waits_for_room_and_is_all_written(home: Home) {
+async fn writes_beyond_the_queue_wait_and_are_all_written(home: Home) {
     let store = home.open(Setup { queue_bytes_max: 0, ..Setup::default() }).await;
     let blocks: Vec<_> = (0..40).map(|seed| noisy(seed, 1 << 20)).collect();
     store.cache(&blocks).await;
@@ -215,7 +215,7 @@ async fn more_than_the_queue_holds_waits_for_room_and_is_all_written(home: Home)
     store.settle().await;
 }
 
-async fn damaged_values_are_never_served_and_come_back_as_what_they_were(home: Home) {
+async fn corrupt_values_are_never_served_and_can_be_stored_again(home: Home) {
     if !home.lasts() {
         return;
     }
@@ -250,7 +250,7 @@ async fn damaged_values_are_never_served_and_come_back_as_what_they_were(home: H
     }
 }
 
-async fn readers_and_writers_run_side_by_side(home: Home) {
+async fn readers_and_writers_run_concurrently(home: Home) {
     let store = Arc::new(home.open_for(50 * home.cost(6_000)).await);
     let blocks: Arc<Vec<Block>> = Arc::new((0..100).map(|seed| noisy(seed, 6_000)).collect());
     let work = |seed| {
@@ -266,7 +266,7 @@ async fn readers_and_writers_run_side_by_side(home: Home) {
                         assert!(matches!(pinned, Ok(_) | Err(PinError::Removed { .. })), "{pinned:?}");
                     }
                     1 => _ = store.remove_pin(block.cid()).await.expect("removes"),
-                    _ if held_or_going(&store, block).await => {}
+                    _ if is_readable(&store, block).await => {}
                     _ => store.put_cached(block.clone()).await,
                 }
             }
@@ -278,13 +278,13 @@ async fn readers_and_writers_run_side_by_side(home: Home) {
     }
     store.settle().await;
     for pin in store.pins().await.expect("lists") {
-        assert!(store.has(&pin.root).await.expect("reads"), "what is pinned is held");
+        assert!(store.has(&pin.root).await.expect("reads"), "pinned blocks are stored");
     }
     assert!(store.stats().cached_bytes <= 50 * home.cost(6_000));
 }
 
-/// Whether the block was there when it was read; eviction may take it a moment later.
-async fn held_or_going(store: &Opened, block: &Block) -> bool {
+/// Whether the block could be read; it may be evicted at any time.
+async fn is_readable(store: &Opened, block: &Block) -> bool {
     let got = store.get(block.cid()).await;
     got.is_ok_and(|got| {
         assert_eq!(got.data(), block.data());

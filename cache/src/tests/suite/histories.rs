@@ -1,4 +1,4 @@
-//! What is pinned is held whole, whatever happens to the rest; and a store never disagrees with itself.
+//! Random histories: pinned DAGs stay complete, and the store stays consistent.
 
 use super::super::{noisy, supply};
 use super::{Home, Kind, Setup};
@@ -30,7 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The model: what each pin has, and whether it is complete.
+/// The model: the members of each pin, and whether it is complete.
 type Model = BTreeMap<usize, (BTreeSet<usize>, bool)>;
 
 async fn run(kind: Kind, steps: Vec<Step>) {

@@ -1,4 +1,4 @@
-//! Pins whose blocks are lost: partial from then on, told of, and complete again when they have their blocks.
+//! Pins that lose blocks: they become partial, are reported, and can be completed again.
 
 use super::super::{key, noisy, supply};
 use super::{Home, Opened, Setup, on_every_store};
@@ -10,9 +10,9 @@ use std::time::Duration;
 on_every_store!(
     a_pin_that_loses_a_block_is_partial_until_it_has_it_again,
     every_pin_that_has_a_block_loses_it,
-    damage_that_a_read_finds_makes_its_pins_partial,
-    damage_that_a_scrub_finds_makes_its_pins_partial,
-    a_pin_that_loses_a_block_while_it_is_made_is_not_complete,
+    corruption_found_by_a_read_makes_its_pins_partial,
+    corruption_found_by_a_scrub_makes_its_pins_partial,
+    a_pin_that_loses_a_block_while_in_progress_is_not_complete,
 );
 
 fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
@@ -34,10 +34,10 @@ async fn remove(store: &Opened, block: &Block) {
     assert_eq!(evicted.blocks, 1);
 }
 
-/// The roots that were told of, which they are already.
-async fn told(store: &Opened) -> BTreeSet<Cid> {
+/// The reported roots, of changes that have happened already.
+async fn changed_roots(store: &Opened) -> BTreeSet<Cid> {
     let changes = store.pin_changes();
-    tokio::time::timeout(Duration::from_secs(30), changes.next()).await.expect("somebody is told")
+    tokio::time::timeout(Duration::from_secs(30), changes.next()).await.expect("a change is reported")
 }
 
 async fn a_pin_that_loses_a_block_is_partial_until_it_has_it_again(home: Home) {
@@ -46,16 +46,16 @@ async fn a_pin_that_loses_a_block_is_partial_until_it_has_it_again(home: Home) {
     let root = pin(&store, &dag).await;
     remove(&store, &dag[4]).await;
     assert_eq!(state(&store, &root).await, PinState::Partial);
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     store.settle_lacking(1).await;
     if home.lasts() {
         store.shut().await;
         store = home.open(Setup::default()).await;
-        assert_eq!(state(&store, &root).await, PinState::Partial, "the next process knows");
+        assert_eq!(state(&store, &root).await, PinState::Partial, "it is durable");
     }
-    // It comes by way of the cache: whoever looks after pins hears of it, and goes on with the pin.
+    // The block is cached again: the pin service is notified, and resumes the pin.
     store.cache(&dag[4..5]).await;
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     assert!(store.is_pinned(&key(&dag[4])).await.expect("reads"));
     let again = store.pin_recursive(root, None, supply(&dag)).await.expect("pins");
     assert_eq!((again.state, again.blocks, again.bytes), (PinState::Complete, 6, 30_000));
@@ -80,21 +80,21 @@ async fn every_pin_that_has_a_block_loses_it(home: Home) {
     let gone = pin(&store, &[blocks(90..91), shared.clone()].concat()).await;
     assert!(store.remove_pin(&gone).await.expect("removes"));
     remove(&store, &shared[0]).await;
-    assert_eq!(told(&store).await, roots);
+    assert_eq!(changed_roots(&store).await, roots);
     for root in &roots {
         assert_eq!(state(&store, root).await, PinState::Partial);
     }
     assert_eq!(state(&store, &other).await, PinState::Complete);
-    // One that has it again brings it back to all of them.
+    // Storing it again for one pin restores it for all of them.
     pin(&store, &dags[0]).await;
-    assert_eq!(told(&store).await, roots);
+    assert_eq!(changed_roots(&store).await, roots);
     for dag in &dags[1..] {
         pin(&store, dag).await;
     }
     store.settle().await;
 }
 
-async fn damage_that_a_read_finds_makes_its_pins_partial(home: Home) {
+async fn corruption_found_by_a_read_makes_its_pins_partial(home: Home) {
     if !home.lasts() {
         return;
     }
@@ -104,14 +104,14 @@ async fn damage_that_a_read_finds_makes_its_pins_partial(home: Home) {
     store.shut().await;
     home.damage(&dag[2]);
     let store = home.open(Setup::default()).await;
-    assert_eq!(state(&store, &root).await, PinState::Complete, "nobody has looked yet");
+    assert_eq!(state(&store, &root).await, PinState::Complete, "the block was not read yet");
     assert!(!store.holds(&dag[2]).await);
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     assert_eq!(state(&store, &root).await, PinState::Partial);
     store.settle_lacking(1).await;
 }
 
-async fn damage_that_a_scrub_finds_makes_its_pins_partial(home: Home) {
+async fn corruption_found_by_a_scrub_makes_its_pins_partial(home: Home) {
     if !home.lasts() {
         return;
     }
@@ -123,13 +123,13 @@ async fn damage_that_a_scrub_finds_makes_its_pins_partial(home: Home) {
     let store = home.open(Setup::default()).await;
     let report = store.scrub(ScrubPass::All, None, &mut |_, _| ()).await.expect("scrubs");
     assert_eq!(report.lacking.len(), 1);
-    assert_eq!(told(&store).await, [root].into());
+    assert_eq!(changed_roots(&store).await, [root].into());
     assert_eq!(state(&store, &root).await, PinState::Partial);
     assert_eq!(state(&store, &other).await, PinState::Complete);
     store.settle_lacking(1).await;
 }
 
-async fn a_pin_that_loses_a_block_while_it_is_made_is_not_complete(home: Home) {
+async fn a_pin_that_loses_a_block_while_in_progress_is_not_complete(home: Home) {
     let store = home.open(Setup::default()).await;
     let dag = blocks(0..4);
     let root = *dag[0].cid();

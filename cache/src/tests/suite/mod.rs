@@ -1,15 +1,15 @@
-//! What a [`BlockStore`] owes everybody above it, shown of every store there is.
+//! The contract of [`BlockStore`], tested with every store.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`blocks`] | what is put is found; what is damaged is not; opening and closing |
-//! | [`budget`] | what goes first, and how much stays |
-//! | [`pins`] | what stays |
-//! | [`losses`] | pins whose blocks are lost |
+//! | [`blocks`] | storing and reading; corruption; opening and closing |
+//! | [`budget`] | eviction order and budgets |
+//! | [`pins`] | pins |
+//! | [`losses`] | pins that lose blocks |
 //! | [`upkeep`] | the scrub |
-//! | [`histories`] | anything in any order, against a model |
+//! | [`histories`] | random histories, compared with a model |
 //!
-//! What only one store has to show is told beside it: [`super::disk`], [`super::flat`], [`super::memory`].
+//! Tests of a single store: [`super::disk`], [`super::flat`], [`super::memory`].
 
 mod blocks;
 mod budget;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Runs tests, which are given a [`Home`], on every store.
+/// Runs tests with a [`Home`] of every store.
 macro_rules! on_every_store {
     ($($test:ident),* $(,)?) => {
         mod rocksdb {
@@ -58,7 +58,7 @@ macro_rules! on_every_store {
 }
 use on_every_store;
 
-/// The stores there are.
+/// The kinds of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Rocksdb,
@@ -66,13 +66,13 @@ pub(super) enum Kind {
     Memory,
 }
 
-/// How a store is to be run.
+/// Options of a store.
 #[derive(Debug, Clone)]
 pub(super) struct Setup {
     pub(super) cache_bytes_max: u64,
     pub(super) free_bytes_min: u64,
     pub(super) queue_bytes_max: usize,
-    /// How long a segment grows, in a store that has segments.
+    /// The maximum size of a segment, in a store with segments.
     pub(super) segment_bytes_max: u32,
 }
 
@@ -87,7 +87,7 @@ impl Default for Setup {
     }
 }
 
-/// Where a store lies, and of which kind it is.
+/// A store's directory and kind.
 pub(super) struct Home {
     pub(super) kind: Kind,
     pub(super) dir: TempDir,
@@ -112,7 +112,7 @@ impl Home {
         Self { kind, dir: tempfile::tempdir().expect("a directory") }
     }
 
-    /// Opens the store with room for so many bytes of cached blocks.
+    /// Opens the store with a budget for cached blocks.
     pub(super) async fn open_for(&self, cache_bytes_max: u64) -> Opened {
         self.open(Setup { cache_bytes_max, ..Setup::default() }).await
     }
@@ -125,12 +125,12 @@ impl Home {
         open(self.kind, self.dir.path(), setup)
     }
 
-    /// Whether the store outlives its process.
+    /// Whether the store is durable.
     pub(super) fn lasts(&self) -> bool {
         self.kind != Kind::Memory
     }
 
-    /// What a block takes that does not compress.
+    /// The size in the store of an incompressible block.
     pub(super) fn cost(&self, block_bytes: u64) -> u64 {
         let record = 10 + 34 + 5 + block_bytes;
         match self.kind {
@@ -140,7 +140,7 @@ impl Home {
         }
     }
 
-    /// Flips one bit of where a block lies that does not compress.
+    /// Flips one bit of an incompressible block's stored value.
     pub(super) fn damage(&self, block: &Block) {
         let sample = &block.data()[..block.data().len().min(64)];
         let mut files = Vec::new();
@@ -192,12 +192,12 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
 }
 
 impl Opened {
-    /// Waits until everything is done, and looks at what only insiders see.
+    /// Waits until the store is idle, and checks its internal consistency.
     pub(super) async fn settle(&self) {
         self.settle_lacking(0).await;
     }
 
-    /// The same of a store whose pins lack so many blocks.
+    /// The same for a store whose pins have `lacking` missing blocks.
     pub(super) async fn settle_lacking(&self, lacking: usize) {
         self.flush().await.expect("flushes");
         self.disk.iter().for_each(|disk| audit_lacking(disk, lacking));
@@ -211,7 +211,7 @@ impl Opened {
         self.flush().await.expect("flushes");
     }
 
-    /// Whether a block is held, and if so, as it was.
+    /// Whether a block is stored; checks its bytes.
     pub(super) async fn holds(&self, block: &Block) -> bool {
         match self.get(block.cid()).await {
             Ok(got) => {
@@ -232,11 +232,11 @@ impl Opened {
         true
     }
 
-    /// Closes the store, and waits until nothing in this process holds it.
+    /// Closes the store, and waits until this process has released it.
     pub(super) async fn shut(self) {
         self.close().await.expect("closes");
         let released = self.released();
         drop(self);
-        tokio::time::timeout(Duration::from_secs(60), released).await.expect("nobody holds the store for long");
+        tokio::time::timeout(Duration::from_secs(60), released).await.expect("the store is released soon");
     }
 }

@@ -7,32 +7,32 @@ use std::sync::Arc;
 
 on_every_store!(
     a_pin_is_complete_listed_kept_and_counted,
-    the_keys_of_roots_of_pins_and_of_everything_are_told_apart,
-    an_interrupted_pin_stays_partial_and_is_gone_on_with,
-    a_partial_pin_outlives_the_process_and_is_gone_on_with,
-    a_removed_pin_frees_what_no_other_pin_has,
-    a_removal_that_is_cut_off_is_finished_when_the_store_is_opened,
-    large_pins_are_let_go_of_one_after_the_other_while_others_write_and_read,
-    what_readers_have_in_memory_is_cached_when_it_is_unpinned,
-    a_pin_needs_its_root_and_a_name_of_reasonable_length,
-    a_pin_that_is_removed_while_it_is_made_fails,
-    pins_made_at_the_same_time_share_blocks_and_never_lose_one,
-    a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again,
-    what_is_added_is_pinned_and_what_was_given_up_is_not,
-    what_is_to_be_gone_is_gone_and_a_pin_keeps_its_own_unless_they_are_to_go_too,
-    an_archive_is_imported_and_exported_blocks_are_its_own,
+    keys_are_listed_by_roots_pinned_and_all,
+    an_interrupted_pin_stays_partial_and_is_resumed,
+    a_partial_pin_is_durable_and_is_resumed,
+    a_removed_pin_deletes_blocks_that_no_other_pin_has,
+    an_interrupted_removal_is_completed_when_the_store_is_opened,
+    large_pins_are_unpinned_while_others_write_and_read,
+    hot_blocks_are_cached_when_they_are_unpinned,
+    a_pin_needs_its_root_and_a_name_within_the_maximum,
+    a_pin_that_is_removed_while_in_progress_fails,
+    concurrent_pins_share_blocks_and_never_lose_one,
+    a_temporary_pin_protects_until_it_is_released_or_the_store_is_opened_again,
+    additions_are_pinned_and_dropped_ones_are_not,
+    evicted_blocks_are_deleted_and_pinned_ones_only_on_request,
+    an_archive_is_imported_and_its_blocks_can_be_exported,
 );
 
 fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
     seeds.map(|seed| noisy(seed, 5_000)).collect()
 }
 
-/// A store with room for ten of our blocks.
+/// A store with room for ten blocks.
 async fn small(home: &Home) -> Opened {
     home.open_for(10 * home.cost(5_000)).await
 }
 
-/// Fills the cache over its budget, so that whatever may be evicted is.
+/// Fills the cache beyond its budget, so that everything evictable is evicted.
 async fn flood(store: &Opened) {
     store.cache(&blocks(1_000..1_100)).await;
 }
@@ -40,7 +40,7 @@ async fn flood(store: &Opened) {
 async fn a_pin_is_complete_listed_kept_and_counted(home: Home) {
     let store = small(&home).await;
     let dag = blocks(0..20);
-    // Some of it is cached already, and one block comes twice.
+    // Some blocks are cached already, and one occurs twice.
     store.cache(&dag[..5]).await;
     let mut stream = dag.clone();
     stream.push(dag[3].clone());
@@ -67,14 +67,14 @@ async fn a_pin_is_complete_listed_kept_and_counted(home: Home) {
     flood(&store).await;
     assert!(store.holds_all(&dag).await);
     let other = store.pin_recursive(*dag[9].cid(), None, supply(&dag[9..10])).await.expect("pins");
-    assert!(other.id > pin.id, "ids are not used again");
+    assert!(other.id > pin.id, "IDs are not reused");
 }
 
-async fn the_keys_of_roots_of_pins_and_of_everything_are_told_apart(home: Home) {
+async fn keys_are_listed_by_roots_pinned_and_all(home: Home) {
     let store = home.open_for(1 << 20).await;
     let (whole, part, cached) = (blocks(0..5), blocks(10..13), blocks(20..24));
     store.pin_recursive(*whole[0].cid(), None, supply(&whole)).await.expect("pins");
-    // A pin that lacks its root stays partial.
+    // A pin without its root stays partial.
     let lacking = *noisy(99, 5_000).cid();
     store.pin_recursive(lacking, None, supply(&part)).await.expect_err("has no root");
     store.cache(&cached).await;
@@ -96,7 +96,7 @@ async fn the_keys_of_roots_of_pins_and_of_everything_are_told_apart(home: Home) 
     assert_eq!((figures.pinned.blocks, figures.cached.blocks), (8, 4));
 }
 
-async fn an_interrupted_pin_stays_partial_and_is_gone_on_with(home: Home) {
+async fn an_interrupted_pin_stays_partial_and_is_resumed(home: Home) {
     let store = small(&home).await;
     let dag = blocks(0..10);
     let root = *dag[0].cid();
@@ -106,7 +106,7 @@ async fn an_interrupted_pin_stays_partial_and_is_gone_on_with(home: Home) {
     flood(&store).await;
     let partial = store.pins().await.expect("lists").remove(0);
     assert_eq!((partial.state, partial.blocks), (PinState::Partial, 6));
-    assert!(store.holds_all(&dag[..6]).await, "what it has is protected");
+    assert!(store.holds_all(&dag[..6]).await, "its blocks are protected");
 
     let whole = store.pin_recursive(root, None, supply(&dag)).await.expect("pins");
     assert_eq!((whole.id, whole.blocks, whole.name.as_deref()), (partial.id, 10, Some("first")));
@@ -118,7 +118,7 @@ async fn an_interrupted_pin_stays_partial_and_is_gone_on_with(home: Home) {
     store.settle().await;
 }
 
-async fn a_partial_pin_outlives_the_process_and_is_gone_on_with(home: Home) {
+async fn a_partial_pin_is_durable_and_is_resumed(home: Home) {
     if !home.lasts() {
         return;
     }
@@ -132,7 +132,7 @@ async fn a_partial_pin_outlives_the_process_and_is_gone_on_with(home: Home) {
     flood(&store).await;
     let partial = store.pins().await.expect("lists").remove(0);
     assert_eq!((partial.state, partial.blocks, partial.name.as_deref()), (PinState::Partial, 6, Some("mine")));
-    assert!(store.holds_all(&dag[..6]).await, "what it has is protected");
+    assert!(store.holds_all(&dag[..6]).await, "its blocks are protected");
     let whole = store.pin_recursive(root, None, supply(&dag)).await.expect("pins");
     assert_eq!((whole.id, whole.blocks, whole.bytes), (partial.id, 10, 50_000));
     store.settle().await;
@@ -143,15 +143,15 @@ async fn a_partial_pin_outlives_the_process_and_is_gone_on_with(home: Home) {
     assert!(store.holds_all(&dag).await);
 }
 
-async fn a_removed_pin_frees_what_no_other_pin_has(home: Home) {
+async fn a_removed_pin_deletes_blocks_that_no_other_pin_has(home: Home) {
     let store = small(&home).await;
     let dag = blocks(0..1_500);
     let (first, second) = (&dag[..1_250], &dag[1_200..]);
     store.pin_recursive(*first[0].cid(), None, supply(first)).await.expect("pins");
     store.pin_recursive(*second[0].cid(), None, supply(second)).await.expect("pins");
-    assert_eq!(store.stats().pinned_bytes, 1_500 * home.cost(5_000), "what both have is there once");
+    assert_eq!(store.stats().pinned_bytes, 1_500 * home.cost(5_000), "shared blocks are stored once");
     assert!(store.remove_pin(first[0].cid()).await.expect("removes"));
-    assert!(!store.remove_pin(first[0].cid()).await.expect("removes"), "it is gone at once");
+    assert!(!store.remove_pin(first[0].cid()).await.expect("removes"), "it is removed at once");
     store.settle().await;
     assert!(store.holds_all(second).await);
     assert_eq!(store.stats().pinned_bytes, 300 * home.cost(5_000));
@@ -159,7 +159,7 @@ async fn a_removed_pin_frees_what_no_other_pin_has(home: Home) {
     assert_eq!(store.pins().await.expect("lists").len(), 1);
 }
 
-async fn a_removal_that_is_cut_off_is_finished_when_the_store_is_opened(home: Home) {
+async fn an_interrupted_removal_is_completed_when_the_store_is_opened(home: Home) {
     let store = small(&home).await;
     let dag = blocks(0..1_500);
     store.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.expect("pins");
@@ -174,9 +174,9 @@ async fn a_removal_that_is_cut_off_is_finished_when_the_store_is_opened(home: Ho
     }
 }
 
-async fn large_pins_are_let_go_of_one_after_the_other_while_others_write_and_read(home: Home) {
+async fn large_pins_are_unpinned_while_others_write_and_read(home: Home) {
     let store = home.open(Setup::default()).await;
-    // More than a few chunks of each, and some that both have.
+    // More than a few chunks of each, and some shared ones.
     let dags = [1_000..4_000, 3_500..6_000].map(|seeds| seeds.map(|seed| noisy(seed, 40)).collect::<Vec<_>>());
     for dag in &dags {
         store.pin_recursive(*dag[0].cid(), None, supply(dag)).await.expect("pins");
@@ -191,17 +191,17 @@ async fn large_pins_are_let_go_of_one_after_the_other_while_others_write_and_rea
         store.put_cached(block.clone()).await;
     }
     store.written().await.expect("writes");
-    assert!(store.holds_all(&fresh).await, "they are read, whatever is still to be let go");
+    assert!(store.holds_all(&fresh).await, "they can be read before the unpinning ends");
     store.settle().await;
     assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (5, 0));
     assert!(!store.holds(&dags[1][2_000]).await);
 }
 
-async fn what_readers_have_in_memory_is_cached_when_it_is_unpinned(home: Home) {
+async fn hot_blocks_are_cached_when_they_are_unpinned(home: Home) {
     let store = small(&home).await;
     let dag = blocks(0..5);
     let favourite = key(&dag[2]);
-    store.favour(Box::new(move |key| *key == favourite));
+    store.set_is_hot(Box::new(move |key| *key == favourite));
     store.pin_recursive(*dag[0].cid(), None, supply(&dag)).await.expect("pins");
     assert!(store.remove_pin(dag[0].cid()).await.expect("removes"));
     store.settle().await;
@@ -209,7 +209,7 @@ async fn what_readers_have_in_memory_is_cached_when_it_is_unpinned(home: Home) {
     assert_eq!((store.stats().blocks, store.stats().pinned_bytes), (1, 0));
 }
 
-async fn a_pin_needs_its_root_and_a_name_of_reasonable_length(home: Home) {
+async fn a_pin_needs_its_root_and_a_name_within_the_maximum(home: Home) {
     let store = home.open_for(1 << 20).await;
     let dag = blocks(0..3);
     let root = *dag[0].cid();
@@ -220,7 +220,7 @@ async fn a_pin_needs_its_root_and_a_name_of_reasonable_length(home: Home) {
     store.settle().await;
 }
 
-async fn a_pin_that_is_removed_while_it_is_made_fails(home: Home) {
+async fn a_pin_that_is_removed_while_in_progress_fails(home: Home) {
     let store = home.open_for(1 << 20).await;
     let dag = blocks(0..3);
     let root = *dag[0].cid();
@@ -240,7 +240,7 @@ async fn a_pin_that_is_removed_while_it_is_made_fails(home: Home) {
     assert_eq!(store.stats().pinned_bytes, 0);
 }
 
-async fn pins_made_at_the_same_time_share_blocks_and_never_lose_one(home: Home) {
+async fn concurrent_pins_share_blocks_and_never_lose_one(home: Home) {
     let store = small(&home).await;
     let dag = Arc::new(blocks(0..60));
     let pin = |first: usize| {
@@ -259,22 +259,22 @@ async fn pins_made_at_the_same_time_share_blocks_and_never_lose_one(home: Home) 
     store.settle().await;
 }
 
-async fn a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again(home: Home) {
+async fn a_temporary_pin_protects_until_it_is_released_or_the_store_is_opened_again(home: Home) {
     let store = small(&home).await;
     let (first, second) = (blocks(0..4), blocks(10..14));
-    let scaffold = store.begin_scaffold().await.expect("begins");
+    let temporary_pin = store.begin_temporary_pin().await.expect("begins");
     for block in &first {
-        store.put_member(block, &scaffold).await.expect("puts");
+        store.put_member(block, &temporary_pin).await.expect("puts");
     }
     flood(&store).await;
     assert!(store.holds_all(&first).await && store.is_pinned(&key(&first[0])).await.expect("reads"));
-    assert_eq!(store.pins().await.expect("lists"), [], "a scaffold is no pin");
-    store.release(&scaffold);
+    assert_eq!(store.pins().await.expect("lists"), [], "a temporary pin is not listed");
+    store.release(&temporary_pin);
     flood(&store).await;
     assert!(!store.is_pinned(&key(&first[0])).await.expect("reads") && !store.holds(&first[0]).await);
-    let scaffold = store.begin_scaffold().await.expect("begins");
+    let temporary_pin = store.begin_temporary_pin().await.expect("begins");
     for block in &second {
-        store.put_member(block, &scaffold).await.expect("puts");
+        store.put_member(block, &temporary_pin).await.expect("puts");
     }
     store.settle().await;
     assert_eq!(store.stats().pinned_bytes, 4 * home.cost(5_000));
@@ -285,7 +285,7 @@ async fn a_scaffold_protects_until_it_is_released_or_the_store_is_opened_again(h
     assert!(!store.is_pinned(&key(&second[0])).await.expect("reads"));
 }
 
-async fn what_is_added_is_pinned_and_what_was_given_up_is_not(home: Home) {
+async fn additions_are_pinned_and_dropped_ones_are_not(home: Home) {
     let store = small(&home).await;
     let (roots, stray) = (blocks(0..30), noisy(99, 5_000));
     let addition = Addition::begin(&*store).await.expect("begins");
@@ -304,7 +304,7 @@ async fn what_is_added_is_pinned_and_what_was_given_up_is_not(home: Home) {
     }
     addition.pin(&cids, None).await.expect("pins");
     store.settle().await;
-    assert_eq!(store.stats(), before, "what is here is not written again");
+    assert_eq!(store.stats(), before, "stored blocks are not written again");
     let addition = Addition::begin(&*store).await.expect("begins");
     addition.put(&noisy(100, 5_000)).await.expect("takes it");
     drop(addition);
@@ -312,7 +312,7 @@ async fn what_is_added_is_pinned_and_what_was_given_up_is_not(home: Home) {
     assert!(!store.is_pinned(&key(&noisy(100, 5_000))).await.expect("reads"));
 }
 
-async fn an_archive_is_imported_and_exported_blocks_are_its_own(home: Home) {
+async fn an_archive_is_imported_and_its_blocks_can_be_exported(home: Home) {
     let store = small(&home).await;
     let blocks = blocks(0..20);
     let roots: Vec<Cid> = blocks[..2].iter().map(|block| *block.cid()).collect();
@@ -331,18 +331,18 @@ async fn an_archive_is_imported_and_exported_blocks_are_its_own(home: Home) {
     }
 }
 
-async fn what_is_to_be_gone_is_gone_and_a_pin_keeps_its_own_unless_they_are_to_go_too(home: Home) {
+async fn evicted_blocks_are_deleted_and_pinned_ones_only_on_request(home: Home) {
     let store = home.open(Setup::default()).await;
     let (blocks, pinned) = (blocks(0..6), blocks(10..13));
     store.cache(&blocks).await;
     store.pin_recursive(*pinned[0].cid(), None, supply(&pinned)).await.expect("pins");
     let before = store.stats();
-    // Some that are cached, one of them twice, one that is pinned and one that was never here.
+    // Cached blocks, one of them twice, a pinned one and a missing one.
     let mut keys: Vec<_> = blocks[..3].iter().chain([&pinned[1]]).map(key).collect();
     keys.push(key(&noisy(99, 100)));
     let evictable = store.evictable(keys.clone()).await.expect("reads");
     assert_eq!((evictable.blocks, evictable.pinned, evictable.bytes), (3, 1, 3 * home.cost(5_000)));
-    assert_eq!(store.stats().blocks, before.blocks, "nothing went");
+    assert_eq!(store.stats().blocks, before.blocks, "nothing was deleted");
     keys.push(key(&blocks[0]));
     let evicted = store.evict(keys, Evict::Unpinned).await.expect("evicts");
     assert_eq!((evicted.blocks, evicted.pinned, evicted.bytes), (3, 1, 3 * home.cost(5_000)));
@@ -355,10 +355,10 @@ async fn what_is_to_be_gone_is_gone_and_a_pin_keeps_its_own_unless_they_are_to_g
     assert_eq!((evicted.blocks, evicted.pinned), (1, 0));
     assert!(!store.holds(&pinned[1]).await && store.holds(&pinned[0]).await);
     store.settle_lacking(1).await;
-    // The pin is there and lacks the block, which becomes its own again when it comes.
+    // The pin is partial; the block becomes a member again when it is stored again.
     assert_eq!(store.pins().await.expect("lists").len(), 1);
     store.cache(&blocks[..1]).await;
-    assert!(store.holds(&blocks[0]).await, "what was evicted may come again");
+    assert!(store.holds(&blocks[0]).await, "an evicted block can be stored again");
     store.cache(&pinned[1..2]).await;
     assert!(store.is_pinned(&key(&pinned[1])).await.expect("reads"));
     store.settle().await;
@@ -366,7 +366,7 @@ async fn what_is_to_be_gone_is_gone_and_a_pin_keeps_its_own_unless_they_are_to_g
         store.evict(vec![key(&blocks[4]), key(&pinned[2])], Evict::Everything).await.expect("evicts");
         store.shut().await;
         let store = home.open(Setup::default()).await;
-        assert!(!store.holds(&blocks[4]).await && !store.holds(&pinned[2]).await, "they are gone for good");
+        assert!(!store.holds(&blocks[4]).await && !store.holds(&pinned[2]).await, "the deletion is durable");
         assert!(store.holds(&blocks[5]).await);
         store.settle_lacking(1).await;
     }

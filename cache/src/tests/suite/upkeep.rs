@@ -7,13 +7,13 @@ use std::time::SystemTime;
 use tokio::sync::Notify;
 
 on_every_store!(
-    damage_is_found_and_forgotten_and_nothing_else_is,
-    a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew,
-    what_goes_while_it_is_scrubbed_is_not_damaged,
-    space_is_given_back_and_nothing_is_lost_by_it,
+    corruption_is_found_and_deleted_and_nothing_else,
+    an_interrupted_pass_is_resumed_and_the_next_starts_again,
+    blocks_deleted_during_a_scrub_are_not_corrupt,
+    compaction_reclaims_space_and_loses_nothing,
 );
 
-/// A whole pass as fast as it goes, and what it found.
+/// A complete pass without a rate limit, and its findings.
 async fn scrub(store: &Opened, pass: ScrubPass) -> (ScrubProgress, Vec<Finding>, Vec<LackingPin>) {
     let mut found = Vec::new();
     let mut note = |_: &ScrubProgress, findings: &[Finding]| found.extend_from_slice(findings);
@@ -21,7 +21,7 @@ async fn scrub(store: &Opened, pass: ScrubPass) -> (ScrubProgress, Vec<Finding>,
     (report.progress, found, report.lacking)
 }
 
-async fn damage_is_found_and_forgotten_and_nothing_else_is(home: Home) {
+async fn corruption_is_found_and_deleted_and_nothing_else(home: Home) {
     let store = home.open(Setup::default()).await;
     let pinned: Vec<_> = (0..6).map(|seed| noisy(seed, 5_000)).collect();
     let mut cached: Vec<_> = (10..16).map(|seed| noisy(seed, 5_000)).collect();
@@ -58,7 +58,7 @@ async fn damage_is_found_and_forgotten_and_nothing_else_is(home: Home) {
     store.settle().await;
 }
 
-async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew(home: Home) {
+async fn an_interrupted_pass_is_resumed_and_the_next_starts_again(home: Home) {
     let mut store = home.open(Setup::default()).await;
     let blocks: Vec<_> = (0..24).map(|seed| noisy(seed, 1 << 20)).collect();
     store.cache(&blocks).await;
@@ -91,7 +91,7 @@ async fn a_pass_that_was_interrupted_goes_on_and_the_next_begins_anew(home: Home
     assert!(SystemTime::now().duration_since(ended).expect("in the past").as_secs() < 60);
 }
 
-async fn what_goes_while_it_is_scrubbed_is_not_damaged(home: Home) {
+async fn blocks_deleted_during_a_scrub_are_not_corrupt(home: Home) {
     let store = home.open_for(40 * home.cost(3_000)).await;
     let ended = AtomicBool::new(false);
     let churn = async {
@@ -119,7 +119,7 @@ async fn what_goes_while_it_is_scrubbed_is_not_damaged(home: Home) {
     store.settle().await;
 }
 
-async fn space_is_given_back_and_nothing_is_lost_by_it(home: Home) {
+async fn compaction_reclaims_space_and_loses_nothing(home: Home) {
     let store = home.open(Setup::default()).await;
     let dags: Vec<Vec<_>> = (0..3).map(|dag| (0..40).map(|seed| noisy(dag * 100 + seed, 20_000)).collect()).collect();
     let pin = |dag: usize| store.pin_recursive(*dags[dag][0].cid(), None, supply(&dags[dag]));

@@ -1,20 +1,20 @@
-//! Cuts where a cyclic polynomial hash of the last 32 bytes ends in 17 zeros, as Kubo's `buzhash` chunker does.
+//! The `buzhash` chunker of Kubo: ends a chunk where a cyclic polynomial hash of the last 32 bytes ends in 17 zeros.
 //!
-//! The hash is the table's words for the bytes of the window, each rotated by its distance from the end, all added without
-//! carry. After 32 rotations a word is itself again, so it leaves the window by being added once more.
+//! The hash is the XOR of a table word for each byte of the window, rotated by its distance from the end. After 32
+//! rotations a word has its original value, so another XOR removes it from the hash.
 
-/// The largest chunk, in bytes.
+/// The maximum size of a chunk, in bytes.
 pub(super) const BYTES_MAX: usize = 512 * 1024;
 pub(super) const BYTES_MIN: usize = 128 * 1024;
 /// The bits of the hash that have to be zero.
 const MASK: u32 = (1 << 17) - 1;
 const WINDOW_BYTES: usize = 32;
 
-/// Looks for the end of a chunk.
+/// Finds the end of a chunk.
 #[derive(Debug)]
 pub(super) struct Buzhash {
     hash: u32,
-    /// The words of the bytes in the window; zero where none is yet.
+    /// The words of the bytes in the window, initially zero.
     window: [u32; WINDOW_BYTES],
     /// The size of the chunk so far, in bytes.
     bytes: usize,
@@ -26,7 +26,7 @@ impl Buzhash {
     }
 
     pub(super) fn scan(&mut self, bytes: &[u8]) -> Option<usize> {
-        // Nothing before the window that may end a chunk first has a say.
+        // Skip the bytes before the window of the first possible end of a chunk.
         let skipped = (BYTES_MIN - WINDOW_BYTES).saturating_sub(self.bytes).min(bytes.len());
         self.bytes += skipped;
         for (index, byte) in bytes.iter().enumerate().skip(skipped) {
@@ -44,7 +44,8 @@ impl Buzhash {
     }
 }
 
-/// A word for every byte. They are chance, with every bit set in half of them; these are the ones that define the chunker.
+/// A random word for every byte, with each bit set in half of the words. The table is a part of the chunker's
+/// definition.
 #[rustfmt::skip]
 static WORDS: [u32; 256] = [
     0x6236_e7d5, 0x1027_9b0b, 0x7281_8182, 0xdc52_6514, 0x2fd4_1e3d, 0x777e_f8c8, 0x83ee_5285, 0x2c8f_3637,

@@ -1,10 +1,10 @@
-//! Cutting a stream into chunks.
+//! Splits a stream into chunks.
 //!
-//! Goals: memory of one or two chunks, whatever is pushed; a byte is copied once into the buffer of its chunk, which then
-//! becomes the leaf's block; where the cuts are does not depend on how the stream was pushed.
+//! Goals: the memory of one or two chunks, for any input; each byte is copied once, into the buffer of its chunk, which
+//! becomes the block of the leaf; the boundaries do not depend on how the input is split into calls.
 //!
-//! A chunk that is much smaller than the largest is copied out of its buffer, so that its block does not hold on to more
-//! memory than it has bytes.
+//! A chunk that is much smaller than the maximum is copied out of its buffer, so that its block does not keep unused
+//! memory alive.
 
 mod buzhash;
 mod rabin;
@@ -16,10 +16,10 @@ use crate::block::MAX_BLOCK_BYTES;
 use std::fmt;
 use std::str::FromStr;
 
-/// The largest chunk, in bytes: a block without the 256 bytes that Kubo sets aside for what goes around the content.
+/// The maximum size of a chunk, in bytes: that of a block less the 256 bytes that Kubo reserves for the dag-pb framing.
 pub const CHUNK_BYTES_MAX: usize = MAX_BLOCK_BYTES - 256;
 
-/// Where a stream is cut, in the words of `ipfs add --chunker`: `size-N`, `rabin`, `rabin-AVERAGE`,
+/// How streams are split into chunks, with the syntax of `ipfs add --chunker`: `size-N`, `rabin`, `rabin-AVERAGE`,
 /// `rabin-MIN-AVERAGE-MAX`, `buzhash`; sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunking(Kind);
@@ -31,17 +31,17 @@ enum Kind {
     Buzhash,
 }
 
-/// Why a text does not say where to cut.
+/// Why a chunker specification is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkingError {
-    /// It is not one of the forms.
+    /// It has none of the supported forms.
     #[error("\"{0}\" is not size-N, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash")]
     Form(String),
-    /// A size is out of bounds.
-    #[error("a chunk has 1 to {CHUNK_BYTES_MAX} bytes, not {0}")]
+    /// A size is out of range.
+    #[error("the size of a chunk must be 1 to {CHUNK_BYTES_MAX} bytes, not {0}")]
     Size(usize),
-    /// The sizes of `rabin` are not in order, or the smallest is smaller than the window.
-    #[error("the sizes of rabin have to grow and start at {} or more", rabin::WINDOW_BYTES)]
+    /// The sizes of `rabin` are not ascending, or the minimum is smaller than the window.
+    #[error("the sizes of rabin must be ascending, and at least {} bytes", rabin::WINDOW_BYTES)]
     Rabin,
 }
 
@@ -50,7 +50,7 @@ impl Chunking {
     pub const SIZE_256_KIB: Self = Self(Kind::Size(256 * 1024));
     /// `size-1048576`.
     pub const SIZE_1_MIB: Self = Self(Kind::Size(1024 * 1024));
-    /// By content, with Kubo's fixed parameters: chunks of 128 to 512 KiB.
+    /// Content-defined, with Kubo's fixed parameters: chunks of 128 to 512 KiB.
     pub const BUZHASH: Self = Self(Kind::Buzhash);
 
     /// Chunks of a fixed size in bytes. The last one may be smaller.
@@ -61,7 +61,7 @@ impl Chunking {
         Ok(Self(Kind::Size(in_bounds(bytes)?)))
     }
 
-    /// By content, with a Rabin fingerprint and sizes in bytes; the average is rounded down to a power of two.
+    /// Content-defined by a Rabin fingerprint, with sizes in bytes; the average is rounded down to a power of two.
     ///
     /// # Errors
     /// [`ChunkingError::Size`] or [`ChunkingError::Rabin`].
@@ -71,12 +71,12 @@ impl Chunking {
         if ordered { Ok(Self(Kind::Rabin { min, average, max })) } else { Err(ChunkingError::Rabin) }
     }
 
-    /// [`Chunking::rabin`] with a third of the average as the smallest size and one and a half of it as the largest.
+    /// [`Chunking::rabin`] with a minimum of a third of the average, and a maximum of one and a half of it.
     fn rabin_around(average: usize) -> Result<Self, ChunkingError> {
         Self::rabin(average / 3, average, average.saturating_add(average / 2))
     }
 
-    /// The smallest chunk that it makes, in bytes; the last of a stream may be smaller.
+    /// The minimum size of a chunk, in bytes; the last one of a stream may be smaller.
     pub fn bytes_min(&self) -> usize {
         match self.0 {
             Kind::Size(bytes) => bytes,
@@ -85,7 +85,7 @@ impl Chunking {
         }
     }
 
-    /// The largest chunk that it makes, in bytes.
+    /// The maximum size of a chunk, in bytes.
     pub fn bytes_max(&self) -> usize {
         match self.0 {
             Kind::Size(bytes) => bytes,
@@ -105,7 +105,7 @@ impl FromStr for Chunking {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let form = || ChunkingError::Form(text.chars().take(80).collect());
         let number = |part: &str| part.parse::<usize>().map_err(|_| form());
-        // Kubo lets the sizes of rabin be labelled.
+        // Kubo allows labels for the sizes of rabin.
         let labelled = |label: &str, part: &str| number(part.strip_prefix(label).unwrap_or(part));
         match *text.split('-').collect::<Vec<_>>() {
             ["size", bytes] => Self::size(number(bytes)?),
@@ -130,12 +130,13 @@ impl fmt::Display for Chunking {
     }
 }
 
-/// A piece of a stream: what becomes a leaf.
+/// A chunk of a stream, which becomes a leaf.
 #[derive(Debug)]
 pub struct Chunk {
-    /// The content after [`HEAD_ROOM`] bytes, into which a leaf writes what comes before it.
+    /// The content after [`HEAD_ROOM`] bytes, which are reserved for the dag-pb header of the leaf.
     pub(super) buffer: Vec<u8>,
-    /// Whether the stream has no other. Its leaf is then the root of the file, and has the file's attributes.
+    /// Whether it is the only chunk of the stream. Then its leaf is the root of the file, and has the file's
+    /// attributes.
     pub(super) whole: bool,
 }
 
@@ -146,7 +147,7 @@ impl Chunk {
     }
 }
 
-/// What looks for the end of a chunk.
+/// Finds the end of a chunk.
 #[derive(Debug)]
 enum Scanner {
     Size { size: usize, left: usize },
@@ -163,8 +164,8 @@ impl Scanner {
         }
     }
 
-    /// Looks at the bytes that come next in the stream. Either the chunk ends with the first so many of them, and another
-    /// begins behind, or all of them belong to it (`None`).
+    /// Processes the next bytes of the stream. Returns the number of bytes before the end of the chunk, or `None` if
+    /// all bytes belong to it.
     fn scan(&mut self, bytes: &[u8]) -> Option<usize> {
         match self {
             Self::Size { size, left } if bytes.len() >= *left => Some(std::mem::replace(left, *size)),
@@ -178,27 +179,27 @@ impl Scanner {
     }
 }
 
-/// Cuts one stream.
+/// Splits one stream into chunks.
 #[derive(Debug)]
 pub struct Chunker {
     scanner: Scanner,
     bytes_max: usize,
     buffer: Vec<u8>,
-    /// Whether a chunk is complete already.
+    /// Whether a chunk is complete.
     started: bool,
     /// The first chunk, until it is known whether another follows.
     first: Option<Chunk>,
 }
 
 impl Chunker {
-    /// Begins a stream.
+    /// Starts a stream.
     pub fn new(chunking: Chunking) -> Self {
         let (scanner, bytes_max) = (Scanner::new(chunking), chunking.bytes_max());
         Self { scanner, bytes_max, buffer: vec![0; HEAD_ROOM], started: false, first: None }
     }
 
-    /// Takes bytes off the front of `input` until a chunk is complete, and returns it; `None` when `input` is used up. To
-    /// be called again until then.
+    /// Takes bytes from the front of `input` until a chunk is complete, and returns it; `None` when `input` is used up.
+    /// Call it again until then.
     pub fn push(&mut self, input: &mut &[u8]) -> Option<Chunk> {
         while !input.is_empty() {
             if let Some(first) = self.first.take() {
@@ -207,9 +208,9 @@ impl Chunker {
             let end = self.scanner.scan(input);
             let (taken, rest) = input.split_at(end.unwrap_or(input.len()));
             *input = rest;
-            self.keep(taken);
+            self.append(taken);
             end?;
-            let chunk = self.take();
+            let chunk = self.take_chunk();
             if std::mem::replace(&mut self.started, true) {
                 return Some(chunk);
             }
@@ -218,25 +219,25 @@ impl Chunker {
         None
     }
 
-    /// Ends the stream: the last chunk, unless the stream was empty or ended with a cut that was returned already.
+    /// Ends the stream; returns the last chunk, unless it is empty or was returned already.
     pub fn finish(mut self) -> Option<Chunk> {
         if let Some(first) = self.first {
             return Some(Chunk { whole: true, ..first });
         }
         let whole = !self.started;
-        (self.buffer.len() > HEAD_ROOM).then(|| Chunk { whole, ..self.take() })
+        (self.buffer.len() > HEAD_ROOM).then(|| Chunk { whole, ..self.take_chunk() })
     }
 
-    /// Adds to the buffer. The first bytes of a stream may be all there are; more of them take the room of a whole chunk.
-    fn keep(&mut self, bytes: &[u8]) {
-        let kept = self.buffer.len() - HEAD_ROOM;
-        let room = if self.started || kept > 0 { self.bytes_max - kept } else { bytes.len() };
+    /// Appends to the buffer. It allocates a whole chunk only when the stream has more than its first bytes.
+    fn append(&mut self, bytes: &[u8]) {
+        let used = self.buffer.len() - HEAD_ROOM;
+        let room = if self.started || used > 0 { self.bytes_max - used } else { bytes.len() };
         self.buffer.reserve_exact(room + TAIL_ROOM);
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Empties the buffer, by giving it away if it is nearly full.
-    fn take(&mut self) -> Chunk {
+    /// Takes the chunk out of the buffer, with the buffer itself if that is nearly full.
+    fn take_chunk(&mut self) -> Chunk {
         let (length, capacity) = (self.buffer.len() + TAIL_ROOM, self.buffer.capacity());
         if length >= capacity - capacity / 8 {
             return Chunk { buffer: std::mem::replace(&mut self.buffer, vec![0; HEAD_ROOM]), whole: false };

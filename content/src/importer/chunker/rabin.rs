@@ -1,18 +1,18 @@
-//! Cuts where the Rabin fingerprint of the last 16 bytes ends in zeros, as Kubo's `rabin` chunker does.
+//! The `rabin` chunker of Kubo: ends a chunk where the Rabin fingerprint of the last 16 bytes ends in zeros.
 //!
-//! The fingerprint is what remains of the bytes, read as a polynomial over GF(2), after division by one of degree 53. Two
-//! tables make it roll: what a byte contributes once it is about to leave the window, and what the bits above degree 53
-//! reduce to. A window begins with the byte 1, so that zeros at the start of a chunk count.
+//! The fingerprint is the remainder of the bytes, as a polynomial over GF(2), after division by one of degree 53. Two
+//! tables make it a rolling hash: the contribution of a byte that leaves the window, and the reduction of the bits
+//! above degree 53. A window begins with the byte 1, so that leading zeros of a chunk count.
 
-/// How many bytes the fingerprint is of.
+/// The size of the window, in bytes.
 pub(super) const WINDOW_BYTES: usize = 16;
 /// The irreducible polynomial of IPFS.
 const POLYNOMIAL: u64 = 0x3d_f305_dfb2_a805;
 const DEGREE: u32 = POLYNOMIAL.ilog2();
 
-/// What to add when a byte leaves the window.
+/// The contribution of a byte that leaves the window.
 static LEAVING: [u64; 256] = leaving();
-/// What to add to bring a byte above the degree below it, and to clear it.
+/// The reduction of the byte above the degree, which also clears it.
 static REDUCING: [u64; 256] = reducing();
 
 /// The remainder of a polynomial after division by [`POLYNOMIAL`].
@@ -49,7 +49,7 @@ const fn reducing() -> [u64; 256] {
     table
 }
 
-/// Looks for the end of a chunk.
+/// Finds the end of a chunk.
 #[derive(Debug)]
 pub(super) struct Rabin {
     min: usize,
@@ -65,7 +65,7 @@ pub(super) struct Rabin {
 struct Window {
     fingerprint: u64,
     bytes: [u8; WINDOW_BYTES],
-    /// Where the byte that leaves next is.
+    /// The index of the byte that leaves next.
     oldest: usize,
 }
 
@@ -87,13 +87,13 @@ impl Window {
 }
 
 impl Rabin {
-    /// Sizes in bytes; `min` is no less than the window.
+    /// Sizes are in bytes; `min` is at least the window.
     pub(super) fn new(min: usize, average: usize, max: usize) -> Self {
         Self { min, max, mask: (1 << average.ilog2()) - 1, bytes: 0, window: Window::new() }
     }
 
     pub(super) fn scan(&mut self, bytes: &[u8]) -> Option<usize> {
-        // Nothing before the window that may end a chunk first has a say.
+        // Skip the bytes before the window of the first possible end of a chunk.
         let skipped = (self.min - WINDOW_BYTES).saturating_sub(self.bytes).min(bytes.len());
         self.bytes += skipped;
         for (index, byte) in bytes.iter().enumerate().skip(skipped) {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rolled_fingerprint_is_that_of_its_window() {
+    fn the_rolling_fingerprint_equals_that_of_the_window() {
         let mut window = Window::new();
         let stream: Vec<u8> = (0..200_u32).map(|n| (n * n + 7) as u8).collect();
         stream.iter().for_each(|byte| window.slide(*byte));

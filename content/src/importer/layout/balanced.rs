@@ -1,17 +1,17 @@
-//! The balanced layout: every node but the last of its level is full, and every leaf is as deep as any other.
+//! The balanced layout: all nodes except the last of each level are full, and all leaves have the same depth.
 
 use super::Inner;
 use crate::importer::{Attributes, ImportError, Output, Part};
 use std::mem;
 
-/// A balanced file that is being built.
+/// A balanced file that is being imported.
 #[derive(Debug)]
 pub(super) struct Balanced {
     links_max: usize,
-    /// The first leaf, until another comes: a file of one leaf has no inner nodes.
+    /// The first leaf, until there is a second one: a file of one leaf has no inner nodes.
     only: Option<Part>,
-    /// The unfinished node of each level, the lowest first. None is ever empty: a full node is finished when its next
-    /// sibling is about to begin.
+    /// The unfinished node of each level, the lowest first. None is empty: a full node is finished when its next
+    /// sibling begins.
     levels: Vec<Inner>,
 }
 
@@ -43,12 +43,12 @@ impl Balanced {
         Ok(())
     }
 
-    /// What the unfinished nodes hold, in bytes.
-    pub(super) fn held_bytes(&self) -> usize {
-        self.levels.iter().map(Inner::held_bytes).sum()
+    /// The memory of the unfinished nodes, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.levels.iter().map(Inner::memory_bytes).sum()
     }
 
-    /// The root; `None` if there were no leaves.
+    /// The root; `None` if there are no leaves.
     pub(super) fn finish(
         mut self,
         attributes: Attributes,

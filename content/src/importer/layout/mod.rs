@@ -1,7 +1,7 @@
-//! How the leaves of a file hang together (<https://specs.ipfs.tech/unixfs/#layout>).
+//! The inner nodes of a file (<https://specs.ipfs.tech/unixfs/#layout>).
 //!
-//! Leaves come one by one in the order of the file, and an inner node is made as soon as it is full. So what is in memory
-//! is one unfinished node for each level, with a link of some 50 bytes for each child.
+//! Leaves are added one by one in file order, and an inner node is made when it is full. So there is one unfinished
+//! node for each level in memory, with some 50 bytes for each child.
 
 mod balanced;
 mod trickle;
@@ -15,13 +15,13 @@ use super::pb::{Message, put_part};
 use super::{Attributes, BlockSink, ImportError, Layout, Naming, Output, Part, Profile, send};
 use crate::unixfs::Data;
 
-/// Builds the inner nodes of one file.
+/// Makes the inner nodes of a file.
 #[derive(Debug)]
 pub struct FileLayout {
     shape: Shape,
     naming: Naming,
     attributes: Attributes,
-    /// For the leaf of an empty file.
+    /// For empty files, which are a leaf.
     leaves: Leaves,
 }
 
@@ -41,7 +41,7 @@ impl FileLayout {
         Self { shape, naming, attributes: attributes.of_file(), leaves }
     }
 
-    /// Takes the leaf that comes next in the file. Its block is the caller's to store.
+    /// Adds the next leaf of the file. The caller stores its block.
     ///
     /// # Errors
     /// [`ImportError`], after which the file cannot be finished.
@@ -53,15 +53,15 @@ impl FileLayout {
         }
     }
 
-    /// What the inner nodes hold that are not finished, in bytes: no more than [`Profile::layout_bytes_max`] says.
-    pub fn held_bytes(&self) -> usize {
+    /// The memory of the unfinished nodes, in bytes; at most [`Profile::layout_bytes_max`].
+    pub fn memory_bytes(&self) -> usize {
         match &self.shape {
-            Shape::Balanced(balanced) => balanced.held_bytes(),
-            Shape::Trickle(trickle) => trickle.held_bytes(),
+            Shape::Balanced(balanced) => balanced.memory_bytes(),
+            Shape::Trickle(trickle) => trickle.memory_bytes(),
         }
     }
 
-    /// Ends the file.
+    /// Finishes the file; returns its root.
     ///
     /// # Errors
     /// As for [`FileLayout::push`].
@@ -80,7 +80,7 @@ impl FileLayout {
     }
 }
 
-/// An inner node that is being filled. Links are kept as they will be written.
+/// An inner node that is being filled. Its links are encoded already.
 #[derive(Debug, Default)]
 struct Inner {
     links: Vec<u8>,
@@ -90,13 +90,13 @@ struct Inner {
 }
 
 impl Inner {
-    /// How many children it has.
+    /// The number of children.
     fn len(&self) -> usize {
         self.sizes.len()
     }
 
-    /// What it holds, in bytes.
-    fn held_bytes(&self) -> usize {
+    /// The memory of the node, in bytes.
+    fn memory_bytes(&self) -> usize {
         self.links.capacity() + self.sizes.capacity() * size_of::<u64>()
     }
 

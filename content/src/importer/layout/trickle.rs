@@ -1,17 +1,17 @@
-//! The trickle layout: a node has leaves first, as many as it may, then sub-trees: four that are one level deep, four that
-//! are two levels deep, and so on. A sub-tree that is n levels deep ends with sub-trees of n - 1 levels; the root never ends.
+//! The trickle layout: a node has leaves, up to the maximum, and then sub-trees: four of depth one, four of depth two,
+//! and so on. A sub-tree of depth n ends with sub-trees of depth n - 1; the root has no such limit.
 
 use super::Inner;
 use crate::importer::{Attributes, ImportError, Output, Part};
 
-/// How many sub-trees of the same depth come one after the other.
+/// The number of consecutive sub-trees of the same depth.
 pub(in crate::importer) const SUBTREES_OF_A_DEPTH: usize = 4;
 
-/// A trickle file that is being built.
+/// A trickle file that is being imported.
 #[derive(Debug)]
 pub(super) struct Trickle {
     leaves_max: usize,
-    /// The unfinished nodes above the next leaf, below the root.
+    /// The unfinished nodes below the root, down to the next leaf.
     open: Vec<Subtree>,
     root: Subtree,
 }
@@ -20,9 +20,9 @@ pub(super) struct Trickle {
 #[derive(Debug)]
 struct Subtree {
     node: Inner,
-    /// How many of its children are sub-trees.
+    /// The number of its children that are sub-trees.
     subtrees: usize,
-    /// How deep it may become; one is for a node of leaves.
+    /// The maximum depth; one for a node with leaves only.
     depth_max: usize,
 }
 
@@ -31,7 +31,7 @@ impl Subtree {
         Self { node: Inner::default(), subtrees: 0, depth_max }
     }
 
-    /// The depth of the sub-tree that comes next, if there is room for one.
+    /// The depth of the next sub-tree; `None` if the node is full.
     fn next_depth(&self) -> Option<usize> {
         let depth = 1 + self.subtrees / SUBTREES_OF_A_DEPTH;
         (depth < self.depth_max).then_some(depth)
@@ -52,29 +52,29 @@ impl Trickle {
             }
             match last.next_depth() {
                 Some(depth) => self.open.push(Subtree::new(depth)),
-                None => self.close(output)?,
+                None => self.finish_deepest(output)?,
             }
         }
     }
 
-    /// Finishes the innermost open node, and links to it from the one above.
-    fn close(&mut self, output: &mut Output<'_>) -> Result<(), ImportError> {
-        let Some(closed) = self.open.pop() else { return Ok(()) };
-        let part = closed.node.finish(Attributes::default(), output)?;
-        let above = self.open.last_mut().unwrap_or(&mut self.root);
-        above.node.push(&part);
-        above.subtrees += 1;
+    /// Finishes the deepest open node, and links it from its parent.
+    fn finish_deepest(&mut self, output: &mut Output<'_>) -> Result<(), ImportError> {
+        let Some(deepest) = self.open.pop() else { return Ok(()) };
+        let part = deepest.node.finish(Attributes::default(), output)?;
+        let parent = self.open.last_mut().unwrap_or(&mut self.root);
+        parent.node.push(&part);
+        parent.subtrees += 1;
         Ok(())
     }
 
-    /// What the unfinished nodes hold, in bytes.
-    pub(super) fn held_bytes(&self) -> usize {
-        self.open.iter().chain([&self.root]).map(|subtree| subtree.node.held_bytes()).sum()
+    /// The memory of the unfinished nodes, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.open.iter().chain([&self.root]).map(|subtree| subtree.node.memory_bytes()).sum()
     }
 
     pub(super) fn finish(mut self, attributes: Attributes, output: &mut Output<'_>) -> Result<Part, ImportError> {
         while !self.open.is_empty() {
-            self.close(output)?;
+            self.finish_deepest(output)?;
         }
         self.root.node.finish(attributes, output)
     }

@@ -1,31 +1,31 @@
-//! Content, choices and the CID that Kubo 0.41 gives them.
+//! Content and settings, with the CIDs that Kubo 0.41 computes for them.
 
 use super::content;
 use crate::importer::{Attributes, Chunking, Estimate, Layout, Profile, Version};
 use crate::{cid, hashes};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What is imported.
+/// The content of a case.
 #[derive(Debug, Clone, Copy)]
 pub enum Content {
-    /// A file of so many bytes of chance.
+    /// A file of so many pseudorandom bytes.
     File(usize),
     /// A file of so many zeros.
     Zeros(usize),
-    /// A folder of so many empty files with names of six letters.
+    /// A folder of so many empty files with names of six digits.
     Empties(usize),
-    /// A folder of so many files that hold their name.
+    /// A folder of so many files with their name as content.
     Files(usize),
-    /// A folder of so many folders that hold a file each.
+    /// A folder of so many folders with one file each.
     Folders(usize),
-    /// A folder with something of everything.
+    /// A folder with files, folders, symlinks and unusual names.
     Mixed,
 }
 
 /// A file, a folder or a symlink.
 #[derive(Debug)]
 pub struct Item {
-    /// Below what is imported, which has an empty path itself.
+    /// The path below the imported root, whose path is empty.
     pub path: String,
     pub kind: Kind,
     pub mode: u32,
@@ -52,13 +52,13 @@ fn link(path: &str, target: &'static str) -> Item {
     Item { path: path.to_owned(), kind: Kind::Symlink(target), mode: 0o777, modified: (1_500_000_000, 0) }
 }
 
-/// A folder of what the function makes of every number below `count`.
+/// A folder with the items that the function returns for every number below `count`.
 fn numbered<const N: usize>(count: usize, items: impl Fn(usize) -> [Item; N]) -> Vec<Item> {
     std::iter::once(folder("")).chain((0..count).flat_map(items)).collect()
 }
 
 impl Content {
-    /// Everything in it, each folder before what it holds.
+    /// All items, each folder before its entries.
     pub fn items(self) -> Vec<Item> {
         match self {
             Self::File(size) => vec![file("", content(1, size))],
@@ -91,9 +91,9 @@ fn mixed() -> Vec<Item> {
     ]
 }
 
-/// A line of the table.
+/// A test case.
 pub struct Case {
-    /// A published profile, or nothing for what Kubo does without one.
+    /// A published profile, or empty for Kubo's default.
     pub profile: &'static str,
     /// Flags of `ipfs add`, and settings of Kubo (`Import.NAME=VALUE`).
     pub flags: &'static str,
@@ -110,7 +110,7 @@ impl Case {
         self.words().any(|word| word == flag)
     }
 
-    /// What the profile and the flags say.
+    /// The profile, with the flags applied.
     pub fn profile(&self) -> Profile {
         let base = match self.profile {
             "" => Profile::default(),
@@ -119,7 +119,7 @@ impl Case {
         self.words().fold(base, choose)
     }
 
-    /// What every part gets, whatever it has itself.
+    /// The attributes from flags, which apply to all items.
     pub fn custom(&self) -> Attributes {
         let value = |flag: &str| self.words().find_map(|word| word.strip_prefix(flag)?.strip_prefix('='));
         let number = |flag: &str| value(flag).map(|text| text.parse::<i64>().expect("a number"));
@@ -129,8 +129,8 @@ impl Case {
         Attributes { mode, modified }
     }
 
-    /// What an item gets.
-    pub fn kept(&self, item: &Item) -> Attributes {
+    /// The attributes with which an item is imported.
+    pub fn attributes_of(&self, item: &Item) -> Attributes {
         let Attributes { mode, modified } = self.custom();
         Attributes {
             mode: mode.or(self.has("--preserve-mode").then_some(item.mode)),
@@ -145,7 +145,7 @@ pub fn time(seconds: i64, nanos: u32) -> SystemTime {
     time + Duration::from_nanos(nanos.into())
 }
 
-/// What a flag changes.
+/// Applies a flag to a profile.
 fn choose(mut profile: Profile, word: &str) -> Profile {
     let (flag, value) = word.split_once('=').unwrap_or((word, ""));
     let number = || value.trim_end_matches('B').parse::<usize>().expect("a number");
@@ -170,7 +170,7 @@ fn choose(mut profile: Profile, word: &str) -> Profile {
             }
         }
         "-w" | "--preserve-mode" | "--preserve-mtime" | "--mode" | "--mtime" | "--mtime-nsecs" => {}
-        _ => panic!("{word} means nothing here"),
+        _ => panic!("{word} is not supported here"),
     }
     profile
 }
@@ -333,7 +333,7 @@ pub const CASES: &[Case] = &[
 ];
 
 #[test]
-fn the_table_is_about_cids() {
+fn the_table_has_valid_cids() {
     for case in CASES {
         assert!(cid::parse(case.cid).is_ok(), "{} {:?}", case.flags, case.content);
     }

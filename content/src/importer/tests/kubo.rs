@@ -1,4 +1,4 @@
-//! The table of `cases.rs`: against this importer always, and against a real Kubo where there is one:
+//! Runs the cases of `cases.rs` with this importer, and in an ignored test with a real Kubo:
 //!
 //! ```text
 //! IPFS=/path/to/ipfs cargo test -p causeway-content --lib importer::tests::kubo -- --ignored
@@ -13,7 +13,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is imported is called so, which shows if it is wrapped in a directory.
+/// The name of the imported content, which matters when it is wrapped in a directory.
 const NAME: &str = "content";
 
 #[test]
@@ -22,19 +22,19 @@ fn cids_are_those_of_kubo() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A line that says what is wrong, in the form of the table.
+/// A line in the form of the table, if the CID differs.
 fn differs(case: &Case, found: &str) -> Option<String> {
     let Case { profile, flags, content, cid } = case;
     (*cid != found).then(|| format!("case({profile:?}, {flags:?}, {content:?}, {found:?}), not {cid:?}"))
 }
 
-/// What the importer makes of a case.
+/// The CID that the importer computes for a case.
 fn imported(case: &Case) -> crate::Cid {
     let importer = importer(&case.profile());
     let items = case.content.items();
     let part = match items.as_slice() {
         [Item { kind: Kind::Directory, .. }, ..] => tree(&importer, case, &items),
-        [file] if !case.has("-w") => one(&importer, &file.kind, case.kept(file)),
+        [file] if !case.has("-w") => one(&importer, &file.kind, case.attributes_of(file)),
         items => tree(&importer, case, items),
     };
     part.cid
@@ -42,7 +42,7 @@ fn imported(case: &Case) -> crate::Cid {
 
 fn tree(importer: &Importer, case: &Case, items: &[Item]) -> Part {
     let (root, items) = match items {
-        [root, below @ ..] if !case.has("-w") => (case.kept(root), below),
+        [root, below @ ..] if !case.has("-w") => (case.attributes_of(root), below),
         items => (case.custom(), items),
     };
     let mut tree = importer.tree(root);
@@ -50,20 +50,20 @@ fn tree(importer: &Importer, case: &Case, items: &[Item]) -> Part {
         let path = place(Path::new(if case.has("-w") { NAME } else { "" }), item);
         let path = path.to_str().expect("made of text").as_bytes();
         let added = match &item.kind {
-            Kind::Directory => tree.directory(path, case.kept(item), &mut discard),
-            kind => tree.add(path, &one(importer, kind, case.kept(item)), &mut discard),
+            Kind::Directory => tree.directory(path, case.attributes_of(item), &mut discard),
+            kind => tree.add(path, &one(importer, kind, case.attributes_of(item)), &mut discard),
         };
         added.expect("the sink takes everything");
     }
     tree.finish(&mut discard).expect("the sink takes everything")
 }
 
-/// Where an item is, below what is imported.
+/// The path of an item below the imported root.
 fn place(top: &Path, item: &Item) -> PathBuf {
     if item.path.is_empty() { top.to_owned() } else { top.join(&item.path) }
 }
 
-/// A file or a symlink.
+/// Imports a file or a symlink.
 fn one(importer: &Importer, kind: &Kind, attributes: Attributes) -> Part {
     match kind {
         Kind::File(bytes) => import(importer, bytes, attributes, &mut discard),
@@ -76,17 +76,17 @@ fn one(importer: &Importer, kind: &Kind, attributes: Attributes) -> Part {
 
 #[test]
 #[ignore = "needs IPFS=/path/to/ipfs, a Kubo of version 0.41"]
-fn the_table_is_what_kubo_says() {
+fn the_table_has_the_cids_of_kubo() {
     let kubo = Kubo::new(std::env::var_os("IPFS").expect("IPFS is the path of an ipfs binary").into());
     let wrong: Vec<String> = CASES.iter().filter_map(|case| differs(case, &kubo.add(case))).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A Kubo that is not running, with a repository and a folder of its own, which go with it.
+/// A Kubo without a daemon, with a temporary folder for its repository.
 struct Kubo {
     ipfs: PathBuf,
     folder: PathBuf,
-    /// The profile and the settings that it has. To set them takes as long as to add.
+    /// The profile and the settings that are applied. Applying them takes as long as adding.
     chosen: RefCell<String>,
 }
 
@@ -113,7 +113,7 @@ impl Kubo {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// What `ipfs add` says of a case.
+    /// The CID that `ipfs add` computes for a case.
     fn add(&self, case: &Case) -> String {
         let top = self.folder.join(NAME);
         materialize(&top, &case.content.items());
@@ -127,7 +127,7 @@ impl Kubo {
         cid
     }
 
-    /// Applies a profile (one that Kubo no longer has, setting by setting) and settings.
+    /// Applies a profile (one that Kubo no longer has as single settings) and settings.
     fn choose(&self, name: &str, settings: &[&str]) {
         let import = if name.starts_with("test-") { import_section(name) } else { "{}".to_owned() };
         self.run(&["config", "--json", "Import", &import]);
@@ -152,7 +152,8 @@ fn import_section(name: &str) -> String {
     )
 }
 
-/// Writes items to the disk, with their modes and times. A folder's time changes with what is put into it, so it comes last.
+/// Writes items to the disk, with their modes and times. Times of folders are set last, because writing entries changes
+/// them.
 fn materialize(top: &Path, items: &[Item]) {
     for item in items {
         let path = place(top, item);

@@ -1,4 +1,4 @@
-//! What an import holds in memory, and that its nodes are blocks.
+//! The memory of an import, and the size of its nodes.
 
 use super::{Attributes, content, discard, importer};
 use crate::block::{Block, MAX_BLOCK_BYTES};
@@ -7,7 +7,7 @@ use crate::hashes;
 use crate::importer::{Chunking, FileLayout, ImportError, Importer, Layout, Part, Profile, ProfileError, SinkError};
 use proptest::prelude::*;
 
-/// A profile that cuts into single bytes: each byte that is sent becomes a link.
+/// A profile with chunks of one byte, so that each byte becomes a link.
 fn profile(layout: Layout, file_links_max: usize) -> Profile {
     Profile { layout, file_links_max, chunking: Chunking::size(1).expect("a size"), ..Profile::default() }
 }
@@ -20,7 +20,7 @@ fn links_max(profile: &Profile) -> usize {
 }
 
 #[test]
-fn nodes_that_would_be_no_blocks_are_refused_and_smaller_ones_are_blocks() {
+fn profiles_with_nodes_larger_than_a_block_are_rejected() {
     let v1 = Profile::UNIXFS_V1_2025;
     let long = Profile::default().with_hash(hashes::named("sha2-512").expect("a function"));
     let inlined = Profile { inline_bytes_max: Some(128), ..v1.clone() };
@@ -55,7 +55,7 @@ fn nodes_that_would_be_no_blocks_are_refused_and_smaller_ones_are_blocks() {
 }
 
 #[test]
-fn a_directory_never_becomes_more_than_a_block() {
+fn large_directories_are_sharded_into_small_blocks() {
     let many = Profile {
         sharding: crate::importer::Sharding { fanout: 1024, ..Profile::default().sharding },
         ..Profile::default()
@@ -73,11 +73,11 @@ fn a_directory_never_becomes_more_than_a_block() {
     checked.expect("is sharded");
 }
 
-/// Bytes that are held for each byte that was sent, at most.
-const HELD_PER_BYTE: usize = 4;
+/// The maximum memory for each byte of input.
+const MEMORY_PER_BYTE: usize = 4;
 
 #[test]
-fn a_file_of_single_bytes_holds_little_for_each() {
+fn chunks_of_one_byte_take_little_memory() {
     let sent = 1 << 18;
     for layout in [Layout::Balanced, Layout::Trickle] {
         for links in [2, 174, 1024, links_max(&profile(layout, 2))] {
@@ -85,15 +85,15 @@ fn a_file_of_single_bytes_holds_little_for_each() {
             let importer = importer(&profile);
             let mut made = FileLayout::new(&profile, importer.naming, Attributes::default());
             let leaf = importer.symlink(b"x", Attributes::default(), &mut discard).expect("short");
-            let mut held = 0;
+            let mut memory_max = 0;
             for _ in 0..sent {
                 made.push(leaf, &mut discard).expect("fits");
-                held = held.max(made.held_bytes());
+                memory_max = memory_max.max(made.memory_bytes());
             }
             let bound = profile.layout_bytes_max(sent as u64);
-            assert!(held <= bound, "{layout:?}, {links} links: {held} of {bound} bytes");
-            let most = HELD_PER_BYTE * sent + 2 * 3 * MAX_BLOCK_BYTES;
-            assert!(held <= most, "{layout:?}, {links} links: {held} bytes for {sent}");
+            assert!(memory_max <= bound, "{layout:?}, {links} links: {memory_max} of {bound} bytes");
+            let most = MEMORY_PER_BYTE * sent + 2 * 3 * MAX_BLOCK_BYTES;
+            assert!(memory_max <= most, "{layout:?}, {links} links: {memory_max} bytes for {sent}");
             assert!(
                 bound <= 128 << 20 && profile.layout_bytes_max(u64::MAX) <= 512 << 20,
                 "{layout:?}, {links}: {bound}"
@@ -104,7 +104,7 @@ fn a_file_of_single_bytes_holds_little_for_each() {
 
 proptest! {
     #[test]
-    fn the_bound_of_what_is_held_holds(
+    fn memory_is_within_layout_bytes_max(
         trickle in any::<bool>(),
         links in 2_usize..200,
         chunk in 1_usize..50,
@@ -118,7 +118,7 @@ proptest! {
         let bound = profile.layout_bytes_max(size as u64);
         for piece in content(7, size).chunks(1000) {
             file.write(piece, &mut discard).expect("the sink takes everything");
-            prop_assert!(file.layout.held_bytes() <= bound, "{} of {bound}", file.layout.held_bytes());
+            prop_assert!(file.layout.memory_bytes() <= bound, "{} of {bound}", file.layout.memory_bytes());
         }
     }
 }

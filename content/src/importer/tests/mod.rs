@@ -1,5 +1,5 @@
-//! Whether the CIDs are Kubo's (`kubo.rs`), whether what is written can be read (`round_trip.rs`), and what of the order of
-//! events must not matter (`order.rs`).
+//! Tests that CIDs are those of Kubo (`kubo.rs`), that imported content can be read (`round_trip.rs`), that the order
+//! of operations does not matter (`order.rs`), and that memory is bounded (`memory.rs`).
 
 mod cases;
 mod kubo;
@@ -13,7 +13,7 @@ use crate::cid::Cid;
 use crate::source::MemoryBlocks;
 use std::collections::BTreeSet;
 
-/// Deterministic bytes: the words of an xorshift generator of 64 bits, little-endian, cut to size.
+/// Deterministic bytes: the little-endian words of a 64-bit xorshift generator, truncated.
 fn content(seed: u64, size: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let word = || {
@@ -26,19 +26,19 @@ fn content(seed: u64, size: usize) -> Vec<u8> {
 }
 
 fn importer(profile: &Profile) -> Importer {
-    Importer::new(profile.clone()).expect("a profile whose choices go together")
+    Importer::new(profile.clone()).expect("a valid profile")
 }
 
-/// A sink that keeps everything, and notes every CID.
+/// A sink that stores everything and records every CID.
 #[derive(Default)]
-struct Kept {
+struct RecordingSink {
     blocks: MemoryBlocks,
     cids: BTreeSet<Vec<u8>>,
 }
 
-impl BlockSink for Kept {
+impl BlockSink for RecordingSink {
     fn put(&mut self, block: Block) -> Result<(), SinkError> {
-        assert!(block.key().is_some(), "{} holds itself", block.cid());
+        assert!(block.key().is_some(), "{} is inline", block.cid());
         assert_eq!(Block::verify(*block.cid(), block.data().clone()).as_ref(), Ok(&block));
         self.blocks.insert(&block);
         self.cids.insert(block.cid().to_bytes());
@@ -46,9 +46,9 @@ impl BlockSink for Kept {
     }
 }
 
-impl Kept {
+impl RecordingSink {
     fn block(&self, cid: &Cid) -> Block {
-        crate::source::at_hand(&self.blocks, cid).expect("every block was sent")
+        crate::source::peek_or_inline(&self.blocks, cid).expect("every block was sent")
     }
 }
 
@@ -63,7 +63,7 @@ fn discard(_: Block) -> Result<(), SinkError> {
 }
 
 #[test]
-fn a_sink_that_takes_no_more_ends_the_import() {
+fn an_error_of_the_sink_ends_the_import() {
     let importer = importer(&Profile { chunking: "size-100".parse().expect("a form"), ..Profile::default() });
     let mut left = 3;
     let mut sink = |_: Block| -> Result<(), SinkError> {
@@ -76,7 +76,7 @@ fn a_sink_that_takes_no_more_ends_the_import() {
 }
 
 #[test]
-fn a_directory_without_shards_cannot_be_larger_than_a_block() {
+fn an_unsharded_directory_larger_than_a_block_is_an_error() {
     let sharding = super::Sharding { estimate: super::Estimate::Off, ..Profile::default().sharding };
     let importer = importer(&Profile { sharding, ..Profile::default() });
     let part = import(&importer, b"x", Attributes::default(), &mut discard);

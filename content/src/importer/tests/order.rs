@@ -1,6 +1,6 @@
-//! What must not matter: which leaf is hashed first, how a stream is cut on its way here, in which order entries come.
+//! The order of hashing, the boundaries of writes and the order of entries do not matter.
 
-use super::{Attributes, Kept, content, discard, import, importer};
+use super::{Attributes, RecordingSink, content, discard, import, importer};
 use crate::block::Block;
 use crate::importer::{
     Chunk, Chunker, Chunking, Estimate, ImportError, Importer, Layout, Leaves, Part, Profile, Sharding, send,
@@ -13,7 +13,7 @@ fn chunks(chunker: &mut Chunker, mut data: &[u8]) -> Vec<Chunk> {
     std::iter::from_fn(|| chunker.push(&mut data)).collect()
 }
 
-/// Hashes chunks on four threads that take them from the end, so that leaves are ready in an order of their own.
+/// Hashes chunks on four threads that take them from the end, so that leaves complete out of order.
 fn hash_out_of_order(leaves: &Leaves, chunks: Vec<Chunk>) -> Vec<(usize, Part, Block)> {
     let (left, ready) = (Mutex::new(chunks.into_iter().enumerate().collect::<Vec<_>>()), Mutex::new(Vec::new()));
     let work = || {
@@ -26,20 +26,20 @@ fn hash_out_of_order(leaves: &Leaves, chunks: Vec<Chunk>) -> Vec<(usize, Part, B
     ready.into_inner().expect("no panics")
 }
 
-fn import_out_of_order(importer: &Importer, data: &[u8], attributes: Attributes, kept: &mut Kept) -> Part {
+fn import_out_of_order(importer: &Importer, data: &[u8], attributes: Attributes, sink: &mut RecordingSink) -> Part {
     let mut file = importer.file(attributes);
     let mut stream = chunks(&mut file.chunker, data);
     stream.extend(file.chunker.finish());
     let mut ready = hash_out_of_order(&file.leaves, stream);
     assert!(ready.len() < 2 || !ready.is_sorted_by_key(|(index, ..)| *index), "the last chunk is hashed first");
     for (_, _, block) in &ready {
-        send(kept, block.clone()).expect("the sink takes everything");
+        send(sink, block.clone()).expect("the sink takes everything");
     }
     ready.sort_by_key(|(index, ..)| *index);
     for (_, part, _) in ready {
-        file.layout.push(part, kept).expect("the sink takes everything");
+        file.layout.push(part, sink).expect("the sink takes everything");
     }
-    file.layout.finish(kept).expect("the sink takes everything")
+    file.layout.finish(sink).expect("the sink takes everything")
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn the_order_of_hashing_does_not_matter() {
     ] {
         let chunking = "size-100".parse().expect("a form");
         let importer = importer(&Profile { chunking, layout, file_links_max: 5, ..Profile::default().with_cid_v1() });
-        let (mut one, mut other) = (Kept::default(), Kept::default());
+        let (mut one, mut other) = (RecordingSink::default(), RecordingSink::default());
         let expected = import(&importer, &content(1, size), attributes, &mut one);
         let found = import_out_of_order(&importer, &content(1, size), attributes, &mut other);
         assert_eq!(found, expected, "{size} {layout:?}");
@@ -67,7 +67,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn cuts_do_not_depend_on_how_the_stream_was_pushed(
+    fn boundaries_do_not_depend_on_how_the_input_is_split(
         form in prop::sample::select(vec!["size-1000", "size-1", "rabin-16-32-64", "rabin-100-300-900"]),
         size in 0_usize..6_000, pieces in prop::collection::vec(0_usize..1_500, 0..20), seed: u64,
     ) {
@@ -92,12 +92,13 @@ proptest! {
         for (index, chunk) in found.iter().enumerate() {
             prop_assert!((1..=chunking.bytes_max()).contains(&chunk.data().len()));
             prop_assert_eq!(chunk.whole, found.len() == 1, "{}", index);
-            prop_assert!(chunk.buffer.capacity() <= chunk.buffer.len() * 8 / 7 + 64, "no chunk holds much more than its bytes");
+            let (used, allocated) = (chunk.buffer.len(), chunk.buffer.capacity());
+            prop_assert!(allocated <= used * 8 / 7 + 64, "no chunk keeps much unused memory");
         }
     }
 
     #[test]
-    fn entries_come_in_any_order(
+    fn entries_may_be_added_in_any_order(
         names in prop::collection::hash_set("[a-z]{1,8}", 0..60), threshold_bytes in 0_usize..4_000, seed: u64,
     ) {
         let sharding = Sharding { estimate: Estimate::Block, threshold_bytes, links_max: None, fanout: 16 };
@@ -106,7 +107,7 @@ proptest! {
         let of = |names: &mut dyn Iterator<Item = &String>| {
             let mut directory = importer.directory(Attributes::default());
             names.for_each(|name| directory.add(name.as_bytes(), &part).expect("a name"));
-            directory.finish(&mut discard).expect("no name twice")
+            directory.finish(&mut discard).expect("unique names")
         };
         let mut sorted: Vec<&String> = names.iter().collect();
         sorted.sort();
@@ -125,7 +126,7 @@ impl ConcatData for Vec<Chunk> {
 }
 
 #[test]
-fn a_chunk_waits_only_until_it_is_known_whether_another_follows() {
+fn the_first_chunk_is_returned_when_another_follows() {
     let mut chunker = Chunker::new("size-4".parse().expect("a form"));
     assert!(chunker.push(&mut &b"abcd"[..]).is_none());
     let mut more = &b"efghi"[..];
@@ -139,7 +140,7 @@ fn a_chunk_waits_only_until_it_is_known_whether_another_follows() {
 }
 
 #[test]
-fn trees_are_the_directories_that_their_paths_say() {
+fn trees_are_the_same_as_nested_directories() {
     let importer = importer(&Profile::default());
     let part = import(&importer, b"x", Attributes::default(), &mut discard);
     let mut tree = importer.tree(Attributes::default());
@@ -151,18 +152,18 @@ fn trees_are_the_directories_that_their_paths_say() {
     let directory = |entries: &[(&str, &Part)]| {
         let mut directory = importer.directory(Attributes::default());
         entries.iter().for_each(|(name, part)| directory.add(name.as_bytes(), part).expect("a name"));
-        directory.finish(&mut discard).expect("no name twice")
+        directory.finish(&mut discard).expect("unique names")
     };
     let c = directory(&[("d", &part), ("e", &part)]);
     let b = directory(&[("c", &c), ("f", &part)]);
     let g = directory(&[("h", &part), ("i", &directory(&[]))]);
     let root = directory(&[("a", &part), ("b", &b), ("g", &g)]);
-    assert_eq!(tree.finish(&mut discard).expect("no name twice"), root);
+    assert_eq!(tree.finish(&mut discard).expect("unique names"), root);
     assert_eq!(root.file_bytes, 5);
 }
 
 #[test]
-fn names_that_lead_nowhere_and_names_that_come_twice_are_refused() {
+fn invalid_and_duplicate_names_are_rejected() {
     let importer = importer(&Profile::default());
     let part = import(&importer, b"x", Attributes::default(), &mut discard);
     for path in ["", ".", "..", "a/", "/a", "a//b", "a/../b", "./a", "a\0"] {

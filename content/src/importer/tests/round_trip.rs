@@ -1,6 +1,6 @@
-//! What is written is read back by the readers of UnixFS.
+//! Imported content is read back with the UnixFS readers.
 
-use super::{Attributes, Kept, content, import, importer};
+use super::{Attributes, RecordingSink, content, import, importer};
 use crate::dag;
 use crate::importer::{Chunking, Estimate, Importer, Layout, Part, Profile, ProfileError, Sharding, Version};
 use crate::source::MemoryBlocks;
@@ -27,21 +27,21 @@ fn read(blocks: &Arc<MemoryBlocks>, root: &Block, size: u64) -> Vec<u8> {
     block_on(reader.map(|chunk| chunk.expect("every block was sent").to_vec()).collect::<Vec<_>>()).concat()
 }
 
-/// The blocks below a root by walking it, each once: their CIDs, and the sum of their sizes, each as often as linked to.
-fn below(kept: &Kept, cid: &Cid, found: &mut BTreeSet<Vec<u8>>) -> u64 {
-    let block = kept.block(cid);
+/// Collects the CIDs of the DAG below a root, and returns the cumulative size of its blocks, repeats included.
+fn below(sink: &RecordingSink, cid: &Cid, found: &mut BTreeSet<Vec<u8>>) -> u64 {
+    let block = sink.block(cid);
     if block.key().is_some() {
         found.insert(cid.to_bytes());
     }
     let links = dag::links(&block).expect("a node");
-    block.data().len() as u64 + links.iter().map(|link| below(kept, link, found)).sum::<u64>()
+    block.data().len() as u64 + links.iter().map(|link| below(sink, link, found)).sum::<u64>()
 }
 
-/// Nothing is sent that is not below the root, everything below it is, and sizes are right.
-fn check_sent(kept: &Kept, root: &Part) {
+/// Checks that exactly the blocks of the DAG were sent, and that the sizes are right.
+fn check_sent(sink: &RecordingSink, root: &Part) {
     let mut found = BTreeSet::new();
-    assert_eq!(below(kept, &root.cid, &mut found), root.dag_bytes);
-    assert_eq!(found, kept.cids);
+    assert_eq!(below(sink, &root.cid, &mut found), root.dag_bytes);
+    assert_eq!(found, sink.cids);
 }
 
 fn profiles() -> impl Strategy<Value = Profile> {
@@ -76,14 +76,14 @@ proptest! {
     #[test]
     fn files_are_read_back(profile in profiles(), attributes in attributes(), size in 0_usize..9_000, seed: u64) {
         let (importer, data) = (importer(&profile), content(seed, size));
-        let mut kept = Kept::default();
-        let root = import(&importer, &data, attributes, &mut kept);
-        check_sent(&kept, &root);
-        let block = kept.block(&root.cid);
+        let mut sink = RecordingSink::default();
+        let root = import(&importer, &data, attributes, &mut sink);
+        check_sent(&sink, &root);
+        let block = sink.block(&root.cid);
         let file = file_of(&block);
         prop_assert_eq!((root.file_bytes, file.size()), (size as u64, size as u64));
         prop_assert_eq!(file.modified(), attributes.modified);
-        prop_assert_eq!(read(&Arc::new(kept.blocks), &block, size as u64), data);
+        prop_assert_eq!(read(&Arc::new(sink.blocks), &block, size as u64), data);
     }
 
     #[test]
@@ -94,17 +94,17 @@ proptest! {
     ) {
         let sharding = Sharding { estimate, threshold_bytes, links_max: Some(150), fanout: 1 << width };
         let importer = importer(&Profile { sharding, inline_bytes_max, ..Profile::default().with_cid_v1() });
-        let mut kept = Kept::default();
+        let mut sink = RecordingSink::default();
         let mut expected = BTreeMap::new();
         let mut directory = importer.directory(Attributes::default());
         for name in names.iter().filter(|name| !matches!(name.as_str(), "." | "..")) {
-            let part = import(&importer, name.as_bytes(), Attributes::default(), &mut kept);
+            let part = import(&importer, name.as_bytes(), Attributes::default(), &mut sink);
             directory.add(name.as_bytes(), &part).expect("a name");
             expected.insert(name.clone(), (part.cid, Some(part.dag_bytes)));
         }
-        let root = directory.finish(&mut kept).expect("the sink takes everything");
-        check_sent(&kept, &root);
-        let (block, blocks) = (kept.block(&root.cid), Arc::new(kept.blocks));
+        let root = directory.finish(&mut sink).expect("the sink takes everything");
+        check_sent(&sink, &root);
+        let (block, blocks) = (sink.block(&root.cid), Arc::new(sink.blocks));
         let listed = block_on(list(blocks.clone(), block.clone()).collect::<Vec<_>>());
         let listed = listed.into_iter().map(|entry| entry.map(|entry| (entry.name, (entry.cid, entry.tsize))));
         prop_assert_eq!(listed.collect::<Result<BTreeMap<_, _>, _>>(), Ok(expected.clone()));
@@ -117,14 +117,14 @@ proptest! {
 
 #[test]
 fn symlinks_are_read_back() {
-    let mut kept = Kept::default();
-    let root = importer(&Profile::default()).symlink(b"../a", Attributes::default(), &mut kept).expect("short");
-    check_sent(&kept, &root);
-    assert!(matches!(Node::decode(&kept.block(&root.cid)), Ok(Node::Symlink { target }) if target == "../a"));
+    let mut sink = RecordingSink::default();
+    let root = importer(&Profile::default()).symlink(b"../a", Attributes::default(), &mut sink).expect("short");
+    check_sent(&sink, &root);
+    assert!(matches!(Node::decode(&sink.block(&root.cid)), Ok(Node::Symlink { target }) if target == "../a"));
 }
 
 #[test]
-fn chunkings_are_read_and_written_as_text() {
+fn chunker_specifications_are_parsed_and_displayed() {
     let table = [
         ("size-262144", Some("size-262144")),
         ("size-1", Some("size-1")),
@@ -158,7 +158,7 @@ fn chunkings_are_read_and_written_as_text() {
 }
 
 #[test]
-fn choices_that_do_not_go_together_are_refused() {
+fn invalid_profiles_are_rejected() {
     let base = Profile::default;
     let sharded = |fanout| Profile { sharding: Sharding { fanout, ..base().sharding }, ..base() };
     let table = [

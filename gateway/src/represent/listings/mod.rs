@@ -1,17 +1,17 @@
-//! [`Listings`]: pages of listings, written once however many ask for one at the same time, and remembered if they are short.
+//! [`Listings`]: the cache of listing pages, which are generated once for concurrent requests (singleflight).
 //!
-//! Goals: a page that is asked for again is sent as it is, with its length, and costs one look-up; of many who ask for one that
-//! is not remembered, one has it written and all read along, so that nobody waits for its last entry to get the first; a
-//! page that breaks off is never remembered; a page that is too long for that is streamed to each reader by itself.
+//! Goals: a cached page is sent with its length and costs one look-up; concurrent requests for an uncached page share
+//! one writer and stream what it has written, so that none waits for the last entry; an aborted page is never cached; a
+//! page that is too long for the cache is streamed to each reader by itself.
 //!
-//! The waiting rule is that of [`cache::flight`]: a page is written as long as anybody reads it, whoever began it, from the
-//! blocks of whoever began it. That this one had no place on the way to the network is no answer for the others; who hears
-//! that [`FLIGHTS_MAX`] times has it written alone.
+//! The waiting rule is that of [`cache::flight`]: a page is generated as long as it has a reader, with the leader's
+//! blocks. A leader-only error, such as a missing permit for the network, makes the followers retry; after
+//! [`FLIGHTS_MAX`] such errors a follower generates the page for itself.
 //!
-//! [`selection`]: which entries of a directory a listing shows, and in which order.
+//! [`selection`]: filtering and sorting of entries.
 //!
-//! What is remembered holds as long as the policy does, whose generation is part of the key, as is everything else that the bytes
-//! depend on. What is written and not read by all yet counts among the bytes that are read ahead over all responses.
+//! Entries are valid for one generation of the policy, which is part of the key, as is everything else that the bytes
+//! depend on. Chunks that not all readers have read yet count against the read-ahead budget of all responses.
 
 pub mod selection;
 
@@ -35,109 +35,109 @@ use std::task::Poll;
 use std::time::Instant;
 use tokio::sync::watch;
 
-/// Pages up to this size have one writer for all who read them, in bytes. It takes about 2500 entries to exceed it.
+/// The maximum size of pages that share one writer, in bytes: about 2500 entries.
 const PAGE_BYTES_MAX: usize = 1024 * 1024;
-/// Of the memory, one page may take this part.
-const MEMORY_PART_MAX: u64 = 16;
-/// What an entry counts for besides what is in it, in bytes.
+/// A page may use this part of the cache.
+const PAGE_SHARE_MAX: u64 = 16;
+/// The memory overhead of a cache entry, in bytes.
 const ENTRY_OVERHEAD_BYTES: usize = 500;
-/// After a chunk of this size others run, in bytes.
-const TURN_BYTES: usize = 16 * 1024;
+/// The writer yields after a chunk of this size, in bytes.
+const YIELD_BYTES: usize = 16 * 1024;
 
-/// A page as it is written: chunk by chunk.
+/// The chunks of a page.
 pub type Chunks = BoxStream<'static, Result<Bytes, Problem>>;
 
-/// Writes a page with blocks of a source. All writers of one page write the same bytes.
+/// Writes a page with the blocks of a source. All writers of a page write the same bytes.
 pub type Writer = Arc<dyn Fn(Arc<RootSource>) -> Chunks + Send + Sync>;
 
 /// Everything that the bytes of a page depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// The path to the directory below its root CID.
+    /// The path to the directory, below its root CID.
     pub path: String,
-    /// The path that is shown.
+    /// The displayed path.
     pub shown: String,
     /// The path of the URL.
     pub sent: String,
-    /// How other content is referred to, under which host.
+    /// The form of links to other content, with the host.
     pub links: Links,
     /// Whether it is the root of its site.
     pub is_root: bool,
     /// Whether it is JSON.
     pub json: bool,
-    /// The entry that the page begins after.
+    /// The name after which the page begins.
     pub after: Option<Vec<u8>>,
-    /// Which entries, and in which order.
+    /// The filter and the order.
     pub selection: Selection,
     /// The policy's generation.
     pub generation: u64,
 }
 
-/// A page that is remembered.
+/// A cached page.
 #[derive(Debug)]
 pub struct Page {
     /// Its entity tag.
     pub etag: HeaderValue,
     /// `X-Ipfs-Roots` of the path that leads to it.
     pub roots: HeaderValue,
-    /// All of it.
+    /// The whole page.
     pub bytes: Bytes,
 }
 
-/// A page that is to be read.
+/// A requested page.
 pub struct Wanted {
-    /// What it is remembered under.
+    /// Its cache key.
     pub key: Key,
     /// Its entity tag.
     pub etag: HeaderValue,
     /// `X-Ipfs-Roots` of the path that leads to it.
     pub roots: HeaderValue,
-    /// What writes it.
+    /// Its writer.
     pub writer: Writer,
 }
 
-/// How a flight ends.
+/// The result of a singleflight call.
 #[derive(Clone)]
-enum Ended {
-    /// This is the whole page.
+enum Generated {
+    /// The whole page.
     Whole(Bytes),
-    /// It is too long for one writer. The rest is for whoever began it; others write it for themselves.
-    Outgrown(Arc<Mutex<Option<Chunks>>>),
+    /// The page is too long to share it. The leader continues with the rest; followers write the page for themselves.
+    TooLong(Arc<Mutex<Option<Chunks>>>),
 }
 
-type Outcome = Result<Ended, Problem>;
+type Outcome = Result<Generated, Problem>;
 
-/// What is written so far of a page.
+/// The chunks that are written so far.
 struct Written {
     chunks: Vec<Bytes>,
     bytes: usize,
-    /// How far the search for its blocks went.
+    /// The farthest tier that was read.
     tier: Tier,
     share: Share,
 }
 
-/// The pages of listings: those that are remembered, and those that are being written. Clones share them.
+/// The cached pages, and those in progress. Clones share the state.
 #[derive(Clone)]
 pub struct Listings {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    known: Cache<Key, Arc<Page>>,
-    /// The longest page that is remembered, in bytes.
-    known_bytes_max: usize,
-    /// The longest page that has one writer, in bytes.
+    cache: Cache<Key, Arc<Page>>,
+    /// The maximum length of cached pages, in bytes.
+    cached_bytes_max: usize,
+    /// The maximum length of pages with a shared writer, in bytes.
     shared_bytes_max: usize,
-    /// Those who want nothing fetched have flights of their own: the second half of the key.
+    /// Requests with `only-if-cached` have calls of their own: the second part of the key.
     flights: Flights<(Key, bool), Outcome, watch::Receiver<Written>>,
-    /// What is written and not read yet counts against this.
+    /// The budget for chunks that were written and not read yet.
     budget: Option<Arc<Budget>>,
     metrics: ListingMetrics,
 }
 
 impl Listings {
-    /// Remembers at most `memory_bytes_max`. No page is longer than `response_bytes_max`; what is being read counts against
-    /// `budget`.
+    /// A cache of at most `memory_bytes_max`. No page is longer than `response_bytes_max`; pages in progress count
+    /// against `budget`.
     pub fn new(
         memory_bytes_max: u64,
         response_bytes_max: u64,
@@ -145,10 +145,10 @@ impl Listings {
         metrics: ListingMetrics,
     ) -> Self {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let known = Cache::builder().name("listings").max_capacity(memory_bytes_max).weigher(weight).build();
+        let cache = Cache::builder().name("listings").max_capacity(memory_bytes_max).weigher(weight).build();
         let inner = Inner {
-            known,
-            known_bytes_max: size(memory_bytes_max / MEMORY_PART_MAX),
+            cache,
+            cached_bytes_max: size(memory_bytes_max / PAGE_SHARE_MAX),
             shared_bytes_max: PAGE_BYTES_MAX.min(size(response_bytes_max)),
             flights: Flights::default(),
             budget,
@@ -157,34 +157,34 @@ impl Listings {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Forgets all of them.
-    pub fn forget(&self) {
-        self.inner.known.invalidate_all();
+    /// Invalidates all pages.
+    pub fn invalidate_all(&self) {
+        self.inner.cache.invalidate_all();
     }
 
-    /// A page, if it is remembered.
+    /// A cached page.
     pub fn get(&self, key: &Key) -> Option<Arc<Page>> {
-        let page = self.inner.known.get(key);
+        let page = self.inner.cache.get(key);
         if page.is_some() {
             self.inner.metrics.hits.inc();
         }
         page
     }
 
-    /// Forgets the pages that are concerned, by their key and by what is remembered; how many these were.
+    /// Invalidates the pages that `concerns` selects; returns their number.
     pub fn invalidate_where(&self, concerns: impl Fn(&Key, &Page) -> bool, mode: PurgeMode) -> u64 {
-        invalidate_where(&self.inner.known, |key, page| concerns(key, page), mode)
+        invalidate_where(&self.inner.cache, |key, page| concerns(key, page), mode)
     }
 
-    /// A page with blocks of `source`. Waits for the first of it only, so that a directory that cannot be read at all is
-    /// answered with an error; if by then all of it is there, its length is known.
+    /// A page with the blocks of `source`. Waits only for the first chunk, so that an unreadable directory gets an
+    /// error status; if the page is complete by then, its length is known.
     ///
     /// # Errors
-    /// [`Problem`] when the first of it does not come.
+    /// [`Problem`] when the first chunk cannot be generated.
     pub async fn read(&self, wanted: Wanted, source: &Arc<RootSource>) -> Result<Content, Problem> {
         let mut reader = Reader::of(self.clone(), wanted, Arc::clone(source));
         let first = reader.next().await?.unwrap_or_default();
-        if matches!(reader.place, Place::End) {
+        if matches!(reader.chunks, ChunkSource::End) {
             return Ok(Content::Bytes(first));
         }
         let rest = stream::try_unfold(reader, |mut reader| async move {
@@ -194,59 +194,59 @@ impl Listings {
         Ok(Content::Stream { stream: stream::once(ready(Ok(first))).chain(rest).boxed(), remaining: None })
     }
 
-    /// How many pages are being written for all who read them.
+    /// The number of pages with a shared writer in progress.
     pub fn under_way(&self) -> usize {
         self.inner.flights.under_way()
     }
 }
 
 impl Inner {
-    /// A seat in the flight of a page.
-    fn board(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> Seat {
+    /// Joins the singleflight call for a page, or begins it.
+    fn join(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> SharedRead {
         let key = (wanted.key.clone(), source.is_local_only());
         let (flight, written, joined) = self.flights.join_in_sight(key, || {
             let share = Share::of(self.budget.clone());
             let (page, written) = watch::channel(Written { chunks: Vec::new(), bytes: 0, tier: Tier::Ram, share });
             let (inner, wanted, source) = (Arc::clone(self), Arc::clone(wanted), Arc::clone(source));
-            let flight = aside(async move { inner.fly(&wanted, source, &page).await });
-            (flight.map(|ended| ended.unwrap_or_else(|| Err(Problem::closed()))), written)
+            let flight = aside(async move { inner.write(&wanted, source, &page).await });
+            (flight.map(|result| result.unwrap_or_else(|| Err(Problem::closed()))), written)
         });
         let counter = if joined { &self.metrics.joined } else { &self.metrics.misses };
         counter.inc();
-        Seat { flight, ended: None, written, next: 0, joined, since: Instant::now() }
+        SharedRead { flight, result: None, written, next: 0, joined, since: Instant::now() }
     }
 
-    /// Writes a page, and remembers it if it is whole and short enough.
-    async fn fly(&self, wanted: &Wanted, source: Arc<RootSource>, page: &watch::Sender<Written>) -> Outcome {
-        // An earlier flight may have landed between this reader's look at the memory and the start of this one.
-        if let Some(page) = self.known.get(&wanted.key) {
-            return Ok(Ended::Whole(page.bytes.clone()));
+    /// Writes a page, and caches it if it is complete and short enough.
+    async fn write(&self, wanted: &Wanted, source: Arc<RootSource>, page: &watch::Sender<Written>) -> Outcome {
+        // An earlier call may have completed between this reader's look-up and the start of this call.
+        if let Some(page) = self.cache.get(&wanted.key) {
+            return Ok(Generated::Whole(page.bytes.clone()));
         }
         let mut chunks = (wanted.writer)(Arc::clone(&source));
         while let Some(chunk) = chunks.try_next().await? {
-            let is_long = chunk.len() >= TURN_BYTES;
+            let is_long = chunk.len() >= YIELD_BYTES;
             let mut left_over = None;
             page.send_modify(|written| left_over = written.push(chunk, self.shared_bytes_max, source.tier()));
             if let Some(chunk) = left_over {
                 let rest = stream::once(ready(Ok(chunk))).chain(chunks).boxed();
-                return Ok(Ended::Outgrown(Arc::new(Mutex::new(Some(rest)))));
+                return Ok(Generated::TooLong(Arc::new(Mutex::new(Some(rest)))));
             }
             if is_long {
                 tokio::task::yield_now().await;
             }
         }
         let bytes = Bytes::from(page.borrow().chunks.concat());
-        if bytes.len() <= self.known_bytes_max {
+        if bytes.len() <= self.cached_bytes_max {
             let Wanted { key, etag, roots, .. } = wanted;
             let page = Page { etag: etag.clone(), roots: roots.clone(), bytes: bytes.clone() };
-            self.known.insert(key.clone(), Arc::new(page));
+            self.cache.insert(key.clone(), Arc::new(page));
         }
-        Ok(Ended::Whole(bytes))
+        Ok(Generated::Whole(bytes))
     }
 }
 
 impl Written {
-    /// Adds a chunk, or gives it back if the page becomes longer than `bytes_max` or there is no memory for it.
+    /// Appends a chunk, or returns it if the page would exceed `bytes_max` or the memory budget is used up.
     fn push(&mut self, chunk: Bytes, bytes_max: usize, tier: Tier) -> Option<Bytes> {
         if self.bytes + chunk.len() > bytes_max || !self.share.grow(chunk.len()) {
             return Some(chunk);
@@ -258,72 +258,72 @@ impl Written {
     }
 }
 
-/// Somebody who reads a page.
+/// A reader of a page.
 struct Reader {
     listings: Listings,
     wanted: Arc<Wanted>,
     source: Arc<RootSource>,
-    place: Place,
-    /// How many flights of others were of no use to it.
-    in_vain: usize,
-    /// What it has got, in bytes.
-    got: usize,
-    /// What it has seen at its present place, in bytes.
-    seen: usize,
+    chunks: ChunkSource,
+    /// The number of calls that ended with a leader-only error.
+    leader_only_errors: usize,
+    /// The bytes that were returned.
+    returned: usize,
+    /// The bytes that the current source has returned.
+    position: usize,
 }
 
-/// Where a reader reads.
-enum Place {
-    /// Along with others.
-    Seat(Box<Seat>),
-    /// What is written for this reader alone.
+/// The source of a reader's chunks.
+enum ChunkSource {
+    /// A writer that is shared with other readers.
+    Shared(Box<SharedRead>),
+    /// A writer of its own.
     Alone(Chunks),
-    /// Everything was read.
+    /// All chunks were read.
     End,
 }
 
-/// A reader's place in the flight of a page.
-struct Seat {
+/// A reader's part in the singleflight call of a page.
+struct SharedRead {
     flight: Flight<Outcome>,
-    /// How it ended.
-    ended: Option<Outcome>,
+    /// Its result.
+    result: Option<Outcome>,
     written: watch::Receiver<Written>,
-    /// The chunk to be read next.
+    /// The index of the next chunk.
     next: usize,
-    /// Whether somebody else began it.
+    /// Whether this reader is a follower.
     joined: bool,
     since: Instant,
 }
 
-/// What comes next of a page that is read along with others.
+/// The next part of a shared page.
 enum Next {
     Chunk(Bytes, Tier),
-    Ended(Ended),
+    End(Generated),
 }
 
-impl Seat {
+impl SharedRead {
     async fn next(&mut self) -> Result<Next, Problem> {
         loop {
-            if self.ended.is_none()
-                && let Poll::Ready(ended) = futures::poll!(&mut self.flight)
+            if self.result.is_none()
+                && let Poll::Ready(result) = futures::poll!(&mut self.flight)
             {
-                self.ended = Some(ended);
+                self.result = Some(result);
             }
-            // The whole page makes up for its chunks.
-            if let Some(Ok(Ended::Whole(page))) = &self.ended {
-                return Ok(Next::Ended(Ended::Whole(page.clone())));
+            // The whole page includes all chunks.
+            if let Some(Ok(Generated::Whole(page))) = &self.result {
+                return Ok(Next::End(Generated::Whole(page.clone())));
             }
-            // What was written before the end comes before it.
+            // Chunks that were written before the end come first.
             if let Some((chunk, tier)) = self.chunk() {
                 self.next += 1;
                 return Ok(Next::Chunk(chunk, tier));
             }
-            if let Some(ended) = &self.ended {
-                return ended.clone().map(Next::Ended);
+            if let Some(result) = &self.result {
+                return result.clone().map(Next::End);
             }
             tokio::select! {
                 biased;
-                ended = &mut self.flight => self.ended = Some(ended),
+                result = &mut self.flight => self.result = Some(result),
                 Ok(()) = self.written.changed() => {}
             }
         }
@@ -338,72 +338,72 @@ impl Seat {
 impl Reader {
     fn of(listings: Listings, wanted: Wanted, source: Arc<RootSource>) -> Self {
         let wanted = Arc::new(wanted);
-        let place = Place::Seat(Box::new(listings.inner.board(&wanted, &source)));
-        Self { listings, wanted, source, place, in_vain: 0, got: 0, seen: 0 }
+        let chunks = ChunkSource::Shared(Box::new(listings.inner.join(&wanted, &source)));
+        Self { listings, wanted, source, chunks, leader_only_errors: 0, returned: 0, position: 0 }
     }
 
     /// The next bytes of the page.
     async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
         loop {
-            let chunk = match &mut self.place {
-                Place::End => return Ok(None),
-                Place::Alone(chunks) => match chunks.try_next().await? {
+            let chunk = match &mut self.chunks {
+                ChunkSource::End => return Ok(None),
+                ChunkSource::Alone(chunks) => match chunks.try_next().await? {
                     Some(chunk) => chunk,
                     None => return Ok(None),
                 },
-                Place::Seat(seat) => match seat.next().await {
+                ChunkSource::Shared(read) => match read.next().await {
                     Ok(Next::Chunk(chunk, tier)) => {
-                        self.source.reach(tier);
+                        self.source.record_tier(tier);
                         chunk
                     }
-                    Ok(Next::Ended(Ended::Whole(page))) => {
-                        self.source.reach(seat.written.borrow().tier);
-                        (self.place, self.seen) = (Place::End, 0);
+                    Ok(Next::End(Generated::Whole(page))) => {
+                        self.source.record_tier(read.written.borrow().tier);
+                        (self.chunks, self.position) = (ChunkSource::End, 0);
                         page
                     }
-                    Ok(Next::Ended(Ended::Outgrown(rest))) => {
-                        self.go_on_alone(&rest);
+                    Ok(Next::End(Generated::TooLong(rest))) => {
+                        self.continue_alone(&rest);
                         continue;
                     }
-                    Err(problem) if seat.joined && problem.is_of_who_began(seat.since.elapsed()) => {
-                        self.begin_anew();
+                    Err(problem) if read.joined && problem.is_leader_only(read.since.elapsed()) => {
+                        self.retry();
                         continue;
                     }
                     Err(problem) => return Err(problem),
                 },
             };
-            if let Some(new) = self.beyond(chunk) {
+            if let Some(new) = self.unread_part(chunk) {
                 return Ok(Some(new));
             }
         }
     }
 
-    /// Reads along with others again, or alone if that was in vain often enough.
-    fn begin_anew(&mut self) {
-        self.in_vain += 1;
-        self.seen = 0;
-        self.place = if self.in_vain < FLIGHTS_MAX {
-            Place::Seat(Box::new(self.listings.inner.board(&self.wanted, &self.source)))
+    /// Joins a new call, or writes the page alone after too many leader-only errors.
+    fn retry(&mut self) {
+        self.leader_only_errors += 1;
+        self.position = 0;
+        self.chunks = if self.leader_only_errors < FLIGHTS_MAX {
+            ChunkSource::Shared(Box::new(self.listings.inner.join(&self.wanted, &self.source)))
         } else {
-            Place::Alone((self.wanted.writer)(Arc::clone(&self.source)))
+            ChunkSource::Alone((self.wanted.writer)(Arc::clone(&self.source)))
         };
     }
 
-    /// The rest of the page, if this reader began it. Whoever joined has it written with blocks of its own.
-    fn go_on_alone(&mut self, rest: &Mutex<Option<Chunks>>) {
-        let began = matches!(&self.place, Place::Seat(seat) if !seat.joined);
+    /// Continues alone: the leader with the rest of the page, a follower with a writer of its own.
+    fn continue_alone(&mut self, rest: &Mutex<Option<Chunks>>) {
+        let began = matches!(&self.chunks, ChunkSource::Shared(read) if !read.joined);
         let rest = if began { rest.lock().unwrap_or_else(PoisonError::into_inner).take() } else { None };
-        self.place = Place::Alone(rest.unwrap_or_else(|| {
-            self.seen = 0;
+        self.chunks = ChunkSource::Alone(rest.unwrap_or_else(|| {
+            self.position = 0;
             (self.wanted.writer)(Arc::clone(&self.source))
         }));
     }
 
-    /// What is new of a chunk to one who may have got it at another place before.
-    fn beyond(&mut self, chunk: Bytes) -> Option<Bytes> {
-        self.seen += chunk.len();
-        let new = self.seen.checked_sub(self.got).filter(|new| *new > 0)?;
-        self.got = self.seen;
+    /// The part of a chunk that the reader has not returned yet, since it may have read it from another source.
+    fn unread_part(&mut self, chunk: Bytes) -> Option<Bytes> {
+        self.position += chunk.len();
+        let new = self.position.checked_sub(self.returned).filter(|new| *new > 0)?;
+        self.returned = self.position;
         Some(chunk.slice(chunk.len() - new.min(chunk.len())..))
     }
 }
@@ -426,9 +426,9 @@ fn weight(key: &Key, page: &Arc<Page>) -> u32 {
 
 impl std::fmt::Debug for Listings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { known, flights, .. } = &*self.inner;
+        let Inner { cache, flights, .. } = &*self.inner;
         f.debug_struct("Listings")
-            .field("known", &known.entry_count())
+            .field("pages", &cache.entry_count())
             .field("flights", flights)
             .finish_non_exhaustive()
     }
@@ -453,20 +453,20 @@ mod tests {
         cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID")
     }
 
-    /// How one writer fares.
+    /// The behaviour of one writer.
     #[derive(Debug, Clone)]
-    struct Fate {
-        /// Before which chunk it fails, and whether that says something of whoever began it only.
+    struct WriterBehaviour {
+        /// The chunk before which it fails, and whether the error is leader-only.
         fails: Option<(usize, bool)>,
-        /// How often others run before each chunk.
+        /// How often it yields before each chunk.
         turns: usize,
     }
 
-    /// What one reader does.
+    /// The behaviour of one reader.
     #[derive(Debug, Clone)]
-    struct Habit {
+    struct ReaderBehaviour {
         comes_after: usize,
-        /// How many chunks it reads before it leaves, if it does.
+        /// The number of chunks after which it leaves, if it does.
         leaves_after: Option<usize>,
         turns: usize,
         local_only: bool,
@@ -475,18 +475,18 @@ mod tests {
     #[derive(Debug, Clone)]
     struct Case {
         chunks: Vec<usize>,
-        fates: Vec<Fate>,
-        readers: Vec<Habit>,
+        writers: Vec<WriterBehaviour>,
+        readers: Vec<ReaderBehaviour>,
         shared_bytes_max: usize,
         memory_bytes_max: usize,
         budget: usize,
     }
 
     fn case() -> impl Strategy<Value = Case> {
-        let fate = (prop_oneof![2 => Just(None), 1 => (0_usize..8, any::<bool>()).prop_map(Some)], 0_usize..4);
-        let fate = fate.prop_map(|(fails, turns)| Fate { fails, turns });
-        let habit = (0_usize..30, prop_oneof![Just(None), (0_usize..6).prop_map(Some)], 0_usize..4, 0_u8..5).prop_map(
-            |(comes_after, leaves_after, turns, local)| Habit {
+        let writer = (prop_oneof![2 => Just(None), 1 => (0_usize..8, any::<bool>()).prop_map(Some)], 0_usize..4);
+        let writer = writer.prop_map(|(fails, turns)| WriterBehaviour { fails, turns });
+        let reader = (0_usize..30, prop_oneof![Just(None), (0_usize..6).prop_map(Some)], 0_usize..4, 0_u8..5).prop_map(
+            |(comes_after, leaves_after, turns, local)| ReaderBehaviour {
                 comes_after,
                 leaves_after,
                 turns,
@@ -495,15 +495,15 @@ mod tests {
         );
         (
             proptest::collection::vec(1_usize..400, 1..12),
-            proptest::collection::vec(fate, 0..6),
-            proptest::collection::vec(habit, 1..7),
+            proptest::collection::vec(writer, 0..6),
+            proptest::collection::vec(reader, 1..7),
             prop_oneof![Just(TOTAL), 0_usize..2000],
             prop_oneof![Just(TOTAL), Just(0)],
             prop_oneof![Just(TOTAL), 0_usize..2000],
         )
-            .prop_map(|(chunks, fates, readers, shared_bytes_max, memory_bytes_max, budget)| Case {
+            .prop_map(|(chunks, writers, readers, shared_bytes_max, memory_bytes_max, budget)| Case {
                 chunks,
-                fates,
+                writers,
                 readers,
                 shared_bytes_max,
                 memory_bytes_max,
@@ -511,7 +511,7 @@ mod tests {
             })
     }
 
-    /// What a reader has got, and how that ended: `None` if it left.
+    /// What a reader got, and its end: `None` if it left.
     type Got = (Vec<u8>, Option<Result<(), Problem>>);
 
     struct World {
@@ -520,7 +520,7 @@ mod tests {
         listings: Listings,
         budget: Arc<Budget>,
         sources: Arc<Sources>,
-        /// Who began each writer, by the address of the source, and whether it failed.
+        /// The leader of each call, by the address of its source, and whether the call failed.
         writers: Mutex<Vec<(usize, bool)>>,
     }
 
@@ -575,18 +575,17 @@ mod tests {
                 writers.push((Arc::as_ptr(&source).addr(), false));
                 writers.len() - 1
             };
-            let fate = self.case.fates.get(writer).cloned().unwrap_or(Fate { fails: None, turns: 1 });
+            let behaviour = self.case.writers.get(writer).cloned().unwrap_or(WriterBehaviour { fails: None, turns: 1 });
             let next = move |index: usize| {
-                // As long as it is written, its source is held.
-                let (world, fate, _source) = (Arc::clone(&self), fate.clone(), Arc::clone(&source));
+                // The writer holds its source until its end.
+                let (world, behaviour, _source) = (Arc::clone(&self), behaviour.clone(), Arc::clone(&source));
                 async move {
-                    for _ in 0..fate.turns {
+                    for _ in 0..behaviour.turns {
                         tokio::task::yield_now().await;
                     }
-                    if let Some((_, of_who_began)) = fate.fails.filter(|(before, _)| *before == index) {
+                    if let Some((_, leader_only)) = behaviour.fails.filter(|(before, _)| *before == index) {
                         world.writers.lock().expect("is sound")[writer].1 = true;
-                        let error =
-                            if of_who_began { SourceError::Busy } else { SourceError::NotFound { cid: root() } };
+                        let error = if leader_only { SourceError::Busy } else { SourceError::NotFound { cid: root() } };
                         return Err(Problem::Walk(WalkError::Source(error)));
                     }
                     let Some(bytes) = world.case.chunks.get(index) else { return Ok(None) };
@@ -596,11 +595,11 @@ mod tests {
             stream::try_unfold(0, next).boxed()
         }
 
-        async fn read(self: Arc<Self>, habit: Habit) -> (usize, Got) {
-            for _ in 0..habit.comes_after {
+        async fn read(self: Arc<Self>, behaviour: ReaderBehaviour) -> (usize, Got) {
+            for _ in 0..behaviour.comes_after {
                 tokio::task::yield_now().await;
             }
-            let source = RootSource::new(&self.sources, root(), [127, 0, 0, 1].into(), habit.local_only);
+            let source = RootSource::new(&self.sources, root(), [127, 0, 0, 1].into(), behaviour.local_only);
             let address = Arc::as_ptr(&source).addr();
             let mut got = Vec::new();
             let mut content = match self.listings.read(self.wanted(), &source).await {
@@ -608,10 +607,10 @@ mod tests {
                 Err(problem) => return (address, (got, Some(Err(problem)))),
             };
             for chunks in 0.. {
-                if habit.leaves_after.is_some_and(|most| chunks >= most) {
+                if behaviour.leaves_after.is_some_and(|most| chunks >= most) {
                     return (address, (got, None));
                 }
-                for _ in 0..habit.turns {
+                for _ in 0..behaviour.turns {
                     tokio::task::yield_now().await;
                 }
                 match content.next().await {
@@ -623,15 +622,16 @@ mod tests {
             (address, (got, Some(Ok(()))))
         }
 
-        /// Whatever others do, what a reader has got is of the page, and an error is either of all or its own.
+        /// Whatever other readers do, a reader gets a prefix of the page, and an error is either common to all or its
+        /// own.
         fn check(&self, address: usize, (got, end): &Got) {
             assert!(self.page.starts_with(got), "{got:?}");
             let writers = self.writers.lock().expect("is sound");
             match end {
                 None => {}
                 Some(Ok(())) => assert_eq!(got, &self.page),
-                Some(Err(problem)) if problem.is_of_who_began(std::time::Duration::ZERO) => {
-                    assert!(writers.contains(&(address, true)), "its own writer had no place");
+                Some(Err(problem)) if problem.is_leader_only(std::time::Duration::ZERO) => {
+                    assert!(writers.contains(&(address, true)), "its own writer had no permit");
                 }
                 Some(Err(_)) => assert!(writers.iter().any(|(_, failed)| *failed)),
             }
@@ -640,15 +640,19 @@ mod tests {
 
     async fn play(case: Case) {
         let world = World::new(case);
-        let readers: Vec<_> =
-            world.case.readers.iter().map(|habit| tokio::spawn(Arc::clone(&world).read(habit.clone()))).collect();
+        let readers: Vec<_> = world
+            .case
+            .readers
+            .iter()
+            .map(|behaviour| tokio::spawn(Arc::clone(&world).read(behaviour.clone())))
+            .collect();
         let mut ends = Vec::new();
         for reader in readers {
             let (address, got) = reader.await.expect("no reader panics");
             world.check(address, &got);
             ends.push(got.1);
         }
-        // What goes on aside is dropped when others run.
+        // Detached tasks are dropped when the runtime runs others.
         while world.budget.left() != world.case.budget || world.listings.under_way() != 0 {
             tokio::task::yield_now().await;
         }
@@ -660,14 +664,18 @@ mod tests {
         let fits =
             world.page.len() <= shared_bytes_max.min(budget / world.case.readers.len()).min(memory_bytes_max / 16);
         let is_whole = ends.iter().any(|end| matches!(end, Some(Ok(()))));
-        let in_vain = world.case.fates.iter().filter(|fate| matches!(fate.fails, Some((_, true)))).count();
-        // Of what is written for one alone, nothing is remembered.
-        assert!(!(fits && is_whole) || in_vain >= FLIGHTS_MAX || page.is_some(), "what was read whole is remembered");
+        let leader_only_errors =
+            world.case.writers.iter().filter(|behaviour| matches!(behaviour.fails, Some((_, true)))).count();
+        // A page that was written for one reader is not cached.
+        assert!(
+            !(fits && is_whole) || leader_only_errors >= FLIGHTS_MAX || page.is_some(),
+            "a page that was read completely is cached"
+        );
     }
 
     proptest! {
         #[test]
-        fn every_reader_gets_the_page_whatever_others_do(case in case()) {
+        fn every_reader_gets_the_page_whatever_other_readers_do(case in case()) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
             runtime.block_on(async {
                 tokio::time::timeout(std::time::Duration::from_secs(20), play(case)).await.expect("an end");
@@ -676,19 +684,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_that_is_at_hand_has_a_length_at_once() {
+    async fn a_page_that_is_complete_at_once_has_a_length() {
         let chunks = vec![100, 50];
-        let fates = vec![Fate { fails: None, turns: 0 }];
+        let writers = vec![WriterBehaviour { fails: None, turns: 0 }];
         let (shared_bytes_max, memory_bytes_max, budget) = (TOTAL, TOTAL, TOTAL);
-        let world = World::new(Case { chunks, fates, readers: Vec::new(), shared_bytes_max, memory_bytes_max, budget });
+        let world =
+            World::new(Case { chunks, writers, readers: Vec::new(), shared_bytes_max, memory_bytes_max, budget });
         let source = RootSource::new(&world.sources, root(), [127, 0, 0, 1].into(), false);
         let mut reading = Box::pin(world.listings.read(world.wanted(), &source));
         let Poll::Ready(content) = reading.as_mut().poll(&mut Context::from_waker(futures::task::noop_waker_ref()))
         else {
-            panic!("it is at hand");
+            panic!("the page is not complete at once");
         };
         assert_eq!(content.expect("a page").length(), Some(150));
-        let page = world.listings.get(&World::key()).expect("is remembered");
+        let page = world.listings.get(&World::key()).expect("is cached");
         assert_eq!((&page.bytes[..], world.writers.lock().expect("is sound").len()), (&world.page[..], 1));
     }
 }

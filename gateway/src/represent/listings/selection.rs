@@ -1,13 +1,13 @@
-//! [`Selection`]: which entries of a directory a listing shows, and in which order, as the query of the request says.
+//! [`Selection`]: the filter and the order of a listing, from the query of the request.
 //!
 //! | parameter | meaning |
 //! |---|---|
-//! | `search=TEXT` | entries whose name contains the text, whatever the case; the directory is read as far as the page needs |
-//! | `sort=name`, `sort=size` | by name, or the largest first; the stored order if left out |
+//! | `search=TEXT` | entries whose name contains the text, ignoring case; reads the directory as far as needed |
+//! | `sort=name`, `sort=size` | by name, or the largest first; stored order by default |
 //!
-//! Only a directory that fits on one page is sorted: to sort a longer one, all of it would have to be read and kept. It is listed
-//! in its stored order, and the page says so. What is searched counts as work of the request ([`content::work`]), which also
-//! has other requests run in between.
+//! Only directories that fit on one page are sorted: sorting a longer one would need all of its entries in memory. It
+//! is listed in stored order, and the page says so. A search counts against the request's processor budget
+//! ([`content::work`]), which also lets other requests run in between.
 
 use crate::errors::Problem;
 use crate::request::Ask;
@@ -17,7 +17,7 @@ use futures::future::ready;
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// Bytes of names that are kept in order to sort them. Real directories of one page have far less.
+/// The maximum size of names that are sorted, in bytes. Real directories of one page have much less.
 const SORTED_BYTES_MAX: usize = 1024 * 1024;
 
 /// The entries of a directory, as they are read.
@@ -33,10 +33,10 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// Every order.
+    /// All orders.
     pub const ALL: [Self; 2] = [Self::Name, Self::Size];
 
-    /// What it is called, in the query and on the page.
+    /// Its name in the query and on the page.
     pub fn name(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -45,25 +45,25 @@ impl Sort {
     }
 }
 
-/// Which entries are shown, and in which order.
+/// The filter and the order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Selection {
-    /// What their names contain.
+    /// The text that names contain.
     pub search: Option<String>,
-    /// The order, if it is not the stored one.
+    /// The order; `None` for stored order.
     pub sort: Option<Sort>,
 }
 
-/// The entries that were selected.
+/// The selected entries.
 pub struct Selected {
     /// In order.
     pub entries: Entries,
-    /// Whether they were to be sorted and are too many.
+    /// Whether sorting was requested, but there are too many entries.
     pub too_long_to_sort: bool,
 }
 
 impl Selection {
-    /// Reads the query of a request. An order that does not exist is the stored one.
+    /// Reads the query of a request. An unknown order is ignored.
     pub fn of(ask: &Ask<'_>) -> Self {
         let search = ask.parameter("search").map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let sort = ask.parameter("sort");
@@ -71,17 +71,17 @@ impl Selection {
         Self { search, sort }
     }
 
-    /// The parameters of the same selection, for a query: empty, or with a `&` at the end.
+    /// The query parameters of the selection: empty, or with a trailing `&`.
     pub fn query(&self) -> String {
         let search = self.search.iter().map(|text| format!("search={}&", utf8_percent_encode(text, NON_ALPHANUMERIC)));
         let sort = self.sort.iter().map(|order| format!("sort={}&", order.name()));
         search.chain(sort).collect()
     }
 
-    /// Selects among entries, of which a page has so many. `work` is the budget of the request.
+    /// Filters and sorts entries for a page of `entries_max`. `work` is the processor budget of the request.
     ///
     /// # Errors
-    /// [`Problem`] when entries that are to be sorted cannot be read.
+    /// [`Problem`] when entries that must be sorted cannot be read.
     pub async fn apply(&self, entries: Entries, entries_max: usize, work: &Work) -> Result<Selected, Problem> {
         let entries = match &self.search {
             Some(text) => containing(entries, text, work.clone()),
@@ -93,7 +93,7 @@ impl Selection {
         }
     }
 
-    /// Bytes that it takes to keep it.
+    /// The size of the search text, in bytes.
     pub fn bytes(&self) -> usize {
         self.search.as_ref().map_or(0, String::len)
     }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_not_kept_to_be_sorted() {
+    fn directories_with_long_names_are_not_sorted() {
         let long = "n".repeat(SORTED_BYTES_MAX / 2);
         let names = [(long.as_str(), 1), (long.as_str(), 2), ("a", 3)];
         let (found, too_long) = select(&Selection { search: None, sort: Some(Sort::Name) }, &names, 10);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_search_lets_others_run() {
+    fn a_long_search_yields() {
         let entries = stream::iter((0..STEPS_PER_TURN).map(|number| Ok(entry(&number.to_string(), None))));
         let search = Selection { search: Some("none".to_owned()), sort: None };
         let selected = search
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_finds_nothing_ends_with_the_budget_of_its_request() {
+    fn a_search_without_results_ends_with_the_work_limit() {
         let entries = stream::iter((0..100).map(|number| Ok(entry(&number.to_string(), None))));
         let search = Selection { search: Some("none".to_owned()), sort: None };
         let selected = search.apply(entries.boxed(), 10, &Work::new(50)).now_or_never().expect("nothing is waited for");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_is_carried_on_in_queries() {
+    fn a_selection_is_preserved_in_queries() {
         let request = |query: &str| {
             let uri = format!("/ipfs/x/?{query}");
             http::Request::builder().uri(uri).body(()).expect("a request").into_parts().0

@@ -1,6 +1,6 @@
-//! Whom to ask: the rules by which wants find peers.
+//! Selection of peers for wants.
 
-use super::state::{Question, Session, Want};
+use super::state::{Request, Session, Want};
 use super::{Action, Client, Use};
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::wants::SessionId;
@@ -9,49 +9,49 @@ use libp2p::PeerId;
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-/// Members of one session; more add duplicates, not speed.
+/// The maximum number of members of a session; more add duplicates, not speed.
 const MEMBERS_MAX: usize = 16;
-/// Wants of a session without members that are asked about at once.
+/// The maximum number of wants of a session without members that are requested at once.
 const PROBED_WANTS_MAX: usize = 4;
-/// Strangers that are asked for one search.
-const STRANGERS_MAX: usize = 64;
-/// How long others are spared while somebody owes a session its first block.
+/// The maximum number of unrelated peers that are asked per search.
+const PROBED_PEERS_MAX: usize = 64;
+/// How long unrelated peers are not asked while the first block of a session is outstanding.
 const PROOF_TIME: Duration = Duration::from_secs(1);
-/// Wants that are looked at, oldest first, when a peer can take one more.
+/// The maximum number of queued wants that are considered, oldest first, when a peer's window has space.
 const LOOKED_AT_MAX: usize = 256;
-/// What a silent peer's delivery is reckoned to be late by.
+/// Added to the expected delivery time of a stalled peer.
 const SILENCE_PENALTY: Duration = Duration::from_secs(60);
 
-/// Whom to ask for a block.
+/// The result of selecting a peer for a block.
 enum Choice {
-    /// This one.
+    /// Ask this peer.
     Ask(PeerId),
-    /// One that may owe no more for now.
+    /// Wait for a peer whose window is full.
     Wait,
     /// No member may have it.
-    Nobody,
+    NoMember,
 }
 
 impl Client {
-    /// Asks the best peer for a block that nobody owes us.
-    pub(super) fn find_debtor(&mut self, key: BlockKey, now: Instant) {
+    /// Requests a block from the best peer.
+    pub(super) fn assign(&mut self, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get(&key) else { return };
-        if want.is_owed() {
+        if want.is_requested() {
             return;
         }
-        let line = |id| self.sessions.get(id).map_or(0, |s| s.unasked.range(..want.order).take(LOOKED_AT_MAX).count());
-        let before = want.sessions.iter().map(line).max().unwrap_or(0);
+        let queued = |id| self.sessions.get(id).map_or(0, |s| s.queued.range(..want.order).take(LOOKED_AT_MAX).count());
+        let before = want.sessions.iter().map(queued).max().unwrap_or(0);
         match self.choose(want, before, now) {
             Choice::Ask(peer) => self.ask(peer, key, true, now),
             Choice::Wait => {}
-            Choice::Nobody => {
+            Choice::NoMember => {
                 self.orphaned(key, now);
                 self.probe(key, now);
             }
         }
     }
 
-    /// It turned out that no member has a block. If that is news, it is worth a search.
+    /// No member has a block. If this is new, it triggers a search.
     fn orphaned(&mut self, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get_mut(&key) else { return };
         if std::mem::replace(&mut want.orphaned, true) {
@@ -65,43 +65,43 @@ impl Client {
         }
     }
 
-    /// The peer that proved to hold this want's DAG and will be done soonest, what it owes already included. That many
-    /// wants are in line before this one.
+    /// The member with the shortest expected delivery time, outstanding blocks included. `before`: the number of wants
+    /// that are queued before this one.
     fn choose(&self, want: &Want, before: usize, now: Instant) -> Choice {
         let bytes = self.expected_bytes(want);
-        let line_bytes = bytes.saturating_mul(before);
+        let queued_bytes = bytes.saturating_mul(before);
         let best = self
             .proven(want)
             .map(|(peer, known)| {
-                let penalty = if known.is_silent(now) { SILENCE_PENALTY } else { Duration::ZERO };
-                (known.cost(bytes, line_bytes).saturating_add(penalty), peer, known)
+                let penalty = if known.is_stalled(now) { SILENCE_PENALTY } else { Duration::ZERO };
+                (known.cost(bytes, queued_bytes).saturating_add(penalty), peer, known)
             })
             .min_by_key(|(cost, ..)| *cost);
         match best {
             Some((_, peer, known)) if known.has_room() => Choice::Ask(peer),
             Some(_) => Choice::Wait,
-            None => Choice::Nobody,
+            None => Choice::NoMember,
         }
     }
 
-    /// Somebody else who could deliver a block soon: for one that its debtors may not deliver. If it is urgent, that may
-    /// be somebody who owes as much as is good for its link; else whoever is behind in the line would go first.
+    /// Another member that could deliver a block soon, for a hedged request. If it is urgent, the member's window may
+    /// be full; otherwise the hedge would overtake queued wants.
     pub(super) fn second_choice(&self, want: &Want, urgent: bool, now: Instant) -> Option<PeerId> {
         let bytes = self.expected_bytes(want);
         self.proven(want)
             .filter(|(_, known)| known.has_room() || urgent && known.has_slot())
-            .filter(|(_, known)| !known.is_silent(now))
+            .filter(|(_, known)| !known.is_stalled(now))
             .min_by_key(|(_, known)| known.cost(bytes, 0))
             .map(|(peer, _)| peer)
     }
 
-    /// Peers that proved to hold a want's DAG, and did not deny or owe the block.
+    /// The members that did not deny the block and were not asked for it.
     fn proven<'a>(&'a self, want: &'a Want) -> impl Iterator<Item = (PeerId, &'a super::Peer)> {
         let members = want.sessions.iter().filter_map(|id| self.sessions.get(id)).flat_map(|session| &session.members);
         want.has
             .iter()
             .chain(members)
-            .filter(|peer| !want.denied.contains(peer) && !want.is_owed_by(peer))
+            .filter(|peer| !want.denied.contains(peer) && !want.is_requested_from(peer))
             .filter_map(|peer| Some((*peer, self.peers.get(peer)?)))
     }
 
@@ -110,7 +110,7 @@ impl Client {
         sessions.map(Session::block_bytes).max().unwrap_or(0)
     }
 
-    /// Asks peers that proved nothing yet: one for the block, some others whether they have it.
+    /// Asks peers that are no members yet: one for the block, others for its presence.
     pub(super) fn probe(&mut self, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get(&key) else { return };
         if !want.sessions.iter().any(|id| self.may_probe(id, &key, now)) {
@@ -119,8 +119,9 @@ impl Client {
         let sessions: Vec<&Session> = want.sessions.iter().filter_map(|id| self.sessions.get(id)).collect();
         let named = |peer: &PeerId| sessions.iter().any(|session| session.named.contains(peer));
         let strange = |peer: &PeerId| {
-            let room =
-                |session: &&Session| session.strangers.len() < STRANGERS_MAX && !session.strangers.contains(peer);
+            let room = |session: &&Session| {
+                session.probed_peers.len() < PROBED_PEERS_MAX && !session.probed_peers.contains(peer)
+            };
             !want.is_asked(peer) && sessions.iter().any(room)
         };
         let mut candidates: Vec<(PeerId, bool, Option<Instant>)> = self
@@ -132,13 +133,14 @@ impl Client {
             .collect();
         candidates.sort_by_key(|(_, preferred, useful)| Reverse((*preferred, *useful)));
         candidates.truncate(self.config.probes_max);
-        let mut owed = want.is_owed();
-        let asked: Vec<PeerId> = want.asked.iter().map(|question| question.peer).collect();
+        let mut outstanding = want.is_requested();
+        let asked: Vec<PeerId> = want.asked.iter().map(|request| request.peer).collect();
         for (peer, preferred, useful) in candidates {
-            // Whoever served others lately is likely to serve this; of strangers only a presence is asked.
-            let block = !owed && (preferred || useful.is_some());
-            owed |= block;
-            // One that was asked whether it has the block may be asked for it.
+            // A peer that served other blocks recently is likely to have this one; unrelated peers are only asked for
+            // presence.
+            let block = !outstanding && (preferred || useful.is_some());
+            outstanding |= block;
+            // A peer with a pending want-have may be asked for the block.
             if block || !asked.contains(&peer) {
                 self.note_probe(key, peer, preferred);
                 self.ask(peer, key, block, now);
@@ -151,43 +153,44 @@ impl Client {
         for id in &want.sessions {
             let Some(session) = self.sessions.get_mut(id) else { continue };
             session.probed.insert(key);
-            if !preferred && session.strangers.len() < STRANGERS_MAX {
-                session.strangers.insert(peer);
+            if !preferred && session.probed_peers.len() < PROBED_PEERS_MAX {
+                session.probed_peers.insert(peer);
             }
         }
     }
 
-    /// Whether strangers may be asked about one more want of a session: only few at a time, and not yet if somebody may be
-    /// about to prove that he has it all.
+    /// Whether unrelated peers may be asked about another want of a session: only for a few at a time, and not while a
+    /// peer may be about to become a member.
     fn may_probe(&self, session_id: &SessionId, key: &BlockKey, now: Instant) -> bool {
         let Some(session) = self.sessions.get(session_id) else { return false };
-        let owes = session.unasked.len() < session.wants.len();
+        let has_requests = session.queued.len() < session.wants.len();
         let recent = now.saturating_duration_since(session.progress) < PROOF_TIME;
-        if session.members.is_empty() && owes && recent && !self.wants.get(key).is_some_and(Want::is_owed) {
+        if session.members.is_empty() && has_requests && recent && !self.wants.get(key).is_some_and(Want::is_requested)
+        {
             return false;
         }
         let open = |key: &&BlockKey| self.wants.get(*key).is_some_and(|want| !want.asked.is_empty());
         session.probed.contains(key) || session.probed.iter().filter(open).count() < PROBED_WANTS_MAX
     }
 
-    /// Offers a session's wants to a provider that has just become reachable.
+    /// Requests some of a session's wants from a provider that has just connected.
     pub(super) fn offer(&mut self, session_id: SessionId, peer: PeerId, now: Instant) {
         let Some(session) = self.sessions.get(&session_id) else { return };
         if session.members.contains(&peer) {
             return;
         }
-        // A few questions are enough to learn whether it belongs to the session; it then gets its share of the rest. One
-        // is enough if others do.
+        // A few requests suffice to find out whether it has blocks of the DAG; as a member it then gets its share. One
+        // suffices if there are members.
         let count = if session.members.is_empty() { PROBED_WANTS_MAX } else { 1 };
-        let unasked = session.unasked.values();
-        // The newest of those that are owed: an old one comes before the answer, and says nothing.
-        let owed = session
+        let queued = session.queued.values();
+        // The newest outstanding ones: old ones are received before the answer, which then shows nothing.
+        let outstanding = session
             .wants
             .keys()
-            .filter_map(|key| Some((self.wants.get(key).filter(|want| want.is_owed())?.order, key)));
-        let mut others: Vec<(u64, &BlockKey)> = owed.collect();
+            .filter_map(|key| Some((self.wants.get(key).filter(|want| want.is_requested())?.order, key)));
+        let mut others: Vec<(u64, &BlockKey)> = outstanding.collect();
         others.sort_unstable_by_key(|(order, _)| Reverse(*order));
-        let keys: Vec<BlockKey> = unasked
+        let keys: Vec<BlockKey> = queued
             .chain(others.into_iter().map(|(_, key)| key))
             .filter(|key| {
                 let want = self.wants.get(key);
@@ -197,12 +200,12 @@ impl Client {
             .take(count)
             .collect();
         for key in keys {
-            let block = self.wants.get(&key).is_some_and(|want| !want.is_owed());
+            let block = self.wants.get(&key).is_some_and(|want| !want.is_requested());
             self.ask(peer, key, block, now);
         }
     }
 
-    /// Asks a peer, which need not have been asked anything about the block before.
+    /// Requests a block or its presence from a peer, which may not have been asked about it before.
     pub(super) fn ask(&mut self, peer: PeerId, key: BlockKey, block: bool, now: Instant) {
         let Some(want) = self.wants.get(&key) else { return };
         let bytes = if block { self.expected_bytes(want) } else { 0 };
@@ -213,12 +216,12 @@ impl Client {
         want.forget(&peer);
         want.orphaned &= !block;
         let (queued_bytes, idle) = known.ask(key, block.then_some(bytes), now);
-        want.asked.push(Question { peer, block, at: now, queued_bytes, idle });
+        want.asked.push(Request { peer, block, at: now, queued_bytes, idle });
         for id in &want.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.asked.insert(peer);
                 if block {
-                    session.unasked.remove(&want.order);
+                    session.queued.remove(&want.order);
                 }
             }
         }
@@ -226,28 +229,28 @@ impl Client {
         self.outbox.entry(peer).or_default().push(WantEntry { cid: want.cid, ask, send_dont_have: true });
     }
 
-    /// A peer does not have, or does not give, a block: the next one is asked.
+    /// A peer does not have a block, or does not send it: the next one is asked.
     pub(super) fn deny(&mut self, key: BlockKey, peer: PeerId, now: Instant) {
         if let Some(known) = self.peers.get_mut(&peer) {
             known.settle(&key, now);
-            // Go peers remember the question, and send the block when they come to have it. What was under way when the
-            // peer failed is late too, and no lie.
-            known.given_up(key);
+            // Go peers keep the want, and send the block when they receive it. A block that was in flight when the peer
+            // failed is late too, and not invalid.
+            known.expect_late(key);
         }
         let Some(want) = self.wants.get_mut(&key) else { return };
         want.forget(&peer);
         want.denied.insert(peer);
-        if !want.is_owed() {
+        if !want.is_requested() {
             for id in &want.sessions {
                 if let Some(session) = self.sessions.get_mut(id) {
-                    session.unasked.insert(want.order, key);
+                    session.queued.insert(want.order, key);
                 }
             }
         }
-        self.find_debtor(key, now);
+        self.assign(key, now);
     }
 
-    /// The same for many blocks, in the order in which they were wanted.
+    /// The same for several blocks, in the order of wants.
     pub(super) fn deny_all(&mut self, mut keys: Vec<BlockKey>, peer: PeerId, now: Instant) {
         keys.sort_by_key(|key| self.wants.get(key).map(|want| want.order));
         for key in keys {
@@ -255,22 +258,22 @@ impl Client {
         }
     }
 
-    /// A peer sent bytes that nobody asked it for. Whatever it owes is suspect from now on.
-    pub(super) fn lied(&mut self, peer: PeerId, now: Instant) -> Use {
-        let owed: Vec<BlockKey> =
-            self.peers.get(&peer).map(|known| known.owed().copied().collect()).unwrap_or_default();
-        for key in owed {
+    /// A peer sent an unsolicited block. Its outstanding blocks are requested from others.
+    pub(super) fn sent_invalid_block(&mut self, peer: PeerId, now: Instant) -> Use {
+        let outstanding: Vec<BlockKey> =
+            self.peers.get(&peer).map(|known| known.outstanding().copied().collect()).unwrap_or_default();
+        for key in outstanding {
             if let Some(want) = self.wants.get_mut(&key) {
                 want.corrupt = true;
             }
         }
         self.peer_failed(peer, now);
-        Use::Lie
+        Use::Invalid
     }
 
-    /// A peer proved to hold a session's DAG: it gave a block of it, or said that it has one. When there are too many, who
-    /// only says so makes room for who gives: many hold a DAG's root and nothing else. What the peer is to be asked for is
-    /// left to [`Client::fill`].
+    /// A peer is known to have blocks of a session's DAG: it sent a block, or HAVE. If there are too many members, a
+    /// peer that sent a block replaces one that only sent HAVE: many peers have only the root of a DAG.
+    /// [`Client::fill`] then requests its share.
     pub(super) fn joined(&mut self, session_id: SessionId, peer: PeerId, gave: bool, now: Instant) {
         if !self.peers.contains_key(&peer) {
             return;
@@ -284,7 +287,7 @@ impl Client {
         }
         if !session.members.contains(&peer) {
             if session.members.len() >= MEMBERS_MAX {
-                let idle = session.members.iter().find(|member| !session.givers.contains(member)).copied();
+                let idle = session.members.iter().find(|member| !session.senders.contains(member)).copied();
                 let Some(idle) = idle.filter(|_| gave) else { return };
                 session.left(&idle);
                 if let Some(idle) = self.peers.get_mut(&idle) {
@@ -298,14 +301,14 @@ impl Client {
             self.actions.push_back(Action::Joined(session_id, peer));
         }
         if gave {
-            session.givers.insert(peer);
+            session.senders.insert(peer);
         }
     }
 
-    /// Gives a member that may owe more its share of what waits, one want of each of its sessions in turn.
+    /// Requests queued wants from a member whose window has space, one want of each of its sessions in turn.
     pub(super) fn fill(&mut self, peer: PeerId, now: Instant) {
         let Some(known) = self.peers.get(&peer) else { return };
-        let waits = |id: &&SessionId| self.sessions.get(*id).is_some_and(|session| !session.unasked.is_empty());
+        let waits = |id: &&SessionId| self.sessions.get(*id).is_some_and(|session| !session.queued.is_empty());
         let mut sessions: Vec<SessionId> = known.sessions.iter().filter(waits).copied().collect();
         while !sessions.is_empty() && self.peers.get(&peer).is_some_and(super::Peer::has_room) {
             sessions.retain(|id| match self.next_for_members(id, now) {
@@ -318,44 +321,44 @@ impl Client {
         }
     }
 
-    /// The oldest want of a session that a member can be asked for now.
+    /// The oldest want of a session that can be requested from a member now.
     fn next_for_members(&self, session_id: &SessionId, now: Instant) -> Option<(PeerId, BlockKey)> {
-        let mut line = self.sessions.get(session_id)?.unasked.values().take(LOOKED_AT_MAX).enumerate();
-        line.find_map(|(before, key)| match self.choose(self.wants.get(key)?, before, now) {
+        let mut queue = self.sessions.get(session_id)?.queued.values().take(LOOKED_AT_MAX).enumerate();
+        queue.find_map(|(before, key)| match self.choose(self.wants.get(key)?, before, now) {
             Choice::Ask(peer) => Some((peer, *key)),
-            Choice::Wait | Choice::Nobody => None,
+            Choice::Wait | Choice::NoMember => None,
         })
     }
 
-    /// Takes back every open question about a want that ended, except of the peer that answered it.
+    /// Cancels all pending requests of a want that ended, except for the peer that answered it.
     pub(super) fn retract(&mut self, key: BlockKey, want: &Want, answered_by: Option<PeerId>, now: Instant) {
-        let others = || want.asked.iter().filter(|question| Some(question.peer) != answered_by);
-        for Question { peer, block, .. } in others() {
+        let others = || want.asked.iter().filter(|request| Some(request.peer) != answered_by);
+        for Request { peer, block, .. } in others() {
             let Some(known) = self.peers.get_mut(peer) else { continue };
             known.settle(&key, now);
-            known.given_up(key);
+            known.expect_late(key);
             if !block {
-                known.leave_unheard(key, &want.sessions);
+                known.cancel_probe(key, &want.sessions);
             }
             let cancel = WantEntry { cid: want.cid, ask: Ask::Cancel, send_dont_have: false };
             self.outbox.entry(*peer).or_default().push(cancel);
         }
-        others().for_each(|question| self.fill(question.peer, now));
+        others().for_each(|request| self.fill(request.peer, now));
     }
 
-    /// Forgets the longest unused session when there is no room for another.
-    pub(super) fn make_room_for(&mut self, id: &SessionId) {
+    /// Evicts the least recently used session if there are too many.
+    pub(super) fn evict_for(&mut self, id: &SessionId) {
         if self.sessions.len() < self.config.sessions_max || self.sessions.contains_key(id) {
             return;
         }
         let unused = self.sessions.iter().filter(|(_, session)| session.wants.is_empty());
         if let Some(id) = unused.min_by_key(|(_, session)| session.used).map(|(id, _)| *id) {
-            self.forget_session(id);
+            self.remove_session(id);
         }
     }
 
-    /// Forgets a session that nobody uses.
-    pub(super) fn forget_session(&mut self, id: SessionId) {
+    /// Removes an unused session.
+    pub(super) fn remove_session(&mut self, id: SessionId) {
         let Some(session) = self.sessions.remove(&id) else { return };
         for member in session.members {
             if let Some(known) = self.peers.get_mut(&member) {

@@ -1,4 +1,4 @@
-//! What a session knows, for whoever asks why something is slow: nothing is kept for this, and nothing is changed by it.
+//! Snapshots of sessions for the API. They are computed on request and change nothing.
 
 use super::Client;
 use super::state::Search;
@@ -7,77 +7,77 @@ use content::Cid;
 use libp2p::PeerId;
 use std::time::{Duration, Instant};
 
-/// Wants that are told one by one.
+/// The maximum number of wants in a snapshot.
 const WANTS_MAX: usize = 32;
 
-/// Whether providers are being searched for.
+/// The state of the search for providers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SearchPhase {
-    /// They were not yet.
+    /// Not started.
     Idle,
-    /// They are.
+    /// Running.
     Running,
-    /// They were, so long ago.
+    /// Finished this long ago.
     Done(Duration),
 }
 
-/// A peer that proved to hold a DAG.
+/// A peer that has blocks of a DAG.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemberState {
-    /// Who it is.
+    /// The peer.
     pub peer: PeerId,
     /// Whether it sent a block of the DAG.
     pub gave: bool,
-    /// Blocks that it owes us, of whatever DAG, and what they are expected to have in bytes.
+    /// The number of its outstanding blocks, of all DAGs.
     pub owes_blocks: usize,
-    /// The same in bytes.
+    /// Their expected size, in bytes.
     pub owes_bytes: usize,
-    /// How long it takes to answer, once that was measured.
+    /// The response time, once measured.
     pub response: Option<Duration>,
-    /// What it sends at best, in bytes a second, once that was measured.
+    /// The best rate in bytes per second, once measured.
     pub bytes_per_second: Option<u64>,
-    /// Whether it lets us wait for too long.
+    /// Whether it is stalled.
     pub is_silent: bool,
 }
 
-/// A block that somebody waits for.
+/// A wanted block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantState {
     /// The block.
     pub cid: Cid,
-    /// For how long.
+    /// How long it has been wanted.
     pub waited: Duration,
-    /// Who owes it.
+    /// The peers that were asked for it.
     pub debtors: Vec<PeerId>,
-    /// Peers that were asked whether they have it and did not answer yet.
+    /// The number of peers that were asked for its presence and have not answered.
     pub probed: usize,
-    /// Peers that said no.
+    /// The number of peers that do not have it.
     pub denied: usize,
 }
 
-/// What is known of one DAG.
+/// The state of one DAG.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionState {
-    /// Connected peers that proved to hold it.
+    /// Connected peers that have blocks of it.
     pub members: Vec<MemberState>,
-    /// Peers that routing named.
+    /// The number of providers that routing found.
     pub providers: usize,
-    /// Whether providers are being searched for.
+    /// The search for providers.
     pub search: SearchPhase,
-    /// Peers that were asked, and those that answered.
+    /// The number of peers that were asked.
     pub asked: usize,
-    /// The same.
+    /// The number of peers that answered.
     pub answered: usize,
-    /// Blocks that somebody waits for: the first of them, and how many there are.
+    /// Wanted blocks, limited to the first ones.
     pub wants: Vec<WantState>,
-    /// The same.
+    /// The number of wanted blocks.
     pub wanted: usize,
     /// How long ago it was last used.
     pub idle_for: Duration,
 }
 
 impl Client {
-    /// What is known of a DAG; none if nobody has read it of late.
+    /// The state of a DAG; `None` if it was not read recently.
     pub fn inspect(&self, id: &SessionId, now: Instant) -> Option<SessionState> {
         let session = self.sessions.get(id)?;
         let mut wants: Vec<_> =
@@ -86,8 +86,8 @@ impl Client {
         let want = |(since, want): (Instant, &super::Want)| WantState {
             cid: want.cid,
             waited: now.saturating_duration_since(since),
-            debtors: want.debtors().map(|question| question.peer).collect(),
-            probed: want.asked.iter().filter(|question| !question.block).count(),
+            debtors: want.block_requests().map(|request| request.peer).collect(),
+            probed: want.asked.iter().filter(|request| !request.block).count(),
             denied: want.denied.len(),
         };
         Some(SessionState {
@@ -110,16 +110,16 @@ impl Client {
         let known = self.peers.get(peer)?;
         Some(MemberState {
             peer: *peer,
-            gave: session.givers.contains(peer),
-            owes_blocks: known.owed().count(),
-            owes_bytes: known.owed_bytes(),
+            gave: session.senders.contains(peer),
+            owes_blocks: known.outstanding().count(),
+            owes_bytes: known.outstanding_bytes(),
             response: known.link.response(),
             bytes_per_second: known.link.measured_rate(),
-            is_silent: known.is_silent(now),
+            is_silent: known.is_stalled(now),
         })
     }
 
-    /// Sessions that are remembered, and blocks that somebody waits for.
+    /// The number of sessions and of wanted blocks.
     pub fn load(&self) -> (usize, usize) {
         (self.sessions.len(), self.wants.len())
     }

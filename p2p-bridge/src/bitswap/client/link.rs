@@ -1,48 +1,49 @@
-//! What is measured of the way to one peer, and what follows from it: how much it may owe us at once, how long an answer
-//! takes, and when silence is suspicious. Arithmetic only; the clock is handed in.
+//! Measurements of one peer, and the values derived from them: how much may be outstanding, how long an answer takes,
+//! and when the peer counts as stalled. Arithmetic only; the caller passes the time in.
 //!
-//! The *response* is the shortest time from a question that found the peer idle to its answer. The *rate* is the best of
-//! the last few rounds, in bytes a second; a round is at least one response long, begins with an arrival and counts only if
-//! the peer had enough to do at its end, or if it is a new best: forty small files say nothing about a link. The *window* is what the peer may owe: twice the bytes that fit the link,
-//! and a margin. While the window is what limits the rate, twice what fits is more than the window, so that it doubles
-//! with every round; once the link is full, it stays. The margin is what a Kubo hands to its network at a time (1 MiB), so
-//! that there is always something in its queue.
+//! The *response time* is the shortest time from a request to an idle peer to its answer. The *rate* is the best of the
+//! last few rounds, in bytes per second; a round lasts at least one response time, begins when a block is received, and
+//! counts only if the peer had enough outstanding bytes at its end, or if it is a new best: forty small files say
+//! nothing about a link. The *window* is the maximum of outstanding bytes: twice the bandwidth-delay product, and a
+//! margin. While the window limits the rate, this exceeds the window, so that it doubles with every round; once the
+//! link is full, it is stable. The margin is the amount that Kubo passes to its network at a time (1 MiB), so that its
+//! queue never runs empty.
 
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1024 * 1024;
-/// What a peer may owe before it was measured, in bytes.
+/// The window before any measurement, in bytes.
 const WINDOW_BYTES_START: usize = 2 * MIB;
-/// What any peer may owe, in bytes: 160 MB/s over 50 ms, twice.
+/// The maximum window, in bytes: twice 160 MB/s over 50 ms.
 const WINDOW_BYTES_MAX: usize = 32 * MIB;
-/// What comes on top of twice the bytes that fit the link.
+/// Added to twice the bandwidth-delay product.
 const MARGIN_BYTES: f64 = MIB as f64;
-/// The shortest round, so that a burst is not taken for a rate.
+/// The minimum length of a round, so that a burst does not count as a rate.
 const ROUND_MIN: Duration = Duration::from_millis(50);
-/// A peer that owes less than this part of its window may be idle part of the time.
+/// A peer with less than this part of its window outstanding may be idle at times.
 const BUSY_PART: usize = 4;
-/// Rounds of which the best counts.
+/// The number of rounds of which the best counts.
 const ROUNDS: usize = 8;
-/// The rate assumed of a peer that was never measured, in bytes a second: enough to be tried early.
-const UNKNOWN_RATE: f64 = 50_000_000.0;
-/// The response assumed of such a peer.
-const UNKNOWN_RESPONSE: Duration = Duration::from_millis(100);
-/// Bounds of the silence that is suspicious.
-const PATIENCE: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(5);
-/// The same for a peer that never answered anything yet.
-const UNKNOWN_PATIENCE: Duration = Duration::from_millis(400);
+/// The rate of a peer without measurements, in bytes per second: high enough to be tried early.
+const DEFAULT_RATE: f64 = 50_000_000.0;
+/// The response time of a peer without measurements.
+const DEFAULT_RESPONSE: Duration = Duration::from_millis(100);
+/// Bounds of the time without data after which a peer counts as stalled.
+const STALL_THRESHOLD: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(5);
+/// The same for a peer that never answered.
+const DEFAULT_STALL_THRESHOLD: Duration = Duration::from_millis(400);
 
-/// The way to one peer.
+/// The link to one peer.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     response: Option<Duration>,
-    /// The last rounds, newest last, in bytes a second.
+    /// The last rounds, newest last, in bytes per second.
     rounds: [f64; ROUNDS],
     round: Option<Round>,
-    /// Time between arrivals while it owes something, smoothed.
+    /// The smoothed gap between received blocks while blocks are outstanding.
     gap: Option<Duration>,
-    /// When it last sent anything that we asked for, or was first asked after it owed nothing.
-    heard: Option<Instant>,
+    /// When it last sent requested data, or was first asked when idle.
+    last_received: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -52,13 +53,13 @@ struct Round {
 }
 
 impl Link {
-    /// A question goes to a peer that owes us nothing: its silence begins now.
+    /// An idle peer is asked: its time without data starts.
     pub fn begin(&mut self, now: Instant) {
-        self.heard = Some(now);
+        self.last_received = Some(now);
         self.round = None;
     }
 
-    /// It owes us nothing any more.
+    /// No requests are outstanding any more.
     pub fn end(&mut self, now: Instant) {
         if let Some(round) = self.round.take()
             && let Some(rate) = round.rate(now, self.round_min())
@@ -67,9 +68,9 @@ impl Link {
         }
     }
 
-    /// An answer came. `asked_at` is given if the question found the peer idle.
+    /// An answer was received. `asked_at` is given if the peer was idle when asked.
     pub fn answered(&mut self, asked_at: Option<Instant>, now: Instant) {
-        self.heard = Some(now);
+        self.last_received = Some(now);
         let Some(took) = asked_at.map(|at| now.saturating_duration_since(at)) else { return };
         self.response = Some(match self.response {
             Some(old) if took > old => (old * 7 + took) / 8,
@@ -77,13 +78,13 @@ impl Link {
         });
     }
 
-    /// A block of that many bytes came, while the peer owed that many in all.
-    pub fn delivered(&mut self, bytes: usize, owed_bytes: usize, asked_at: Option<Instant>, now: Instant) {
-        let before = self.heard;
-        let busy = owed_bytes >= self.window_bytes() / BUSY_PART;
+    /// A block was received, with `outstanding_bytes` pending in all.
+    pub fn delivered(&mut self, bytes: usize, outstanding_bytes: usize, asked_at: Option<Instant>, now: Instant) {
+        let before = self.last_received;
+        let busy = outstanding_bytes >= self.window_bytes() / BUSY_PART;
         self.answered(asked_at, now);
         let Some(round) = &mut self.round else {
-            // What it sent until now it had time for before we looked.
+            // The peer may have prepared it before the round started.
             self.round = Some(Round { began: now, bytes: 0 });
             return;
         };
@@ -98,16 +99,16 @@ impl Link {
         }
     }
 
-    /// Bytes of something that is not complete yet came.
+    /// Bytes of an incomplete message were received.
     pub fn progressed(&mut self, at: Instant) {
-        self.heard = self.heard.map(|heard| heard.max(at));
+        self.last_received = self.last_received.map(|last_received| last_received.max(at));
     }
 
     fn round_min(&self) -> Duration {
-        self.response.unwrap_or(UNKNOWN_RESPONSE).max(ROUND_MIN)
+        self.response.unwrap_or(DEFAULT_RESPONSE).max(ROUND_MIN)
     }
 
-    /// What a peer manages that had little to do says only that it can do as much.
+    /// The rate of a peer with few outstanding bytes is only a lower bound.
     fn keep(&mut self, rate: f64, busy: bool) {
         let news = self.best() > 0.0 && rate > self.best();
         if !busy && !news {
@@ -123,55 +124,56 @@ impl Link {
 
     fn rate(&self) -> f64 {
         let best = self.best();
-        if best > 0.0 { best.max(1.0) } else { UNKNOWN_RATE }
+        if best > 0.0 { best.max(1.0) } else { DEFAULT_RATE }
     }
 
-    /// What it may owe at once, in bytes.
+    /// The maximum of outstanding bytes.
     pub fn window_bytes(&self) -> usize {
         if self.best() <= 0.0 {
             return WINDOW_BYTES_START;
         }
-        let fits = self.best() * self.response.unwrap_or(UNKNOWN_RESPONSE).as_secs_f64();
-        // A float beyond the range becomes its end.
+        let fits = self.best() * self.response.unwrap_or(DEFAULT_RESPONSE).as_secs_f64();
+        // A float outside the range saturates.
         ((2.0 * fits + MARGIN_BYTES) as usize).min(WINDOW_BYTES_MAX)
     }
 
-    /// How long it should take until `queued_bytes` have come, asked for now.
+    /// The expected time until `queued_bytes` are received, if requested now.
     pub fn time_for(&self, queued_bytes: usize) -> Duration {
         let queue = queued_bytes as f64 / self.rate();
-        self.response.unwrap_or(UNKNOWN_RESPONSE) + Duration::try_from_secs_f64(queue).unwrap_or(Duration::MAX / 4)
+        self.response.unwrap_or(DEFAULT_RESPONSE) + Duration::try_from_secs_f64(queue).unwrap_or(Duration::MAX / 4)
     }
 
-    /// The silence after which something is wrong.
-    pub fn patience(&self) -> Duration {
-        let Some(response) = self.response else { return UNKNOWN_PATIENCE };
-        (response * 2 + self.gap.unwrap_or_default() * 4).clamp(*PATIENCE.start(), *PATIENCE.end())
+    /// The time without data after which the peer counts as stalled.
+    pub fn stall_threshold(&self) -> Duration {
+        let Some(response) = self.response else { return DEFAULT_STALL_THRESHOLD };
+        (response * 2 + self.gap.unwrap_or_default() * 4).clamp(*STALL_THRESHOLD.start(), *STALL_THRESHOLD.end())
     }
 
-    /// Whether it has been silent for too long, if it owes us something.
-    pub fn is_silent(&self, now: Instant) -> bool {
-        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) > self.patience())
+    /// Whether it has sent nothing for too long, if blocks are outstanding.
+    pub fn is_stalled(&self, now: Instant) -> bool {
+        self.last_received
+            .is_some_and(|last_received| now.saturating_duration_since(last_received) > self.stall_threshold())
     }
 
-    /// How long an answer takes, once that was measured.
+    /// The response time, once measured.
     pub fn response(&self) -> Option<Duration> {
         self.response
     }
 
-    /// What it sends at best, in bytes a second, once that was measured.
+    /// The best rate in bytes per second, once measured.
     pub fn measured_rate(&self) -> Option<u64> {
-        // A float beyond the range becomes its end.
+        // A float outside the range saturates.
         (self.best() > 0.0).then(|| self.best() as u64)
     }
 
-    /// When it last sent something that we asked for, or began to owe us.
-    pub fn heard(&self) -> Option<Instant> {
-        self.heard
+    /// When it last sent requested data, or was first asked when idle.
+    pub fn last_received(&self) -> Option<Instant> {
+        self.last_received
     }
 }
 
 impl Round {
-    /// Bytes a second, once it was long enough.
+    /// The rate in bytes per second, if the round was long enough.
     fn rate(&self, now: Instant, round_min: Duration) -> Option<f64> {
         let took = now.saturating_duration_since(self.began);
         (took >= round_min).then(|| self.bytes as f64 / took.as_secs_f64())
@@ -185,7 +187,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const BLOCK: usize = 256 * 1024;
 
-    /// Keeps a link of `rate` bytes a second and `latency` as busy as its window allows, for `time`.
+    /// Keeps a link with a rate and latency as busy as its window allows, for some time.
     fn saturate(link: &mut Link, rate: f64, latency: Duration, time: Duration) {
         let start = Instant::now();
         let (mut now, mut free) = (start, start);
@@ -203,8 +205,8 @@ mod tests {
     }
 
     #[test]
-    fn the_window_grows_until_the_link_is_full_and_no_further() {
-        // Megabytes a second, latency, and what the window should settle at in MiB: twice what fits, and one.
+    fn the_window_grows_until_the_link_is_full() {
+        // Megabytes per second, latency, and the final window in MiB: twice the bandwidth-delay product plus one.
         let table = [(6.25, 50, 1.0..3.0), (50.0, 50, 5.0..10.0), (160.0, 50, 15.0..25.0), (300.0, 1, 1.0..3.0)];
         for (rate, latency, expected) in table {
             let mut link = Link::default();
@@ -217,21 +219,21 @@ mod tests {
     }
 
     #[test]
-    fn patience_follows_the_link_within_bounds() {
+    fn the_stall_threshold_follows_the_link_within_bounds() {
         let start = Instant::now();
         let mut link = Link::default();
-        assert!(!link.is_silent(start + Duration::from_secs(9)), "it was asked nothing");
+        assert!(!link.is_stalled(start + Duration::from_secs(9)), "it was asked nothing");
         link.begin(start);
-        assert!(!link.is_silent(start + 400 * MS) && link.is_silent(start + 401 * MS));
+        assert!(!link.is_stalled(start + 400 * MS) && link.is_stalled(start + 401 * MS));
         link.progressed(start + 300 * MS);
-        assert!(!link.is_silent(start + 700 * MS), "bytes are coming");
+        assert!(!link.is_stalled(start + 700 * MS), "bytes are being received");
         link.answered(Some(start), start + 20 * MS);
-        assert_eq!(link.patience(), 250 * MS);
-        // One block in two seconds is slow, not silent.
+        assert_eq!(link.stall_threshold(), 250 * MS);
+        // One block in two seconds is slow, not stalled.
         for n in 1..20 {
             link.delivered(BLOCK, BLOCK, None, start + n * 2_000 * MS);
         }
-        assert_eq!(link.patience(), Duration::from_secs(5));
+        assert_eq!(link.stall_threshold(), Duration::from_secs(5));
     }
 
     #[test]
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_while_it_runs_dry_lowers_nothing() {
+    fn an_idle_link_does_not_lower_the_rate() {
         let mut link = Link::default();
         saturate(&mut link, 50e6, 50 * MS, Duration::from_secs(2));
         let before = link.best();

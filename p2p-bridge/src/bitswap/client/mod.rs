@@ -1,40 +1,41 @@
-//! The asking side of Bitswap as a state machine: which peer is asked for which block, and when another one is.
+//! The Bitswap client as a state machine: which peers are asked for which blocks, and when another peer is asked.
 //!
-//! Goals: no I/O and no clock of its own, so that property tests and simulated networks can drive it; a search for
-//! providers that starts together with the first question, not a second later; links that are full; few duplicates;
-//! fail-over well under a second; nothing that grows with what peers send.
+//! Goals: no I/O and no clock of its own, so that property tests and simulated networks can drive it; the search for
+//! providers starts with the first request, not a second later; full links; few duplicates; fail-over well under a
+//! second; bounded memory whatever peers send.
 //!
-//! Non-goals: dialling, routing, bytes. Blocks never pass through here: connection tasks hash and deliver them, and this
-//! machine is told afterwards ([`Client::received_block`]).
+//! Non-goals: dialling, routing and block data. Connection tasks verify and deliver blocks, and notify this machine
+//! afterwards ([`Client::received_block`]).
 //!
-//! How it decides, per DAG root (a *session*, shared by everyone who reads that DAG):
+//! The rules, per DAG root (a *session*, shared by all readers of that DAG):
 //!
-//! 1. The first want of a session starts a search for providers of the root and, at the same moment, asks connected
-//!    peers: the block itself from one of them (a provider that routing named, a configured peering, or else whoever was
-//!    useful last), "do you have it" from up to [`Config::probes_max`] others. While nobody has proved anything, only the
-//!    first few wants are asked about, and a stranger about one of them.
-//! 2. A peer that sends a block or says HAVE becomes a *member*, and remains one as long as the session is remembered. A
-//!    want goes to the member that should have delivered it first: response time, plus what it owes already at its
-//!    measured rate ([`link`]). If that member may owe no more for now, and with all that is in line before this want would
-//!    still be faster than another, the want waits, in order. So blocks are shared out by rate, and late enough for the
-//!    shares to be right.
-//! 3. What a member may owe grows until its link is full, and no further.
-//! 4. DONT_HAVE, a disconnect or a lie moves the want to the next member at once; if there is none, the search starts
-//!    again and strangers are asked.
-//! 5. A member that owes something and is *silent* (nothing for two responses and four times its usual gap between
-//!    blocks; 250 ms to 5 s) gets nothing new, and all that it owes is asked of others too. A block that merely takes more
-//!    than twice as long as it should is asked of a second member only within a budget of one in [`BLOCKS_PER_HEDGE`]. One
-//!    that is owed by a peer that proved nothing, while another says HAVE, is late as soon as it takes longer than it should.
-//! 6. A want fails when nothing came for [`Config::stall_timeout`]: as corrupt if a peer sent other bytes instead. It fails
-//!    at once when nobody is there to ask ([`crate::no_peers`]).
+//! 1. The first want of a session starts a search for providers of the root and, at the same time, asks connected
+//!    peers: a want-block to one of them (a provider that routing found, a configured peering, or the most recently
+//!    useful peer), and want-have to up to [`Config::probes_max`] others. While no peer is known to have blocks of the
+//!    DAG, only the first few wants are requested, and an unrelated peer is asked for one of them.
+//! 2. A peer that sends a block or HAVE becomes a *member* for the lifetime of the session. A want is requested from
+//!    the member with the shortest expected delivery time: its response time, plus its outstanding bytes at its
+//!    measured rate ([`link`]). If that member's window is full, and it would still deliver sooner than another after
+//!    all queued wants, the want waits in the queue. So blocks are distributed by rate, at a time when the rates are
+//!    known.
+//! 3. A member's window grows until its link is full.
+//! 4. DONT_HAVE, a disconnect or an invalid block moves the want to the next member immediately; if there is none, the
+//!    search starts again and other connected peers are asked.
+//! 5. A member with outstanding blocks that is *stalled* (nothing received for two response times and four times its
+//!    usual gap between blocks; 250 ms to 5 s) gets no new requests, and its outstanding blocks are also requested from
+//!    others. A block that only takes more than twice as long as expected is hedged within a budget of one in
+//!    [`BLOCKS_PER_HEDGE`]. A block that was requested from a non-member, while another peer says HAVE, is late once it
+//!    takes longer than expected.
+//! 6. A want fails if nothing was received for [`Config::stall_timeout`]: as corrupt if a peer sent an invalid block.
+//!    It fails immediately if there are no peers to ask ([`crate::no_peers`]).
 //!
 //! | module | concern |
 //! |---|---|
-//! | `state` | what is remembered of peers, sessions and wants |
-//! | `link` | the measure of one peer |
-//! | `asking` | whom to ask |
-//! | `time` | what happens because time passes |
-//! | [`inspection`] | what is known, for whoever asks |
+//! | `state` | state of peers, sessions and wants |
+//! | `link` | measurements of one peer |
+//! | `asking` | selection of peers |
+//! | `time` | timers: hedging, failures, expiry |
+//! | [`inspection`] | snapshots for the API |
 
 mod asking;
 pub mod inspection;
@@ -52,18 +53,18 @@ use state::{Peer, Search, Session, Want};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// What the machine is tuned by.
+/// Parameters of the client.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// How long a want may see no progress before it fails.
+    /// The maximum time without progress before a want fails.
     pub stall_timeout: Duration,
-    /// Connected peers that are asked about a want of a session without members.
+    /// The number of connected peers that are asked for a want of a session without members.
     pub probes_max: usize,
-    /// How long an unused session remembers its members.
+    /// How long an unused session is kept.
     pub linger: Duration,
-    /// Sessions remembered at most; the longest unused go first.
+    /// The maximum number of sessions; the least recently used are evicted.
     pub sessions_max: usize,
-    /// How long to wait before providers are searched again, if nothing new happened meanwhile.
+    /// The minimum time between searches for providers, unless there are new wants.
     pub search_again: Duration,
 }
 
@@ -79,36 +80,36 @@ impl Default for Config {
     }
 }
 
-/// Providers of one session that are remembered; whoever answers a search can name as many as it likes.
+/// The maximum number of providers of a session; a search result can name any number.
 const NAMED_MAX: usize = 1_024;
-/// Blocks that have to come for each that may be asked twice because it is late.
+/// The number of received blocks that allow one hedged request for a late block.
 const BLOCKS_PER_HEDGE: f64 = 40.0;
-/// Late blocks that may be asked twice before any came, and at most at once.
-const HEDGES_SAVED_MAX: f64 = 4.0;
+/// The initial and maximum budget of hedged requests for late blocks.
+const HEDGE_BUDGET_MAX: f64 = 4.0;
 
-/// What the machine wants done.
+/// An action for the caller.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Send these wantlist changes to a connected peer.
+    /// Send wantlist changes to a connected peer.
     Send {
         /// The peer.
         peer: PeerId,
-        /// The changes; one about each CID.
+        /// The changes, one per CID.
         entries: Vec<WantEntry>,
     },
-    /// Search for providers of a session's root; report them with [`Client::provider_found`].
+    /// Search for providers of a session's root, and report them with [`Client::provider_found`].
     Search(SessionId),
     /// The search is no longer needed.
     StopSearch(SessionId),
-    /// A peer proved to hold a session's DAG.
+    /// A peer has blocks of a session's DAG.
     Joined(SessionId, PeerId),
-    /// A peer owed a block and sent nothing at all until the want failed.
+    /// A peer with an outstanding block sent nothing until the want failed.
     Stalled(PeerId),
-    /// Tell those who wait that a block will not come.
+    /// Fail the waiters of a block.
     Fail(Box<Failure>),
 }
 
-/// A want that ended without its block.
+/// A failed want.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
     /// The block.
@@ -119,18 +120,18 @@ pub struct Failure {
     pub error: SourceError,
 }
 
-/// What a received block was to us.
+/// How a received block was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// It was wanted, and this is the first copy.
     Wanted,
-    /// It had been wanted of this peer, but came elsewhere first or was given up.
+    /// A duplicate: another peer's copy was received first, or the want was cancelled.
     Duplicate,
-    /// It was never asked of this peer: its bytes are not what it was asked for.
-    Lie,
+    /// It was not requested from this peer: the bytes do not match the requested CID.
+    Invalid,
 }
 
-/// The state machine. Every method that depends on time is handed the clock.
+/// The state machine. Methods that depend on time take the current time.
 pub struct Client {
     config: Config,
     metrics: Metrics,
@@ -138,14 +139,14 @@ pub struct Client {
     sessions: HashMap<SessionId, Session>,
     wants: HashMap<BlockKey, Want>,
     next_order: u64,
-    /// How many late blocks may be asked twice now.
-    hedges_saved: f64,
+    /// The budget of hedged requests for late blocks.
+    hedge_budget: f64,
     outbox: HashMap<PeerId, Outbox>,
     actions: VecDeque<Action>,
 }
 
 impl Client {
-    /// An empty machine.
+    /// A client without peers and wants.
     pub fn new(config: Config, metrics: Metrics) -> Self {
         Self {
             config,
@@ -154,13 +155,13 @@ impl Client {
             sessions: HashMap::new(),
             wants: HashMap::new(),
             next_order: 0,
-            hedges_saved: HEDGES_SAVED_MAX,
+            hedge_budget: HEDGE_BUDGET_MAX,
             outbox: HashMap::new(),
             actions: VecDeque::new(),
         }
     }
 
-    /// The next thing to do. Questions to one peer that arose together leave together.
+    /// The next action. Pending wantlist changes for one peer are sent together.
     pub fn poll_action(&mut self) -> Option<Action> {
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
@@ -170,27 +171,27 @@ impl Client {
         Some(Action::Send { peer, entries })
     }
 
-    /// Whether [`Client::tick`] has anything to watch.
+    /// Whether [`Client::tick`] has nothing to do.
     pub fn is_idle(&self) -> bool {
         self.sessions.is_empty()
     }
 
-    /// Whether anybody is connected.
-    pub fn has_anybody(&self) -> bool {
+    /// Whether any peer is connected.
+    pub fn has_sources(&self) -> bool {
         !self.peers.is_empty()
     }
 
-    /// Whether a peer owes us anything, and when it last gave us something.
+    /// Whether a peer has outstanding blocks, and when it last sent a wanted block.
     pub fn usefulness(&self, peer: &PeerId) -> (bool, Option<Instant>) {
-        self.peers.get(peer).map_or((false, None), |known| (known.owed().next().is_some(), known.useful))
+        self.peers.get(peer).map_or((false, None), |known| (known.outstanding().next().is_some(), known.useful))
     }
 
-    /// How many connected peers proved to hold a session's DAG.
+    /// The number of connected members of a session.
     pub fn members(&self, session: &SessionId) -> usize {
         self.sessions.get(session).map_or(0, |session| session.members.len())
     }
 
-    /// A block that a session waits for, besides its root.
+    /// A block other than the root that a session waits for.
     pub fn wanted_below(&self, session_id: &SessionId) -> Option<BlockKey> {
         let session = self.sessions.get(session_id)?;
         let wants = session.wants.keys().filter_map(|key| Some((key, self.wants.get(key)?)));
@@ -198,17 +199,17 @@ impl Client {
         below.min_by_key(|(_, want)| want.order).map(|(key, _)| *key)
     }
 
-    /// Somebody in a session waits for a block.
+    /// A session waits for a block.
     pub fn want(&mut self, session_id: SessionId, cid: Cid, now: Instant) {
         let Some(key) = BlockKey::of(&cid) else { return };
-        self.make_room_for(&session_id);
+        self.evict_for(&session_id);
         let order = self.next_order;
         let want = self.wants.entry(key).or_insert_with(|| Want::new(cid, order, now));
         self.next_order += u64::from(want.order == order);
         let session = self.sessions.entry(session_id).or_insert_with(|| Session::new(now));
         session.used = now;
         if session.wants.is_empty() {
-            // Time spent without any want is nobody's stall.
+            // Time without wants is no stall.
             session.progress = now;
             if !session.discovered {
                 session.started = now;
@@ -218,14 +219,14 @@ impl Client {
         if !want.sessions.contains(&session_id) {
             want.sessions.push(session_id);
         }
-        if !want.is_owed() {
-            session.unasked.insert(want.order, key);
+        if !want.is_requested() {
+            session.queued.insert(want.order, key);
         }
         self.search_if_needed(session_id, now);
-        self.find_debtor(key, now);
+        self.assign(key, now);
     }
 
-    /// Nobody in a session waits for a block any more.
+    /// A session no longer waits for a block.
     pub fn cancel(&mut self, session_id: SessionId, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get_mut(&key) else { return };
         want.sessions.retain(|id| *id != session_id);
@@ -239,16 +240,16 @@ impl Client {
         }
     }
 
-    /// A peer is connected. Favoured peers are asked first.
+    /// A peer connected. Favoured peers are asked first.
     pub fn peer_connected(&mut self, peer: PeerId, favoured: bool, now: Instant) {
         let known = self.peers.entry(peer).or_insert_with(|| Peer::new(favoured));
         known.favoured |= favoured;
-        // What went wrong on an earlier connection is no reason not to ask on this one.
+        // Failures on an earlier connection do not count.
         for want in self.wants.values_mut() {
             want.denied.remove(&peer);
         }
         for session in self.sessions.values_mut() {
-            session.strangers.remove(&peer);
+            session.probed_peers.remove(&peer);
         }
         let waiting: Vec<SessionId> = self
             .sessions
@@ -261,14 +262,14 @@ impl Client {
         }
     }
 
-    /// A peer is gone; what it owed is asked of others.
+    /// A peer disconnected; its outstanding blocks are requested from others.
     pub fn peer_disconnected(&mut self, peer: PeerId, now: Instant) {
         self.outbox.remove(&peer);
         let Some(mut gone) = self.peers.remove(&peer) else { return };
         for id in &gone.sessions {
             if let Some(session) = self.sessions.get_mut(id) {
                 session.left(&peer);
-                // When it comes back, it is asked first.
+                // If it reconnects, it is asked first.
                 if session.named.len() < NAMED_MAX {
                     session.named.insert(peer);
                 }
@@ -278,17 +279,17 @@ impl Client {
         gone.sessions.into_iter().for_each(|id| self.search_if_needed(id, now));
     }
 
-    /// An answer of a peer could not be taken in, nobody knows to what.
+    /// A response of a peer was lost; it is not known to which requests.
     pub fn answer_lost(&mut self, peer: PeerId, now: Instant) {
         let Some(known) = self.peers.get_mut(&peer) else { return };
         known.answer_lost();
-        if known.is_to_be_asked_again(now) {
-            self.ask_again(peer);
+        if known.must_resend_requests(now) {
+            self.resend_requests(peer);
         }
     }
 
-    /// A connection to a peer was replaced by another: whatever was asked is asked again.
-    pub fn ask_again(&mut self, peer: PeerId) {
+    /// A connection to a peer was replaced: all requests are sent again.
+    pub fn resend_requests(&mut self, peer: PeerId) {
         let Some(known) = self.peers.get(&peer) else { return };
         let outbox = self.outbox.entry(peer).or_default();
         for (key, block) in known.open() {
@@ -301,7 +302,7 @@ impl Client {
         }
     }
 
-    /// Routing named a provider of a session's root.
+    /// Routing found a provider of a session's root.
     pub fn provider_found(&mut self, session_id: SessionId, peer: PeerId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&session_id) else { return };
         if session.named.len() >= NAMED_MAX {
@@ -314,40 +315,40 @@ impl Client {
         }
     }
 
-    /// The search for a session's providers ended.
+    /// The search for a session's providers has finished.
     pub fn search_finished(&mut self, session_id: SessionId, now: Instant) {
         if let Some(session) = self.sessions.get_mut(&session_id) {
             session.search = Search::Done(now);
         }
     }
 
-    /// A peer sent a block with this key, already hashed and delivered.
+    /// A peer sent a block with this key, already verified and delivered.
     pub fn received_block(&mut self, peer: PeerId, key: BlockKey, bytes: usize, now: Instant) -> Use {
         let Some(known) = self.peers.get_mut(&peer) else {
-            // It left meanwhile. Its block was delivered all the same.
+            // The peer has disconnected, but its block was delivered.
             return if self.fulfilled(key, bytes, None, now) { Use::Wanted } else { Use::Duplicate };
         };
-        let question = self.wants.get(&key).and_then(|want| want.asked.iter().find(|question| question.peer == peer));
-        if let Some(question) = question {
-            known.delivered(bytes, question.idle.then_some(question.at), now);
-            self.metrics.transfer_seconds.observe(now.saturating_duration_since(question.at).as_secs_f64());
+        let request = self.wants.get(&key).and_then(|want| want.asked.iter().find(|request| request.peer == peer));
+        if let Some(request) = request {
+            known.delivered(bytes, request.idle.then_some(request.at), now);
+            self.metrics.transfer_seconds.observe(now.saturating_duration_since(request.at).as_secs_f64());
         }
         if !known.settle(&key, now) && !known.may_be_late(&key) {
-            return self.lied(peer, now);
+            return self.sent_invalid_block(peer, now);
         }
-        // It may send the block again: after a question for presence that it answered with a small block at once, say.
-        known.given_up(key);
+        // It may send the block again, for example after a want-have that it answered with a small block.
+        known.expect_late(key);
         let wanted = self.wants.contains_key(&key);
         if wanted {
             known.useful = Some(now);
-            self.hedges_saved = (self.hedges_saved + 1.0 / BLOCKS_PER_HEDGE).min(HEDGES_SAVED_MAX);
+            self.hedge_budget = (self.hedge_budget + 1.0 / BLOCKS_PER_HEDGE).min(HEDGE_BUDGET_MAX);
             self.fulfilled(key, bytes, Some(peer), now);
         }
         self.fill(peer, now);
         if wanted { Use::Wanted } else { Use::Duplicate }
     }
 
-    /// A block was delivered to everyone who waited for it, if anyone did.
+    /// A block was delivered to its waiters, if there were any.
     fn fulfilled(&mut self, key: BlockKey, bytes: usize, sender: Option<PeerId>, now: Instant) -> bool {
         let Some(want) = self.wants.remove(&key) else { return false };
         for id in &want.sessions {
@@ -363,22 +364,22 @@ impl Client {
         true
     }
 
-    /// A peer said HAVE (`true`) or DONT_HAVE.
+    /// A peer sent HAVE (`true`) or DONT_HAVE.
     pub fn received_presence(&mut self, peer: PeerId, cid: &Cid, has: bool, now: Instant) {
         let Some(key) = BlockKey::of(cid) else { return };
         let Some(known) = self.peers.get_mut(&peer) else { return };
         let Some(want) = self.wants.get_mut(&key) else {
             known.settle(&key, now);
-            let sessions = known.heard_of(&key);
+            let sessions = known.cancelled_probe_answered(&key);
             if has {
                 sessions.into_iter().for_each(|id| self.joined(id, peer, false, now));
                 self.fill(peer, now);
             }
             return;
         };
-        let Some(question) = want.asked.iter().find(|question| question.peer == peer) else { return };
-        let block = question.block;
-        known.link.answered(question.idle.then_some(question.at), now);
+        let Some(request) = want.asked.iter().find(|request| request.peer == peer) else { return };
+        let block = request.block;
+        known.link.answered(request.idle.then_some(request.at), now);
         let sessions = want.sessions.clone();
         for id in &sessions {
             if let Some(session) = self.sessions.get_mut(id) {
@@ -397,18 +398,18 @@ impl Client {
         for id in sessions {
             self.joined(id, peer, false, now);
         }
-        self.find_debtor(key, now);
+        self.assign(key, now);
         self.fill(peer, now);
     }
 
-    /// Bytes of an answer that is not complete yet came from a peer, at that time.
+    /// Bytes of an incomplete message were received from a peer at a time.
     pub fn peer_progressed(&mut self, peer: PeerId, at: Instant) {
         if let Some(known) = self.peers.get_mut(&peer) {
             known.link.progressed(at);
         }
     }
 
-    /// A peer broke the protocol or cannot be written to: whatever it owes is asked of others.
+    /// A peer violated the protocol or cannot be written to: its outstanding blocks are requested from others.
     pub fn peer_failed(&mut self, peer: PeerId, now: Instant) {
         let Some(known) = self.peers.get_mut(&peer) else { return };
         let keys = known.settle_all();
@@ -420,7 +421,7 @@ impl Client {
             }
         }
         self.deny_all(keys, peer, now);
-        // What waited for its turn with this peer was owed by nobody.
+        // Wants that were queued for this peer were not requested from any.
         sessions.into_iter().for_each(|id| self.search_if_needed(id, now));
     }
 }

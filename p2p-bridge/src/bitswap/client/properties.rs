@@ -1,4 +1,4 @@
-//! What holds of the client machine whatever happens, in whatever order.
+//! Invariants of the client under arbitrary event sequences.
 
 use super::*;
 use bytes::Bytes;
@@ -25,7 +25,7 @@ fn session(n: usize) -> SessionId {
 }
 
 #[derive(Debug, Clone)]
-enum Happening {
+enum Input {
     Want(usize, usize),
     Cancel(usize, usize),
     Connected(usize, bool),
@@ -40,8 +40,8 @@ enum Happening {
     Time(u64),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
-    use Happening::*;
+fn input() -> impl Strategy<Value = Input> {
+    use Input::*;
     prop_oneof![
         6 => (0..SESSIONS, 0..BLOCKS).prop_map(|(session, n)| Want(session, n)),
         2 => (0..SESSIONS, 0..BLOCKS).prop_map(|(session, n)| Cancel(session, n)),
@@ -58,15 +58,15 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// A machine, what it told its peers, and what it was told.
+/// A client, the state of its peers' wantlists, and the waiters.
 struct World {
     client: Client,
     now: Instant,
     ids: Vec<PeerId>,
     connected: HashSet<PeerId>,
-    /// What each connected peer believes to be asked for.
-    told: HashMap<PeerId, HashMap<Cid, Ask>>,
-    /// Who waits for what.
+    /// The wantlist that each connected peer has received.
+    wantlists: HashMap<PeerId, HashMap<Cid, Ask>>,
+    /// The waiters.
     waiting: HashSet<(SessionId, BlockKey)>,
     searching: HashSet<SessionId>,
 }
@@ -79,16 +79,16 @@ impl World {
             now: Instant::now(),
             ids: (0..PEERS).map(|_| PeerId::random()).collect(),
             connected: HashSet::new(),
-            told: HashMap::new(),
+            wantlists: HashMap::new(),
             waiting: HashSet::new(),
             searching: HashSet::new(),
         }
     }
 
-    fn happen(&mut self, happening: &Happening) {
-        use Happening::*;
+    fn apply(&mut self, input: &Input) {
+        use Input::*;
         let (client, now) = (&mut self.client, self.now);
-        match *happening {
+        match *input {
             Want(id, n) => {
                 client.want(session(id), CIDS[n], now);
                 self.waiting.insert((session(id), key(n)));
@@ -104,11 +104,11 @@ impl World {
             }
             Disconnected(peer) => {
                 if self.connected.remove(&self.ids[peer]) {
-                    self.told.remove(&self.ids[peer]);
+                    self.wantlists.remove(&self.ids[peer]);
                     client.peer_disconnected(self.ids[peer], now);
                 }
             }
-            Replaced(peer) => client.ask_again(self.ids[peer]),
+            Replaced(peer) => client.resend_requests(self.ids[peer]),
             Failed(peer) => client.peer_failed(self.ids[peer], now),
             Block(peer, n, bytes) => {
                 let peer = self.ids[peer];
@@ -119,7 +119,7 @@ impl World {
                     if used == Use::Wanted {
                         self.waiting.retain(|(_, waited)| *waited != key(n));
                     }
-                    self.told.entry(peer).or_default().remove(&CIDS[n]);
+                    self.wantlists.entry(peer).or_default().remove(&CIDS[n]);
                 }
             }
             Presence(peer, n, has) => client.received_presence(self.ids[peer], &CIDS[n], has, now),
@@ -143,46 +143,46 @@ impl World {
         while let Some(action) = self.client.poll_action() {
             match action {
                 Action::Send { peer, entries } => {
-                    assert!(self.connected.contains(&peer), "whoever is gone is asked nothing");
-                    let told = self.told.entry(peer).or_default();
+                    assert!(self.connected.contains(&peer), "requests go to connected peers only");
+                    let wantlists = self.wantlists.entry(peer).or_default();
                     for entry in entries {
                         if entry.ask == Ask::Cancel {
-                            told.remove(&entry.cid);
+                            wantlists.remove(&entry.cid);
                         } else {
-                            told.insert(entry.cid, entry.ask);
+                            wantlists.insert(entry.cid, entry.ask);
                         }
                     }
                 }
                 Action::Search(id) => assert!(self.searching.insert(id), "one search at a time"),
-                Action::StopSearch(id) => assert!(self.searching.remove(&id), "what runs is stopped"),
+                Action::StopSearch(id) => assert!(self.searching.remove(&id), "only a running search is stopped"),
                 Action::Stalled(peer) => assert!(self.client.peers.contains_key(&peer)),
                 Action::Joined(id, peer) => assert!(self.client.sessions[&id].answered.contains(&peer)),
                 Action::Fail(failure) => {
-                    assert!(self.waiting.remove(&(failure.session, failure.key)), "somebody waits for what fails");
+                    assert!(self.waiting.remove(&(failure.session, failure.key)), "only wants with waiters fail");
                 }
             }
         }
     }
 
-    /// Everything that has to hold between two happenings.
+    /// Invariants between events.
     fn check(&self) {
         let client = &self.client;
         let wanted: HashSet<(SessionId, BlockKey)> =
             client.sessions.iter().flat_map(|(id, session)| session.wants.keys().map(|key| (*id, *key))).collect();
-        assert_eq!(wanted, self.waiting, "those who wait are known");
+        assert_eq!(wanted, self.waiting, "all waiters are known");
         for (key, want) in &client.wants {
             assert!(!want.sessions.is_empty());
             for id in &want.sessions {
                 let session = &client.sessions[id];
                 assert!(session.wants.contains_key(key));
-                assert_eq!(session.unasked.contains_key(&want.order), !want.is_owed(), "owed by somebody, or in line");
+                assert_eq!(session.queued.contains_key(&want.order), !want.is_requested(), "requested or queued");
             }
-            for question in &want.asked {
-                let open: Vec<_> = client.peers[&question.peer].open().filter(|(asked, _)| *asked == key).collect();
-                assert_eq!(open, [(key, question.block)], "one question, in both books");
-                let told = self.told[&question.peer].get(&want.cid);
-                // A peer that answered with something else may have struck it off.
-                assert!(told.is_none_or(|ask| (*ask == Ask::Block) == question.block), "as the peer was told");
+            for request in &want.asked {
+                let open: Vec<_> = client.peers[&request.peer].open().filter(|(asked, _)| *asked == key).collect();
+                assert_eq!(open, [(key, request.block)], "both sides have the request");
+                let wantlists = self.wantlists[&request.peer].get(&want.cid);
+                // A peer that answered something else may have removed it.
+                assert!(wantlists.is_none_or(|ask| (*ask == Ask::Block) == request.block), "as on the peer's wantlist");
             }
         }
         for (id, peer) in &client.peers {
@@ -192,12 +192,12 @@ impl World {
         }
         for (id, session) in &client.sessions {
             assert!(session.members.iter().all(|peer| client.peers[peer].sessions.contains(id)));
-            assert!(session.givers.iter().all(|peer| session.members.contains(peer)));
-            assert!(session.unasked.values().all(|key| session.wants.contains_key(key)));
+            assert!(session.senders.iter().all(|peer| session.members.contains(peer)));
+            assert!(session.queued.values().all(|key| session.wants.contains_key(key)));
             assert!(session.probed.iter().all(|key| session.wants.contains_key(key)));
             assert_eq!(session.search == Search::Running, self.searching.contains(id));
-            let helpless = session.members.is_empty() && !session.wants.is_empty();
-            assert!(!helpless || session.search != Search::Idle, "whoever has nobody searches");
+            let without_members = session.members.is_empty() && !session.wants.is_empty();
+            assert!(!without_members || session.search != Search::Idle, "a session without members searches");
         }
     }
 }
@@ -206,14 +206,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn the_books_agree_whatever_happens(happenings in proptest::collection::vec(happening(), 1..120)) {
+    fn the_invariants_hold_after_any_events(inputs in proptest::collection::vec(input(), 1..120)) {
         let mut world = World::new();
-        for happening in &happenings {
-            world.happen(happening);
+        for input in &inputs {
+            world.apply(input);
             world.carry_out();
             world.check();
         }
-        // Whoever waits is answered in time, and nothing is remembered for ever.
+        // All wants end in time, and all state expires.
         for _ in 0..300 {
             world.now += Duration::from_secs(1);
             world.client.tick(world.now);

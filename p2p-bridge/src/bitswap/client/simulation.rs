@@ -1,5 +1,5 @@
-//! The client machine in a simulated network: peers with a latency, a rate and a nature, and a reader that takes a file's
-//! blocks in order through a window, as the file reader does. The clock is the simulation's own, so every run is the same.
+//! The client in a simulated network: peers with latency, rate and behaviour, and a reader that reads a file's blocks
+//! in order through a window, as the file reader does. The clock is simulated, so every run is deterministic.
 
 use super::*;
 use bytes::Bytes;
@@ -11,55 +11,63 @@ const MS: Duration = Duration::from_millis(1);
 const BLOCK_BYTES: usize = 256 * 1024;
 const MB: f64 = 1e6;
 
-/// What a peer is like.
+/// The properties of a peer.
 #[derive(Debug, Clone)]
-struct Nature {
+struct PeerProfile {
     one_way: Duration,
-    /// Bytes a second.
+    /// Bytes per second.
     rate: f64,
     stalls_at: Option<Duration>,
-    lies: bool,
-    /// It has every so many blocks.
+    sends_invalid: bool,
+    /// It has one of this many blocks.
     every: u32,
-    /// It holds the first block whatever else it holds.
+    /// It has the first block in any case.
     has_root: bool,
     named: bool,
 }
 
-fn honest(round_trip: u32, rate: f64) -> Nature {
-    Nature { one_way: MS * round_trip / 2, rate, stalls_at: None, lies: false, every: 1, has_root: false, named: true }
+fn honest(round_trip: u32, rate: f64) -> PeerProfile {
+    PeerProfile {
+        one_way: MS * round_trip / 2,
+        rate,
+        stalls_at: None,
+        sends_invalid: false,
+        every: 1,
+        has_root: false,
+        named: true,
+    }
 }
 
 struct Server {
     id: PeerId,
-    nature: Nature,
+    profile: PeerProfile,
     queue: VecDeque<u32>,
     busy: bool,
 }
 
 enum Event {
-    /// Questions reach a peer.
+    /// Requests reach a peer.
     Asked(usize, Vec<(u32, Ask)>),
-    /// A peer has put a block on the wire.
+    /// A peer has written a block to the network.
     Sent(usize, u32),
-    /// A block reaches us.
+    /// A block reaches the client.
     Block(usize, u32),
     Presence(usize, u32, bool),
     Tick,
 }
 
-/// How it went.
+/// The result of a simulation.
 #[derive(Debug, Default)]
 struct Outcome {
     took: Duration,
     wanted: usize,
     duplicates: usize,
-    questions_for_presence: usize,
+    presence_requests: usize,
     failures: usize,
     searches: usize,
-    /// The longest that the reader had to wait for its next block, the first one aside.
+    /// The longest wait of the reader for its next block, except for the first.
     longest_wait: Duration,
-    /// Blocks of each peer.
+    /// The number of blocks from each peer.
     shares: Vec<usize>,
 }
 
@@ -77,20 +85,20 @@ struct Network {
 }
 
 impl Network {
-    fn new(natures: &[Nature], blocks: u32) -> Self {
+    fn new(profiles: &[PeerProfile], blocks: u32) -> Self {
         let cids: Vec<Cid> = (0..=blocks)
             .map(|n| Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from(n.to_be_bytes().to_vec())))
             .map(|block| *block.expect("a block").cid())
             .collect();
         let numbers = cids.iter().zip(0..).map(|(cid, n)| (*cid, n)).collect();
-        let server = |nature: &Nature| Server {
+        let server = |profile: &PeerProfile| Server {
             id: PeerId::random(),
-            nature: nature.clone(),
+            profile: profile.clone(),
             queue: VecDeque::new(),
             busy: false,
         };
         let now = Instant::now();
-        let servers: Vec<Server> = natures.iter().map(server).collect();
+        let servers: Vec<Server> = profiles.iter().map(server).collect();
         let outcome = Outcome { shares: vec![0; servers.len()], ..Outcome::default() };
         Self {
             client: Client::new(Config::default(), Metrics::default()),
@@ -124,8 +132,8 @@ impl Network {
                     let index = self.servers.iter().position(|server| server.id == peer).expect("known");
                     let asked: Vec<(u32, Ask)> =
                         entries.iter().map(|entry| (self.numbers[&entry.cid], entry.ask)).collect();
-                    self.outcome.questions_for_presence += asked.iter().filter(|(_, ask)| *ask == Ask::Have).count();
-                    self.after(self.servers[index].nature.one_way, Event::Asked(index, asked));
+                    self.outcome.presence_requests += asked.iter().filter(|(_, ask)| *ask == Ask::Have).count();
+                    self.after(self.servers[index].profile.one_way, Event::Asked(index, asked));
                 }
                 Action::Search(_) => self.outcome.searches += 1,
                 Action::StopSearch(_) | Action::Joined(..) | Action::Stalled(_) => {}
@@ -136,24 +144,24 @@ impl Network {
 
     fn serve_next(&mut self, index: usize) {
         let server = &mut self.servers[index];
-        let stalled = server.nature.stalls_at.is_some_and(|at| self.now >= self.start + at);
+        let stalled = server.profile.stalls_at.is_some_and(|at| self.now >= self.start + at);
         if server.busy || stalled {
             return;
         }
         if let Some(n) = server.queue.pop_front() {
             server.busy = true;
-            let takes = Duration::from_secs_f64(BLOCK_BYTES as f64 / server.nature.rate);
+            let takes = Duration::from_secs_f64(BLOCK_BYTES as f64 / server.profile.rate);
             self.after(takes, Event::Sent(index, n));
         }
     }
 
     fn on_asked(&mut self, index: usize, asked: Vec<(u32, Ask)>) {
-        let Nature { one_way, every, stalls_at, .. } = self.servers[index].nature;
+        let PeerProfile { one_way, every, stalls_at, .. } = self.servers[index].profile;
         if stalls_at.is_some_and(|at| self.now >= self.start + at) {
             return;
         }
         for (n, ask) in asked {
-            let has = (n + 1) % every == 0 || self.servers[index].nature.has_root && n == 0;
+            let has = (n + 1) % every == 0 || self.servers[index].profile.has_root && n == 0;
             match ask {
                 Ask::Cancel => self.servers[index].queue.retain(|queued| *queued != n),
                 Ask::Block if has => self.servers[index].queue.push_back(n),
@@ -164,9 +172,9 @@ impl Network {
     }
 
     fn on_block(&mut self, index: usize, n: u32) {
-        let (id, lies) = (self.servers[index].id, self.servers[index].nature.lies);
-        // A liar's bytes are some other block.
-        let cid = if lies { self.cids.last().expect("one more than is read") } else { &self.cids[n as usize] };
+        let (id, sends_invalid) = (self.servers[index].id, self.servers[index].profile.sends_invalid);
+        // A misbehaving peer sends another block.
+        let cid = if sends_invalid { self.cids.last().expect("one more than is read") } else { &self.cids[n as usize] };
         let key = BlockKey::of(cid).expect("a key");
         match self.client.received_block(id, key, BLOCK_BYTES, self.now) {
             Use::Wanted => {
@@ -174,7 +182,7 @@ impl Network {
                 self.outcome.shares[index] += 1;
             }
             Use::Duplicate => self.outcome.duplicates += 1,
-            Use::Lie => assert!(lies, "{n} was asked for"),
+            Use::Invalid => assert!(sends_invalid, "{n} was asked for"),
         }
     }
 
@@ -185,9 +193,9 @@ impl Network {
             Event::Asked(index, asked) => self.on_asked(index, asked),
             Event::Sent(index, n) => {
                 self.servers[index].busy = false;
-                let stalled = self.servers[index].nature.stalls_at.is_some_and(|at| self.now >= self.start + at);
+                let stalled = self.servers[index].profile.stalls_at.is_some_and(|at| self.now >= self.start + at);
                 if !stalled {
-                    self.after(self.servers[index].nature.one_way, Event::Block(index, n));
+                    self.after(self.servers[index].profile.one_way, Event::Block(index, n));
                 }
                 self.serve_next(index);
             }
@@ -203,14 +211,14 @@ impl Network {
         self.carry_out();
     }
 
-    /// Reads every block in order, with up to `window` of them wanted or waiting to be read.
+    /// Reads all blocks in order, with up to `window` of them requested or waiting to be read.
     fn read(mut self, window: u32) -> Outcome {
         let session = self.session();
         for index in 0..self.servers.len() {
-            let (id, named) = (self.servers[index].id, self.servers[index].nature.named);
+            let (id, named) = (self.servers[index].id, self.servers[index].profile.named);
             self.client.peer_connected(id, false, self.now);
             if named {
-                // The session begins with the first want, so its providers can only be named after that.
+                // The session begins with the first want, so its providers are added after that.
                 self.client.want(session, self.cids[0], self.now);
                 self.client.provider_found(session, id, self.now);
             }
@@ -249,7 +257,7 @@ fn seconds(blocks: u32, rate: f64) -> f64 {
 }
 
 #[test]
-fn one_peer_is_used_to_the_full_without_duplicates() {
+fn one_peer_is_fully_used_without_duplicates() {
     // Round trip in ms, and MB/s.
     for (round_trip, rate) in [(50, 20.0), (50, 100.0), (2, 300.0), (300, 10.0), (50, 1.0), (100, 0.1)] {
         let blocks = if rate < 1.0 { 20 } else { 400 };
@@ -271,11 +279,11 @@ fn four_peers_are_nearly_four_times_as_fast_as_one() {
 }
 
 #[test]
-fn unequal_peers_get_what_they_can_carry() {
+fn peers_get_shares_by_their_rates() {
     let rates = [1.0, 4.0, 20.0];
     let latencies = [20, 150, 50];
-    let natures: Vec<Nature> = rates.iter().zip(latencies).map(|(rate, ms)| honest(ms, rate * MB)).collect();
-    let outcome = Network::new(&natures, 800).read(64);
+    let profiles: Vec<PeerProfile> = rates.iter().zip(latencies).map(|(rate, ms)| honest(ms, rate * MB)).collect();
+    let outcome = Network::new(&profiles, 800).read(64);
     let least = seconds(800, rates.iter().sum::<f64>() * MB);
     assert!(outcome.took.as_secs_f64() < 1.25 * least, "{outcome:?}, {least:.2} s at least");
     assert!(outcome.duplicates * 20 < outcome.wanted, "{outcome:?}");
@@ -283,11 +291,11 @@ fn unequal_peers_get_what_they_can_carry() {
 }
 
 #[test]
-fn a_peer_that_stalls_is_replaced_well_under_a_second() {
+fn a_stalled_peer_is_replaced_in_under_a_second() {
     for others in 1..4 {
-        let mut natures = vec![honest(50, 10.0 * MB); others + 1];
-        natures[0].stalls_at = Some(1_000 * MS);
-        let outcome = Network::new(&natures, 400).read(64);
+        let mut profiles = vec![honest(50, 10.0 * MB); others + 1];
+        profiles[0].stalls_at = Some(1_000 * MS);
+        let outcome = Network::new(&profiles, 400).read(64);
         assert!(outcome.longest_wait < 700 * MS, "{others} others: {outcome:?}");
         assert_eq!(outcome.failures, 0);
         assert!(outcome.duplicates * 20 < outcome.wanted, "{outcome:?}");
@@ -295,38 +303,38 @@ fn a_peer_that_stalls_is_replaced_well_under_a_second() {
 }
 
 #[test]
-fn liars_and_those_who_have_only_a_part_do_no_harm() {
-    let liar = Nature { lies: true, ..honest(10, 20.0 * MB) };
-    let part = |every| Nature { every, has_root: true, ..honest(30, 10.0 * MB) };
-    let outcome = Network::new(&[liar, part(2), part(3), honest(80, 5.0 * MB)], 300).read(64);
+fn misbehaving_and_partial_peers_do_no_harm() {
+    let misbehaving = PeerProfile { sends_invalid: true, ..honest(10, 20.0 * MB) };
+    let part = |every| PeerProfile { every, has_root: true, ..honest(30, 10.0 * MB) };
+    let outcome = Network::new(&[misbehaving, part(2), part(3), honest(80, 5.0 * MB)], 300).read(64);
     assert_eq!((outcome.failures, outcome.shares[0]), (0, 0), "{outcome:?}");
     assert!(outcome.shares[1..].iter().all(|share| *share > 0), "{outcome:?}");
     assert!(outcome.duplicates * 20 < outcome.wanted, "{outcome:?}");
 }
 
 #[test]
-fn strangers_are_left_alone_while_a_member_delivers() {
-    let stranger = Nature { named: false, every: 1_000_000, ..honest(20, MB) };
-    let mut natures = vec![stranger; 200];
-    natures[0] = honest(50, MB);
-    let outcome = Network::new(&natures, 60).read(16);
-    assert!(outcome.questions_for_presence <= 16, "{outcome:?}");
+fn unrelated_peers_are_not_asked_while_a_member_delivers() {
+    let unrelated = PeerProfile { named: false, every: 1_000_000, ..honest(20, MB) };
+    let mut profiles = vec![unrelated; 200];
+    profiles[0] = honest(50, MB);
+    let outcome = Network::new(&profiles, 60).read(16);
+    assert!(outcome.presence_requests <= 16, "{outcome:?}");
     assert_eq!((outcome.duplicates, outcome.searches), (0, 1), "{outcome:?}");
 }
 
 #[test]
-fn many_who_hold_only_the_root_keep_nobody_out() {
-    let stranger = Nature { named: false, every: 1_000_000, has_root: true, ..honest(20, MB) };
-    let mut natures = vec![stranger; 100];
-    natures[99] = honest(50, MB);
-    let outcome = Network::new(&natures, 60).read(16);
+fn peers_with_only_the_root_do_not_displace_useful_ones() {
+    let unrelated = PeerProfile { named: false, every: 1_000_000, has_root: true, ..honest(20, MB) };
+    let mut profiles = vec![unrelated; 100];
+    profiles[99] = honest(50, MB);
+    let outcome = Network::new(&profiles, 60).read(16);
     assert!(outcome.shares[99] >= 59, "{outcome:?}");
     assert!(outcome.took.as_secs_f64() < 1.1 * seconds(60, MB) + 0.2, "{outcome:?}");
-    assert!(outcome.questions_for_presence < 100, "{outcome:?}");
+    assert!(outcome.presence_requests < 100, "{outcome:?}");
 }
 
 #[test]
-fn nobody_is_left_with_questions_when_the_reader_leaves() {
+fn all_requests_are_cancelled_when_the_reader_is_cancelled() {
     let mut network = Network::new(&[honest(50, MB), honest(50, MB)], 100);
     let session = network.session();
     for server in &network.servers {

@@ -1,4 +1,4 @@
-//! What the client machine remembers: peers, sessions and wants. Each keeps its own book; the rules are elsewhere.
+//! State of the client: peers, sessions and wants, with their own invariants; the rules are in other modules.
 
 use super::link::Link;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
@@ -8,33 +8,34 @@ use libp2p::PeerId;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Wants given up, and blocks received, that are remembered per peer, so that a late block is told from a lie.
+/// The maximum number of cancelled or received blocks per peer that may still be received late, to distinguish them
+/// from invalid blocks.
 const LATE_MAX: usize = 2 * MAX_WANTS_PER_PEER;
-/// Questions about presence that were taken back and are remembered.
-const UNHEARD_MAX: usize = 64;
-/// What a block is expected to have before any of its session came, in bytes: what files are commonly cut into.
+/// The maximum number of cancelled want-haves whose answers are expected.
+const CANCELLED_PROBES_MAX: usize = 64;
+/// The expected size of blocks before one of the session was received, in bytes: the usual chunk size.
 const BLOCK_BYTES_EXPECTED: usize = 256 * 1024;
 
 /// A connected peer.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Asked first.
+    /// Whether it is asked first.
     pub favoured: bool,
     pub link: Link,
-    /// When it last sent a block that was wanted.
+    /// When it last sent a wanted block.
     pub useful: Option<Instant>,
-    /// The sessions that it is a member of.
+    /// The sessions of which it is a member.
     pub sessions: HashSet<SessionId>,
-    /// Blocks that it owes us, and what they are expected to have in bytes.
-    owed: HashMap<BlockKey, usize>,
-    owed_bytes: usize,
-    /// Questions about presence without an answer.
+    /// Outstanding blocks and their expected sizes in bytes.
+    outstanding: HashMap<BlockKey, usize>,
+    outstanding_bytes: usize,
+    /// Want-haves without an answer.
     probed: HashSet<BlockKey>,
-    /// Questions about presence that were taken back while the answer may have been on its way, and who asked.
-    unheard: HashMap<BlockKey, Vec<SessionId>>,
-    /// Whether an answer of it was lost since it was last asked everything again, and when that was.
+    /// Cancelled want-haves whose answers may be on their way, and the sessions that asked.
+    cancelled_probes: HashMap<BlockKey, Vec<SessionId>>,
+    /// Whether a response was lost since the requests were last sent again, and when that was.
     answer_lost: bool,
-    asked_again: Option<Instant>,
+    requests_resent: Option<Instant>,
     late: HashSet<BlockKey>,
     late_order: VecDeque<BlockKey>,
 }
@@ -46,132 +47,131 @@ impl Peer {
             link: Link::default(),
             useful: None,
             sessions: HashSet::new(),
-            owed: HashMap::new(),
-            owed_bytes: 0,
+            outstanding: HashMap::new(),
+            outstanding_bytes: 0,
             probed: HashSet::new(),
-            unheard: HashMap::new(),
+            cancelled_probes: HashMap::new(),
             answer_lost: false,
-            asked_again: None,
+            requests_resent: None,
             late: HashSet::new(),
             late_order: VecDeque::new(),
         }
     }
 
-    /// Whether it may be asked anything more.
+    /// Whether its wantlist has a free entry.
     pub fn has_slot(&self) -> bool {
-        self.owed.len() + self.probed.len() < MAX_WANTS_PER_PEER
+        self.outstanding.len() + self.probed.len() < MAX_WANTS_PER_PEER
     }
 
-    /// Whether it may owe us another block. Whoever owes nothing may owe one, however large.
+    /// Whether its window allows another block. A peer without outstanding blocks may always be asked for one.
     pub fn has_room(&self) -> bool {
-        self.has_slot() && (self.owed.is_empty() || self.owed_bytes < self.link.window_bytes())
+        self.has_slot() && (self.outstanding.is_empty() || self.outstanding_bytes < self.link.window_bytes())
     }
 
-    /// Expected time until one more block of that size would be here. If the peer may owe no more for now, what waits in
-    /// line before the block comes first.
-    pub fn cost(&self, bytes: usize, line_bytes: usize) -> Duration {
-        let line_bytes = if self.has_room() { 0 } else { line_bytes };
-        self.link.time_for(self.owed_bytes.saturating_add(bytes).saturating_add(line_bytes))
+    /// The expected time until another block of this size is received. If the window is full, queued wants come first.
+    pub fn cost(&self, bytes: usize, queued_bytes: usize) -> Duration {
+        let queued_bytes = if self.has_room() { 0 } else { queued_bytes };
+        self.link.time_for(self.outstanding_bytes.saturating_add(bytes).saturating_add(queued_bytes))
     }
 
-    /// Whether it owes us blocks and lets us wait for too long.
-    pub fn is_silent(&self, now: Instant) -> bool {
-        !self.owed.is_empty() && self.link.is_silent(now)
+    /// Whether it has outstanding blocks and is stalled.
+    pub fn is_stalled(&self, now: Instant) -> bool {
+        !self.outstanding.is_empty() && self.link.is_stalled(now)
     }
 
-    /// Notes a question for a block of about that size, or for its presence. What the peer will then have to send until
-    /// the answer is complete, in bytes, and whether it owed nothing before.
+    /// Records a request for a block of about this size, or for its presence. Returns the bytes that the peer will have
+    /// to send until the answer is complete, and whether it had no outstanding blocks before.
     pub fn ask(&mut self, key: BlockKey, block: Option<usize>, now: Instant) -> (usize, bool) {
         self.settle(&key, now);
-        let idle = self.owed.is_empty();
+        let idle = self.outstanding.is_empty();
         if idle && (block.is_some() || self.probed.is_empty()) {
             self.link.begin(now);
         }
         match block {
             Some(bytes) => {
-                self.owed.insert(key, bytes);
-                self.owed_bytes += bytes;
+                self.outstanding.insert(key, bytes);
+                self.outstanding_bytes += bytes;
             }
             None => _ = self.probed.insert(key),
         }
-        (self.owed_bytes, idle)
+        (self.outstanding_bytes, idle)
     }
 
-    /// A block that it owed came. The question is yet to be settled.
+    /// An outstanding block was received. The request is yet to be settled.
     pub fn delivered(&mut self, bytes: usize, asked_at: Option<Instant>, now: Instant) {
-        self.link.delivered(bytes, self.owed_bytes, asked_at, now);
+        self.link.delivered(bytes, self.outstanding_bytes, asked_at, now);
     }
 
-    /// A question is answered or taken back; whether it was open.
+    /// A request was answered or cancelled; returns whether it was pending.
     pub fn settle(&mut self, key: &BlockKey, now: Instant) -> bool {
-        let owed = self.owed.remove(key);
-        self.owed_bytes -= owed.unwrap_or(0);
-        let open = self.probed.remove(key) || owed.is_some();
-        if open && self.owed.is_empty() {
+        let outstanding = self.outstanding.remove(key);
+        self.outstanding_bytes -= outstanding.unwrap_or(0);
+        let open = self.probed.remove(key) || outstanding.is_some();
+        if open && self.outstanding.is_empty() {
             self.link.end(now);
         }
         open
     }
 
-    /// Takes back every open question.
+    /// Cancels all pending requests.
     pub fn settle_all(&mut self) -> Vec<BlockKey> {
-        self.owed_bytes = 0;
-        self.owed.drain().map(|(key, _)| key).chain(self.probed.drain()).collect()
+        self.outstanding_bytes = 0;
+        self.outstanding.drain().map(|(key, _)| key).chain(self.probed.drain()).collect()
     }
 
-    /// Every open question: the block, or whether it is there.
+    /// All pending requests, and whether they are for the block or its presence.
     pub fn open(&self) -> impl Iterator<Item = (&BlockKey, bool)> {
-        self.owed.keys().map(|key| (key, true)).chain(self.probed.iter().map(|key| (key, false)))
+        self.outstanding.keys().map(|key| (key, true)).chain(self.probed.iter().map(|key| (key, false)))
     }
 
-    /// A question about presence is taken back, because somebody else sent the block. The answer says all the same whether
-    /// this peer holds a session's DAG.
-    pub fn leave_unheard(&mut self, key: BlockKey, sessions: &[SessionId]) {
-        if self.unheard.len() >= UNHEARD_MAX {
-            self.unheard.clear();
+    /// A want-have is cancelled, because another peer sent the block. Its answer still shows whether this peer has
+    /// blocks of a session's DAG.
+    pub fn cancel_probe(&mut self, key: BlockKey, sessions: &[SessionId]) {
+        if self.cancelled_probes.len() >= CANCELLED_PROBES_MAX {
+            self.cancelled_probes.clear();
         }
-        self.unheard.insert(key, sessions.to_vec());
+        self.cancelled_probes.insert(key, sessions.to_vec());
     }
 
-    /// The answer to such a question came: whom it concerns.
-    pub fn heard_of(&mut self, key: &BlockKey) -> Vec<SessionId> {
-        self.unheard.remove(key).unwrap_or_default()
+    /// The answer to a cancelled want-have was received. Returns the sessions.
+    pub fn cancelled_probe_answered(&mut self, key: &BlockKey) -> Vec<SessionId> {
+        self.cancelled_probes.remove(key).unwrap_or_default()
     }
 
-    /// An answer of it was lost.
+    /// A response was lost.
     pub fn answer_lost(&mut self) {
         self.answer_lost = true;
     }
 
-    /// Whether an answer was lost and everything open has to be asked again now. Whatever it does to our answers, it is
-    /// not asked more often than we would wait for one.
-    pub fn is_to_be_asked_again(&mut self, now: Instant) -> bool {
-        let recently = |at: Instant| now.saturating_duration_since(at) < self.link.patience();
-        if !self.answer_lost || self.asked_again.is_some_and(recently) {
+    /// Whether a response was lost and the pending requests must be sent again now. They are sent at most once per
+    /// stall threshold.
+    pub fn must_resend_requests(&mut self, now: Instant) -> bool {
+        let recently = |at: Instant| now.saturating_duration_since(at) < self.link.stall_threshold();
+        if !self.answer_lost || self.requests_resent.is_some_and(recently) {
             return false;
         }
         self.answer_lost = false;
-        self.asked_again = Some(now);
+        self.requests_resent = Some(now);
         true
     }
 
-    /// The blocks that it owes us.
-    pub fn owed(&self) -> impl Iterator<Item = &BlockKey> {
-        self.owed.keys()
+    /// The outstanding blocks.
+    pub fn outstanding(&self) -> impl Iterator<Item = &BlockKey> {
+        self.outstanding.keys()
     }
 
-    /// What these are expected to have, in bytes.
-    pub fn owed_bytes(&self) -> usize {
-        self.owed_bytes
+    /// Their expected size, in bytes.
+    pub fn outstanding_bytes(&self) -> usize {
+        self.outstanding_bytes
     }
 
-    /// Whether a block is one that we once asked it for.
+    /// Whether a block was once requested from it.
     pub fn may_be_late(&self, key: &BlockKey) -> bool {
         self.late.contains(key)
     }
 
-    /// It may send this block, though nobody waits for it any more.
-    pub fn given_up(&mut self, key: BlockKey) {
+    /// Expects a late block, which no session waits for any more.
+    pub fn expect_late(&mut self, key: BlockKey) {
         if self.late.insert(key) {
             self.late_order.push_back(key);
         }
@@ -183,38 +183,38 @@ impl Peer {
     }
 }
 
-/// A question without an answer.
+/// A pending request.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct Request {
     pub peer: PeerId,
-    /// For the block, and not only for its presence.
+    /// For the block, not only for its presence.
     pub block: bool,
     pub at: Instant,
-    /// What the peer had to send until the answer was complete, in bytes.
+    /// The bytes that the peer had to send until the answer was complete.
     pub queued_bytes: usize,
-    /// Whether the peer owed us nothing else at the time.
+    /// Whether the peer had no other outstanding blocks.
     pub idle: bool,
 }
 
-/// A block that somebody waits for.
+/// A wanted block.
 #[derive(Debug)]
 pub(super) struct Want {
     pub cid: Cid,
-    /// Its place in the order in which blocks were wanted.
+    /// The position in the order of wants.
     pub order: u64,
     pub sessions: Vec<SessionId>,
     pub since: Instant,
-    /// Questions without an answer, one a peer.
-    pub asked: Vec<Question>,
-    /// Peers that said no, lied or left.
+    /// Pending requests, one per peer.
+    pub asked: Vec<Request>,
+    /// Peers that sent DONT_HAVE or an invalid block, or disconnected.
     pub denied: HashSet<PeerId>,
-    /// Peers that said HAVE and owe nothing yet.
+    /// Peers that sent HAVE and were not asked for the block yet.
     pub has: Vec<PeerId>,
-    /// Somebody who owed it sent other bytes.
+    /// A peer sent an invalid block instead.
     pub corrupt: bool,
-    /// Strangers were asked because its debtors were silent: once is enough.
-    pub probed_in_need: bool,
-    /// It is known that no member has it.
+    /// Whether unrelated peers were asked because the asked ones had stalled: this happens once.
+    pub probed_when_stalled: bool,
+    /// Whether no member has it.
     pub orphaned: bool,
 }
 
@@ -229,31 +229,31 @@ impl Want {
             denied: HashSet::new(),
             has: Vec::new(),
             corrupt: false,
-            probed_in_need: false,
+            probed_when_stalled: false,
             orphaned: false,
         }
     }
 
-    /// Peers that owe the block.
-    pub fn debtors(&self) -> impl Iterator<Item = &Question> {
-        self.asked.iter().filter(|question| question.block)
+    /// Pending requests for the block itself.
+    pub fn block_requests(&self) -> impl Iterator<Item = &Request> {
+        self.asked.iter().filter(|request| request.block)
     }
 
-    pub fn is_owed(&self) -> bool {
-        self.debtors().next().is_some()
+    pub fn is_requested(&self) -> bool {
+        self.block_requests().next().is_some()
     }
 
     pub fn is_asked(&self, peer: &PeerId) -> bool {
-        self.asked.iter().any(|question| question.peer == *peer)
+        self.asked.iter().any(|request| request.peer == *peer)
     }
 
-    pub fn is_owed_by(&self, peer: &PeerId) -> bool {
-        self.debtors().any(|question| question.peer == *peer)
+    pub fn is_requested_from(&self, peer: &PeerId) -> bool {
+        self.block_requests().any(|request| request.peer == *peer)
     }
 
-    /// Whatever it said about the block counts no longer.
+    /// Discards what a peer said about the block.
     pub fn forget(&mut self, peer: &PeerId) {
-        self.asked.retain(|question| question.peer != *peer);
+        self.asked.retain(|request| request.peer != *peer);
         self.has.retain(|other| other != peer);
     }
 }
@@ -267,27 +267,27 @@ pub(super) enum Search {
     Done(Instant),
 }
 
-/// What is known of one DAG.
+/// The state of one DAG.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Peers that proved to hold it.
+    /// Peers that have blocks of it.
     pub members: Vec<PeerId>,
-    /// Those of them that sent a block of it.
-    pub givers: HashSet<PeerId>,
-    /// Providers that routing named, and members of former connections.
+    /// The members that sent a block of it.
+    pub senders: HashSet<PeerId>,
+    /// Providers that routing found, and members of former connections.
     pub named: HashSet<PeerId>,
-    /// Those of them that routing named.
+    /// Providers that routing found.
     pub providers: HashSet<PeerId>,
-    /// What somebody waits for, and since when.
+    /// Wanted blocks, and since when.
     pub wants: HashMap<BlockKey, Instant>,
-    /// Wants that nobody owes us, in order.
-    pub unasked: BTreeMap<u64, BlockKey>,
-    /// Wants that strangers were asked about.
+    /// Wants that are not requested from any peer, in order.
+    pub queued: BTreeMap<u64, BlockKey>,
+    /// Wants that unrelated peers were asked about.
     pub probed: HashSet<BlockKey>,
-    /// Strangers that were asked since the search began. Whoever does not have one block is not asked about others.
-    pub strangers: HashSet<PeerId>,
+    /// Unrelated peers that were asked since the search began. A peer without one block is not asked about others.
+    pub probed_peers: HashSet<PeerId>,
     pub search: Search,
-    /// When it last turned out that no member has something.
+    /// When a want was last found to have no member.
     pub orphaned: Option<Instant>,
     pub started: Instant,
     pub discovered: bool,
@@ -302,13 +302,13 @@ impl Session {
     pub fn new(now: Instant) -> Self {
         Self {
             members: Vec::new(),
-            givers: HashSet::new(),
+            senders: HashSet::new(),
             named: HashSet::new(),
             providers: HashSet::new(),
             wants: HashMap::new(),
-            unasked: BTreeMap::new(),
+            queued: BTreeMap::new(),
             probed: HashSet::new(),
-            strangers: HashSet::new(),
+            probed_peers: HashSet::new(),
             search: Search::Idle,
             orphaned: None,
             started: now,
@@ -321,26 +321,26 @@ impl Session {
         }
     }
 
-    /// What its next block is expected to have, in bytes.
+    /// The expected size of its next block, in bytes.
     pub fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// A peer is no member any more.
+    /// Removes a member.
     pub fn left(&mut self, peer: &PeerId) {
         self.members.retain(|member| member != peer);
-        self.givers.remove(peer);
+        self.senders.remove(peer);
     }
 
     /// A want of this session ended.
     pub fn ended(&mut self, key: &BlockKey, order: u64, now: Instant) {
         self.wants.remove(key);
-        self.unasked.remove(&order);
+        self.queued.remove(&order);
         self.probed.remove(key);
         self.used = now;
     }
 
-    /// A block of this session came.
+    /// A block of this session was received.
     pub fn received(&mut self, bytes: usize, now: Instant) {
         self.progress = now;
         self.block_bytes = (self.block_bytes / 8 * 7 + bytes / 8).max(1);

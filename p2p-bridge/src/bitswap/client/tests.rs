@@ -1,4 +1,4 @@
-//! The client machine against tables: one rule, one test.
+//! Tests of the client, one per rule.
 
 use super::*;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
@@ -15,7 +15,7 @@ fn key(n: u32) -> BlockKey {
     BlockKey::of(&cid(n)).expect("key")
 }
 
-/// A machine, a clock, and what it asked for.
+/// A client, a clock, and the recorded actions.
 struct Bench {
     client: Client,
     now: Instant,
@@ -89,7 +89,7 @@ impl Bench {
         }
     }
 
-    /// Takes the questions asked since the last call, as (peer, number, ask).
+    /// Takes the requests since the last call, as (peer, number, ask).
     fn take_asked(&mut self, numbers: u32) -> Vec<(PeerId, u32, Ask)> {
         let number = |cid: &Cid| (0..numbers).find(|n| self::cid(*n) == *cid).expect("a known number");
         self.asked.drain(..).map(|(peer, entry)| (peer, number(&entry.cid), entry.ask)).collect()
@@ -97,7 +97,7 @@ impl Bench {
 }
 
 #[test]
-fn the_first_question_asks_a_favoured_peer_for_the_block_others_for_presence_and_searches_at_once() {
+fn the_first_want_asks_a_favoured_peer_for_the_block_others_for_presence_and_searches() {
     let mut bench = Bench::new();
     let favoured = bench.connect(true);
     let other = bench.connect(false);
@@ -108,14 +108,14 @@ fn the_first_question_asks_a_favoured_peer_for_the_block_others_for_presence_and
     assert_eq!(bench.searches, vec![bench.session()]);
     assert_eq!(bench.block(favoured, 0), Use::Wanted);
     assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Cancel)]);
-    // From now on only the peer that proved itself is asked, and nobody searches again.
+    // From now on only the member is asked, and there is no further search.
     bench.want(1);
     assert_eq!(bench.take_asked(2), vec![(favoured, 1, Ask::Block)]);
     assert_eq!(bench.searches.len(), 1);
 }
 
 #[test]
-fn a_provider_that_routing_names_is_asked_for_the_block_as_soon_as_it_is_connected() {
+fn a_provider_is_asked_for_the_block_as_soon_as_it_connects() {
     let mut bench = Bench::new();
     bench.want(0);
     let peer = PeerId::random();
@@ -127,21 +127,21 @@ fn a_provider_that_routing_names_is_asked_for_the_block_as_soon_as_it_is_connect
 }
 
 #[test]
-fn have_is_followed_by_a_question_for_the_block_and_dont_have_by_the_next_peer() {
+fn have_leads_to_a_block_request_and_dont_have_to_the_next_peer() {
     let mut bench = Bench::new();
     let favoured = bench.connect(true);
     let other = bench.connect(false);
     bench.want(0);
     bench.asked.clear();
     bench.presence(other, 0, true);
-    assert_eq!(bench.asked, vec![], "the favoured peer owes it already");
+    assert_eq!(bench.asked, vec![], "it is requested from the favoured peer already");
     bench.presence(favoured, 0, false);
     assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
     assert_eq!(bench.block(other, 0), Use::Wanted);
 }
 
 #[test]
-fn a_silent_member_is_hedged_well_under_a_second_and_the_late_copy_is_a_duplicate() {
+fn a_stalled_member_is_hedged_and_the_late_copy_is_a_duplicate() {
     let mut bench = Bench::new();
     let (a, b) = (bench.connect(true), bench.connect(true));
     bench.want(0);
@@ -149,30 +149,30 @@ fn a_silent_member_is_hedged_well_under_a_second_and_the_late_copy_is_a_duplicat
     for peer in [a, b] {
         bench.presence(peer, 0, true);
     }
-    let owing = bench.take_asked(1).into_iter().find(|(_, _, ask)| *ask == Ask::Block).expect("asked").0;
-    let other = if owing == a { b } else { a };
+    let requested = bench.take_asked(1).into_iter().find(|(_, _, ask)| *ask == Ask::Block).expect("asked").0;
+    let other = if requested == a { b } else { a };
     bench.pass(600 * MS);
     assert!(bench.take_asked(1).contains(&(other, 0, Ask::Block)));
     assert_eq!(bench.block(other, 0), Use::Wanted);
-    assert_eq!(bench.take_asked(1), vec![(owing, 0, Ask::Cancel)]);
-    assert_eq!(bench.block(owing, 0), Use::Duplicate);
+    assert_eq!(bench.take_asked(1), vec![(requested, 0, Ask::Cancel)]);
+    assert_eq!(bench.block(requested, 0), Use::Duplicate);
 }
 
 #[test]
-fn a_disconnect_moves_what_was_owed() {
+fn outstanding_blocks_move_to_other_peers_on_disconnect() {
     let mut bench = Bench::new();
     let (a, b) = (bench.connect(true), bench.connect(true));
     bench.want(0);
-    let owing = bench.take_asked(1).into_iter().find(|(_, _, ask)| *ask == Ask::Block).expect("asked").0;
-    let other = if owing == a { b } else { a };
+    let requested = bench.take_asked(1).into_iter().find(|(_, _, ask)| *ask == Ask::Block).expect("asked").0;
+    let other = if requested == a { b } else { a };
     bench.presence(other, 0, true);
-    bench.client.peer_disconnected(owing, bench.now);
+    bench.client.peer_disconnected(requested, bench.now);
     bench.drain();
     assert_eq!(bench.take_asked(1), vec![(other, 0, Ask::Block)]);
 }
 
 #[test]
-fn what_never_comes_fails_in_time_and_says_how_far_the_search_got() {
+fn unavailable_blocks_fail_with_the_state_of_the_search() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
@@ -184,38 +184,38 @@ fn what_never_comes_fails_in_time_and_says_how_far_the_search_got() {
     assert_eq!(*failed, key(0));
     assert_eq!((stall.providers_found, stall.peers_asked, stall.peers_answered), (1, 1, 1));
     bench.pass(Duration::from_secs(120));
-    assert!(bench.client.is_idle(), "nothing is remembered for ever");
+    assert!(bench.client.is_idle(), "all state expires");
     assert!(bench.client.wants.is_empty());
 }
 
 #[test]
-fn who_owed_and_said_nothing_until_it_was_given_up_is_told_of_once() {
+fn a_peer_that_stalls_until_the_want_fails_is_reported_once() {
     let mut bench = Bench::new();
-    let silent = bench.connect(true);
+    let stalled = bench.connect(true);
     (0..3).for_each(|n| bench.want(n));
     bench.pass(Duration::from_millis(2_100));
-    assert_eq!((bench.failures.len(), &bench.stalled[..]), (3, &[silent][..]));
+    assert_eq!((bench.failures.len(), &bench.stalled[..]), (3, &[stalled][..]));
 }
 
 #[test]
-fn other_bytes_than_asked_for_are_a_lie_and_fail_as_corrupt() {
+fn invalid_blocks_fail_the_want_as_corrupt() {
     let mut bench = Bench::new();
-    let liar = bench.connect(true);
+    let misbehaving = bench.connect(true);
     bench.want(0);
-    assert_eq!(bench.block(liar, 99), Use::Lie);
+    assert_eq!(bench.block(misbehaving, 99), Use::Invalid);
     bench.pass(Duration::from_millis(2_100));
     assert_eq!(bench.failures, vec![(key(0), SourceError::Corrupt { cid: cid(0) })]);
 }
 
 #[test]
-fn a_lie_is_survived_when_somebody_else_has_it() {
+fn an_invalid_block_is_replaced_by_another_peers() {
     let mut bench = Bench::new();
-    let liar = bench.connect(true);
+    let misbehaving = bench.connect(true);
     bench.want(0);
     let honest = bench.connect(false);
     bench.client.provider_found(bench.session(), honest, bench.now);
     bench.asked.clear();
-    bench.block(liar, 99);
+    bench.block(misbehaving, 99);
     bench.drain();
     assert!(bench.take_asked(1).contains(&(honest, 0, Ask::Block)));
     assert_eq!(bench.block(honest, 0), Use::Wanted);
@@ -223,7 +223,7 @@ fn a_lie_is_survived_when_somebody_else_has_it() {
 }
 
 #[test]
-fn cancelling_the_last_want_takes_the_questions_back_and_ends_the_search() {
+fn cancelling_the_last_want_cancels_the_requests_and_the_search() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
@@ -236,11 +236,11 @@ fn cancelling_the_last_want_takes_the_questions_back_and_ends_the_search() {
 }
 
 #[test]
-fn wants_beyond_a_peers_limit_wait_and_then_go_out_in_order() {
+fn wants_beyond_a_peers_limit_are_queued_in_order() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
-    // Tiny blocks: it is the number of wants that is limited, not their bytes.
+    // Tiny blocks: the number of wants is the limit, not their bytes.
     for n in 0..100 {
         bench.want(n);
         bench.client.received_block(peer, key(n), 1, bench.now);
@@ -251,9 +251,9 @@ fn wants_beyond_a_peers_limit_wait_and_then_go_out_in_order() {
         bench.client.want(bench.session(), cid(n), bench.now);
     }
     bench.drain();
-    assert_eq!(bench.client.peers[&peer].owed().count(), MAX_WANTS_PER_PEER);
+    assert_eq!(bench.client.peers[&peer].outstanding().count(), MAX_WANTS_PER_PEER);
     for n in 100..100 + total {
-        assert_eq!(bench.block(peer, n), Use::Wanted, "{n} was asked for in time");
+        assert_eq!(bench.block(peer, n), Use::Wanted, "{n} was requested");
     }
     assert!(bench.client.wants.is_empty());
 }
@@ -272,7 +272,7 @@ fn sessions_are_bounded() {
 }
 
 #[test]
-fn what_a_peer_owes_is_bounded_in_bytes_and_the_rest_follows_as_blocks_come() {
+fn outstanding_bytes_are_bounded_by_the_window() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
@@ -280,8 +280,8 @@ fn what_a_peer_owes_is_bounded_in_bytes_and_the_rest_follows_as_blocks_come() {
     for n in 1..200 {
         bench.client.want(bench.session(), cid(n), bench.now);
     }
-    let owed = bench.client.peers[&peer].owed().count();
-    assert!((4..40).contains(&owed), "{owed}");
+    let outstanding = bench.client.peers[&peer].outstanding().count();
+    assert!((4..40).contains(&outstanding), "{outstanding}");
     for n in 1..200 {
         bench.client.received_block(peer, key(n), 256 * 1024, bench.now);
     }
@@ -289,7 +289,7 @@ fn what_a_peer_owes_is_bounded_in_bytes_and_the_rest_follows_as_blocks_come() {
 }
 
 #[test]
-fn a_session_whose_members_all_deny_searches_again_at_once() {
+fn a_session_whose_members_all_deny_searches_again_immediately() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
@@ -300,14 +300,14 @@ fn a_session_whose_members_all_deny_searches_again_at_once() {
     assert_eq!(bench.searches.len(), 1, "the member is asked first");
     bench.presence(peer, 1, false);
     assert_eq!(bench.searches.len(), 2);
-    // The search found nobody. Silence is no reason for another one, for a while.
+    // The search found no provider. Lack of progress is no reason for another one, for a while.
     bench.client.search_finished(bench.session(), bench.now);
     bench.pass(1_000 * MS);
     assert_eq!(bench.searches.len(), 2);
 }
 
 #[test]
-fn with_no_peers_wants_fail_at_once_and_the_next_one_searches_again() {
+fn without_peers_wants_fail_immediately_and_the_next_one_searches_again() {
     let mut bench = Bench::new();
     for round in 1..=2 {
         bench.want(0);
@@ -320,17 +320,17 @@ fn with_no_peers_wants_fail_at_once_and_the_next_one_searches_again() {
             _ => None,
         });
         assert_eq!(stalls.filter(|stall| stall.no_peers).count(), 2, "{round}");
-        assert_eq!(bench.searches.len(), round, "nothing rests");
+        assert_eq!(bench.searches.len(), round, "there is no back-off");
     }
     bench.connect(false);
     bench.want(0);
     bench.client.fail_without_peers(bench.now);
     bench.drain();
-    assert!(bench.failures.is_empty(), "somebody can be asked");
+    assert!(bench.failures.is_empty(), "there is a peer to ask");
 }
 
 #[test]
-fn a_search_that_was_stopped_begins_anew_at_once() {
+fn a_stopped_search_restarts_immediately() {
     let mut bench = Bench::new();
     bench.want(0);
     bench.client.cancel(bench.session(), key(0), bench.now);
@@ -341,7 +341,7 @@ fn a_search_that_was_stopped_begins_anew_at_once() {
 }
 
 #[test]
-fn a_member_of_an_earlier_visit_is_asked_at_once_and_again_when_it_comes_back() {
+fn former_members_are_asked_first_also_after_reconnecting() {
     let mut bench = Bench::new();
     let peer = bench.connect(false);
     bench.want(0);
@@ -354,11 +354,11 @@ fn a_member_of_an_earlier_visit_is_asked_at_once_and_again_when_it_comes_back() 
     bench.client.peer_disconnected(peer, bench.now);
     bench.client.peer_connected(peer, false, bench.now);
     bench.drain();
-    assert_eq!(bench.take_asked(2), vec![(peer, 1, Ask::Block)], "no longer a member, but remembered");
+    assert_eq!(bench.take_asked(2), vec![(peer, 1, Ask::Block)], "no longer a member, but a known provider");
 }
 
 #[test]
-fn whoever_was_useful_lately_is_asked_for_the_block_of_another_session() {
+fn recently_useful_peers_are_asked_for_blocks_of_other_sessions() {
     let mut bench = Bench::new();
     let (useful, stranger) = (bench.connect(false), bench.connect(false));
     bench.want(0);
@@ -373,7 +373,7 @@ fn whoever_was_useful_lately_is_asked_for_the_block_of_another_session() {
 }
 
 #[test]
-fn a_denial_on_an_earlier_connection_counts_no_longer() {
+fn dont_haves_of_earlier_connections_do_not_count() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
@@ -386,10 +386,10 @@ fn a_denial_on_an_earlier_connection_counts_no_longer() {
 }
 
 #[test]
-fn blocks_that_come_after_all_are_no_lies() {
+fn late_blocks_are_not_invalid() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
-    // Cancelled, denied, and given up because the peer broke the protocol.
+    // Cancelled, denied, and dropped because the peer violated the protocol.
     bench.want(0);
     bench.client.cancel(bench.session(), key(0), bench.now);
     assert_eq!(bench.block(peer, 0), Use::Duplicate);
@@ -399,11 +399,11 @@ fn blocks_that_come_after_all_are_no_lies() {
     bench.want(2);
     bench.client.peer_failed(peer, bench.now);
     assert_eq!(bench.block(peer, 2), Use::Wanted);
-    assert_eq!(bench.block(peer, 3), Use::Lie);
+    assert_eq!(bench.block(peer, 3), Use::Invalid);
 }
 
 #[test]
-fn one_message_says_one_thing_about_each_block() {
+fn a_message_has_one_change_per_block() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
@@ -415,7 +415,7 @@ fn one_message_says_one_thing_about_each_block() {
 }
 
 #[test]
-fn strangers_are_asked_about_few_wants_at_a_time() {
+fn unrelated_peers_are_asked_about_few_wants_at_a_time() {
     let mut bench = Bench::new();
     for _ in 0..40 {
         bench.connect(false);
@@ -425,11 +425,11 @@ fn strangers_are_asked_about_few_wants_at_a_time() {
     }
     bench.pass(1_000 * MS);
     let asked = bench.asked.len();
-    assert!(asked <= 4 * 16, "{asked} questions");
+    assert!(asked <= 4 * 16, "{asked} requests");
 }
 
 #[test]
-fn a_block_that_came_just_before_its_sender_left_ends_the_want() {
+fn a_block_received_just_before_a_disconnect_ends_the_want() {
     let mut bench = Bench::new();
     let (a, b) = (bench.connect(true), bench.connect(false));
     bench.want(0);
@@ -437,13 +437,13 @@ fn a_block_that_came_just_before_its_sender_left_ends_the_want() {
     bench.drain();
     bench.asked.clear();
     assert_eq!(bench.block(a, 0), Use::Wanted);
-    assert_eq!(bench.take_asked(1), vec![(b, 0, Ask::Cancel)], "nobody else has to send it");
+    assert_eq!(bench.take_asked(1), vec![(b, 0, Ask::Cancel)], "the request to the other peer is cancelled");
     assert!(bench.client.wants.is_empty());
     assert_eq!(bench.block(a, 0), Use::Duplicate);
 }
 
 #[test]
-fn a_session_that_joins_a_want_late_has_time_of_its_own() {
+fn each_session_of_a_want_has_its_own_timeout() {
     let mut bench = Bench::new();
     let late = *cid(7).hash();
     bench.want(0);
@@ -458,7 +458,7 @@ fn a_session_that_joins_a_want_late_has_time_of_its_own() {
 }
 
 #[test]
-fn whoever_comes_while_something_is_waited_for_in_vain_is_asked_whether_it_has_it() {
+fn a_new_peer_is_asked_for_presence_of_stalled_wants() {
     let mut bench = Bench::new();
     bench.want(0);
     let stranger = bench.connect(false);
@@ -475,7 +475,7 @@ fn whoever_comes_while_something_is_waited_for_in_vain_is_asked_whether_it_has_i
 }
 
 #[test]
-fn lost_answers_are_asked_for_again_but_not_more_often_than_one_waits_for_an_answer() {
+fn lost_responses_are_requested_again_at_a_limited_rate() {
     let mut bench = Bench::new();
     let peer = bench.connect(true);
     bench.want(0);
@@ -488,11 +488,11 @@ fn lost_answers_are_asked_for_again_but_not_more_often_than_one_waits_for_an_ans
     bench.asked.clear();
     bench.pass(600 * MS);
     let again = bench.take_asked(1).into_iter().filter(|(to, ..)| *to == peer).count();
-    assert_eq!(again, 1, "the other nine together");
+    assert_eq!(again, 1, "the other nine are merged");
 }
 
 #[test]
-fn a_favoured_peer_that_proved_nothing_is_not_waited_for_when_another_has_the_block() {
+fn a_favoured_non_member_is_hedged_early_if_another_peer_has_the_block() {
     let mut bench = Bench::new();
     let favoured = bench.connect(true);
     let other = bench.connect(false);
@@ -506,7 +506,7 @@ fn a_favoured_peer_that_proved_nothing_is_not_waited_for_when_another_has_the_bl
 }
 
 #[test]
-fn a_lost_answer_is_asked_for_again_for_a_session_that_waits_on() {
+fn a_lost_response_is_requested_again_for_the_remaining_session() {
     let mut bench = Bench::new();
     let (peer, late) = (bench.connect(true), *cid(7).hash());
     bench.want(0);
@@ -518,11 +518,11 @@ fn a_lost_answer_is_asked_for_again_for_a_session_that_waits_on() {
     assert_eq!(bench.failures.len(), 1);
     assert!(bench.take_asked(1).contains(&(peer, 0, Ask::Block)), "its answer may have been lost");
     bench.pass(1_000 * MS);
-    assert_eq!(bench.take_asked(1), vec![], "once is enough");
+    assert_eq!(bench.take_asked(1), vec![], "it is sent once");
 }
 
 #[test]
-fn a_favoured_peer_that_comes_late_gets_its_share() {
+fn a_favoured_peer_that_connects_later_gets_its_share() {
     let mut bench = Bench::new();
     let first = bench.connect(true);
     bench.want(0);
@@ -532,24 +532,24 @@ fn a_favoured_peer_that_comes_late_gets_its_share() {
     let asked = std::mem::take(&mut bench.asked).into_iter().find(|(peer, _)| *peer == second).expect("asked").1;
     bench.client.received_presence(second, &asked.cid, true, bench.now);
     bench.drain();
-    assert!(bench.client.peers[&second].owed().count() > 1);
+    assert!(bench.client.peers[&second].outstanding().count() > 1);
 }
 
 #[test]
-fn a_peer_that_comes_while_everything_is_owed_is_asked_about_what_comes_last() {
+fn a_new_peer_is_asked_about_the_newest_outstanding_wants() {
     let mut bench = Bench::new();
     let first = bench.connect(true);
     bench.want(0);
     bench.client.received_block(first, key(0), 1_000, bench.now);
     (1..5).for_each(|n| bench.want(n));
-    assert_eq!(bench.client.peers[&first].owed().count(), 4);
+    assert_eq!(bench.client.peers[&first].outstanding().count(), 4);
     bench.asked.clear();
     let second = bench.connect(true);
     assert_eq!(bench.take_asked(5), vec![(second, 4, Ask::Have)]);
 }
 
 #[test]
-fn an_answer_about_presence_counts_though_the_block_came_before_it() {
+fn a_presence_counts_even_if_the_block_was_received_before() {
     let mut bench = Bench::new();
     let (a, b) = (bench.connect(true), bench.connect(true));
     bench.want(0);
@@ -558,9 +558,9 @@ fn an_answer_about_presence_counts_though_the_block_came_before_it() {
     bench.client.received_block(first, key(0), 256 * 1024, bench.now);
     bench.drain();
     (1..100).for_each(|n| bench.want(n));
-    assert_eq!(bench.client.peers[&second].owed().count(), 0);
+    assert_eq!(bench.client.peers[&second].outstanding().count(), 0);
     bench.presence(second, 0, true);
-    assert!(bench.client.peers[&second].owed().count() > 1, "it gets its share");
-    // The same answer again, or one to a question that nobody asked, proves nothing.
-    assert!(bench.client.peers.get_mut(&second).expect("known").heard_of(&key(0)).is_empty());
+    assert!(bench.client.peers[&second].outstanding().count() > 1, "it gets its share");
+    // A repeated or unsolicited answer proves nothing.
+    assert!(bench.client.peers.get_mut(&second).expect("known").cancelled_probe_answered(&key(0)).is_empty());
 }

@@ -1,6 +1,6 @@
-//! What happens because time passes: hedges, failures, searches, forgetting.
+//! Timers: hedged requests, failures, searches, expiry.
 
-use super::state::{Peer, Question, Search, Session, Want};
+use super::state::{Peer, Request, Search, Session, Want};
 use super::{Action, Client, Failure};
 use crate::wants::SessionId;
 use content::{BlockKey, SourceError, Stall};
@@ -8,98 +8,99 @@ use libp2p::PeerId;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Peers that may owe us the same block at once.
+/// The maximum number of peers that are asked for the same block at once.
 const HEDGES_MAX: usize = 3;
-/// A want that its peers keep overtaking fails after this many stall timeouts, however busy they are.
+/// A want that later wants keep overtaking fails after this many stall timeouts, whatever the progress.
 const OVERTAKEN_STALLS: u32 = 4;
-/// How long a session without wants keeps its search for providers going.
+/// How long a session without wants continues its search for providers.
 const SEARCH_LINGER: Duration = Duration::from_secs(2);
-/// How long a search that found nothing rests at least, though something new turned up that nobody has.
+/// The minimum time between searches without result, if there are new wants.
 const SEARCH_REST: Duration = Duration::from_secs(1);
-/// What a late block may take beyond twice the time that it should, before it is asked of another.
+/// The minimum delay beyond the expected time before a late block is hedged.
 const LATENESS_MIN: Duration = Duration::from_millis(250);
 
-/// Why a block is asked of a second peer.
+/// Why a block is hedged.
 enum Hedge {
-    /// Its debtors send nothing at all.
-    Silent,
-    /// They send, but not this.
+    /// The asked peers send nothing.
+    Stalled,
+    /// They send other data.
     Late,
 }
 
 impl Client {
-    /// Hedges, searches again, fails what stalled and forgets what nobody uses. Call it about every 100 ms.
+    /// Hedges, searches again, fails stalled wants and expires unused state. Called about every 100 ms.
     pub fn tick(&mut self, now: Instant) {
         let mut keys: Vec<(u64, BlockKey)> = self.wants.iter().map(|(key, want)| (want.order, *key)).collect();
         keys.sort_unstable_by_key(|(order, _)| *order);
         let mut stalled = HashSet::new();
         for (_, key) in keys {
-            let owing: Vec<PeerId> = self.silent_debtors(&key, now).collect();
+            let peers: Vec<PeerId> = self.stalled_peers(&key, now).collect();
             if self.fail_if_stalled(key, now) {
-                stalled.extend(owing);
+                stalled.extend(peers);
             } else {
-                self.tend_want(key, now);
+                self.check_want(key, now);
             }
         }
-        // Once for each peer, however much it owed.
+        // Once for each peer, whatever its number of outstanding blocks.
         self.actions.extend(stalled.into_iter().map(Action::Stalled));
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         for id in ids {
-            self.tend_session(id, now);
+            self.check_session(id, now);
         }
-        let again = self.peers.iter_mut().filter_map(|(peer, known)| known.is_to_be_asked_again(now).then_some(*peer));
+        let again = self.peers.iter_mut().filter_map(|(peer, known)| known.must_resend_requests(now).then_some(*peer));
         for peer in again.collect::<Vec<_>>() {
-            self.ask_again(peer);
+            self.resend_requests(peer);
         }
     }
 
-    fn silent_debtors(&self, key: &BlockKey, now: Instant) -> impl Iterator<Item = PeerId> {
-        let debtors = self.wants.get(key).into_iter().flat_map(Want::debtors);
-        let silent = move |peer: &PeerId| self.peers.get(peer).is_some_and(|known| known.is_silent(now));
-        debtors.map(|question| question.peer).filter(silent)
+    fn stalled_peers(&self, key: &BlockKey, now: Instant) -> impl Iterator<Item = PeerId> {
+        let requests = self.wants.get(key).into_iter().flat_map(Want::block_requests);
+        let stalled = move |peer: &PeerId| self.peers.get(peer).is_some_and(|known| known.is_stalled(now));
+        requests.map(|request| request.peer).filter(stalled)
     }
 
-    fn tend_want(&mut self, key: BlockKey, now: Instant) {
+    fn check_want(&mut self, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get(&key) else { return };
-        if !want.is_owed() {
-            return self.find_debtor(key, now);
+        if !want.is_requested() {
+            return self.assign(key, now);
         }
         let Some(hedge) = self.hedge(want, now) else { return };
-        if let Some(peer) = self.second_choice(want, matches!(hedge, Hedge::Silent), now) {
+        if let Some(peer) = self.second_choice(want, matches!(hedge, Hedge::Stalled), now) {
             if matches!(hedge, Hedge::Late) {
-                if self.hedges_saved < 1.0 {
+                if self.hedge_budget < 1.0 {
                     return;
                 }
-                self.hedges_saved -= 1.0;
+                self.hedge_budget -= 1.0;
             }
             self.metrics.hedges.inc();
             self.ask(peer, key, true, now);
-        } else if matches!(hedge, Hedge::Silent) && !want.probed_in_need {
+        } else if matches!(hedge, Hedge::Stalled) && !want.probed_when_stalled {
             if let Some(want) = self.wants.get_mut(&key) {
-                want.probed_in_need = true;
+                want.probed_when_stalled = true;
             }
             self.probe(key, now);
         }
     }
 
-    /// Whether one more peer should be asked for a block that is owed, and why.
+    /// Whether and why another peer should be asked for an outstanding block.
     fn hedge(&self, want: &Want, now: Instant) -> Option<Hedge> {
-        let silent = |question: &Question| self.peers.get(&question.peer).is_none_or(|known| known.is_silent(now));
-        // While nobody who owes it proved anything, and somebody else says that he has it, nobody is waited for.
-        let unproven = !want.has.is_empty() && !want.debtors().any(|question| self.is_member(want, &question.peer));
-        let late = |question: &Question| {
-            let known = self.peers.get(&question.peer);
-            let expected = known.map_or(Duration::ZERO, |known| known.link.time_for(question.queued_bytes));
+        let stalled = |request: &Request| self.peers.get(&request.peer).is_none_or(|known| known.is_stalled(now));
+        // If no asked peer is a member, and another peer sent HAVE, the expected time suffices.
+        let unproven =
+            !want.has.is_empty() && !want.block_requests().any(|request| self.is_member(want, &request.peer));
+        let late = |request: &Request| {
+            let known = self.peers.get(&request.peer);
+            let expected = known.map_or(Duration::ZERO, |known| known.link.time_for(request.queued_bytes));
             let grace = if unproven { Duration::ZERO } else { expected.max(LATENESS_MIN) };
-            now.saturating_duration_since(question.at) > expected + grace
+            now.saturating_duration_since(request.at) > expected + grace
         };
-        if want.debtors().count() >= HEDGES_MAX {
+        if want.block_requests().count() >= HEDGES_MAX {
             return None;
         }
-        if want.debtors().all(silent) {
-            return Some(Hedge::Silent);
+        if want.block_requests().all(stalled) {
+            return Some(Hedge::Stalled);
         }
-        want.debtors().all(|question| late(question) || silent(question)).then_some(Hedge::Late)
+        want.block_requests().all(|request| late(request) || stalled(request)).then_some(Hedge::Late)
     }
 
     fn is_member(&self, want: &Want, peer: &PeerId) -> bool {
@@ -107,7 +108,7 @@ impl Client {
         sessions.any(|session| session.members.contains(peer))
     }
 
-    /// Fails a want for the sessions that saw no progress for too long; `true` if nobody is left who waits for it.
+    /// Fails a want for the sessions without progress; returns whether no session waits for it any more.
     fn fail_if_stalled(&mut self, key: BlockKey, now: Instant) -> bool {
         let Some(want) = self.wants.get_mut(&key) else { return true };
         let progress = Self::progress(want, &self.peers, &self.sessions);
@@ -133,10 +134,10 @@ impl Client {
             self.actions.push_back(Action::Fail(Box::new(Failure { key, session: session_id, error })));
         }
         if !want.sessions.is_empty() {
-            // Whoever owes it and is silent may have answered in vain: for those who wait on, it is asked once more.
+            // A stalled peer may have answered a waiter that has failed: it is asked again for the remaining ones.
             if some_failed && stalled {
-                for question in want.debtors() {
-                    self.peers.get_mut(&question.peer).into_iter().for_each(Peer::answer_lost);
+                for request in want.block_requests() {
+                    self.peers.get_mut(&request.peer).into_iter().for_each(Peer::answer_lost);
                 }
             }
             return false;
@@ -147,7 +148,7 @@ impl Client {
         true
     }
 
-    /// Fails every want at once if nobody is connected who could be asked: nobody is about to be either.
+    /// Fails all wants if no peers are connected, and none are expected.
     pub fn fail_without_peers(&mut self, now: Instant) {
         if !self.peers.is_empty() {
             return;
@@ -163,41 +164,40 @@ impl Client {
             }
         }
         for (id, session) in &mut self.sessions {
-            // Whoever comes next begins anew.
+            // Later wants start a new search.
             if std::mem::take(&mut session.search) == Search::Running {
                 self.actions.push_back(Action::StopSearch(*id));
             }
         }
     }
 
-    /// When anything last happened that may lead to this block: its debtors sent something, or, if it waits for its turn,
-    /// the session got something.
+    /// The last progress towards this block: data from the asked peers or, if it is queued, data for the session.
     fn progress(want: &Want, peers: &HashMap<PeerId, Peer>, sessions: &HashMap<SessionId, Session>) -> Instant {
-        let debtors = want.debtors().filter_map(|question| peers.get(&question.peer)?.link.heard()).max();
+        let debtors = want.block_requests().filter_map(|request| peers.get(&request.peer)?.link.last_received()).max();
         let sessions = want.sessions.iter().filter_map(|id| sessions.get(id));
-        let in_line = |members: &[PeerId]| members.iter().any(|member| !want.denied.contains(member));
-        let turn = sessions.filter(|session| in_line(&session.members)).map(|session| session.progress).max();
-        let progress = if want.is_owed() { debtors } else { turn };
+        let can_send = |members: &[PeerId]| members.iter().any(|member| !want.denied.contains(member));
+        let turn = sessions.filter(|session| can_send(&session.members)).map(|session| session.progress).max();
+        let progress = if want.is_requested() { debtors } else { turn };
         progress.map_or(want.since, |progress| progress.max(want.since))
     }
 
-    fn tend_session(&mut self, id: SessionId, now: Instant) {
+    fn check_session(&mut self, id: SessionId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if !session.wants.is_empty() {
             return self.search_if_needed(id, now);
         }
         let unused = now.saturating_duration_since(session.used);
         if session.search == Search::Running && unused > SEARCH_LINGER {
-            // It was not heard to its end: whoever comes next has to begin anew.
+            // It was not completed, so a later want starts a new search.
             session.search = Search::Idle;
             self.actions.push_back(Action::StopSearch(id));
         }
         if unused > self.config.linger {
-            self.forget_session(id);
+            self.remove_session(id);
         }
     }
 
-    /// Searches for providers of a session that waits for something which no member has, or which gets nothing.
+    /// Starts a search for providers if the session waits for a block that no member has, or makes no progress.
     pub(super) fn search_if_needed(&mut self, id: SessionId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let stuck = now.saturating_duration_since(session.progress) > self.config.search_again / 2;
@@ -208,7 +208,7 @@ impl Client {
             Search::Idle => true,
             Search::Running => false,
             Search::Done(at) => {
-                // It found nobody for something that nobody had looked for then.
+                // Some wants did not exist when the last search found no provider.
                 let news = session.orphaned.is_some_and(|orphaned| orphaned > at) || session.started > at;
                 let rest = if news { SEARCH_REST.min(self.config.search_again) } else { self.config.search_again };
                 now.saturating_duration_since(at) > rest
@@ -217,7 +217,7 @@ impl Client {
         if rested {
             session.search = Search::Running;
             session.orphaned = None;
-            session.strangers.clear();
+            session.probed_peers.clear();
             self.actions.push_back(Action::Search(id));
         }
     }

@@ -1,4 +1,4 @@
-//! A node as its peers see it: over real sockets on loopback, which belongs to the local scope.
+//! Two nodes over real sockets on loopback, which belongs to the local scope.
 
 use super::*;
 use crate::Bridge;
@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Generous: the machine may be compiling something else.
+/// Generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn options(directory: &Path) -> BridgeOptions {
@@ -29,12 +29,12 @@ async fn start(options: BridgeOptions) -> Bridge {
     Bridge::start(options, Arc::new(MemoryBlocks::default()), &mut Registry::default()).await.expect("starts")
 }
 
-/// Somebody else's node, which knows one bridge and takes everything for true.
-struct Stranger {
+/// A DHT node without verification, connected to one bridge.
+struct TestPeer {
     swarm: Swarm<kad::Behaviour<MemoryStore>>,
 }
 
-impl Stranger {
+impl TestPeer {
     async fn new(scope: Scope, knows: &Bridge) -> Self {
         let behaviour = |keypair: &Keypair| {
             let local = keypair.public().to_peer_id();
@@ -52,7 +52,7 @@ impl Stranger {
             }
         };
         swarm.add_external_address(address);
-        // Not of the local scope, so that there it must be told to nobody.
+        // Not an address of the local scope, so the local DHT must not return it.
         swarm.add_external_address("/ip4/8.8.4.4/tcp/4001".parse().expect("address"));
         for address in knows.addresses().await {
             swarm.behaviour_mut().add_address(&knows.peer_id(), address);
@@ -64,7 +64,7 @@ impl Stranger {
         *self.swarm.local_peer_id()
     }
 
-    /// What a query brings, and how many requests failed.
+    /// The results of a query, and how many requests failed.
     async fn results(&mut self, id: kad::QueryId) -> (Vec<QueryResult>, u32) {
         let mut results = Vec::new();
         let all = async {
@@ -85,11 +85,11 @@ impl Stranger {
         (results, failures)
     }
 
-    /// Announces, and lets the announcement arrive: nobody answers one.
+    /// Announces, and waits until the announcement arrived: it has no response.
     async fn provide(&mut self, key: &RecordKey) {
         let id = self.swarm.behaviour_mut().start_providing(key.clone()).expect("room");
         self.results(id).await;
-        // Requests on one connection are handled in turn, so that after this one the announcement was.
+        // Requests on one connection are handled in order, so the announcement was handled before this one.
         self.providers(key).await;
     }
 
@@ -129,9 +129,9 @@ fn record(keypair: &Keypair, sequence: u64) -> kad::Record {
 }
 
 #[tokio::test]
-async fn each_dht_is_spoken_over_connections_of_its_scope_only() {
+async fn each_dht_uses_connections_of_its_scope_only() {
     use DhtMode::{Auto, Client, Off, Server};
-    // The part we take, whether private addresses are tolerated, the scope in which we are asked, and whether we answer.
+    // The DHT mode, whether private addresses are dialled, the scope of the query, and whether the node answers.
     let table = [
         (Auto, false, Scope::Lan, true),
         (Auto, false, Scope::Wan, false),
@@ -149,21 +149,21 @@ async fn each_dht_is_spoken_over_connections_of_its_scope_only() {
         (options.dht.mode, options.dial_private) = (mode, dial_private);
         let bridge = start(options).await;
         let key = RecordKey::new(b"a multihash");
-        let mut stranger = Stranger::new(scope, &bridge).await;
-        let (_, failures) = stranger.providers(&key).await;
+        let mut test_peer = TestPeer::new(scope, &bridge).await;
+        let (_, failures) = test_peer.providers(&key).await;
         assert_eq!(failures == 0, answers, "{mode:?} {dial_private} {scope:?}");
         bridge.shutdown().await;
     }
 }
 
 #[tokio::test]
-async fn records_are_kept_for_others_told_without_foreign_addresses_and_outlive_a_restart() {
+async fn records_are_served_without_addresses_of_the_other_scope_and_survive_a_restart() {
     let directory = tempfile::tempdir().expect("directory");
     let bridge = start(options(directory.path())).await;
     let key = RecordKey::new(b"a multihash");
     let keypair = Keypair::generate_ed25519();
     let record = record(&keypair, 1);
-    let mut provider = Stranger::new(Scope::Lan, &bridge).await;
+    let mut provider = TestPeer::new(Scope::Lan, &bridge).await;
     provider.provide(&key).await;
     assert!(provider.put(record.clone(), &bridge).await);
     let provider_id = provider.id();
@@ -171,24 +171,24 @@ async fn records_are_kept_for_others_told_without_foreign_addresses_and_outlive_
     bridge.shutdown().await;
     let written = std::fs::read(kept::path(directory.path(), Scope::Lan)).expect("written");
     let holds = |ip: [u8; 4]| written.windows(4).any(|window| window == ip);
-    assert!(holds([127, 0, 0, 1]) && !holds([8, 8, 4, 4]), "addresses of this scope, and no others");
+    assert!(holds([127, 0, 0, 1]) && !holds([8, 8, 4, 4]), "only addresses of this scope");
 
     let bridge = start(options(directory.path())).await;
-    let mut asking = Stranger::new(Scope::Lan, &bridge).await;
+    let mut asking = TestPeer::new(Scope::Lan, &bridge).await;
     assert_eq!(asking.providers(&key).await.0, [provider_id]);
     assert_eq!(asking.get(&record.key).await, Some(record.value));
     bridge.shutdown().await;
 }
 
 #[tokio::test]
-async fn whoever_is_looked_for_by_id_is_found_though_it_is_no_server() {
+async fn a_peer_look_up_finds_a_dht_client() {
     let directory = tempfile::tempdir().expect("directory");
     let bridge = start(options(directory.path())).await;
-    let mut client = Stranger::new(Scope::Lan, &bridge).await;
+    let mut client = TestPeer::new(Scope::Lan, &bridge).await;
     client.provide(&RecordKey::new(b"a multihash")).await;
-    let mut asking = Stranger::new(Scope::Lan, &bridge).await;
+    let mut asking = TestPeer::new(Scope::Lan, &bridge).await;
     let id = asking.swarm.behaviour_mut().get_closest_peers(client.id());
-    // The query asks the one that it is told of as well, which is gone.
+    // The query asks the peer that was returned as well, which is gone.
     let wanted = client.id();
     drop(client);
     let event = std::future::poll_fn(|cx| {
@@ -200,13 +200,13 @@ async fn whoever_is_looked_for_by_id_is_found_though_it_is_no_server() {
             }
         }
     });
-    let requests = tokio::time::timeout(PATIENCE, event).await.expect("it learns of another peer");
-    assert!(requests.is_some(), "{wanted} was named");
+    let requests = tokio::time::timeout(PATIENCE, event).await.expect("the query returns another peer");
+    assert!(requests.is_some(), "{wanted} was returned");
     bridge.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_bad_record_is_not_kept_and_its_sender_does_not_wait() {
+async fn an_invalid_record_is_rejected_without_delay() {
     let directory = tempfile::tempdir().expect("directory");
     let bridge = start(options(directory.path())).await;
     let keypair = Keypair::generate_ed25519();
@@ -214,12 +214,12 @@ async fn a_bad_record_is_not_kept_and_its_sender_does_not_wait() {
     let mut forged = record(&keypair, 3);
     forged.value[30] ^= 1;
     let junk = kad::Record::new(b"/app/key".to_vec(), b"anything".to_vec());
-    let mut stranger = Stranger::new(Scope::Lan, &bridge).await;
+    let mut test_peer = TestPeer::new(Scope::Lan, &bridge).await;
     for (record, kept) in [(&forged, None), (&new, Some(&new)), (&old, Some(&new)), (&junk, None)] {
         let begun = std::time::Instant::now();
-        stranger.put(record.clone(), &bridge).await;
-        assert!(begun.elapsed() < PATIENCE / 4, "answered at once");
-        assert_eq!(stranger.get(&record.key).await.as_ref(), kept.map(|record| &record.value));
+        test_peer.put(record.clone(), &bridge).await;
+        assert!(begun.elapsed() < PATIENCE / 4, "answered without delay");
+        assert_eq!(test_peer.get(&record.key).await.as_ref(), kept.map(|record| &record.value));
     }
     bridge.shutdown().await;
 }
@@ -233,7 +233,7 @@ async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
         let server = start(settings).await;
         let keypair = Keypair::generate_ed25519();
         let name = content::names::Key::from(keypair.public().to_peer_id());
-        assert!(Stranger::new(scope, &server).await.put(record(&keypair, 1), &server).await);
+        assert!(TestPeer::new(scope, &server).await.put(record(&keypair, 1), &server).await);
 
         let mut settings = options(folders[1].path());
         settings.dial_private = dial_private;
@@ -242,7 +242,7 @@ async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
             settings.bootstrap = bootstrap;
             let bridge = start(settings.clone()).await;
             let mut search = bridge.find_records(&name).await;
-            let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("it does not wait for ever");
+            let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("the search ends");
             assert_eq!(found.map(|found| found.holder), Some(Holder::Peer(server.peer_id())), "{scope:?}");
             bridge.shutdown().await;
         }
@@ -250,14 +250,14 @@ async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
     }
 }
 
-/// A wall whose connections need no socket.
-fn wall(scope: Scope) -> Scoped {
+/// A behaviour whose connections need no socket.
+fn scoped(scope: Scope) -> Scoped {
     let options = BridgeOptions::new("/nowhere");
     Scoped::start(scope, PeerId::random(), &options, DhtMetrics::default())
 }
 
 #[test]
-fn whoever_comes_from_the_other_side_finds_no_protocol() {
+fn connections_of_the_other_scope_have_no_protocol() {
     let local: Multiaddr = "/ip4/192.168.1.2/tcp/4001".parse().expect("address");
     let table = [
         ("/ip4/8.8.8.8/tcp/50000", true, false),
@@ -268,23 +268,23 @@ fn whoever_comes_from_the_other_side_finds_no_protocol() {
     for (remote, wan, lan) in table {
         let remote: Multiaddr = remote.parse().expect("address");
         for (scope, spoken) in [(Scope::Wan, wan), (Scope::Lan, lan)] {
-            let (mut wall, peer) = (wall(scope), PeerId::random());
+            let (mut scoped, peer) = (scoped(scope), PeerId::random());
             let id = ConnectionId::new_unchecked(1);
-            let inbound = wall.handle_established_inbound_connection(id, peer, &local, &remote).expect("not refused");
+            let inbound = scoped.handle_established_inbound_connection(id, peer, &local, &remote).expect("not refused");
             assert_eq!(matches!(inbound, Either::Left(_)), spoken, "{remote} {scope:?}");
             let (role, port) = (Endpoint::Dialer, PortUse::Reuse);
-            let outbound = wall.handle_established_outbound_connection(id, peer, &remote, role, port);
-            assert_eq!(matches!(outbound.expect("not refused"), Either::Left(_)), spoken, "{remote} {scope:?}");
+            let outbound = scoped.handle_established_outbound_connection(id, peer, &remote, role, port);
+            assert_eq!(matches!(outbound.expect("not denied"), Either::Left(_)), spoken, "{remote} {scope:?}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_peer_that_is_connected_on_the_other_side_is_dialled_on_ours() {
-    let (mut wall, peer) = (wall(Scope::Wan), PeerId::random());
+async fn a_peer_with_a_connection_of_the_other_scope_is_dialled_again() {
+    let (mut scoped, peer) = (scoped(Scope::Wan), PeerId::random());
     let addresses = ["/ip4/8.8.8.8/tcp/4001", "/ip4/10.0.0.1/tcp/4001"].map(|text| text.parse().expect("address"));
     for address in addresses {
-        wall.add_address(&peer, address);
+        scoped.add_address(&peer, address);
     }
     let endpoint = libp2p::core::ConnectedPoint::Listener {
         local_addr: "/ip4/10.0.0.2/tcp/4001".parse().expect("address"),
@@ -299,13 +299,13 @@ async fn a_peer_that_is_connected_on_the_other_side_is_dialled_on_ours() {
         failed_addresses,
         other_established,
     };
-    wall.on_swarm_event(FromSwarm::ConnectionEstablished(established));
-    wall.get_providers(RecordKey::new(b"a multihash"));
+    scoped.on_swarm_event(FromSwarm::ConnectionEstablished(established));
+    scoped.get_providers(RecordKey::new(b"a multihash"));
     let dialled = std::future::poll_fn(|cx| {
         loop {
-            match std::task::ready!(wall.poll(cx)) {
+            match std::task::ready!(scoped.poll(cx)) {
                 ToSwarm::Dial { opts } => return Poll::Ready(opts),
-                ToSwarm::NotifyHandler { .. } => panic!("the public DHT is not spoken over this connection"),
+                ToSwarm::NotifyHandler { .. } => panic!("the public DHT does not use this connection"),
                 _ => {}
             }
         }
@@ -316,19 +316,19 @@ async fn a_peer_that_is_connected_on_the_other_side_is_dialled_on_ours() {
 }
 
 #[test]
-fn who_is_not_there_leaves_the_table_unless_nobody_is() {
-    let (mut wall, gone, there) = (wall(Scope::Lan), PeerId::random(), PeerId::random());
+fn an_unreachable_peer_leaves_the_table_unless_the_node_is_offline() {
+    let (mut scoped, gone, there) = (scoped(Scope::Lan), PeerId::random(), PeerId::random());
     let address: Multiaddr = "/ip4/10.0.0.1/tcp/4001".parse().expect("address");
-    wall.add_address(&gone, address.clone());
+    scoped.add_address(&gone, address.clone());
     let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
     let error = DialError::Transport(vec![(address, libp2p::TransportError::Other(refused))]);
     for _ in 0..10 {
-        wall.on_unreachable(gone, &error);
+        scoped.on_unreachable(gone, &error);
     }
-    assert!(wall.is_in_table(gone), "we may be the ones who are cut off");
-    wall.open.insert(there, vec![(ConnectionId::new_unchecked(1), Network::default())]);
+    assert!(scoped.is_in_table(gone), "the node itself may be offline");
+    scoped.open.insert(there, vec![(ConnectionId::new_unchecked(1), Network::default())]);
     for n in 1..=FAILURES_MAX {
-        wall.on_unreachable(gone, &error);
-        assert_eq!(wall.is_in_table(gone), n < FAILURES_MAX);
+        scoped.on_unreachable(gone, &error);
+        assert_eq!(scoped.is_in_table(gone), n < FAILURES_MAX);
     }
 }

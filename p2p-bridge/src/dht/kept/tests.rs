@@ -13,7 +13,7 @@ fn empty(now: Moment) -> Store {
     Store::new(PeerId::random(), Limits::default(), now)
 }
 
-/// A store with so many provider records of some peers, and a value record.
+/// A store with `records` provider records of `peers` peers, and a value record.
 fn filled(records: u16, peers: u16) -> Store {
     let mut store = empty(NOW);
     let peers: Vec<(PeerId, Vec<Multiaddr>)> = (0..peers.max(1))
@@ -42,7 +42,7 @@ fn file(store: &Store) -> Vec<u8> {
 /// The providers of keys, with their addresses.
 type Answers = Vec<(Vec<PeerId>, Vec<Multiaddr>)>;
 
-/// All that a store answers, the values in an order of their own.
+/// All that a store serves; the order of values is arbitrary.
 fn content(store: &Store) -> (Answers, Vec<Vec<u8>>) {
     let keys = (0..300_u16).map(|n| RecordKey::new(&n.to_le_bytes()));
     let providers = keys.map(|key| {
@@ -55,7 +55,7 @@ fn content(store: &Store) -> (Answers, Vec<Vec<u8>>) {
 }
 
 #[test]
-fn records_outlive_a_restart_and_expire_when_they_would_have() {
+fn records_survive_a_restart_with_their_expiry() {
     let directory = tempfile::tempdir().expect("directory");
     let path = path(directory.path(), Scope::Wan);
     let before = filled(200, 30);
@@ -70,7 +70,7 @@ fn records_outlive_a_restart_and_expire_when_they_would_have() {
     let mut early = empty(NOW - 3_600);
     load(&path, &mut early);
     early.tick(NOW + 47 * 3600);
-    assert_eq!(early.provider_records(), 0, "a clock that was wrong keeps nothing for longer");
+    assert_eq!(early.provider_records(), 0, "a wrong clock does not extend the lifetime");
 }
 
 #[test]
@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_is_written_is_read(records in 0..300_u16, peers in 1..40_u16) {
+    fn what_is_encoded_is_decoded(records in 0..300_u16, peers in 1..40_u16) {
         let before = filled(records, peers);
         let mut after = empty(NOW);
         prop_assert_eq!(decode(&file(&before), &mut after), Ok(usize::from(records) + 1));
@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_file_costs_the_records_and_nothing_else(
+    fn a_corrupt_file_loses_only_its_records(
         at in any::<prop::sample::Index>(), flip in 1..=255_u8, cut in any::<prop::sample::Index>(),
     ) {
         let good = file(&filled(50, 5));
@@ -101,20 +101,22 @@ proptest! {
         flipped[at] ^= flip;
         for bad in [&flipped[..], &good[..cut.index(good.len())]] {
             let mut store = empty(NOW);
-            prop_assert_eq!(decode(bad, &mut store), Err(Damaged));
+            prop_assert_eq!(decode(bad, &mut store), Err(Corrupt));
             prop_assert_eq!(store.provider_records(), 0);
         }
     }
 
     #[test]
-    fn a_forged_body_cannot_do_harm(body in prop::collection::vec(any::<u8>(), 0..400), counts in any::<[u8; 3]>()) {
+    fn an_arbitrary_body_with_a_valid_hash_is_safe(
+        body in prop::collection::vec(any::<u8>(), 0..400), counts in any::<[u8; 3]>(),
+    ) {
         let mut forged = Vec::new();
         for count in counts {
             forged.extend(u32::from(count % 4).to_le_bytes());
             forged.extend(&body);
         }
         let mut store = empty(NOW);
-        let _ = decode_body(&mut Rest(&forged), &mut store);
+        let _ = decode_body(&mut Reader(&forged), &mut store);
         prop_assert_eq!(store.value_records(), 0);
         prop_assert!(store.bytes() <= Limits::default().provider_bytes);
     }

@@ -20,14 +20,14 @@ fn of(providers: &Providers, n: u16, now: Moment) -> Vec<PeerId> {
     providers.of(&key(n), now).map(|provider| provider.peer).collect()
 }
 
-/// What has to be true whatever happened.
+/// Invariants of the table.
 fn check(providers: &Providers) {
     let all: Vec<_> = providers.all().map(|(key, holder, received)| (*key, holder, received)).collect();
     assert_eq!(all.len(), providers.len());
     assert!(providers.units <= providers.units_max, "{} units", providers.units);
     let mut counts: HashMap<u32, u32> = HashMap::new();
     all.iter().for_each(|(_, holder, _)| *counts.entry(*holder).or_default() += 1);
-    assert_eq!(counts.len(), providers.holders.len(), "no peer without records");
+    assert_eq!(counts.len(), providers.holders.len(), "every peer has records");
     let mut weights: HashMap<Network, u32> = HashMap::new();
     for (id, holder) in &providers.holders {
         assert_eq!(counts.get(id), Some(&holder.count));
@@ -38,7 +38,7 @@ fn check(providers: &Providers) {
         let mut next = holder.records.head;
         while next != NIL {
             chain.push(next);
-            next = providers.records[next as usize].links[OWN].next;
+            next = providers.records[next as usize].links[BY_PEER].next;
         }
         assert_eq!(chain.len(), holder.count as usize);
         assert_eq!(chain.last().copied().unwrap_or(NIL), holder.records.tail);
@@ -78,7 +78,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_list_and_balance_agrees_whatever_happens(steps in prop::collection::vec(step(), 0..300), room in 10..200_u32) {
+    fn all_lists_and_weights_agree_after_any_steps(
+        steps in prop::collection::vec(step(), 0..300), room in 10..200_u32,
+    ) {
         let mut providers = Providers::new(room, TTL);
         let mut now = 1_000_000;
         for step in steps {
@@ -99,19 +101,19 @@ proptest! {
             check(&providers);
         }
         now += TTL;
-        prop_assert_eq!((0..40).map(|n| of(&providers, n, now).len()).sum::<usize>(), 0, "expired ones are not told");
+        prop_assert_eq!((0..40).map(|n| of(&providers, n, now).len()).sum::<usize>(), 0, "expired");
         providers.sweep(now, usize::MAX);
         prop_assert!(providers.is_empty() && providers.units() == 0);
         check(&providers);
     }
 
     #[test]
-    fn a_flood_displaces_nobody_but_the_flooder(
+    fn a_flood_evicts_only_the_flooders_records(
         honest in prop::collection::vec((0..1_000_u16, 0..6_u8), 1..60),
         flood in prop::collection::vec((0..1_000_u16, 100..200_u8), 0..2_000),
     ) {
-        // Six honest networks of one peer each have room for all that they say; the flooder has one network and a hundred
-        // names, and says far more than there is room for.
+        // Six honest networks of one peer each have space for all their records; the flooder has one network and a
+        // hundred peer IDs, and sends far more records than fit.
         let mut providers = Providers::new(600, TTL);
         for (n, who) in &honest {
             providers.add(key(*n), peer(*who), Network(u64::from(*who)), vec![address(*who)], 1);
@@ -127,7 +129,7 @@ proptest! {
 }
 
 #[test]
-fn a_renewed_record_counts_from_then_on_and_comes_first() {
+fn renewing_a_record_restarts_its_lifetime_and_moves_it_first() {
     let mut providers = Providers::new(1_000, TTL);
     assert_eq!(providers.add(key(1), peer(1), Network(1), vec![address(1)], 0), Added::New);
     assert_eq!(providers.add(key(1), peer(2), Network(2), vec![], 10), Added::New);
@@ -141,7 +143,7 @@ fn a_renewed_record_counts_from_then_on_and_comes_first() {
 }
 
 #[test]
-fn the_latest_providers_of_a_key_stay_and_one_network_does_not_take_it_over() {
+fn a_key_keeps_the_latest_providers_of_several_networks() {
     let mut providers = Providers::new(10_000, TTL);
     for n in 0..30 {
         providers.add(key(1), peer(n), Network(n.into()), vec![], n.into());
@@ -151,7 +153,7 @@ fn the_latest_providers_of_a_key_stay_and_one_network_does_not_take_it_over() {
     for n in 100..200 {
         providers.add(key(1), peer(n), Network(1_000), vec![], n.into());
     }
-    // The first newcomer displaces the oldest, each further one the last of its own kind.
+    // The first new provider evicts the oldest one; each further one evicts a provider of its own network.
     let mut expected = vec![peer(199)];
     expected.extend(&latest[..19]);
     assert_eq!(of(&providers, 1, 200), expected);
@@ -167,15 +169,15 @@ fn addresses_of_a_provider_are_bounded() {
         (vec![long.clone(); 3], vec![long]),
     ];
     for (given, kept) in table {
-        assert_eq!(fitting(given), kept);
+        assert_eq!(within_limits(given), kept);
     }
     let many = (0..100).map(|n| format!("/dns4/{}{n}/tcp/1", "a".repeat(240)).parse().expect("address"));
-    let bytes: usize = fitting(many).iter().map(|address| address.len()).sum();
+    let bytes: usize = within_limits(many).iter().map(|address| address.len()).sum();
     assert!((700..=ADDRESS_BYTES_MAX).contains(&bytes), "{bytes}");
 }
 
 #[test]
-fn a_sweep_does_as_much_as_it_is_told() {
+fn a_sweep_is_bounded() {
     let mut providers = Providers::new(10_000, TTL);
     for n in 0..100 {
         providers.add(key(n), peer(1), Network(1), vec![], 0);

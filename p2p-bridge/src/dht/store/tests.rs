@@ -10,10 +10,10 @@ fn store() -> (Store, PeerId) {
 }
 
 #[test]
-fn keys_have_a_length_and_providers_an_address() {
+fn keys_have_a_length_limit_and_providers_need_an_address() {
     let (mut store, _) = store();
     let home = || vec![address("/ip4/192.0.2.1/tcp/1")];
-    // The length of a key, addresses, and whether the record is kept.
+    // The length of a key, addresses, and whether the record is stored.
     let table = [(0, home(), false), (1, home(), true), (80, home(), true), (81, home(), false), (34, vec![], false)];
     for (bytes, addresses, kept) in table {
         let key = RecordKey::from(vec![7; bytes]);
@@ -24,24 +24,24 @@ fn keys_have_a_length_and_providers_an_address() {
 }
 
 #[test]
-fn our_own_records_come_first_and_are_apart_from_those_of_others() {
+fn own_records_come_first_and_do_not_count_as_those_of_others() {
     let (mut store, local) = store();
     let key = RecordKey::new(b"key");
     for _ in 0..30 {
         let home = vec![address("/ip4/192.0.2.1/tcp/1")];
         store.keep_provider(&key, PeerId::random(), Network(1), home).expect("good");
     }
-    store.add_provider(ProviderRecord::new(key.clone(), local, vec![])).expect("there is room");
+    store.add_provider(ProviderRecord::new(key.clone(), local, vec![])).expect("below the limit");
     let providers = store.providers(&key);
     assert_eq!((providers.len(), providers[0].provider), (PER_KEY_MAX, local));
     assert_eq!(store.provided().count(), 1);
-    assert_eq!(store.provider_records(), PER_KEY_MAX, "ours is not among them");
+    assert_eq!(store.provider_records(), PER_KEY_MAX, "own records do not count");
     store.remove_provider(&key, &local);
     assert_eq!((store.provided().count(), store.providers(&key).len()), (0, PER_KEY_MAX));
 }
 
 #[test]
-fn our_own_keys_are_bounded() {
+fn own_keys_are_bounded() {
     let local = PeerId::random();
     let mut store = Store::new(local, Limits { own_keys: 2, ..Limits::default() }, 0);
     let mut add = |n: u8| store.add_provider(ProviderRecord::new(RecordKey::new(&[n]), local, vec![])).is_ok();
@@ -49,7 +49,7 @@ fn our_own_keys_are_bounded() {
 }
 
 #[test]
-fn time_passes_by_ticks() {
+fn ticks_advance_the_clock() {
     let (mut store, _) = store();
     let key = RecordKey::new(b"key");
     store.keep_provider(&key, PeerId::random(), Network(1), vec![address("/ip4/192.0.2.1/tcp/1")]).expect("good");
@@ -58,11 +58,11 @@ fn time_passes_by_ticks() {
     assert_eq!(store.providers(&key).len(), 1);
     store.tick(1_000 + 48 * 3600);
     assert_eq!((store.providers(&key).len(), store.provider_records()), (0, 0));
-    assert!(store.take_changed(), "what has expired need not be written");
+    assert!(store.take_changed(), "expired records are not saved");
 }
 
 #[test]
-fn what_is_withheld_is_neither_kept_nor_told() {
+fn withheld_content_is_neither_stored_nor_served() {
     use content::denylist::{List, Matcher, Source};
     use content::{Block, Verdict, codec, hashes};
     let block = |text: &'static str| Block::of(codec::RAW, hashes::SHA2_256, 32, text.into()).expect("a block");
@@ -72,14 +72,14 @@ fn what_is_withheld_is_neither_kept_nor_told() {
     let (mut store, local) = store();
     for block in [&bad, &good] {
         store.keep_provider(&key(block), PeerId::random(), Network(1), home()).expect("good");
-        store.add_provider(ProviderRecord::new(key(block), local, vec![])).expect("there is room");
+        store.add_provider(ProviderRecord::new(key(block), local, vec![])).expect("below the limit");
     }
     let list = List::parse(format!("/ipfs/{}\n", bad.cid()).as_bytes()).expect("a list");
     let matcher = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
-    // As after a restart, with what was kept before.
-    let mut store = store.obeying(Obeyed(std::sync::Arc::new(matcher)));
+    // As after a restart, with records stored before.
+    let mut store = store.with_policy(Obeyed(std::sync::Arc::new(matcher)));
     assert_eq!((store.providers(&key(&bad)).len(), store.providers(&key(&good)).len()), (0, 2));
-    let refusal = store.keep_provider(&key(&bad), PeerId::random(), Network(1), home());
-    assert!(matches!(refusal, Err(Refusal::Withheld)), "{refusal:?}");
+    let rejection = store.keep_provider(&key(&bad), PeerId::random(), Network(1), home());
+    assert!(matches!(rejection, Err(Rejection::Withheld)), "{rejection:?}");
     store.keep_provider(&key(&good), PeerId::random(), Network(1), home()).expect("good");
 }

@@ -27,7 +27,7 @@ fn put(values: &mut Values, (key, bytes): &(Vec<u8>, Bytes), now: Moment) -> Res
 }
 
 #[test]
-fn the_better_record_stays_until_its_end_of_life() {
+fn the_newer_record_stays_until_its_end_of_life() {
     let keypair = Keypair::generate_ed25519();
     let (first, second) = (record(&keypair, 1, 3_600), record(&keypair, 2, 1_800));
     let mut values = Values::new(1 << 20);
@@ -36,13 +36,13 @@ fn the_better_record_stays_until_its_end_of_life() {
     assert!(matches!(put(&mut values, &first, NOW), Err(ValueError::Older)));
     assert_eq!(values.get(&first.0, NOW + 1_800), Some(&second.1));
     assert_eq!(values.get(&first.0, NOW + 1_801), None, "past its end of life");
-    put(&mut values, &first, NOW + 1_801).expect("what is past its end does not stand in the way");
+    put(&mut values, &first, NOW + 1_801).expect("an expired record does not block a new one");
     assert_eq!(values.get(&first.0, NOW + 1_801), Some(&first.1));
     assert!(matches!(put(&mut values, &second, NOW + 7_000), Err(ValueError::Expired)));
 }
 
 #[test]
-fn nothing_is_kept_for_longer_than_its_lifetime_unless_it_comes_again() {
+fn a_record_expires_after_its_lifetime_unless_it_is_renewed() {
     let keypair = Keypair::generate_ed25519();
     let long = record(&keypair, 1, 30 * 24 * 3600);
     let mut values = Values::new(1 << 20);
@@ -57,7 +57,7 @@ fn nothing_is_kept_for_longer_than_its_lifetime_unless_it_comes_again() {
 }
 
 #[test]
-fn only_names_and_public_keys_are_kept_and_only_good_ones() {
+fn only_valid_ipns_records_and_public_keys_are_stored() {
     let (keypair, other) = (Keypair::generate_ed25519(), Keypair::generate_ed25519());
     let (name, good) = record(&keypair, 1, 3_600);
     let (_, others) = record(&other, 1, 3_600);
@@ -67,7 +67,7 @@ fn only_names_and_public_keys_are_kept_and_only_good_ones() {
     let public = Bytes::from(keypair.public().encode_protobuf());
     let padded = Bytes::from([&public[..], &[0x1a, 1, 0]].concat());
     let pk = |peer: PeerId| [PUBLIC_KEY, &peer.to_bytes()].concat();
-    // A key, a value, and whether it is kept.
+    // A key, a value, and whether the record is stored.
     let table = [
         (name.clone(), good.clone(), true),
         (pk(peer), public.clone(), true),
@@ -88,7 +88,7 @@ fn only_names_and_public_keys_are_kept_and_only_good_ones() {
 }
 
 #[test]
-fn a_network_that_fills_the_room_displaces_its_own_records_only() {
+fn a_network_that_exhausts_the_space_evicts_only_its_own_records() {
     let honest: Vec<_> = (0..4).map(|_| record(&Keypair::generate_ed25519(), 1, 3_600)).collect();
     let mut values = Values::new(20 * 1_000);
     for (n, (key, bytes)) in honest.iter().enumerate() {
@@ -107,7 +107,7 @@ fn a_network_that_fills_the_room_displaces_its_own_records_only() {
 }
 
 #[test]
-fn signatures_checked_a_second_are_bounded() {
+fn signature_verification_is_rate_limited() {
     let (key, bytes) = record(&Keypair::generate_ed25519(), 1, 3_600);
     let mut forged = bytes.to_vec();
     forged[20] ^= 1;
@@ -119,7 +119,7 @@ fn signatures_checked_a_second_are_bounded() {
         assert_eq!(busy(outcome), n >= CHECKS_PER_NETWORK_MAX, "{n}");
     }
     values.put(&key, bytes.clone(), Network(2), NOW, NOW).expect("another network");
-    values.put(&key, bytes.clone(), Network(1), NOW, NOW).expect("a copy of what is known is not checked");
+    values.put(&key, bytes.clone(), Network(1), NOW, NOW).expect("a copy of a stored record is not verified");
     values.tick();
     assert!(!busy(values.put(&key, forged, Network(1), NOW, NOW)));
 }
@@ -128,7 +128,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn whatever_comes_in_nothing_unchecked_is_kept(
+    fn no_unverified_record_is_ever_stored(
         key in prop_oneof![
             prop::collection::vec(any::<u8>(), 0..90),
             prop::collection::vec(any::<u8>(), 0..44).prop_map(|rest| [b"/ipns/", &rest[..]].concat()),
@@ -143,16 +143,17 @@ proptest! {
     }
 
     #[test]
-    fn a_good_record_with_any_byte_changed_is_refused_or_says_the_same(at in any::<prop::sample::Index>(), flip in 1..=255_u8) {
+    fn a_changed_record_is_rejected_or_has_the_same_content(at in any::<prop::sample::Index>(), flip in 1..=255_u8) {
         let keypair = Keypair::generate_ed25519();
         let (key, good) = record(&keypair, 1, 3_600);
         let mut bytes = good.to_vec();
         let at = at.index(bytes.len());
         bytes[at] ^= flip;
         let mut values = Values::new(1 << 20);
-        // Bytes outside of what is signed may change the form, never the content.
+        // Bytes that are not signed may change the encoding, never the content.
         if values.put(&key, bytes.into(), Network(1), NOW, NOW).is_ok() {
-            let kept = Record::verify(&keypair.public().to_peer_id().into(), values.get(&key, NOW).expect("kept").clone());
+            let stored = values.get(&key, NOW).expect("kept").clone();
+            let kept = Record::verify(&keypair.public().to_peer_id().into(), stored);
             let kept = kept.expect("verified");
             prop_assert_eq!(kept.value(), "/ipfs/bafkqaaa");
         }

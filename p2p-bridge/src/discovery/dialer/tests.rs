@@ -1,4 +1,4 @@
-//! Tables, and whole searches among simulated providers: silent, refusing, slow and living ones.
+//! Table tests, and searches among simulated providers: silent, refusing, slow and live ones.
 
 use super::super::plan::Plan;
 use super::*;
@@ -8,20 +8,20 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 
 const MS: Duration = Duration::from_millis(1);
-/// How often the swarm task looks.
+/// The interval of the swarm task's tick.
 const PACE: Duration = Duration::from_millis(20);
 
 fn address(text: &str) -> Multiaddr {
     text.parse().expect("an address")
 }
 
-/// The n-th provider: a host of its own.
+/// The n-th provider, on its own host.
 fn provider(n: u16) -> Provider {
     let address = address(&format!("/ip4/8.{}.{}.1/tcp/4001", n / 250, n % 250));
     Provider { peer: PeerId::random(), addresses: vec![address] }
 }
 
-/// Has a provider dialled as the swarm task would.
+/// Dials a provider as the swarm task does.
 fn dial(dialer: &mut Dialer, provider: &Provider, id: usize, now: Instant) -> Start {
     let start = dialer.start(provider, now);
     if let Start::Dial { addresses, deadline, .. } = &start {
@@ -31,7 +31,7 @@ fn dial(dialer: &mut Dialer, provider: &Provider, id: usize, now: Instant) -> St
 }
 
 #[test]
-fn ranks_follow_what_is_known_of_a_peer_and_its_addresses() {
+fn ranks_follow_the_state_of_a_peer_and_its_addresses() {
     let (mut dialer, now) = (Dialer::new(64), Instant::now());
     let (peer, relay) = (PeerId::random(), PeerId::random());
     let quic = address("/ip4/8.8.8.8/udp/4001/quic-v1");
@@ -48,23 +48,23 @@ fn ranks_follow_what_is_known_of_a_peer_and_its_addresses() {
         assert_eq!(dialer.rank(&provider, now), expected, "{provider:?}");
     }
     dialer.failed(&peer, ConnectionId::new_unchecked(1), Failure::Addresses(std::slice::from_ref(&quic)), now);
-    assert_eq!(dialer.rank(&of(&[&quic, &tcp]), now), Rank::Direct, "the address that is left counts");
+    assert_eq!(dialer.rank(&of(&[&quic, &tcp]), now), Rank::Direct, "only the reachable address counts");
     assert_eq!(dialer.rank(&of(&[&quic]), now), Rank::Unreachable);
     dialer.connected(peer, None, &[], now + MS);
     assert_eq!(dialer.rank(&of(&[&quic]), now + MS), Rank::SeenAlive);
 }
 
 #[test]
-fn a_dial_tries_promising_addresses_first_and_the_others_are_left() {
+fn a_dial_tries_the_best_addresses_and_returns_the_rest() {
     let (mut dialer, now, peer) = (Dialer::new(64), Instant::now(), PeerId::random());
     let many: Vec<Multiaddr> = (1..=10).map(|n| address(&format!("/ip4/8.8.{n}.8/tcp/1"))).collect();
     let quic = address("/ip4/8.8.8.8/udp/1/quic-v1");
     dialer.failed(&peer, ConnectionId::new_unchecked(1), Failure::Addresses(&many[..2]), now);
     let all = Provider { peer, addresses: many.iter().cloned().chain([quic.clone()]).collect() };
-    let Start::Dial { addresses, rest, .. } = dial(&mut dialer, &all, 2, now) else { panic!("there is room") };
+    let Start::Dial { addresses, rest, .. } = dial(&mut dialer, &all, 2, now) else { panic!("within the budget") };
     assert_eq!(addresses[0], quic);
     assert_eq!(addresses[1..], many[2..9]);
-    assert_eq!(rest, [&many[9], &many[0], &many[1]].map(Clone::clone), "unreachable ones last");
+    assert_eq!(rest, [&many[9], &many[0], &many[1]].map(Clone::clone), "unreachable addresses last");
     assert_eq!(
         dialer.start(&all, now),
         Start::Dial { addresses: vec![many[9].clone()], rest: many[..2].to_vec(), deadline: now + dial_times::INITIAL }
@@ -76,30 +76,35 @@ fn a_dial_tries_promising_addresses_first_and_the_others_are_left() {
 }
 
 #[test]
-fn overdue_dials_make_room_when_others_need_it_and_not_before() {
+fn only_old_overdue_dials_are_aborted() {
     let (mut dialer, start) = (Dialer::new(8), Instant::now());
     let all: Vec<Provider> = (0..20).map(provider).collect();
     for (n, provider) in all.iter().enumerate().take(6) {
         assert!(matches!(dial(&mut dialer, provider, n, start + MS * n as u32), Start::Dial { .. }), "{n}");
     }
-    let full = |dialer: &mut Dialer, now| assert_eq!(dial(dialer, &all[7], 7, now), Start::Full, "a quarter is left");
+    let full =
+        |dialer: &mut Dialer, now| assert_eq!(dial(dialer, &all[7], 7, now), Start::Full, "a quarter is reserved");
     full(&mut dialer, start);
     let now = start + dial_times::CEILING;
     dialer.tick(now);
     full(&mut dialer, now);
-    let anybody = |_: &PeerId| true;
-    assert_eq!(dialer.oldest_overdue(now, anybody), None, "overdue, but not for long");
+    let any_peer = |_: &PeerId| true;
+    assert_eq!(dialer.oldest_overdue(now, any_peer), None, "overdue, but not for long");
     let now = start + PATIENCE + MS * 10;
-    assert_eq!(dialer.oldest_overdue(now, anybody), Some(all[0].peer));
-    assert_eq!(dialer.oldest_overdue(now, |peer| *peer != all[0].peer), Some(all[1].peer), "the oldest that may");
+    assert_eq!(dialer.oldest_overdue(now, any_peer), Some(all[0].peer));
+    assert_eq!(
+        dialer.oldest_overdue(now, |peer| *peer != all[0].peer),
+        Some(all[1].peer),
+        "the oldest that may be aborted"
+    );
     assert!(dialer.abort(&all[1].peer) && !dialer.abort(&all[1].peer), "once");
-    assert!(matches!(dial(&mut dialer, &all[6], 6, now), Start::Dial { .. }), "it has made room");
+    assert!(matches!(dial(&mut dialer, &all[6], 6, now), Start::Dial { .. }), "an aborted dial frees its slot");
     assert!(dialer.failed(&all[1].peer, ConnectionId::new_unchecked(1), Failure::Ours, now).is_some());
     full(&mut dialer, now);
 }
 
 #[test]
-fn dials_of_others_do_not_end_those_of_a_search() {
+fn other_dials_of_the_peer_do_not_end_those_of_a_search() {
     let (mut dialer, now, provider) = (Dialer::new(8), Instant::now(), provider(1));
     dial(&mut dialer, &provider, 1, now);
     let [own, other] = [1, 2].map(ConnectionId::new_unchecked);
@@ -108,44 +113,45 @@ fn dials_of_others_do_not_end_those_of_a_search() {
 }
 
 #[test]
-fn where_another_peer_answers_the_other_addresses_are_left_to_try() {
+fn the_other_addresses_are_tried_after_another_peer_answered() {
     let (mut dialer, now, peer) = (Dialer::new(8), Instant::now(), PeerId::random());
     let [usurped, good] = [1, 2].map(|port| address(&format!("/ip4/8.8.8.8/tcp/{port}")));
     let provider = Provider { peer, addresses: vec![usurped.clone(), good.clone()] };
     dial(&mut dialer, &provider, 1, now);
-    let told = usurped.clone().with(Protocol::P2p(peer));
+    let dialled = usurped.clone().with(Protocol::P2p(peer));
     let left = dialer.failed(
         &peer,
         ConnectionId::new_unchecked(1),
-        Failure::AnotherPeer { address: &told, found: PeerId::random() },
+        Failure::AnotherPeer { address: &dialled, found: PeerId::random() },
         now,
     );
     assert_eq!(left, Some(vec![good.clone()]));
-    let Start::Dial { addresses, rest, .. } = dial(&mut dialer, &provider, 2, now) else { panic!("there is room") };
-    assert_eq!((addresses, rest), (vec![good], vec![usurped]), "and it is remembered");
+    let Start::Dial { addresses, rest, .. } = dial(&mut dialer, &provider, 2, now) else { panic!("within the budget") };
+    assert_eq!((addresses, rest), (vec![good], vec![usurped]), "the other peer at this address is known");
 }
 
 #[test]
-fn records_that_name_a_providers_address_under_other_ids_do_not_hold_it_up() {
+fn records_with_a_providers_address_and_other_ids_do_not_delay_its_dials() {
     let (mut dialer, now) = (Dialer::new(64), Instant::now());
     let honest = provider(1);
-    let liar = || Provider { peer: PeerId::random(), addresses: honest.addresses.clone() };
-    let liars: Vec<Provider> = (0..8).map(|_| liar()).collect();
-    let dialled = liars.iter().enumerate().filter(|(id, liar)| dial(&mut dialer, liar, *id, now) != Start::Limited);
+    let attacker = || Provider { peer: PeerId::random(), addresses: honest.addresses.clone() };
+    let attackers: Vec<Provider> = (0..8).map(|_| attacker()).collect();
+    let dialled =
+        attackers.iter().enumerate().filter(|(id, attacker)| dial(&mut dialer, attacker, *id, now) != Start::Limited);
     assert_eq!(dialled.count(), 4);
     assert_eq!(dialer.start(&honest, now), Start::Limited);
-    // The first of these dials shows who is there.
+    // The first of these dials reveals the peer at the address.
     let found = Failure::AnotherPeer { address: &honest.addresses[0], found: honest.peer };
-    dialer.failed(&liars[0].peer, ConnectionId::new_unchecked(0), found, now);
+    dialer.failed(&attackers[0].peer, ConnectionId::new_unchecked(0), found, now);
     assert!(matches!(dial(&mut dialer, &honest, 9, now), Start::Dial { .. }));
-    assert_eq!(dialer.rank(&liar(), now), Rank::Unreachable, "others are not expected there any more");
+    assert_eq!(dialer.rank(&attacker(), now), Rank::Unreachable, "the address belongs to another peer");
     assert_eq!(dialer.rank(&honest, now), Rank::Direct);
 }
 
-/// What becomes of a dial in the simulation.
+/// The result of a dial in the simulation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
-    /// Nothing, for ten seconds.
+    /// No answer for ten seconds.
     Silent,
     /// Refused after this time.
     Refused(Duration),
@@ -153,22 +159,22 @@ enum Fate {
     Alive(Duration),
 }
 
-/// What came of a simulated search.
+/// The result of a simulated search.
 #[derive(Debug)]
 struct Outcome {
     found_after: Option<Duration>,
     dials: usize,
-    under_way_max: usize,
+    pending_max: usize,
 }
 
-/// One search among providers that are all named at the beginning, in this order, as the swarm task conducts it.
+/// Simulates a search as the swarm task runs it, with all providers added at the start in this order.
 fn search(dialer: &mut Dialer, providers: &[(Provider, Fate)], begun: Instant) -> Outcome {
     let mut plan = Plan::default();
     for (provider, _) in providers {
         plan.add(provider.clone(), |provider| dialer.rank(provider, begun));
     }
     let mut ends: Vec<(Instant, PeerId, ConnectionId, Fate)> = Vec::new();
-    let (mut dials, mut under_way_max, mut now) = (0, 0, begun);
+    let (mut dials, mut pending_max, mut now) = (0, 0, begun);
     while now < begun + Duration::from_secs(30) {
         ends.sort_by_key(|(at, ..)| *at);
         while ends.first().is_some_and(|(at, ..)| *at <= now) {
@@ -179,13 +185,13 @@ fn search(dialer: &mut Dialer, providers: &[(Provider, Fate)], begun: Instant) -
                 Fate::Alive(took) => {
                     dialer.connected(peer, Some((&addresses[0], took)), &[], at);
                     let found_after = Some(at - begun);
-                    // The others go on, and fail.
+                    // The other dials continue, and fail.
                     for (_, peer, id, _) in ends {
                         let named = providers.iter().find(|(provider, _)| provider.peer == peer);
                         let failure = Failure::Addresses(named.map_or(&[], |(provider, _)| &provider.addresses));
                         dialer.failed(&peer, id, failure, at);
                     }
-                    return Outcome { found_after, dials, under_way_max };
+                    return Outcome { found_after, dials, pending_max };
                 }
                 _ => assert_eq!(dialer.failed(&peer, id, Failure::Addresses(addresses), at), Some(Vec::new())),
             }
@@ -207,14 +213,14 @@ fn search(dialer: &mut Dialer, providers: &[(Provider, Fate)], begun: Instant) -
                     dials += 1;
                 }
                 Start::Limited => {}
-                // There is one search, whose share is less than all.
+                // With one search, its share is less than the whole budget.
                 other => panic!("{other:?}"),
             }
-            under_way_max = under_way_max.max(ends.len());
+            pending_max = pending_max.max(ends.len());
         }
         for peer in plan.displaced(0, dialer.search_max(), now) {
             assert!(dialer.abort(&peer));
-            let place = ends.iter().position(|(_, other, ..)| *other == peer).expect("it is under way");
+            let place = ends.iter().position(|(_, other, ..)| *other == peer).expect("a pending dial");
             let (_, _, id, _) = ends.remove(place);
             assert_eq!(dialer.failed(&peer, id, Failure::Ours, now), Some(Vec::new()));
             plan.ended(&peer, false, &[]);
@@ -224,19 +230,19 @@ fn search(dialer: &mut Dialer, providers: &[(Provider, Fate)], begun: Instant) -
     for (_, peer, id, _) in &ends {
         dialer.failed(peer, *id, Failure::Ours, now);
     }
-    Outcome { found_after: None, dials, under_way_max }
+    Outcome { found_after: None, dials, pending_max }
 }
 
-/// One living provider, named last of all.
+/// One live provider, added last.
 fn among(dead: u16, fate: Fate, alive: Duration) -> Vec<(Provider, Fate)> {
     let dead = (0..dead).map(|n| (provider(n), fate));
     dead.chain([(provider(9_999), Fate::Alive(alive))]).collect()
 }
 
 #[test]
-fn the_living_provider_is_found_beside_any_number_of_dead_ones() {
-    // Dead providers, what they do, how far away the living one is, and when it is connected at the latest, in milliseconds:
-    // on a fresh node, and on one that has learnt what dials of that way take.
+fn the_live_provider_is_found_among_any_number_of_dead_ones() {
+    // The number of dead providers, how their dials end, the dial time of the live provider, and the maximum times
+    // until it is connected, in milliseconds: on a fresh node, and on one with statistics of such dials.
     let refused = Fate::Refused(MS * 5);
     let table = [
         (0, Fate::Silent, 5, 5, 5),
@@ -257,7 +263,7 @@ fn the_living_provider_is_found_beside_any_number_of_dead_ones() {
             for _ in 0..20 {
                 dialer.connected(PeerId::random(), Some((&provider(1).addresses[0], MS * alive)), &[], Instant::now());
             }
-            // Another day: nothing is cached but the times.
+            // Only the dial times are still cached.
             let times = std::mem::take(&mut dialer.times);
             dialer = Dialer { times, ..Dialer::new(512) };
         }
@@ -265,7 +271,7 @@ fn the_living_provider_is_found_beside_any_number_of_dead_ones() {
 }
 
 #[test]
-fn dead_providers_are_remembered_over_searches() {
+fn dead_providers_are_cached_across_searches() {
     let (mut dialer, start) = (Dialer::new(256), Instant::now());
     let dead: Vec<(Provider, Fate)> = (0..20).map(|n| (provider(n), Fate::Silent)).collect();
     for n in 0..6 {
@@ -280,14 +286,14 @@ fn dead_providers_are_remembered_over_searches() {
 }
 
 #[test]
-fn a_flood_of_dead_providers_costs_bounded_dials_and_harms_nobody() {
+fn a_flood_of_dead_providers_costs_bounded_dials() {
     let (mut dialer, mut now) = (Dialer::new(256), Instant::now());
     let honest = (provider(9_999), Fate::Alive(MS * 5));
     for _ in 0..5 {
         let flood: Vec<(Provider, Fate)> = (0..1_000).map(|n| (provider(n), Fate::Silent)).collect();
         let outcome = search(&mut dialer, &flood, now);
         assert!(outcome.found_after.is_none() && outcome.dials <= 256, "{} dials", outcome.dials);
-        assert!(outcome.under_way_max <= 128, "{} under way", outcome.under_way_max);
+        assert!(outcome.pending_max <= 128, "{} in progress", outcome.pending_max);
         now += Duration::from_secs(40);
     }
     let outcome = search(&mut dialer, &[honest], now);
@@ -295,7 +301,7 @@ fn a_flood_of_dead_providers_costs_bounded_dials_and_harms_nobody() {
 }
 
 #[test]
-fn every_connection_that_is_being_opened_takes_a_place() {
+fn every_pending_connection_takes_a_slot() {
     let (mut dialer, now, peer) = (Dialer::new(4), Instant::now(), PeerId::random());
     let of = |from: u16| {
         let addresses = (from..from + 8).map(|n| address(&format!("/ip4/8.7.{n}.1/tcp/4001"))).collect();
@@ -304,20 +310,20 @@ fn every_connection_that_is_being_opened_takes_a_place() {
     for (id, from) in [(1, 0), (2, 8), (3, 16)] {
         assert!(matches!(dial(&mut dialer, &of(from), id, now), Start::Dial { .. }), "{from}");
     }
-    assert!(matches!(dial(&mut dialer, &of(24), 4, now), Start::Full), "three of four are for searches");
+    assert!(matches!(dial(&mut dialer, &of(24), 4, now), Start::Full), "three quarters of the budget are for searches");
     assert!(matches!(dial(&mut dialer, &provider(1), 5, now), Start::Full));
 }
 
 #[test]
-fn what_another_host_owes_is_not_given_back_for_a_living_address() {
+fn a_live_address_does_not_return_tokens_of_another_host() {
     let (mut dialer, mut now) = (Dialer::new(64), Instant::now());
     let (victim, own) = (address("/ip4/8.8.8.8/udp/443/quic-v1"), address("/ip4/8.9.9.9/tcp/4001"));
     let mut dials = 0;
     for id in 0..20 {
-        let liar = Provider { peer: PeerId::random(), addresses: vec![victim.clone(), own.clone()] };
-        if let Start::Dial { addresses, .. } = dial(&mut dialer, &liar, id, now) {
+        let attacker = Provider { peer: PeerId::random(), addresses: vec![victim.clone(), own.clone()] };
+        if let Start::Dial { addresses, .. } = dial(&mut dialer, &attacker, id, now) {
             dials += usize::from(addresses.contains(&victim));
-            dialer.connected(liar.peer, Some((&own, MS)), &[], now);
+            dialer.connected(attacker.peer, Some((&own, MS)), &[], now);
         }
         now += MS;
     }
@@ -325,7 +331,7 @@ fn what_another_host_owes_is_not_given_back_for_a_living_address() {
 }
 
 #[test]
-fn a_victim_is_not_dialled_for_every_record_that_names_it() {
+fn dials_of_one_socket_are_rate_limited() {
     let (mut dialer, now) = (Dialer::new(256), Instant::now());
     let victim = address("/ip4/8.8.8.8/tcp/443");
     let records: Vec<(Provider, Fate)> = (0..1_000)
@@ -336,10 +342,10 @@ fn a_victim_is_not_dialled_for_every_record_that_names_it() {
 }
 
 proptest! {
-    /// Whatever a search meets, a living provider is found in the end if there is room for everybody, no dial is begun beyond
-    /// the budget, and nothing is left under way in the books.
+    /// In any search within the budget a live provider is found in the end, no dial exceeds the budget, and no dial
+    /// stays recorded as in progress.
     #[test]
-    fn a_living_provider_is_found_among_any(
+    fn a_live_provider_is_found_among_any(
         fates in prop::collection::vec((0_u8..3, 1_u32..3_000), 0..150),
         alive in 1_u32..900,
         place in 0_usize..150,
@@ -349,15 +355,18 @@ proptest! {
         let mut all: Vec<(Provider, Fate)> = fates
             .iter()
             .enumerate()
-            .map(|(n, (what, takes))| (provider(n as u16), if *what == 0 { Fate::Refused(MS * *takes) } else { Fate::Silent }))
+            .map(|(n, (what, takes))| {
+                let fate = if *what == 0 { Fate::Refused(MS * *takes) } else { Fate::Silent };
+                (provider(n as u16), fate)
+            })
             .collect();
         all.insert(place.min(all.len()), (provider(9_999), Fate::Alive(MS * alive)));
         let outcome = search(&mut dialer, &all, Instant::now());
-        prop_assert!(outcome.under_way_max <= dials_max);
+        prop_assert!(outcome.pending_max <= dials_max);
         if dials_max >= 64 {
             prop_assert!(outcome.found_after.is_some(), "{outcome:?}");
         }
-        let left: HashSet<&PeerId> = dialer.under_way.keys().collect();
+        let left: HashSet<&PeerId> = dialer.pending.keys().collect();
         prop_assert!(left.is_empty(), "{left:?}");
     }
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// When dials of these tests are overdue.
+/// When dials of these tests become overdue.
 const DEADLINE: Duration = Duration::from_millis(100);
 const NO_LIMIT: usize = usize::MAX;
 
@@ -16,7 +16,7 @@ fn direct(_: &Provider) -> Rank {
     Rank::Direct
 }
 
-/// Everybody whose turn it is now.
+/// All providers to dial now.
 fn dials(plan: &mut Plan, members: usize, now: Instant) -> Vec<PeerId> {
     let next = || {
         let (provider, rank) = plan.next(members, NO_LIMIT, now)?;
@@ -26,7 +26,7 @@ fn dials(plan: &mut Plan, members: usize, now: Instant) -> Vec<PeerId> {
     std::iter::from_fn(next).collect()
 }
 
-/// A plan that many providers of one network wait in.
+/// A plan with queued providers of one network.
 fn plan_of(count: u16) -> (Plan, Vec<PeerId>) {
     let mut plan = Plan::default();
     let all: Vec<Provider> = (0..count).map(|port| provider(1, port + 1)).collect();
@@ -36,33 +36,37 @@ fn plan_of(count: u16) -> (Plan, Vec<PeerId>) {
 }
 
 #[test]
-fn the_window_doubles_with_each_deadline_that_passes_in_silence() {
+fn the_window_doubles_with_each_missed_deadline() {
     let start = Instant::now();
     let (mut plan, peers) = plan_of(200);
     assert_eq!(dials(&mut plan, 0, start), peers[..8]);
     assert_eq!(dials(&mut plan, 0, start + DEADLINE / 2), [], "nothing is overdue");
-    assert_eq!(dials(&mut plan, 0, start + DEADLINE), peers[8..24], "all of the window is");
+    assert_eq!(dials(&mut plan, 0, start + DEADLINE), peers[8..24], "the whole window is overdue");
     assert_eq!(dials(&mut plan, 0, start + DEADLINE * 2), peers[24..56]);
-    assert_eq!(dials(&mut plan, 0, start + DEADLINE * 3), peers[56..120], "a hundred dead ones cost three deadlines");
-    assert_eq!(dials(&mut plan, 0, start + DEADLINE * 4).len(), WINDOW_MAX, "the window has an end");
+    assert_eq!(
+        dials(&mut plan, 0, start + DEADLINE * 3),
+        peers[56..120],
+        "a hundred dead providers cost three deadlines"
+    );
+    assert_eq!(dials(&mut plan, 0, start + DEADLINE * 4).len(), WINDOW_MAX, "the window is bounded");
 }
 
 #[test]
-fn a_dial_that_fails_makes_room_for_one_and_a_success_stops_the_rest() {
+fn a_failed_dial_is_replaced_and_a_success_stops_the_rest() {
     let start = Instant::now();
     let (mut plan, peers) = plan_of(100);
     dials(&mut plan, 0, start);
     plan.ended(&peers[1], false, &[]);
     assert_eq!(dials(&mut plan, 0, start), peers[8..9], "a refusal does not widen the window");
     plan.ended(&peers[2], true, &[]);
-    assert_eq!(dials(&mut plan, 1, start), [], "one that serves is enough for the moment");
+    assert_eq!(dials(&mut plan, 1, start), [], "one member that serves is enough");
     assert_eq!(dials(&mut plan, MEMBERS_ENOUGH, start + DEADLINE * 9), []);
     let now = start + DEADLINE * 9;
-    assert_eq!(dials(&mut plan, 1, now).len(), SERVED_UNDER_WAY_MAX - 7, "few more while somebody serves");
+    assert_eq!(dials(&mut plan, 1, now).len(), SERVED_PENDING_MAX - 7, "few more while a member serves");
 }
 
 #[test]
-fn the_best_rank_is_first_and_then_the_network_with_the_least_trouble() {
+fn the_best_rank_is_first_and_then_the_network_with_the_fewest_failures() {
     let now = Instant::now();
     let mut plan = Plan::default();
     let [dead, relayed, quic, plain, known] = [0; 5].map(|_| provider(1, 1));
@@ -83,29 +87,29 @@ fn the_best_rank_is_first_and_then_the_network_with_the_least_trouble() {
     assert_eq!(dials(&mut plan, 0, now), peers[..8]);
     plan.add(elsewhere.clone(), direct);
     plan.ended(&peers[0], false, &[]);
-    assert_eq!(dials(&mut plan, 0, now), [elsewhere.peer], "it came last, from a network without trouble");
+    assert_eq!(dials(&mut plan, 0, now), [elsewhere.peer], "the last added, from a network without failures");
 }
 
 #[test]
-fn overdue_dials_make_room_for_those_that_wait() {
+fn overdue_dials_are_aborted_for_queued_providers() {
     let start = Instant::now();
     let (mut plan, peers) = plan_of(20);
     for peer in &peers[..8] {
-        let (provider, rank) = plan.next(0, 8, start).expect("there is room");
+        let (provider, rank) = plan.next(0, 8, start).expect("within the budget");
         assert_eq!(provider.peer, *peer);
         plan.began(&provider, rank, Vec::new(), start + DEADLINE, start);
     }
     assert_eq!(plan.next(0, 8, start + DEADLINE), None);
     assert_eq!(plan.displaced(0, 8, start + DEADLINE), [], "they may still succeed");
     assert_eq!(plan.displaced(0, 8, start + PATIENCE).len(), 8);
-    assert_eq!(plan.displaced(0, 9, start + PATIENCE), [], "there is room");
-    assert_eq!(plan.displaced(1, 8, start + PATIENCE), [], "somebody serves");
+    assert_eq!(plan.displaced(0, 9, start + PATIENCE), [], "within the budget");
+    assert_eq!(plan.displaced(1, 8, start + PATIENCE), [], "a member serves");
     plan.ended(&peers[3], false, &[]);
     assert_eq!(plan.next(0, 8, start + PATIENCE).map(|(provider, _)| provider.peer), Some(peers[8]));
 }
 
 #[test]
-fn unreachable_ones_are_dialled_when_nothing_better_is_left_and_only_some() {
+fn a_bounded_number_of_unreachable_providers_is_dialled_last() {
     let start = Instant::now();
     let mut plan = Plan::default();
     for port in 0..100 {
@@ -113,17 +117,17 @@ fn unreachable_ones_are_dialled_when_nothing_better_is_left_and_only_some() {
     }
     assert_eq!(dials(&mut plan, 0, start).len(), UNREACHABLE_WINDOW);
     let served = dials(&mut plan, 1, start + DEADLINE).len();
-    assert_eq!(served, 1, "one at a time while somebody serves, who may lack some of it");
+    assert_eq!(served, 1, "one at a time while a member serves, which may not have all blocks");
     let later = (1..20).map(|n| dials(&mut plan, 0, start + DEADLINE * n).len()).sum::<usize>();
     assert_eq!(UNREACHABLE_WINDOW + served + later, UNREACHABLE_MAX);
-    assert!(!plan.is_waiting(), "who will never be dialled is not waited for");
+    assert!(!plan.is_waiting(), "providers that will not be dialled do not prolong the search");
     plan.add(provider(1, 1), direct);
     assert!(plan.is_waiting());
     assert_eq!(dials(&mut plan, 0, start + DEADLINE * 30).len(), 1);
 }
 
 #[test]
-fn addresses_that_come_late_have_their_turn_and_no_provider_has_many() {
+fn late_addresses_are_dialled_within_the_maximum_attempts() {
     let now = Instant::now();
     let mut plan = Plan::default();
     let address = |port: u16| format!("/ip4/192.0.2.1/tcp/{port}").parse::<Multiaddr>().expect("an address");
@@ -138,9 +142,9 @@ fn addresses_that_come_late_have_their_turn_and_no_provider_has_many() {
     plan.add(wrong.clone(), direct);
     assert_eq!(next(&mut plan), None);
     plan.add(Provider { peer, addresses: vec![address(2), address(3)] }, direct);
-    assert_eq!(next(&mut plan), Some(vec![address(3)]), "where it is after all is told while the wrong ones hang");
+    assert_eq!(next(&mut plan), Some(vec![address(3)]), "the right address is found while dials of wrong ones hang");
     plan.ended(&peer, false, &[]);
-    assert_eq!(next(&mut plan), Some(vec![address(9)]), "what the first dial did not try");
+    assert_eq!(next(&mut plan), Some(vec![address(9)]), "the addresses that the first dial did not try");
     plan.add(Provider { peer, addresses: vec![address(4)] }, direct);
     assert_eq!(next(&mut plan), None, "three attempts");
 
@@ -149,7 +153,11 @@ fn addresses_that_come_late_have_their_turn_and_no_provider_has_many() {
     assert_eq!(next(&mut plan), Some(usurped.addresses.clone()));
     plan.began(&usurped, Rank::Direct, Vec::new(), now + DEADLINE, now);
     plan.ended(&usurped.peer, false, &usurped.addresses[1..]);
-    assert_eq!(next(&mut plan), Some(vec![address(6)]), "another peer at one address hides none of the others");
+    assert_eq!(
+        next(&mut plan),
+        Some(vec![address(6)]),
+        "another peer at one address does not hide the other addresses"
+    );
 
     let (turned_away, other) = (provider(1, 1), provider(2, 2));
     plan.add(turned_away.clone(), direct);
@@ -158,12 +166,12 @@ fn addresses_that_come_late_have_their_turn_and_no_provider_has_many() {
     assert_eq!(first, turned_away);
     plan.postpone(first, rank);
     for _ in 0..2 {
-        assert!(plan.next(0, NO_LIMIT, now).is_some(), "whoever had no room has a turn again");
+        assert!(plan.next(0, NO_LIMIT, now).is_some(), "a postponed provider is dialled later");
     }
 }
 
 #[test]
-fn a_flood_of_records_displaces_its_own_network_only() {
+fn a_flood_of_records_evicts_only_its_own_network() {
     let mut plan = Plan::default();
     let honest: Vec<Provider> = (0..20).map(|network| provider(100 + network, 1)).collect();
     let flood = |plan: &mut Plan| (0..5_000).for_each(|port| plan.add(provider(1, port), direct));
@@ -177,12 +185,12 @@ fn a_flood_of_records_displaces_its_own_network_only() {
 }
 
 proptest! {
-    /// Whatever is named and however dials end: what is under way, dialled and remembered is bounded, and each address of a
-    /// provider is tried once.
+    /// For any providers and results, dials in progress, total dials and queued providers are bounded, and each address
+    /// of a provider is tried once.
     #[test]
-    fn any_history_stays_within_the_bounds(
+    fn any_sequence_stays_within_the_bounds(
         steps in prop::collection::vec((0_u8..6, 0_u16..400, 0_u8..6), 0..1_200),
-        under_way_max in 1_usize..200,
+        pending_max in 1_usize..200,
     ) {
         let peers: Vec<PeerId> = (0..400).map(|_| PeerId::random()).collect();
         let (mut plan, mut now) = (Plan::default(), Instant::now());
@@ -199,14 +207,14 @@ proptest! {
                 3 => plan.ended(&peer, n % 2 == 0, &[]),
                 _ => now += DEADLINE / 2,
             }
-            while let Some((provider, rank)) = plan.next(usize::from(rank == 5), under_way_max, now) {
+            while let Some((provider, rank)) = plan.next(usize::from(rank == 5), pending_max, now) {
                 let known = tried.entry(provider.peer).or_default();
                 prop_assert!(provider.addresses.iter().all(|address| !known.contains(address)));
                 known.extend(provider.addresses.iter().cloned());
                 plan.began(&provider, rank, Vec::new(), now + DEADLINE, now);
                 total += 1;
             }
-            prop_assert!(plan.under_way.len() <= under_way_max && total <= DIALS_MAX && plan.waiting.len() <= WAITING_MAX);
+            prop_assert!(plan.pending.len() <= pending_max && total <= DIALS_MAX && plan.waiting.len() <= WAITING_MAX);
             prop_assert!(plan.window <= WINDOW_MAX);
         }
         prop_assert!(plan.dialled.values().all(|dialled| dialled.attempts <= ATTEMPTS_MAX));
@@ -214,33 +222,33 @@ proptest! {
 }
 
 #[test]
-fn a_provider_whose_addresses_are_used_up_has_its_turn_later() {
+fn a_rate_limited_provider_is_dialled_later() {
     let start = Instant::now();
     let mut plan = Plan::default();
     plan.add(provider(1, 1), direct);
-    let (limited, rank) = plan.next(0, 8, start).expect("it is its turn");
+    let (limited, rank) = plan.next(0, 8, start).expect("it is next");
     plan.delay(limited.clone(), rank, start);
-    assert!(plan.is_waiting(), "the search goes on for it");
+    assert!(plan.is_waiting(), "the search waits for it");
     assert_eq!(plan.next(0, 8, start + DELAY / 2), None);
     for attempt in 1..ATTEMPTS_MAX {
         let now = start + DELAY * u32::from(attempt);
         assert_eq!(plan.next(0, 8, now).map(|(provider, _)| provider), Some(limited.clone()));
         plan.delay(limited.clone(), rank, now);
     }
-    assert!(!plan.is_waiting(), "not for ever");
+    assert!(!plan.is_waiting(), "not forever");
 }
 
 #[test]
-fn a_provider_that_was_found_to_be_there_waits_no_longer() {
+fn a_rate_limited_provider_that_answered_is_dialled_at_once() {
     let start = Instant::now();
     let mut plan = Plan::default();
     plan.add(provider(1, 1), direct);
-    let (limited, rank) = plan.next(0, 8, start).expect("it is its turn");
+    let (limited, rank) = plan.next(0, 8, start).expect("it is next");
     plan.delay(limited.clone(), rank, start);
     let (found_at, elsewhere) = (limited.addresses[0].clone(), "/ip4/192.0.2.99/tcp/9".parse().expect("an address"));
     plan.hasten(&PeerId::random(), &found_at);
     plan.hasten(&limited.peer, &elsewhere);
-    assert_eq!(plan.next(0, 8, start), None, "another one, and another place");
+    assert_eq!(plan.next(0, 8, start), None, "another peer, and another address");
     for _ in 0..2 * ATTEMPTS_MAX {
         plan.hasten(&limited.peer, &found_at);
         assert_eq!(plan.next(0, 8, start), Some((limited.clone(), rank)), "that costs no attempt");
@@ -249,11 +257,11 @@ fn a_provider_that_was_found_to_be_there_waits_no_longer() {
 }
 
 #[test]
-fn a_search_goes_on_while_a_dial_has_addresses_left() {
+fn a_search_continues_while_a_dial_has_untried_addresses() {
     let start = Instant::now();
     let mut plan = Plan::default();
     plan.add(provider(1, 1), direct);
-    let (only, rank) = plan.next(0, 8, start).expect("it is its turn");
+    let (only, rank) = plan.next(0, 8, start).expect("it is next");
     let left: Multiaddr = "/ip4/192.0.2.9/tcp/9".parse().expect("an address");
     plan.began(&only, rank, vec![left.clone()], start + DEADLINE, start);
     assert!(plan.is_waiting());

@@ -1,7 +1,7 @@
-//! [`Book`]: what is published here, in files that outlive a power cut.
+//! [`Book`]: the published names on disk.
 //!
-//! One file is one name, so that a change costs one small file whatever else there is. A change is in its file before
-//! anybody hears of it. What is read back is verified again, and a file that is damaged costs its own name only.
+//! One file per name, so that a change writes one small file. A change is durable before it is acknowledged. Records
+//! are verified when they are read, and a corrupt file affects only its own name.
 
 use super::PublishError;
 use super::entry::{Published, Put};
@@ -19,10 +19,10 @@ use std::{fs, io};
 
 const FOLDER: &str = "published";
 const SUFFIX: &str = ".json";
-/// The largest file that is read.
+/// The maximum size of a file to read.
 const FILE_BYTES_MAX: usize = 4 * RECORD_BYTES_MAX;
 
-/// A name as it is written. Times are seconds since the Unix epoch.
+/// The format of a file. Times are seconds since the Unix epoch.
 #[derive(Serialize, Deserialize)]
 struct Stored {
     /// Base64.
@@ -59,7 +59,7 @@ impl Stored {
         }
     }
 
-    /// The entry, if it is one. The record may be past its end of life, for it can be renewed.
+    /// The publication, if the file is valid. The record may have expired, because it can be renewed.
     fn entry(self, key: Key) -> Option<Published> {
         let bytes = Bytes::from(Base::Base64Pad.decode(self.record).ok()?);
         let put = |(target, put): (String, StoredPut)| Some((target, Put { at: time(put.at)?, peers: put.peers }));
@@ -76,20 +76,20 @@ impl Stored {
     }
 }
 
-/// What is published. Changes write files, and are meant for threads that may block.
+/// The published names. Changes write files, so call them from blocking threads.
 pub struct Book {
     folder: PathBuf,
     entries: RwLock<BTreeMap<Key, Published>>,
-    /// Held by whoever changes anything.
+    /// Held while a publication is changed.
     changing: Mutex<()>,
 }
 
 impl Book {
-    /// Reads what is published below a folder, which is created if need be. Whoever opens it must have the keystore of the
-    /// same folder open, whose lock is for both.
+    /// Reads the published names below a folder, which is created if it does not exist. The caller must have the
+    /// keystore of the same folder open, whose lock covers both.
     ///
     /// # Errors
-    /// [`PublishError::Io`]. A file that is damaged is no error: it is left alone, and told of in the log.
+    /// [`PublishError::Io`]. A corrupt file is not an error: it is logged and left in place.
     pub fn open(state_dir: &Path) -> Result<Self, PublishError> {
         let folder = state_dir.join(FOLDER);
         let at = |source| PublishError::Io { path: folder.clone(), source };
@@ -101,27 +101,30 @@ impl Book {
             let Some(key) = stem.and_then(Key::parse) else { continue };
             match read(&path, key) {
                 Ok(entry) => _ = entries.insert(key, entry),
-                Err(error) => tracing::error!(path = %path.display(), %error, "a published name cannot be read"),
+                Err(error) => {
+                    let path = path.display();
+                    tracing::error!(%path, %error, "could not read a published name: restore it or publish it again");
+                }
             }
         }
         Ok(Self { folder, entries: RwLock::new(entries), changing: Mutex::default() })
     }
 
-    /// What is published with a key.
+    /// The publication of a key.
     pub fn get(&self, key: &Key) -> Option<Published> {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
-    /// Everything that is published.
+    /// All publications.
     pub fn list(&self) -> Vec<Published> {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Changes what is published with a key, knowing what is: to what `change` makes of it, or not at all if that is
-    /// nothing. When this returns, the change is on disk.
+    /// Replaces the publication of a key by the result of `change`, or leaves it if that is `None`. When this returns,
+    /// the change is durable.
     ///
     /// # Errors
-    /// What `change` says, and [`PublishError::Io`]; everything is then as it was.
+    /// The error of `change`, or [`PublishError::Io`]; nothing has changed then.
     pub fn change(
         &self,
         key: &Key,
@@ -137,10 +140,10 @@ impl Book {
         Ok(Some(entry))
     }
 
-    /// Publishes with a key no longer. Returns what was published.
+    /// Removes the publication of a key, and returns it.
     ///
     /// # Errors
-    /// [`PublishError::Io`].
+    /// [`PublishError::Io`] if the file cannot be removed.
     pub fn remove(&self, key: &Key) -> Result<Option<Published>, PublishError> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.path(key);
@@ -155,7 +158,7 @@ impl Book {
 
 fn read(path: &Path, key: Key) -> io::Result<Published> {
     let stored: Stored = serde_json::from_slice(&durable::read(path, FILE_BYTES_MAX)?)?;
-    stored.entry(key).ok_or_else(|| io::Error::other("its record is damaged"))
+    stored.entry(key).ok_or_else(|| io::Error::other("the record is corrupt"))
 }
 
 #[cfg(test)]
@@ -167,14 +170,14 @@ mod tests {
     fn entry(n: u8) -> Published {
         let pair = Keypair::ed25519_from_bytes([n; 32]).expect("any 32 bytes will do");
         let terms = Terms { lifetime: Duration::from_secs(3600), ttl: Duration::from_secs(60) };
-        // Times are kept in whole seconds.
+        // Times are stored in whole seconds.
         let now = time(epoch::now()).expect("now");
         let entry = Published::new(&pair, "/ipfs/bafkqaddjnzzxazldoqwxizltoq", terms, Some(3), now).expect("signs");
         Published { compared: n.is_multiple_of(2), ..entry.put("wan", usize::from(n), now) }
     }
 
     #[test]
-    fn what_is_published_is_there_after_a_restart_and_damage_costs_one_name() {
+    fn publications_survive_a_restart_and_a_corrupt_file_affects_one_name() {
         let folder = tempfile::tempdir().expect("folder");
         let book = Book::open(folder.path()).expect("opens");
         let entries = [1, 2, 3].map(entry);
@@ -191,13 +194,13 @@ mod tests {
         drop(book);
         let book = Book::open(folder.path()).expect("opens");
         assert_eq!((book.list(), book.list().len()), (before, 2));
-        let damaged = folder.path().join(format!("published/{}.json", entries[0].key));
-        fs::write(&damaged, b"{}").expect("damages");
-        // What belongs to another key is no better than damage.
+        let corrupt = folder.path().join(format!("published/{}.json", entries[0].key));
+        fs::write(&corrupt, b"{}").expect("writes");
+        // A record of another key is as invalid as a corrupt one.
         let from = folder.path().join(format!("published/{}.json", entries[1].key));
         fs::copy(from, folder.path().join(format!("published/{}.json", entries[2].key))).expect("copies");
         let book = Book::open(folder.path()).expect("opens");
         assert_eq!(book.list(), [entries[1].clone()]);
-        assert!(damaged.exists(), "it is left for whoever can mend it");
+        assert!(corrupt.exists(), "a corrupt file stays in place");
     }
 }

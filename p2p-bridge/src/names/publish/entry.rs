@@ -1,9 +1,9 @@
-//! [`Published`]: a name that is published here, and what is to be done for it next, without I/O or clock.
+//! [`Published`]: a published name, and the next step for it, without I/O or clock.
 //!
-//! A record lives for `lifetime` and is *renewed* long before its end: signed again with the same value and sequence number
-//! and a later end of life, which replaces the older one everywhere. Each record is *put* into every target once. Before
-//! or after the first put it is *compared* once with what others have: a key may have been used elsewhere, and then the
-//! record has to be signed again above what is known there, or nobody would take it.
+//! A record has a `lifetime` and is *renewed* long before its end of life: signed again with the same value and
+//! sequence number and a later end of life, so that it replaces the older one everywhere. Each record is *put* to every
+//! target once. Once per value it is *compared* with records of others: the key may have been used on another node, and
+//! then the record must be signed with a higher sequence number, or it would be rejected.
 
 use content::ipns::{Draft, Record, SignError};
 use content::names::Key;
@@ -11,56 +11,56 @@ use libp2p::identity::Keypair;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
-/// After the first failure; each further one doubles it.
+/// The back-off after the first failure; each further failure doubles it.
 const RETRY_MIN: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(600);
-/// The clock on the wall may be set: it is looked at this often at least.
-const GLANCE: Duration = Duration::from_secs(600);
+/// The maximum rest between steps, because the wall clock may be changed.
+const REST_MAX: Duration = Duration::from_secs(600);
 
-/// That a target has the present record of a name.
+/// A put of the current record to a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Put {
-    /// Since when.
+    /// When it was put.
     pub at: SystemTime,
-    /// On how many peers.
+    /// How many peers accepted it.
     pub peers: usize,
 }
 
-/// How long things last that are published.
+/// The durations of a published record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// From a signature to the end of life.
+    /// From the signature to the end of life.
     pub lifetime: Duration,
-    /// How long others may remember the record without asking again.
+    /// The time to live: how long resolvers may cache the record.
     pub ttl: Duration,
 }
 
-/// A name that is published here.
+/// A published name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
     /// The name.
     pub key: Key,
-    /// The record that is to be in the world.
+    /// The current record.
     pub record: Record,
-    /// How long each record of it lives.
+    /// The lifetime of each of its records.
     pub lifetime: Duration,
     /// When the operator published the value.
     pub published: SystemTime,
     /// When the record was signed.
     pub signed: SystemTime,
-    /// Whether it is known that nobody has a newer record.
+    /// Whether it was checked that no other node has a newer record.
     pub compared: bool,
-    /// Which targets have the record.
+    /// The targets that have the record.
     pub puts: BTreeMap<String, Put>,
-    /// When a record of the name was last put, this one or one before.
+    /// The time of the last put of the name, of this record or an earlier one.
     pub last_put: Option<SystemTime>,
 }
 
-/// Why there is no record.
+/// Why a record could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EntryError {
-    /// The highest sequence number is taken.
-    #[error("the name has the highest sequence number there is; only a new key helps")]
+    /// The sequence number has reached its maximum.
+    #[error("the sequence number of the name has reached its maximum: publish with a new key")]
     Exhausted,
     /// The record cannot be signed, for example because it is too large.
     #[error(transparent)]
@@ -68,10 +68,10 @@ pub enum EntryError {
 }
 
 impl Published {
-    /// A new value, above the sequence numbers that are known.
+    /// A publication of a new value, above the known sequence number.
     ///
     /// # Errors
-    /// [`EntryError`].
+    /// [`EntryError`] if the record cannot be signed.
     pub fn new(
         keypair: &Keypair,
         value: &str,
@@ -94,26 +94,26 @@ impl Published {
         })
     }
 
-    /// The same with a later end of life, to be put everywhere.
+    /// The publication with a later end of life, without puts.
     ///
     /// # Errors
-    /// [`EntryError`].
+    /// [`EntryError`] if the record cannot be signed.
     pub fn renewed(&self, keypair: &Keypair, now: SystemTime) -> Result<Self, EntryError> {
         let end_of_life = now.checked_add(self.lifetime).ok_or(SignError::EndOfLife)?;
-        self.signed_again(keypair, self.record.sequence(), end_of_life.max(self.record.end_of_life()), now)
+        self.sign_again(keypair, self.record.sequence(), end_of_life.max(self.record.end_of_life()), now)
     }
 
-    /// The same above a sequence number that others know, to be put everywhere.
+    /// The publication above a sequence number of another node, without puts.
     ///
     /// # Errors
-    /// [`EntryError`].
-    pub fn above(&self, keypair: &Keypair, sequence: u64, now: SystemTime) -> Result<Self, EntryError> {
+    /// [`EntryError`] if the record cannot be signed.
+    pub fn signed_above(&self, keypair: &Keypair, sequence: u64, now: SystemTime) -> Result<Self, EntryError> {
         let sequence = sequence.checked_add(1).ok_or(EntryError::Exhausted)?;
-        let entry = self.signed_again(keypair, sequence, self.record.end_of_life(), now)?;
+        let entry = self.sign_again(keypair, sequence, self.record.end_of_life(), now)?;
         Ok(Self { compared: true, ..entry })
     }
 
-    fn signed_again(
+    fn sign_again(
         &self,
         keypair: &Keypair,
         sequence: u64,
@@ -125,20 +125,20 @@ impl Published {
         Ok(Self { record, signed: now, puts: BTreeMap::new(), ..self.clone() })
     }
 
-    /// A target took the record.
+    /// The publication after a target accepted the record.
     pub fn put(&self, target: &str, peers: usize, now: SystemTime) -> Self {
         let mut entry = Self { last_put: Some(now), ..self.clone() };
         entry.puts.insert(target.to_owned(), Put { at: now, peers });
         entry
     }
 
-    /// How long the record is good as it is, if it is to be renewed so often.
+    /// The time until the next renewal, with renewals `every` so often.
     fn rest(&self, now: SystemTime, every: Duration) -> Duration {
-        // A record has to be renewed well before its end, whatever the settings say.
+        // A record must be renewed well before its end of life, whatever the settings are.
         let every = every.min(self.lifetime / 2);
         match now.duration_since(self.signed) {
             Ok(age) => every.saturating_sub(age),
-            // It was signed in the future: the clock was set back. Its end of life is the later for it.
+            // It was signed in the future: the clock was set back, and the end of life is later by as much.
             Err(ahead) => {
                 if ahead.duration() > every {
                     Duration::ZERO
@@ -150,14 +150,14 @@ impl Published {
     }
 }
 
-/// When something that failed is to be tried again.
+/// The back-off of a step that failed.
 #[derive(Debug, Clone, Copy, Default)]
-struct Patience {
+struct BackOff {
     failures: u32,
     until: Option<Instant>,
 }
 
-impl Patience {
+impl BackOff {
     fn failed(&mut self, now: Instant) {
         let delay = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
         self.failures += 1;
@@ -169,48 +169,48 @@ impl Patience {
     }
 }
 
-/// What is to be done for a name.
+/// The next step for a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Sign it again for longer.
+    /// Renew the record.
     Renew,
-    /// Look whether others have a newer record.
+    /// Search for newer records of others.
     Compare,
-    /// Put the record into a target.
+    /// Put the record to a target.
     Put(String),
-    /// Nothing for so long, unless something happens.
+    /// Wait for so long, or until an event.
     Rest(Duration),
 }
 
-/// What is under way for a name, and what has failed.
+/// The pending steps of a name, and their back-off.
 #[derive(Debug, Default)]
-pub(super) struct Agenda {
-    renewal: Patience,
-    comparison: Patience,
-    targets: BTreeMap<String, Patience>,
-    under_way: BTreeSet<String>,
+pub(super) struct PendingSteps {
+    renewal: BackOff,
+    comparison: BackOff,
+    targets: BTreeMap<String, BackOff>,
+    pending_puts: BTreeSet<String>,
 }
 
-/// What a step depends on beside the name.
+/// The inputs of a decision.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Circumstances<'a> {
+pub(super) struct StepContext<'a> {
     pub now: Instant,
     pub wall: SystemTime,
-    /// How often names are renewed.
+    /// The interval of renewals.
     pub every: Duration,
-    /// Whether others can be asked for records.
+    /// Whether records of others can be searched for.
     pub comparable: bool,
-    /// Whether a newer record is known that is not ours.
+    /// Whether a newer record of another node is known.
     pub superseded: bool,
     pub targets: &'a [String],
 }
 
-impl Agenda {
-    /// What to do now. Of puts, one at a time is named.
-    pub fn next(&self, entry: &Published, circumstances: Circumstances<'_>) -> Step {
-        let Circumstances { now, wall, every, comparable, superseded, targets } = circumstances;
-        let mut rest = GLANCE;
-        // Returns whether something is due, or else remembers when it will be.
+impl PendingSteps {
+    /// The next step. Call it again for further puts.
+    pub fn next(&self, entry: &Published, context: StepContext<'_>) -> Step {
+        let StepContext { now, wall, every, comparable, superseded, targets } = context;
+        let mut rest = REST_MAX;
+        // Returns whether a step is due, and otherwise limits the rest to when it will be.
         let mut is_due = |after: Duration| {
             rest = if after.is_zero() { rest } else { rest.min(after) };
             after.is_zero()
@@ -218,7 +218,7 @@ impl Agenda {
         if comparable && !entry.compared && is_due(self.comparison.left(now)) {
             return Step::Compare;
         }
-        // Whoever published above us goes on; ours would only be refused.
+        // The node that published the newer record continues; a record of this node would only be rejected.
         if superseded && entry.compared {
             return Step::Rest(rest);
         }
@@ -226,23 +226,23 @@ impl Agenda {
             return Step::Renew;
         }
         for target in targets.iter().filter(|target| !entry.puts.contains_key(*target)) {
-            let left = self.targets.get(target).map_or(Duration::ZERO, |patience| patience.left(now));
-            if !self.under_way.contains(target) && is_due(left) {
+            let left = self.targets.get(target).map_or(Duration::ZERO, |back_off| back_off.left(now));
+            if !self.pending_puts.contains(target) && is_due(left) {
                 return Step::Put(target.clone());
             }
         }
         Step::Rest(rest)
     }
 
-    /// A put was begun.
+    /// Records the start of a put.
     pub fn begun(&mut self, target: &str) {
-        self.under_way.insert(target.to_owned());
+        self.pending_puts.insert(target.to_owned());
     }
 
-    /// A put has ended. Whoever was asked may know more than we do.
+    /// Records the end of a put. Peers are available then, so a comparison is retried.
     pub fn ended(&mut self, target: &str, succeeded: bool, now: Instant) {
-        self.under_way.remove(target);
-        self.comparison = Patience::default();
+        self.pending_puts.remove(target);
+        self.comparison = BackOff::default();
         if succeeded {
             self.targets.remove(target);
         } else {
@@ -250,12 +250,12 @@ impl Agenda {
         }
     }
 
-    /// Nobody could be asked for other records.
+    /// Records that no source could be asked for newer records.
     pub fn not_compared(&mut self, now: Instant) {
         self.comparison.failed(now);
     }
 
-    /// The record could not be signed again, or written.
+    /// Records that a renewal failed.
     pub fn not_renewed(&mut self, now: Instant) {
         self.renewal.failed(now);
     }
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_value_goes_above_and_a_renewal_only_lives_longer() {
+    fn a_new_value_has_a_higher_sequence_number_and_a_renewal_a_later_end_of_life() {
         let first = entry();
         assert_eq!((first.record.sequence(), first.record.end_of_life()), (0, start() + 48 * HOUR));
         let terms = Terms { lifetime: HOUR, ttl: Duration::ZERO };
@@ -298,15 +298,15 @@ mod tests {
         assert!(renewed.record.newer_than(&put.record) && renewed.puts.is_empty());
         assert_eq!((renewed.last_put, renewed.published), (Some(start()), start()));
         let back = put.renewed(&pair(), start() - HOUR).expect("signs");
-        assert_eq!(back.record.end_of_life(), put.record.end_of_life(), "a life is never made shorter");
-        let above = put.above(&pair(), 41, start() + HOUR).expect("signs");
+        assert_eq!(back.record.end_of_life(), put.record.end_of_life(), "the end of life never moves back");
+        let above = put.signed_above(&pair(), 41, start() + HOUR).expect("signs");
         assert_eq!((above.record.sequence(), above.compared, above.puts.len()), (42, true, 0));
     }
 
     #[test]
-    fn what_is_next() {
+    fn next_steps() {
         let targets = ["lan".to_owned(), "wan".to_owned()];
-        let circumstances = Circumstances {
+        let context = StepContext {
             now: Instant::now(),
             wall: start(),
             every: 4 * HOUR,
@@ -318,32 +318,32 @@ mod tests {
         let lan = compared.put("lan", 3, start());
         let both = lan.put("wan", 20, start());
         let short = Published { lifetime: 2 * HOUR, ..both.clone() };
-        let at = |wall| Circumstances { wall, ..circumstances };
+        let at = |wall| StepContext { wall, ..context };
         let put = |target: &str| Step::Put(target.to_owned());
         let table = [
-            ("first others are asked", entry(), circumstances, Step::Compare),
-            ("if there is anybody", entry(), Circumstances { comparable: false, ..circumstances }, put("lan")),
-            ("then it is put", compared.clone(), circumstances, put("lan")),
-            ("everywhere", lan, circumstances, put("wan")),
-            ("and that is that", both.clone(), circumstances, Step::Rest(GLANCE)),
+            ("first comparison", entry(), context, Step::Compare),
+            ("unless no source can be asked", entry(), StepContext { comparable: false, ..context }, put("lan")),
+            ("then put", compared.clone(), context, put("lan")),
+            ("to every target", lan, context, put("wan")),
+            ("then nothing", both.clone(), context, Step::Rest(REST_MAX)),
             ("until", both.clone(), at(start() + 4 * HOUR - RETRY_MIN), Step::Rest(RETRY_MIN)),
-            ("it is renewed", both.clone(), at(start() + 4 * HOUR), Step::Renew),
-            ("also much later", both.clone(), at(start() + 400 * HOUR), Step::Renew),
-            ("and when the clock was set back far", both.clone(), at(start() - 5 * HOUR), Step::Renew),
-            ("not so when a little", both.clone(), at(start() - HOUR), Step::Rest(GLANCE)),
-            ("short lives are renewed sooner", short, at(start() + HOUR), Step::Renew),
-            ("not ours any more", compared, Circumstances { superseded: true, ..circumstances }, Step::Rest(GLANCE)),
+            ("renewal", both.clone(), at(start() + 4 * HOUR), Step::Renew),
+            ("renewal much later", both.clone(), at(start() + 400 * HOUR), Step::Renew),
+            ("renewal after the clock was set back far", both.clone(), at(start() - 5 * HOUR), Step::Renew),
+            ("none after a little", both.clone(), at(start() - HOUR), Step::Rest(REST_MAX)),
+            ("short lifetimes are renewed sooner", short, at(start() + HOUR), Step::Renew),
+            ("superseded by another node", compared, StepContext { superseded: true, ..context }, Step::Rest(REST_MAX)),
         ];
-        for (what, entry, circumstances, expected) in table {
-            assert_eq!(Agenda::default().next(&entry, circumstances), expected, "{what}");
+        for (what, entry, context, expected) in table {
+            assert_eq!(PendingSteps::default().next(&entry, context), expected, "{what}");
         }
     }
 
     #[test]
-    fn failures_are_tried_again_ever_later_and_what_is_under_way_is_waited_for() {
+    fn failures_are_retried_with_back_off_and_pending_puts_are_not_repeated() {
         let now = Instant::now();
         let targets = ["lan".to_owned(), "wan".to_owned()];
-        let at = |now| Circumstances {
+        let at = |now| StepContext {
             now,
             wall: start(),
             every: 4 * HOUR,
@@ -352,48 +352,48 @@ mod tests {
             targets: &targets,
         };
         let entry = Published { compared: true, ..entry() };
-        let mut agenda = Agenda::default();
+        let mut pending = PendingSteps::default();
         for target in ["lan", "wan"] {
-            assert_eq!(agenda.next(&entry, at(now)), Step::Put(target.to_owned()));
-            agenda.begun(target);
+            assert_eq!(pending.next(&entry, at(now)), Step::Put(target.to_owned()));
+            pending.begun(target);
         }
-        assert_eq!(agenda.next(&entry, at(now)), Step::Rest(GLANCE));
+        assert_eq!(pending.next(&entry, at(now)), Step::Rest(REST_MAX));
         for delay in [5, 10, 20, 40, 80, 160, 320, 600, 600].map(Duration::from_secs) {
-            agenda.begun("lan");
-            agenda.ended("lan", false, now);
-            assert_eq!(agenda.next(&entry, at(now)), Step::Rest(delay));
-            assert_eq!(agenda.next(&entry, at(now + delay)), Step::Put("lan".to_owned()));
+            pending.begun("lan");
+            pending.ended("lan", false, now);
+            assert_eq!(pending.next(&entry, at(now)), Step::Rest(delay));
+            assert_eq!(pending.next(&entry, at(now + delay)), Step::Put("lan".to_owned()));
         }
 
         let unknown = Published { compared: false, ..entry };
-        let mut agenda = Agenda::default();
-        agenda.not_compared(now);
-        assert_eq!(agenda.next(&unknown, at(now)), Step::Put("lan".to_owned()), "nobody waits for an answer");
-        agenda.begun("lan");
-        agenda.ended("lan", false, now);
-        assert_eq!(agenda.next(&unknown, at(now)), Step::Compare, "somebody was there");
+        let mut pending = PendingSteps::default();
+        pending.not_compared(now);
+        assert_eq!(pending.next(&unknown, at(now)), Step::Put("lan".to_owned()), "puts do not wait for the comparison");
+        pending.begun("lan");
+        pending.ended("lan", false, now);
+        assert_eq!(pending.next(&unknown, at(now)), Step::Compare, "peers are available");
     }
 
     proptest! {
-        /// Whatever fails and however the clocks go, there is always a next step, and no rest is without an end.
+        /// For any failures and clocks, there is always a next step, and every rest is bounded.
         #[test]
-        fn it_never_rests_for_ever(
+        fn every_rest_is_bounded(
             failures in 0_u32..100, ago in 0_u64..10_000_000, every in 0_u64..1_000_000, lifetime in 0_u64..1_000_000,
         ) {
             let now = Instant::now();
             let targets = ["lan".to_owned()];
-            let mut agenda = Agenda::default();
+            let mut pending = PendingSteps::default();
             for _ in 0..failures {
-                agenda.ended("lan", false, now);
-                agenda.not_renewed(now);
+                pending.ended("lan", false, now);
+                pending.not_renewed(now);
             }
             let entry = Published { lifetime: Duration::from_secs(lifetime), compared: true, ..entry() };
-            let step = agenda.next(&entry, Circumstances {
+            let step = pending.next(&entry, StepContext {
                 now, wall: start() + Duration::from_secs(ago), every: Duration::from_secs(every),
                 comparable: true, superseded: false, targets: &targets,
             });
             if let Step::Rest(rest) = step {
-                prop_assert!(!rest.is_zero() && rest <= GLANCE);
+                prop_assert!(!rest.is_zero() && rest <= REST_MAX);
             }
         }
     }

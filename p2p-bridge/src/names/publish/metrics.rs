@@ -1,4 +1,4 @@
-//! The metrics of published names: how many there are, and whether they are where they should be.
+//! Metrics of published names.
 
 use super::entry::Published;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -19,7 +19,7 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// Handles to the metrics of published names.
+/// Handles to the metrics.
 pub(super) struct Metrics {
     keys: Gauge,
     published: Gauge,
@@ -41,37 +41,33 @@ impl Metrics {
         };
         registry.register(
             "causeway_names_keys",
-            "Keys that names can be published with, the node's own included",
+            "Keys in the keystore, including the node's own key",
             metrics.keys.clone(),
         );
-        registry.register("causeway_names_published", "Names that are published here", metrics.published.clone());
+        registry.register("causeway_names_published", "Names published by this node", metrics.published.clone());
         registry.register(
             "causeway_names_unput",
-            "Published names whose present record nobody else has yet",
+            "Published names whose current record is on no target yet",
             metrics.nowhere.clone(),
         );
         registry.register(
             "causeway_names_oldest_put_timestamp_seconds",
-            "When the published name that has waited longest was last put; zero if there are none",
+            "Oldest time of the last put over all published names; zero without published names",
             metrics.oldest_put.clone(),
         );
-        registry.register(
-            "causeway_names_puts",
-            "Puts of published names, by where they went and what came of it",
-            metrics.puts.clone(),
-        );
+        registry.register("causeway_names_puts", "Puts of published names, by target and result", metrics.puts.clone());
         registry.register(
             "causeway_names_renewals",
-            "Records of published names that were signed again for longer, by what came of it",
+            "Renewals of records of published names, by result",
             metrics.renewals.clone(),
         );
-        for result in [GOOD, BAD] {
+        for result in [OK, FAILED] {
             drop(metrics.renewals.get_or_create(&ResultLabel { result }));
         }
         metrics
     }
 
-    /// How many there are of everything now.
+    /// Sets the gauges.
     pub fn set(&self, keys: usize, published: &[Published]) {
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.keys.set(count(keys));
@@ -82,21 +78,21 @@ impl Metrics {
         self.oldest_put.set(i64::try_from(oldest.as_secs()).unwrap_or(i64::MAX));
     }
 
-    /// A put has ended.
+    /// Counts a put.
     pub fn put(&self, target: &str, succeeded: bool) {
         let labels = PutLabels { target: target.to_owned(), result: result(succeeded) };
         self.puts.get_or_create(&labels).inc();
     }
 
-    /// A renewal has ended.
+    /// Counts a renewal.
     pub fn renewed(&self, succeeded: bool) {
         self.renewals.get_or_create(&ResultLabel { result: result(succeeded) }).inc();
     }
 }
 
-const GOOD: &str = "ok";
-const BAD: &str = "failed";
+const OK: &str = "ok";
+const FAILED: &str = "failed";
 
 fn result(succeeded: bool) -> &'static str {
-    if succeeded { GOOD } else { BAD }
+    if succeeded { OK } else { FAILED }
 }

@@ -1,20 +1,19 @@
-//! [`Publisher`]: names of our own, put into the world and kept there.
+//! [`Publisher`]: publishes IPNS names and keeps them published.
 //!
-//! Goals: what was acknowledged is not lost, whatever happens to the process: a record is on disk before anybody hears of
-//! it; whoever publishes does not wait for the network, which need not even be there; our own resolver answers the new
-//! value at once; a record is renewed and put again on schedule, also over restarts, and tried again when that fails.
+//! Goals: an acknowledged publication is never lost: a record is on disk before it is acknowledged; publishing does not
+//! wait for the network, which may be offline; the node's own resolver returns the new value at once; records are
+//! renewed and put on schedule, across restarts, and failures are retried with back-off.
 //!
-//! How a value is published, step by step:
+//! How a value is published:
 //!
-//! 1. it is signed above every sequence number that is known here, written (`book.rs`) and told to the resolver;
-//! 2. a task of the name does what comes next (`entry.rs`): others are asked once whether they have a newer record, above
-//!    which ours is then signed again, and the record is put into every [`Target`]: the two DHTs, and the routers if there are any;
-//! 3. every few hours it is signed again with a later end of life, and put again.
+//! 1. the record is signed with a sequence number above all known ones, written (`book.rs`) and passed to the resolver;
+//! 2. the task of the name continues (`entry.rs`): it searches once for newer records of others, signs above them if
+//!    there are any, and puts the record to every [`Target`]: the two DHTs, and the routers if any are configured;
+//! 3. every few hours the record is signed again with a later end of life, and put again.
 //!
-//! A renewal has the sequence number and value of the record before, so that of two nodes with the same key the one that
-//! published last counts.
+//! A renewal keeps sequence number and value, so that of two nodes with the same key the one that published last wins.
 //!
-//! Non-goals: what content a path leads to, and whether it is there.
+//! Non-goals: the content that a path leads to, and whether it exists.
 
 mod book;
 mod entry;
@@ -27,7 +26,7 @@ pub use book::Book;
 pub use entry::{EntryError, Published, Put, Terms};
 pub use target::{Target, targets};
 
-use super::dht::Records;
+use super::dht::RecordSource;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::essential::EssentialTasks;
@@ -37,7 +36,7 @@ use content::Name;
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, PathError, Root};
-use entry::{Agenda, Circumstances, Step};
+use entry::{PendingSteps, Step, StepContext};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -53,26 +52,26 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-/// The shortest life of a record: it is renewed after half of it.
+/// The minimum lifetime of a record, which is renewed after half of it.
 pub const LIFETIME_MIN: Duration = Duration::from_secs(10);
-/// The longest life of a record.
+/// The maximum lifetime of a record.
 pub const LIFETIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
-/// The longest time that others may be told to remember a record.
+/// The maximum time to live of a record.
 pub const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How long others are asked for a newer record at most.
-const COMPARISON: Duration = Duration::from_secs(10);
-/// Names that are compared at once. Searches of readers come first.
+/// The timeout of a search for newer records.
+const COMPARISON_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum concurrent searches for newer records. Look-ups of clients have priority.
 const COMPARISONS_MAX: usize = 8;
 
-/// Why a name is not published.
+/// Why a name was not published.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// The key cannot be had.
+    /// The key is not available.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The value is no path to content.
-    #[error("\"{value}\" cannot be published: {reason}")]
+    /// The value is not a valid path.
+    #[error("\"{value}\" is not a valid path: {reason}")]
     Path {
         /// The value, shortened.
         value: String,
@@ -80,23 +79,23 @@ pub enum PublishError {
         reason: PathError,
     },
     /// The value is the name itself.
-    #[error("a name cannot stand for itself")]
+    #[error("a name cannot point to itself")]
     Loop,
-    /// The record would live too short or too long.
+    /// The lifetime or the time to live is out of range.
     #[error(
-        "a record lives for {} seconds at least and {} days at most, and is remembered for {} days at most",
+        "the lifetime must be between {} seconds and {} days, and the time to live at most {} days",
         LIFETIME_MIN.as_secs(), LIFETIME_MAX.as_secs() / 86_400, TTL_MAX.as_secs() / 86_400
     )]
     Terms,
-    /// The record cannot be made.
+    /// The record could not be created.
     #[error(transparent)]
     Entry(#[from] EntryError),
-    /// What is published cannot be written down, so that it would be forgotten.
-    #[error("cannot access {path}: {source}", path = path.display())]
+    /// The publication could not be written, so it would be lost.
+    #[error("could not access {path}: {source}", path = path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The node is stopping.
@@ -104,7 +103,7 @@ pub enum PublishError {
     Stopping,
 }
 
-/// Publishes names, and keeps them published for as long as it is there.
+/// Publishes names, and keeps them published until it is dropped.
 pub struct Publisher {
     inner: Arc<Inner>,
 }
@@ -113,36 +112,36 @@ struct Inner {
     keys: Arc<Keystore>,
     book: Book,
     names: Arc<Names>,
-    /// None: nobody is there to ask.
-    records: Option<Arc<dyn Records>>,
+    /// `None` if the node is offline.
+    records: Option<Arc<dyn RecordSource>>,
     targets: Vec<(String, Arc<dyn Target>)>,
     target_names: Vec<String>,
     options: PublishOptions,
     clock: Clock,
     comparisons: Semaphore,
-    tended: Mutex<HashMap<Key, Tended>>,
-    /// Held by whoever signs with a key or removes one, until the book, the resolver and the tasks agree: nothing is published
-    /// with a key that was removed in the meantime, and what the resolver was told last is what was signed last.
+    tasks: Mutex<HashMap<Key, NameTask>>,
+    /// Held while signing with a key or removing one, until the book, the resolver and the tasks agree: nothing is
+    /// published with a key that is removed concurrently, and the resolver has the record that was signed last.
     changing: Mutex<()>,
-    /// Counts what becomes of puts, for those who wait for them.
-    rounds: watch::Sender<u64>,
+    /// Incremented after each put, for waiting callers.
+    puts_ended: watch::Sender<u64>,
     metrics: Metrics,
     /// The tasks of all names.
     essential: EssentialTasks,
 }
 
 /// The task of a name.
-struct Tended {
+struct NameTask {
     changed: Arc<Notify>,
-    task: AbortHandle,
+    handle: AbortHandle,
 }
 
 impl Publisher {
-    /// Goes on with what was published before. Must be called inside a Tokio runtime. Without targets, names are published
-    /// on paper only, and put once there are some.
+    /// Resumes publishing all names in the book. Must be called inside a Tokio runtime. Without targets, records are
+    /// signed and written, and put once there are targets.
     ///
     /// # Errors
-    /// [`PublishError::Io`].
+    /// [`PublishError::Io`] if the book cannot be read.
     pub fn start(
         options: PublishOptions,
         state_dir: &Path,
@@ -155,13 +154,13 @@ impl Publisher {
         Self::with(options, state_dir, keys, names, records, targets, SYSTEM_CLOCK, registry)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what tests replace, once")]
+    #[allow(clippy::too_many_arguments, reason = "dependencies that tests replace")]
     fn with(
         options: PublishOptions,
         state_dir: &Path,
         keys: Arc<Keystore>,
         names: Arc<Names>,
-        records: Option<Arc<dyn Records>>,
+        records: Option<Arc<dyn RecordSource>>,
         targets: Vec<Arc<dyn Target>>,
         clock: Clock,
         registry: &mut Registry,
@@ -177,29 +176,29 @@ impl Publisher {
             options,
             clock,
             comparisons: Semaphore::new(COMPARISONS_MAX),
-            tended: Mutex::default(),
+            tasks: Mutex::default(),
             changing: Mutex::default(),
-            rounds: watch::Sender::default(),
+            puts_ended: watch::Sender::default(),
             metrics: Metrics::register(registry),
             essential: EssentialTasks::default(),
         });
         for entry in inner.book.list() {
             if inner.keys.find(&entry.key).is_none() {
-                tracing::warn!(name = %entry.key, "a name is published whose key is not here; it is not renewed");
+                tracing::warn!(name = %entry.key, "the key of a published name is missing: the name is not renewed");
                 continue;
             }
-            inner.names.own(entry.key, entry.record);
-            inner.tend(entry.key);
+            inner.names.add_published(entry.key, entry.record);
+            inner.wake_or_start(entry.key);
         }
         inner.count();
         Ok(Self { inner })
     }
 
-    /// Publishes a path with a key. When this returns, the value is safe and our own resolver knows it; it is put behind.
-    /// Without terms, the options' count.
+    /// Publishes a path with a key. When this returns, the record is on disk and the node's own resolver has it; it is
+    /// put in the background. Lifetime and time to live default to the options.
     ///
     /// # Errors
-    /// [`PublishError`] says what stands against it; nothing has changed then.
+    /// [`PublishError`]; nothing has changed then.
     pub async fn publish(
         &self,
         key_name: &str,
@@ -215,18 +214,18 @@ impl Publisher {
             let (info, keypair) = inner.keys.get(&key_name)?;
             let known = inner.names.known(&info.key).map(|record| record.sequence());
             let entry = sign(&inner.book, &keypair, &path, terms, known, wall)?;
-            inner.names.own(entry.key, entry.record.clone());
-            inner.tend(entry.key);
+            inner.names.add_published(entry.key, entry.record.clone());
+            inner.wake_or_start(entry.key);
             inner.count();
             Ok(entry)
         })
         .await
     }
 
-    /// What has become of a record, at the latest after `patience`, and sooner if anybody has taken it or if nobody ever
-    /// will. The name may stand for something else by then.
+    /// Waits until a target has accepted the record, or none ever will, at most for `patience`. Returns the state of
+    /// the publication; the name may have another value by then.
     pub async fn settled(&self, published: Published, patience: Duration) -> Published {
-        let mut rounds = self.inner.rounds.subscribe();
+        let mut puts_ended = self.inner.puts_ended.subscribe();
         let mut latest = published;
         let settling = async {
             loop {
@@ -234,7 +233,7 @@ impl Publisher {
                     Some(entry) => latest = entry,
                     None => return,
                 }
-                if !latest.puts.is_empty() || self.inner.targets.is_empty() || rounds.changed().await.is_err() {
+                if !latest.puts.is_empty() || self.inner.targets.is_empty() || puts_ended.changed().await.is_err() {
                     return;
                 }
             }
@@ -243,55 +242,55 @@ impl Publisher {
         latest
     }
 
-    /// Everything that is published, and what the keys are called.
+    /// All published names, with their keys.
     pub fn list(&self) -> Vec<(Option<KeyInfo>, Published)> {
         let named = |entry: Published| (self.inner.keys.find(&entry.key).map(|(info, _)| info), entry);
         self.inner.book.list().into_iter().map(named).collect()
     }
 
-    /// Where records are put.
+    /// The names of the targets.
     pub fn targets(&self) -> &[String] {
         &self.inner.target_names
     }
 
-    /// The keys, for whoever manages them. Removing one is [`Publisher::remove_key`]'s.
+    /// The keystore. Use [`Publisher::remove_key`] to remove a key.
     pub fn keys(&self) -> &Arc<Keystore> {
         &self.inner.keys
     }
 
-    /// Tells that keys were made, imported or renamed.
+    /// Updates the metrics after keys were created, imported or renamed.
     pub fn keys_changed(&self) {
         self.inner.count();
     }
 
-    /// Removes a key for good, and renews no longer what is published with it. Records that are out live until their end.
+    /// Removes a key permanently and stops renewing its name. Records already put stay valid until their end of life.
     ///
     /// # Errors
-    /// [`PublishError`] says what stands against it.
+    /// [`PublishError`] if the key is missing or reserved, or the disk fails.
     pub async fn remove_key(&self, name: &str) -> Result<KeyInfo, PublishError> {
         let (inner, name) = (Arc::clone(&self.inner), name.to_owned());
         blocking(move || {
             let _changing = inner.changing();
             let (info, _) = inner.keys.get(&name)?;
             let info = remove_key(&inner.keys, &inner.book, &info)?;
-            if let Some(tended) = inner.tended().remove(&info.key) {
-                tended.task.abort();
+            if let Some(task) = inner.tasks().remove(&info.key) {
+                task.handle.abort();
             }
-            inner.names.disown(&info.key);
+            inner.names.remove_published(&info.key);
             inner.count();
             Ok(info)
         })
         .await
     }
 
-    /// Waits until the task of a name has panicked: what is published is renewed no longer.
+    /// Completes when the task of a name has panicked: its name is no longer renewed.
     pub fn failed(&self) -> impl Future<Output = ()> + Send + use<> {
         self.inner.essential.failed()
     }
 
-    /// Puts nothing any more. What is published is written already.
+    /// Stops all puts and renewals. Publications are already on disk.
     pub fn stop(&self) {
-        self.inner.tended().drain().for_each(|(_, tended)| tended.task.abort());
+        self.inner.tasks().drain().for_each(|(_, task)| task.handle.abort());
     }
 }
 
@@ -301,10 +300,10 @@ impl Drop for Publisher {
     }
 }
 
-/// Signs a value with a key and writes it down. A node puts it; without one, that waits until there is one.
+/// Signs a value with a key and writes it to the book. Without a running node, the next one puts it.
 ///
 /// # Errors
-/// [`PublishError`] says what stands against it; nothing has changed then.
+/// [`PublishError`]; nothing has changed then.
 pub fn sign(
     book: &Book,
     keypair: &Keypair,
@@ -326,10 +325,10 @@ pub fn sign(
     entry.ok_or(PublishError::Stopping)
 }
 
-/// Removes a key and what is published with it, in the order in which a crash between does no harm.
+/// Removes a key and its publication, in an order that is safe if the process crashes in between.
 ///
 /// # Errors
-/// [`PublishError`] says what stands against it.
+/// [`PublishError`] if the key is reserved or the disk fails.
 pub fn remove_key(keys: &Keystore, book: &Book, info: &KeyInfo) -> Result<KeyInfo, PublishError> {
     if info.name == super::keystore::SELF {
         return Err(KeyError::Reserved.into());
@@ -338,7 +337,7 @@ pub fn remove_key(keys: &Keystore, book: &Book, info: &KeyInfo) -> Result<KeyInf
     Ok(keys.remove(&info.name)?)
 }
 
-/// A value that a record may have: a path to content, or a CID as short for one.
+/// The value of a record: a valid path, where a CID is short for `/ipfs/CID`.
 fn value(path: &str, own: &Key) -> Result<String, PublishError> {
     let value = if path.starts_with('/') { path.to_owned() } else { format!("/ipfs/{path}") };
     let wrong = |reason| PublishError::Path { value: path.chars().take(200).collect(), reason };
@@ -348,19 +347,19 @@ fn value(path: &str, own: &Key) -> Result<String, PublishError> {
     }
 }
 
-/// Runs what may block where that harms nobody.
+/// Runs blocking work on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PublishError> + Send + 'static,
 ) -> Result<T, PublishError> {
     tokio::task::spawn_blocking(work).await.unwrap_or(Err(PublishError::Stopping))
 }
 
-/// What a put came to: where, of which record, and how many took it.
-type Outcome = (String, Record, Result<usize, String>);
+/// The result of a put: the target, the record, and how many accepted it.
+type PutResult = (String, Record, Result<usize, String>);
 
 impl Inner {
-    fn tended(&self) -> MutexGuard<'_, HashMap<Key, Tended>> {
-        self.tended.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tasks(&self) -> MutexGuard<'_, HashMap<Key, NameTask>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn changing(&self) -> MutexGuard<'_, ()> {
@@ -368,24 +367,24 @@ impl Inner {
     }
 
     /// Wakes the task of a name, or starts it.
-    fn tend(self: &Arc<Self>, key: Key) {
-        let mut tended = self.tended();
-        match tended.get(&key).filter(|tended| !tended.task.is_finished()) {
-            Some(tended) => tended.changed.notify_one(),
+    fn wake_or_start(self: &Arc<Self>, key: Key) {
+        let mut tasks = self.tasks();
+        match tasks.get(&key).filter(|task| !task.handle.is_finished()) {
+            Some(task) => task.changed.notify_one(),
             None => {
                 let changed = Arc::new(Notify::new());
-                let task = self.essential.clone().guard(tend(Arc::clone(self), key, Arc::clone(&changed)));
+                let task = self.essential.clone().guard(run_task(Arc::clone(self), key, Arc::clone(&changed)));
                 let task = tokio::spawn(task);
-                tended.insert(key, Tended { changed, task: task.abort_handle() });
+                tasks.insert(key, NameTask { changed, handle: task.abort_handle() });
             }
         }
     }
 
-    fn next(&self, entry: &Published, agenda: &Agenda) -> Step {
+    fn next(&self, entry: &Published, pending: &PendingSteps) -> Step {
         let (now, wall) = ((self.clock.now)(), (self.clock.wall)());
         let replaces = |known: &Record| known.newer_than(&entry.record) && known.is_valid_at(wall);
         let superseded = self.names.known(&entry.key).as_ref().is_some_and(replaces);
-        let circumstances = Circumstances {
+        let context = StepContext {
             now,
             wall,
             every: self.options.every,
@@ -393,10 +392,10 @@ impl Inner {
             superseded,
             targets: &self.target_names,
         };
-        agenda.next(entry, circumstances)
+        pending.next(entry, context)
     }
 
-    /// Changes what is published with a key, if it is still what the caller has seen, and tells the resolver.
+    /// Changes a publication and updates the resolver, unless the record differs from the one that the caller has seen.
     async fn change(
         self: &Arc<Self>,
         seen: &Published,
@@ -411,7 +410,7 @@ impl Inner {
                 _ => Ok(None),
             });
             if let Some(entry) = changed? {
-                inner.names.own(entry.key, entry.record);
+                inner.names.add_published(entry.key, entry.record);
             }
             inner.count();
             Ok(())
@@ -419,18 +418,18 @@ impl Inner {
         .await
     }
 
-    /// Signs a record again for longer. Returns whether that went well.
+    /// Renews a record. Returns whether that succeeded.
     async fn renew(self: &Arc<Self>, entry: &Published) -> bool {
         let wall = (self.clock.wall)();
         let renewed = self.change(entry, move |entry, keypair| entry.renewed(keypair, wall)).await;
         self.metrics.renewed(renewed.is_ok());
         if let Err(error) = &renewed {
-            tracing::warn!(name = %entry.key, %error, "a published name could not be renewed; it is tried again");
+            tracing::warn!(name = %entry.key, %error, "could not renew a published name: retrying later");
         }
         renewed.is_ok()
     }
 
-    /// Asks others for newer records. Returns whether anybody could be asked.
+    /// Searches for newer records of others. Returns whether any source could be asked.
     async fn compare(self: &Arc<Self>, entry: &Published) -> bool {
         let Some(records) = &self.records else { return false };
         let Ok(_permit) = self.comparisons.acquire().await else { return false };
@@ -439,11 +438,11 @@ impl Inner {
         let searching = async {
             let mut search = records.find(entry.key).await;
             while let Some(found) = search.next().await {
-                // Routers are no peers of the DHT, but somebody; we are nobody who could know more.
+                // Routers count as a source although they are not DHT peers; this node does not.
                 if found.holder != Holder::Ourselves {
                     asked = 1;
                 }
-                // One that is past its end of life counts as well: its sequence number is known.
+                // An expired record counts as well, because its sequence number is used.
                 if let Ok(record) = Record::verify(&entry.key, found.bytes)
                     && newest.as_ref().is_none_or(|newest| record.newer_than(newest))
                 {
@@ -452,82 +451,94 @@ impl Inner {
             }
             asked = asked.max(search.peers_asked());
         };
-        let _ = timeout(COMPARISON, searching).await;
+        let _ = timeout(COMPARISON_TIMEOUT, searching).await;
         if asked == 0 {
             return false;
         }
         let wall = (self.clock.wall)();
         let newer = newest.filter(|newest| newest.newer_than(&entry.record)).map(|newest| newest.sequence());
         if let Some(sequence) = newer {
-            tracing::info!(name = %entry.key, sequence, "others have a newer record of a published name; signing above it");
+            tracing::info!(name = %entry.key, sequence, "another node has a newer record: signing above it");
         }
         let compared = self.change(entry, move |entry, keypair| match newer {
-            Some(sequence) => entry.above(keypair, sequence, wall),
+            Some(sequence) => entry.signed_above(keypair, sequence, wall),
             None => Ok(Published { compared: true, ..entry.clone() }),
         });
-        compared.await.inspect_err(|error| tracing::error!(name = %entry.key, %error, "not written")).is_ok()
+        compared
+            .await
+            .inspect_err(|error| tracing::error!(name = %entry.key, %error, "could not write a publication"))
+            .is_ok()
     }
 
-    fn put(&self, entry: &Published, name: String) -> BoxFuture<'static, Outcome> {
+    fn put(&self, entry: &Published, name: String) -> BoxFuture<'static, PutResult> {
         let target = self.targets.iter().find(|(target, _)| *target == name);
         let Some((_, target)) = target else { return std::future::pending().boxed() };
         let (record, putting) = (entry.record.clone(), target.put(entry.key, entry.record.clone()));
         async move { (name, record, putting.await) }.boxed()
     }
 
-    /// Writes down what a put came to.
-    async fn put_ended(self: &Arc<Self>, entry: &Published, agenda: &mut Agenda, (target, record, took): Outcome) {
+    /// Records the result of a put.
+    async fn put_ended(
+        self: &Arc<Self>,
+        entry: &Published,
+        pending: &mut PendingSteps,
+        (target, record, took): PutResult,
+    ) {
         self.metrics.put(&target, took.is_ok());
         let (now, wall) = ((self.clock.now)(), (self.clock.wall)());
         let done = match took {
             Ok(peers) => {
-                tracing::info!(name = %entry.key, target, peers, "a published name was put");
+                tracing::info!(name = %entry.key, target, peers, "put a published name");
                 let (seen, taker) = (Published { record, ..entry.clone() }, target.clone());
                 let written = self.change(&seen, move |entry, _| Ok(entry.put(&taker, peers, wall))).await;
-                written.inspect_err(|error| tracing::error!(name = %entry.key, %error, "a put was not written")).is_ok()
+                written
+                    .inspect_err(
+                        |error| tracing::error!(name = %entry.key, %error, "could not write the result of a put"),
+                    )
+                    .is_ok()
             }
             Err(reason) => {
-                tracing::warn!(name = %entry.key, target, reason, "a published name was not put; it is tried again");
+                tracing::warn!(name = %entry.key, target, reason, "could not put a published name: retrying later");
                 false
             }
         };
-        agenda.ended(&target, done, now);
-        self.rounds.send_modify(|rounds| *rounds += 1);
+        pending.ended(&target, done, now);
+        self.puts_ended.send_modify(|puts_ended| *puts_ended += 1);
     }
 
-    /// Counts everything anew.
+    /// Updates the gauges.
     fn count(&self) {
         self.metrics.set(self.keys.list().len(), &self.book.list());
     }
 }
 
-/// Does for a name what is to be done, for as long as it is published.
-async fn tend(inner: Arc<Inner>, key: Key, changed: Arc<Notify>) {
-    let (mut agenda, mut puts) = (Agenda::default(), FuturesUnordered::new());
+/// The task of a name, which runs while the name is published.
+async fn run_task(inner: Arc<Inner>, key: Key, changed: Arc<Notify>) {
+    let (mut pending, mut puts) = (PendingSteps::default(), FuturesUnordered::new());
     let mut last: Option<Record> = None;
     while let Some(entry) = inner.book.get(&key) {
         if last.as_ref() != Some(&entry.record) {
-            // Dropping what is under way ends it: nobody needs the record before any more.
-            (agenda, puts) = (Agenda::default(), FuturesUnordered::new());
+            // Dropping the pending puts cancels them: the previous record is obsolete.
+            (pending, puts) = (PendingSteps::default(), FuturesUnordered::new());
             last = Some(entry.record.clone());
         }
-        match inner.next(&entry, &agenda) {
+        match inner.next(&entry, &pending) {
             Step::Renew => {
                 if !inner.renew(&entry).await {
-                    agenda.not_renewed((inner.clock.now)());
+                    pending.not_renewed((inner.clock.now)());
                 }
             }
             Step::Compare => tokio::select! {
-                compared = inner.compare(&entry) => if !compared { agenda.not_compared((inner.clock.now)()) },
+                compared = inner.compare(&entry) => if !compared { pending.not_compared((inner.clock.now)()) },
                 () = changed.notified() => {}
             },
             Step::Put(target) => {
-                agenda.begun(&target);
+                pending.begun(&target);
                 puts.push(inner.put(&entry, target));
             }
             Step::Rest(rest) => tokio::select! {
                 Some(outcome) = puts.next(), if !puts.is_empty() => {
-                    inner.put_ended(&entry, &mut agenda, outcome).await;
+                    inner.put_ended(&entry, &mut pending, outcome).await;
                 }
                 () = changed.notified() => {}
                 () = tokio::time::sleep(rest) => {}

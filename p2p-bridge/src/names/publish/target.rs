@@ -1,4 +1,4 @@
-//! [`Target`]: somewhere a record can be put.
+//! [`Target`]: a destination of published records.
 
 use crate::bridge::Bridge;
 use crate::scope::Scope;
@@ -8,13 +8,13 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
 
-/// Somewhere a record can be put: a DHT, or a router that passes it on. It waits while nobody is there to take it, and is
-/// dropped if another record is to be put.
+/// A destination of published records: a DHT, or the delegated routers. A put waits while no peer is available, and is
+/// cancelled if a newer record is to be put.
 pub trait Target: Send + Sync {
-    /// What it is called, in metrics and files: short and always the same.
+    /// Its stable short name, for metrics and files.
     fn name(&self) -> String;
 
-    /// Puts a record. Returns how many took it, which is one at least, or why none did.
+    /// Puts a record. Returns how many peers or routers accepted it, at least one, or why none did.
     fn put(&self, key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>>;
 }
 
@@ -37,7 +37,7 @@ impl Target for Dht {
     }
 }
 
-/// The routers that are configured, all at once: what one of them takes it passes on to the same networks as the others.
+/// All configured routers as one target: each forwards a record to the same networks.
 struct Routers {
     bridge: Bridge,
 }
@@ -51,7 +51,7 @@ impl Target for Routers {
         let bridge = self.bridge.clone();
         async move {
             match bridge.publish_through_routers(&key, record.bytes().clone()).await {
-                0 => Err("no router took the record".to_owned()),
+                0 => Err("no router accepted the record".to_owned()),
                 routers => Ok(routers),
             }
         }
@@ -59,7 +59,7 @@ impl Target for Routers {
     }
 }
 
-/// Everything that records can be put into over a network: the DHTs of both scopes, and the routers if there are any.
+/// All targets of a node: the DHTs of both scopes, and the routers if any are configured.
 pub fn targets(bridge: &Bridge) -> Vec<Arc<dyn Target>> {
     let dht = |scope| Arc::new(Dht { bridge: bridge.clone(), scope }) as Arc<dyn Target>;
     let mut targets: Vec<_> = Scope::ALL.map(dht).into();

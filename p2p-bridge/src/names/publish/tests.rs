@@ -1,4 +1,4 @@
-//! Publishing into targets and from a DHT that follow scripts, with a clock that tests set forward.
+//! Publishing to scripted targets, with a scripted DHT and a clock that tests advance.
 
 use super::super::NamesOptions;
 use super::super::keystore::SELF;
@@ -10,23 +10,23 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 use tempfile::TempDir;
 
-/// A target that has peers or has not, and takes records or does not.
+/// A scripted target, which may have no peers, or reject records.
 #[derive(Default)]
-struct Crowd {
+struct FakeTarget {
     name: &'static str,
     records: Mutex<Vec<Record>>,
     refuses: AtomicBool,
     asked: AtomicUsize,
-    /// Nobody is there until this says so.
-    somebody: watch::Sender<bool>,
+    /// Puts wait until this is true.
+    has_peers: watch::Sender<bool>,
 }
 
-impl Crowd {
+impl FakeTarget {
     fn new(name: &'static str) -> Arc<Self> {
-        Arc::new(Self { name, somebody: watch::Sender::new(true), ..Self::default() })
+        Arc::new(Self { name, has_peers: watch::Sender::new(true), ..Self::default() })
     }
 
-    fn nobody(name: &'static str) -> Arc<Self> {
+    fn without_peers(name: &'static str) -> Arc<Self> {
         Arc::new(Self { name, ..Self::default() })
     }
 
@@ -37,7 +37,7 @@ impl Crowd {
     }
 }
 
-struct Shared(Arc<Crowd>);
+struct Shared(Arc<FakeTarget>);
 
 impl Target for Shared {
     fn name(&self) -> String {
@@ -45,15 +45,15 @@ impl Target for Shared {
     }
 
     fn put(&self, _key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>> {
-        let crowd = Arc::clone(&self.0);
+        let fake = Arc::clone(&self.0);
         async move {
-            let mut somebody = crowd.somebody.subscribe();
-            somebody.wait_for(|somebody| *somebody).await.map_err(|error| error.to_string())?;
-            crowd.asked.fetch_add(1, Ordering::Relaxed);
-            if crowd.refuses.load(Ordering::Relaxed) {
-                return Err("they do not want it".to_owned());
+            let mut has_peers = fake.has_peers.subscribe();
+            has_peers.wait_for(|has_peers| *has_peers).await.map_err(|error| error.to_string())?;
+            fake.asked.fetch_add(1, Ordering::Relaxed);
+            if fake.refuses.load(Ordering::Relaxed) {
+                return Err("rejected".to_owned());
             }
-            crowd.records.lock().expect("no panics").push(record);
+            fake.records.lock().expect("no panics").push(record);
             Ok(7)
         }
         .boxed()
@@ -66,18 +66,18 @@ struct Node {
 }
 
 impl Node {
-    /// The node before, if it was dropped, has the keys open until its tasks have noticed.
-    async fn start(dir: &TempDir, dht: Option<&Arc<Dht>>, crowds: &[&Arc<Crowd>]) -> Self {
+    /// A previous node that was dropped keeps the keystore open until its tasks have ended.
+    async fn start(dir: &TempDir, dht: Option<&Arc<Dht>>, fakes: &[&Arc<FakeTarget>]) -> Self {
         let mut keys = None;
-        until("the keys are free", || {
+        until("the keystore is unlocked", || {
             keys = Keystore::open(dir.path(), Duration::ZERO).ok();
             keys.is_some()
         })
         .await;
         let keys = Arc::new(keys.expect("open"));
-        let records = dht.map(|dht| Arc::clone(dht) as Arc<dyn Records>);
+        let records = dht.map(|dht| Arc::clone(dht) as Arc<dyn RecordSource>);
         let names = names_with_records(NamesOptions::default(), records.clone());
-        let targets = crowds.iter().map(|crowd| Arc::new(Shared(Arc::clone(crowd))) as Arc<dyn Target>).collect();
+        let targets = fakes.iter().map(|fake| Arc::new(Shared(Arc::clone(fake))) as Arc<dyn Target>).collect();
         let (options, registry) = (PublishOptions::default(), &mut Registry::default());
         let started = Publisher::with(options, dir.path(), keys, Arc::clone(&names), records, targets, CLOCK, registry);
         Self { publisher: started.expect("starts"), names }
@@ -91,9 +91,9 @@ impl Node {
         self.publisher.list().into_iter().next().expect("is published").1
     }
 
-    /// Lets the task of every name look at the clock.
+    /// Wakes the tasks of all names.
     fn wake(&self) {
-        self.publisher.list().iter().for_each(|(_, entry)| self.publisher.inner.tend(entry.key));
+        self.publisher.list().iter().for_each(|(_, entry)| self.publisher.inner.wake_or_start(entry.key));
     }
 
     async fn leads(&self, key: Key) -> String {
@@ -106,8 +106,8 @@ fn dir() -> TempDir {
 }
 
 #[tokio::test]
-async fn a_value_is_known_here_at_once_and_put_everywhere_behind() {
-    let (dir, lan, wan) = (dir(), Crowd::new("lan"), Crowd::nobody("wan"));
+async fn a_value_is_resolved_at_once_and_put_in_the_background() {
+    let (dir, lan, wan) = (dir(), FakeTarget::new("lan"), FakeTarget::without_peers("wan"));
     let node = Node::start(&dir, None, &[&lan, &wan]).await;
     let first = node.publish("a").await;
     assert_eq!((first.record.sequence(), node.leads(first.key).await.as_str()), (0, "a"));
@@ -116,35 +116,35 @@ async fn a_value_is_known_here_at_once_and_put_everywhere_behind() {
     assert!(!settled.puts.contains_key("wan"));
     let second = node.publish("b").await;
     assert_eq!((second.record.sequence(), node.leads(second.key).await.as_str()), (1, "b"));
-    until("it is put", || lan.has().len() == 2).await;
-    wan.somebody.send_replace(true);
-    until("somebody has turned up", || node.entry().puts.len() == 2).await;
-    assert_eq!(wan.has(), [(1, "b".to_owned())], "what was replaced is put no more");
+    until("the record is put", || lan.has().len() == 2).await;
+    wan.has_peers.send_replace(true);
+    until("the peers are available", || node.entry().puts.len() == 2).await;
+    assert_eq!(wan.has(), [(1, "b".to_owned())], "a replaced record is not put");
 }
 
 #[tokio::test]
-async fn what_was_published_survives_and_is_put_after_a_restart_and_renewed_on_schedule() {
-    let (dir, wan) = (dir(), Crowd::nobody("wan"));
+async fn publications_survive_a_restart_and_are_put_and_renewed_on_schedule() {
+    let (dir, wan) = (dir(), FakeTarget::without_peers("wan"));
     let node = Node::start(&dir, None, &[&wan]).await;
     let published = node.publish("a").await;
     let waited = node.publisher.settled(published.clone(), Duration::from_millis(10)).await;
-    assert_eq!(waited, published, "nobody is there");
+    assert_eq!(waited, published, "no peers");
     drop(node);
 
-    wan.somebody.send_replace(true);
+    wan.has_peers.send_replace(true);
     let node = Node::start(&dir, None, &[&wan]).await;
     assert_eq!(node.leads(published.key).await, "a");
-    until("it is put", || wan.has().len() == 1 && !node.entry().puts.is_empty()).await;
+    until("the record is put", || wan.has().len() == 1 && !node.entry().puts.is_empty()).await;
     drop(node);
     let node = Node::start(&dir, None, &[&wan]).await;
     node.wake();
     tokio::task::yield_now().await;
-    assert_eq!(wan.has().len(), 1, "it was put, and need not be again");
+    assert_eq!(wan.has().len(), 1, "the record is not put again");
 
     let before = node.entry();
     advance(4 * HOUR + MINUTE);
     node.wake();
-    until("it is renewed", || wan.has().len() == 2 && !node.entry().puts.is_empty()).await;
+    until("the record is renewed", || wan.has().len() == 2 && !node.entry().puts.is_empty()).await;
     let after = node.entry();
     assert_eq!(after.record.sequence(), before.record.sequence());
     assert!(after.record.end_of_life() >= before.record.end_of_life() + 4 * HOUR);
@@ -152,80 +152,80 @@ async fn what_was_published_survives_and_is_put_after_a_restart_and_renewed_on_s
 
     advance(100 * HOUR);
     let node = Node::start(&dir, None, &[&wan]).await;
-    until("what died while nobody ran is renewed", || wan.has().len() == 3).await;
+    until("a record that expired while no node ran is renewed", || wan.has().len() == 3).await;
     assert_eq!(node.leads(published.key).await, "a");
 }
 
 #[tokio::test]
-async fn a_newer_record_of_others_is_outbid_once() {
-    let (dir, wan, dht) = (dir(), Crowd::new("wan"), Arc::new(Dht::default()));
+async fn a_newer_record_of_another_node_is_superseded_once() {
+    let (dir, wan, dht) = (dir(), FakeTarget::new("wan"), Arc::new(Dht::default()));
     let own = Keystore::open(dir.path(), Duration::ZERO).expect("opens").get(SELF).expect("self").1;
     let key = Key::from(own.public().to_peer_id());
     let others = |sequence, end_of_life| {
         let draft = Draft { value: to("other"), sequence, end_of_life, ttl: MINUTE };
         Record::sign(&own, &draft).expect("signs").bytes().clone()
     };
-    // The one that is past its end counts as well.
+    // An expired record counts as well.
     dht.has_for(key, [others(3, SystemTime::now() + HOUR), others(5, SystemTime::now() - HOUR)]);
     let node = Node::start(&dir, Some(&dht), &[&wan]).await;
     node.publish("mine").await;
-    until("it is put", || wan.has() == [(6, "mine".to_owned())]).await;
+    until("the record is put", || wan.has() == [(6, "mine".to_owned())]).await;
     assert_eq!(node.leads(key).await, "mine");
 
-    // Somebody else who has the key goes on with it: that is theirs now, until we publish again.
-    node.names.inner.improve(
+    // Another node with the same key publishes: its record wins until this node publishes again.
+    node.names.inner.insert_newer(
         &Name::Key(key),
         Record::verify(&key, others(9, SystemTime::now() + 100 * HOUR)).expect("good"),
         1,
     );
     assert_eq!(node.leads(key).await, "other");
-    until("what was under way is written", || !node.entry().puts.is_empty()).await;
+    until("the pending put is recorded", || !node.entry().puts.is_empty()).await;
     advance(5 * HOUR);
     node.wake();
     tokio::task::yield_now().await;
-    assert_eq!(wan.has().len(), 1, "nothing is renewed against a newer record");
+    assert_eq!(wan.has().len(), 1, "a superseded record is not renewed");
     node.publish("mine again").await;
-    until("it is put", || wan.has().last() == Some(&(10, "mine again".to_owned()))).await;
+    until("the record is put", || wan.has().last() == Some(&(10, "mine again".to_owned()))).await;
     assert_eq!(node.leads(key).await, "mine again");
 }
 
 #[tokio::test]
-async fn what_is_kept_here_is_no_comparison_with_others() {
-    let (dir, wan, dht) = (dir(), Crowd::new("wan"), Arc::new(Dht::default()));
+async fn records_that_this_node_stores_are_no_comparison() {
+    let (dir, wan, dht) = (dir(), FakeTarget::new("wan"), Arc::new(Dht::default()));
     let node = Node::start(&dir, Some(&dht), &[&wan]).await;
     let own = node.publisher.keys().get(SELF).expect("self").1;
     let draft = Draft { value: to("kept"), sequence: 0, end_of_life: SystemTime::now() + MINUTE, ttl: MINUTE };
     dht.keeps(Record::sign(&own, &draft).expect("signs").bytes().clone());
     node.publish("mine").await;
-    until("it is put", || !node.entry().puts.is_empty()).await;
-    assert!(!node.entry().compared, "nobody else was asked");
+    until("the record is put", || !node.entry().puts.is_empty()).await;
+    assert!(!node.entry().compared, "no other node was asked");
     dht.has_for(
         node.entry().key,
         [Record::sign(&own, &Draft { sequence: 7, ..draft }).expect("signs").bytes().clone()],
     );
     advance(MINUTE);
     node.wake();
-    until("it is outbid", || node.entry().record.sequence() == 8 && node.entry().compared).await;
+    until("the other record is superseded", || node.entry().record.sequence() == 8 && node.entry().compared).await;
 }
 
 #[tokio::test]
-async fn what_nobody_takes_is_tried_again() {
-    let (dir, wan) = (dir(), Crowd::new("wan"));
+async fn rejected_records_are_retried() {
+    let (dir, wan) = (dir(), FakeTarget::new("wan"));
     wan.refuses.store(true, Ordering::Relaxed);
     let node = Node::start(&dir, None, &[&wan]).await;
     node.publish("a").await;
-    until("it is refused", || wan.asked.load(Ordering::Relaxed) == 1).await;
+    until("the record is rejected", || wan.asked.load(Ordering::Relaxed) == 1).await;
     advance(MINUTE);
     node.wake();
     until("and again", || wan.asked.load(Ordering::Relaxed) == 2).await;
     wan.refuses.store(false, Ordering::Relaxed);
     advance(MINUTE);
     node.wake();
-    until("it is put", || !node.entry().puts.is_empty()).await;
+    until("the record is put", || !node.entry().puts.is_empty()).await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_published_changes_nothing() {
+async fn an_invalid_publication_changes_nothing() {
     let dir = dir();
     let node = Node::start(&dir, None, &[]).await;
     let own = node.publisher.keys().get(SELF).expect("self").0.key;
@@ -249,33 +249,33 @@ async fn what_cannot_be_published_changes_nothing() {
     for path in same {
         assert_eq!(publish(SELF, path.to_owned(), None).await.expect("a path").record.value(), path);
     }
-    let short = publish(SELF, "bafkqaddjnzzxazldoqwxizltoq".to_owned(), None).await.expect("a CID will do");
+    let short = publish(SELF, "bafkqaddjnzzxazldoqwxizltoq".to_owned(), None).await.expect("a CID is valid");
     assert_eq!(short.record.value(), "/ipfs/bafkqaddjnzzxazldoqwxizltoq");
     let settled = node.publisher.settled(short.clone(), Duration::from_secs(3600)).await;
-    assert_eq!(settled, short, "nobody waits for a network that is not there");
+    assert_eq!(settled, short, "without targets it does not wait");
 }
 
 #[tokio::test]
-async fn a_key_goes_with_what_is_published_and_a_new_name_keeps_it() {
-    let (dir, wan) = (dir(), Crowd::new("wan"));
+async fn removing_a_key_removes_its_publication_and_renaming_keeps_it() {
+    let (dir, wan) = (dir(), FakeTarget::new("wan"));
     let node = Node::start(&dir, None, &[&wan]).await;
     let keys = node.publisher.keys();
     let info = keys.create("site", super::super::key_format::KeyKind::Ed25519).expect("makes");
     node.publisher.publish("site", &to("a"), None, None).await.expect("publishes");
     keys.rename("site", "page").expect("renames");
-    let named = node.publisher.list().remove(0).0.expect("its key is there");
+    let named = node.publisher.list().remove(0).0.expect("the key exists");
     assert_eq!((named.name.as_str(), named.key), ("page", info.key));
-    until("it is put", || !node.entry().puts.is_empty()).await;
+    until("the record is put", || !node.entry().puts.is_empty()).await;
     assert!(matches!(node.publisher.remove_key(SELF).await, Err(PublishError::Key(KeyError::Reserved))));
     node.publisher.remove_key("page").await.expect("removes");
-    assert!(node.publisher.list().is_empty() && node.publisher.inner.tended().is_empty());
+    assert!(node.publisher.list().is_empty() && node.publisher.inner.tasks().is_empty());
     node.names.inner.cache.clear();
     let unknown = node.names.resolve(&Name::Key(info.key)).await;
     assert!(matches!(unknown, Err(NameError::Offline { .. })), "{unknown:?}");
 }
 
 #[tokio::test]
-async fn nothing_is_published_with_a_key_that_is_removed_meanwhile() {
+async fn nothing_is_published_with_a_concurrently_removed_key() {
     let dir = dir();
     let node = Node::start(&dir, None, &[]).await;
     let keys = node.publisher.keys();
@@ -291,17 +291,17 @@ async fn nothing_is_published_with_a_key_that_is_removed_meanwhile() {
         let missing = matches!(published, Err(PublishError::Key(KeyError::Missing(_))));
         assert!(published.is_ok() || missing, "{published:?}");
         assert!(node.publisher.list().is_empty(), "round {round}");
-        assert!(node.names.inner.own_record(&Name::Key(info.key)).is_none(), "round {round}");
-        assert!(!node.publisher.inner.tended().contains_key(&info.key), "round {round}");
+        assert!(node.names.inner.published_record(&Name::Key(info.key)).is_none(), "round {round}");
+        assert!(!node.publisher.inner.tasks().contains_key(&info.key), "round {round}");
     }
 }
 
 #[tokio::test]
-async fn what_was_signed_before_does_not_displace_what_was_signed_last() {
+async fn an_earlier_record_does_not_replace_a_later_one() {
     let dir = dir();
     let node = Node::start(&dir, None, &[]).await;
     let (first, second) = (node.publish("a").await, node.publish("b").await);
     node.names.inner.cache.clear();
-    node.names.own(first.key, first.record);
+    node.names.add_published(first.key, first.record);
     assert_eq!(node.names.known(&second.key), Some(second.record));
 }

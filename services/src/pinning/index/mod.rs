@@ -1,22 +1,20 @@
-//! [`Index`]: every request in memory, by owner and time, by identifier and by root; and the queue of roots to be
-//! fetched.
+//! [`Index`]: all requests in memory, by owner and time, by ID and by root; and the fetch queue.
 //!
-//! Goals: everything that the service decides is decided here, without I/O, so that it can be tested with tables;
-//! listing reads one owner's requests in their order; quotas are counted and not summed up.
+//! Goals: all decisions of the service are made here, without I/O, so that they can be tested with tables; listings
+//! read one owner's requests in order; quotas are counted incrementally.
 //!
-//! | module | concern |
 //! |---|---|
-//! | `reading` | what can be told from it |
-//! | `queue` | which root is fetched next |
+//! | `queries` | read access |
+//! | `queue` | the fetch queue |
 //!
-//! Terms: a request is *live* while it is pending or pinned, also if some of its blocks are withheld; a failed one holds nothing. A root is *needed* while it
-//! has a live request, or while somebody keeps its pin for another reason (a replacement under way, an upload about to
-//! be recorded).
+//! Terms: a request is *live* while it is pending or pinned, also if some of its blocks are withheld; a failed request
+//! keeps no blocks. A root is *needed* while it has a live request, or its pin is retained for another reason (a
+//! replacement in progress, an upload about to be recorded).
 
+mod queries;
 mod queue;
-mod reading;
 
-pub use self::reading::Stretch;
+pub use self::queries::Batch;
 
 use crate::pinning::clock::Clock;
 use crate::pinning::record::Work;
@@ -28,23 +26,24 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
 
-/// What has become of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// Nothing yet.
+    /// None yet.
     Pending,
-    /// Its DAG is here.
+    /// Its DAG is stored completely.
     Pinned,
-    /// It will not come, for this reason.
+    /// It failed, for this reason.
     Failed(#[serde(with = "text")] Arc<str>),
-    /// It was here; blocks of it are missing now and must not be fetched. The rest is kept.
+    /// It was complete, but the policy withholds blocks that are now missing. The rest is kept.
     #[serde(skip)]
     Withheld(Arc<str>),
 }
 
-/// A shared text, written as any other.
+/// Serialises a shared string.
 mod text {
     use serde::{Deserialize as _, Deserializer, Serializer};
     use std::sync::Arc;
@@ -58,24 +57,24 @@ mod text {
     }
 }
 
-/// A request as it is kept. Reads as what was asked for.
+/// A stored request. Dereferences to its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is called by.
+    /// Its ID.
     pub id: Arc<str>,
-    /// Whose it is.
+    /// The ID of the owner's token.
     pub owner: Arc<str>,
-    /// What was asked for.
+    /// The parameters.
     pub wanted: Arc<Wanted>,
-    /// When it was asked for, in milliseconds since the epoch.
+    /// The creation time, in milliseconds since the epoch.
     pub created_ms: u64,
-    /// What has become of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The owner's quota when this was asked for.
+    /// The owner's byte quota when the request was created.
     pub bytes_max: Option<u64>,
-    /// A root whose pin stays until this is settled.
+    /// A root whose pin is retained until this request is settled.
     pub keeps: Option<Cid>,
-    /// The pin was there and nobody had asked for it.
+    /// The request was created for a pin of the store that had no request.
     pub taken_in: bool,
 }
 
@@ -88,17 +87,17 @@ impl Deref for Entry {
 }
 
 impl Entry {
-    /// It keeps what is here of its DAG: it is pending, pinned, or pinned but for what is withheld.
+    /// Whether it keeps the stored blocks of its DAG: it is pending, pinned, or pinned except for withheld blocks.
     pub fn is_live(&self) -> bool {
         !matches!(self.outcome, Outcome::Failed(_))
     }
 
-    /// Nothing has become of it yet.
+    /// Whether it has no outcome yet.
     pub fn is_pending(&self) -> bool {
         self.outcome == Outcome::Pending
     }
 
-    /// Counts the roots that it needs: as live, and as held.
+    /// Counts the roots that it needs: by live requests, and by retained pins.
     fn needs(&self, roots: &mut BTreeMap<Cid, (usize, usize)>) {
         if self.is_live() {
             roots.entry(self.root).or_default().0 += 1;
@@ -108,7 +107,7 @@ impl Entry {
         }
     }
 
-    /// What its texts take in memory, in bytes.
+    /// The memory of its texts, in bytes.
     fn text_bytes(&self) -> u64 {
         let meta: usize = self.meta.iter().map(|(key, value)| key.len() + value.len()).sum();
         let origins: usize = self.origins.iter().map(Multiaddr::len).sum();
@@ -116,88 +115,99 @@ impl Entry {
     }
 }
 
-/// A root that somebody asked for.
+/// A requested root.
 #[derive(Debug, Default)]
 pub struct Root {
-    /// Whose the requests are, by their times.
+    /// Its requests: the owners, by creation time.
     requests: BTreeMap<u64, Arc<str>>,
-    /// Those of them that are pending.
+    /// The pending ones.
     pending: BTreeMap<u64, Arc<str>>,
-    /// How many live requests each owner has.
+    /// The number of live requests of each owner.
     live: BTreeMap<Arc<str>, usize>,
-    /// How many keep its pin for another reason.
-    holds: usize,
-    /// Its pin is to go as soon as nothing needs it.
-    to_go: bool,
+    /// How many times its pin is retained for another reason.
+    retained: usize,
+    /// Its pin is to be removed as soon as it is not needed.
+    removal_pending: bool,
+    /// Its pin is being removed from the store. Until that has ended, no worker and no upload uses it.
+    removing: bool,
+    /// Notifies of changes of the root and of its requests; `None` without receivers.
+    changes: Option<watch::Sender<()>>,
     /// The pin in the store is complete.
     pub complete: bool,
     /// What the store has of it.
     pub progress: Progress,
-    /// A worker is at it.
+    /// A worker fetches it.
     pub active: bool,
-    /// The attempts so far.
+    /// The attempts to fetch it.
     pub work: Work,
-    /// Its place in the queue: whose, when and behind whom.
+    /// Its position in the queue: the owner, the due time, and the creation time of the request.
     queued: Option<(Arc<str>, u64, u64)>,
 }
 
 impl Root {
     fn is_needed(&self) -> bool {
-        self.holds > 0 || !self.live.is_empty()
+        self.retained > 0 || !self.live.is_empty()
     }
 
-    fn is_unknown(&self) -> bool {
-        !self.is_needed() && self.requests.is_empty() && !self.active
+    fn is_unused(&self) -> bool {
+        !self.is_needed() && self.requests.is_empty() && !self.active && !self.removing
+    }
+
+    fn notify(&mut self) {
+        // The send fails if no receiver is released.
+        if self.changes.as_ref().is_some_and(|changes| changes.send(()).is_err()) {
+            self.changes = None;
+        }
     }
 }
 
 #[derive(Debug, Default)]
 struct OwnerRows {
     requests: BTreeMap<u64, Entry>,
-    /// What the DAGs of live requests take, each once.
+    /// The bytes of the DAGs of live requests, each counted once.
     bytes: u64,
-    /// As of the newest request.
+    /// The byte quota as of the newest request.
     bytes_max: Option<u64>,
-    /// Roots to be fetched, by when, and in their order.
+    /// Queued roots, by due time and creation time.
     queue: BTreeSet<(u64, u64, Cid)>,
-    /// Roots that a worker is at, for this owner.
+    /// The number of roots that a worker fetches for this owner.
     active: usize,
-    /// When a worker last took one, in turns.
+    /// When a worker last took one, as a sequence number.
     turn: u64,
 }
 
-/// How many requests there are of each kind.
+/// The number of requests by outcome, and of roots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Those that wait, and those that a worker is at.
+    /// Pending requests, queued and being fetched.
     pub pending: u64,
-    /// Those whose DAG is here.
+    /// Pinned requests.
     pub pinned: u64,
-    /// Those that failed.
+    /// Failed requests.
     pub failed: u64,
-    /// Those whose DAG was here, and lacks blocks now that are withheld.
+    /// Requests whose DAG lacks withheld blocks.
     pub withheld: u64,
-    /// Roots of DAGs that were here, lost blocks, and are being fetched again.
+    /// Roots of complete DAGs that lost blocks, which are being fetched again.
     pub incomplete_roots: u64,
-    /// Roots that wait for their turn.
+    /// Queued roots.
     pub queued_roots: u64,
-    /// Roots that a worker is at.
+    /// Roots that a worker fetches.
     pub active_roots: u64,
 }
 
-/// Every request.
+/// All requests.
 #[derive(Debug, Default)]
 pub struct Index {
     owners: BTreeMap<Arc<str>, OwnerRows>,
     ids: HashMap<Arc<str>, (Arc<str>, u64)>,
-    /// Everybody's requests by their times: whose they are.
+    /// The owners of all requests, by creation time.
     times: BTreeMap<u64, Arc<str>>,
     roots: HashMap<Cid, Root>,
-    /// Roots of DAGs that lost blocks, which are to be fetched again.
+    /// Roots of DAGs that lost blocks.
     lost: HashSet<Cid>,
-    /// Whom each active root is fetched for.
+    /// The owner for whom each active root is fetched.
     fetched_for: HashMap<Cid, Arc<str>>,
-    /// By which roots are due.
+    /// The clock of due times.
     pub clock: Clock,
     newest_ms: u64,
     text_bytes: u64,
@@ -205,29 +215,27 @@ pub struct Index {
     counts: Counts,
 }
 impl Index {
-    /// A time that no request has: now, or a little later. Milliseconds, because that is what clients in JavaScript
-    /// page by.
+    /// A unique creation time: now, or slightly later. In milliseconds, by which JavaScript clients page.
     pub fn next_created_ms(&self, now_ms: u64) -> u64 {
         now_ms.max(self.newest_ms + 1)
     }
 
-    /// How many requests there are.
+    /// The number of all requests.
     pub fn count_of_all(&self) -> usize {
         self.ids.len()
     }
 
-    /// What the texts of all requests take in memory, in bytes.
+    /// The memory of the texts of all requests, in bytes.
     pub fn text_bytes(&self) -> u64 {
         self.text_bytes
     }
 
-    /// How many there are of each kind.
+    /// The numbers of requests and roots.
     pub fn counts(&self) -> Counts {
         Counts { incomplete_roots: self.lost.len() as u64, ..self.counts }
     }
 
-    /// Takes a request in, and puts its root into the queue if it is pending and the root's work is known to be due
-    /// then.
+    /// Inserts a request, and queues its root if it is pending.
     pub fn insert(&mut self, entry: Entry) {
         let (owner, root, created_ms) = (Arc::clone(&entry.owner), entry.root, entry.created_ms);
         self.newest_ms = self.newest_ms.max(created_ms);
@@ -236,7 +244,7 @@ impl Index {
         self.times.insert(created_ms, Arc::clone(&owner));
         self.count(&entry, true);
         if let Some(kept) = entry.keeps.filter(|_| entry.is_pending()) {
-            self.hold(kept);
+            self.retain(kept);
         }
         let rows = self.owners.entry(Arc::clone(&owner)).or_default();
         if rows.requests.last_key_value().is_none_or(|(newest, _)| *newest < created_ms) {
@@ -244,7 +252,7 @@ impl Index {
         }
         self.roots.entry(root).or_default().requests.insert(created_ms, Arc::clone(&owner));
         if entry.is_live() {
-            self.enliven(&entry);
+            self.add_live(&entry);
         }
         if let Some(rows) = self.owners.get_mut(&owner) {
             rows.requests.insert(created_ms, entry);
@@ -252,7 +260,7 @@ impl Index {
         self.requeue(&root);
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub fn remove(&mut self, id: &str) -> Option<Entry> {
         let (owner, created_ms) = self.ids.remove(id)?;
         self.times.remove(&created_ms);
@@ -262,21 +270,22 @@ impl Index {
         self.count(&entry, false);
         if let Some(root) = self.roots.get_mut(&entry.root) {
             root.requests.remove(&created_ms);
+            root.notify();
         }
         if entry.is_live() {
-            self.deaden(&entry);
+            self.remove_live(&entry);
         }
-        // Before anything is forgotten, since it may keep the very root that it is for.
+        // Before unused roots are removed, because it may retain its own root.
         self.requeue(&entry.root);
         if let Some(kept) = entry.keeps.filter(|_| entry.is_pending()) {
-            self.let_go(&kept);
+            self.release(&kept);
         }
-        self.forget_if_unknown(&entry.root);
-        self.forget_owner_if_empty(&owner);
+        self.remove_root_if_unused(&entry.root);
+        self.remove_owner_if_empty(&owner);
         Some(entry)
     }
 
-    /// Says what has become of a request.
+    /// Sets the outcome of a request.
     pub fn settle(&mut self, id: &str, outcome: Outcome) -> Option<Entry> {
         let (owner, created_ms) = self.ids.get(id).cloned()?;
         let former = self.owners.get(&owner)?.requests.get(&created_ms)?.clone();
@@ -284,21 +293,24 @@ impl Index {
         let keeps = if outcome == Outcome::Pending { former.keeps } else { None };
         let entry = Entry { outcome, keeps, ..former.clone() };
         self.count(&entry, true);
-        // In this order, so that what is live before and after is so in between.
+        // In this order, so that a root that is live before and after is live in between.
         if entry.is_live() {
-            self.enliven(&entry);
+            self.add_live(&entry);
         }
         if former.is_live() {
-            self.deaden(&former);
+            self.remove_live(&former);
         }
         if let Some(root) = self.roots.get_mut(&entry.root).filter(|_| entry.is_pending()) {
             root.pending.insert(created_ms, Arc::clone(&owner));
         }
         if let Some(kept) = former.keeps.filter(|_| former.is_pending() && !entry.is_pending()) {
-            self.let_go(&kept);
+            self.release(&kept);
         }
         self.owners.get_mut(&owner)?.requests.insert(created_ms, entry.clone());
         self.requeue(&entry.root);
+        if let Some(root) = self.roots.get_mut(&entry.root) {
+            root.notify();
+        }
         Some(entry)
     }
 
@@ -312,14 +324,14 @@ impl Index {
         *count = if more { *count + 1 } else { count.saturating_sub(1) };
     }
 
-    fn enliven(&mut self, entry: &Entry) {
+    fn add_live(&mut self, entry: &Entry) {
         let root = self.roots.entry(entry.root).or_default();
         if entry.is_pending() {
             root.pending.insert(entry.created_ms, Arc::clone(&entry.owner));
         }
         let live = root.live.entry(Arc::clone(&entry.owner)).or_default();
         *live += 1;
-        root.to_go = false;
+        root.removal_pending = false;
         if *live == 1
             && let Some(rows) = self.owners.get_mut(&entry.owner)
         {
@@ -327,7 +339,7 @@ impl Index {
         }
     }
 
-    fn deaden(&mut self, entry: &Entry) {
+    fn remove_live(&mut self, entry: &Entry) {
         let Some(root) = self.roots.get_mut(&entry.root) else { return };
         root.pending.remove(&entry.created_ms);
         let Some(live) = root.live.get_mut(&entry.owner) else { return };
@@ -340,32 +352,72 @@ impl Index {
         }
     }
 
-    /// Keeps a root's pin, whoever lets go of it.
-    pub fn hold(&mut self, root: Cid) {
-        self.roots.entry(root).or_default().holds += 1;
+    /// Retains a root's pin independently of requests.
+    pub fn retain(&mut self, root: Cid) {
+        self.roots.entry(root).or_default().retained += 1;
     }
 
-    /// No longer. Returns whether somebody wanted it to go meanwhile, and now nothing needs it.
-    pub fn let_go(&mut self, cid: &Cid) -> bool {
+    /// Releases a retained pin. Returns whether its removal is pending and nothing needs it any more.
+    pub fn release(&mut self, cid: &Cid) -> bool {
         let Some(root) = self.roots.get_mut(cid) else { return false };
-        root.holds = root.holds.saturating_sub(1);
-        let goes = root.to_go && !root.is_needed();
-        self.forget_if_unknown(cid);
-        goes
+        root.retained = root.retained.saturating_sub(1);
+        let is_removable = root.removal_pending && !root.is_needed();
+        self.remove_root_if_unused(cid);
+        is_removable
     }
 
-    /// Has a root's pin go as soon as nothing needs it. Returns whether that is now.
-    pub fn want_to_go(&mut self, cid: &Cid) -> bool {
+    /// Requests the removal of a root's pin as soon as nothing needs it. Returns whether it can be removed now.
+    pub fn request_removal(&mut self, cid: &Cid) -> bool {
         let Some(root) = self.roots.get_mut(cid) else { return true };
-        root.to_go = root.live.is_empty();
+        root.removal_pending = root.live.is_empty();
         !root.is_needed()
     }
 
-    /// Says what the store has of a root.
-    pub fn note_progress(&mut self, cid: &Cid, progress: Progress, complete: bool) {
+    /// Begins to remove a root's pin from the store, unless it is needed or already being removed; if it is only
+    /// retained, its removal is pending. Returns whether the caller must remove it, and then call
+    /// [`Index::end_removal`].
+    pub fn begin_removal(&mut self, cid: &Cid) -> bool {
+        let root = self.roots.entry(*cid).or_default();
+        if root.is_needed() || root.active {
+            root.removal_pending = root.live.is_empty();
+            return false;
+        }
+        if root.removing {
+            return false;
+        }
+        (root.removing, root.removal_pending) = (true, false);
+        self.set_progress(cid, Progress::default(), false);
+        self.set_work(cid, Work::default());
+        true
+    }
+
+    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued.
+    pub fn end_removal(&mut self, cid: &Cid) {
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.removing = false;
+            root.notify();
+        }
+        self.requeue(cid);
+        self.remove_root_if_unused(cid);
+    }
+
+    /// Whether a root's pin is being removed from the store.
+    pub fn is_removing(&self, cid: &Cid) -> bool {
+        self.roots.get(cid).is_some_and(|root| root.removing)
+    }
+
+    /// A receiver of changes of a root and of its requests. It closes when the root is removed from the index.
+    pub fn watch(&mut self, cid: &Cid) -> Option<watch::Receiver<()>> {
+        let root = self.roots.get_mut(cid)?;
+        Some(root.changes.get_or_insert_with(|| watch::Sender::new(())).subscribe())
+    }
+
+    /// Sets how much of a root is stored.
+    pub fn set_progress(&mut self, cid: &Cid, progress: Progress, complete: bool) {
         let Some(root) = self.roots.get_mut(cid) else { return };
         let (before, after) = (root.progress.bytes, progress.bytes);
         (root.progress, root.complete) = (progress, complete);
+        root.notify();
         for owner in root.live.keys() {
             if let Some(rows) = self.owners.get_mut(owner) {
                 rows.bytes = rows.bytes.saturating_sub(before) + after;
@@ -373,25 +425,25 @@ impl Index {
         }
     }
 
-    /// Says that so much of a root came by, of which some may have been here before. Returns whether somebody who waits
-    /// for it has more than they may now.
-    pub fn note_step(&mut self, cid: &Cid, seen: Progress) -> bool {
+    /// Raises the progress of a root to what an attempt has seen, part of which may have been stored before. Returns
+    /// whether an owner of a live request now exceeds its quota.
+    pub fn raise_progress(&mut self, cid: &Cid, seen: Progress) -> bool {
         let Some(root) = self.roots.get(cid) else { return false };
         let Progress { blocks, bytes } = root.progress;
         if seen.bytes > bytes || seen.blocks > blocks {
             let progress = Progress { blocks: blocks.max(seen.blocks), bytes: bytes.max(seen.bytes) };
-            self.note_progress(cid, progress, root.complete);
+            self.set_progress(cid, progress, root.complete);
         }
         !self.exceeded(cid).is_empty()
     }
 
-    fn forget_if_unknown(&mut self, cid: &Cid) {
-        if self.roots.get(cid).is_some_and(Root::is_unknown) {
+    fn remove_root_if_unused(&mut self, cid: &Cid) {
+        if self.roots.get(cid).is_some_and(Root::is_unused) {
             self.roots.remove(cid);
         }
     }
 
-    fn forget_owner_if_empty(&mut self, owner: &str) {
+    fn remove_owner_if_empty(&mut self, owner: &str) {
         if self.owners.get(owner).is_some_and(|rows| rows.requests.is_empty() && rows.active == 0) {
             self.owners.remove(owner);
         }

@@ -1,4 +1,4 @@
-//! The queue: which root is fetched next, and for whom.
+//! The fetch queue: which root is fetched next, and for which owner.
 
 use crate::pinning::index::{Index, OwnerRows};
 use crate::pinning::record::Work;
@@ -6,8 +6,8 @@ use content::Cid;
 use std::sync::Arc;
 
 impl Index {
-    /// Takes the next root to be fetched out of the queue: of those owners that have the fewest workers and fewer than
-    /// `share`, the one who had one longest ago.
+    /// Takes the next due root from the queue: of the owners with the fewest workers, and fewer than `share`, the one
+    /// that had a worker least recently.
     pub fn take_next(&mut self, now_ms: u64, share: usize) -> Option<Cid> {
         let is_due =
             |rows: &OwnerRows| rows.active < share && rows.queue.first().is_some_and(|(due, ..)| *due <= now_ms);
@@ -25,7 +25,7 @@ impl Index {
         Some(cid)
     }
 
-    /// The worker of a root has ended.
+    /// Ends the work of a root's worker.
     pub fn end_work(&mut self, cid: &Cid) {
         let Some(owner) = self.fetched_for.remove(cid) else { return };
         self.counts.active_roots = self.counts.active_roots.saturating_sub(1);
@@ -36,18 +36,18 @@ impl Index {
             root.active = false;
         }
         self.requeue(cid);
-        self.forget_if_unknown(cid);
-        self.forget_owner_if_empty(&owner);
+        self.remove_root_if_unused(cid);
+        self.remove_owner_if_empty(&owner);
     }
 
-    /// When the next root is due. `share` as for [`Index::take_next`].
+    /// When the next root is due, with `share` as for [`Index::take_next`].
     pub fn next_due_ms(&self, share: usize) -> Option<u64> {
         let waiting = self.owners.values().filter(|rows| rows.active < share);
         waiting.filter_map(|rows| rows.queue.first().map(|(due, ..)| *due)).min()
     }
 
-    /// Has a root fetched as soon as may be, since somebody asked for it now.
-    pub fn hurry(&mut self, cid: &Cid, now_ms: u64) {
+    /// Makes a root due now, because it was just requested.
+    pub fn schedule_now(&mut self, cid: &Cid, now_ms: u64) {
         let Some(root) = self.roots.get_mut(cid) else { return };
         let work = &mut root.work;
         if root.pending.len() <= 1 {
@@ -57,27 +57,30 @@ impl Index {
         self.requeue(cid);
     }
 
-    /// Has a root that waits fetched by then at the latest, since something of it came by another way.
-    pub fn hasten(&mut self, cid: &Cid, due_ms: u64) {
+    /// Makes a queued root due no later than `due_ms`, because a missing block may have been stored in another way.
+    pub fn schedule_by(&mut self, cid: &Cid, due_ms: u64) {
         let Some(root) = self.roots.get_mut(cid).filter(|root| root.work.due_ms > due_ms) else { return };
         root.work.due_ms = due_ms;
         self.requeue(cid);
     }
 
-    /// Notes how the work for a root goes, and puts it into the queue anew.
-    pub fn note_work(&mut self, cid: &Cid, work: Work) {
+    /// Sets the work of a root, and queues it accordingly.
+    pub fn set_work(&mut self, cid: &Cid, work: Work) {
         if let Some(root) = self.roots.get_mut(cid) {
             root.work = work;
         }
         self.requeue(cid);
     }
 
-    /// Puts a root where it belongs in the queue, or takes it out.
+    /// Updates the position of a root in the queue, or removes it.
     pub(super) fn requeue(&mut self, cid: &Cid) {
         self.dequeue(cid);
-        self.count_lost(cid);
+        self.update_lost(cid);
         let Some(root) = self.roots.get(cid) else { return };
-        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active) else { return };
+        let Some((created_ms, owner)) = root.pending.first_key_value().filter(|_| !root.active && !root.removing)
+        else {
+            return;
+        };
         let (created_ms, owner, due_ms) = (*created_ms, Arc::clone(owner), root.work.due_ms);
         let Some(rows) = self.owners.get_mut(&owner) else { return };
         rows.queue.insert((due_ms, created_ms, *cid));
@@ -87,7 +90,7 @@ impl Index {
         }
     }
 
-    fn count_lost(&mut self, cid: &Cid) {
+    fn update_lost(&mut self, cid: &Cid) {
         if self.roots.get(cid).is_some_and(|root| root.work.lost && !root.pending.is_empty()) {
             self.lost.insert(*cid);
         } else {

@@ -1,19 +1,19 @@
-//! New requests: what is asked for, what replaces something, and what was uploaded.
+//! Creation of requests: new ones, replacements, and those for uploads.
 
 use crate::pinning::index::{Entry, Index, Outcome};
 use crate::pinning::record;
 use crate::pinning::request::{Meta, Owner, Request, Status, Wanted};
-use crate::pinning::service::{Pins, PinsError, Protection, now_ms, progress};
+use crate::pinning::service::{FollowUp, Pins, PinsError, Protection, now_ms, progress};
 use cache::{PinState, StoreError};
 use content::Cid;
 use libp2p::Multiaddr;
 use std::sync::Arc;
 
-/// The most that the names, metadata and origins of all requests may take in memory, in bytes.
+/// The maximum memory of the names, metadata and origins of all requests, in bytes.
 const TEXT_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
 impl Pins {
-    /// Asks for a DAG, which is fetched as soon as a worker is free.
+    /// Requests a DAG, which is fetched as soon as a worker is free.
     ///
     /// # Errors
     /// [`PinsError::Invalid`], [`PinsError::Quota`], [`PinsError::Full`] or [`PinsError::Store`].
@@ -21,7 +21,7 @@ impl Pins {
         self.add(owner, wanted, None).await
     }
 
-    /// Asks for another DAG in the place of one that was asked for before. Blocks that both have stay all the time.
+    /// Replaces a request by one for another DAG. Blocks that both have are kept throughout.
     ///
     /// # Errors
     /// As [`Pins::request`], and [`PinsError::NotFound`].
@@ -37,7 +37,7 @@ impl Pins {
     ) -> Result<Request, PinsError> {
         wanted.check().map_err(PinsError::Invalid)?;
         let (pins, owner) = (Arc::clone(self), owner.clone());
-        self.apart(async move { pins.add_now(&owner, wanted, replaced.as_deref()).await }).await
+        self.spawn_change(async move { pins.add_now(&owner, wanted, replaced.as_deref()).await }).await
     }
 
     async fn add_now(
@@ -46,8 +46,8 @@ impl Pins {
         wanted: Wanted,
         replaced: Option<&str>,
     ) -> Result<Request, PinsError> {
-        self.look_at(&wanted.root).await?;
-        let (entry, replaced, left) = {
+        self.refresh(&wanted.root).await?;
+        let (entry, replaced, released) = {
             let index = self.index();
             let replaced = match replaced {
                 None => None,
@@ -56,7 +56,7 @@ impl Pins {
                     Some(entry.cloned().ok_or(PinsError::NotFound)?)
                 }
             };
-            self.check_room(&index, owner, &wanted, replaced.as_ref())?;
+            self.check_quota(&index, owner, &wanted, replaced.as_ref())?;
             let outcome = match index.root(&wanted.root) {
                 Some(root) if root.complete => Outcome::Pinned,
                 _ => Outcome::Pending,
@@ -69,12 +69,12 @@ impl Pins {
                     Outcome::Failed(_) => None,
                 });
             let entry = self.entry(&index, owner, wanted, outcome, keeps)?;
-            let left = index.left_by(replaced.iter().map(|former| (former, Some(&entry))));
-            (entry, replaced, left)
+            let released = index.released_by(replaced.iter().map(|former| (former, Some(&entry))));
+            (entry, replaced, released)
         };
         let mut changes = vec![record::put(&entry)?, record::delete_orphan(&entry.root)];
         changes.extend(replaced.iter().map(|former| record::delete(&former.id)));
-        self.write(changes, &left).await?;
+        self.write(changes, &released).await?;
         let pending = entry.outcome == Outcome::Pending;
         let (id, root, origins) = (Arc::clone(&entry.id), entry.root, entry.origins.clone());
         let shown = {
@@ -85,14 +85,14 @@ impl Pins {
             }
             if pending {
                 let now_ms = index.clock.now_ms();
-                index.hurry(&root, now_ms);
+                index.schedule_now(&root, now_ms);
             }
             index.get(&owner.id, &id)
         };
-        self.drop_pins(left).await;
+        self.drop_pins(released);
         let active = self.index().root(&root).is_some_and(|root| root.active);
         if pending && active && !origins.is_empty() {
-            self.dial_apart(root, origins);
+            self.spawn_dial(root, origins);
         }
         self.changed();
         shown.ok_or(PinsError::NotFound)
@@ -118,9 +118,9 @@ impl Pins {
         })
     }
 
-    /// Whether an owner may have one more. What it replaces makes room for it, but for the bytes, which stay until it
-    /// is here.
-    fn check_room(
+    /// Checks whether the quota allows another request. A replaced request frees its share, except for the bytes, which
+    /// are kept until the replacement is complete.
+    fn check_quota(
         &self,
         index: &Index,
         owner: &Owner,
@@ -130,9 +130,9 @@ impl Pins {
         let former = u64::from(replaced.is_some());
         let (pins, bytes) = index.used(&owner.id);
         if let Some(most) = owner.pins_max.filter(|most| pins.saturating_sub(former) >= *most) {
-            return Err(PinsError::Quota(format!("this token may have {most} pins, and has them: remove some")));
+            return Err(PinsError::Quota(format!("the token has reached its quota of {most} pins: remove some")));
         }
-        // What it has of this root counts already, and stays if it replaces another request for it.
+        // The stored bytes of a root that the owner already has count already, and stay after a replacement.
         let has_it = index.is_live(&owner.id, &wanted.root);
         let further = index.root(&wanted.root).filter(|_| !has_it).map_or(0, |root| root.progress.bytes);
         let freed = replaced.filter(|former| former.root != wanted.root).map_or(0, |former| index.freed_by(former));
@@ -140,25 +140,25 @@ impl Pins {
         if let Some(most) = owner.bytes_max
             && (after > most || (after == most && further == 0 && !has_it))
         {
-            let words = format!("this token may have {most} bytes pinned, and has {bytes}: remove some pins");
+            let words = format!("the token has {bytes} bytes pinned, with a quota of {most} bytes: remove some pins");
             return Err(PinsError::Quota(words));
         }
         let pins_max = self.options.pins_max;
         if index.count_of_all().saturating_sub(usize::from(replaced.is_some())) >= pins_max {
-            return Err(PinsError::Full(format!("this service has as many pins as it may: {pins_max}")));
+            return Err(PinsError::Full(format!("the service has reached its maximum of {pins_max} pins")));
         }
         if index.text_bytes() >= TEXT_BYTES_MAX {
-            return Err(PinsError::Full("the names and metadata of all pins take all of their memory".to_owned()));
+            return Err(PinsError::Full("the names and metadata of all pins use up the memory for them".to_owned()));
         }
         Ok(())
     }
 
-    /// Records a DAG that was pinned in the store a moment ago, by an upload or import. To keep somebody else from
-    /// removing that pin before this is called, take [`Pins::protect`] before the store's pin is finished, and drop it
-    /// after this.
+    /// Records a request for a DAG that an upload or import has just pinned in the store. To keep others from removing
+    /// that pin before this is called, call [`Pins::protect`] before the store's pin is finished, and drop the
+    /// protection after this.
     ///
     /// # Errors
-    /// As [`Pins::request`], and [`PinsError::NotHeld`]. The store's pin stays: whoever made it decides what to do with
+    /// As [`Pins::request`], and [`PinsError::NotHeld`]. The store's pin is kept: the caller decides what to do with
     /// it, or calls [`Pins::let_go`].
     pub async fn record(
         self: &Arc<Self>,
@@ -170,26 +170,26 @@ impl Pins {
         let wanted = Wanted { name, meta, ..Wanted::new(root) };
         wanted.check().map_err(PinsError::Invalid)?;
         let (pins, owner) = (Arc::clone(self), owner.clone());
-        self.apart(async move {
+        let protection = self.protect(root).await;
+        self.spawn_change(async move {
+            let _protection = protection;
             let summary = pins.store.pin(&root).await?.filter(|pin| pin.state == PinState::Complete);
             let summary = summary.ok_or(PinsError::NotHeld { root })?;
-            // So that its bytes count, and that it need not be fetched.
-            pins.index_mut().hold(root);
-            pins.index_mut().note_progress(&root, progress(&summary), true);
+            // So that its bytes count, and it is not fetched.
+            pins.index_mut().set_progress(&root, progress(&summary), true);
             let added = pins.add_now(&owner, wanted, None).await;
-            pins.index_mut().let_go(&root);
-            // Others may have waited for the same.
+            // Other requests for the root may be pending.
             pins.settle_complete(&root).await?;
             if added.is_ok() {
-                pins.reach.announce(&root).await;
+                pins.follow_ups().push(FollowUp::Announce(root));
             }
             added
         })
         .await
     }
 
-    /// Records a DAG like that, unless the owner has it already: doing the same again changes nothing, but that a name
-    /// replaces the one that it had.
+    /// Records a request for such a DAG, unless the owner has one already. Idempotent, except that a given name
+    /// replaces the former one.
     ///
     /// # Errors
     /// As [`Pins::record`].
@@ -199,8 +199,8 @@ impl Pins {
         root: Cid,
         name: Option<String>,
     ) -> Result<Request, PinsError> {
-        let looking = Arc::clone(self);
-        self.apart(async move { looking.look_at(&root).await }).await?;
+        let pins = Arc::clone(self);
+        self.spawn_change(async move { pins.refresh(&root).await }).await?;
         let own = self.of_root(&owner.id, &root).into_iter().find(|request| request.status == Status::Pinned);
         match own {
             Some(own) if name.is_none() || own.name.as_deref() == name.as_deref() => Ok(own),
@@ -212,41 +212,52 @@ impl Pins {
         }
     }
 
-    /// Keeps the store's pin of a root from being removed.
-    pub fn protect(self: &Arc<Self>, root: Cid) -> Protection {
-        self.index_mut().hold(root);
-        Protection { pins: Arc::clone(self), root }
+    /// Protects the store's pin of a root from removal. Waits if it is being removed.
+    pub async fn protect(self: &Arc<Self>, root: Cid) -> Protection {
+        loop {
+            let changes = {
+                let mut index = self.index_mut();
+                if !index.is_removing(&root) {
+                    index.retain(root);
+                    return Protection { pins: Arc::clone(self), root };
+                }
+                index.watch(&root)
+            };
+            if let Some(mut changes) = changes {
+                _ = changes.changed().await;
+            }
+        }
     }
 
-    /// Removes the store's pin of a root if nobody asked for it: for uploads that were refused after they were pinned.
-    /// While somebody protects it, that waits.
+    /// Removes the store's pin of a root if it has no request: for uploads that were rejected after they were pinned.
+    /// While the pin is protected, the removal waits.
     ///
     /// # Errors
     /// [`PinsError::Store`].
     pub async fn let_go(self: &Arc<Self>, root: Cid) -> Result<(), PinsError> {
         let pins = Arc::clone(self);
-        self.apart(async move {
-            if pins.index_mut().want_to_go(&root) {
+        self.spawn_change(async move {
+            if pins.index_mut().request_removal(&root) {
                 pins.write(Vec::new(), &[root]).await?;
-                pins.drop_pins(vec![root]).await;
+                pins.drop_pins(vec![root]);
             }
             Ok(())
         })
         .await
     }
 
-    /// Dials without waiting, unless that is done for several others already.
-    fn dial_apart(self: &Arc<Self>, root: Cid, origins: Vec<Multiaddr>) {
-        let Ok(place) = Arc::clone(&self.dials).try_acquire_owned() else { return };
+    /// Dials without waiting, unless too many dials are in progress.
+    fn spawn_dial(self: &Arc<Self>, root: Cid, origins: Vec<Multiaddr>) {
+        let Ok(permit) = Arc::clone(&self.dials).try_acquire_owned() else { return };
         let pins = Arc::clone(self);
         tokio::spawn(async move {
             pins.reach.dial(&root, origins).await;
-            drop(place);
+            drop(permit);
         });
     }
 }
 
-/// 128 bits of the system's randomness.
+/// A random ID of 128 bits.
 fn new_id() -> Result<Arc<str>, StoreError> {
     let mut bytes = [0_u8; 16];
     getrandom::fill(&mut bytes).map_err(|error| StoreError::Io(error.to_string().into()))?;

@@ -1,31 +1,33 @@
-//! [`Pins`]: everything that is done with requests.
+//! [`Pins`]: the operations on requests.
 //!
 //! | module | concern |
 //! |---|---|
-//! | `adding` | new requests |
-//! | `settling` | what becomes of them, and of pins that nobody needs any more |
-//! | `loading` | what a service begins with |
-//! | `losing` | pins that lose blocks |
+//! | `adding` | creation of requests |
+//! | `settling` | outcomes and removal of requests, and removal of pins that are no longer needed |
+//! | `loading` | the start of the service |
+//! | `block_loss` | pins that lose blocks |
 //!
-//! One change at a time: it is decided from the index, written, and only then made in the index, so that nobody sees
-//! what a power cut may undo. A change goes on when whoever asked for it leaves.
+//! Changes are serialised: each is decided on the index, written, and only then applied to the index, so that nothing
+//! is visible that a power failure may undo. A change completes even if its caller is cancelled. Removing the store's
+//! pins and announcing roots are follow-ups, during which the next change may begin: removing a pin of a million blocks
+//! delays no request of another owner. Requests for a root whose pin is being removed wait in the queue.
 //!
-//! The store's pin of a root goes when nothing needs it any more. That it is to go is written with the change that
-//! decided it, and taken back once it has gone, so that a process which is killed in between leaves no pin that belongs
-//! to nobody.
+//! The store's pin of a root is removed when it is no longer needed. That it is to be removed is written with the
+//! change that decides it, and cleared after the removal, so that a process that is killed in between leaves no pin
+//! without a request.
 
 pub use self::loading::DamageReport;
 
 mod adding;
+mod block_loss;
 mod loading;
-mod losing;
 mod settling;
 
 use crate::pinning::filter::{Filter, Page, Sieve};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::Reach;
-use crate::pinning::request::{Owner, Progress, Request};
+use crate::pinning::request::{Owner, Progress, Request, Status};
 use cache::{BlockStore, PinSummary, Ram, Register, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use libp2p::Multiaddr;
@@ -38,21 +40,21 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Late requests whose origins are dialled at a time.
+/// The maximum number of concurrent dials for requests that are added while their root is being fetched.
 const DIALS_MAX: usize = 16;
 
-/// How the service is run.
+/// Options of the service.
 #[derive(Debug, Clone)]
 pub struct PinOptions {
-    /// DAGs that are fetched at a time.
+    /// The maximum number of DAGs that are fetched concurrently.
     pub workers_max: usize,
-    /// Requests of everybody together.
+    /// The maximum number of requests of all owners.
     pub pins_max: usize,
-    /// How long a DAG is tried of which nothing more arrives.
+    /// How long after the last received block a DAG is retried.
     pub give_up: Duration,
-    /// How long after the first failure the next attempt follows. Each further one waits twice as long.
+    /// The back-off after the first failure. It doubles with each further one.
     pub retry_first: Duration,
-    /// The longest wait between attempts.
+    /// The longest back-off.
     pub retry_max: Duration,
 }
 
@@ -68,42 +70,42 @@ impl Default for PinOptions {
     }
 }
 
-/// Why something was not done.
+/// Why an operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PinsError {
     /// The owner has no such request.
     #[error("there is no such pin")]
     NotFound,
-    /// Something is beyond its limits; the words say what.
+    /// A parameter exceeds its limit.
     #[error("{0}")]
     Invalid(String),
-    /// The owner has as many pins, or as many bytes, as the token allows.
+    /// The owner has reached its quota of pins or bytes.
     #[error("{0}")]
     Quota(String),
-    /// The service has as many requests as it may have.
+    /// The service has reached its maximum number of requests.
     #[error("{0}")]
     Full(String),
-    /// What was to be recorded is not pinned in the store, or is no longer.
-    #[error("{root} is not pinned here")]
+    /// The root to record is not pinned in the store.
+    #[error("{root} is not pinned in the store")]
     NotHeld {
-        /// The root that was to be recorded.
+        /// The root to record.
         root: Cid,
     },
-    /// The disk failed, or the service has stopped.
+    /// The disk failed, or the service is stopped.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What an owner has.
+/// What an owner uses of its quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Requests, whatever became of them.
+    /// The number of requests, in any state.
     pub pins: u64,
-    /// Bytes of the blocks of their DAGs, as far as they are here; a DAG that is asked for twice counts once.
+    /// The stored bytes of their DAGs; a DAG that is requested twice counts once.
     pub bytes: u64,
 }
 
-/// What an owner may still have; `None` is no limit.
+/// What remains of an owner's quota; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
     /// Requests.
@@ -112,7 +114,16 @@ pub struct Room {
     pub bytes: Option<u64>,
 }
 
-/// While this is held, the store's pin of a root is not removed, whoever lets go of it.
+/// A slow action after a change: writes of the store, or queues of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pinning) enum FollowUp {
+    /// Removes the store's pin of a root, which [`Index::begin_removal`] has marked.
+    Remove(Cid),
+    /// Announces a pinned root.
+    Announce(Cid),
+}
+
+/// Protects the store's pin of a root from removal until it is dropped.
 #[must_use]
 pub struct Protection {
     pins: Arc<Pins>,
@@ -121,45 +132,48 @@ pub struct Protection {
 
 impl Drop for Protection {
     fn drop(&mut self) {
-        let goes = self.pins.index_mut().let_go(&self.root);
-        if let (true, Ok(runtime)) = (goes, Handle::try_current()) {
+        let is_removable = self.pins.index_mut().release(&self.root);
+        if let (true, Ok(runtime)) = (is_removable, Handle::try_current()) {
             let (pins, root) = (Arc::clone(&self.pins), self.root);
             runtime.spawn(async move {
                 if let Err(error) = pins.let_go(root).await {
-                    tracing::warn!(%root, %error, "what nobody wanted pinned could not be let go");
+                    tracing::warn!(%root, %error, "removing a pin that is no longer needed failed");
                 }
             });
         }
     }
 }
 
-/// The pin service. Everything that changes a request is on the disk when it returns.
+/// The pin service. Changes of requests are on the disk when a method returns.
 pub struct Pins {
     pub(in crate::pinning) options: PinOptions,
     pub(in crate::pinning) store: Arc<dyn BlockStore>,
     pub(in crate::pinning) reach: Reach,
     pub(in crate::pinning) metrics: PinMetrics,
-    /// Something may have become due.
+    /// Notified when a root may have become due.
     pub(in crate::pinning) wake: Notify,
     pub(in crate::pinning) stopping: CancellationToken,
-    /// How to end the workers that are at a root.
+    /// The tokens that cancel the workers, by root.
     pub(in crate::pinning) workers: Mutex<HashMap<Cid, CancellationToken>>,
-    /// Who dials for requests that came while their root was being fetched.
+    /// The permits of dials for requests that are added while their root is being fetched.
     dials: Arc<Semaphore>,
     register: Register,
     index: RwLock<Index>,
+    /// Serialises changes.
     changes: tokio::sync::Mutex<()>,
+    /// The follow-ups of the change in progress.
+    follow_ups: Mutex<Vec<FollowUp>>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
-    /// Cancelled when the dispatcher has ended, or who hears of lost blocks.
+    /// Cancelled when the dispatcher or the task that watches pin changes has ended.
     ended: CancellationToken,
     damage: Mutex<Option<DamageReport>>,
 }
 
 impl Pins {
-    /// Starts with what the register says and the store has, and goes on with what was under way.
+    /// Starts the service with the pin metadata store and the block store, and resumes pending requests.
     ///
     /// # Errors
-    /// What the disk said, or that the register cannot be read.
+    /// The error of the disk, or that the pin metadata store cannot be read.
     pub async fn start(
         options: PinOptions,
         register: Register,
@@ -174,7 +188,7 @@ impl Pins {
             let _ended = ended;
             dispatching.await;
         }));
-        let watching = losing::watch(Arc::downgrade(&pins), pins.stopping.clone(), pins.store.pin_changes());
+        let watching = block_loss::watch(Arc::downgrade(&pins), pins.stopping.clone(), pins.store.pin_changes());
         let ended = pins.ended.clone().drop_guard();
         tokio::spawn(async move {
             let _ended = ended;
@@ -183,22 +197,22 @@ impl Pins {
         Ok(pins)
     }
 
-    /// A service for commands while no gateway runs, which does everything but fetch.
+    /// A service for commands that run without a gateway. It does everything but fetch.
     ///
     /// # Errors
     /// As [`Pins::start`].
     pub async fn alone(register: Register, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
-        let pins = Self::workless(register, store);
+        let pins = Self::without_workers(register, store);
         pins.load().await?;
         Ok(pins)
     }
 
-    /// The same with nothing in it, which ends with the process: for tests of whoever records.
+    /// An empty service in memory that does not fetch, for tests.
     pub fn idle(store: &Arc<dyn BlockStore>) -> Arc<Self> {
-        Self::workless(Register::memory(), store)
+        Self::without_workers(Register::memory(), store)
     }
 
-    fn workless(register: Register, store: &Arc<dyn BlockStore>) -> Arc<Self> {
+    fn without_workers(register: Register, store: &Arc<dyn BlockStore>) -> Arc<Self> {
         let policy: Arc<dyn Policy> = Arc::new(AllowAll);
         let tiers = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(store), Arc::clone(&policy), tiers);
@@ -226,18 +240,19 @@ impl Pins {
             register,
             index: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
+            follow_ups: Mutex::default(),
             dispatcher: Mutex::default(),
             ended: CancellationToken::new(),
             damage: Mutex::default(),
         }
     }
 
-    /// What was lost of the register before this began, if anything was.
+    /// The damage of the pin metadata store that was found at the start, if any.
     pub fn damage(&self) -> Option<DamageReport> {
         self.damage.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the workers, and waits until they have. What they fetched stays; the next start goes on with it.
+    /// Stops the workers, and waits for them. Fetched blocks are kept, and the next start continues.
     pub async fn stop(&self) {
         self.stopping.cancel();
         let dispatcher = self.dispatcher().take();
@@ -246,30 +261,30 @@ impl Pins {
         }
     }
 
-    /// Waits until nothing is fetched for pins any more: the service was stopped, or ended because of a defect.
+    /// Waits until the service fetches no more: it was stopped, or failed because of a defect.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         self.ended.clone().cancelled_owned()
     }
 
-    /// An owner's request.
+    /// A request of an owner.
     pub fn get(&self, owner: &str, id: &str) -> Option<Request> {
         self.index().get(owner, id)
     }
 
-    /// An owner's requests for a root.
+    /// The requests of an owner for a root.
     pub fn of_root(&self, owner: &str, root: &Cid) -> Vec<Request> {
         let index = self.index();
         let ids = index.requests_for(root, |entry| *entry.owner == *owner);
         ids.iter().filter_map(|id| index.get(owner, id)).collect()
     }
 
-    /// Those of an owner's requests that a filter means. Others get their turn in between, and work that nobody waits for any
-    /// more ends; what changes meanwhile may be shown as it was before or after.
+    /// Lists the requests of an owner that match a filter. The task yields in between, and can be cancelled; concurrent
+    /// changes may or may not be included.
     pub async fn list(&self, owner: &str, filter: &Filter) -> Page {
         self.list_of(Some(owner), filter).await
     }
 
-    /// Those of everybody's requests that a filter means, in the same way: for the operator.
+    /// Lists the requests of all owners that match a filter, for the operator.
     pub async fn list_all(&self, filter: &Filter) -> Page {
         self.list_of(None, filter).await
     }
@@ -278,7 +293,7 @@ impl Pins {
         let (sieve, mut page) = (Sieve::of(filter), Page::default());
         let mut before_ms = sieve.before_ms();
         loop {
-            // The lock is held for a moment at a time.
+            // The lock is held briefly.
             let next_ms = page.extend(&self.index(), owner, &sieve, before_ms);
             let Some(next_ms) = next_ms else { return page };
             before_ms = next_ms;
@@ -286,12 +301,12 @@ impl Pins {
         }
     }
 
-    /// When a request was made, whoever's it is.
+    /// The creation time of a request of any owner.
     pub fn created(&self, id: &str) -> Option<SystemTime> {
         self.index().entry(id).map(|entry| time(entry.created_ms))
     }
 
-    /// Everybody who has requests, with what they have.
+    /// All owners of requests, and what they use of their quotas.
     pub fn owners(&self) -> Vec<(Arc<str>, Used)> {
         let index = self.index();
         let used = |owner: &Arc<str>| {
@@ -301,18 +316,18 @@ impl Pins {
         index.owners().map(used).collect()
     }
 
-    /// How many requests there are of each kind.
+    /// The numbers of requests and roots.
     pub fn counts(&self) -> Counts {
         self.index().counts()
     }
 
-    /// What an owner has.
+    /// What an owner uses of its quota.
     pub fn used(&self, owner: &str) -> Used {
         let (pins, bytes) = self.index().used(owner);
         Used { pins, bytes }
     }
 
-    /// What an owner may still have: to be asked before an upload is read, and for as long as it is read.
+    /// What remains of an owner's quota: to be checked before and during an upload.
     pub fn room(&self, owner: &Owner) -> Room {
         let used = self.used(&owner.id);
         Room {
@@ -321,32 +336,74 @@ impl Pins {
         }
     }
 
-    /// Where clients that have what they want pinned may connect to; 20 at most, and one at least.
+    /// The addresses to which pinning clients may connect to provide content; between 1 and 20.
     pub async fn delegates(&self) -> Vec<Multiaddr> {
         self.reach.delegates().await
     }
 
-    /// A change that goes on when its caller leaves, and waits for those before it.
-    pub(in crate::pinning) async fn apart<T: Send + 'static>(
+    /// Waits until a request is pinned or has failed, and returns it. `on_change` is called first and after each
+    /// change.
+    ///
+    /// # Errors
+    /// [`PinsError::NotFound`] if there is no such request, or it is removed meanwhile.
+    pub async fn settled(
+        &self,
+        owner: &str,
+        id: &str,
+        mut on_change: impl FnMut(&Request),
+    ) -> Result<Request, PinsError> {
+        loop {
+            let root = self.get(owner, id).ok_or(PinsError::NotFound)?.root;
+            let Some(mut changes) = self.index_mut().watch(&root) else { continue };
+            loop {
+                let request = self.get(owner, id).ok_or(PinsError::NotFound)?;
+                on_change(&request);
+                if matches!(request.status, Status::Pinned | Status::Failed) {
+                    return Ok(request);
+                }
+                if changes.changed().await.is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Runs a change in a cancellation-safe task, after the changes before it. Returns when its follow-ups are
+    /// complete, for which later changes do not wait.
+    pub(in crate::pinning) async fn spawn_change<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, PinsError>> + Send + 'static,
     ) -> Result<T, PinsError> {
         let pins = Arc::clone(self);
-        let working = tokio::spawn(async move {
-            let _turn = pins.changes.lock().await;
-            change.await
-        });
+        let working = tokio::spawn(async move { pins.change(change).await });
         working.await.unwrap_or(Err(PinsError::Store(StoreError::Closed)))
     }
 
-    /// Shows the figures, and has the dispatcher look again.
+    /// Runs a change under the lock of changes, and then its follow-ups without it.
+    async fn change<T>(&self, change: impl Future<Output = T>) -> T {
+        let (changed, follow_ups) = {
+            let _turn = self.changes.lock().await;
+            let changed = change.await;
+            (changed, std::mem::take(&mut *self.follow_ups()))
+        };
+        for follow_up in follow_ups {
+            self.follow_up(follow_up).await;
+        }
+        changed
+    }
+
+    pub(in crate::pinning) fn follow_ups(&self) -> MutexGuard<'_, Vec<FollowUp>> {
+        self.follow_ups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Updates the metrics, and wakes the dispatcher.
     pub(in crate::pinning) fn changed(&self) {
         self.metrics.show(&self.index().counts());
         self.wake.notify_one();
     }
 
     pub(in crate::pinning) fn index(&self) -> RwLockReadGuard<'_, Index> {
-        // No code that holds the lock can leave the index half changed but by a defect, which a restart mends.
+        // A lock holder leaves the index inconsistent only by a defect, from which a restart recovers.
         self.index.read().unwrap_or_else(PoisonError::into_inner)
     }
 

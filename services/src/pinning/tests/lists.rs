@@ -1,4 +1,4 @@
-//! Filters, pages and times; how long 10,000 take.
+//! Filters, pages and times; the duration of listing 10,000 requests.
 
 use crate::pinning::tests::*;
 use crate::pinning::{Filter, Meta, NameMatch};
@@ -19,7 +19,7 @@ fn meta(pairs: &[(&str, &str)]) -> Meta {
 }
 
 #[tokio::test]
-async fn filters_mean_what_they_say() {
+async fn filters_select_requests() {
     let world = World::new();
     let pins = world.start().await;
     let somebody = owner("somebody");
@@ -72,13 +72,13 @@ async fn filters_mean_what_they_say() {
         assert_eq!(names(&pins, &filter).await, (expected.len(), pick(&expected)), "{what}");
     }
     let first = Filter { limit: 1, ..all() };
-    assert_eq!(names(&pins, &first).await, (4, pick(&[0])), "a page is told how much there is");
+    assert_eq!(names(&pins, &first).await, (4, pick(&[0])), "a page has the number of all matches");
     assert_eq!(pins.list_all(&all()).await.count, 5);
     assert!(pins.list("nobody", &all()).await.requests.is_empty());
 }
 
 #[tokio::test]
-async fn pages_miss_nothing_and_repeat_nothing() {
+async fn pages_have_every_request_once() {
     let world = World::new();
     let pins = world.start().await;
     let somebody = owner("somebody");
@@ -103,7 +103,7 @@ async fn pages_miss_nothing_and_repeat_nothing() {
     }
 }
 
-/// How often a future gives others their turn until it is done.
+/// Counts how often a future yields until it is done.
 async fn turns<T>(work: impl Future<Output = T>) -> (T, usize) {
     let (mut work, mut turns) = (std::pin::pin!(work), 0);
     let done = std::future::poll_fn(|context| {
@@ -115,12 +115,12 @@ async fn turns<T>(work: impl Future<Output = T>) -> (T, usize) {
 }
 
 #[tokio::test]
-async fn however_many_there_are_others_get_their_turn() {
+async fn long_listings_yield() {
     const COUNT: u64 = 5_000;
     let world = World::new();
     let outcome = crate::pinning::index::Outcome::Failed("nobody has it".into());
     let entry =
-        |at| books::entry(at, if at % 2 == 0 { "even" } else { "odd" }, *leaf(at % 3).cid(), outcome.clone(), None);
+        |at| model::entry(at, if at % 2 == 0 { "even" } else { "odd" }, *leaf(at % 3).cid(), outcome.clone(), None);
     let changes = (1..=COUNT).map(|at| crate::pinning::record::put(&entry(at)).expect("can be written")).collect();
     world.register.write(changes).await.expect("writes");
     let pins = world.start().await;
@@ -133,7 +133,7 @@ async fn however_many_there_are_others_get_their_turn() {
     }
     let (page, turns) = self::turns(pins.list("odd", &all())).await;
     assert!(page.count as u64 == COUNT / 2 && turns as u64 >= COUNT / 2 / 600, "{turns}");
-    // By root, those of others are passed over and not shown.
+    // By root, requests of other owners are skipped.
     let of_root = Filter { roots: vec![*leaf(1).cid()], ..all() };
     let (page, _) = self::turns(pins.list("odd", &of_root)).await;
     let expected = (1..=COUNT).filter(|at| at % 2 == 1 && at % 3 == 1).count();
@@ -141,7 +141,7 @@ async fn however_many_there_are_others_get_their_turn() {
     assert_eq!(pins.list_all(&of_root).await.count, (1..=COUNT).filter(|at| at % 3 == 1).count());
 }
 
-/// `cargo test -- --ignored --nocapture ten_thousand` prints how long pages take.
+/// `cargo test -- --ignored --nocapture ten_thousand` prints the durations.
 #[tokio::test]
 #[ignore = "prints measurements"]
 async fn ten_thousand_are_listed_and_filtered_in_milliseconds() {

@@ -1,18 +1,18 @@
-//! The service on real stores and registers, with an upstream that is told what it has.
+//! Tests of the service with real stores, and an upstream with given blocks.
 //!
-//! | module | shows |
+//! | module | tests |
 //! |---|---|
-//! | [`lives`] | what becomes of requests: fetched, shared, refused, tried again, given up |
-//! | [`losing`] | pins that lose blocks, and what is withheld |
-//! | [`restarts`] | what the next process finds, after an orderly end and without one |
-//! | [`quotas`] | who may have how much |
-//! | [`lists`] | filters, pages and times; how long 10,000 take |
-//! | [`books`] | the index beside a plain account of the same requests |
+//! | [`lifecycle`] | requests: fetched, shared, rejected, retried, failed |
+//! | [`block_loss`] | pins that lose blocks, and withheld blocks |
+//! | [`restarts`] | restarts after a regular end, and after a crash |
+//! | [`quotas`] | quotas |
+//! | [`lists`] | filters, pages and times; the duration of listing 10,000 requests |
+//! | [`model`] | the index compared with a simple model |
 
-mod books;
+mod block_loss;
+mod lifecycle;
 mod lists;
-mod lives;
-mod losing;
+mod model;
 mod quotas;
 mod restarts;
 mod world;

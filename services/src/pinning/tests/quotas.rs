@@ -1,10 +1,10 @@
-//! Who may have how much.
+//! Quotas.
 
 use crate::pinning::tests::*;
 use crate::pinning::{Meta, Room, Used};
 
 #[tokio::test]
-async fn a_token_has_so_many_pins() {
+async fn the_pins_of_a_token_are_limited() {
     let world = World::new();
     let pins = world.start().await;
     let poor = Owner { pins_max: Some(2), ..owner("poor") };
@@ -15,14 +15,14 @@ async fn a_token_has_so_many_pins() {
     let third = pins.request(&poor, wanted(&dags[2])).await;
     assert!(matches!(third, Err(PinsError::Quota(_))), "{third:?}");
     pins.request(&owner("other"), wanted(&dags[2])).await.expect("others have their own");
-    // What makes room for itself is let in.
+    // A replacement frees a pin.
     let next = pins.replace(&poor, &first.id, wanted(&dags[3])).await.expect("replaces");
     pins.remove("poor", &next.id).await.expect("removes");
     pins.request(&poor, wanted(&dags[2])).await.expect("there is room again");
 }
 
 #[tokio::test]
-async fn a_token_has_so_many_bytes() {
+async fn the_bytes_of_a_token_are_limited() {
     let world = World::new();
     let (small, large) = (dag("small", 0..3), dag("large", 0..40));
     world.upstream.has(&small);
@@ -37,7 +37,7 @@ async fn a_token_has_so_many_bytes() {
     assert!(beyond.details.is_some_and(|details| details.contains(&most.to_string())));
     until("the rest is gone", async || (world.pinned().await == [*small[0].cid()]).then_some(())).await;
     assert_eq!(pins.used("poor"), Used { pins: 2, bytes: bytes_of(&small) });
-    // Somebody else may have it, and then its size is known.
+    // Another owner may have it, and then its size is known.
     pin(&pins, &owner("rich"), wanted(&large)).await;
     let known = pins.request(&poor, wanted(&large)).await;
     assert!(matches!(known, Err(PinsError::Quota(_))), "{known:?}");
@@ -47,7 +47,7 @@ async fn a_token_has_so_many_bytes() {
 }
 
 #[tokio::test]
-async fn who_has_too_little_loses_a_root_that_others_get() {
+async fn a_shared_root_fails_for_an_owner_that_exceeds_its_quota() {
     let mut world = World::new();
     world.upstream = Upstream::new(0);
     let blocks = dag("one", 0..40);
@@ -64,7 +64,7 @@ async fn who_has_too_little_loses_a_root_that_others_get() {
 }
 
 #[tokio::test]
-async fn the_service_has_so_many_requests() {
+async fn the_requests_of_the_service_are_limited() {
     let mut world = World::new();
     world.options.pins_max = 2;
     let pins = world.start().await;
@@ -77,7 +77,7 @@ async fn the_service_has_so_many_requests() {
 }
 
 #[tokio::test]
-async fn what_is_beyond_its_limits_is_refused() {
+async fn parameters_that_exceed_their_limits_are_rejected() {
     let world = World::new();
     let pins = world.start().await;
     let plain = wanted(&dag("one", 0..1));

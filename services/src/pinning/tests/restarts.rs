@@ -1,4 +1,4 @@
-//! What the next process finds.
+//! Restarts.
 
 use crate::pinning::index::Outcome;
 use crate::pinning::tests::*;
@@ -12,7 +12,7 @@ async fn store(world: &World, blocks: &[Block], name: &str) {
 }
 
 #[tokio::test]
-async fn everything_is_found_again() {
+async fn everything_survives_a_restart() {
     let dir = tempfile::tempdir().expect("a directory");
     let blocks = dag("one", 0..5);
     let missing = dag("missing", 0..1);
@@ -46,7 +46,7 @@ async fn everything_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_pin_goes_on_with_what_it_had() {
+async fn an_interrupted_fetch_continues() {
     let dir = tempfile::tempdir().expect("a directory");
     let blocks = dag("one", 0..100);
     let id = {
@@ -58,7 +58,7 @@ async fn a_pin_goes_on_with_what_it_had() {
         until("some came", async || pins.get("somebody", &request.id).filter(|now| now.progress.blocks == 60)).await;
         pins.stop().await;
         world.store.flush().await.expect("flushes");
-        // Nobody is told, as when the process is killed: the handles are let go of without being closed.
+        // No orderly end, as when the process is killed: the handles are dropped without being closed.
         request.id
     };
     let mut world = World::on_disk(dir.path());
@@ -66,13 +66,13 @@ async fn a_pin_goes_on_with_what_it_had() {
     world.upstream.has(&blocks);
     let pins = world.start().await;
     let now = pins.get("somebody", &id).expect("is there");
-    assert_eq!(now.progress.blocks, 60, "what there is is known at once");
+    assert_eq!(now.progress.blocks, 60, "its progress is known immediately");
     becomes(&pins, &now, Status::Pinned).await;
     assert_eq!(world.upstream.asked(), 41);
 }
 
 #[tokio::test]
-async fn pins_that_nobody_asked_for_are_the_operators() {
+async fn pins_without_requests_belong_to_the_operator() {
     let world = World::new();
     let (first, second) = (dag("first", 0..3), dag("second", 3..6));
     store(&world, &first, "first").await;
@@ -89,14 +89,14 @@ async fn pins_that_nobody_asked_for_are_the_operators() {
     let pins = world.start().await;
     assert_eq!(pins.get(OPERATOR, &page.requests[1].id).as_ref(), Some(&page.requests[1]));
     pins.stop().await;
-    // What is unpinned while no service runs is no longer there.
+    // A pin that was removed while no service ran is gone.
     world.store.remove_pin(first[0].cid()).await.expect("removes");
     let pins = world.start().await;
     assert_eq!(pins.list(OPERATOR, &Filter::default()).await.count, 0);
 }
 
 #[tokio::test]
-async fn what_the_store_lost_is_fetched_again() {
+async fn blocks_that_the_store_lost_are_fetched_again() {
     let world = World::new();
     let blocks = dag("one", 0..3);
     world.upstream.has(&blocks);
@@ -110,19 +110,19 @@ async fn what_the_store_lost_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_removal_that_was_interrupted_is_completed() {
+async fn an_interrupted_removal_is_completed() {
     let world = World::new();
     let (gone, kept, later) = (dag("gone", 0..3), dag("kept", 3..6), dag("later", 6..9));
     store(&world, &gone, "gone").await;
     store(&world, &kept, "kept").await;
     store(&world, &later, "later").await;
-    // As the register is when a process is killed between the change and the removal of the pin; and as it is when the
-    // pin had gone, and somebody made it again.
+    // The pin metadata store when a process is killed between the change and the removal of the pin; and when the pin
+    // was removed and created again.
     let far = crate::pinning::service::now_ms() + 60_000;
     let orphans = [(*gone[0].cid(), far), (*later[0].cid(), 0)];
     let mut changes = orphans.map(|(root, at)| record::put_orphan(&root, at).expect("can be written")).to_vec();
     let outcome = Outcome::Failed("beyond its quota".into());
-    let failed = books::entry(7, "somebody", *gone[0].cid(), outcome, None);
+    let failed = model::entry(7, "somebody", *gone[0].cid(), outcome, None);
     changes.push(record::put(&failed).expect("can be written"));
     world.register.write(changes).await.expect("writes");
     let pins = world.start().await;
@@ -130,11 +130,11 @@ async fn a_removal_that_was_interrupted_is_completed() {
     assert!(!world.pinned().await.contains(gone[0].cid()));
     assert_eq!(record::load(&world.register).expect("reads").orphans, []);
     let again = pins.request(&owner("somebody"), wanted(&gone)).await.expect("is asked for");
-    assert_ne!(again.status, Status::Pinned, "it is no longer here");
+    assert_ne!(again.status, Status::Pinned, "it is no longer stored");
 }
 
 #[tokio::test]
-async fn a_pin_that_was_complete_before_it_was_said_to_be_is_pinned() {
+async fn a_pin_that_was_completed_but_not_recorded_is_pinned() {
     let world = World::new();
     let blocks = dag("one", 0..3);
     let pins = world.start().await;
@@ -148,7 +148,7 @@ async fn a_pin_that_was_complete_before_it_was_said_to_be_is_pinned() {
 }
 
 #[tokio::test]
-async fn a_damaged_list_is_made_anew_and_no_pin_goes() {
+async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
     const PINS: u64 = 60;
     let dir = tempfile::tempdir().expect("a directory");
     let somebody = owner("somebody");
@@ -179,7 +179,7 @@ async fn a_damaged_list_is_made_anew_and_no_pin_goes() {
     assert!(kept.join(log.file_name().expect("a name")).exists());
     let (own, operators) = (pins.used("somebody").pins, pins.used(OPERATOR).pins);
     assert!(own > 0 && operators > 0 && own + operators == PINS, "{own} and {operators}");
-    assert_eq!(damage.taken_in.len() as u64, operators, "each that lost its owner is told of");
+    assert_eq!(damage.taken_in.len() as u64, operators, "each pin that lost its owner is reported");
     assert_eq!((pins.counts().pinned, world.pinned().await.len() as u64), (PINS, PINS));
     let blocks = dag("later", 0..1);
     world.upstream.has(&blocks);
@@ -190,9 +190,9 @@ async fn a_damaged_list_is_made_anew_and_no_pin_goes() {
     pins.stop().await;
 }
 
-/// The last blocks of a pin filled the disk, so that its record could not be marked as pinned.
+/// The last blocks of a pin filled the disk, so that it could not be recorded as pinned.
 #[tokio::test]
-async fn a_full_disk_is_no_reason_not_to_start() {
+async fn a_full_disk_does_not_prevent_the_start() {
     let Some(disk) = SmallDisk::mount(24) else { return };
     let dir = disk.path().join("pins");
     let (blocks, gone) = (dag("one", 0..3), dag("gone", 3..6));

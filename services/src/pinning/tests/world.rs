@@ -1,4 +1,5 @@
-//! A store, a register and an upstream, and a pin service on them. Tests of the service and of its API share it.
+//! A store, a pin metadata store and an upstream, with a pin service. Shared by the tests of the service and of its
+//! API.
 
 use super::pinning::{Owner, PinMetrics, PinOptions, Pins, Reach, Request, Status, Wanted};
 use bytes::Bytes;
@@ -14,14 +15,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// How long a test waits for what has to come.
+/// The timeout of a test.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What others have, and how often they were asked.
+/// The blocks of the network, and the number of requests for them.
 pub(super) struct Upstream {
     pub(super) blocks: MemoryBlocks,
     pub(super) asked: AtomicUsize,
-    /// Each answer takes one; there are plenty unless a test says otherwise.
+    /// Each answer takes one permit.
     pub(super) permits: Semaphore,
 }
 
@@ -39,7 +40,7 @@ impl Upstream {
     }
 }
 
-/// The upstream as a source.
+/// The upstream as a block source.
 pub(super) struct Session(Arc<Upstream>);
 
 impl BlockSource for Session {
@@ -58,7 +59,7 @@ impl BlockSource for Session {
     }
 }
 
-/// What outlives a service.
+/// The stores, which survive a restart of the service.
 pub(super) struct World {
     pub(super) store: Arc<dyn BlockStore>,
     pub(super) register: Register,
@@ -68,13 +69,13 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Everything in memory.
+    /// In memory.
     pub(super) fn new() -> Self {
         let store = memory::open(&MemoryOptions::default()).expect("opens");
         Self::with(store, Register::memory())
     }
 
-    /// Everything on a disk.
+    /// On a disk.
     pub(super) fn on_disk(dir: &Path) -> Self {
         let options = DiskOptions { free_bytes_min: 0, ..DiskOptions::default() };
         let store = Arc::new(Disk::open(&dir.join("store"), options).expect("opens"));
@@ -101,7 +102,7 @@ impl World {
         started.await.expect("starts")
     }
 
-    /// The roots that the store has pinned, complete or not.
+    /// The roots of the pins in the store, complete or partial.
     pub(super) async fn pinned(&self) -> Vec<Cid> {
         let mut roots: Vec<_> = self.store.pins().await.expect("reads").into_iter().map(|pin| pin.root).collect();
         roots.sort_unstable();
@@ -123,14 +124,14 @@ pub(super) fn raw(text: String) -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from(text)).expect("a block")
 }
 
-/// A block that links to others.
+/// A block with links.
 pub(super) fn node(name: &str, children: &[Block]) -> Block {
     let links: Vec<_> = children.iter().map(|child| serde_json::json!({ "/": child.cid().to_string() })).collect();
     let text = serde_json::json!({ "links": links, "name": name }).to_string();
     Block::of(codec::DAG_JSON, hashes::SHA2_256, 32, Bytes::from(text)).expect("a block")
 }
 
-/// A root over so many leaves, the root first.
+/// A root with so many leaves; the root is the first block.
 pub(super) fn dag(name: &str, leaves: std::ops::Range<u64>) -> Vec<Block> {
     let mut blocks: Vec<_> = leaves.map(leaf).collect();
     let root = node(name, &blocks);
@@ -165,7 +166,7 @@ pub(super) async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Opt
     }
 }
 
-/// Waits until a request is what it is to be.
+/// Waits until a request has a status.
 pub(super) async fn becomes(pins: &Pins, request: &Request, status: Status) -> Request {
     let what = format!("{} is {status:?}", request.id);
     until(&what, async || pins.get(&request.owner, &request.id).filter(|now| now.status == status)).await

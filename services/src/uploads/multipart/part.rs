@@ -1,4 +1,4 @@
-//! [`Part`]: what the head of a part says.
+//! [`Part`]: the headers of a part.
 
 use crate::uploads::names::{Path, shown};
 use crate::uploads::{UploadError, tree};
@@ -9,30 +9,31 @@ use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use percent_encoding::percent_decode;
 use std::borrow::Cow;
 
-/// What a part is.
+/// The kind of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A file.
     File,
-    /// A folder; whatever is in the part is not read.
+    /// A folder; the content of the part is ignored.
     Folder,
-    /// A symlink, whose target is the part.
+    /// A symlink, whose target is the content of the part.
     Symlink,
 }
 
-/// The head of a part.
+/// The headers of a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Where it is in the upload; a file may have no name.
+    /// Its path in the upload; a file may have none.
     pub path: Option<Path>,
-    /// What is said of it besides.
+    /// Its attributes.
     pub attributes: Attributes,
 }
 
 impl Part {
-    /// Reads a head. `kubo`: every name is percent-encoded, a `+` is a space, and paths may begin with a slash.
+    /// Parses the headers. `kubo`: all names are percent-encoded, with `+` for a space, and paths may begin with a
+    /// slash.
     ///
     /// # Errors
     /// [`UploadError::Invalid`].
@@ -44,19 +45,19 @@ impl Part {
             (Some(name), false) => named(&name)?,
             (None, true) => None,
             (None, false) => {
-                let words = format!("the form's field {} is no file: give each part a filename", shown(&field));
+                let words = format!("the form's field {} is not a file: give each part a filename", shown(&field));
                 return Err(UploadError::Invalid(words));
             }
         };
         Ok(Self { kind: kind(headers)?, path, attributes: attributes(&field, headers) })
     }
 
-    /// The path, for what cannot be without.
+    /// The path, for kinds that require one.
     ///
     /// # Errors
     /// [`UploadError::Invalid`] if there is none.
     pub fn needs_path(&self) -> Result<&Path, UploadError> {
-        let nameless = || UploadError::Invalid("a part that is a folder or symlink needs a filename".to_owned());
+        let nameless = || UploadError::Invalid("a part that is a folder or symlink must have a filename".to_owned());
         self.path.as_ref().ok_or_else(nameless)
     }
 }
@@ -72,15 +73,15 @@ fn kind(headers: &HeaderMap) -> Result<Kind, UploadError> {
         "application/x-directory" => Ok(Kind::Folder),
         "application/symlink" | "application/x-symlink" => Ok(Kind::Symlink),
         nested if nested.starts_with("multipart/") => {
-            Err(UploadError::Invalid("a form within a form cannot be taken in".to_owned()))
+            Err(UploadError::Invalid("nested forms are not supported".to_owned()))
         }
         _ => Ok(Kind::File),
     }
 }
 
-/// The name of a file in a form, or in the `Content-Disposition` of a whole upload.
+/// The filename of a part, or of the `Content-Disposition` of a whole upload.
 pub fn filename(disposition: &[u8], kubo: bool) -> Option<Vec<u8>> {
-    // RFC 6266, section 4.3: the extended form goes before the other one, if it can be understood.
+    // RFC 6266, section 4.3: the extended form takes precedence if it is valid.
     if let Some(name) = parameter(disposition, b"filename*").and_then(|value| extended(&value)) {
         return Some(name);
     }
@@ -88,15 +89,15 @@ pub fn filename(disposition: &[u8], kubo: bool) -> Option<Vec<u8>> {
     Some(if kubo || is_encoded(&name) { form_decoded(&name) } else { unescaped(name) })
 }
 
-/// Text in the form of RFC 8187: `UTF-8''percent-encoded`.
+/// Decodes an extended value (RFC 8187): `UTF-8''percent-encoded`.
 fn extended(value: &[u8]) -> Option<Vec<u8>> {
     let mut pieces = value.splitn(3, |byte| *byte == b'\'');
     let (charset, _language, text) = (pieces.next()?, pieces.next()?, pieces.next()?);
     charset.eq_ignore_ascii_case(b"utf-8").then(|| percent_decode(text).collect())
 }
 
-/// Whether a name can only have been percent-encoded in full: it has an escape, and nothing that would have got one. Browsers escape
-/// quotes and line ends alone.
+/// Whether a name must be completely percent-encoded: it has escapes, and no characters that would be escaped. Browsers
+/// escape only quotes and line ends.
 fn is_encoded(name: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.!~*'()+%".contains(byte);
     let escapes = name.windows(3).filter(|piece| is_escape(piece)).count();
@@ -107,7 +108,7 @@ fn is_escape(piece: &[u8]) -> bool {
     matches!(piece, [b'%', high, low] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit())
 }
 
-/// A name as browsers write it (<https://html.spec.whatwg.org/#multipart-form-data>).
+/// Decodes a name as browsers encode it (<https://html.spec.whatwg.org/#multipart-form-data>).
 fn unescaped(name: Vec<u8>) -> Vec<u8> {
     let mut out = Vec::with_capacity(name.len());
     let mut rest = name.as_slice();
@@ -146,7 +147,7 @@ fn behind(bytes: &[u8], mark: u8) -> Option<&[u8]> {
     bytes.iter().position(|byte| *byte == mark).map(|at| &bytes[at + 1..])
 }
 
-/// A value, quoted or not, and what is behind it.
+/// Parses a value, quoted or not, and returns the rest.
 fn value(bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     let Some(quoted) = bytes.strip_prefix(b"\"") else {
         let end = bytes.iter().position(|byte| *byte == b';').unwrap_or(bytes.len());
@@ -157,7 +158,7 @@ fn value(bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     while let Some(byte) = quoted.get(at) {
         match (byte, quoted.get(at + 1)) {
             (b'"', _) => return (out, &quoted[at + 1..]),
-            // Other backslashes are part of names that browsers send.
+            // Browsers send other backslashes as part of names.
             (b'\\', Some(escaped @ (b'"' | b'\\'))) => {
                 out.push(*escaped);
                 at += 1;
@@ -169,7 +170,8 @@ fn value(bytes: &[u8]) -> (Vec<u8>, &[u8]) {
     (out, &[])
 }
 
-/// Mode and time, as Kubo's clients put them behind the field's name (`file?mode=0644&mtime=1700000000`), or as headers.
+/// The mode and time, which Kubo's clients append to the field's name (`file?mode=0644&mtime=1700000000`), or send as
+/// headers.
 fn attributes(field: &[u8], headers: &HeaderMap) -> Attributes {
     let query = behind(field, b'?').map(String::from_utf8_lossy).unwrap_or_default();
     let text = |name: &str| -> Option<Cow<'_, str>> {
@@ -197,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_that_browsers_and_kubo_send() {
-        // The header, whether it comes from Kubo's client for certain, and the path.
+    fn names_are_parsed_as_browsers_and_kubo_send_them() {
+        // The header, whether the client is Kubo's, and the path.
         let table: [(&str, bool, Option<&str>); 22] = [
             (r#"form-data; name="f"; filename="a.txt""#, false, Some("a.txt")),
             (r#"form-data; filename="site/a b/ü.txt"; name="f""#, false, Some("site/a b/ü.txt")),
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_or_is_no_file_is_refused() {
+    fn paths_outside_the_upload_and_fields_without_files_are_rejected() {
         let table = [
             (r#"form-data; name="f"; filename="../a""#, "text/plain", false),
             (r#"form-data; name="f"; filename="/etc/passwd""#, "text/plain", false),
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_modes_and_times_are_those_of_kubos_clients() {
+    fn kinds_modes_and_times_are_parsed_as_kubos_clients_send_them() {
         let header = br#"form-data; name="file?mode=0755&mtime=1700000000&mtime-nsecs=5"; filename="d""#;
         let part = of(header, "Application/X-Directory; charset=x", true).expect("reads");
         let modified = tree::at(1_700_000_000, 5);

@@ -1,7 +1,7 @@
-//! One upload on the disk: a record, which is replaced whole, and the bytes that came.
+//! A resumable upload on the disk: a record, which is replaced atomically, and the received bytes.
 //!
-//! The record says up to where the bytes are synced, and is written after that. Bytes behind that were never acknowledged, and are cut
-//! off when the gateway starts. Everything here blocks.
+//! The record has the offset up to which the bytes are synced, and is written after the sync. Bytes after it were not
+//! acknowledged, and are truncated when the gateway starts. All functions block the thread.
 
 use api::uploads::{FailureView, UploadView};
 use p2p_bridge::durable;
@@ -12,48 +12,48 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// The largest record that is read, in bytes.
+/// The maximum size of a record, in bytes.
 const RECORD_BYTES_MAX: usize = 4 << 20;
-/// How the files are called, behind the identifier.
+/// The extensions of the files; the ID is the stem.
 const RECORD: &str = "json";
 const BYTES: &str = "part";
 
-/// What is known of an upload.
+/// The record of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Whose it is.
+    /// The ID of the owner's token.
     pub owner: String,
-    /// How many bytes it will have.
+    /// The length of the upload, in bytes.
     pub length: u64,
-    /// How many of them are here and synced.
+    /// The number of bytes that are received and synced.
     pub offset: u64,
-    /// What it is to become: the parameters of `POST /upload`.
+    /// The parameters of `POST /upload`.
     pub query: String,
-    /// What it is.
+    /// The media type.
     pub media_type: String,
-    /// What it is called.
+    /// The name.
     pub name: Option<String>,
-    /// When it was begun, in seconds since the Unix epoch.
+    /// When it was created, in seconds since the Unix epoch.
     pub created_at: u64,
-    /// When something was last done with it.
+    /// When it last changed.
     pub touched_at: u64,
-    /// What became of it.
+    /// The outcome, when it is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
 }
 
-/// What became of an upload whose bytes all came.
+/// The outcome of a complete upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It is pinned.
     Done(UploadView),
-    /// It was not taken in. The bytes are here still if that is the gateway's fault.
+    /// It failed. The bytes are kept if the gateway is the cause.
     Failed(FailureView),
 }
 
 impl Record {
-    /// Whether bytes of it are to come, or to be taken in.
+    /// Whether it is still to be received or imported.
     pub fn is_open(&self) -> bool {
         match &self.outcome {
             None => true,
@@ -63,15 +63,15 @@ impl Record {
     }
 }
 
-/// The folder of all uploads.
+/// The folder of all resumable uploads.
 #[derive(Debug, Clone)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes the folder, if it is not there.
+    /// Opens the folder, and creates it if it does not exist.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn open(path: &Path) -> io::Result<Self> {
         durable::create_folder(path)?;
         Ok(Self(path.to_owned()))
@@ -84,41 +84,41 @@ impl Folder {
     /// Writes a record, durably.
     ///
     /// # Errors
-    /// What the disk said. The record is then as it was.
+    /// The error of the disk. The record is then unchanged.
     pub fn write(&self, id: &str, record: &Record) -> io::Result<()> {
         durable::write(&self.path(id, RECORD), &serde_json::to_vec(record)?)
     }
 
-    /// Opens the bytes, for reading and for adding to them.
+    /// Opens the file of the bytes.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn bytes(&self, id: &str) -> io::Result<File> {
         let path = self.path(id, BYTES);
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
     }
 
-    /// Removes the bytes, and leaves the record.
+    /// Removes the bytes, and keeps the record.
     ///
     /// # Errors
-    /// What the disk said; that there are none is no error.
+    /// The error of the disk. Missing bytes are not an error.
     pub fn remove_bytes(&self, id: &str) -> io::Result<()> {
         durable::remove(&self.path(id, BYTES))
     }
 
-    /// Removes an upload. The record goes first: bytes without one are removed at the next start.
+    /// Removes an upload. The record is removed first: the next start removes bytes without a record.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn remove(&self, id: &str) -> io::Result<()> {
         durable::remove(&self.path(id, RECORD))?;
         self.remove_bytes(id)
     }
 
-    /// Every upload, cut to what was acknowledged. What belongs to none is removed.
+    /// Loads all uploads, truncated to the acknowledged bytes. Files without a record are removed.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn load(&self) -> io::Result<HashMap<String, Record>> {
         let mut found: HashMap<String, Record> = HashMap::new();
         let mut rest = Vec::new();
@@ -129,8 +129,8 @@ impl Folder {
                 Some(RECORD) => {
                     match durable::read(&path, RECORD_BYTES_MAX).map(|bytes| serde_json::from_slice(&bytes)) {
                         Ok(Ok(record)) => _ = found.insert(id, record),
-                        // What cannot be read was not acknowledged by this release. Somebody may want to look at it.
-                        _ => tracing::warn!(path = %path.display(), "the record of an upload cannot be understood"),
+                        // An invalid record was not acknowledged by this release. It is kept for the operator.
+                        _ => tracing::warn!(path = %path.display(), "the record of a resumable upload is invalid"),
                     }
                 }
                 _ => rest.push((id, path)),
@@ -146,7 +146,7 @@ impl Folder {
         for (id, record) in found.iter_mut().filter(|(_, record)| record.is_open()) {
             let bytes = self.bytes(id)?;
             let have = bytes.metadata()?.len();
-            // Only a damaged file system has less.
+            // The file is shorter only after damage of the file system.
             record.offset = record.offset.min(have);
             bytes.set_len(record.offset)?;
         }

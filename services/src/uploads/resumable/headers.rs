@@ -1,44 +1,44 @@
-//! What the headers of tus say.
+//! The headers of tus.
 
 use crate::uploads::UploadError;
 use cid::multibase::Base;
 use http::HeaderMap;
 use std::collections::HashMap;
 
-/// The version of the protocol that is spoken.
+/// The supported protocol version.
 pub const VERSION: &str = "1.0.0";
-/// The extensions of it that there are.
+/// The supported extensions.
 pub const EXTENSIONS: &str = "creation,termination,expiration";
 /// The media type of a piece of an upload.
 pub const PIECE: &str = "application/offset+octet-stream";
-/// The most bytes of metadata.
+/// The maximum length of the metadata header, in bytes.
 const METADATA_BYTES_MAX: usize = 8 * 1024;
 
-/// Whether a client speaks our version; one that does not say which is taken at its word's absence, so that curl can be used.
+/// Whether the client uses the supported version. A missing header is accepted, so that curl can be used.
 pub fn speaks_ours(headers: &HeaderMap) -> bool {
     headers.get("tus-resumable").is_none_or(|version| version.as_bytes() == VERSION.as_bytes())
 }
 
-/// A header that is a number of bytes.
+/// Parses a header with a number of bytes.
 ///
 /// # Errors
-/// [`UploadError::Invalid`] if it is missing or no such number.
+/// [`UploadError::Invalid`] if it is missing or invalid.
 pub fn number(headers: &HeaderMap, name: &str) -> Result<u64, UploadError> {
     let mut values = headers.get_all(name).iter();
     let text = values.next().filter(|_| values.next().is_none()).and_then(|value| value.to_str().ok());
     let digits = text.filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
     let number = digits.and_then(|text| text.parse().ok());
-    number.ok_or_else(|| UploadError::Invalid(format!("the header {name} is missing, or no number of bytes")))
+    number.ok_or_else(|| UploadError::Invalid(format!("the header {name} is missing or not a number of bytes")))
 }
 
-/// The pairs of `Upload-Metadata`: keys, and values in base64.
+/// Parses `Upload-Metadata`: keys, and values in base64.
 ///
 /// # Errors
-/// [`UploadError::Invalid`] for what is no such list, or no text.
+/// [`UploadError::Invalid`] if it is invalid, or a value is not text.
 pub fn metadata(headers: &HeaderMap) -> Result<HashMap<String, String>, UploadError> {
     let invalid = |words: &str| UploadError::Invalid(format!("the header Upload-Metadata {words}"));
     let Some(value) = headers.get("upload-metadata") else { return Ok(HashMap::new()) };
-    let text = value.to_str().map_err(|_| invalid("is no text"))?;
+    let text = value.to_str().map_err(|_| invalid("is not text"))?;
     if text.len() > METADATA_BYTES_MAX {
         return Err(invalid("is too long"));
     }
@@ -46,15 +46,15 @@ pub fn metadata(headers: &HeaderMap) -> Result<HashMap<String, String>, UploadEr
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once(' ').unwrap_or((pair, ""));
         let value = decoded(value.trim()).ok_or_else(|| invalid("has a value that is not in base64"))?;
-        let value = String::from_utf8(value).map_err(|_| invalid("has a value that is no text"))?;
+        let value = String::from_utf8(value).map_err(|_| invalid("has a value that is not UTF-8 text"))?;
         if pairs.insert(key.to_owned(), value).is_some() {
-            return Err(invalid("has a key twice"));
+            return Err(invalid("has a repeated key"));
         }
     }
     Ok(pairs)
 }
 
-/// Base64 as of RFC 4648, section 4, with or without its padding.
+/// Decodes base64 (RFC 4648, section 4), with or without padding.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
     if text.len() - digits.len() > 2 {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_digits_alone() {
+    fn numbers_have_only_digits() {
         let table = [("0", Some(0)), ("18446744073709551615", Some(u64::MAX)), ("18446744073709551616", None)];
         let refused = ["", "-1", "+1", "1 ", "0x1", "1e3", "１"].map(|text| (text, None));
         for (text, expected) in table.into_iter().chain(refused) {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_not_spoken() {
+    fn other_versions_are_not_supported() {
         assert!(speaks_ours(&HeaderMap::new()) && speaks_ours(&with("tus-resumable", "1.0.0")));
         assert!(!speaks_ours(&with("tus-resumable", "0.2.2")));
     }

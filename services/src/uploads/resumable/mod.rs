@@ -1,20 +1,20 @@
-//! Uploads that go on where they broke off: tus 1.0 (<https://tus.io/protocols/resumable-upload>), with its extensions creation,
-//! termination and expiration.
+//! Resumable uploads: tus 1.0 (<https://tus.io/protocols/resumable-upload>), with the extensions creation, termination
+//! and expiration.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`headers`] | what its headers say |
-//! | [`parts`] | [`Parts`]: the uploads that there are, their bounds and their ends |
-//! | [`file`](mod@file) | one upload on the disk |
+//! | [`headers`] | parsing the headers |
+//! | [`parts`] | [`Parts`]: the resumable uploads, their limits and their completion |
+//! | [`file`](mod@file) | an upload on the disk |
 //!
-//! Goals: an offset that was acknowledged is on the disk, whatever happens to the process or the power; what lies there is bounded, for
-//! each token and in all, and goes away by itself; nobody sees another's upload; when the last byte has come, the content is taken in
-//! as if it had been sent to `POST /upload`, also if the gateway was killed in between.
+//! Goals: an acknowledged offset is on the disk, also after a crash or a power failure; the disk space is limited for
+//! each token and in total, and uploads expire; tokens cannot access each other's uploads; when the last byte is
+//! received, the content is imported as by `POST /upload`, also after a restart.
 //!
-//! A client who lost its connection asks for the offset while the gateway may still wait for that connection. So whoever comes later
-//! wins: what is under way is ended, its bytes are kept, and the offset that is answered stands.
+//! A client that lost its connection queries the offset while the gateway may still wait for that connection. So later
+//! requests preempt earlier ones: the running request ends, its bytes are kept, and the returned offset is final.
 //!
-//! Non-goals: parts sent at the same time (tus's concatenation), checksums (a CID is one), lengths that are not known at the start.
+//! Non-goals: parallel uploads of parts (tus's concatenation), checksums (CIDs serve as such), deferred lengths.
 
 pub mod file;
 pub mod headers;

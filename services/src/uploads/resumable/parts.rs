@@ -1,4 +1,4 @@
-//! [`Parts`]: the resumable uploads that there are.
+//! [`Parts`]: the resumable uploads.
 
 use crate::access::Principal;
 use crate::access::authenticator::Holders;
@@ -22,29 +22,29 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio_util::task::AbortOnDropHandle;
 
-/// How many bytes come before they are synced and the offset is written, so that a killed gateway loses no more than that.
+/// The number of bytes after which the file is synced and the offset written, which bounds the loss of a crash.
 const SYNC_EVERY: u64 = 32 << 20;
-/// What is read at a time, in bytes.
+/// The read size, in bytes.
 const READ_BYTES: usize = 256 * 1024;
-/// How long whoever comes later waits for what is under way to end.
-const YIELD: Duration = Duration::from_secs(10);
-/// How often uploads are looked at that nobody goes on with.
+/// How long a request waits for the one that it preempts.
+const PREEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The interval at which expired uploads are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
-/// How many ends of uploads are remembered for a token.
-const ENDED_MAX: usize = 256;
-/// The bytes of an identifier's randomness.
+/// The maximum number of completed uploads that are kept for a token.
+const COMPLETED_MAX: usize = 256;
+/// The number of random bytes of an ID.
 const ID_BYTES: usize = 16;
 
-/// How much is kept.
+/// The limits of resumable uploads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes of uploads that are open, in all, as long as they will be.
+    /// The maximum total length of open uploads, in bytes.
     pub bytes_max: u64,
-    /// Of one token.
+    /// The maximum total length of a token's open uploads, in bytes.
     pub token_bytes_max: u64,
-    /// Uploads of one token that are open.
+    /// The maximum number of a token's open uploads.
     pub token_max: usize,
-    /// How long one is kept with which nothing is done.
+    /// How long after its last change an upload expires.
     pub lifetime: Duration,
 }
 
@@ -59,37 +59,37 @@ impl From<&config::Uploads> for Bounds {
     }
 }
 
-/// Why something was not done.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumableError {
-    /// Nobody has such an upload, or somebody else has.
+    /// There is no such upload of this token.
     #[error("there is no such upload: it was removed, or has expired")]
     Missing,
-    /// The client is elsewhere.
-    #[error("the upload is at byte {offset}: ask for the offset with HEAD, and go on from there")]
+    /// The request's offset is not that of the upload.
+    #[error("the offset of the upload is {offset}: query it with HEAD, and continue from there")]
     Offset {
-        /// Where the upload is.
+        /// The offset of the upload.
         offset: u64,
     },
-    /// More came than was announced.
-    #[error("more bytes came than the {length} that were announced")]
+    /// The client sent more than the declared length.
+    #[error("the client sent more than the declared length of {length} bytes")]
     TooLong {
-        /// What was announced.
+        /// The declared length.
         length: u64,
     },
-    /// Something is under way that does not end.
-    #[error("something is being done with this upload: try again in a moment")]
+    /// Another request uses the upload and did not end in time.
+    #[error("another request is using this upload: try again later")]
     Locked,
-    /// There is no room.
+    /// A limit of open uploads is reached.
     #[error("{0}")]
     Full(String),
-    /// The body ended before its end.
-    #[error("the body broke off: {0}")]
+    /// Reading the body failed.
+    #[error("the body was interrupted: {0}")]
     BrokenOff(io::Error),
-    /// It was complete, and was not taken in.
+    /// The upload is complete, and importing it failed.
     #[error("{}", .0.error)]
     Failed(FailureView),
-    /// Anything else.
+    /// Another error of uploads.
     #[error(transparent)]
     Uploads(Box<UploadError>),
 }
@@ -101,7 +101,7 @@ impl From<UploadError> for ResumableError {
 }
 
 impl ResumableError {
-    /// What the client is answered with: a status, and what went wrong.
+    /// The status and the message for the client.
     pub fn failure(&self) -> (StatusCode, String) {
         let status = match self {
             ResumableError::Missing => StatusCode::NOT_FOUND,
@@ -120,72 +120,72 @@ impl ResumableError {
     }
 }
 
-/// What is to be uploaded.
+/// The parameters of a new upload.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// How many bytes it will have.
+    /// Its length, in bytes.
     pub length: u64,
     /// The parameters of `POST /upload`.
     pub query: String,
-    /// What it is.
+    /// Its media type.
     pub media_type: String,
-    /// What it is called.
+    /// Its name.
     pub name: Option<String>,
 }
 
-/// Bytes that are to be added.
+/// A piece of an upload.
 pub struct Piece {
-    /// Where the sender believes the upload to be.
+    /// The offset that the client assumes.
     offset: u64,
-    /// How many bytes are known to come.
+    /// The minimum number of bytes that follow.
     bytes: u64,
     reader: Upload,
 }
 
 impl Piece {
-    /// A request's body, from an offset on.
+    /// The body of a request, which begins at an offset.
     pub fn new(offset: u64, body: RequestBody) -> Self {
         let bytes = http_body::Body::size_hint(&body).lower();
         Self { offset, bytes, reader: Upload::new(body) }
     }
 }
 
-/// The resumable uploads of everybody.
+/// The resumable uploads of all tokens.
 pub struct Parts {
     service: Uploads,
     holders: Holders,
     folder: Folder,
     bounds: Bounds,
-    uploads: Mutex<HashMap<String, Arc<One>>>,
+    uploads: Mutex<HashMap<String, Arc<ResumableUpload>>>,
 }
 
-/// One upload.
+/// A resumable upload.
 #[derive(Debug)]
-struct One {
+struct ResumableUpload {
     id: String,
     record: Mutex<Record>,
-    /// Whoever does something with it holds this.
-    busy: Arc<tokio::sync::Mutex<()>>,
-    /// How many wait for that.
+    /// Locked by the request that uses it.
+    lock: Arc<tokio::sync::Mutex<()>>,
+    /// The number of requests that wait for the lock.
     waiting: AtomicUsize,
-    came: Notify,
+    preempted: Notify,
 }
 
-impl One {
+impl ResumableUpload {
     fn new(id: String, record: Record) -> Arc<Self> {
-        let (busy, waiting, came) = (Arc::default(), AtomicUsize::new(0), Notify::new());
-        Arc::new(Self { id, record: Mutex::new(record), busy, waiting, came })
+        let (lock, waiting, preempted) = (Arc::default(), AtomicUsize::new(0), Notify::new());
+        Arc::new(Self { id, record: Mutex::new(record), lock, waiting, preempted })
     }
 
     fn record(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends what is under way, and takes its place.
-    async fn take_over(&self) -> Result<OwnedMutexGuard<()>, ResumableError> {
+    /// Preempts the request that uses the upload, and locks it.
+    async fn lock(&self) -> Result<OwnedMutexGuard<()>, ResumableError> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        self.came.notify_one();
-        let locked = tokio::time::timeout(YIELD, Arc::clone(&self.busy).lock_owned()).await;
+        self.preempted.notify_one();
+        let locked = tokio::time::timeout(PREEMPT_TIMEOUT, Arc::clone(&self.lock).lock_owned()).await;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         locked.map_err(|_| ResumableError::Locked)
     }
@@ -204,8 +204,8 @@ fn new_id() -> io::Result<String> {
     }))
 }
 
-/// Does what blocks, on another thread.
-async fn apart<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, UploadError> {
+/// Runs blocking work on another thread.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, UploadError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(UploadError::Scratch),
         Err(_) => Err(UploadError::Stopping),
@@ -213,18 +213,19 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 
 }
 
 impl Parts {
-    /// Opens the uploads that lie in `folder`, of those whom `holders` knows; those that are complete and were not taken in are, from now on. Blocks the thread.
+    /// Loads the uploads in `folder`; `holders` finds the principals of their owners. Blocks the thread.
     ///
     /// # Errors
-    /// What the disk said.
+    /// The error of the disk.
     pub fn open(service: Uploads, folder: &Path, bounds: Bounds, holders: Holders) -> io::Result<Arc<Self>> {
         let folder = Folder::open(folder)?;
-        let uploads = folder.load()?.into_iter().map(|(id, record)| (id.clone(), One::new(id, record))).collect();
+        let uploads =
+            folder.load()?.into_iter().map(|(id, record)| (id.clone(), ResumableUpload::new(id, record))).collect();
         Ok(Arc::new(Self { service, holders, folder, bounds, uploads: Mutex::new(uploads) }))
     }
 
-    /// Goes on with what was complete when the gateway ended, and removes what has expired, for as long as the task is held that
-    /// is returned.
+    /// Imports uploads that were complete when the gateway stopped, and removes expired ones until the returned task is
+    /// dropped.
     pub fn start(self: &Arc<Self>, supervisor: &Supervisor) -> AbortOnDropHandle<()> {
         for upload in self.lock().values().cloned().collect::<Vec<_>>() {
             let is_ready = {
@@ -234,8 +235,8 @@ impl Parts {
             if is_ready {
                 let parts = Arc::clone(self);
                 tokio::spawn(async move {
-                    if let Ok(guard) = upload.take_over().await {
-                        _ = parts.take_in(&upload, guard).await;
+                    if let Ok(guard) = upload.lock().await {
+                        _ = parts.import(&upload, guard).await;
                     }
                 });
             }
@@ -249,35 +250,35 @@ impl Parts {
         })
     }
 
-    /// The largest upload that may be begun, in bytes.
+    /// The maximum length of a new upload, in bytes.
     pub fn length_max(&self) -> u64 {
         self.bounds.bytes_max.min(self.bounds.token_bytes_max).min(self.service.limits().bytes_max)
     }
 
-    /// When an upload expires that was touched at `touched_at`, in seconds since the Unix epoch.
+    /// When an upload expires, in seconds since the Unix epoch.
     pub fn expires_at(&self, record: &Record) -> u64 {
         record.touched_at.saturating_add(self.bounds.lifetime.as_secs())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<One>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<ResumableUpload>>> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An owner's upload.
-    fn find(&self, owner: &Principal, id: &str) -> Result<Arc<One>, ResumableError> {
+    /// Finds an upload of an owner.
+    fn find(&self, owner: &Principal, id: &str) -> Result<Arc<ResumableUpload>, ResumableError> {
         let found = self.lock().get(id).cloned();
         let found = found.ok_or(ResumableError::Missing)?;
-        let is_alive = {
+        let is_accessible = {
             let record = found.record();
             record.owner == *owner.id && self.expires_at(&record) > now()
         };
-        if is_alive { Ok(found) } else { Err(ResumableError::Missing) }
+        if is_accessible { Ok(found) } else { Err(ResumableError::Missing) }
     }
 
-    /// Begins an upload: its identifier.
+    /// Creates an upload, and returns its ID.
     ///
     /// # Errors
-    /// [`ResumableError::Full`], and what is wrong with what is wanted.
+    /// [`ResumableError::Full`], and errors of the parameters.
     pub async fn create(
         self: &Arc<Self>,
         owner: &Principal,
@@ -299,16 +300,16 @@ impl Parts {
             outcome: None,
         };
         let id = new_id().map_err(UploadError::Scratch)?;
-        let upload = One::new(id.clone(), record.clone());
-        // Its room is taken before it is written, so that two at a time cannot have the same.
-        let guard = upload.take_over().await?;
+        let upload = ResumableUpload::new(id.clone(), record.clone());
+        // The upload is counted before it is written, so that concurrent requests cannot exceed the limits together.
+        let guard = upload.lock().await?;
         {
             let mut uploads = self.lock();
-            self.check_room(&uploads, &record)?;
+            self.check_limits(&uploads, &record)?;
             uploads.insert(id.clone(), upload);
         }
         let (folder, written) = (self.folder.clone(), (id.clone(), record.clone()));
-        let done = apart(move || {
+        let done = blocking(move || {
             folder.bytes(&written.0)?;
             folder.write(&written.0, &written.1)
         });
@@ -320,12 +321,16 @@ impl Parts {
         if record.length > 0 {
             return Ok((id, record));
         }
-        // Its last byte is here already.
+        // An empty upload is complete.
         let record = self.append(owner, &id, Piece::new(0, boxed(http_body_util::Empty::new()))).await.0?;
         Ok((id, record))
     }
 
-    fn check_room(&self, uploads: &HashMap<String, Arc<One>>, wanted: &Record) -> Result<(), ResumableError> {
+    fn check_limits(
+        &self,
+        uploads: &HashMap<String, Arc<ResumableUpload>>,
+        wanted: &Record,
+    ) -> Result<(), ResumableError> {
         let (mut all, mut own, mut count) = (wanted.length, wanted.length, 1);
         for upload in uploads.values() {
             let record = upload.record();
@@ -339,24 +344,28 @@ impl Parts {
         }
         let Bounds { bytes_max, token_bytes_max, token_max, .. } = self.bounds;
         if count > token_max {
-            let words = format!("{token_max} uploads are open (uploads.parts_token_max): complete or remove one first");
+            let words = format!(
+                "the limit of {token_max} open uploads is reached (uploads.parts_token_max): complete or remove one \
+                 first"
+            );
             return Err(ResumableError::Full(words));
         }
         if own > token_bytes_max || all > bytes_max {
-            let words = "the uploads that are open leave no room for this one (uploads.parts_token_bytes_max, parts_bytes_max): \
-                         complete or remove one first";
+            let words = "the open uploads leave too little space for this one (uploads.parts_token_bytes_max, \
+                         parts_bytes_max): complete or remove one first";
             return Err(ResumableError::Full(words.to_owned()));
         }
         Ok(())
     }
 
-    /// Where an upload is. What is under way with it is ended first, so that this stands; unless it is being taken in.
+    /// The record of an upload with its final offset: a running request is preempted, unless it imports the upload.
     ///
     /// # Errors
-    /// [`ResumableError::Missing`], [`ResumableError::Locked`], and [`ResumableError::Failed`] when it was not taken in.
+    /// [`ResumableError::Missing`], [`ResumableError::Locked`], and [`ResumableError::Failed`] when importing it
+    /// failed.
     pub async fn offset(&self, owner: &Principal, id: &str) -> Result<Record, ResumableError> {
         let upload = self.find(owner, id)?;
-        let _guard = upload.take_over().await?;
+        let _guard = upload.lock().await?;
         self.find(owner, id)?;
         let record = upload.record().clone();
         match record.outcome {
@@ -365,7 +374,7 @@ impl Parts {
         }
     }
 
-    /// What is known of an upload, without ending anything.
+    /// The record of an upload, without preempting a request.
     ///
     /// # Errors
     /// [`ResumableError::Missing`].
@@ -373,7 +382,7 @@ impl Parts {
         Ok(self.find(owner, id)?.record().clone())
     }
 
-    /// An owner's uploads, the oldest first.
+    /// The uploads of an owner, oldest first.
     pub fn list(&self, owner: &Principal) -> Vec<(String, Record)> {
         let all = self.lock();
         let own = all.values().map(|upload| (upload.id.clone(), upload.record().clone()));
@@ -383,8 +392,8 @@ impl Parts {
         own
     }
 
-    /// Adds a piece to an upload, and takes the content in when that was the last of it. What came is kept also if the body breaks
-    /// off, or nobody waits for this. What was not read of the body comes back.
+    /// Appends a piece to an upload, and imports it when it is complete. Received bytes are kept even if the body is
+    /// interrupted or the caller is cancelled. Also returns the unread rest of the body.
     ///
     /// # Errors
     /// [`ResumableError`].
@@ -396,20 +405,20 @@ impl Parts {
     ) -> (Result<Record, ResumableError>, Option<RequestBody>) {
         let (parts, owner, id) = (Arc::clone(self), owner.clone(), id.to_owned());
         let appending = tokio::spawn(async move {
-            let appended = parts.append_here(&owner, &id, &mut piece).await;
+            let appended = parts.append_piece(&owner, &id, &mut piece).await;
             (appended, Some(piece.reader.into_rest()))
         });
         appending.await.unwrap_or((Err(UploadError::Stopping.into()), None))
     }
 
-    async fn append_here(
+    async fn append_piece(
         self: &Arc<Self>,
         owner: &Principal,
         id: &str,
         piece: &mut Piece,
     ) -> Result<Record, ResumableError> {
         let upload = self.find(owner, id)?;
-        let guard = upload.take_over().await?;
+        let guard = upload.lock().await?;
         self.find(owner, id)?;
         let record = upload.record().clone();
         if record.offset != piece.offset {
@@ -421,53 +430,53 @@ impl Parts {
                 _ => Ok(record),
             };
         }
-        // What the token may keep now, and not when the upload was begun.
+        // The current quota counts, not that when the upload was created.
         let (terms, _) = query::stored(&record.query, &record.media_type, record.name.as_deref())?;
         self.service.allowance(owner, terms.keep, record.length)?;
         if piece.bytes > record.length - record.offset {
             return Err(ResumableError::TooLong { length: record.length });
         }
-        let came = self.write(&upload, &mut piece.reader).await;
+        let written = self.write(&upload, &mut piece.reader).await;
         if upload.record().offset < record.length {
-            came?;
+            written?;
         } else {
-            // All of it is here, also if the body broke off behind that.
-            self.take_in(&upload, guard).await?;
+            // The upload is complete, even if the body was interrupted after its last byte.
+            self.import(&upload, guard).await?;
         }
         let record = upload.record().clone();
         Ok(record)
     }
 
-    /// Writes what comes. The offset is where everything is synced, however this ends.
-    async fn write(&self, upload: &Arc<One>, reader: &mut Upload) -> Result<(), ResumableError> {
+    /// Writes the received bytes. The offset is up to where they are synced, also after an error.
+    async fn write(&self, upload: &Arc<ResumableUpload>, reader: &mut Upload) -> Result<(), ResumableError> {
         let (folder, id) = (self.folder.clone(), upload.id.clone());
         let (length, synced) = {
             let record = upload.record();
             (record.length, record.offset)
         };
-        let file = apart(move || {
+        let file = blocking(move || {
             let file = folder.bytes(&id)?;
-            // Bytes behind the offset were never acknowledged.
+            // Bytes after the offset were not acknowledged.
             file.set_len(synced)?;
             Ok(file)
         });
         let mut file = tokio::fs::File::from_std(file.await?);
         file.seek(io::SeekFrom::Start(synced)).await.map_err(UploadError::Scratch)?;
         let mut offset = synced;
-        let said = self.copy(upload, reader, &mut file, length, &mut offset).await;
-        if matches!(said, Err(ResumableError::TooLong { .. })) {
-            // Whoever sends that means something else: nothing of the piece counts, and nothing of it was acknowledged.
+        let copied = self.copy(upload, reader, &mut file, length, &mut offset).await;
+        if matches!(copied, Err(ResumableError::TooLong { .. })) {
+            // The client probably means another upload: the piece is discarded.
             offset = synced;
         }
         if offset != upload.record().offset {
-            self.note_offset(upload, &mut file, offset).await?;
+            self.commit_offset(upload, &mut file, offset).await?;
         }
-        said
+        copied
     }
 
     async fn copy(
         &self,
-        upload: &Arc<One>,
+        upload: &Arc<ResumableUpload>,
         reader: &mut Upload,
         file: &mut tokio::fs::File,
         length: u64,
@@ -478,7 +487,7 @@ impl Parts {
         loop {
             let read = tokio::select! {
                 read = reader.read(&mut buffer) => read.map_err(ResumableError::BrokenOff)?,
-                () = self.somebody_waits(upload) => return Err(ResumableError::Locked),
+                () = self.preempted(upload) => return Err(ResumableError::Locked),
             };
             if read == 0 {
                 return Ok(());
@@ -491,19 +500,24 @@ impl Parts {
             }
             if *offset >= due {
                 due = *offset + SYNC_EVERY;
-                self.note_offset(upload, file, *offset).await?;
+                self.commit_offset(upload, file, *offset).await?;
             }
         }
     }
 
-    async fn somebody_waits(&self, upload: &One) {
+    async fn preempted(&self, upload: &ResumableUpload) {
         while upload.waiting.load(Ordering::SeqCst) == 0 {
-            upload.came.notified().await;
+            upload.preempted.notified().await;
         }
     }
 
-    /// Syncs what came, and then says so.
-    async fn note_offset(&self, upload: &Arc<One>, file: &mut tokio::fs::File, offset: u64) -> Result<(), UploadError> {
+    /// Syncs the received bytes, and then writes the offset.
+    async fn commit_offset(
+        &self,
+        upload: &Arc<ResumableUpload>,
+        file: &mut tokio::fs::File,
+        offset: u64,
+    ) -> Result<(), UploadError> {
         file.flush().await.map_err(UploadError::Scratch)?;
         file.sync_data().await.map_err(UploadError::Scratch)?;
         self.change(upload, |record| {
@@ -513,22 +527,22 @@ impl Parts {
         .await
     }
 
-    /// Changes a record, on the disk first.
-    async fn change(&self, upload: &Arc<One>, change: impl FnOnce(&mut Record)) -> Result<(), UploadError> {
+    /// Changes a record, first on the disk.
+    async fn change(&self, upload: &Arc<ResumableUpload>, change: impl FnOnce(&mut Record)) -> Result<(), UploadError> {
         let mut record = upload.record().clone();
         change(&mut record);
         let (folder, id, written) = (self.folder.clone(), upload.id.clone(), record.clone());
-        apart(move || folder.write(&id, &written)).await?;
+        blocking(move || folder.write(&id, &written)).await?;
         *upload.record() = record;
         Ok(())
     }
 
-    /// Takes a complete upload in.
-    async fn take_in(&self, upload: &Arc<One>, guard: OwnedMutexGuard<()>) -> Result<(), ResumableError> {
+    /// Imports a complete upload, and records the outcome.
+    async fn import(&self, upload: &Arc<ResumableUpload>, guard: OwnedMutexGuard<()>) -> Result<(), ResumableError> {
         let record = upload.record().clone();
-        let outcome = match self.taken(upload, &record).await {
+        let outcome = match self.run_import(upload, &record).await {
             Ok(view) => Outcome::Done(view),
-            // It is taken in at the next start.
+            // The next start imports it.
             Err(error) if error.status() == StatusCode::SERVICE_UNAVAILABLE => return Err(error.into()),
             Err(error) => {
                 let (status, error) = error.failure();
@@ -542,9 +556,9 @@ impl Parts {
         .await?;
         if !upload.record().is_open() {
             let (folder, id) = (self.folder.clone(), upload.id.clone());
-            apart(move || folder.remove_bytes(&id)).await?;
+            blocking(move || folder.remove_bytes(&id)).await?;
         }
-        self.forget_old_ends(&record.owner).await;
+        self.prune_completed(&record.owner).await;
         drop(guard);
         match outcome {
             Outcome::Done(_) => Ok(()),
@@ -552,12 +566,12 @@ impl Parts {
         }
     }
 
-    async fn taken(&self, upload: &One, record: &Record) -> Result<UploadView, UploadError> {
+    async fn run_import(&self, upload: &ResumableUpload, record: &Record) -> Result<UploadView, UploadError> {
         let (terms, form) = query::stored(&record.query, &record.media_type, record.name.as_deref())?;
-        // The token may have been revoked, or have another quota, since the upload was begun.
+        // Since the upload was created, the token may have been revoked, or its quota changed.
         let owner = (self.holders)(&record.owner).filter(|owner| owner.may(Scope::Pin)).ok_or(UploadError::Revoked)?;
         let (folder, id) = (self.folder.clone(), upload.id.clone());
-        let file = apart(move || folder.bytes(&id)).await?;
+        let file = blocking(move || folder.bytes(&id)).await?;
         let allowance = self.service.allowance(&owner, terms.keep, record.length)?;
         let meter = Meter::of_file(tokio::fs::File::from_std(file), Allowance { bytes_max: u64::MAX, ..allowance });
         let order = Order { owner, terms, form, watchers: Watchers::default() };
@@ -565,54 +579,54 @@ impl Parts {
         Ok(upload_views::upload(taken))
     }
 
-    /// Ends of uploads are told for a while, and not without bound.
-    async fn forget_old_ends(&self, owner: &str) {
-        let mut ended: Vec<(u64, String)> = {
+    /// Removes the oldest completed uploads of an owner beyond the limit.
+    async fn prune_completed(&self, owner: &str) {
+        let mut completed: Vec<(u64, String)> = {
             let all = self.lock();
             let records = all.values().map(|upload| (upload.record().clone(), upload.id.clone()));
-            let ended = records.filter(|(record, _)| record.owner == owner && !record.is_open());
-            ended.map(|(record, id)| (record.touched_at, id)).collect()
+            let completed = records.filter(|(record, _)| record.owner == owner && !record.is_open());
+            completed.map(|(record, id)| (record.touched_at, id)).collect()
         };
-        ended.sort_unstable();
-        let excess = ended.len().saturating_sub(ENDED_MAX);
-        for (_, id) in ended.drain(..excess) {
-            self.forget(&id).await;
+        completed.sort_unstable();
+        let excess = completed.len().saturating_sub(COMPLETED_MAX);
+        for (_, id) in completed.drain(..excess) {
+            self.delete(&id).await;
         }
     }
 
     /// Removes an upload.
     ///
     /// # Errors
-    /// [`ResumableError::Missing`], [`ResumableError::Locked`], and what the disk said.
+    /// [`ResumableError::Missing`], [`ResumableError::Locked`], and the error of the disk.
     pub async fn remove(&self, owner: &Principal, id: &str) -> Result<(), ResumableError> {
         let upload = self.find(owner, id)?;
-        let _guard = upload.take_over().await?;
+        let _guard = upload.lock().await?;
         self.find(owner, id)?;
         let (folder, path) = (self.folder.clone(), id.to_owned());
-        apart(move || folder.remove(&path)).await?;
+        blocking(move || folder.remove(&path)).await?;
         self.lock().remove(id);
         Ok(())
     }
 
-    /// Removes what has expired and is not being used.
+    /// Removes expired uploads that are not in use.
     async fn sweep(&self, now: u64) {
-        let expired: Vec<Arc<One>> = {
+        let expired: Vec<Arc<ResumableUpload>> = {
             let all = self.lock();
             all.values().filter(|upload| self.expires_at(&upload.record()) <= now).cloned().collect()
         };
         for upload in expired {
-            let Ok(_guard) = Arc::clone(&upload.busy).try_lock_owned() else { continue };
+            let Ok(_guard) = Arc::clone(&upload.lock).try_lock_owned() else { continue };
             if self.expires_at(&upload.record()) <= now {
-                self.forget(&upload.id).await;
+                self.delete(&upload.id).await;
             }
         }
     }
 
-    async fn forget(&self, id: &str) {
+    async fn delete(&self, id: &str) {
         let (folder, path) = (self.folder.clone(), id.to_owned());
-        match apart(move || folder.remove(&path)).await {
+        match blocking(move || folder.remove(&path)).await {
             Ok(()) => _ = self.lock().remove(id),
-            Err(error) => tracing::warn!(id, %error, "an upload could not be removed"),
+            Err(error) => tracing::warn!(id, %error, "removing a resumable upload failed"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pins that lose blocks: what they are said to be, and how they are whole again.
+//! Pins that lose blocks: their requests, and how they become complete again.
 
 use crate::pinning::index::Counts;
 use crate::pinning::tests::*;
@@ -7,7 +7,7 @@ use cache::{Evict, PinState};
 use content::Verdict;
 use std::sync::{PoisonError, RwLock};
 
-/// A world whose upstream answers so often and no more, until it is told to.
+/// A world whose upstream answers so many requests, until it gets more permits.
 fn world(answers: usize) -> World {
     World { upstream: Upstream::new(answers), ..World::new() }
 }
@@ -22,7 +22,7 @@ async fn state(world: &World, blocks: &[Block]) -> PinState {
     world.store.pin(blocks[0].cid()).await.expect("reads").expect("there is a pin").state
 }
 
-/// Waits until a request is said to wait for blocks.
+/// Waits until a request waits for lost blocks.
 async fn waits(pins: &Pins, request: &Request) -> Request {
     until("it is no longer pinned", async || {
         let waiting = |now: &Request| matches!(now.status, Status::Queued | Status::Pinning);
@@ -32,7 +32,7 @@ async fn waits(pins: &Pins, request: &Request) -> Request {
 }
 
 #[tokio::test]
-async fn a_pin_that_loses_a_block_waits_for_it_and_is_whole_again() {
+async fn a_pin_that_loses_a_block_fetches_it_again() {
     let dir = tempfile::tempdir().expect("a directory");
     for mut world in [World::new(), World::on_disk(dir.path())] {
         let blocks = dag("one", 0..5);
@@ -44,25 +44,25 @@ async fn a_pin_that_loses_a_block_waits_for_it_and_is_whole_again() {
         let waiting = waits(&pins, &request).await;
         let details = waiting.details.as_deref().unwrap_or_default();
         assert!(details.contains("blocks of it were lost"), "{details}");
-        assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks), "it counts as before");
+        assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks), "its usage is unchanged");
         assert_eq!(pins.counts(), Counts { pending: 1, incomplete_roots: 1, ..pins.counts() });
         let poor = Owner { bytes_max: Some(bytes_of(&blocks) - 1), ..owner("poor") };
         let refused = pins.request(&poor, wanted(&blocks)).await;
-        assert!(matches!(refused, Err(PinsError::Quota(_))), "its size is known as before: {refused:?}");
-        // Whoever asks for the same is not told that it is here.
+        assert!(matches!(refused, Err(PinsError::Quota(_))), "its size is unchanged: {refused:?}");
+        // A new request for it is not pinned immediately.
         let other = pins.request(&owner("other"), wanted(&blocks)).await.expect("is asked for");
         assert_ne!(other.status, Status::Pinned);
         world.upstream.permits.add_permits(1);
         becomes(&pins, &request, Status::Pinned).await;
         becomes(&pins, &other, Status::Pinned).await;
-        assert_eq!(world.upstream.asked(), 7, "nothing but what was lost is fetched again");
+        assert_eq!(world.upstream.asked(), 7, "only the lost block is fetched again");
         assert_eq!((state(&world, &blocks).await, pins.counts().incomplete_roots), (PinState::Complete, 0));
         pins.stop().await;
     }
 }
 
 #[tokio::test]
-async fn what_was_lost_is_waited_for_by_the_next_process_too() {
+async fn lost_blocks_are_fetched_after_a_restart() {
     let world = world(6);
     let (mine, operators) = (dag("mine", 0..2), dag("operators", 2..4));
     world.upstream.has(&mine);
@@ -73,7 +73,7 @@ async fn what_was_lost_is_waited_for_by_the_next_process_too() {
     let request = pin(&pins, &owner("somebody"), wanted(&mine)).await;
     let taken_in = pins.list(OPERATOR, &Filter { limit: 1, ..Filter::default() }).await.requests.remove(0);
     pins.stop().await;
-    // While no service runs, as a check does; and while one runs that is killed before it hears of it.
+    // While no service runs, as by a check; and while one runs that is killed before it is notified.
     lose(&world, &mine[1]).await;
     lose(&world, &operators[2]).await;
     world.upstream.permits.forget_permits(100);
@@ -90,7 +90,7 @@ async fn what_was_lost_is_waited_for_by_the_next_process_too() {
 }
 
 #[tokio::test]
-async fn what_was_here_in_full_is_never_given_up() {
+async fn a_pin_that_was_complete_never_fails() {
     let mut world = World::new();
     world.options.give_up = Duration::ZERO;
     world.options.retry_max = Duration::from_millis(20);
@@ -111,7 +111,7 @@ async fn what_was_here_in_full_is_never_given_up() {
 }
 
 #[tokio::test]
-async fn a_block_that_comes_by_another_way_makes_the_pin_whole_soon() {
+async fn a_lost_block_that_is_stored_in_another_way_completes_the_pin_soon() {
     let mut world = World::new();
     world.options.retry_first = Duration::from_hours(1);
     let blocks = dag("one", 0..3);
@@ -121,7 +121,7 @@ async fn a_block_that_comes_by_another_way_makes_the_pin_whole_soon() {
     world.upstream = Upstream::new(0);
     let pins = {
         pins.stop().await;
-        // One that nobody has any more.
+        // A block that no peer has any more.
         world.upstream = Upstream::new(Semaphore::MAX_PERMITS);
         world.start().await
     };
@@ -135,7 +135,7 @@ async fn a_block_that_comes_by_another_way_makes_the_pin_whole_soon() {
     pins.stop().await;
 }
 
-/// Rules that change.
+/// A policy that changes.
 #[derive(Default)]
 struct Rules(RwLock<DenyList>);
 
@@ -156,14 +156,14 @@ impl Policy for Rules {
 }
 
 #[tokio::test]
-async fn what_is_withheld_is_told_apart_and_not_fetched_until_the_rules_change() {
+async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     let rules = Arc::new(Rules::default());
     let world = World { policy: Arc::clone(&rules) as _, ..World::new() };
     let blocks = dag("one", 0..5);
     world.upstream.has(&blocks);
     let pins = world.start().await;
     let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
-    // One is withheld and stays here; another is withheld and was deleted, as taking it down does.
+    // One block is withheld and stored; another is withheld and was deleted, as by a take-down.
     rules.set(vec![*blocks[2].cid(), *blocks[3].cid()]);
     lose(&world, &blocks[3]).await;
     let asked = world.upstream.asked();
@@ -175,11 +175,11 @@ async fn what_is_withheld_is_told_apart_and_not_fetched_until_the_rules_change()
     assert_eq!(world.upstream.asked(), asked, "it is not fetched");
     assert!(world.holds(&blocks[1]).await && world.holds(&blocks[2]).await, "the rest is kept");
     assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks));
-    // What is damaged beside it is fetched all the same.
+    // A corrupt block of the same DAG is fetched again.
     lose(&world, &blocks[4]).await;
     until("it was fetched", async || (world.upstream.asked() == asked + 1).then_some(())).await;
     becomes(&pins, &request, Status::Failed).await;
-    // The next process knows, and a change of the rules is heard of.
+    // The next process loads the state, and is notified of changes of the rules.
     pins.stop().await;
     let pins = world.start().await;
     becomes(&pins, &request, Status::Failed).await;
@@ -192,7 +192,7 @@ async fn what_is_withheld_is_told_apart_and_not_fetched_until_the_rules_change()
 }
 
 #[tokio::test]
-async fn an_import_that_makes_a_pin_whole_settles_it() {
+async fn an_import_that_completes_a_pin_settles_its_requests() {
     let world = World::new();
     let blocks = dag("one", 0..3);
     let supply = || futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));

@@ -1,7 +1,8 @@
-//! [`Taker`]: what the readers of forms and archives hand their files to; [`Keeper`], which puts down what became of them.
+//! [`EntryWriter`]: receives the entries of forms and archives from their parsers; [`CatalogueWatch`]: records what is
+//! complete.
 
 use crate::uploads::names::Path;
-use crate::uploads::pipeline::{Added, Note, Pipeline, Watch};
+use crate::uploads::pipeline::{Added, BareEntry, Pipeline, Watch};
 use crate::uploads::tree::Catalogue;
 use crate::uploads::{Event, Events, Progress, UploadError};
 use content::importer::{Attributes, Part};
@@ -10,84 +11,84 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// How long nobody may take an event.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout of sending a progress event.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Takes in files, folders and links.
-pub struct Taker<'a, 'b> {
-    /// Where bytes become blocks.
+/// Imports files, folders and links.
+pub struct EntryWriter<'a, 'b> {
+    /// The pipeline.
     pub pipeline: &'b mut Pipeline<'a>,
-    /// Whether modes are kept.
+    /// Whether modes are preserved.
     pub modes: bool,
-    /// Whether times are kept.
+    /// Whether modification times are preserved.
     pub times: bool,
 }
 
-impl Taker<'_, '_> {
-    /// Takes in a file, to the end of its reader. Without a path it is called by its CID.
+impl EntryWriter<'_, '_> {
+    /// Imports a file, to the end of its reader. Without a path, its CID is its name.
     ///
     /// # Errors
-    /// [`UploadError`], perhaps about a file before this one.
+    /// [`UploadError`], possibly of an earlier file.
     pub fn file(&mut self, path: Option<&Path>, attributes: Attributes, content: impl Read) -> Result<(), UploadError> {
-        let attributes = self.kept(attributes);
+        let attributes = self.filtered(attributes);
         self.pipeline.file(path.map(|path| path.as_bytes().to_vec()), attributes, content)
     }
 
-    /// Takes in a folder; what is in it has paths of its own.
+    /// Imports a folder; its entries have their own paths.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::file`].
     pub fn folder(&mut self, path: &Path, attributes: Attributes) -> Result<(), UploadError> {
-        let attributes = self.kept(attributes);
-        self.pipeline.note(Note::Folder { path: path.clone(), attributes })
+        let attributes = self.filtered(attributes);
+        self.pipeline.bare_entry(BareEntry::Folder { path: path.clone(), attributes })
     }
 
-    /// Takes in a symlink.
+    /// Imports a symlink.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::file`].
     pub fn symlink(&mut self, path: &Path, target: &[u8], attributes: Attributes) -> Result<(), UploadError> {
-        let attributes = self.kept(attributes);
+        let attributes = self.filtered(attributes);
         self.pipeline.symlink(path.as_bytes().to_vec(), target.to_vec(), attributes)
     }
 
-    /// Takes in another path for a file of the same upload.
+    /// Imports a hard link to a file of the same upload.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Self::file`].
     pub fn hard_link(&mut self, path: &Path, target: &Path) -> Result<(), UploadError> {
-        self.pipeline.note(Note::HardLink { path: path.clone(), target: target.clone() })
+        self.pipeline.bare_entry(BareEntry::HardLink { path: path.clone(), target: target.clone() })
     }
 
-    fn kept(&self, attributes: Attributes) -> Attributes {
+    fn filtered(&self, attributes: Attributes) -> Attributes {
         let Attributes { mode, modified } = attributes;
         Attributes { mode: mode.filter(|_| self.modes), modified: modified.filter(|_| self.times) }
     }
 }
 
-/// Puts down what is complete, and tells of it.
-pub struct Keeper {
-    /// What came.
+/// Records what is complete in a catalogue, and sends progress events.
+pub struct CatalogueWatch {
+    /// The catalogue.
     pub catalogue: Catalogue,
-    /// Who wants to hear of it.
-    pub herald: Herald,
+    /// The progress events.
+    pub progress: ProgressSender,
 }
 
-/// Tells of what happens.
-pub struct Herald {
-    /// The figures that others look at.
+/// Sends progress events.
+pub struct ProgressSender {
+    /// The current progress.
     pub progress: Arc<Progress>,
-    /// Who wants to hear of everything.
+    /// The channel of all events, if there is a receiver.
     pub events: Option<Events>,
-    /// Where waiting is done.
+    /// The runtime, for waiting.
     pub runtime: Handle,
 }
 
-impl Herald {
-    /// Something is complete.
+impl ProgressSender {
+    /// Reports a complete entry.
     ///
     /// # Errors
-    /// [`UploadError::Unheard`] when nobody takes the event for a minute.
+    /// [`UploadError::Unheard`] when the receiver does not take the event for a minute.
     pub fn added(&self, path: &[u8], part: &Part) -> Result<(), UploadError> {
         let Some(events) = &self.events else { return Ok(()) };
         let event = Event::Added { path: String::from_utf8_lossy(path).into_owned(), part: *part };
@@ -99,37 +100,37 @@ impl Herald {
 
     fn wait(&self, events: &Events, event: Event) -> Result<(), UploadError> {
         use tokio::sync::mpsc::error::SendTimeoutError;
-        match self.runtime.block_on(async { events.send_timeout(event, PATIENCE).await }) {
-            // Whoever has gone wants to hear nothing.
+        match self.runtime.block_on(async { events.send_timeout(event, EVENT_TIMEOUT).await }) {
+            // The receiver was dropped.
             Ok(()) | Err(SendTimeoutError::Closed(_)) => Ok(()),
             Err(SendTimeoutError::Timeout(_)) => Err(UploadError::Unheard),
         }
     }
 }
 
-impl Watch for Keeper {
+impl Watch for CatalogueWatch {
     fn read(&mut self, name: Option<&[u8]>, more: usize, so_far: u64) {
-        let Herald { progress, events, .. } = &self.herald;
+        let ProgressSender { progress, events, .. } = &self.progress;
         progress.read(name, more);
         if let Some(events) = events
             && events.capacity() > events.max_capacity() / 2
         {
             let path = Arc::from(String::from_utf8_lossy(name.unwrap_or_default()));
-            // One that finds no room is not missed: the next one says more.
+            // A dropped event does not matter: the next one has later figures.
             _ = events.try_send(Event::Read { path, bytes: so_far });
         }
     }
 
     fn added(&mut self, added: Added<'_>) -> Result<(), UploadError> {
-        self.catalogue.whole(&Path::of(&added.path)?, added.part)?;
-        self.herald.progress.added();
-        self.herald.added(&added.path, added.part)
+        self.catalogue.complete(&Path::of(&added.path)?, added.part)?;
+        self.progress.progress.added();
+        self.progress.added(&added.path, added.part)
     }
 
-    fn noted(&mut self, note: Note) -> Result<(), UploadError> {
-        match note {
-            Note::Folder { path, attributes } => self.catalogue.folder(&path, attributes),
-            Note::HardLink { path, target } => self.catalogue.hard_link(&path, &target),
+    fn bare_entry(&mut self, entry: BareEntry) -> Result<(), UploadError> {
+        match entry {
+            BareEntry::Folder { path, attributes } => self.catalogue.folder(&path, attributes),
+            BareEntry::HardLink { path, target } => self.catalogue.hard_link(&path, &target),
         }
     }
 }

@@ -1,12 +1,12 @@
-//! The scrub of a [`LedgerStore`], as [`crate::disk::scrub`] has it: in the order of keys, which is no order of a disk.
+//! The scrub of a [`IndexedStore`], like [`crate::disk::scrub`], but in the order of keys.
 
-use super::backing::{Backing, ScrubNote};
+use super::backing::{Backing, ScrubPosition};
 use super::writer::Command;
-use super::{LedgerStore, Shared};
-use crate::disk::scrub::{now_ms, rest};
+use super::{IndexedStore, Shared};
+use crate::disk::scrub::{now_ms, pause_after};
 use crate::disk::store::check_hash;
 use crate::disk::{Fault, Finding, ScrubProgress, ScrubReport, StoreError};
-use crate::ledger::Key;
+use crate::memory_index::Key;
 use crate::store::{OnProgress, ScrubPass};
 use crate::stored::Stored;
 use content::BlockKey;
@@ -15,25 +15,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// A step ends when it has read this much,
+/// The maximum bytes read in a step.
 const STEP_BYTES: u64 = 512 * 1024;
-/// or has looked at this many blocks.
+/// The maximum blocks examined in a step.
 const STEP_BLOCKS: usize = 256;
 
-/// How much is checked between two notes of how far the pass has come, in bytes.
-const REMEMBER_BYTES: u64 = 8 * 1024 * 1024;
+/// The scrub's position is saved each time this many bytes have been checked.
+const SAVE_EVERY_BYTES: u64 = 8 * 1024 * 1024;
 
-/// What a step did.
+/// The result of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
-    /// How far it got.
+    /// The index of the next key.
     pub(crate) end: usize,
     pub(crate) progress: ScrubProgress,
     pub(crate) findings: Vec<Finding>,
 }
 
-impl<B: Backing> LedgerStore<B> {
-    pub(super) async fn make_pass(
+impl<B: Backing> IndexedStore<B> {
+    pub(super) async fn run_scrub(
         &self,
         pass: ScrubPass,
         bytes_per_second: Option<u64>,
@@ -41,46 +41,46 @@ impl<B: Backing> LedgerStore<B> {
     ) -> Result<ScrubReport, StoreError> {
         let (note, keys) = self.read(move |shared| Ok(shared.plan(pass))).await?;
         let keys = Arc::new(keys);
-        let (mut progress, mut unnoted_bytes, mut at) = (ScrubProgress::default(), 0, 0);
+        let (mut progress, mut unsaved_bytes, mut at) = (ScrubProgress::default(), 0, 0);
         while at < keys.len() {
-            let begun = Instant::now();
+            let start = Instant::now();
             let planned = Arc::clone(&keys);
             let step =
                 self.read(move |shared| Ok(step(&shared.backing, &planned, at, |key| shared.holds(key)))).await?;
-            self.forget_damaged(&step.findings).await?;
+            self.delete_damaged(&step.findings).await?;
             self.count(&step.progress);
             progress.add_up(&step.progress);
             on_progress(&progress, &step.findings);
             at = step.end;
-            unnoted_bytes += step.progress.bytes;
-            if unnoted_bytes >= REMEMBER_BYTES && at < keys.len() {
-                let note = ScrubNote { at: keys[at - 1].to_vec(), ..note };
-                self.note_scrub(note).await?;
-                unnoted_bytes = 0;
+            unsaved_bytes += step.progress.bytes;
+            if unsaved_bytes >= SAVE_EVERY_BYTES && at < keys.len() {
+                let note = ScrubPosition { at: keys[at - 1].to_vec(), ..note };
+                self.save_position(note).await?;
+                unsaved_bytes = 0;
             }
-            tokio::time::sleep(rest(step.progress.bytes, begun.elapsed(), bytes_per_second)).await;
+            tokio::time::sleep(pause_after(step.progress.bytes, start.elapsed(), bytes_per_second)).await;
         }
-        self.note_scrub(ScrubNote { ended_ms: now_ms(), at: Vec::new() }).await?;
+        self.save_position(ScrubPosition { ended_ms: now_ms(), at: Vec::new() }).await?;
         self.inner.queue.ask(|reply| Command::Flush { reply }).await??;
-        let lacking = self.read(|shared| Ok(shared.ledger().lacking(&HashSet::new()))).await?;
+        let lacking = self.read(|shared| Ok(shared.index().lacking(&HashSet::new()))).await?;
         let stats = &self.inner.shared.stats;
         stats.scrub_passes.inc();
         stats.lacking_pins.store(lacking.len() as u64, Ordering::Relaxed);
         Ok(ScrubReport { progress, lacking })
     }
 
-    async fn note_scrub(&self, note: ScrubNote) -> Result<(), StoreError> {
-        let noted = move |shared: &Shared<B>| {
-            shared.backing.note_scrub(&note);
+    async fn save_position(&self, position: ScrubPosition) -> Result<(), StoreError> {
+        let save = move |shared: &Shared<B>| {
+            shared.backing.save_scrub_position(&position);
             Ok(())
         };
-        self.read(noted).await
+        self.read(save).await
     }
 
-    async fn forget_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
+    async fn delete_damaged(&self, findings: &[Finding]) -> Result<(), StoreError> {
         for key in findings.iter().filter(|finding| finding.fault == Fault::Damaged).filter_map(Finding::key) {
             let room = self.inner.queue.room(0).await?;
-            self.inner.queue.send(Command::Forget { key, room })?;
+            self.inner.queue.send(Command::DropCorrupt { key, room })?;
         }
         Ok(())
     }
@@ -92,23 +92,23 @@ impl<B: Backing> LedgerStore<B> {
 }
 
 impl<B: Backing> Shared<B> {
-    /// The keys that a pass has to look at; what is written from now on is for the next one.
-    fn plan(&self, pass: ScrubPass) -> (ScrubNote, Vec<Key>) {
-        let note = self.backing.scrub_note();
+    /// The keys that a pass checks; blocks written later are left for the next pass.
+    fn plan(&self, pass: ScrubPass) -> (ScrubPosition, Vec<Key>) {
+        let note = self.backing.scrub_position();
         let after: &[u8] = if pass == ScrubPass::All { &[] } else { &note.at };
-        let mut keys: Vec<Key> = self.ledger().keys().map(|(key, ..)| Arc::clone(key)).collect();
+        let mut keys: Vec<Key> = self.index().keys().map(|(key, ..)| Arc::clone(key)).collect();
         keys.retain(|key| **key > *after);
         keys.sort_unstable();
         (note, keys)
     }
 
     fn holds(&self, key: &[u8]) -> bool {
-        self.ledger().held(key).is_some()
+        self.index().value(key).is_some()
     }
 }
 
-/// Checks some values, beginning with the one at `at`. One that is not held any more when it turns out bad was let go of
-/// meanwhile.
+/// Checks some values, beginning with the one at `at`. A failed check of a value that has been deleted meanwhile does
+/// not count.
 pub(crate) fn step<B: Backing>(backing: &B, keys: &[Key], at: usize, holds: impl Fn(&[u8]) -> bool) -> Step {
     let mut step = Step { end: at, ..Step::default() };
     for key in keys.iter().skip(at).take(STEP_BLOCKS) {
@@ -134,7 +134,7 @@ pub(crate) fn step<B: Backing>(backing: &B, keys: &[Key], at: usize, holds: impl
     step
 }
 
-/// A value, checked in every way: its checksum, its form, and the hash of its block.
+/// Reads a value and verifies its checksum, its form, and the hash of its block.
 pub(crate) fn verified<B: Backing>(backing: &B, key: &BlockKey) -> Result<Option<Stored>, StoreError> {
     let Some(stored) = backing.read(&key.to_bytes())? else { return Ok(None) };
     check_hash(key, &stored)?;

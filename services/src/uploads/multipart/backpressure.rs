@@ -1,8 +1,8 @@
-//! [`Gate`]: holds the body back from the parser.
+//! [`Backpressure`]: limits how much of the body the parser reads ahead.
 //!
-//! Whenever the parser is asked for anything, it first takes all of the body that is there, into memory. A fast sender's upload would be
-//! there in full, however small its parts are. So the parser is given a piece only after it has said that it can do nothing
-//! without one, and what it takes without giving anything back is bounded.
+//! Whenever it is polled, the parser first reads all of the body that is available into memory, so a fast client's
+//! upload would be buffered completely. So the parser gets a piece only after it was pending without one, and what it
+//! reads without returning anything is limited.
 
 use crate::uploads::UploadError;
 use crate::uploads::body::Meter;
@@ -16,26 +16,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use tokio_util::io::ReaderStream;
 
-/// What is read of the body at a time, in bytes.
+/// The size of a piece of the body, in bytes.
 const READ_BYTES: usize = 32 * 1024;
-/// The most of the body that the parser takes without giving anything back, in bytes: what comes before the first part, and the head
-/// of a part.
+/// The maximum number of bytes that the parser may read without returning anything: the preamble of the form, and the
+/// head of a part.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 const SHUT: usize = 0;
 const OPEN: usize = 1;
 const PASSED: usize = 2;
 
-/// Lets pieces through one by one.
+/// Passes pieces one by one.
 #[derive(Debug, Default)]
-pub struct Gate {
+pub struct Backpressure {
     state: AtomicUsize,
-    /// The bytes that went through since the parser last gave something.
+    /// The number of bytes that the parser has read since it last returned something.
     bytes: AtomicUsize,
 }
 
-impl Gate {
-    /// Drives the parser until it gives something, or has to wait for the sender.
+impl Backpressure {
+    /// Polls the parser until it returns something, or has to wait for the client.
     pub async fn drive<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
         poll_fn(|cx| {
             loop {
@@ -44,7 +44,7 @@ impl Gate {
                     self.state.store(SHUT, Ordering::Relaxed);
                     return Poll::Ready(given);
                 }
-                // With a piece more it may have enough: it is asked again before it gets another one.
+                // With one more piece it may be able to return something, so it is polled again before it gets another.
                 let state = match self.state.load(Ordering::Relaxed) {
                     SHUT => OPEN,
                     PASSED => SHUT,
@@ -57,32 +57,32 @@ impl Gate {
     }
 }
 
-/// A body behind a gate.
-pub struct Gated {
+/// A body that is read with backpressure.
+pub struct ThrottledBody {
     inner: ReaderStream<Meter>,
-    gate: Arc<Gate>,
+    backpressure: Arc<Backpressure>,
 }
 
-impl Gated {
-    /// A body whose pieces go through `gate`.
-    pub fn new(body: Meter, gate: &Arc<Gate>) -> Self {
-        Self { inner: ReaderStream::with_capacity(body, READ_BYTES), gate: Arc::clone(gate) }
+impl ThrottledBody {
+    /// A body that is read under the control of `backpressure`.
+    pub fn new(body: Meter, backpressure: &Arc<Backpressure>) -> Self {
+        Self { inner: ReaderStream::with_capacity(body, READ_BYTES), backpressure: Arc::clone(backpressure) }
     }
 }
 
-impl Stream for Gated {
+impl Stream for ThrottledBody {
     type Item = io::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        if self.gate.state.load(Ordering::Relaxed) != OPEN {
+        if self.backpressure.state.load(Ordering::Relaxed) != OPEN {
             return Poll::Pending;
         }
         let piece = std::task::ready!(self.inner.poll_next_unpin(cx));
-        self.gate.state.store(PASSED, Ordering::Relaxed);
+        self.backpressure.state.store(PASSED, Ordering::Relaxed);
         let more = piece.as_ref().and_then(|piece| piece.as_ref().ok()).map_or(0, Bytes::len);
-        let before = self.gate.bytes.fetch_add(more, Ordering::Relaxed);
+        let before = self.backpressure.bytes.fetch_add(more, Ordering::Relaxed);
         if before > HEAD_BYTES_MAX {
-            let words = format!("a part of the form begins with more than {HEAD_BYTES_MAX} bytes of headers");
+            let words = format!("the headers of a part of the form exceed {HEAD_BYTES_MAX} bytes");
             return Poll::Ready(Some(Err(io::Error::other(UploadError::Invalid(words)))));
         }
         Poll::Ready(piece)

@@ -1,15 +1,15 @@
-//! How often one host is dialled because provider records name it: a rate limit for each socket and each host.
+//! Rate limits of dials to addresses from provider records: one per socket and one per host.
 //!
-//! Provider records are free, and so are peer ids: a thousand records that name one victim must not become a thousand dials
-//! of it. Every dial takes a token of the socket and one of the host (an IPv4 address, an IPv6 /64), and a dial that reached
-//! its peer gives them back. Hosts of our own networks have more tokens: only neighbours, and operators who allow private
-//! addresses, can have us dial them, and whole networks run on one machine.
+//! Provider records and peer IDs are free to create: a thousand records that name one victim must not cause a thousand
+//! dials of it. Each dial takes a token of the socket and one of the host (an IPv4 address, an IPv6 /64), and returns
+//! them if it reached its peer. Hosts in private networks have more tokens: only local peers, and operators who allow
+//! private addresses, can cause such dials, and whole networks run on one machine.
 //!
-//! A record that names somebody else's socket must not hold up the dial of whom it belongs to either. Who answers at a socket proves
-//! its peer id in the handshake, even if another peer was expected there: from then on its own dials wait for no token, until one
-//! of them is in vain, and others are not expected there.
+//! A record that names another peer's socket must not delay dials of the peer that owns it either. The peer that
+//! answers at a socket proves its ID in the handshake, even if another peer was expected: from then on its dials need
+//! no token, until one of them fails, and dials of other peers at that socket are considered unreachable.
 //!
-//! Bounded; the target longest unused goes first. State that is handed the clock.
+//! Bounded; the least recently used target is evicted first. State that is passed the clock.
 
 use super::recent::Recent;
 use crate::scope::is_public;
@@ -19,17 +19,17 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// Dials of one socket in a row, and how soon one more is allowed.
+/// Rate limit of dials per socket.
 const SOCKET: Rate = Rate { burst: 4, refill: Duration::from_secs(15) };
-/// Dials of one public host.
+/// Rate limit of dials per public host.
 const HOST: Rate = Rate { burst: 32, refill: Duration::from_secs(5) };
-/// Dials of one host of our own networks.
+/// Rate limit of dials per host in private networks.
 const NEAR_HOST: Rate = Rate { burst: 1_024, refill: Duration::from_millis(50) };
-/// Targets that are counted.
+/// Maximum targets with state.
 const TARGETS_MAX: usize = 8_192;
-/// Sockets whose owner is known.
+/// Maximum sockets with a known owner.
 const OWNERS_MAX: usize = 8_192;
-/// How long a socket belongs to whom answered there.
+/// How long a socket counts as owned by the peer that answered there.
 const OWNED_FOR: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +40,7 @@ struct Rate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Target {
-    /// A socket: host, port, and whether it is UDP's.
+    /// A socket: host, port, and whether it is UDP.
     Socket(IpAddr, u16, bool),
     Host(IpAddr),
 }
@@ -55,23 +55,24 @@ impl Target {
     }
 }
 
-/// The rates, and whom sockets belong to.
+/// The state of the rate limits, and the owners of sockets.
 #[derive(Debug)]
-pub struct Targets {
-    /// When a target's tokens will all be back (the theoretical arrival time of the generic cell rate algorithm).
+pub struct RateLimits {
+    /// When a target has all tokens again (the theoretical arrival time of the generic cell rate algorithm).
     full_at: HashMap<Target, Instant>,
     order: VecDeque<(Instant, Target)>,
     owners: Recent<Target, (PeerId, Instant)>,
 }
 
-impl Default for Targets {
+impl Default for RateLimits {
     fn default() -> Self {
         Self { full_at: HashMap::new(), order: VecDeque::new(), owners: Recent::new(OWNERS_MAX) }
     }
 }
 
-impl Targets {
-    /// Takes the tokens for a dial of a peer at an address; `false`, and none is taken, if that is dialled too often.
+impl RateLimits {
+    /// Takes the tokens for a dial of a peer at an address. Returns `false`, and takes none, if a rate limit is
+    /// exceeded.
     pub fn take(&mut self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
         let targets = targets(address);
         let is_its_own = self.owner(address, now) == Some(*peer);
@@ -79,7 +80,7 @@ impl Targets {
             return false;
         }
         for target in targets.into_iter().flatten() {
-            self.make_room(now);
+            self.evict(now);
             let full_at = self.full_at.get(&target).map_or(now, |at| (*at).max(now)) + target.rate().refill;
             self.full_at.insert(target, full_at);
             self.order.push_back((full_at, target));
@@ -87,23 +88,23 @@ impl Targets {
         true
     }
 
-    /// A peer proved its id at an address.
+    /// Records that a peer proved its ID at an address.
     pub fn answered(&mut self, peer: PeerId, address: &Multiaddr, now: Instant) {
         if let Some(socket) = targets(address)[0] {
             self.owners.insert(socket, (peer, now), now);
         }
     }
 
-    /// A peer did not answer at an address: it is not known to be there any more.
-    pub fn silent(&mut self, peer: &PeerId, address: &Multiaddr) {
+    /// Records that a peer did not answer at an address, which ends its ownership.
+    pub fn not_answered(&mut self, peer: &PeerId, address: &Multiaddr) {
         let Some(socket) = targets(address)[0] else { return };
         if self.owners.get(&socket).is_some_and(|(owner, _)| owner == peer) {
             self.owners.remove(&socket);
         }
     }
 
-    /// Whether somebody else than this peer answered at an address lately.
-    pub fn is_of_another(&self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
+    /// Whether another peer recently proved its ID at an address.
+    pub fn belongs_to_other(&self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
         self.owner(address, now).is_some_and(|owner| owner != *peer)
     }
 
@@ -112,8 +113,8 @@ impl Targets {
         (now.saturating_duration_since(*at) < OWNED_FOR).then_some(*owner)
     }
 
-    /// A dial of an address reached its peer: what it took is given back.
-    pub fn give_back(&mut self, address: &Multiaddr) {
+    /// Returns the tokens of a dial that reached its peer.
+    pub fn return_tokens(&mut self, address: &Multiaddr) {
         for target in targets(address).into_iter().flatten() {
             if let Some(full_at) = self.full_at.get_mut(&target) {
                 *full_at = full_at.checked_sub(target.rate().refill).unwrap_or(*full_at);
@@ -123,11 +124,11 @@ impl Targets {
 
     fn has_token(&self, target: &Target, now: Instant) -> bool {
         let Rate { burst, refill } = target.rate();
-        let owed = self.full_at.get(target).map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-        owed <= refill * burst.saturating_sub(1)
+        let until_full = self.full_at.get(target).map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        until_full <= refill * burst.saturating_sub(1)
     }
 
-    fn make_room(&mut self, now: Instant) {
+    fn evict(&mut self, now: Instant) {
         while let Some((at, target)) = self.order.front().copied() {
             if self.order.len() < TARGETS_MAX && at > now {
                 return;
@@ -140,7 +141,8 @@ impl Targets {
     }
 }
 
-/// The socket and the host that an address leads to first: of a circuit, the relay's host, which many peers may be behind.
+/// The socket and the host that an address dials first. For a circuit there is only the relay's host, because many
+/// peers may use the relay.
 fn targets(address: &Multiaddr) -> [Option<Target>; 2] {
     let mut parts = address.iter();
     let host = match parts.next() {
@@ -157,7 +159,7 @@ fn targets(address: &Multiaddr) -> [Option<Target>; 2] {
     [socket.filter(|_| !is_circuit), Some(Target::Host(subnet(host)))]
 }
 
-/// An IPv4 address, or the /64 of an IPv6 address: one customer has at least that much.
+/// An IPv4 address, or the /64 of an IPv6 address, the smallest assignment to a customer.
 fn subnet(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(_) => ip,
@@ -176,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn a_victim_is_dialled_a_few_times_however_many_records_name_it() {
-        // Addresses of the n-th record, and how many of a thousand are dialled at once.
+    fn dials_of_a_victim_are_rate_limited() {
+        // The address of the n-th record, and how many of a thousand are dialled.
         type Record = fn(u16) -> String;
         let table: [(&str, Record, u32); 6] = [
             ("one socket", |_| "/ip4/8.8.8.8/tcp/80".to_owned(), SOCKET.burst),
@@ -197,68 +199,68 @@ mod tests {
             ("this machine", |n| format!("/ip4/127.0.0.1/tcp/{n}"), 1_000),
         ];
         for (what, record, expected) in table {
-            let (mut targets, now) = (Targets::default(), Instant::now());
-            let taken = (0..1_000).filter(|n| targets.take(&PeerId::random(), &address(&record(*n)), now)).count();
+            let (mut limits, now) = (RateLimits::default(), Instant::now());
+            let taken = (0..1_000).filter(|n| limits.take(&PeerId::random(), &address(&record(*n)), now)).count();
             assert_eq!(taken, expected as usize, "{what}");
         }
     }
 
     #[test]
-    fn tokens_come_back_with_time_and_with_success() {
-        let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
+    fn tokens_are_returned_over_time_and_on_success() {
+        let (mut limits, start, socket) = (RateLimits::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
         let peer = PeerId::random();
         for n in 0..1_000 {
-            assert!(
-                targets.take(&peer, &socket, start),
-                "{n}: a peer that is reached each time may be dialled each time"
-            );
-            targets.give_back(&socket);
+            assert!(limits.take(&peer, &socket, start), "{n}: successful dials are not limited");
+            limits.return_tokens(&socket);
         }
-        while targets.take(&peer, &socket, start) {}
-        assert!(!targets.take(&peer, &socket, start + SOCKET.refill / 2));
+        while limits.take(&peer, &socket, start) {}
+        assert!(!limits.take(&peer, &socket, start + SOCKET.refill / 2));
         assert!(
-            targets.take(&peer, &socket, start + SOCKET.refill) && !targets.take(&peer, &socket, start + SOCKET.refill)
+            limits.take(&peer, &socket, start + SOCKET.refill) && !limits.take(&peer, &socket, start + SOCKET.refill)
         );
     }
 
     #[test]
-    fn records_that_name_somebodys_socket_do_not_hold_up_its_own_dials() {
-        let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/udp/1/quic-v1"));
-        let (owner, liar) = (PeerId::random(), PeerId::random());
-        while targets.take(&liar, &socket, start) {}
-        assert!(!targets.take(&owner, &socket, start), "its owner is not known yet");
-        targets.answered(owner, &socket, start);
+    fn records_that_name_another_peers_socket_do_not_delay_its_owners_dials() {
+        let (mut limits, start, socket) =
+            (RateLimits::default(), Instant::now(), address("/ip4/8.8.8.8/udp/1/quic-v1"));
+        let (owner, attacker) = (PeerId::random(), PeerId::random());
+        while limits.take(&attacker, &socket, start) {}
+        assert!(!limits.take(&owner, &socket, start), "its owner is not known yet");
+        limits.answered(owner, &socket, start);
         for n in 0..20 {
-            assert!(targets.take(&owner, &socket, start), "{n}");
+            assert!(limits.take(&owner, &socket, start), "{n}");
         }
-        assert!(!targets.take(&liar, &socket, start) && targets.is_of_another(&liar, &socket, start));
-        targets.silent(&liar, &socket);
-        assert!(targets.take(&owner, &socket, start), "another peer's failure changes nothing");
-        targets.silent(&owner, &socket);
-        assert!(!targets.take(&owner, &socket, start), "who answers no more is dialled as rarely as anybody");
-        targets.answered(owner, &socket, start);
+        assert!(!limits.take(&attacker, &socket, start) && limits.belongs_to_other(&attacker, &socket, start));
+        limits.not_answered(&attacker, &socket);
+        assert!(limits.take(&owner, &socket, start), "a failure of another peer changes nothing");
+        limits.not_answered(&owner, &socket);
+        assert!(!limits.take(&owner, &socket, start), "after a failure the rate limit applies again");
+        limits.answered(owner, &socket, start);
         let same_host = address("/ip4/8.8.8.8/udp/2/quic-v1");
-        assert!(!targets.is_of_another(&liar, &same_host, start) && !targets.is_of_another(&owner, &socket, start));
+        assert!(
+            !limits.belongs_to_other(&attacker, &same_host, start) && !limits.belongs_to_other(&owner, &socket, start)
+        );
         let later = start + OWNED_FOR;
-        assert!(!targets.is_of_another(&liar, &socket, later), "it may have moved");
-        assert!(targets.take(&liar, &socket, later));
+        assert!(!limits.belongs_to_other(&attacker, &socket, later), "the ownership has expired");
+        assert!(limits.take(&attacker, &socket, later));
         // A peer behind a relay does not own the relay's socket.
         let relay = PeerId::random();
         let relayed = address("/ip4/8.8.8.8/tcp/1").with(Protocol::P2p(relay)).with(Protocol::P2pCircuit);
-        targets.answered(owner, &relayed, later);
-        assert!(!targets.is_of_another(&relay, &address("/ip4/8.8.8.8/tcp/1"), later));
+        limits.answered(owner, &relayed, later);
+        assert!(!limits.belongs_to_other(&relay, &address("/ip4/8.8.8.8/tcp/1"), later));
     }
 
     proptest! {
-        /// Over any time, no more dials are allowed than the burst and what the rate adds; and the memory is bounded.
+        /// Over any time, at most the burst plus the refilled tokens are dialled.
         #[test]
-        fn the_rate_holds_over_any_history(waits in prop::collection::vec(0_u64..20_000, 1..200)) {
-            let (mut targets, start, socket) = (Targets::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
+        fn the_rate_limit_holds_for_any_sequence(waits in prop::collection::vec(0_u64..20_000, 1..200)) {
+            let (mut limits, start, socket) = (RateLimits::default(), Instant::now(), address("/ip4/8.8.8.8/tcp/1"));
             let peer = PeerId::random();
             let (mut now, mut taken) = (start, 0_u32);
             for wait in waits {
                 now += Duration::from_millis(wait);
-                taken += u32::from(targets.take(&peer, &socket, now));
+                taken += u32::from(limits.take(&peer, &socket, now));
                 let refilled = now.duration_since(start).as_millis() / SOCKET.refill.as_millis();
                 prop_assert!(u128::from(taken) <= u128::from(SOCKET.burst) + refilled);
             }
@@ -266,19 +268,19 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_targets_costs_bounded_memory() {
-        let (mut targets, now) = (Targets::default(), Instant::now());
+    fn the_state_of_targets_is_bounded() {
+        let (mut limits, now) = (RateLimits::default(), Instant::now());
         for n in 0..2 * TARGETS_MAX as u32 {
             let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
-            assert!(targets.take(&PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now));
+            assert!(limits.take(&PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now));
         }
-        assert!(targets.full_at.len() <= TARGETS_MAX && targets.order.len() <= TARGETS_MAX);
-        assert!(targets.take(&PeerId::random(), &address("/ip4/9.9.9.9/tcp/1"), now + HOST.refill + SOCKET.refill));
-        assert!(targets.full_at.len() <= 4, "what is full again is not counted");
+        assert!(limits.full_at.len() <= TARGETS_MAX && limits.order.len() <= TARGETS_MAX);
+        assert!(limits.take(&PeerId::random(), &address("/ip4/9.9.9.9/tcp/1"), now + HOST.refill + SOCKET.refill));
+        assert!(limits.full_at.len() <= 4, "targets with all tokens need no state");
         for n in 0..2 * OWNERS_MAX as u32 {
             let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
-            targets.answered(PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now);
+            limits.answered(PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now);
         }
-        assert!(targets.owners.held() <= OWNERS_MAX);
+        assert!(limits.owners.slots() <= OWNERS_MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Below`]: what is below a block, as far as a scope reaches, one child at a time.
+//! [`ChildIter`]: iterates over the children of a block within a scope.
 
 use super::{DagScope, EntityBytes, ScopeOptions};
 use crate::block::{Block, MAX_BLOCK_BYTES};
@@ -10,42 +10,42 @@ use crate::unixfs::dir::{decode_child_shard, next_child_shard};
 use crate::unixfs::{FileNode, Node, NodeError, ShardNode};
 use std::ops::Range;
 
-/// What a fetch counts for at least, in bytes: inner nodes are small, and tiny blocks must not mean thousands of fetches
-/// at a time.
+/// The minimum that a fetch counts against the window, in bytes, so that tiny blocks do not cause thousands of
+/// concurrent fetches.
 const EXPECTED_BYTES_MIN: usize = 64 * 1024;
-/// What a fetch counts for when nothing is known of the block, in bytes: the size of chunks that most files are cut into.
+/// What a fetch of a block of unknown size counts, in bytes: the common chunk size of files.
 const EXPECTED_BYTES_UNKNOWN: usize = 256 * 1024;
 
-/// A block that is to come.
+/// A block that is to be emitted.
 #[derive(Debug, Clone)]
 pub(super) struct Child {
     pub(super) cid: Cid,
     pub(super) role: Role,
-    /// How large it is believed to be.
+    /// The expected size, in bytes.
     pub(super) expected_bytes: usize,
 }
 
-/// What a block is to a walk, which decides what is wanted below it.
+/// The role of a block, which determines the blocks below it that belong to the response.
 #[derive(Debug, Clone)]
 pub(super) enum Role {
-    /// Nothing below it is wanted.
-    Alone,
-    /// Everything.
+    /// No blocks below it.
+    BlockOnly,
+    /// All blocks below it.
     All,
-    /// What makes up the file or the directory that it is.
+    /// The blocks of the file or the directory.
     Entity(Option<EntityBytes>),
-    /// A shard of a directory: the shards below. Those down to its parent use so many bits of hash.
+    /// The child shards of a HAMT directory. The shards above use so many bits of the hash.
     Shard { bits_above: u32 },
-    /// A stretch of a file: all of it, or what overlaps the range.
-    Part { stretch: Range<u64>, wanted: Option<Range<u64>> },
+    /// A range of a file: all of it, or the overlap with `wanted`.
+    Part { range: Range<u64>, wanted: Option<Range<u64>> },
 }
 
-/// The children of a block, from one of them on.
-pub(super) struct Below {
+/// An iterator over the children of a block.
+pub(super) struct ChildIter {
     cid: Cid,
     next: usize,
     children: Children,
-    /// How much memory it holds on to.
+    /// The memory that it keeps alive, in bytes.
     pub(super) bytes: usize,
 }
 
@@ -62,49 +62,50 @@ impl Child {
         Self { cid, role, expected_bytes: expected_bytes(size) }
     }
 
-    /// Whether the same block, met again, has the same blocks below it: a part of a file that is not wanted whole has not.
-    pub(super) fn is_whole(&self) -> bool {
+    /// Whether every occurrence of the block has the same blocks below it. Not so for a file node that is partly
+    /// wanted.
+    pub(super) fn has_same_children(&self) -> bool {
         match &self.role {
             Role::All | Role::Shard { .. } => true,
-            Role::Part { stretch, wanted } => {
-                wanted.as_ref().is_none_or(|wanted| wanted.start <= stretch.start && stretch.end <= wanted.end)
+            Role::Part { range, wanted } => {
+                wanted.as_ref().is_none_or(|wanted| wanted.start <= range.start && range.end <= wanted.end)
             }
-            Role::Alone | Role::Entity(_) => false,
+            Role::BlockOnly | Role::Entity(_) => false,
         }
     }
 
-    /// Whether nothing can be below the block, as its CID says.
+    /// Whether the block has no children, by its CID and role.
     pub(super) fn is_leaf(&self) -> bool {
-        self.cid.codec() == codec::RAW || matches!(self.role, Role::Alone)
+        self.cid.codec() == codec::RAW || matches!(self.role, Role::BlockOnly)
     }
 
-    /// What is below the block, if anything is.
-    pub(super) fn below(&self, block: &Block) -> Result<Option<Below>, NodeError> {
+    /// The children of the block; `None` if it has none.
+    pub(super) fn children(&self, block: &Block) -> Result<Option<ChildIter>, NodeError> {
         match &self.role {
-            Role::Alone => Ok(None),
-            Role::All => below_all(block),
-            Role::Entity(bytes) => below_entity(block, *bytes),
+            Role::BlockOnly => Ok(None),
+            Role::All => children_of_dag(block),
+            Role::Entity(bytes) => children_of_entity(block, *bytes),
             Role::Shard { bits_above } => {
                 let (shard, bits) = decode_child_shard(block, *bits_above)?;
-                Ok(Below::new(block, Children::Shards { shard, bits }))
+                Ok(ChildIter::new(block, Children::Shards { shard, bits }))
             }
-            Role::Part { stretch, wanted } => below_part(block, stretch, wanted.clone()),
+            Role::Part { range, wanted } => children_of_part(block, range, wanted.clone()),
         }
     }
 }
 
 impl Role {
-    /// What the block is at which the path of a request ends.
+    /// The role of the block at the end of the path of a request.
     pub(super) fn of_terminal(options: &ScopeOptions) -> Self {
         match options.scope {
-            DagScope::Block => Self::Alone,
+            DagScope::Block => Self::BlockOnly,
             DagScope::Entity => Self::Entity(options.entity_bytes),
             DagScope::All => Self::All,
         }
     }
 }
 
-/// What a fetch counts for, in bytes. A size that exceeds that of any block is the size of a whole subtree.
+/// What a fetch counts against the window, in bytes. A size beyond that of any block is that of a whole subtree.
 pub(crate) fn expected_bytes(size: Option<u64>) -> usize {
     match size.map(usize::try_from) {
         None | Some(Ok(0)) => EXPECTED_BYTES_UNKNOWN,
@@ -113,7 +114,7 @@ pub(crate) fn expected_bytes(size: Option<u64>) -> usize {
     }
 }
 
-fn below_all(block: &Block) -> Result<Option<Below>, NodeError> {
+fn children_of_dag(block: &Block) -> Result<Option<ChildIter>, NodeError> {
     let children = match block.cid().codec() {
         codec::DAG_PB => {
             let node = PbNode::decode(block.data().clone());
@@ -125,21 +126,21 @@ fn below_all(block: &Block) -> Result<Option<Below>, NodeError> {
             match ipld::links_json(block, &mut |cid| links.push(cid)) {
                 Ok(()) => Children::Links(CidList::of(&links)),
                 Err(IpldError::TooComplex { .. }) => return dag::links(block).map(|_| None),
-                // What is no JSON has no links that anybody could follow.
+                // A block that is not JSON has no links.
                 Err(_) => return Ok(None),
             }
         }
         _ => match dag::links(block) {
             Ok(links) => Children::Links(CidList::of(&links)),
-            // A document that nobody here can read has no links as far as this archive is concerned.
+            // The links of an unsupported codec are unknown, and ignored.
             Err(NodeError::Unsupported { .. }) => return Ok(None),
             Err(error) => return Err(error),
         },
     };
-    Ok(Below::new(block, children))
+    Ok(ChildIter::new(block, children))
 }
 
-fn below_entity(block: &Block, bytes: Option<EntityBytes>) -> Result<Option<Below>, NodeError> {
+fn children_of_entity(block: &Block, bytes: Option<EntityBytes>) -> Result<Option<ChildIter>, NodeError> {
     match Node::decode(block) {
         Ok(Node::File(file)) => {
             let wanted = match bytes.map(|bytes| bytes.resolve(file.size())) {
@@ -147,38 +148,42 @@ fn below_entity(block: &Block, bytes: Option<EntityBytes>) -> Result<Option<Belo
                 Some(Some(wanted)) => Some(wanted),
                 Some(None) => return Ok(None),
             };
-            Ok(below_file(block, file, 0, wanted))
+            Ok(children_of_file(block, file, 0, wanted))
         }
         Ok(Node::HamtShard(shard)) => {
             let bits = shard.slot_bits();
-            Ok(Below::new(block, Children::Shards { shard, bits }))
+            Ok(ChildIter::new(block, Children::Shards { shard, bits }))
         }
         Ok(Node::Directory(_) | Node::Symlink { .. } | Node::Plain(_)) | Err(NodeError::Unsupported { .. }) => Ok(None),
-        // A node whose data is not UnixFS is no less a node, and no more than one block.
+        // A dag-pb node without UnixFS data is a single block.
         Err(_) if PbNode::decode(block.data().clone()).is_ok() => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn below_part(block: &Block, stretch: &Range<u64>, wanted: Option<Range<u64>>) -> Result<Option<Below>, NodeError> {
+fn children_of_part(
+    block: &Block,
+    range: &Range<u64>,
+    wanted: Option<Range<u64>>,
+) -> Result<Option<ChildIter>, NodeError> {
     let malformed = |reason: String| Err(NodeError::malformed(block.cid(), reason));
     match Node::decode(block)? {
-        Node::File(file) if file.size() == stretch.end - stretch.start => {
-            Ok(below_file(block, file, stretch.start, wanted))
+        Node::File(file) if file.size() == range.end - range.start => {
+            Ok(children_of_file(block, file, range.start, wanted))
         }
-        Node::File(file) => malformed(format!("it has {} bytes of a file, not those of {stretch:?}", file.size())),
+        Node::File(file) => malformed(format!("it has {} bytes of a file, not those of {range:?}", file.size())),
         _ => malformed("it is to be a part of a file, but is something else".to_owned()),
     }
 }
 
-fn below_file(block: &Block, file: FileNode, start: u64, wanted: Option<Range<u64>>) -> Option<Below> {
-    // A node's own bytes come before those of its children. The sizes were found to add up to no more than 64 bits.
+fn children_of_file(block: &Block, file: FileNode, start: u64, wanted: Option<Range<u64>>) -> Option<ChildIter> {
+    // The data of a node precedes that of its children. Decoding checked that the sizes do not overflow.
     let offset = start.saturating_add(file.data().len() as u64);
-    Below::new(block, Children::Parts { file, offset, wanted })
+    ChildIter::new(block, Children::Parts { file, offset, wanted })
 }
 
-impl Below {
-    /// The blocks of a path, one after the other, each without what is below it.
+impl ChildIter {
+    /// The blocks of a path, in order, each without its children.
     pub(super) fn path(path: Vec<Cid>, terminal: Cid) -> Self {
         Self { cid: terminal, next: 0, bytes: path.len() * size_of::<Cid>(), children: Children::Path(path) }
     }
@@ -195,12 +200,12 @@ impl Below {
         (count > 0).then(|| Self { cid: *block.cid(), next: 0, bytes: block.data().len(), children })
     }
 
-    /// The child that comes next; `None` after the last that is wanted.
+    /// The next child; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Child>, NodeError> {
         let index = self.next;
         self.next += 1;
         let child = match &mut self.children {
-            Children::Path(path) => path.get(index).map(|cid| Child::new(*cid, Role::Alone, None)),
+            Children::Path(path) => path.get(index).map(|cid| Child::new(*cid, Role::BlockOnly, None)),
             Children::Pb(node) => {
                 match node.link(index).map(|link| link.and_then(|link| Ok((link.cid()?, link.tsize)))) {
                     None => None,
@@ -218,22 +223,22 @@ impl Below {
                 }
             },
             Children::Parts { file, offset, wanted } => {
-                let Some((index, stretch)) = next_part(file, index, offset, wanted.as_ref()) else { return Ok(None) };
+                let Some((index, range)) = next_part(file, index, offset, wanted.as_ref()) else { return Ok(None) };
                 self.next = index + 1;
                 let cid = match file.child_cid(index) {
                     Some(cid) => cid.map_err(|reason| NodeError::malformed(&self.cid, reason))?,
                     None => return Err(NodeError::malformed(&self.cid, "a link is missing")),
                 };
-                let size = stretch.end - stretch.start;
-                Some(Child::new(cid, Role::Part { stretch, wanted: wanted.clone() }, Some(size)))
+                let size = range.end - range.start;
+                Some(Child::new(cid, Role::Part { range, wanted: wanted.clone() }, Some(size)))
             }
         };
         Ok(child)
     }
 }
 
-/// The first part of a file from the child at `index` on that is wanted: its index and stretch. `offset` is where that
-/// child begins, and then where the one after the part does.
+/// The next wanted part of a file from the child at `index` on: its index and range. `offset` is the offset of that
+/// child, and is advanced to the end of the part.
 fn next_part(
     file: &FileNode,
     mut index: usize,
@@ -241,20 +246,20 @@ fn next_part(
     wanted: Option<&Range<u64>>,
 ) -> Option<(usize, Range<u64>)> {
     while let Some(size) = file.child_size(index) {
-        let stretch = *offset..offset.saturating_add(size);
-        if wanted.is_some_and(|wanted| stretch.start >= wanted.end) {
+        let range = *offset..offset.saturating_add(size);
+        if wanted.is_some_and(|wanted| range.start >= wanted.end) {
             return None;
         }
-        *offset = stretch.end;
-        if wanted.is_none_or(|wanted| stretch.end > wanted.start && !stretch.is_empty()) {
-            return Some((index, stretch));
+        *offset = range.end;
+        if wanted.is_none_or(|wanted| range.end > wanted.start && !range.is_empty()) {
+            return Some((index, range));
         }
         index += 1;
     }
     None
 }
 
-/// CIDs end to end: a tenth of what they take one by one, and no more than the block that they are from.
+/// Concatenated CIDs: a tenth of the memory of single ones, and no more than the block that has them.
 struct CidList {
     bytes: Vec<u8>,
     ends: Vec<u32>,
@@ -265,7 +270,7 @@ impl CidList {
         let mut list = Self { bytes: Vec::new(), ends: Vec::with_capacity(cids.len()) };
         for cid in cids {
             list.bytes.extend_from_slice(&cid.to_bytes());
-            // A block has no more bytes of CIDs than it has bytes.
+            // The CIDs take no more bytes than their block.
             list.ends.push(list.bytes.len() as u32);
         }
         list

@@ -1,16 +1,16 @@
-//! [`LedgerStore`]: a [`BlockStore`] whose index is a [`Ledger`] in memory, over whatever keeps the values.
+//! [`IndexedStore`]: a [`BlockStore`] with an in-memory index, the [`MemoryIndex`], over a storage backend.
 //!
-//! Goals: presence, sizes and pins are answered without waiting; one thread owns every change, as in [`crate::disk`], so that
-//! eviction, pinning and forgetting never race; what has no room waits, and what cannot be written is told.
+//! Goals: presence, sizes and pins are answered without waiting; one writer thread makes every change, as in
+//! [`crate::disk`], so that eviction, pinning and deletion never race; a full queue applies backpressure; failed writes
+//! are reported.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`backing`] | what keeps values and pins: memory ([`crate::memory`]) or files ([`crate::flat`]) |
-//! | `writer` | the thread that changes all of it |
-//! | `scrub` | every value checked, in the background |
+//! | [`backing`] | the storage backend: memory ([`crate::memory`]) or files ([`crate::flat`]) |
+//! | `writer` | the writer thread |
+//! | `scrub` | verifies every value in the background |
 //!
-//! Non-goals: more blocks than their ledger has room for in memory, which [`crate::Disk`] is for; compressing anew what is
-//! pinned.
+//! Non-goals: more blocks than the index has memory for (use [`crate::Disk`]); recompressing pinned blocks.
 
 pub(crate) mod backing;
 mod scrub;
@@ -22,10 +22,10 @@ use self::backing::Backing;
 use self::writer::{Command, Write, Writer};
 use crate::disk::store::unreadable;
 use crate::disk::{Figures, ScrubReport, StoreError};
-use crate::ledger::{Key, Ledger};
+use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::{Attempt, PinChanges, PinError, PinState, PinSummary};
 use crate::queue::Queue;
-use crate::store::{BlockStore, Evict, Evicted, Held, IsFavoured, OnProgress, ScrubPass, Stats};
+use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
 use crate::stored::{self, Shape, Stored, ValueError};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
@@ -34,30 +34,30 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 
-/// How a store is to be run.
+/// Limits and options of a store.
 #[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    /// The most that blocks which are not pinned may take, in bytes.
+pub(crate) struct StoreLimits {
+    /// The budget of unpinned blocks, in bytes.
     pub(crate) cache_bytes_max: u64,
-    /// The most that all blocks may take, in bytes.
+    /// The budget of all blocks, in bytes.
     pub(crate) bytes_max: u64,
-    /// What others are left of what they use as well, in bytes.
+    /// The free space to keep on the file system, in bytes.
     pub(crate) free_bytes_min: u64,
     /// How blocks are compressed.
     pub(crate) zstd: stored::Options,
-    /// The most that may wait to be written, in bytes.
+    /// The size of the write queue, in bytes.
     pub(crate) queue_bytes_max: usize,
-    /// Reads that run at the same time.
+    /// The number of concurrent reads.
     pub(crate) reads_max: usize,
 }
 
-/// An open store. Clones are handles to the same one; it closes when the last is gone.
+/// An open store. Clones are handles to the same one; it closes when the last is dropped.
 #[derive(Debug)]
-pub(crate) struct LedgerStore<B: Backing> {
+pub(crate) struct IndexedStore<B: Backing> {
     inner: Arc<Inner<B>>,
 }
 
-impl<B: Backing> Clone for LedgerStore<B> {
+impl<B: Backing> Clone for IndexedStore<B> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
     }
@@ -65,7 +65,7 @@ impl<B: Backing> Clone for LedgerStore<B> {
 
 #[derive(Debug)]
 struct Inner<B: Backing> {
-    // Dropped in this order: the writer ends before what it writes to is let go.
+    // Dropped in this order: the writer ends before its backend is closed.
     queue: Queue<Command>,
     reads: Arc<Semaphore>,
     shared: Arc<Shared<B>>,
@@ -73,17 +73,17 @@ struct Inner<B: Backing> {
 
 impl<B: Backing> Drop for Inner<B> {
     fn drop(&mut self) {
-        self.shared.backing.note_closed();
+        self.shared.backing.mark_closed();
     }
 }
 
-/// What readers and the writer share.
+/// State shared by readers and the writer.
 struct Shared<B: Backing> {
-    ledger: RwLock<Ledger>,
+    index: RwLock<MemoryIndex>,
     backing: B,
     stats: Arc<Stats>,
     changes: Arc<PinChanges>,
-    favoured: OnceLock<IsFavoured>,
+    is_hot: OnceLock<IsHot>,
 }
 
 impl<B: Backing> std::fmt::Debug for Shared<B> {
@@ -93,31 +93,31 @@ impl<B: Backing> std::fmt::Debug for Shared<B> {
 }
 
 impl<B: Backing> Shared<B> {
-    /// A ledger stays right even if a thread panicked while it held the lock, as far as it is: a value that it has and that is
-    /// not there is found out by whoever reads it.
-    fn ledger(&self) -> RwLockReadGuard<'_, Ledger> {
-        self.ledger.read().unwrap_or_else(PoisonError::into_inner)
+    /// If a thread panicked while it held the lock, the index may have entries without values; the next read of such a
+    /// block detects that.
+    fn index(&self) -> RwLockReadGuard<'_, MemoryIndex> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ledger_mut(&self) -> RwLockWriteGuard<'_, Ledger> {
-        self.ledger.write().unwrap_or_else(PoisonError::into_inner)
+    fn index_mut(&self) -> RwLockWriteGuard<'_, MemoryIndex> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_favoured(&self, key: &[u8]) -> bool {
-        let Some(is_favoured) = self.favoured.get() else { return false };
-        BlockKey::from_bytes(key).is_some_and(|key| is_favoured(&key))
+    fn is_hot(&self, key: &[u8]) -> bool {
+        let Some(is_hot) = self.is_hot.get() else { return false };
+        BlockKey::from_bytes(key).is_some_and(|key| is_hot(&key))
     }
 }
 
-impl<B: Backing> LedgerStore<B> {
-    /// Runs a store with what the ledger says is held.
-    pub(crate) fn start(backing: B, ledger: Ledger, limits: &Limits) -> Result<Self, StoreError> {
+impl<B: Backing> IndexedStore<B> {
+    /// Starts a store with the contents of `index`.
+    pub(crate) fn start(backing: B, index: MemoryIndex, limits: &StoreLimits) -> Result<Self, StoreError> {
         let shared = Shared {
-            ledger: RwLock::new(ledger),
+            index: RwLock::new(index),
             backing,
             stats: Arc::<Stats>::default(),
             changes: Arc::<PinChanges>::default(),
-            favoured: OnceLock::new(),
+            is_hot: OnceLock::new(),
         };
         let shared = Arc::new(shared);
         let writer = |room| Writer::new(Arc::clone(&shared), limits.clone(), room);
@@ -129,39 +129,40 @@ impl<B: Backing> LedgerStore<B> {
     async fn look_up<T: Send + 'static>(
         &self,
         key: &BlockKey,
-        take: fn(Stored) -> Result<T, ValueError>,
+        convert: fn(Stored) -> Result<T, ValueError>,
     ) -> Result<Option<T>, StoreError> {
         let bytes = key.to_bytes();
-        if !self.inner.shared.ledger().touch(&bytes) {
+        if !self.inner.shared.index().touch(&bytes) {
             return Ok(None);
         }
-        let look = move |shared: &Shared<B>| {
+        let read = move |shared: &Shared<B>| {
             let stored = shared.backing.read(&bytes)?;
-            stored.map(|stored| take(stored).map_err(unreadable)).transpose()
+            stored.map(|stored| convert(stored).map_err(unreadable)).transpose()
         };
-        let found = if B::READS_BLOCK { self.read(look).await } else { look(&self.inner.shared) };
+        let found = if B::READS_BLOCK { self.read(read).await } else { read(&self.inner.shared) };
         self.unless_damaged(key, found)
     }
 
-    /// The same for a block that is held, checked in every way.
+    /// Reads and fully verifies a stored block.
     async fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
-        let sought = *key;
-        if self.inner.shared.ledger().held(&sought.to_bytes()).is_none() {
+        let wanted = *key;
+        if self.inner.shared.index().value(&wanted.to_bytes()).is_none() {
             return Ok(None);
         }
-        let look = move |shared: &Shared<B>| {
-            let stored = scrub::verified(&shared.backing, &sought)?;
+        let read = move |shared: &Shared<B>| {
+            let stored = scrub::verified(&shared.backing, &wanted)?;
             stored.map(|stored| stored.block().map_err(unreadable)).transpose()
         };
-        self.unless_damaged(key, self.read(look).await)
+        self.unless_damaged(key, self.read(read).await)
     }
 
     fn unless_damaged<T>(&self, key: &BlockKey, found: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreError> {
         match found {
-            // Damaged, or gone although nobody took it away. If the queue is full, the next read of this block reports it.
+            // Corrupt, or missing without having been deleted. If the queue is full, the next read of this block
+            // reports it.
             Err(StoreError::Corrupt(_)) | Ok(None) => {
                 if let Some(room) = self.inner.queue.try_room(0) {
-                    _ = self.inner.queue.send(Command::Forget { key: *key, room });
+                    _ = self.inner.queue.send(Command::DropCorrupt { key: *key, room });
                 }
                 Ok(None)
             }
@@ -169,7 +170,7 @@ impl<B: Backing> LedgerStore<B> {
         }
     }
 
-    /// The permit travels with the work: a caller who leaves does not make room before the thread is free.
+    /// The permit is moved into the work: if the caller is dropped, it is released only when the thread is free.
     async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Shared<B>) -> Result<T, StoreError> + Send + 'static,
@@ -190,45 +191,45 @@ impl<B: Backing> LedgerStore<B> {
 }
 
 impl<B: Backing> Shared<B> {
-    /// The forms of values, if the ledger knows all of them.
+    /// The forms of values, if the index has all of them.
     fn known_shapes(&self, keys: &[BlockKey]) -> Option<Vec<Option<Shape>>> {
-        let ledger = self.ledger();
-        let known = |key: &BlockKey| ledger.held(&key.to_bytes()).map_or(Some(None), |held| held.shape.map(Some));
+        let index = self.index();
+        let known = |key: &BlockKey| index.value(&key.to_bytes()).map_or(Some(None), |value| value.shape.map(Some));
         keys.iter().map(known).collect()
     }
 
-    /// The form of a value, looked at if nobody did before.
+    /// The form of a value, read from the backend if it is not known yet.
     fn shape(&self, key: &[u8]) -> Result<Option<Shape>, StoreError> {
-        let Some(held) = self.ledger().held(key) else { return Ok(None) };
-        if held.shape.is_some() {
-            return Ok(held.shape);
+        let Some(value) = self.index().value(key) else { return Ok(None) };
+        if value.shape.is_some() {
+            return Ok(value.shape);
         }
         let shape = match self.backing.shape(key) {
-            // Whoever reads it finds that out too, and then it is forgotten.
+            // The next read of the block reports the corruption, and the block is deleted.
             Err(StoreError::Corrupt(_)) => None,
             shape => shape?,
         };
-        shape.into_iter().for_each(|shape| self.ledger_mut().learn(key, shape));
+        shape.into_iter().for_each(|shape| self.index_mut().set_shape(key, shape));
         Ok(shape)
     }
 }
 
 impl<B: Backing> Shared<B> {
-    /// Every value's form is looked at that nobody looked at before.
+    /// Reads the forms that are not known yet.
     fn figures(&self) -> Result<Figures, StoreError> {
-        let keys: Vec<Key> = self.ledger().keys().map(|(key, ..)| Arc::clone(key)).collect();
+        let keys: Vec<Key> = self.index().keys().map(|(key, ..)| Arc::clone(key)).collect();
         let mut figures = Figures::default();
         for key in keys {
             if let Some(shape) = self.shape(&key)? {
-                figures.add_block(shape, self.ledger().has_pin(&key));
+                figures.add_block(shape, self.index().has_pin(&key));
             }
         }
-        self.ledger().summaries().iter().for_each(|pin| figures.count_pin(pin.state));
+        self.index().summaries().iter().for_each(|pin| figures.count_pin(pin.state));
         Ok(figures)
     }
 }
 
-impl<B: Backing> BlockStore for LedgerStore<B> {
+impl<B: Backing> BlockStore for IndexedStore<B> {
     fn handle(&self) -> Arc<dyn BlockStore> {
         Arc::new(self.clone())
     }
@@ -257,32 +258,32 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
     }
 
     fn is_pinned<'a>(&'a self, key: &'a BlockKey) -> BoxFuture<'a, Result<bool, StoreError>> {
-        let (ledger, key) = (self.inner.shared.ledger(), key.to_bytes());
-        ready(Ok(ledger.held(&key).is_some() && ledger.has_pin(&key))).boxed()
+        let (index, key) = (self.inner.shared.index(), key.to_bytes());
+        ready(Ok(index.value(&key).is_some() && index.has_pin(&key))).boxed()
     }
 
     fn pins(&self) -> BoxFuture<'_, Result<Vec<PinSummary>, StoreError>> {
-        ready(Ok(self.inner.shared.ledger().summaries())).boxed()
+        ready(Ok(self.inner.shared.index().summaries())).boxed()
     }
 
     fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>> {
-        let ledger = self.inner.shared.ledger();
-        let record = ledger.pin_of(root).and_then(|pin| ledger.current(pin));
+        let index = self.inner.shared.index();
+        let record = index.pin_of(root).and_then(|pin| index.current(pin));
         ready(Ok(record.map(|record| record.summary(*root)))).boxed()
     }
 
-    fn visit_keys(&self, held: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-        if held == Held::Roots {
-            let pins = self.inner.shared.ledger().summaries();
+    fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
+        if which == Held::Roots {
+            let pins = self.inner.shared.index().summaries();
             let roots = pins.iter().filter(|pin| pin.state == PinState::Complete);
             roots.filter_map(|pin| BlockKey::of(&pin.root)).for_each(|key| visit(&key.to_bytes()));
             return Ok(());
         }
-        // Copied, since whoever visits may take their time.
-        let ledger = self.inner.shared.ledger();
-        let wanted = ledger.keys().filter(|(_, _, pinned)| held == Held::All || *pinned);
+        // The keys are copied so that the lock is not held during the visits.
+        let index = self.inner.shared.index();
+        let wanted = index.keys().filter(|(_, _, pinned)| which == Held::All || *pinned);
         let keys: Vec<Key> = wanted.map(|(key, ..)| Arc::clone(key)).collect();
-        drop(ledger);
+        drop(index);
         keys.iter().for_each(|key| visit(key));
         Ok(())
     }
@@ -309,8 +310,8 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
     }
 
-    fn begin_scaffold(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
-        let begun = self.inner.queue.ask(|reply| Command::Scaffold { reply });
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+        let begun = self.inner.queue.ask(|reply| Command::BeginTemporary { reply });
         async move { Ok(Attempt::new(begun.await??, None)) }.boxed()
     }
 
@@ -338,12 +339,12 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
     }
 
     fn evictable(&self, keys: Vec<BlockKey>) -> BoxFuture<'_, Result<Evicted, StoreError>> {
-        let (ledger, mut evictable) = (self.inner.shared.ledger(), Evicted::default());
+        let (index, mut evictable) = (self.inner.shared.index(), Evicted::default());
         for key in keys.iter().map(BlockKey::to_bytes) {
-            evictable += match ledger.held(&key) {
+            evictable += match index.value(&key) {
                 None => Evicted::default(),
-                Some(_) if ledger.has_pin(&key) => Evicted { pinned: 1, ..Evicted::default() },
-                Some(held) => Evicted { blocks: 1, bytes: held.bytes, pinned: 0 },
+                Some(_) if index.has_pin(&key) => Evicted { pinned: 1, ..Evicted::default() },
+                Some(value) => Evicted { blocks: 1, bytes: value.bytes, pinned: 0 },
             };
         }
         ready(Ok(evictable)).boxed()
@@ -354,8 +355,8 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         async move { more.await? }.boxed()
     }
 
-    fn release(&self, scaffold: &Attempt) {
-        _ = self.inner.queue.send(Command::Release { pin: scaffold.pin });
+    fn release(&self, temporary_pin: &Attempt) {
+        _ = self.inner.queue.send(Command::Release { pin: temporary_pin.pin });
     }
 
     fn written(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -367,7 +368,7 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         async move { flushed.await? }.boxed()
     }
 
-    /// What was deleted has given its space back already.
+    /// Deletions reclaim space at once.
     fn compact(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.flush()
     }
@@ -376,7 +377,7 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         let closed = self.inner.queue.ask(|reply| Command::Close { reply });
         async move {
             let closed = closed.await.unwrap_or(Ok(()));
-            self.inner.shared.backing.note_closed();
+            self.inner.shared.backing.mark_closed();
             closed
         }
         .boxed()
@@ -386,8 +387,8 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         self.inner.shared.backing.released()
     }
 
-    fn favour(&self, is_favoured: IsFavoured) {
-        _ = self.inner.shared.favoured.set(is_favoured);
+    fn set_is_hot(&self, is_hot: IsHot) {
+        _ = self.inner.shared.is_hot.set(is_hot);
     }
 
     fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>> {
@@ -404,27 +405,28 @@ impl<B: Backing> BlockStore for LedgerStore<B> {
         bytes_per_second: Option<u64>,
         on_progress: OnProgress<'a>,
     ) -> BoxFuture<'a, Result<ScrubReport, StoreError>> {
-        self.make_pass(pass, bytes_per_second, on_progress).boxed()
+        self.run_scrub(pass, bytes_per_second, on_progress).boxed()
     }
 
     fn scrubbed_at(&self) -> BoxFuture<'_, Result<Option<SystemTime>, StoreError>> {
         async move {
-            let ended_ms = self.read(|shared| Ok(shared.backing.scrub_note().ended_ms)).await?;
+            let ended_ms = self.read(|shared| Ok(shared.backing.scrub_position().ended_ms)).await?;
             Ok(UNIX_EPOCH.checked_add(Duration::from_millis(ended_ms)).filter(|_| ended_ms > 0))
         }
         .boxed()
     }
 }
 
-impl<B: Backing> BlockSource for LedgerStore<B> {
-    /// What is in memory. Whether a file has to be waited for shows only when it is opened, and over a network it always has.
+impl<B: Backing> BlockSource for IndexedStore<B> {
+    /// Reads values in memory only. Whether a file read blocks is known only when it is opened, and on a network it
+    /// always does.
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
         let (shared, key) = (&self.inner.shared, key.to_bytes());
-        if B::READS_BLOCK || !shared.ledger().touch(&key) {
+        if B::READS_BLOCK || !shared.index().touch(&key) {
             return None;
         }
-        // What is damaged or gone is dealt with by whoever waits for it.
+        // A corrupt or missing value is handled by `find`.
         let data = shared.backing.read(&key).ok()??.block().ok()?;
         Some(Block::from_checked(*cid, data))
     }
@@ -442,7 +444,7 @@ impl<B: Backing> BlockSource for LedgerStore<B> {
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
-        let held = |key: BlockKey| self.inner.shared.ledger().held(&key.to_bytes()).is_some();
-        ready(Ok(BlockKey::of(cid).is_none_or(held))).boxed()
+        let is_stored = |key: BlockKey| self.inner.shared.index().value(&key.to_bytes()).is_some();
+        ready(Ok(BlockKey::of(cid).is_none_or(is_stored))).boxed()
     }
 }

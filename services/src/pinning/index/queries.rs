@@ -1,4 +1,4 @@
-//! What can be told from an index.
+//! Read access to an index.
 
 use crate::pinning::index::{Entry, Index, Outcome, Root, time};
 use crate::pinning::record::Work;
@@ -9,22 +9,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Index {
-    /// What is known of a root.
+    /// Finds a root.
     pub fn root(&self, cid: &Cid) -> Option<&Root> {
         self.roots.get(cid)
     }
 
-    /// Every root that anything is known of.
+    /// All roots.
     pub fn roots(&self) -> impl Iterator<Item = (&Cid, &Root)> {
         self.roots.iter()
     }
 
-    /// Whether anything keeps a root's pin in the store.
+    /// Whether the pin of a root in the store is needed.
     pub fn is_needed(&self, cid: &Cid) -> bool {
         self.roots.get(cid).is_some_and(Root::is_needed)
     }
 
-    /// Whether anybody waits for a root.
+    /// Whether a root has a pending request.
     pub fn is_pending(&self, cid: &Cid) -> bool {
         self.roots.get(cid).is_some_and(|root| !root.pending.is_empty())
     }
@@ -34,14 +34,15 @@ impl Index {
         self.roots.get(cid).is_some_and(|root| root.live.contains_key(owner))
     }
 
-    /// The identifiers of requests for a root, by what they are.
-    pub fn requests_for(&self, cid: &Cid, meant: impl Fn(&Entry) -> bool) -> Vec<Arc<str>> {
+    /// The IDs of requests for a root that match a predicate.
+    pub fn requests_for(&self, cid: &Cid, matches: impl Fn(&Entry) -> bool) -> Vec<Arc<str>> {
         let Some(root) = self.roots.get(cid) else { return Vec::new() };
         let entry = |(at, owner): (&u64, &Arc<str>)| self.owners.get(owner)?.requests.get(at);
-        root.requests.iter().filter_map(entry).filter(|entry| meant(entry)).map(|entry| Arc::clone(&entry.id)).collect()
+        let entries = root.requests.iter().filter_map(entry).filter(|entry| matches(entry));
+        entries.map(|entry| Arc::clone(&entry.id)).collect()
     }
 
-    /// Where the providers of a root were said to be, by those who wait for it.
+    /// The origins that the pending requests for a root name.
     pub fn origins(&self, cid: &Cid, most: usize) -> Vec<Multiaddr> {
         let mut origins: Vec<Multiaddr> = Vec::new();
         for id in self.requests_for(cid, Entry::is_pending) {
@@ -55,32 +56,33 @@ impl Index {
         origins
     }
 
-    /// A request as it is kept.
+    /// Finds a stored request.
     pub fn entry(&self, id: &str) -> Option<&Entry> {
         let (owner, created_ms) = self.ids.get(id)?;
         self.owners.get(owner)?.requests.get(created_ms)
     }
 
-    /// A request as it is shown, if it is the owner's.
+    /// A snapshot of a request of this owner.
     pub fn get(&self, owner: &str, id: &str) -> Option<Request> {
         let entry = self.entry(id)?;
         (&*entry.owner == owner).then(|| self.show(entry))
     }
 
-    /// So many of an owner's requests from before a time, newest first.
-    pub fn newest_of(&self, owner: &str, before_ms: u64, most: usize) -> Stretch<'_> {
-        let Some(rows) = self.owners.get(owner) else { return Stretch::default() };
-        Stretch::of(rows.requests.range(..before_ms).rev().take(most).map(|(at, entry)| (*at, Some(entry))), most)
+    /// At most `most` requests of an owner from before a time, newest first.
+    pub fn newest_of(&self, owner: &str, before_ms: u64, most: usize) -> Batch<'_> {
+        let Some(rows) = self.owners.get(owner) else { return Batch::default() };
+        Batch::of(rows.requests.range(..before_ms).rev().take(most).map(|(at, entry)| (*at, Some(entry))), most)
     }
 
-    /// So many of everybody's requests from before a time, newest first.
-    pub fn newest(&self, before_ms: u64, most: usize) -> Stretch<'_> {
+    /// At most `most` requests of all owners from before a time, newest first.
+    pub fn newest(&self, before_ms: u64, most: usize) -> Batch<'_> {
         let newest = self.times.range(..before_ms).rev().take(most);
-        Stretch::of(newest.map(|(at, owner)| (*at, self.at(owner, *at))), most)
+        Batch::of(newest.map(|(at, owner)| (*at, self.at(owner, *at))), most)
     }
 
-    /// So many requests for any of these roots from before a time, newest first; of those, an owner's if one is named.
-    pub fn newest_for(&self, roots: &[Cid], owner: Option<&str>, before_ms: u64, most: usize) -> Stretch<'_> {
+    /// At most `most` requests for any of these roots from before a time, newest first; only an owner's if one is
+    /// given.
+    pub fn newest_for(&self, roots: &[Cid], owner: Option<&str>, before_ms: u64, most: usize) -> Batch<'_> {
         let of_root = |cid: &Cid| {
             let root = self.roots.get(cid).into_iter();
             root.flat_map(move |root| root.requests.range(..before_ms).rev().take(most))
@@ -88,30 +90,30 @@ impl Index {
         let mut newest: Vec<(&u64, &Arc<str>)> = roots.iter().flat_map(of_root).collect();
         newest.sort_unstable_by_key(|(at, _)| std::cmp::Reverse(**at));
         newest.truncate(most);
-        let is_meant = |of: &Arc<str>| owner.is_none_or(|owner| **of == *owner);
-        Stretch::of(newest.into_iter().map(|(at, of)| (*at, self.at(of, *at).filter(|_| is_meant(of)))), most)
+        let is_owned = |of: &Arc<str>| owner.is_none_or(|owner| **of == *owner);
+        Batch::of(newest.into_iter().map(|(at, of)| (*at, self.at(of, *at).filter(|_| is_owned(of)))), most)
     }
 
     fn at(&self, owner: &str, created_ms: u64) -> Option<&Entry> {
         self.owners.get(owner)?.requests.get(&created_ms)
     }
 
-    /// Everybody's requests, in no order.
+    /// The requests of all owners, unordered.
     pub fn all(&self) -> impl Iterator<Item = &Entry> {
         self.owners.values().flat_map(|rows| rows.requests.values())
     }
 
-    /// Everybody who has requests.
+    /// All owners of requests.
     pub fn owners(&self) -> impl Iterator<Item = &Arc<str>> {
         self.owners.keys()
     }
 
-    /// How many requests an owner has, and how many bytes.
+    /// The number of requests of an owner, and their bytes.
     pub fn used(&self, owner: &str) -> (u64, u64) {
         self.owners.get(owner).map_or((0, 0), |rows| (rows.requests.len() as u64, rows.bytes))
     }
 
-    /// The owners of live requests for a root who have more bytes than they may, with what they may have.
+    /// The owners of live requests for a root who exceed their byte quota, with the quota.
     pub fn exceeded(&self, cid: &Cid) -> Vec<(Arc<str>, u64)> {
         let Some(root) = self.roots.get(cid) else { return Vec::new() };
         let over = |owner: &Arc<str>| {
@@ -121,30 +123,30 @@ impl Index {
         root.live.keys().filter_map(over).collect()
     }
 
-    /// What an owner would have fewer without a request, in bytes.
+    /// The bytes that removing a request would free of its owner's quota.
     pub fn freed_by(&self, entry: &Entry) -> u64 {
         let root = self.roots.get(&entry.root).filter(|_| entry.is_live());
         let last = root.filter(|root| root.live.get(&entry.owner) == Some(&1));
         last.map_or(0, |root| root.progress.bytes)
     }
 
-    /// The roots whose pins nobody needs any more when requests become something else, or nothing.
-    pub fn left_by<'a>(&self, changes: impl IntoIterator<Item = (&'a Entry, Option<&'a Entry>)>) -> Vec<Cid> {
+    /// The roots whose pins are no longer needed after requests are changed or removed.
+    pub fn released_by<'a>(&self, changes: impl IntoIterator<Item = (&'a Entry, Option<&'a Entry>)>) -> Vec<Cid> {
         let mut leaving: BTreeMap<Cid, (usize, usize)> = BTreeMap::new();
         let mut staying: BTreeMap<Cid, (usize, usize)> = BTreeMap::new();
         for (former, next) in changes {
             former.needs(&mut leaving);
             next.into_iter().for_each(|next| next.needs(&mut staying));
         }
-        let is_left = |(cid, (live, holds)): &(Cid, (usize, usize))| {
+        let is_released = |(cid, (live, retained)): &(Cid, (usize, usize))| {
             let Some(root) = self.roots.get(cid) else { return false };
-            let (live_after, holds_after) = staying.get(cid).copied().unwrap_or_default();
-            root.live.values().sum::<usize>() + live_after <= *live && root.holds + holds_after <= *holds
+            let (live_after, retained_after) = staying.get(cid).copied().unwrap_or_default();
+            root.live.values().sum::<usize>() + live_after <= *live && root.retained + retained_after <= *retained
         };
-        leaving.into_iter().filter(is_left).map(|(cid, _)| cid).collect()
+        leaving.into_iter().filter(is_released).map(|(cid, _)| cid).collect()
     }
 
-    /// How far a request has come.
+    /// The status of a request.
     pub fn status(&self, entry: &Entry) -> Status {
         match entry.outcome {
             Outcome::Pinned => Status::Pinned,
@@ -154,7 +156,7 @@ impl Index {
         }
     }
 
-    /// A request as it is shown.
+    /// A snapshot of a request.
     pub fn show(&self, entry: &Entry) -> Request {
         let root = self.roots.get(&entry.root);
         let status = self.status(entry);
@@ -181,34 +183,34 @@ impl Index {
     }
 }
 
-/// Some requests in a row, newest first.
+/// A batch of requests, newest first.
 #[derive(Debug, Default)]
-pub struct Stretch<'a> {
+pub struct Batch<'a> {
     /// The requests.
     pub entries: Vec<&'a Entry>,
-    /// The time before which to go on, unless that was all.
+    /// The time before which to continue; `None` at the end.
     pub next_ms: Option<u64>,
 }
 
-impl<'a> Stretch<'a> {
-    /// What was looked at, of which some is meant. As many as there may be are followed by more.
-    fn of(looked_at: impl Iterator<Item = (u64, Option<&'a Entry>)>, most: usize) -> Self {
-        let (mut stretch, mut count) = (Self::default(), 0);
-        for (at, entry) in looked_at {
+impl<'a> Batch<'a> {
+    /// A batch of the examined requests, some of which match. If there are as many as `most`, more may follow.
+    fn of(examined: impl Iterator<Item = (u64, Option<&'a Entry>)>, most: usize) -> Self {
+        let (mut batch, mut count) = (Self::default(), 0);
+        for (at, entry) in examined {
             count += 1;
-            stretch.entries.extend(entry);
-            stretch.next_ms = (count == most).then_some(at);
+            batch.entries.extend(entry);
+            batch.next_ms = (count == most).then_some(at);
         }
-        stretch
+        batch
     }
 }
 
-/// What stopped the last attempt, and that blocks were lost.
+/// Why the last attempt failed, and whether blocks were lost.
 fn details(work: &Work) -> Option<Arc<str>> {
     let reason = work.reason.as_deref();
     if !work.lost {
         return reason.map(Arc::from);
     }
-    let words = "it was here in full; blocks of it were lost since, and are fetched again";
+    let words = "the pin was complete; blocks of it were lost, and are fetched again";
     Some(reason.map_or_else(|| words.into(), |reason| format!("{words}: {reason}").into()))
 }

@@ -1,9 +1,9 @@
-//! Many who ask for the same at the same time: one walk, one listing, and what becomes of them when whoever began it leaves.
+//! Singleflight: concurrent requests for a path or a listing share one call, also when the leader disconnects.
 
 use crate::dag::{directory, directory_of_bytes, raw, sharded};
 use crate::hosts::Names;
-use crate::site::{Nothing, PATIENCE, Setup, Site, header, until};
-use crate::upstream::Shelf;
+use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
+use crate::upstream::FakeNetwork;
 use config::Host;
 use content::{Block, Cid, Policy, SourceError, Stall, Verdict};
 use futures::future::join_all;
@@ -23,7 +23,7 @@ async fn answer(response: Response) -> Answer {
     (response.status().as_u16(), response.text().await.expect("an end"))
 }
 
-/// Somebody who asks, and reads to the end.
+/// Sends a request, and reads the whole response.
 fn ask(site: &Arc<Site>, path: &str, headers: &[(&'static str, &'static str)]) -> JoinHandle<Answer> {
     let (site, path, headers) = (Arc::clone(site), path.to_owned(), headers.to_vec());
     tokio::spawn(async move { answer(site.send("GET", &path, &headers).await).await })
@@ -34,7 +34,7 @@ async fn all(asking: Vec<JoinHandle<Answer>>) -> Vec<Answer> {
     answers.into_iter().map(|answer| answer.expect("does not panic")).collect()
 }
 
-async fn until_walks_joined(site: &Site, count: u64) {
+async fn until_calls_joined(site: &Site, count: u64) {
     site.until_metric("causeway_http_walks_joined_total", count).await;
 }
 
@@ -42,10 +42,10 @@ async fn until_listings(site: &Site, result: &str, count: u64) {
     site.until_metric(&format!("causeway_http_listings_total{{result=\"{result}\"}}"), count).await;
 }
 
-/// A file two folders down, of which the network lets the lower one go when it is told to.
+/// A file in a nested directory, whose block the network holds back until it is released.
 struct Deep {
     site: Arc<Site>,
-    shelf: Arc<Shelf>,
+    network: Arc<FakeNetwork>,
     path: String,
     root: Block,
     held_back: Block,
@@ -56,10 +56,10 @@ async fn deep() -> Deep {
     let below = directory(&[("index.html", &file)]);
     let held_back = directory(&[("below", &below)]);
     let root = directory(&[("held-back", &held_back)]);
-    let shelf = Shelf::new([&root, &held_back, &below, &file], [&held_back]);
-    let setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+    let network = FakeNetwork::new([&root, &held_back, &below, &file], [&held_back]);
+    let setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
     let path = format!("/ipfs/{}/held-back/below/", root.cid());
-    Deep { site: Arc::new(setup.start().await), shelf, path, root, held_back }
+    Deep { site: Arc::new(setup.start().await), network, path, root, held_back }
 }
 
 impl Deep {
@@ -68,131 +68,131 @@ impl Deep {
     }
 
     async fn until_waiting(&self) {
-        until(|| self.shelf.waiting() == 1, "the walk to wait").await;
+        until(|| self.network.waiting() == 1, "the call to wait").await;
     }
 
-    /// Somebody who begins a walk, and as many who join it.
+    /// A leader, and `count` followers.
     async fn many(&self, count: u64) -> Vec<JoinHandle<Answer>> {
         let mut asking = vec![self.ask()];
         self.until_waiting().await;
         asking.extend((1..count).map(|_| self.ask()));
-        until_walks_joined(&self.site, count - 1).await;
+        until_calls_joined(&self.site, count - 1).await;
         asking
     }
 
     async fn until_quiet(&self) {
         self.site.until_metric("causeway_http_requests_in_flight", 0).await;
-        until(|| self.shelf.waiting() == 0, "nobody to wait").await;
-        assert_eq!(self.site.gateway.resources.walks.under_way(), 0);
+        until(|| self.network.waiting() == 0, "no call to wait").await;
+        assert_eq!(self.site.gateway.resources.path_resolver.under_way(), 0);
     }
 }
 
 #[tokio::test]
-async fn many_who_ask_for_a_path_walk_it_once() {
+async fn concurrent_requests_for_a_path_resolve_it_once() {
     let deep = deep().await;
     let asking = deep.many(MANY).await;
-    assert_eq!(deep.site.gateway.resources.walks.under_way(), 1);
-    deep.shelf.gate.add_permits(1);
+    assert_eq!(deep.site.gateway.resources.path_resolver.under_way(), 1);
+    deep.network.gate.add_permits(1);
     for answer in all(asking).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
     }
-    assert_eq!((deep.site.looks(&deep.root), deep.site.looks(&deep.held_back)), (1, 1), "one walk");
-    assert_eq!(deep.shelf.asked(), 4);
+    assert_eq!((deep.site.look_ups(&deep.root), deep.site.look_ups(&deep.held_back)), (1, 1), "one resolution");
+    assert_eq!(deep.network.asked(), 4);
     deep.until_quiet().await;
 }
 
 #[tokio::test]
-async fn other_representations_and_other_paths_have_walks_of_their_own() {
+async fn other_representations_and_other_paths_have_calls_of_their_own() {
     let deep = deep().await;
     let mut asking = deep.many(2).await;
-    // The same block ends the path, whatever is made of it.
+    // The path ends at the same block in every representation.
     for format in ["raw", "car", "tar", "raw"] {
         asking.push(ask(&deep.site, &format!("{}?format={format}", deep.path), &[]));
     }
-    until_walks_joined(&deep.site, 1 + 3).await;
+    until_calls_joined(&deep.site, 1 + 3).await;
     asking.push(ask(&deep.site, deep.path.trim_end_matches('/'), &[]));
     asking.push(ask(&deep.site, &format!("{}?format=json", deep.path), &[]));
-    until(|| deep.site.gateway.resources.walks.under_way() == 4, "four walks").await;
-    deep.shelf.gate.add_permits(1);
+    until(|| deep.site.gateway.resources.path_resolver.under_way() == 4, "four calls").await;
+    deep.network.gate.add_permits(1);
     let statuses: Vec<u16> = all(asking).await.into_iter().map(|(status, _)| status).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 200, 301, 200]);
 }
 
 #[tokio::test]
-async fn a_walk_goes_on_for_the_others_when_whoever_began_it_leaves() {
+async fn a_call_continues_for_followers_when_the_leader_disconnects() {
     let deep = deep().await;
     let request = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", deep.path);
     let first = deep.site.connect(&request).await;
     deep.until_waiting().await;
     let others: Vec<_> = (0..3).map(|_| deep.ask()).collect();
-    until_walks_joined(&deep.site, 3).await;
+    until_calls_joined(&deep.site, 3).await;
     drop(first);
     deep.site.until_metric("causeway_http_requests_cancelled_total", 1).await;
-    assert_eq!((deep.shelf.waiting(), deep.site.gateway.resources.walks.under_way()), (1, 1), "it goes on");
-    deep.shelf.gate.add_permits(1);
+    assert_eq!((deep.network.waiting(), deep.site.gateway.resources.path_resolver.under_way()), (1, 1), "it continues");
+    deep.network.gate.add_permits(1);
     for answer in all(others).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
     }
-    assert_eq!((deep.site.looks(&deep.root), deep.shelf.asked()), (1, 4), "it is the same one");
+    assert_eq!((deep.site.look_ups(&deep.root), deep.network.asked()), (1, 4), "it is the same one");
 }
 
 #[tokio::test]
-async fn a_walk_ends_when_all_have_left() {
+async fn a_call_ends_when_all_clients_have_disconnected() {
     let deep = deep().await;
     let request = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", deep.path);
     let first = deep.site.connect(&request).await;
     deep.until_waiting().await;
     let second = deep.site.connect(&request).await;
-    until_walks_joined(&deep.site, 1).await;
+    until_calls_joined(&deep.site, 1).await;
     drop(first);
     deep.site.until_metric("causeway_http_requests_cancelled_total", 1).await;
-    assert_eq!(deep.shelf.waiting(), 1);
+    assert_eq!(deep.network.waiting(), 1);
     drop(second);
     deep.until_quiet().await;
-    // Whoever asks then begins anew.
+    // A later request begins a new call.
     let asking = deep.ask();
     deep.until_waiting().await;
-    deep.shelf.gate.add_permits(1);
+    deep.network.gate.add_permits(1);
     assert_eq!(asking.await.expect("does not panic").0, 200);
 }
 
 #[tokio::test]
-async fn an_error_is_for_all_who_wait_and_names_what_they_asked_for() {
+async fn an_error_is_shared_by_all_waiting_requests() {
     let deep = deep().await;
-    deep.shelf.fail_with([SourceError::Corrupt { cid: *deep.held_back.cid() }]);
+    deep.network.fail_with([SourceError::Corrupt { cid: *deep.held_back.cid() }]);
     let asking = deep.many(MANY).await;
-    deep.shelf.gate.add_permits(1);
+    deep.network.gate.add_permits(1);
     for (status, text) in all(asking).await {
         assert!(status == 502 && text.contains(&deep.held_back.cid().to_string()), "{status} {text}");
     }
-    assert_eq!((deep.site.looks(&deep.root), deep.shelf.asked()), (1, 2));
+    assert_eq!((deep.site.look_ups(&deep.root), deep.network.asked()), (1, 2));
     deep.until_quiet().await;
 }
 
 #[tokio::test]
-async fn one_of_the_others_begins_anew_when_whoever_began_had_no_place() {
+async fn a_follower_begins_a_new_call_after_a_leader_only_error() {
     let patient = |cid| SourceError::Stalled { cid, stall: Stall { waited: PATIENCE * 10, ..Stall::default() } };
     for (failure, status) in [(SourceError::Busy, 429), (patient(*raw("x").cid()), 504)] {
         let deep = deep().await;
-        deep.shelf.fail_with([failure]);
+        deep.network.fail_with([failure]);
         let mut asking = deep.many(MANY).await;
         let first = asking.remove(0);
-        deep.shelf.gate.add_permits(1);
+        deep.network.gate.add_permits(1);
         assert_eq!(first.await.expect("does not panic").0, status);
         deep.until_waiting().await;
         // When this one has joined, the others have too.
         asking.push(deep.ask());
-        until_walks_joined(&deep.site, MANY).await;
-        deep.shelf.gate.add_permits(1);
+        until_calls_joined(&deep.site, MANY).await;
+        deep.network.gate.add_permits(1);
         for answer in all(asking).await {
             assert_eq!(answer, (200, "at the end".to_owned()));
         }
-        assert_eq!(deep.site.looks(&deep.held_back), 2, "one walk of whoever began, and one of all others");
+        assert_eq!(deep.site.look_ups(&deep.held_back), 2, "one call of the leader, and one of all followers");
     }
 }
 
 #[tokio::test]
-async fn who_wants_nothing_fetched_waits_for_nobody_and_answers_for_nobody() {
+async fn only_if_cached_requests_have_calls_of_their_own() {
     let deep = deep().await;
     let asking = deep.many(3).await;
     for _ in 0..2 {
@@ -200,13 +200,13 @@ async fn who_wants_nothing_fetched_waits_for_nobody_and_answers_for_nobody() {
         let (status, text) = answer.expect("does not panic");
         assert!(status == 412 && text.contains(&deep.held_back.cid().to_string()), "{status} {text}");
     }
-    assert_eq!(deep.shelf.waiting(), 1, "the others wait still");
-    deep.shelf.gate.add_permits(1);
+    assert_eq!(deep.network.waiting(), 1, "the others still wait");
+    deep.network.gate.add_permits(1);
     for answer in all(asking).await {
         assert_eq!(answer, (200, "at the end".to_owned()));
     }
     let answer = ask(&deep.site, &deep.path, &[("cache-control", "only-if-cached")]).await;
-    assert_eq!(answer.expect("does not panic").0, 200, "now it is held");
+    assert_eq!(answer.expect("does not panic").0, 200, "now it is stored locally");
 }
 
 /// A policy that can be changed.
@@ -235,47 +235,47 @@ impl Policy for Switch {
 }
 
 #[tokio::test]
-async fn what_is_denied_meanwhile_is_given_to_nobody() {
+async fn content_that_is_withheld_during_a_call_is_not_served() {
     let file = raw("at the end");
     let below = directory(&[("index.html", &file)]);
     let root = directory(&[("below", &below)]);
-    let shelf = Shelf::new([&root, &below, &file], [&below]);
+    let network = FakeNetwork::new([&root, &below, &file], [&below]);
     let policy = Arc::<Switch>::default();
-    let upstream = Some(Arc::clone(&shelf) as _);
+    let upstream = Some(Arc::clone(&network) as _);
     let setup = Setup { upstream, policy: Arc::clone(&policy) as _, ..Setup::new(&[]) };
     let site = Arc::new(setup.start().await);
     let path = format!("/ipfs/{}/below/", root.cid());
     let mut asking: Vec<_> = (0..3).map(|_| ask(&site, &path, &[])).collect();
-    until_walks_joined(&site, 2).await;
+    until_calls_joined(&site, 2).await;
     policy.deny(&[*below.cid()]);
-    // Those who come later ask under another policy, and do not wait for what was begun under the old one.
+    // Later requests use another policy, and do not join a call under the old one.
     assert_eq!(ask(&site, &path, &[]).await.expect("does not panic").0, 410);
-    shelf.gate.add_permits(1);
+    network.gate.add_permits(1);
     asking.push(ask(&site, &path, &[]));
     for (status, _) in all(asking).await {
         assert_eq!(status, 410);
     }
     policy.deny(&[]);
-    shelf.gate.add_permits(1);
+    network.gate.add_permits(1);
     assert_eq!(ask(&site, &path, &[]).await.expect("does not panic"), (200, "at the end".to_owned()));
 }
 
 const SITE: [(&str, &str); 1] = [("host", "site.example")];
 
-/// A domain's site whose `_redirects` file the network lets go when it is told to.
+/// A domain's site whose `_redirects` file the network holds back until it is released.
 struct Ruled {
     site: Arc<Site>,
-    shelf: Arc<Shelf>,
+    network: Arc<FakeNetwork>,
     rules: Block,
 }
 
 async fn ruled(rules: &str, policy: Arc<dyn Policy>) -> Ruled {
     let (rules, page) = (raw(rules.to_owned()), raw("instead"));
     let root = directory(&[("_redirects", &rules), ("page.html", &page)]);
-    let shelf = Shelf::new([&root, &rules, &page], [&rules]);
-    let upstream = Some(Arc::clone(&shelf) as _);
+    let network = FakeNetwork::new([&root, &rules, &page], [&rules]);
+    let upstream = Some(Arc::clone(&network) as _);
     let setup = Setup { upstream, policy, names: Arc::new(Names { site: *root.cid() }), ..Setup::new(&[]) };
-    Ruled { site: Arc::new(setup.start().await), shelf, rules }
+    Ruled { site: Arc::new(setup.start().await), network, rules }
 }
 
 impl Ruled {
@@ -283,17 +283,17 @@ impl Ruled {
         ask(&self.site, path, &SITE)
     }
 
-    /// Many who ask for as many paths that are not there, and wait for the rules.
+    /// Requests for many missing paths, which wait for the rules.
     async fn many(&self) -> Vec<JoinHandle<Answer>> {
         let asking = (0..MANY).map(|number| self.ask(&format!("/missing/{number}"))).collect();
-        until_walks_joined(&self.site, MANY - 1).await;
-        until(|| self.shelf.waiting() == 1, "the rules to be waited for").await;
+        until_calls_joined(&self.site, MANY - 1).await;
+        until(|| self.network.waiting() == 1, "the rules to be waited for").await;
         asking
     }
 }
 
 #[tokio::test]
-async fn the_rules_of_a_site_are_read_once_for_all_of_its_missing_paths_and_remembered() {
+async fn the_redirects_of_a_site_are_read_once_and_cached() {
     let table = [
         ("/* /page.html 200\n", 200, "instead"),
         ("/elsewhere /page.html 200\n", 404, "missing"),
@@ -302,7 +302,7 @@ async fn the_rules_of_a_site_are_read_once_for_all_of_its_missing_paths_and_reme
     for (rules, status, text) in table {
         let ruled = ruled(rules, Arc::new(content::AllowAll)).await;
         let mut asking = ruled.many().await;
-        ruled.shelf.gate.add_permits(1);
+        ruled.network.gate.add_permits(1);
         asking.push(ruled.ask("/missing/0"));
         for (found, body) in all(asking).await {
             assert!(found == status && body.contains(text), "{found} {body}");
@@ -310,24 +310,24 @@ async fn the_rules_of_a_site_are_read_once_for_all_of_its_missing_paths_and_reme
         for path in ["/missing/0", "/another"] {
             assert_eq!(ruled.ask(path).await.expect("does not panic").0, status, "{rules} {path}");
         }
-        assert_eq!((ruled.site.looks(&ruled.rules), ruled.shelf.waiting()), (1, 0), "{rules}");
-        assert_eq!(ruled.site.gateway.resources.walks.under_way(), 0);
+        assert_eq!((ruled.site.look_ups(&ruled.rules), ruled.network.waiting()), (1, 0), "{rules}");
+        assert_eq!(ruled.site.gateway.resources.path_resolver.under_way(), 0);
     }
 }
 
 #[tokio::test]
-async fn rules_that_could_not_be_read_or_are_denied_meanwhile_are_read_anew() {
+async fn redirects_that_failed_or_were_withheld_are_read_again() {
     let policy = Arc::<Switch>::default();
     let ruled = ruled("/* /page.html 200\n", Arc::clone(&policy) as _).await;
-    ruled.shelf.fail_with([SourceError::Corrupt { cid: *ruled.rules.cid() }]);
+    ruled.network.fail_with([SourceError::Corrupt { cid: *ruled.rules.cid() }]);
     let asking = ruled.many().await;
-    ruled.shelf.gate.add_permits(1);
+    ruled.network.gate.add_permits(1);
     for (status, text) in all(asking).await {
         assert!(status == 502 && text.contains(&ruled.rules.cid().to_string()), "{status} {text}");
     }
     let asking = ruled.ask("/missing");
-    until(|| ruled.shelf.waiting() == 1, "the rules to be waited for").await;
-    ruled.shelf.gate.add_permits(1);
+    until(|| ruled.network.waiting() == 1, "the rules to be waited for").await;
+    ruled.network.gate.add_permits(1);
     assert_eq!(asking.await.expect("does not panic"), (200, "instead".to_owned()));
     policy.deny(&[*ruled.rules.cid()]);
     assert_eq!(ruled.ask("/missing").await.expect("does not panic").0, 410);
@@ -339,10 +339,10 @@ fn names(count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|number| format!("n{number:06}").into_bytes()).collect()
 }
 
-/// A sharded directory whose last shard the network lets go when it is told to.
+/// A sharded directory whose last shard the network holds back until it is released.
 struct Sharded {
     site: Arc<Site>,
-    shelf: Arc<Shelf>,
+    network: Arc<FakeNetwork>,
     path: String,
     root: Block,
     last: Block,
@@ -353,16 +353,16 @@ async fn sharded_directory() -> Sharded {
     let names = names(600);
     let blocks = sharded(&names, &raw("x"));
     let [held @ .., last, root] = &blocks[..] else { panic!("a root and shards") };
-    let shelf = Shelf::new(&blocks, [last]);
+    let network = FakeNetwork::new(&blocks, [last]);
     let held: Vec<&Block> = held.iter().chain([root]).collect();
-    let setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&held) };
+    let setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&held) };
     let path = format!("/ipfs/{}/", root.cid());
     let site = Arc::new(setup.start().await);
-    Sharded { site, shelf, path, root: root.clone(), last: last.clone(), names }
+    Sharded { site, network, path, root: root.clone(), last: last.clone(), names }
 }
 
 impl Sharded {
-    /// Somebody who has got the first of the page, and waits for the rest.
+    /// A reader that has received the first chunk, and waits for the rest.
     async fn begin(&self) -> Reading {
         let response = self.site.get(&self.path).await;
         assert_eq!((response.status().as_u16(), header(&response, "transfer-encoding")), (200, "chunked"));
@@ -376,7 +376,7 @@ impl Sharded {
 
     async fn begin_many(&self, count: u64) -> Vec<Reading> {
         let reading = join_all((0..count).map(|_| self.begin())).await;
-        until(|| self.shelf.waiting() == 1, "the listing to wait").await;
+        until(|| self.network.waiting() == 1, "the listing to wait").await;
         assert_eq!(self.site.gateway.resources.listings.under_way(), 1);
         reading
     }
@@ -397,7 +397,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// All of the page, or how it broke off.
+    /// The whole page, or the error that aborted it.
     async fn finish(mut self) -> reqwest::Result<String> {
         let rest = async {
             while let Some(chunk) = self.rest.next().await {
@@ -410,11 +410,11 @@ impl Reading {
 }
 
 #[tokio::test]
-async fn many_who_ask_for_a_listing_have_it_written_once_and_later_ones_get_it_as_it_is() {
+async fn concurrent_requests_for_a_listing_generate_it_once_and_later_ones_get_it_from_the_cache() {
     let listing = sharded_directory().await;
     let reading = listing.begin_many(MANY).await;
     until_listings(&listing.site, "joined", MANY - 1).await;
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     let mut pages = HashSet::new();
     for reading in reading {
         pages.insert(reading.finish().await.expect("an end"));
@@ -422,64 +422,64 @@ async fn many_who_ask_for_a_listing_have_it_written_once_and_later_ones_get_it_a
     assert_eq!(pages.len(), 1);
     let page = pages.into_iter().next().expect("one");
     listing.assert_is_whole(&page);
-    assert_eq!((listing.site.looks(&listing.last), listing.shelf.asked()), (1, 1), "it was written once");
+    assert_eq!((listing.site.look_ups(&listing.last), listing.network.asked()), (1, 1), "it was generated once");
 
-    let looks = listing.site.looks(&listing.root);
+    let look_ups = listing.site.look_ups(&listing.root);
     let again = listing.site.get(&listing.path).await;
     assert_eq!(header(&again, "content-length"), page.len().to_string());
     assert!(header(&again, "server-timing").starts_with("tier;desc=\"ram\""), "{:?}", again.headers());
     assert_eq!(again.text().await.expect("text"), page);
     until_listings(&listing.site, "hit", 1).await;
-    assert_eq!(listing.site.looks(&listing.root), looks, "nothing was walked or read for it");
+    assert_eq!(listing.site.look_ups(&listing.root), look_ups, "nothing was resolved or read for it");
     until_listings(&listing.site, "miss", 1).await;
 }
 
 #[tokio::test]
-async fn a_listing_goes_on_for_the_others_when_whoever_began_it_leaves_and_ends_with_the_last() {
+async fn a_listing_continues_for_followers_when_the_leader_disconnects_and_ends_with_the_last() {
     let listing = sharded_directory().await;
     let first = listing.begin().await;
     let mut others = vec![listing.begin().await, listing.begin().await];
-    until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
+    until(|| listing.network.waiting() == 1, "the listing to wait").await;
     drop(first);
     let left = "causeway_http_responses_aborted_total{reason=\"client\"}";
     listing.site.until_metric(left, 1).await;
-    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.shelf.waiting()), (1, 1));
+    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.network.waiting()), (1, 1));
     others.pop();
     listing.site.until_metric(left, 2).await;
-    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.shelf.waiting()), (1, 1));
+    assert_eq!((listing.site.gateway.resources.listings.under_way(), listing.network.waiting()), (1, 1));
     let last = others.pop().expect("one is left");
-    let asked = listing.shelf.asked();
-    listing.shelf.gate.add_permits(1);
+    let asked = listing.network.asked();
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&last.finish().await.expect("an end"));
-    assert_eq!((listing.shelf.asked(), listing.site.looks(&listing.last)), (asked, 1), "nothing was begun anew");
+    assert_eq!((listing.network.asked(), listing.site.look_ups(&listing.last)), (asked, 1), "no new call was begun");
 }
 
 #[tokio::test]
-async fn a_listing_ends_when_all_have_left_and_is_not_remembered() {
+async fn a_listing_ends_when_all_clients_have_disconnected_and_is_not_cached() {
     let listing = sharded_directory().await;
     drop(listing.begin_many(3).await);
     listing.site.until_metric("causeway_http_requests_in_flight", 0).await;
-    until(|| listing.shelf.waiting() == 0, "nothing to be fetched").await;
+    until(|| listing.network.waiting() == 0, "nothing to be fetched").await;
     assert_eq!(listing.site.gateway.resources.listings.under_way(), 0);
     let asking = ask(&listing.site, &listing.path, &[]);
-    until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
-    listing.shelf.gate.add_permits(1);
+    until(|| listing.network.waiting() == 1, "the listing to wait").await;
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&asking.await.expect("does not panic").1);
     assert_eq!(listing.site.metric("causeway_http_listings_total{result=\"hit\"}"), 0);
 }
 
 #[tokio::test]
-async fn a_listing_that_breaks_off_breaks_off_for_all_and_is_not_remembered() {
+async fn an_aborted_listing_is_aborted_for_all_and_is_not_cached() {
     let listing = sharded_directory().await;
-    listing.shelf.fail_with([SourceError::Corrupt { cid: *listing.last.cid() }]);
+    listing.network.fail_with([SourceError::Corrupt { cid: *listing.last.cid() }]);
     let reading = listing.begin_many(5).await;
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     for reading in reading {
         assert!(reading.finish().await.is_err(), "there is no end of it");
     }
     listing.site.until_metric("causeway_http_responses_aborted_total{reason=\"corrupt\"}", 5).await;
     assert_eq!(listing.site.gateway.resources.listings.under_way(), 0);
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&listing.begin().await.finish().await.expect("an end"));
     assert_eq!(listing.site.metric("causeway_http_listings_total{result=\"hit\"}"), 0);
     listing.assert_is_whole(&listing.site.get(&listing.path).await.text().await.expect("text"));
@@ -487,26 +487,26 @@ async fn a_listing_that_breaks_off_breaks_off_for_all_and_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn readers_go_on_when_whoever_began_a_listing_loses_its_place() {
+async fn followers_continue_after_a_leader_only_error_of_a_listing() {
     let listing = sharded_directory().await;
-    listing.shelf.fail_with([SourceError::Busy]);
+    listing.network.fail_with([SourceError::Busy]);
     let first = listing.begin().await;
     let others = join_all((0..4).map(|_| listing.begin())).await;
-    listing.shelf.gate.add_permits(2);
-    assert!(first.finish().await.is_err(), "it had no place");
+    listing.network.gate.add_permits(2);
+    assert!(first.finish().await.is_err(), "it had no permit");
     for reading in others {
         listing.assert_is_whole(&reading.finish().await.expect("an end"));
     }
 }
 
 #[tokio::test]
-async fn a_listing_that_is_too_long_for_one_writer_comes_whole_to_all() {
+async fn a_listing_that_is_too_long_to_share_is_complete_for_all_readers() {
     let leaf = raw("x");
     let names = names(6000);
     let blocks = sharded(&names, &leaf);
     for total_bytes_max in [256 << 20, 100_000, 0] {
-        let shelf = Shelf::new(&blocks, [&blocks[0]]);
-        let mut setup = Setup { upstream: Some(Arc::clone(&shelf) as _), ..Setup::new(&[]) };
+        let network = FakeNetwork::new(&blocks, [&blocks[0]]);
+        let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
         setup.http.listing_entries_max = 10_000;
         setup.http.read_ahead_total_bytes_max = total_bytes_max;
         setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
@@ -514,29 +514,29 @@ async fn a_listing_that_is_too_long_for_one_writer_comes_whole_to_all() {
         let path = format!("/ipfs/{}/", blocks[blocks.len() - 1].cid());
         let asking: Vec<_> = (0..4).map(|_| ask(&site, &path, &[])).collect();
         until_listings(&site, "joined", 3).await;
-        until(|| shelf.waiting() == 1, "the listing to wait").await;
-        shelf.gate.add_permits(100);
+        until(|| network.waiting() == 1, "the listing to wait").await;
+        network.gate.add_permits(100);
         let answers = all(asking).await;
         for (status, text) in &answers {
             assert_eq!((*status, text.matches("<li>").count()), (200, names.len()), "{total_bytes_max}");
             assert!(text == &answers[0].1 && text.len() > 1 << 20 && text.ends_with("</html>\n"));
         }
         let again = site.get(&path).await;
-        assert_eq!(header(&again, "transfer-encoding"), "chunked", "it is not remembered");
+        assert_eq!(header(&again, "transfer-encoding"), "chunked", "it is not cached");
         assert_eq!(again.text().await.expect("text"), answers[0].1);
         assert_eq!(site.metric("causeway_http_listings_total{result=\"hit\"}"), 0);
     }
 }
 
-/// A world with the same directory under several hosts and paths.
-struct Places {
+/// A gateway with the same directory under several hosts and paths.
+struct Hosts {
     blocks: Vec<Block>,
     /// The root of a site.
     root: Cid,
     requests: Vec<(String, String, &'static str)>,
 }
 
-fn places() -> Places {
+fn hosts() -> Hosts {
     let leaf = raw("x");
     let inner = directory(&[("a", &leaf), ("b & c", &leaf), ("d", &leaf)]);
     let folder = directory(&[("inner", &inner), ("other", &inner)]);
@@ -563,10 +563,10 @@ fn places() -> Places {
         }
         requests.push((host.to_owned(), path, "application/json"));
     }
-    Places { blocks: vec![leaf, inner, folder, root.clone()], root: *root.cid(), requests }
+    Hosts { blocks: vec![leaf, inner, folder, root.clone()], root: *root.cid(), requests }
 }
 
-impl Places {
+impl Hosts {
     async fn start(&self, listings_bytes_max: u64) -> Site {
         let mut setup = Setup::new(&self.blocks.iter().collect::<Vec<_>>());
         setup.names = Arc::new(Names { site: self.root });
@@ -577,7 +577,7 @@ impl Places {
     }
 }
 
-/// What must not depend on whether a page is remembered.
+/// The parts of a response that must not depend on whether the page is cached.
 fn comparable(response: &Response) -> Vec<(String, String)> {
     let own = ["date", "server-timing", "content-length", "transfer-encoding"];
     let headers = response.headers().iter().filter(|(name, _)| !own.contains(&name.as_str()));
@@ -588,15 +588,15 @@ fn comparable(response: &Response) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_page_that_is_remembered_is_the_one_that_would_be_written() {
-    let places = places();
-    let (remembers, forgets) = (places.start(1 << 20).await, places.start(0).await);
+async fn a_cached_page_equals_a_generated_one() {
+    let hosts = hosts();
+    let (caching, uncached) = (hosts.start(1 << 20).await, hosts.start(0).await);
     let mut pages = HashSet::new();
     for turn in 0..3 {
-        for (host, path, accept) in &places.requests {
+        for (host, path, accept) in &hosts.requests {
             let headers = [("host", host.as_str()), ("accept", *accept)];
-            let known = remembers.send("GET", path, &headers).await;
-            let fresh = forgets.send("GET", path, &headers).await;
+            let known = caching.send("GET", path, &headers).await;
+            let fresh = uncached.send("GET", path, &headers).await;
             assert_eq!((known.status().as_u16(), fresh.status().as_u16()), (200, 200), "{host} {path}");
             assert_eq!(comparable(&known), comparable(&fresh), "{turn} {host} {path}");
             let etag = header(&known, "etag").to_owned();
@@ -608,26 +608,26 @@ async fn a_page_that_is_remembered_is_the_one_that_would_be_written() {
                 continue;
             }
             assert_eq!(length, known.len().to_string(), "{host} {path}");
-            let head = remembers.send("HEAD", path, &headers).await;
+            let head = caching.send("HEAD", path, &headers).await;
             assert_eq!((head.status().as_u16(), header(&head, "content-length")), (200, &*length), "{host} {path}");
             let condition = [headers[0], headers[1], ("if-none-match", etag.as_str())];
             let (known, fresh) =
-                (remembers.send("GET", path, &condition).await, forgets.send("GET", path, &condition).await);
+                (caching.send("GET", path, &condition).await, uncached.send("GET", path, &condition).await);
             assert_eq!((known.status().as_u16(), fresh.status().as_u16()), (304, 304), "{host} {path}");
             assert_eq!(comparable(&known), comparable(&fresh), "{host} {path}");
             let range = [headers[0], headers[1], ("range", "bytes=0-9")];
-            assert_eq!(remembers.send("GET", path, &range).await.status(), 200, "listings have no ranges");
+            assert_eq!(caching.send("GET", path, &range).await.status(), 200, "listings have no ranges");
         }
     }
-    assert!(pages.len() > places.requests.len() / 2, "{} pages", pages.len());
+    assert!(pages.len() > hosts.requests.len() / 2, "{} pages", pages.len());
     let hits = |site: &Site| site.metric("causeway_http_listings_total{result=\"hit\"}");
-    assert_eq!(hits(&forgets), 0);
-    // Later turns: the page itself, its HEAD, its revalidation and its range.
-    assert!(hits(&remembers) >= 2 * 4 * places.requests.len() as u64, "{}", hits(&remembers));
+    assert_eq!(hits(&uncached), 0);
+    // Later requests: the page, its HEAD, its revalidation and its range.
+    assert!(hits(&caching) >= 2 * 4 * hosts.requests.len() as u64, "{}", hits(&caching));
 }
 
 #[tokio::test]
-async fn a_remembered_page_goes_to_http_10_with_its_length() {
+async fn a_cached_page_has_a_length_for_http_10() {
     let names = names(300);
     let leaf = raw("x");
     let root = directory_of_bytes(&names.iter().map(|name| (name.as_slice(), &leaf)).collect::<Vec<_>>());
@@ -646,7 +646,7 @@ async fn a_remembered_page_goes_to_http_10_with_its_length() {
 }
 
 #[tokio::test]
-async fn a_remembered_page_of_what_is_denied_now_is_not_sent() {
+async fn a_cached_page_of_withheld_content_is_not_sent() {
     let leaf = raw("x");
     let inner = directory(&[("a", &leaf)]);
     let root = directory(&[("inner", &inner)]);
@@ -674,14 +674,14 @@ async fn a_remembered_page_of_what_is_denied_now_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_listing_for_those_who_want_nothing_fetched_is_their_own() {
+async fn only_if_cached_listings_have_calls_of_their_own() {
     let listing = sharded_directory().await;
     let reading = listing.begin_many(2).await;
     let only_if_cached = [("cache-control", "only-if-cached")];
     let response = listing.site.send("GET", &listing.path, &only_if_cached).await;
-    // What is held begins it, and then it breaks off without anybody being waited for.
+    // The page begins with local blocks, and is then aborted without waiting.
     assert!(response.status() == 412 || response.text().await.is_err());
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     for reading in reading {
         listing.assert_is_whole(&reading.finish().await.expect("an end"));
     }
@@ -690,14 +690,14 @@ async fn a_listing_for_those_who_want_nothing_fetched_is_their_own() {
     listing.assert_is_whole(&response.text().await.expect("text"));
 }
 
-/// A client of HTTP/1.1 that takes nothing in does not keep others from it.
+/// An HTTP/1.1 client that does not read does not delay other readers.
 #[tokio::test]
-async fn a_reader_who_does_not_read_holds_nobody_up() {
+async fn a_stalled_reader_does_not_delay_others() {
     let listing = sharded_directory().await;
     let mut idle = listing.site.connect(&format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", listing.path)).await;
-    until(|| listing.shelf.waiting() == 1, "the listing to wait").await;
+    until(|| listing.network.waiting() == 1, "the listing to wait").await;
     let reading = listing.begin().await;
-    listing.shelf.gate.add_permits(1);
+    listing.network.gate.add_permits(1);
     listing.assert_is_whole(&reading.finish().await.expect("an end"));
     let mut first = [0; 15];
     idle.read_exact(&mut first).await.expect("it began well");
@@ -705,8 +705,8 @@ async fn a_reader_who_does_not_read_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn failures_of_a_directory_have_a_status_for_all() {
-    let (upstream, gate) = Nothing::gated(|cid| SourceError::Stalled { cid, stall: Stall::default() });
+async fn directory_errors_have_a_status_for_all_readers() {
+    let (upstream, gate) = FailingNetwork::gated(|cid| SourceError::Stalled { cid, stall: Stall::default() });
     let blocks = sharded(&names(3000), &raw("x"));
     let root = &blocks[blocks.len() - 1];
     let setup = Setup { upstream: Some(upstream), ..Setup::new(&[root]) };

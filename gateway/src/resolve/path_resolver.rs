@@ -1,20 +1,20 @@
-//! [`Walks`]: one walk for one path, however many ask for it at the same time.
+//! [`PathResolver`]: path resolution with singleflight: concurrent requests for a path share one call.
 //!
-//! The waiting rule is that of [`cache::flight`]: a walk lives for as long as anybody waits for it, whoever began it. Each
-//! request has a source of its own, with its client's places on the way to the network; a walk goes by that of whoever began
-//! it, and the others need no place. That it had none is no answer for them: one of them begins anew.
+//! The waiting rule is that of [`cache::flight`]: a call lives as long as a request waits for it. Each request has its
+//! own source with its client's permit for the network; a call uses the leader's source, and followers need no permit.
+//! After a leader-only error, such as a missing permit, a follower begins a new call.
 //!
-//! What tells walks apart is all that their outcome depends on: the path below its root CID, so that an error names what
-//! everybody asked for; what it is walked for; the policy's generation; and whether anything may be fetched for it.
+//! The key has everything that the result depends on: the path below its root CID, since errors name it; the purpose;
+//! the policy's generation; and whether blocks may be fetched.
 //!
-//! What a site says of paths that are not there is read in the same way, by the path to the site's root.
+//! The `_redirects` of sites are read in the same way, by the path to the site's root.
 //!
-//! Non-goals: remembering what was found, which [`crate::resolve::paths::Paths`] and [`SiteRedirects`] do.
+//! Non-goals: caching, which [`crate::resolve::paths::Paths`] and [`SiteRedirects`] do.
 
 use crate::errors::Problem;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Tier};
-use crate::resolve::{self, Found, Target};
+use crate::resolve::{self, PathTarget, Target};
 use cache::flight::{Flights, aside};
 use content::BlockSource as _;
 use content::redirects::{Match, Rules};
@@ -25,54 +25,54 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a walk ends with, and how far it had to go for that.
-type Walked<T> = Result<(T, Tier), Problem>;
+/// The result of a call, with the farthest tier that it read.
+type SharedResult<T> = Result<(T, Tier), Problem>;
 
-/// What tells one walk from another.
+/// The key of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     path: Arc<str>,
     shows_index: bool,
-    /// Those who want nothing fetched have walks of their own: they wait for no network, and nobody else hears from them
-    /// that something is not held here.
+    /// Requests with `only-if-cached` have calls of their own: they do not wait for the network, and their errors are
+    /// not shared with other requests.
     local_only: bool,
     generation: u64,
 }
 
-/// The walks under way.
-pub struct Walks {
-    found: Flights<Key, Walked<Found>>,
-    blocks: Flights<Key, Walked<Resolved>>,
-    rules: Flights<Key, Walked<Arc<Rules>>>,
+/// The calls in progress.
+pub struct PathResolver {
+    targets: Flights<Key, SharedResult<PathTarget>>,
+    blocks: Flights<Key, SharedResult<Resolved>>,
+    rules: Flights<Key, SharedResult<Arc<Rules>>>,
     joined: Counter,
 }
 
-impl Walks {
-    /// None yet. `joined` counts the requests that waited for a walk which another one had begun.
+impl PathResolver {
+    /// No calls. `joined` counts the followers.
     pub fn new(joined: Counter) -> Self {
-        Self { found: Flights::default(), blocks: Flights::default(), rules: Flights::default(), joined }
+        Self { targets: Flights::default(), blocks: Flights::default(), rules: Flights::default(), joined }
     }
 
-    /// What a path leads to: [`resolve::resolve`].
+    /// Resolves a path: [`resolve::resolve`].
     ///
     /// # Errors
     /// The same.
-    pub async fn find(
+    pub async fn resolve(
         &self,
         source: &Arc<RootSource>,
         target: &Target,
         generation: u64,
         shows_index: bool,
-    ) -> Result<Found, Problem> {
+    ) -> Result<PathTarget, Problem> {
         let key = Key { shows_index, ..Key::of(source, target, generation) };
         let walk = |source: Arc<RootSource>| {
             let target = target.clone();
             async move { resolve::resolve(&source, &target, generation, shows_index).await }
         };
-        self.together(&self.found, key, source, walk).await
+        self.singleflight(&self.targets, key, source, walk).await
     }
 
-    /// The last block of a path, whatever that is: [`resolve::walk`].
+    /// The last block of a path, of any codec: [`resolve::walk`].
     ///
     /// # Errors
     /// The same.
@@ -81,10 +81,10 @@ impl Walks {
             let target = target.clone();
             async move { resolve::walk(&source, &target).await }
         };
-        self.together(&self.blocks, Key::of(source, target, generation), source, walk).await
+        self.singleflight(&self.blocks, Key::of(source, target, generation), source, walk).await
     }
 
-    /// What the site at a path says of paths that are not there: [`SiteRedirects::rules`].
+    /// The rules of the site at a path: [`SiteRedirects::rules`].
     ///
     /// # Errors
     /// The same.
@@ -99,10 +99,10 @@ impl Walks {
             let (redirects, site) = (redirects.clone(), site.clone());
             async move { redirects.rules(&source, &site, generation).await }
         };
-        self.together(&self.rules, Key::of(source, site, generation), source, walk).await
+        self.singleflight(&self.rules, Key::of(source, site, generation), source, walk).await
     }
 
-    /// The rule of the site's `_redirects` for the path, if it has one.
+    /// The site's rule for a missing path, if it has one.
     ///
     /// # Errors
     /// Those of [`SiteRedirects::rules`].
@@ -114,8 +114,8 @@ impl Walks {
         generation: u64,
     ) -> Result<Option<Match>, Problem> {
         let site = target.to_site();
-        let rules = match redirects.known(&site, generation) {
-            Some(said) => said.map_err(Problem::Redirects)?,
+        let rules = match redirects.cached(&site, generation) {
+            Some(rules) => rules.map_err(Problem::Redirects)?,
             None => self.rules(redirects, source, &site, generation).await?,
         };
         let asked = target.segments.iter().skip(target.site);
@@ -126,14 +126,14 @@ impl Walks {
         Ok(found)
     }
 
-    /// How many walks are under way.
+    /// The number of calls in progress.
     pub fn under_way(&self) -> usize {
-        self.found.under_way() + self.blocks.under_way() + self.rules.under_way()
+        self.targets.under_way() + self.blocks.under_way() + self.rules.under_way()
     }
 
-    async fn together<T, F>(
+    async fn singleflight<T, F>(
         &self,
-        flights: &Flights<Key, Walked<T>>,
+        flights: &Flights<Key, SharedResult<T>>,
         key: Key,
         source: &Arc<RootSource>,
         walk: impl Fn(Arc<RootSource>) -> F,
@@ -142,19 +142,21 @@ impl Walks {
         T: Clone + Send + Sync + 'static,
         F: Future<Output = Result<T, Problem>> + Send + 'static,
     {
-        let begun = Instant::now();
-        let fly = || {
+        let joined_at = Instant::now();
+        let begin = || {
             let (source, walk) = (Arc::clone(source), walk(Arc::clone(source)));
             aside(async move { walk.await.map(|found| (found, source.tier())) })
-                .map(|walked| walked.unwrap_or_else(|| Err(Problem::closed())))
+                .map(|result| result.unwrap_or_else(|| Err(Problem::closed())))
         };
-        let seat = flights.join(key.clone(), fly);
-        if seat.1 {
+        let call = flights.join(key.clone(), begin);
+        if call.1 {
             self.joined.inc();
         }
-        let again = |walked: &Walked<T>| walked.as_ref().is_err_and(|problem| problem.is_of_who_began(begun.elapsed()));
-        let (found, tier) = flights.land(key, seat, fly, again).await.0?;
-        source.reach(tier);
+        let retries = |result: &SharedResult<T>| {
+            result.as_ref().is_err_and(|problem| problem.is_leader_only(joined_at.elapsed()))
+        };
+        let (found, tier) = flights.land(key, call, begin, retries).await.0?;
+        source.record_tier(tier);
         Ok(found)
     }
 }
@@ -165,8 +167,8 @@ impl Key {
     }
 }
 
-impl std::fmt::Debug for Walks {
+impl std::fmt::Debug for PathResolver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Walks").field("under_way", &self.under_way()).finish_non_exhaustive()
+        f.debug_struct("PathResolver").field("under_way", &self.under_way()).finish_non_exhaustive()
     }
 }

@@ -1,8 +1,8 @@
-//! Whether the index agrees with itself and with the files that are there, and what makes it agree again.
+//! Checks the consistency of the index, also with the segment files, and repairs it.
 //!
-//! Goals: `index` is believed, since it says where each value is, and a value tells by its checksum whether that is so;
-//! what is derived from it (`places`, the sums of `segments`, the next numbers) is made anew from it; each change is right by
-//! itself, so a repair that is cut off is begun again. Memory grows with the number of segments alone.
+//! Goals: the family `index` is authoritative, since each value's checksum verifies its place; derived data (`places`,
+//! the sums in `segments`, the next IDs) is recomputed from it; each change is correct by itself, so an interrupted
+//! repair can be repeated. Memory grows only with the number of segments.
 //!
 //! Non-goals: values, which a scrub checks; the families of pins.
 
@@ -16,58 +16,57 @@ use content::BlockKey;
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Rows that one batch changes.
+/// Rows per batch.
 const BATCH_ROWS: usize = 1024;
 
-/// Where the index disagreed.
+/// Inconsistencies of the index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Disagreements {
-    /// Blocks of which the index is malformed, or names a place where they are not. They are forgotten.
+    /// Blocks with a malformed index record, or one with a wrong place. They are removed.
     pub blocks: u64,
-    /// Rows of `places` that are missing or that the index does not confirm.
+    /// Rows of `places` that are missing or inconsistent with the index.
     pub places: u64,
-    /// Records of segments that are missing, too many or do not count what is there; and the next numbers, if they were
-    /// used already.
+    /// Records of segments that are missing, superfluous or wrong; and the next IDs, if they are already used.
     pub segments: u64,
-    /// Files that no segment has.
+    /// Files without a segment record.
     pub files: u64,
 }
 
 impl Disagreements {
-    /// How many in all.
+    /// The total number.
     pub fn total(&self) -> u64 {
         self.blocks + self.places + self.segments + self.files
     }
 }
 
-/// Looks for disagreements, and does away with them if `mend` says so.
-pub(super) fn survey(store: &Store, mend: bool) -> Result<Disagreements, StoreError> {
-    let mut survey = Survey { store, mend, batch: WriteBatch::default(), found: Disagreements::default() };
-    survey.places()?;
-    survey.index()?;
-    let segments = survey.segments(count_all(store)?)?;
-    survey.counters(&segments)?;
-    survey.write()?;
-    survey.files(&segments)?;
-    Ok(survey.found)
+/// Checks the index, and repairs it if `repairs`.
+pub(super) fn check_index(store: &Store, repairs: bool) -> Result<Disagreements, StoreError> {
+    let mut check = IndexCheck { store, repairs, batch: WriteBatch::default(), found: Disagreements::default() };
+    check.places()?;
+    check.index()?;
+    let segments = check.segments(count_all(store)?)?;
+    check.counters(&segments)?;
+    check.write()?;
+    check.files(&segments)?;
+    Ok(check.found)
 }
 
-struct Survey<'a> {
+struct IndexCheck<'a> {
     store: &'a Store,
-    mend: bool,
+    repairs: bool,
     batch: WriteBatch,
     found: Disagreements,
 }
 
 type Segments = BTreeMap<u32, SegmentRecord>;
 
-impl Survey<'_> {
-    /// Takes away rows that the index does not confirm. Comes first, so that what is left has a claim.
+impl IndexCheck<'_> {
+    /// Removes rows of `places` that are inconsistent with the index. Runs first, so that the remaining rows are valid.
     fn places(&mut self) -> Result<(), StoreError> {
         for row in self.store.rows_from(PLACES, &[])? {
             let (place, block) = row?;
-            let named = index(self.store, &block)?.map(|record| record.place);
-            if named.is_none() || named != Place::from_key(&place) {
+            let indexed = index(self.store, &block)?.map(|record| record.place);
+            if indexed.is_none() || indexed != Place::from_key(&place) {
                 self.found.places += 1;
                 self.batch.delete_cf(self.store.family(PLACES)?, place);
                 self.write_some()?;
@@ -76,49 +75,49 @@ impl Survey<'_> {
         self.write()
     }
 
-    /// Adds rows of `places` that are missing, and takes away what cannot be.
+    /// Adds missing rows of `places`, and removes malformed index records.
     fn index(&mut self) -> Result<(), StoreError> {
         for row in self.store.rows_from(INDEX, &[])? {
             let (block, record) = row?;
             match (BlockKey::from_bytes(&block), IndexRecord::from_bytes(&record)) {
-                (Some(key), Some(record)) => self.claim(&key, &block, record)?,
-                _ => self.forget(&block)?,
+                (Some(key), Some(record)) => self.check_place(&key, &block, record)?,
+                _ => self.remove(&block)?,
             }
             self.write_some()?;
         }
         self.write()
     }
 
-    /// Sees to it that the place which a block's record names is its own, if its value is there. A value names its block, so
-    /// no two blocks have one place.
-    fn claim(&mut self, key: &BlockKey, block: &[u8], record: IndexRecord) -> Result<(), StoreError> {
+    /// Makes the row of a block's place refer to the block, if its value is there. A value's record contains the key,
+    /// so no two blocks share a place.
+    fn check_place(&mut self, key: &BlockKey, block: &[u8], record: IndexRecord) -> Result<(), StoreError> {
         let place = record.place.to_key();
         let found = self.store.pinned(PLACES, &place)?;
         if found.as_deref() == Some(block) {
             return Ok(());
         }
         if matches!(self.store.verified(key, record), Err(StoreError::Corrupt(_))) {
-            return self.forget(block);
+            return self.remove(block);
         }
         self.found.places += 1;
         self.batch.put_cf(self.store.family(PLACES)?, place, block);
-        let contested = found.is_some();
-        // Whoever else claims the place and has had its turn is wrong. Those whose turn comes have to find this row.
+        let is_conflict = found.is_some();
+        // Another block with this place that was checked before is wrong. Blocks checked later must see this row.
         if let Some(other) = found.filter(|other| **other < *block)
             && index(self.store, &other)?.is_some_and(|other| other.place == record.place)
         {
-            self.forget(&other)?;
+            self.remove(&other)?;
         }
-        if contested { self.write() } else { Ok(()) }
+        if is_conflict { self.write() } else { Ok(()) }
     }
 
-    fn forget(&mut self, block: &[u8]) -> Result<(), StoreError> {
+    fn remove(&mut self, block: &[u8]) -> Result<(), StoreError> {
         self.found.blocks += 1;
         self.batch.delete_cf(self.store.family(INDEX)?, block);
         Ok(())
     }
 
-    /// Makes the records count what was counted. Gives the segments that there are then.
+    /// Corrects the records of segments, and returns them.
     fn segments(&mut self, mut counted: Segments) -> Result<Segments, StoreError> {
         let family = self.store.family(SEGMENTS)?;
         let files: BTreeSet<u32> = self.store.files.list()?.into_iter().collect();
@@ -126,14 +125,14 @@ impl Survey<'_> {
             let (key, record) = row?;
             let segment = <[u8; 4]>::try_from(&*key).ok().map(u32::from_be_bytes);
             match (segment, SegmentRecord::from_bytes(&record)) {
-                // One of which nothing is left may still be the one that values are appended to.
+                // A segment without live values may still be the current one.
                 (Some(segment), Some(record)) if counted.contains_key(&segment) || files.contains(&segment) => {
                     let counts = counted.entry(segment).or_insert_with(|| SegmentRecord::new(record.kind));
                     counts.written = counts.written.max(record.written);
-                    // What holds anything pinned must not be evicted.
+                    // A segment with a pinned value must not be evicted.
                     counts.kind = if record.kind == Kind::Pinned { Kind::Pinned } else { counts.kind };
                 }
-                // Written anew below.
+                // Rewritten below.
                 (Some(segment), None) if counted.contains_key(&segment) => {}
                 _ => {
                     self.found.segments += 1;
@@ -151,7 +150,7 @@ impl Survey<'_> {
         Ok(counted)
     }
 
-    /// Numbers that were used are not used again.
+    /// Corrects the next IDs, so that used IDs are not reused.
     fn counters(&mut self, segments: &Segments) -> Result<(), StoreError> {
         let found = match self.store.counters() {
             Err(StoreError::Corrupt(_)) => Counters::default(),
@@ -161,7 +160,7 @@ impl Survey<'_> {
         if let Some((last, _)) = segments.last_key_value() {
             counters.segment = counters.segment.max(last.saturating_add(1));
         }
-        // What comes must not lie before what is known to be synced.
+        // New values must not be placed before the synced place.
         let synced = self.store.synced()?.unwrap_or_default();
         let after = if synced.offset > 0 { synced.segment.saturating_add(1) } else { synced.segment };
         if !segments.contains_key(&synced.segment) {
@@ -182,12 +181,12 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// Takes in what files have that nobody names, and deletes those that have nothing, when it is on the disk that nobody
-    /// names them.
+    /// Adds the values of files without records to the index, and deletes files without values, after the removal of
+    /// their rows was synced.
     fn files(&mut self, segments: &Segments) -> Result<(), StoreError> {
         for file in self.store.files.list()?.into_iter().filter(|file| !segments.contains_key(file)) {
             self.found.files += 1;
-            if self.mend && !rebuild::adopt(self.store, file)? {
+            if self.repairs && !rebuild::adopt(self.store, file)? {
                 self.store.files.delete(file)?;
             }
         }
@@ -200,16 +199,16 @@ impl Survey<'_> {
 
     fn write(&mut self) -> Result<(), StoreError> {
         let batch = std::mem::take(&mut self.batch);
-        if self.mend && !batch.is_empty() { self.store.write(batch, true) } else { Ok(()) }
+        if self.repairs && !batch.is_empty() { self.store.write(batch, true) } else { Ok(()) }
     }
 }
 
-/// What the index says of a block, if that can be read.
+/// The index record of a block, if it is valid.
 fn index(store: &Store, block: &[u8]) -> Result<Option<IndexRecord>, StoreError> {
     Ok(store.pinned(INDEX, block)?.and_then(|record| IndexRecord::from_bytes(&record)))
 }
 
-/// Counts what is in each segment.
+/// Computes the records of all segments from the index.
 pub(super) fn count_all(store: &Store) -> Result<BTreeMap<u32, SegmentRecord>, StoreError> {
     let mut counted = Segments::new();
     for row in store.rows_from(INDEX, &[])? {
@@ -222,7 +221,7 @@ pub(super) fn count_all(store: &Store) -> Result<BTreeMap<u32, SegmentRecord>, S
     Ok(counted)
 }
 
-/// Counts a block that is in a segment.
+/// Adds a block to the record of its segment.
 pub(super) fn count_block(segment: &mut SegmentRecord, block: &[u8], record: IndexRecord) {
     let bytes = u32::try_from(record::record_bytes(block, record.shape.value_bytes())).unwrap_or(u32::MAX);
     segment.blocks += 1;

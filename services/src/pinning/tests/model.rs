@@ -1,6 +1,6 @@
-//! The index beside a plain account of the same requests.
+//! The index compared with a simple model of the same requests.
 
-use crate::pinning::index::{Counts, Entry, Index, Outcome, Stretch};
+use crate::pinning::index::{Batch, Counts, Entry, Index, Outcome};
 use crate::pinning::record::Work;
 use crate::pinning::{Progress, Wanted};
 use content::{Block, Cid};
@@ -22,6 +22,8 @@ enum Step {
     Progress(usize, u64),
     Take,
     End(usize),
+    BeginRemoval(usize),
+    EndRemoval(usize),
 }
 
 fn outcome(number: u8) -> Outcome {
@@ -43,6 +45,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..4_usize, 0..100_u64).prop_map(|(root, bytes)| Step::Progress(root, bytes)),
         2 => Just(Step::Take),
         1 => (0..4_usize).prop_map(Step::End),
+        1 => (0..4_usize).prop_map(Step::BeginRemoval),
+        1 => (0..4_usize).prop_map(Step::EndRemoval),
     ]
 }
 
@@ -59,8 +63,8 @@ pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Optio
     }
 }
 
-/// Everything that can be told from the list of requests alone.
-fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTreeSet<Cid>) {
+/// Compares the index with what the list of requests says.
+fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTreeSet<Cid>, removing: &BTreeSet<Cid>) {
     let roots = roots();
     let is_pending = |entry: &&Entry| entry.outcome == Outcome::Pending;
     let is_live = |entry: &&Entry| !matches!(entry.outcome, Outcome::Failed(_));
@@ -72,7 +76,7 @@ fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTree
         failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
         withheld: count(|outcome| matches!(outcome, Outcome::Withheld(_))),
         incomplete_roots: 0,
-        queued_roots: waiting.difference(active).count() as u64,
+        queued_roots: waiting.iter().filter(|root| !active.contains(root) && !removing.contains(root)).count() as u64,
         active_roots: active.len() as u64,
     };
     assert_eq!(index.counts(), expected);
@@ -82,6 +86,7 @@ fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTree
         let kept = entries.iter().filter(is_pending).any(|entry| entry.keeps == Some(*root));
         assert_eq!(index.is_needed(root), live || kept);
         assert_eq!(index.is_pending(root), waiting.contains(root));
+        assert_eq!(index.is_removing(root), removing.contains(root));
         if let Some(known) = index.root(root) {
             assert_eq!(known.progress.bytes, *bytes);
         }
@@ -94,17 +99,17 @@ fn compare(index: &Index, entries: &[Entry], progress: &[u64; 4], active: &BTree
         assert_eq!(index.used(owner), (own.len() as u64, bytes), "{owner}");
         let mut newest: Vec<_> = own.iter().map(|entry| entry.created_ms).collect();
         newest.reverse();
-        let times = |stretch: Stretch<'_>| stretch.entries.iter().map(|entry| entry.created_ms).collect::<Vec<_>>();
+        let times = |batch: Batch<'_>| batch.entries.iter().map(|entry| entry.created_ms).collect::<Vec<_>>();
         assert_eq!(times(index.newest_of(owner, u64::MAX, usize::MAX)), newest);
     }
 }
 
 proptest! {
     #[test]
-    fn the_index_agrees_with_a_plain_account(steps in proptest::collection::vec(step(), 0..80)) {
+    fn the_index_agrees_with_the_model(steps in proptest::collection::vec(step(), 0..80)) {
         let roots = roots();
         let (mut index, mut entries) = (Index::default(), Vec::<Entry>::new());
-        let (mut progress, mut active, mut number) = ([0; 4], BTreeSet::new(), 0);
+        let (mut progress, mut active, mut removing, mut number) = ([0; 4], BTreeSet::new(), BTreeSet::new(), 0);
         for step in steps {
             match step {
                 Step::Insert { owner, root, outcome: becomes, keeps } => {
@@ -116,53 +121,63 @@ proptest! {
                 }
                 Step::Remove(which) if which < entries.len() => {
                     let entry = entries.remove(which);
-                    let left = index.left_by([(&entry, None)]);
+                    let released = index.released_by([(&entry, None)]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.remove(&entry.id), Some(entry));
                     let lost = |(root, needed): &(&Cid, bool)| *needed && !index.is_needed(root);
-                    let expected: BTreeSet<Cid> = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root).collect();
-                    prop_assert_eq!(left.into_iter().collect::<BTreeSet<_>>(), expected);
+                    let expected = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root);
+                    prop_assert_eq!(released.into_iter().collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<Cid>>());
                 }
                 Step::Settle(which, becomes) if which < entries.len() => {
                     let former = entries[which].clone();
                     let next = outcome(becomes);
                     let keeps = former.keeps.filter(|_| next == Outcome::Pending);
                     let next = Entry { outcome: next, keeps, ..former.clone() };
-                    let left = index.left_by([(&former, Some(&next))]);
+                    let released = index.released_by([(&former, Some(&next))]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
                     prop_assert_eq!(index.settle(&former.id, next.outcome.clone()), Some(next.clone()));
                     let lost = |(root, needed): &(&Cid, bool)| *needed && !index.is_needed(root);
-                    let expected: BTreeSet<Cid> = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root).collect();
-                    prop_assert_eq!(left.into_iter().collect::<BTreeSet<_>>(), expected);
+                    let expected = roots.iter().zip(needed).filter(lost).map(|(root, _)| *root);
+                    prop_assert_eq!(released.into_iter().collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<Cid>>());
                     entries[which] = next;
                 }
                 Step::Progress(root, bytes) => {
-                    index.note_progress(&roots[root], Progress { blocks: 1, bytes }, false);
+                    index.set_progress(&roots[root], Progress { blocks: 1, bytes }, false);
                     if index.root(&roots[root]).is_some() {
                         progress[root] = bytes;
                     }
                 }
                 Step::Take => {
                     if let Some(root) = index.take_next(0, 4) {
-                        prop_assert!(active.insert(root), "nobody is at it yet");
+                        prop_assert!(active.insert(root), "no worker fetches it yet");
                     }
                 }
+                Step::BeginRemoval(root) => {
+                    let cid = roots[root];
+                    let begins = !index.is_needed(&cid) && !active.contains(&cid) && !removing.contains(&cid);
+                    prop_assert_eq!(index.begin_removal(&cid), begins);
+                    if begins {
+                        removing.insert(cid);
+                        progress[root] = 0;
+                    }
+                }
+                Step::EndRemoval(root) if removing.remove(&roots[root]) => index.end_removal(&roots[root]),
                 Step::End(root) if active.remove(&roots[root]) => index.end_work(&roots[root]),
                 _ => {}
             }
-            // A root that nobody asks for any more is forgotten, and with it what there was of it.
+            // A root without requests is removed, with its progress.
             for (at, root) in roots.iter().enumerate() {
                 if index.root(root).is_none() {
                     progress[at] = 0;
                 }
             }
-            compare(&index, &entries, &progress, &active);
+            compare(&index, &entries, &progress, &active, &removing);
         }
     }
 }
 
 #[test]
-fn owners_take_turns_and_leave_room_for_each_other() {
+fn owners_take_turns_and_share_the_workers() {
     let blocks: Vec<Block> = (0..12).map(crate::pinning::tests::leaf).collect();
     let mut index = Index::default();
     for (number, block) in blocks.iter().enumerate() {
@@ -179,24 +194,24 @@ fn owners_take_turns_and_leave_room_for_each_other() {
 }
 
 #[test]
-fn what_is_not_due_waits() {
+fn roots_that_are_not_due_wait() {
     let block = crate::pinning::tests::leaf(0);
     let mut index = Index::default();
     index.insert(entry(1, "a", *block.cid(), Outcome::Pending, None));
-    index.note_work(block.cid(), Work { due_ms: 500, ..Work::default() });
+    index.set_work(block.cid(), Work { due_ms: 500, ..Work::default() });
     assert_eq!((index.take_next(499, 4), index.next_due_ms(4)), (None, Some(500)));
-    index.hurry(block.cid(), 400);
+    index.schedule_now(block.cid(), 400);
     assert_eq!(index.next_due_ms(4), Some(400));
     assert_eq!(index.take_next(400, 4), Some(*block.cid()));
     assert_eq!(index.next_due_ms(4), None);
-    // After its end it waits as long as its work says.
-    index.note_work(block.cid(), Work { due_ms: 900, attempts: 1, ..Work::default() });
+    // After an attempt, it waits until its work is due.
+    index.set_work(block.cid(), Work { due_ms: 900, attempts: 1, ..Work::default() });
     index.end_work(block.cid());
     assert_eq!(index.next_due_ms(4), Some(900));
 }
 
 #[test]
-fn a_request_that_keeps_its_own_root_leaves_nothing_behind() {
+fn a_request_that_retains_its_own_root_leaves_nothing_behind() {
     let root = *crate::pinning::tests::leaf(0).cid();
     let mut index = Index::default();
     index.insert(entry(1, "a", root, Outcome::Pending, Some(root)));

@@ -1,10 +1,12 @@
-//! What becomes of requests.
+//! The lifecycle of requests.
 
 use crate::pinning::Progress;
+use crate::pinning::adopt::{AdoptError, Adoption};
+use crate::pinning::service::FollowUp;
 use crate::pinning::tests::*;
 
 #[tokio::test]
-async fn a_dag_is_fetched_pinned_and_let_go() {
+async fn a_dag_is_fetched_pinned_and_unpinned() {
     let dir = tempfile::tempdir().expect("a directory");
     for world in [World::new(), World::on_disk(dir.path())] {
         let blocks = dag("one", 0..40);
@@ -30,7 +32,7 @@ async fn a_dag_is_fetched_pinned_and_let_go() {
 }
 
 #[tokio::test]
-async fn a_root_of_several_is_fetched_once_and_stays_until_the_last_lets_go() {
+async fn a_root_of_several_requests_is_fetched_once_and_stays_until_the_last_is_removed() {
     let world = World::new();
     let blocks = dag("one", 0..10);
     world.upstream.has(&blocks);
@@ -45,7 +47,7 @@ async fn a_root_of_several_is_fetched_once_and_stays_until_the_last_lets_go() {
     }
     assert_eq!(world.upstream.asked(), 11, "each block once");
     assert_eq!(pins.used("one").bytes, bytes_of(&blocks), "a DAG counts once");
-    // Nobody touches what is somebody else's.
+    // Requests of other owners cannot be changed.
     assert!(matches!(pins.remove("other", &requests[0].id).await, Err(PinsError::NotFound)));
     assert!(pins.get("other", &requests[0].id).is_none());
     for (request, left) in requests.iter().zip([1, 1, 0]) {
@@ -57,7 +59,7 @@ async fn a_root_of_several_is_fetched_once_and_stays_until_the_last_lets_go() {
 }
 
 #[tokio::test]
-async fn a_block_of_two_dags_stays_until_both_are_gone() {
+async fn a_block_of_two_dags_stays_until_both_are_unpinned() {
     let world = World::new();
     let (first, second) = (dag("first", 0..4), dag("second", 3..6));
     let shared = leaf(3);
@@ -74,7 +76,7 @@ async fn a_block_of_two_dags_stays_until_both_are_gone() {
 }
 
 #[tokio::test]
-async fn what_cannot_succeed_fails_at_once_and_leaves_nothing() {
+async fn permanent_failures_are_immediate_and_leave_nothing() {
     let mut world = World::new();
     let denied = leaf(1);
     world.policy = Arc::new(DenyList::new([*denied.cid()]));
@@ -101,7 +103,7 @@ async fn what_cannot_succeed_fails_at_once_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_tried_again_until_it_comes() {
+async fn missing_blocks_are_retried_until_they_arrive() {
     let world = World::new();
     let blocks = dag("one", 0..5);
     world.upstream.has(&blocks[..5]);
@@ -111,7 +113,7 @@ async fn what_is_missing_is_tried_again_until_it_comes() {
         pins.get("somebody", &request.id).filter(|now| now.attempts >= 2 && now.status == Status::Queued)
     });
     let waiting = waiting.await;
-    assert!(waiting.details.is_some_and(|details| details.contains("is not held here")));
+    assert!(waiting.details.is_some_and(|details| details.contains("is not stored locally")));
     assert!(waiting.next_attempt.is_some() && waiting.progress.blocks > 0);
     world.upstream.has(&blocks);
     let pinned = becomes(&pins, &request, Status::Pinned).await;
@@ -119,7 +121,7 @@ async fn what_is_missing_is_tried_again_until_it_comes() {
 }
 
 #[tokio::test]
-async fn what_does_not_come_is_given_up() {
+async fn requests_fail_when_retries_are_exhausted() {
     let mut world = World::new();
     world.options.give_up = Duration::from_millis(100);
     let blocks = dag("one", 0..5);
@@ -129,14 +131,14 @@ async fn what_does_not_come_is_given_up() {
     let failed = becomes(&pins, &request, Status::Failed).await;
     assert!(failed.details.is_some_and(|details| details.starts_with("given up after")));
     until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
-    // Whoever asks again has it tried again; what failed stays so.
+    // A new request is tried again; the failed one stays failed.
     world.upstream.has(&blocks);
     pin(&pins, &owner("somebody"), wanted(&blocks)).await;
     assert_eq!(pins.get("somebody", &request.id).map(|request| request.status), Some(Status::Failed));
 }
 
 #[tokio::test]
-async fn a_request_that_is_removed_while_it_is_fetched_ends_its_worker() {
+async fn removing_a_request_during_its_fetch_cancels_the_worker() {
     let mut world = World::new();
     world.upstream = Upstream::new(3);
     let blocks = dag("one", 0..50);
@@ -148,13 +150,13 @@ async fn a_request_that_is_removed_while_it_is_fetched_ends_its_worker() {
     pins.remove("somebody", &request.id).await.expect("removes");
     until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
     assert!(!world.holds(&blocks[0]).await);
-    // The next one begins anew.
+    // The next request starts again.
     world.upstream.permits.add_permits(1000);
     pin(&pins, &owner("somebody"), wanted(&blocks)).await;
 }
 
 #[tokio::test]
-async fn so_many_are_fetched_at_a_time_and_owners_take_turns() {
+async fn concurrent_fetches_are_limited_and_owners_take_turns() {
     let mut world = World::new();
     world.options.workers_max = 4;
     world.upstream = Upstream::new(0);
@@ -171,7 +173,7 @@ async fn so_many_are_fetched_at_a_time_and_owners_take_turns() {
     until("all workers are busy", async || (fetched() == 4).then_some(())).await;
     let late = pins.request(&modest, wanted(&dags[19])).await.expect("is asked for");
     assert_eq!(status(&late), Some(Status::Queued));
-    // As soon as one of four is done, it is the other owner's turn.
+    // When one of four is done, the other owner has its turn.
     world.upstream.permits.add_permits(1);
     until("it is fetched", async || (status(&late) == Some(Status::Pinning)).then_some(())).await;
     assert_eq!(fetched(), 3);
@@ -182,7 +184,7 @@ async fn so_many_are_fetched_at_a_time_and_owners_take_turns() {
 }
 
 #[tokio::test]
-async fn a_replacement_lets_go_of_the_former_when_it_is_here() {
+async fn a_replacement_releases_the_former_pin_when_it_is_complete() {
     let mut world = World::new();
     let (former, next) = (dag("former", 0..5), dag("next", 3..8));
     world.upstream.has(&former);
@@ -201,20 +203,20 @@ async fn a_replacement_lets_go_of_the_former_when_it_is_here() {
     let new = pins.replace(&somebody, &old.id, wanted(&next)).await.expect("replaces");
     assert_ne!(new.id, old.id);
     assert!(pins.get("somebody", &old.id).is_none());
-    assert!(world.holds(&former[1]).await, "what was pinned stays until then");
+    assert!(world.holds(&former[1]).await, "the former pin stays until then");
     world.upstream.permits.add_permits(1000);
     becomes(&pins, &new, Status::Pinned).await;
-    assert_eq!(world.upstream.asked(), 4, "the two blocks that both have are not fetched again");
+    assert_eq!(world.upstream.asked(), 4, "the two common blocks are not fetched again");
     until("the former pin is gone", async || (world.pinned().await == [*next[0].cid()]).then_some(())).await;
     assert!(!world.holds(&former[1]).await && world.holds(&leaf(3)).await);
-    // The same again: another request, the same pin.
+    // The same DAG again: another request, the same pin.
     let same = pins.replace(&somebody, &new.id, named(&next, "name")).await.expect("replaces");
     assert_eq!((same.status, same.name.as_deref()), (Status::Pinned, Some("name")));
     assert_eq!(world.pinned().await, [*next[0].cid()]);
 }
 
 #[tokio::test]
-async fn uploads_are_recorded_if_the_store_has_them() {
+async fn uploads_are_recorded_if_they_are_in_the_store() {
     let world = World::new();
     let blocks = dag("upload", 0..5);
     let pins = world.start().await;
@@ -222,10 +224,10 @@ async fn uploads_are_recorded_if_the_store_has_them() {
     let root = *blocks[0].cid();
     let early = pins.record(&somebody, root, None, Default::default()).await;
     assert!(matches!(early, Err(PinsError::NotHeld { .. })));
-    let protection = pins.protect(root);
+    let protection = pins.protect(root).await;
     let supply = futures::stream::iter(blocks.clone().into_iter().map(Ok::<_, SourceError>));
     world.store.pin_recursive(root, None, supply).await.expect("pins");
-    // Somebody else had asked for the same, and nobody has it but the store now.
+    // Another owner had requested the same, and only the store has it now.
     let other = pins.request(&owner("other"), wanted(&blocks)).await.expect("is asked for");
     becomes(&pins, &other, Status::Pinned).await;
     pins.remove("other", &other.id).await.expect("removes");
@@ -239,7 +241,7 @@ async fn uploads_are_recorded_if_the_store_has_them() {
 }
 
 #[tokio::test]
-async fn what_was_refused_after_it_was_stored_is_let_go() {
+async fn the_pin_of_a_rejected_upload_is_removed() {
     let world = World::new();
     let blocks = dag("upload", 0..5);
     let pins = world.start().await;
@@ -249,16 +251,16 @@ async fn what_was_refused_after_it_was_stored_is_let_go() {
     let poor = Owner { bytes_max: Some(3), ..owner("poor") };
     let refused = pins.record(&poor, root, None, Default::default()).await;
     assert!(matches!(refused, Err(PinsError::Quota(_))), "{refused:?}");
-    let (early, late) = (pins.protect(root), pins.protect(root));
+    let (early, late) = (pins.protect(root).await, pins.protect(root).await);
     pins.let_go(root).await.expect("waits");
     drop(early);
-    assert_eq!(world.pinned().await, [root], "somebody protects it");
+    assert_eq!(world.pinned().await, [root], "it is protected");
     drop(late);
     until("it is let go", async || world.pinned().await.is_empty().then_some(())).await;
     world.store.pin_recursive(root, None, supply()).await.expect("pins");
     pins.let_go(root).await.expect("lets go");
     assert_eq!(world.pinned().await, []);
-    // What somebody wants is not let go.
+    // A requested pin is not removed.
     world.store.pin_recursive(root, None, supply()).await.expect("pins");
     pins.record(&owner("rich"), root, None, Default::default()).await.expect("records");
     pins.let_go(root).await.expect("does nothing");
@@ -266,7 +268,7 @@ async fn what_was_refused_after_it_was_stored_is_let_go() {
 }
 
 #[tokio::test]
-async fn what_is_taken_down_fails_for_everybody() {
+async fn a_take_down_fails_the_requests_of_all_owners() {
     let world = World::new();
     let blocks = dag("one", 0..5);
     world.upstream.has(&blocks);
@@ -282,7 +284,7 @@ async fn what_is_taken_down_fails_for_everybody() {
 }
 
 #[tokio::test]
-async fn roots_that_carry_their_content_are_pinned_as_well() {
+async fn roots_with_identity_hashes_are_pinned() {
     let world = World::new();
     let pins = world.start().await;
     let inline = Block::of(codec::RAW, hashes::IDENTITY, 4, Bytes::from_static(b"abcd"));
@@ -294,4 +296,126 @@ async fn roots_that_carry_their_content_are_pinned_as_well() {
     assert_eq!(request.progress.blocks, 0);
     pins.remove("somebody", &request.id).await.expect("removes");
     assert_eq!(world.pinned().await, []);
+}
+
+#[tokio::test]
+async fn while_a_pin_is_removed_other_changes_proceed_and_its_root_waits() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..4), dag("second", 4..8));
+    world.upstream.has(&first);
+    world.upstream.has(&second);
+    let pins = world.start().await;
+    let (one, other) = (owner("one"), owner("other"));
+    let root = *first[0].cid();
+    let request = pin(&pins, &one, wanted(&first)).await;
+    // What a removal does under the lock. The store's part follows below.
+    pins.index_mut().remove(&request.id).expect("is there");
+    assert!(pins.index_mut().begin_removal(&root));
+    pin(&pins, &other, wanted(&second)).await;
+    let again = pins.request(&other, wanted(&first)).await.expect("is accepted");
+    assert_eq!(again.status, Status::Queued, "it was complete, and is about to be removed");
+    let asked = world.upstream.asked();
+    let mut protecting = Box::pin(pins.protect(root));
+    assert!(futures::poll!(&mut protecting).is_pending());
+    assert_eq!((world.upstream.asked(), world.pinned().await.len()), (asked, 2));
+    pins.follow_up(FollowUp::Remove(root)).await;
+    let _protection = protecting.await;
+    becomes(&pins, &again, Status::Pinned).await;
+    assert_eq!(world.upstream.asked(), asked + 5, "all of it was gone, and is fetched again");
+}
+
+/// Two owners pin and unpin the same two DAGs; whatever the order, what is said to be pinned is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn pins_and_unpins_of_one_root_agree_in_any_order() {
+    let world = World::new();
+    let dags = [dag("first", 0..4), dag("second", 2..6)];
+    dags.iter().for_each(|blocks| world.upstream.has(blocks));
+    let pins = world.start().await;
+    let tasks = (0..6).map(|task| {
+        let (pins, dags) = (Arc::clone(&pins), dags.clone());
+        tokio::spawn(async move {
+            let owner = owner(&format!("owner {}", task % 3));
+            for round in 0..40 {
+                let blocks = &dags[(task + round) % 2];
+                let request = pins.request(&owner, wanted(blocks)).await.expect("is accepted");
+                if round % 3 != 0 {
+                    let settled = pins.settled(&owner.id, &request.id, |_| ()).await.expect("stays");
+                    assert_eq!(settled.status, Status::Pinned);
+                    let held = pins.store.pin(blocks[0].cid()).await.expect("reads").expect("is pinned");
+                    assert_eq!(held.state, cache::PinState::Complete);
+                }
+                pins.remove(&owner.id, &request.id).await.expect("removes");
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("ends");
+    }
+    until("nothing is pinned, and nothing is known of either root", async || {
+        let unknown = dags.iter().all(|blocks| pins.index().root(blocks[0].cid()).is_none());
+        (unknown && world.pinned().await.is_empty()).then_some(())
+    })
+    .await;
+    pins.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_a_pin_sees_its_progress_and_its_end() {
+    let mut world = World::new();
+    world.upstream = Upstream::new(0);
+    let blocks = dag("one", 0..3);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let client = owner("client");
+    let request = pins.request(&client, wanted(&blocks)).await.expect("is accepted");
+    let mut seen = Vec::new();
+    {
+        let mut waiting = Box::pin(pins.settled("client", &request.id, |request| seen.push(request.progress.blocks)));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        world.upstream.permits.add_permits(2);
+        until("two blocks are stored", async || {
+            assert!(futures::poll!(&mut waiting).is_pending());
+            pins.get("client", &request.id).filter(|request| request.progress.blocks == 2)
+        })
+        .await;
+        world.upstream.permits.add_permits(2);
+        assert_eq!(waiting.await.expect("stays").status, Status::Pinned);
+    }
+    assert_eq!((seen.first(), seen.last()), (Some(&0), Some(&4)));
+    assert!(seen.is_sorted(), "{seen:?}");
+    // One that is removed meanwhile has an end as well.
+    let missing = dag("missing", 10..12);
+    let request = pins.request(&client, wanted(&missing)).await.expect("is accepted");
+    let mut waiting = Box::pin(pins.settled("client", &request.id, |_| ()));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    pins.remove("client", &request.id).await.expect("removes");
+    assert!(matches!(waiting.await, Err(PinsError::NotFound)));
+}
+
+#[tokio::test]
+async fn an_addition_of_which_one_root_is_refused_leaves_nothing() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..4), dag("second", 4..8));
+    let pins = world.start().await;
+    let poor = Owner { pins_max: Some(1), ..owner("poor") };
+    let roots = [*first[0].cid(), *second[0].cid()];
+    let addition = async || {
+        let addition = cache::Addition::begin(&*world.store).await.expect("begins");
+        for block in first.iter().chain(&second) {
+            addition.put(block).await.expect("stores");
+        }
+        addition
+    };
+    let adoption = Adoption { owner: &poor, name: Some("both"), meta: &Default::default(), renames: false };
+    let refused = pins.adopt(addition().await, &roots, adoption).await;
+    assert!(matches!(refused, Err(AdoptError::Pins(PinsError::Quota(_)))), "{refused:?}");
+    assert_eq!((pins.used("poor").pins, world.pinned().await.len()), (0, 0));
+    let rich = owner("rich");
+    let adopted = pins.adopt(addition().await, &roots, Adoption { owner: &rich, ..adoption }).await.expect("adopts");
+    assert_eq!((adopted.len(), world.pinned().await.len()), (2, 2));
+    let again = pins.adopt(addition().await, &roots, Adoption { owner: &rich, ..adoption }).await.expect("adopts");
+    let ids = |adopted: &[crate::pinning::adopt::Adopted]| -> Vec<_> {
+        adopted.iter().map(|adopted| Arc::clone(&adopted.request.id)).collect()
+    };
+    assert_eq!(ids(&again), ids(&adopted), "the same again changes nothing");
 }

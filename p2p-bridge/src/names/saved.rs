@@ -1,8 +1,8 @@
-//! The records that outlive a restart, so that a node that was just started answers the names it knows at once.
+//! The saved IPNS records, so that a restarted node answers known names at once.
 //!
-//! Written as one JSON file, whole or not at all, a moment after something changed; bounded in number and bytes. Each name has
-//! its record in base64 and the moment at which it was last confirmed, in seconds since the Unix epoch, with a space between.
-//! What is read back is verified again: the file is as trustworthy as a peer.
+//! One JSON file, replaced atomically a few seconds after a change; bounded in number and bytes. Each name has its
+//! record in base64 and the time of its last confirmation, in seconds since the Unix epoch, separated by a space.
+//! Records are verified when they are loaded, like those from a peer.
 
 use crate::{epoch, peerbook};
 use bytes::Bytes;
@@ -15,17 +15,17 @@ use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 const FILE: &str = "names.json";
-/// Records that are kept.
+/// Maximum saved records.
 const RECORDS_MAX: usize = 4096;
-/// Bytes that they may have together.
+/// Maximum bytes of all records.
 const BYTES_MAX: usize = 4 << 20;
-/// The largest file that is read: base64 and names take more room than records.
+/// The maximum size of a file to read: base64 and names take more space than records.
 const FILE_BYTES_MAX: u64 = 2 * BYTES_MAX as u64 + 128 * RECORDS_MAX as u64;
 
-/// The longest text of one record.
+/// The maximum length of one encoded record.
 const TEXT_BYTES_MAX: usize = 1 + RECORD_BYTES_MAX.div_ceil(3) * 4;
 
-/// A record's bytes. Only what is written is read: other bases take a time that grows with the square of the text.
+/// Decodes a record. Other bases than base64 are rejected, because decoding them takes quadratic time.
 fn decode(text: &str) -> Option<Bytes> {
     if text.len() > TEXT_BYTES_MAX || !text.starts_with(Base::Base64.code()) {
         return None;
@@ -34,30 +34,31 @@ fn decode(text: &str) -> Option<Bytes> {
     Some(Bytes::from(bytes)).filter(|bytes| bytes.len() <= RECORD_BYTES_MAX)
 }
 
-/// A record and how long it has been known, which files of older versions do not tell.
+/// A record and its age, which files of older versions do not have.
 fn read(text: &str, wall: SystemTime) -> Option<(Bytes, Option<Duration>)> {
     let Some((record, confirmed)) = text.split_once(' ') else { return Some((decode(text)?, None)) };
     let age = epoch::seconds(wall).saturating_sub(confirmed.parse().ok()?);
     Some((decode(record)?, Some(Duration::from_secs(age))))
 }
 
-/// Where the records are kept.
+/// The file of the saved records.
 #[derive(Debug, Clone)]
-pub(super) struct Kept {
+pub(super) struct SavedNames {
     path: PathBuf,
 }
 
-impl Kept {
+impl SavedNames {
     pub fn new(directory: &Path) -> Self {
         Self { path: directory.join(FILE) }
     }
 
-    /// The records that still hold, and how long they have been known if that is. A missing or damaged file has none.
+    /// Loads the unexpired records with their ages. A missing or corrupt file has none.
     pub fn load(&self, wall: SystemTime) -> Vec<(Key, Record, Option<Duration>)> {
         let text = match self.read() {
             Ok(text) => text,
             Err(error) => {
-                tracing::debug!(path = %self.path.display(), %error, "starting without remembered names");
+                let path = self.path.display();
+                tracing::debug!(%path, %error, "could not load the saved names: starting without them");
                 return Vec::new();
             }
         };
@@ -72,12 +73,12 @@ impl Kept {
 
     fn read(&self) -> io::Result<Vec<u8>> {
         if fs::metadata(&self.path)?.len() > FILE_BYTES_MAX {
-            return Err(io::Error::other("the file is too large"));
+            return Err(io::Error::other("the file exceeds the maximum size"));
         }
         fs::read(&self.path)
     }
 
-    /// Writes the records, and how long they have been known: the first ones if they are too many.
+    /// Saves the records with their ages, up to the maximum.
     pub fn save<'a>(&self, records: impl Iterator<Item = (Key, &'a Record, Duration)>, wall: SystemTime) {
         let mut bytes = 0;
         let fitting = records.take(RECORDS_MAX).take_while(|(_, record, _)| {
@@ -91,7 +92,7 @@ impl Kept {
         let entries: BTreeMap<String, String> = fitting.map(entry).collect();
         let written = serde_json::to_vec(&entries).map_err(io::Error::other);
         if let Err(error) = written.and_then(|text| peerbook::save(&self.path, &text)) {
-            tracing::warn!(path = %self.path.display(), %error, "could not write the remembered names");
+            tracing::warn!(path = %self.path.display(), %error, "could not save the names");
         }
     }
 }

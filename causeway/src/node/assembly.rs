@@ -1,0 +1,376 @@
+//! [`Assembly`]: the parts of a node, started in order and wired together.
+//!
+//! Each stage is a method that takes the stages before it: storage, network, services, gateway, and what operators use. Metrics of
+//! all stages are registered in one registry, and essential tasks are watched by one supervisor.
+//!
+//! Non-goals: what the parts do; sockets ([`super::listeners`]); the end of a node ([`super::Node::drain`]).
+
+use crate::network::Network;
+use crate::process;
+use admin::Admin;
+use admin::kubo_rpc::{self, Rpc};
+use admin::operations::{self, NodeAddresses, Operations};
+use anyhow::Context as _;
+use cache::{BlockStore, Ram, RamPolicy, TierMetrics, Tiers};
+use config::{Config, ConfigError, Loaded};
+use content::{Cid, Policy};
+use gateway::limits::Limits;
+use gateway::metrics::HttpMetrics;
+use gateway::pipeline::{Gateway, Wiring};
+use gateway::represent::encoded::Encoded;
+use gateway::resolve::source::Sources;
+use p2p_bridge::names::Names;
+use p2p_bridge::names::publish::Publisher;
+use prometheus_client::registry::Registry;
+use services::access::authenticator::{self, Authenticator};
+use services::audit::AuditLog;
+use services::denylists::served::Served;
+use services::denylists::takedown::{Answers, InFront};
+use services::denylists::{Control, Lists, Running};
+use services::front_caches::{Caches, Senders};
+use services::health::{Degraded, Health};
+use services::limiter::Limiter;
+use services::logging::chain;
+use services::pinning::{PinMetrics, PinOptions, Pins, Reach};
+use services::supervision::Supervisor;
+use services::uploads::resumable::Parts;
+use services::uploads::{self, Uploads};
+use services::{p2p, stores, welcome};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// The maximum number of concurrent fetches for operators, which have a limit of their own.
+const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::FETCHES_MAX;
+
+/// The maximum number of paths through one block that are purged from caches in front.
+const PURGED_PATHS_MAX: usize = 256;
+
+/// What all stages share.
+pub(super) struct Assembly<'a> {
+    loaded: &'a Loaded,
+    registry: Registry,
+    pub health: Arc<Health>,
+    pub supervisor: Supervisor,
+    pub metrics: Arc<HttpMetrics>,
+    /// Cancelled when an operator ends the process.
+    pub stop: CancellationToken,
+}
+
+/// The local tiers, and the rules about what leaves them.
+pub(super) struct Storage {
+    pub disk: Arc<dyn BlockStore>,
+    pub lists: Arc<Lists>,
+    pub tiers: Tiers,
+    policy: Arc<dyn Policy>,
+}
+
+/// The network, the names that are resolved over it, and the site that a first visit is shown.
+pub(super) struct Reached {
+    pub network: Network,
+    pub names: Arc<Names>,
+    pub publisher: Arc<Publisher>,
+    pub welcome: Option<Cid>,
+    sources: Arc<Sources>,
+}
+
+/// What a node does besides answering requests.
+pub(super) struct Services {
+    pub pins: Arc<Pins>,
+    pub parts: Arc<Parts>,
+    pub senders: Senders,
+    control: Arc<Control>,
+    uploads: Uploads,
+    audit: Arc<AuditLog>,
+    caches: Caches,
+}
+
+impl<'a> Assembly<'a> {
+    /// Begins with nothing but the settings.
+    pub fn new(loaded: &'a Loaded) -> Self {
+        let mut registry = Registry::default();
+        process::register(&mut registry);
+        let metrics = Arc::new(HttpMetrics::register(&mut registry));
+        let health = Arc::<Health>::default();
+        let supervisor = Supervisor::new(Arc::clone(&health));
+        Self { loaded, registry, health, supervisor, metrics, stop: CancellationToken::new() }
+    }
+
+    /// Opens the store and the denylists.
+    pub async fn storage(&mut self) -> anyhow::Result<Storage> {
+        let Config { data_dir, cache, policy, .. } = &self.loaded.config;
+        let disk = stores::open(data_dir, cache).await.map_err(|error| self.named(&error))?;
+        stores::note_unused(data_dir, cache);
+        let lists = Lists::open(policy, data_dir).await;
+        let lists = lists.map_err(|error| self.loaded.error(error.setting, error.to_string()))?;
+        let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
+        let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
+        let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), TierMetrics::register(&mut self.registry));
+        watch_store(&self.health, disk.live_stats());
+        self.supervisor.watch("the store's writer", disk.ended());
+        Ok(Storage { disk, lists, tiers, policy })
+    }
+
+    /// Joins the network, and resolves and publishes names over it.
+    pub async fn network(&mut self, storage: &Storage) -> anyhow::Result<Reached> {
+        let (loaded, registry) = (self.loaded, &mut self.registry);
+        let Storage { disk, tiers, policy, .. } = storage;
+        let keys = p2p::open_keys(loaded).await?;
+        let network = Network::start(loaded, Arc::new(Served::of(tiers)), policy, registry).await?;
+        let welcome = welcome_site(loaded, &**disk).await;
+        network.provide(&**disk, loaded.config.p2p.provide).await;
+        let names = network.names(loaded, policy, registry)?;
+        let publisher = network.publisher(loaded, keys, &names, registry).await?;
+        let http = &loaded.config.http;
+        let fetches = Limiter::new(size(http.misses_max), size(http.client_misses_max));
+        let sources = Arc::new(network.sources(tiers, fetches));
+        self.supervisor.watch("the publisher of names", publisher.failed());
+        if let Some(bridge) = network.bridge() {
+            self.supervisor.watch("the peer-to-peer network", bridge.ended());
+        }
+        Ok(Reached { network, names, publisher, welcome, sources })
+    }
+
+    /// Starts the pin service, uploads, take-downs, the audit log, and the messages to front caches.
+    pub async fn services(&mut self, storage: &Storage, reached: &Reached) -> anyhow::Result<Services> {
+        let loaded = self.loaded;
+        let Storage { disk, lists, tiers, policy } = storage;
+        let pins = self.pins(disk, reached.network.reach(loaded, tiers, Arc::clone(policy))).await?;
+        let recheck = Arc::downgrade(&pins);
+        lists.on_change(move || recheck.upgrade().iter().for_each(|pins| pins.rules_changed()));
+        let control = Arc::new(Control::new(Arc::clone(lists), tiers.clone()).telling(&pins));
+        let (uploads, parts) = self.uploads(disk, &pins, Arc::clone(policy))?;
+        let audit = AuditLog::open(&loaded.config.data_dir);
+        let audit = Arc::new(audit.map_err(|error| self.unwritable("audit.log", &error))?);
+        let (caches, senders) = Caches::start(&loaded.config, &audit, &mut self.registry, &self.supervisor)?;
+        self.supervisor.watch("the pin service", pins.ended());
+        self.supervisor.watch("the audit log's writer", audit.ended());
+        Ok(Services { pins, parts, senders, control, uploads, audit, caches })
+    }
+
+    async fn pins(&mut self, store: &Arc<dyn BlockStore>, reach: Reach) -> anyhow::Result<Arc<Pins>> {
+        let Config { data_dir, cache, pinning, .. } = &self.loaded.config;
+        let options = PinOptions {
+            workers_max: size(pinning.workers_max),
+            pins_max: size(pinning.pins_max),
+            give_up: Duration::from_hours(pinning.give_up_hours),
+            ..PinOptions::default()
+        };
+        let register = stores::open_register(data_dir, cache).await.map_err(|error| self.named(&error))?;
+        let metrics = PinMetrics::register(&mut self.registry);
+        let pins = Pins::start(options, register, Arc::clone(store), reach, metrics).await;
+        pins.context("the pin metadata cannot be used")
+    }
+
+    /// The upload service, and the uploads that come in parts.
+    fn uploads(
+        &self,
+        store: &Arc<dyn BlockStore>,
+        pins: &Arc<Pins>,
+        policy: Arc<dyn Policy>,
+    ) -> Result<(Uploads, Arc<Parts>), ConfigError> {
+        let Config { data_dir, uploads, cache, .. } = &self.loaded.config;
+        let limits = uploads::Limits::new(uploads, cache);
+        let service = Uploads::new(store, policy, Arc::clone(pins), limits, data_dir);
+        let service = service.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
+        let (folder, holders) = (data_dir.join(uploads::FOLDER).join("parts"), authenticator::holders(data_dir));
+        let parts = Parts::open(service.clone(), &folder, uploads.into(), holders);
+        let parts = parts.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
+        Ok((service, parts))
+    }
+
+    /// The public front.
+    pub fn gateway(&mut self, storage: &Storage, reached: &Reached) -> Arc<Gateway> {
+        let Config { http, cache, .. } = &self.loaded.config;
+        let names = Arc::clone(&reached.names) as Arc<_>;
+        let wiring = Wiring {
+            sources: Arc::clone(&reached.sources),
+            encoded: http.zstd.then(|| Encoded::new(storage.tiers.clone(), cache.encoded_bytes_max)),
+            routing: reached.network.routing(self.loaded, &storage.tiers, Arc::clone(&names), &mut self.registry),
+            names,
+            policy: Arc::clone(&storage.policy),
+            metrics: Arc::clone(&self.metrics),
+            health: Arc::clone(&self.health),
+            welcome: reached.welcome,
+        };
+        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()));
+        let caches = Arc::downgrade(&gateway);
+        storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.forget()));
+        gateway
+    }
+
+    /// What the admin listener serves.
+    pub fn admin(
+        self,
+        storage: &Storage,
+        reached: &Reached,
+        services: &Services,
+        gateway: &Arc<Gateway>,
+        addresses: &NodeAddresses,
+    ) -> anyhow::Result<Admin> {
+        let operations = self.operations(storage, reached, services, gateway, addresses);
+        services.control.with_in_front(in_front(&services.caches, gateway));
+        services.control.answered_by(predicted(&operations));
+        let rpc = self.kubo_rpc(storage, reached, services);
+        Ok(Admin {
+            authenticator: self.authenticator()?,
+            registry: self.registry,
+            health: self.health,
+            publisher: Some(Arc::clone(&reached.publisher)),
+            store: Arc::clone(&storage.disk),
+            sources: Arc::clone(&reached.sources),
+            pins: Arc::clone(&services.pins),
+            audit: Arc::clone(&services.audit),
+            data_dir: self.loaded.config.data_dir.clone(),
+            rpc,
+            operations: Some(operations),
+            control: Arc::clone(&services.control),
+            uploads: services.uploads.clone(),
+            parts: Arc::clone(&services.parts),
+        })
+    }
+
+    fn operations(
+        &self,
+        storage: &Storage,
+        reached: &Reached,
+        services: &Services,
+        gateway: &Arc<Gateway>,
+        addresses: &NodeAddresses,
+    ) -> Operations {
+        let fetches = Limiter::new(OPERATOR_FETCHES, OPERATOR_FETCHES);
+        Operations::new(operations::Dependencies {
+            gateway: Arc::clone(gateway),
+            tiers: storage.tiers.clone(),
+            sources: Arc::new(reached.network.sources(&storage.tiers, fetches)),
+            names: Arc::clone(&reached.names),
+            bridge: reached.network.bridge(),
+            health: Arc::clone(&self.health),
+            metrics: Arc::clone(&self.metrics),
+            loaded: Arc::new(self.loaded.clone()),
+            addresses: addresses.clone(),
+            stop: self.stop.clone(),
+            pins: Some(count_pins(&services.pins)),
+            decide: Some(decider(storage.lists.running())),
+            caches: services.caches.clone(),
+        })
+    }
+
+    fn kubo_rpc(&self, storage: &Storage, reached: &Reached, services: &Services) -> Rpc {
+        Rpc::new(kubo_rpc::Dependencies {
+            sources: Arc::clone(&reached.sources),
+            names: Arc::clone(&reached.names) as _,
+            policy: Arc::clone(&storage.policy),
+            store: Arc::clone(&storage.disk),
+            publisher: Arc::clone(&reached.publisher),
+            bridge: reached.network.bridge(),
+            peer_id: reached.network.peer_id(),
+            pins: Arc::clone(&services.pins),
+            uploads: services.uploads.clone(),
+            limits: self.limits(),
+        })
+    }
+
+    fn limits(&self) -> Limits {
+        let Config { http, cache, names, .. } = &self.loaded.config;
+        Limits { client_lookups_max: size(names.client_lookups_max), ..Limits::of(http, cache) }
+    }
+
+    /// Checks the tokens of the admin listener. Creates the token of commands on this data folder if it does not exist.
+    fn authenticator(&self) -> Result<Authenticator, ConfigError> {
+        let Config { data_dir, admin, .. } = &self.loaded.config;
+        let local = authenticator::local(data_dir).map_err(|error| self.unwritable("admin.token", &error))?;
+        Ok(Authenticator::new(admin.token.reveal(), Some(local), data_dir))
+    }
+
+    /// An error of the store, as one of the setting that names its folder.
+    fn named(&self, error: &anyhow::Error) -> ConfigError {
+        self.loaded.error("data_dir", chain(error))
+    }
+
+    fn unwritable(&self, file: &str, error: &io::Error) -> ConfigError {
+        let path = self.loaded.config.data_dir.join(file);
+        self.loaded.error("data_dir", format!("{} cannot be used: {error}", path.display()))
+    }
+}
+
+/// Pins the welcome site, if it is enabled, and returns its root. A failure does not prevent the start.
+async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
+    let Config { data_dir, http, cache, .. } = &loaded.config;
+    if !http.welcome_site {
+        return None;
+    }
+    let note = stores::welcome_note(data_dir, cache);
+    let offered = welcome::offer(store, note.as_deref()).await;
+    offered.unwrap_or_else(|error| {
+        tracing::warn!(error = chain(&error), "the welcome site cannot be pinned; the next start will try again");
+        None
+    })
+}
+
+/// Reports on `/readyz` when the store cannot write.
+fn watch_store(health: &Health, stats: Arc<cache::store::Stats>) {
+    health.watch(move || {
+        let trouble = stats.trouble()?;
+        Some(Degraded { part: "store", reason: trouble.word(), message: trouble.to_string() })
+    });
+}
+
+/// The caches in front of the gateway, and the paths by which they may have cached a block.
+fn in_front(caches: &Caches, gateway: &Arc<Gateway>) -> InFront {
+    let gateway = Arc::downgrade(gateway);
+    let paths_through = move |cid: &Cid| {
+        let gateway = gateway.upgrade();
+        gateway.map_or_else(Vec::new, |gateway| gateway.paths_through(cid, PURGED_PATHS_MAX))
+    };
+    InFront { caches: caches.clone(), paths_through: Arc::new(paths_through) }
+}
+
+/// The predicted answers of the gateway, for checks of denylists.
+fn predicted(operations: &Operations) -> Answers {
+    let operations = operations.clone();
+    Box::new(move |subject| {
+        let operations = operations.clone();
+        Box::pin(async move { operations.predict(&subject).await })
+    })
+}
+
+/// Looks up the list and line that block content.
+fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
+    let rules = Arc::clone(rules);
+    Arc::new(move |root, path| {
+        let hit = if path.is_empty() { rules.find_block(root) } else { rules.find_path(root, path) };
+        hit.map(|hit| format!("{}:{}", hit.list, hit.line))
+    })
+}
+
+/// Counts of pins by status.
+fn count_pins(pins: &Arc<Pins>) -> operations::PinCounts {
+    let pins = Arc::clone(pins);
+    Arc::new(move || {
+        let counts = pins.counts();
+        let by_status = [
+            ("pending", counts.pending),
+            ("pinned", counts.pinned),
+            ("failed", counts.failed),
+            ("withheld", counts.withheld),
+            ("incomplete_roots", counts.incomplete_roots),
+            ("queued_roots", counts.queued_roots),
+            ("active_roots", counts.active_roots),
+        ];
+        by_status.into_iter().map(|(status, count)| (status.to_owned(), count)).collect()
+    })
+}
+
+fn ram_policy(policy: config::RamPolicy) -> RamPolicy {
+    match policy {
+        config::RamPolicy::TinyLfu => RamPolicy::TinyLfu,
+        config::RamPolicy::Lru => RamPolicy::Lru,
+    }
+}
+
+/// A number of the settings as a size; more than this machine can count is the most that it can.
+fn size(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}

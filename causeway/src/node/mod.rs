@@ -1,0 +1,250 @@
+//! [`Node`]: everything wired together, from the listeners to the store, and shut down again.
+//!
+//! | module | concern |
+//! |---|---|
+//! | `listeners` | the sockets, bound first and served last |
+//! | `assembly` | the parts in between, in the order in which they start |
+//!
+//! The order of the start is that of its errors: a port in use is found before the store is opened, and the store before a peer
+//! hears of the node. Readiness comes last. The shutdown goes the other way.
+
+pub use self::listeners::admin_tls;
+
+mod assembly;
+mod listeners;
+
+use self::assembly::Assembly;
+use self::listeners::Listeners;
+use crate::network::Network;
+use crate::process::VERSION_AND_COMMIT;
+use admin::operations::NodeAddresses;
+use anyhow::Context as _;
+use cache::BlockStore;
+use config::{ConfigError, Loaded};
+use gateway::listen::server::{ConnectionLimits, Drain};
+use p2p_bridge::names::Names;
+use p2p_bridge::names::publish::Publisher;
+use services::access::authenticator::NO_ADMIN;
+use services::denylists::{Keeper, Lists};
+use services::front_caches::Senders;
+use services::health::{Health, Stage};
+use services::pinning::Pins;
+use services::supervision::{EssentialTaskEnded, Supervisor};
+use services::upkeep::Upkeep;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+/// A node that serves.
+pub struct Node {
+    health: Arc<Health>,
+    disk: Arc<dyn BlockStore>,
+    supervisor: Supervisor,
+    upkeep: Upkeep,
+    keeper: Keeper,
+    senders: Senders,
+    lists: Arc<Lists>,
+    _sweeper: AbortOnDropHandle<()>,
+    network: Network,
+    pins: Arc<Pins>,
+    names: Arc<Names>,
+    publisher: Arc<Publisher>,
+    public: Drain,
+    admin: Drain,
+    drain_timeout: Duration,
+    /// Cancelled when an operator stops the process through the admin API.
+    stop: CancellationToken,
+    /// The addresses of its listeners.
+    pub addresses: NodeAddresses,
+}
+
+/// Displays the addresses of a node, as `serve` prints them when the node is ready.
+pub struct Ready<'a>(pub &'a NodeAddresses);
+
+impl fmt::Display for Ready<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(addresses) = self;
+        writeln!(f, "Causeway {} is ready.", *VERSION_AND_COMMIT)?;
+        addresses.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
+        addresses
+            .admin
+            .iter()
+            .try_for_each(|address| writeln!(f, "  admin     {}://{address}", addresses.admin_scheme))?;
+        writeln!(f, "  peer id   {}", addresses.peer_id)?;
+        addresses.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
+        if addresses.p2p.is_empty() {
+            writeln!(f, "  p2p       offline")?;
+        }
+        let reachable = addresses.gateway.first().copied().map(reachable);
+        match (reachable, addresses.welcome) {
+            (Some(address), Some(root)) => writeln!(f, "  welcome   http://{address}/ipfs/{root}/"),
+            (Some(_), None) => writeln!(f, "  welcome   not pinned"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+/// An address that a browser on this machine can open.
+fn reachable(bound: SocketAddr) -> SocketAddr {
+    let ip = match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, bound.port())
+}
+
+impl Node {
+    /// Starts everything. When this returns, the listeners answer requests.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the store
+    /// or the network.
+    pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
+        let listeners = Listeners::bind(loaded).await?;
+        let mut assembly = Assembly::new(loaded);
+        let storage = assembly.storage().await?;
+        let reached = assembly.network(&storage).await?;
+        let services = assembly.services(&storage, &reached).await?;
+        let gateway = assembly.gateway(&storage, &reached);
+        let addresses = NodeAddresses {
+            gateway: listeners.public_addresses()?,
+            admin: listeners.admin_addresses()?,
+            admin_scheme: listeners.admin_scheme(),
+            peer_id: reached.network.peer_id(),
+            p2p: reached.network.addresses().await,
+            welcome: reached.welcome,
+        };
+        let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());
+        let (metrics, stop) = (Arc::clone(&assembly.metrics), assembly.stop.clone());
+        let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
+        let http = &loaded.config.http;
+        let limits = ConnectionLimits::of(http);
+        let (public, admin) = listeners.serve(&limits, &metrics, (gateway, admin), &supervisor);
+        let node = Self {
+            public,
+            admin,
+            drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
+            health,
+            upkeep: Upkeep::start(&*storage.disk, &loaded.config.cache, &supervisor),
+            keeper: storage.lists.keep(&supervisor),
+            senders: services.senders,
+            lists: storage.lists,
+            _sweeper: services.parts.start(&supervisor),
+            supervisor,
+            disk: storage.disk,
+            network: reached.network,
+            pins: services.pins,
+            names: reached.names,
+            publisher: reached.publisher,
+            stop,
+            addresses,
+        };
+        node.publish_admin_address().await?;
+        node.health.enter(Stage::Serving);
+        Ok(node)
+    }
+
+    /// Publishes the address of the admin listener to commands that find the keys locked.
+    async fn publish_admin_address(&self) -> anyhow::Result<()> {
+        let admin = self.addresses.admin.first().copied().map(reachable);
+        let address =
+            admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("{}://{address}", self.addresses.admin_scheme));
+        let keys = Arc::clone(self.publisher.keys());
+        let written = tokio::task::spawn_blocking(move || keys.leave_word(&address)).await;
+        written.context("the keys cannot be used")?.context("the keys cannot be used")
+    }
+
+    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current ones.
+    pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
+        crate::reload::reload(running, read, &self.lists, &self.names).await;
+    }
+
+    /// Waits until an operator stops the process through the admin API.
+    pub async fn asked_to_stop(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Waits until an essential task has ended.
+    pub async fn failed(&self) -> EssentialTaskEnded {
+        self.supervisor.failed().await
+    }
+
+    /// Graceful drain: stops accepting connections, finishes open requests, leaves the network and closes the store.
+    ///
+    /// # Errors
+    /// When the store could not be flushed.
+    pub async fn drain(self) -> anyhow::Result<()> {
+        self.health.enter(Stage::Ending);
+        self.supervisor.expect_end();
+        if !self.public.finish(self.drain_timeout).await {
+            tracing::warn!(connections = self.public.open(), "connections were still open after the drain timeout");
+        }
+        self.upkeep.stop();
+        drop(self.keeper);
+        drop(self.senders);
+        self.publisher.stop();
+        self.pins.stop().await;
+        self.network.shutdown().await;
+        self.names.save().await;
+        self.disk.close().await.context("the store did not close cleanly")?;
+        // Last, so that operators can watch the drain. Requests of this listener are short.
+        self.admin.finish(Duration::from_secs(1)).await;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::timeout;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    async fn readiness(address: SocketAddr) -> String {
+        let mut socket = tokio::net::TcpStream::connect(address).await.expect("it listens");
+        let request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        socket.write_all(request).await.expect("it reads");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.expect("it answers");
+        answer
+    }
+
+    fn settings(set: impl FnOnce(&mut config::Config)) -> Loaded {
+        let mut loaded = config::load(&config::Flags::default(), []).expect("the defaults are valid");
+        set(&mut loaded.config);
+        loaded
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_node_whose_store_writer_has_ended_reports_it_and_fails() {
+        let dir = tempfile::tempdir().expect("the temporary folder is writable");
+        let anywhere = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+        let loaded = settings(|config| {
+            config.data_dir = dir.path().to_owned();
+            config.http.listen = anywhere.clone();
+            config.admin.listen = anywhere.clone();
+            config.p2p.offline = true;
+        });
+        let node = Node::start(&loaded).await.expect("it starts");
+        let listeners = [node.addresses.gateway[0], node.addresses.admin[0]];
+        for address in listeners {
+            assert!(readiness(address).await.starts_with("HTTP/1.1 200"));
+        }
+        // The writer has ended without a drain.
+        node.disk.close().await.expect("it writes what is queued");
+        let failure = timeout(PATIENCE, node.failed()).await.expect("in time");
+        assert_eq!(failure, EssentialTaskEnded("the store's writer"));
+        for address in listeners {
+            let answer = readiness(address).await;
+            let reports_failure =
+                answer.starts_with("HTTP/1.1 503") && answer.contains("failed: the store's writer has ended");
+            assert!(reports_failure, "{answer}");
+        }
+        timeout(PATIENCE, node.drain()).await.expect("it ends in time").expect("drains without an error");
+    }
+}

@@ -1,0 +1,133 @@
+//! Adoption of stored blocks as pins of an owner: the last step of uploads, imports and Kubo's commands.
+//!
+//! Goals: either all roots are pinned in the store and recorded for the owner, or nothing of the addition stays pinned
+//! except what other requests need. Non-goals: storing the blocks ([`cache::add`]); fetching missing ones
+//! ([`Pins::request`]).
+
+use crate::pinning::request::{Meta, Owner, Request, Status};
+use crate::pinning::service::{Pins, PinsError, Protection};
+use cache::{AddError, Addition, PinSummary};
+use content::Cid;
+use std::sync::Arc;
+
+/// How the roots of an addition are recorded.
+#[derive(Debug, Clone, Copy)]
+pub struct Adoption<'a> {
+    /// The owner.
+    pub owner: &'a Owner,
+    /// The name of the pins.
+    pub name: Option<&'a str>,
+    /// The metadata of the requests.
+    pub meta: &'a Meta,
+    /// Whether a pin that the owner has under another name is renamed. Otherwise it gets a second request.
+    pub renames: bool,
+}
+
+/// A pinned root, and the request for it.
+#[derive(Debug, Clone)]
+pub struct Adopted {
+    /// The store's pin.
+    pub pin: PinSummary,
+    /// The owner's request.
+    pub request: Request,
+}
+
+/// Why an adoption failed.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// The store could not pin a root.
+    #[error(transparent)]
+    Add(#[from] AddError),
+    /// The pin service rejected a root, or could not record it.
+    #[error(transparent)]
+    Pins(#[from] PinsError),
+}
+
+impl Pins {
+    /// Pins the roots of an addition and records them for an owner. A root that the owner has pinned under the same
+    /// name keeps its request. Not cancellation-safe: a caller whose client may disconnect spawns it.
+    ///
+    /// # Errors
+    /// [`AdoptError`]. No new request and no pin stays then, except those that other requests need.
+    pub async fn adopt(
+        self: &Arc<Self>,
+        addition: Addition,
+        roots: &[Cid],
+        adoption: Adoption<'_>,
+    ) -> Result<Vec<Adopted>, AdoptError> {
+        // Removals by other requests wait until the pins are recorded.
+        let mut protections = Vec::with_capacity(roots.len());
+        for root in roots {
+            protections.push(self.protect(*root).await);
+        }
+        let adopted = self.pin_and_record(addition, roots, adoption).await;
+        drop::<Vec<Protection>>(protections);
+        if adopted.is_err() {
+            self.release(roots).await;
+        }
+        adopted
+    }
+
+    async fn pin_and_record(
+        self: &Arc<Self>,
+        addition: Addition,
+        roots: &[Cid],
+        adoption: Adoption<'_>,
+    ) -> Result<Vec<Adopted>, AdoptError> {
+        let pins = addition.pin(roots, adoption.name).await?;
+        let (mut adopted, mut new) = (Vec::with_capacity(pins.len()), Vec::new());
+        for pin in pins {
+            let known = self.known(pin.root, adoption);
+            let is_new = known.is_none();
+            let recorded = match known {
+                Some(request) => Ok(request),
+                None => self.record_as(pin.root, adoption).await,
+            };
+            match recorded {
+                Ok(request) => {
+                    new.extend(is_new.then(|| Arc::clone(&request.id)));
+                    adopted.push(Adopted { pin, request });
+                }
+                Err(error) => {
+                    self.withdraw(adoption.owner, &new).await;
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// The owner's request that already equals the one to record.
+    fn known(&self, root: Cid, Adoption { owner, name, meta, .. }: Adoption<'_>) -> Option<Request> {
+        let is_same = |request: &Request| {
+            let is_named = name.is_none() || request.name.as_deref() == name;
+            is_named && meta.is_empty() && request.status == Status::Pinned
+        };
+        self.of_root(&owner.id, &root).into_iter().find(is_same)
+    }
+
+    async fn record_as(self: &Arc<Self>, root: Cid, adoption: Adoption<'_>) -> Result<Request, PinsError> {
+        let Adoption { owner, name, meta, renames } = adoption;
+        let name = name.map(str::to_owned);
+        match renames {
+            true => self.record_once(owner, root, name).await,
+            false => self.record(owner, root, name, meta.clone()).await,
+        }
+    }
+
+    async fn withdraw(self: &Arc<Self>, owner: &Owner, requests: &[Arc<str>]) {
+        for id in requests {
+            if let Err(error) = self.remove(&owner.id, id).await {
+                tracing::warn!(%id, %error, "removing the pin of a failed upload failed");
+            }
+        }
+    }
+
+    async fn release(self: &Arc<Self>, roots: &[Cid]) {
+        for root in roots {
+            if let Err(error) = self.let_go(*root).await {
+                tracing::warn!(%root, %error, "removing the pin of a failed upload failed");
+            }
+        }
+    }
+}

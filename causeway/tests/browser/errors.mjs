@@ -29,7 +29,7 @@ export default function errors({ gateway, alone, browser, content }) {
             await assertReadable(page);
             assert.match(await page.getByRole("heading").first().innerText(), words);
             assert.match(await page.title(), new RegExp(`^${status} `));
-          }, { view, dark, troubles: true }));
+          }, { view, dark, failures: true }));
         }
       }
     }
@@ -38,12 +38,12 @@ export default function errors({ gateway, alone, browser, content }) {
       await open(page, `${gateway.origin}/nothing/here`, 404);
       assert.equal(await page.locator("script").count(), 0);
       await assertIcon(page);
-    }, { troubles: true }));
+    }, { failures: true }));
 
     it("is plain text for programs", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/ipfs/${content.cids.site}/`);
       const type = await page.evaluate(async (url) => (await fetch(url)).headers.get("content-type"), `/ipfs/${NOWHERE}`);
       assert.match(type, /^text\/plain/);
-    }, { troubles: true }));
+    }, { failures: true }));
   });
 }

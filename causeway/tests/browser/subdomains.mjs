@@ -129,7 +129,7 @@ export default function subdomains({ gateway, browser, content }) {
       assert.equal((await asked).status(), 400);
       // The browser rejects a scope above the script's own folder, unless the gateway allows it.
       assert.equal(await register(page, `/ipfs/${site}/sw.js`, "/ipfs/"), "SecurityError");
-    }, { troubles: true }));
+    }, { failures: true }));
 
     it("works within its own host", () => browser.page(async (page) => {
       await open(page, `${host(site)}/`);
@@ -140,6 +140,6 @@ export default function subdomains({ gateway, browser, content }) {
       // It does not control other sites.
       await open(page, `${host(otherSite)}/`);
       assert.equal(await page.evaluate(() => fetch("/from-worker").then((response) => response.status)), 404);
-    }, { troubles: true }));
+    }, { failures: true }));
   });
 }

@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { after, before, describe, it } from "node:test";
 import { open } from "./support/browser.mjs";
 import { manyName, manyText } from "./support/content.mjs";
-import { meddle, serveFiles } from "./support/meddler.mjs";
+import { startProxy, serveFiles } from "./support/proxy.mjs";
 
 const BUNDLE = "node_modules/@helia/verified-fetch/dist/index.min.js";
 const PAGE = `<!doctype html><meta charset="utf-8"><title>A client</title><script src="/client.js"></script>`;
@@ -57,7 +57,7 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
     const through = (source, resource, init = {}, idleMs = IDLE_MS) => browser.page(async (tab) => {
       await open(tab, `${page.origin}/`);
       return tab.evaluate(fetchVerified, { gateway: source.origin, resource, init, idleMs });
-    }, { troubles: true });
+    }, { failures: true });
     const expectBytes = (given, expected, status = 200) => {
       assert.equal(given.error, undefined);
       assert.equal(given.status, status);
@@ -104,7 +104,7 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
     });
 
     it("gets the same blocks through a proxy", async () => {
-      const honest = await meddle(gateway.origin);
+      const honest = await startProxy(gateway.origin);
       try {
         expectBytes(await through(honest, `ipfs://${content.cids.big}`), content.big);
         assert.ok(honest.seen.some((url) => url.includes(content.cids.big)), "it asked there");
@@ -115,20 +115,20 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
       }
     });
 
-    const spoilings = [
+    const corruptions = [
       ["the first block", (url) => url.includes(content.cids.big)],
       ["a later block", (url) => url.includes("/ipfs/") && !url.includes(content.cids.big)],
     ];
-    for (const [which, spoils] of spoilings) {
+    for (const [which, corrupts] of corruptions) {
       it(`detects one flipped bit: ${which}`, async () => {
-        const spoilt = await meddle(gateway.origin, spoils);
+        const corrupting = await startProxy(gateway.origin, corrupts);
         try {
-          const given = await through(spoilt, `ipfs://${content.cids.big}`, {}, IDLE_MS_WHEN_SPOILT);
+          const given = await through(corrupting, `ipfs://${content.cids.big}`, {}, IDLE_MS_WHEN_SPOILT);
           assert.notEqual(given.error, undefined, "it does not answer with what it got");
           const { received, accepted } = given.steps;
           assert.ok(received > accepted, `of ${received} blocks it accepted ${accepted}`);
         } finally {
-          await spoilt.close();
+          await corrupting.close();
         }
       });
     }

@@ -60,21 +60,21 @@ export async function start(name) {
   nodes.push(child);
   const log = join(place, "stderr");
   child.stderr.pipe(createWriteStream(log));
-  let said = "";
+  let output = "";
   const ready = new Promise((done, reject) => {
-    const fail = (reason) => reject(new Error(`causeway ${reason}:\n${said}${readFileSync(log, "utf8")}`));
+    const fail = (reason) => reject(new Error(`causeway ${reason}:\n${output}${readFileSync(log, "utf8")}`));
     const impatience = setTimeout(() => fail("does not say that it is ready"), START_MS);
     child.on("error", reject);
     child.once("close", () => fail("ended"));
     child.stdout.on("data", (chunk) => {
-      said += chunk;
-      if (!/^ {2}welcome .*\n/m.test(said)) return;
+      output += chunk;
+      if (!/^ {2}welcome .*\n/m.test(output)) return;
       clearTimeout(impatience);
       done();
     });
   });
   await ready;
-  const value = (key) => new RegExp(`^ {2}${key} +(\\S+)$`, "m").exec(said)[1];
+  const value = (key) => new RegExp(`^ {2}${key} +(\\S+)$`, "m").exec(output)[1];
   const addresses = { admin: value("admin"), gateway: value("gateway"), p2p: value("p2p") };
   return { child, dataDir: join(place, "data"), peerId: value("peer id"), ...addresses };
 }

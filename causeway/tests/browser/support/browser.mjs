@@ -44,9 +44,9 @@ export class Browser {
 
   /**
    * Runs `use` with an isolated page, and afterwards asserts that the page had no failed request
-   * and no script error, unless `troubles` are expected.
+   * and no script error, unless `failures` are expected.
    */
-  async page(use, { view = "desktop", dark = false, troubles = false } = {}) {
+  async page(use, { view = "desktop", dark = false, failures = false } = {}) {
     const options = { ...VIEWS[view], colorScheme: dark ? "dark" : "light" };
     const context = await this.#browser.newContext(options);
     const seen = [];
@@ -65,7 +65,7 @@ export class Browser {
       const page = await context.newPage();
       page.setDefaultTimeout(TIMEOUT_MS);
       const result = await use(page);
-      if (!troubles) assert.deepEqual(seen, [], "the page is without troubles");
+      if (!failures) assert.deepEqual(seen, [], "the page is without failures");
       return result;
     } finally {
       await context.close();

@@ -57,12 +57,12 @@ export class Causeway {
     const stdio = ["ignore", "pipe", "pipe"];
     this.#child = spawn(this.#binary, args, { env: this.#environment, cwd: this.#dir, stdio });
     this.#child.stderr.pipe(createWriteStream(this.#log));
-    const said = await this.#saysWelcome();
+    const output = await this.#saysWelcome();
     /** The URL of the gateway, such as http://127.0.0.1:40123. */
-    this.origin = /^ {2}gateway +(\S+)$/m.exec(said)[1].replace(/\/$/, "");
+    this.origin = /^ {2}gateway +(\S+)$/m.exec(output)[1].replace(/\/$/, "");
     this.port = new URL(this.origin).port;
     /** The URL of the welcome site. */
-    this.welcome = /^ {2}welcome +(\S+)$/m.exec(said)[1];
+    this.welcome = /^ {2}welcome +(\S+)$/m.exec(output)[1];
     return this;
   }
 
@@ -91,9 +91,9 @@ export class Causeway {
 
   /** Waits for the last line of the start-up message. Later output is read too, so that the pipe does not fill up. */
   #saysWelcome() {
-    let said = "";
+    let output = "";
     return new Promise((resolve, reject) => {
-      const fail = (reason) => reject(new Error(`causeway ${reason}:\n${said}${readFileSync(this.#log, "utf8")}`));
+      const fail = (reason) => reject(new Error(`causeway ${reason}:\n${output}${readFileSync(this.#log, "utf8")}`));
       const impatience = setTimeout(() => {
         this.kill();
         fail("does not say that it is ready");
@@ -101,10 +101,10 @@ export class Causeway {
       this.#child.on("error", reject);
       this.#child.once("close", () => fail("ended"));
       this.#child.stdout.on("data", (chunk) => {
-        said += chunk;
-        if (!/^ {2}welcome .*\n/m.test(said)) return;
+        output += chunk;
+        if (!/^ {2}welcome .*\n/m.test(output)) return;
         clearTimeout(impatience);
-        resolve(said);
+        resolve(output);
       });
     });
   }

@@ -24,8 +24,8 @@ export function serveFiles(files) {
   return listen(server);
 }
 
-/** Forwards requests to `origin` and counts them. Bodies of URLs that `spoils` selects have one bit flipped. */
-export async function meddle(origin, spoils = () => false) {
+/** Forwards requests to `origin` and counts them. Bodies of URLs that `corrupts` selects have one bit flipped. */
+export async function startProxy(origin, corrupts = () => false) {
   const target = new URL(origin);
   const seen = [];
   const server = createServer((asked, answer) => {
@@ -34,7 +34,7 @@ export async function meddle(origin, spoils = () => false) {
     const onward = { host: target.hostname, port: target.port, path: asked.url, method: asked.method, headers };
     const upstream = request(onward, (given) => {
       answer.writeHead(given.statusCode, given.headers);
-      let first = given.statusCode === 200 && spoils(asked.url);
+      let first = given.statusCode === 200 && corrupts(asked.url);
       given.on("data", (chunk) => {
         if (first) chunk[chunk.length - 1] ^= 1;
         first = false;

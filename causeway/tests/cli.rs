@@ -1,4 +1,4 @@
-//! The binary, run as an operator runs it: its messages, its output and its exit codes.
+//! The binary, run as by an operator: its messages, its output and its exit codes.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 #[allow(dead_code)]
 mod dag;
 
-/// The binary without any settings of whoever runs the tests.
+/// The binary without the settings of the caller's environment.
 fn causeway(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_causeway"));
     std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CAUSEWAY_")).for_each(|(name, _)| {
@@ -34,21 +34,21 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// One line on standard error, nothing on standard output, and this exit code.
+/// Asserts one line on standard error, nothing on standard output, and the exit code; returns the line.
 fn refusal(mut command: Command, code: i32) -> String {
     let output = command.output().expect("the binary runs");
-    let (said, complained) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(code), "{complained}");
-    assert!(said.is_empty(), "{said}");
-    assert_eq!(complained.lines().count(), 1, "{complained}");
-    complained
+    let (printed, error_output) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{error_output}");
+    assert!(printed.is_empty(), "{printed}");
+    assert_eq!(error_output.lines().count(), 1, "{error_output}");
+    error_output
 }
 
 fn path(dir: &TempDir, name: &str) -> String {
     dir.path().join(name).display().to_string()
 }
 
-/// Each line as soon as it is written, read whether or not anybody asks for it.
+/// The lines of standard error, which a thread reads, so that the process never blocks on a full pipe.
 fn lines_of(stderr: ChildStderr) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -57,16 +57,16 @@ fn lines_of(stderr: ChildStderr) -> mpsc::Receiver<String> {
     lines
 }
 
-/// A gateway on free ports, offline, with its data in a folder.
+/// An offline gateway on free ports, with its data in a folder.
 struct Serving {
     child: Child,
-    said: Vec<String>,
+    printed: Vec<String>,
     /// Its log, line by line.
     stderr: mpsc::Receiver<String>,
 }
 
-/// A line of the log that has not come by then never will.
-const LOGGED_WITHIN: Duration = Duration::from_secs(60);
+/// The timeout of waiting for a log line.
+const LOG_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Serving {
     fn start(data_dir: &Path, more: &[&str]) -> Self {
@@ -78,29 +78,29 @@ impl Serving {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
         let stdout = BufReader::new(child.stdout.take().expect("is piped"));
         let stderr = lines_of(child.stderr.take().expect("is piped"));
-        let mut serving = Self { child, said: Vec::new(), stderr };
+        let mut serving = Self { child, printed: Vec::new(), stderr };
         for line in stdout.lines() {
-            serving.said.push(line.expect("text"));
-            if serving.said.last().is_some_and(|line| line.starts_with("  welcome ")) {
+            serving.printed.push(line.expect("text"));
+            if serving.printed.last().is_some_and(|line| line.starts_with("  welcome ")) {
                 return serving;
             }
         }
-        panic!("it ended early: {:?} {:?}", serving.said, serving.stderr.iter().collect::<Vec<_>>());
+        panic!("it ended early: {:?} {:?}", serving.printed, serving.stderr.iter().collect::<Vec<_>>());
     }
 
     fn value(&self, key: &str) -> &str {
-        let line = self.said.iter().find_map(|line| line.strip_prefix("  ")?.strip_prefix(key));
-        line.unwrap_or_else(|| panic!("no {key} in {:?}", self.said)).trim()
+        let line = self.printed.iter().find_map(|line| line.strip_prefix("  ")?.strip_prefix(key));
+        line.unwrap_or_else(|| panic!("no {key} in {:?}", self.printed)).trim()
     }
 
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("is running");
     }
 
-    /// Reads log lines until one has `words`, and gives that one.
+    /// Reads log lines until one contains `words`, and returns it.
     fn logs(&self, words: &str) -> String {
         loop {
-            match self.stderr.recv_timeout(LOGGED_WITHIN) {
+            match self.stderr.recv_timeout(LOG_TIMEOUT) {
                 Ok(line) if line.contains(words) => return line,
                 Ok(_) => {}
                 Err(error) => panic!("it did not log {words}: {error}"),
@@ -203,19 +203,19 @@ fn invalid_settings_prevent_the_start_with_one_line() {
     let dir = TempDir::new().expect("a folder");
     let file = path(&dir, "causeway.toml");
     std::fs::write(&file, "data_dir = \"d\"\n[http]\nlisten_on = []\n").expect("writes");
-    let complaint = refusal(causeway(&["serve", "--config", &file]), 2);
-    assert!(complaint.contains(&format!("{file}:3")) && complaint.contains("\"http.listen_on\""), "{complaint}");
-    assert_eq!(complaint, refusal(causeway(&["config", "check", "--config", &file]), 2));
+    let error_line = refusal(causeway(&["serve", "--config", &file]), 2);
+    assert!(error_line.contains(&format!("{file}:3")) && error_line.contains("\"http.listen_on\""), "{error_line}");
+    assert_eq!(error_line, refusal(causeway(&["config", "check", "--config", &file]), 2));
 
     let mut command = causeway(&["serve"]);
     command.env("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", "soon");
-    let complaint = refusal(command, 2);
-    assert!(complaint.contains("http.stall_timeout_seconds: \"soon\" is not a whole number"), "{complaint}");
+    let error_line = refusal(command, 2);
+    assert!(error_line.contains("http.stall_timeout_seconds: \"soon\" is not a whole number"), "{error_line}");
 
-    let complaint = refusal(causeway(&["serve", "--peering", "/ip4/127.0.0.1/tcp/1"]), 2);
-    assert!(complaint.contains("p2p.peering") && complaint.contains("--peering"), "{complaint}");
-    let complaint = refusal(causeway(&["config", "check", "--admin-listen", "0.0.0.0:1"]), 2);
-    assert!(complaint.contains("admin.listen") && complaint.contains("admin.tls_certificate"), "{complaint}");
+    let error_line = refusal(causeway(&["serve", "--peering", "/ip4/127.0.0.1/tcp/1"]), 2);
+    assert!(error_line.contains("p2p.peering") && error_line.contains("--peering"), "{error_line}");
+    let error_line = refusal(causeway(&["config", "check", "--admin-listen", "0.0.0.0:1"]), 2);
+    assert!(error_line.contains("admin.listen") && error_line.contains("admin.tls_certificate"), "{error_line}");
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn sighup_reloads_the_settings() {
     serving.logs("key=\"http.misses_max\"");
     serving.logs("reloaded the settings and the denylists");
     assert!(serving.get(&format!("/ipfs/{}", root.cid())).starts_with("HTTP/1.1 410 "));
-    assert!(serving.get("/ipns/site.example").ends_with('n'), "the name stands for what the file now says");
+    assert!(serving.get("/ipns/site.example").ends_with('n'), "the name resolves as in the changed file");
     std::fs::write(&map, "no entry").expect("writes");
     settings("nonsense level", "");
     serving.signal(Signal::SIGHUP);
@@ -291,19 +291,19 @@ fn a_created_store_is_reported_and_a_missing_store_is_an_error() {
     let dir = TempDir::new().expect("a folder");
     let data = path(&dir, "data");
     for command in [&["ls", "bafkqaaa"][..], &["cat", "bafkqaaa"], &["pin", "ls"], &["store", "check"]] {
-        let complaint = refusal(causeway(&[command, &["--data-dir", &data]].concat()), 1);
-        assert!(complaint.contains(&data) && complaint.contains("no store"), "{complaint}");
+        let error_line = refusal(causeway(&[command, &["--data-dir", &data]].concat()), 1);
+        assert!(error_line.contains(&data) && error_line.contains("no store"), "{error_line}");
         assert!(!dir.path().join("data/store").exists(), "{command:?} created a store");
     }
     std::fs::write(dir.path().join("file"), "of mine").expect("writes");
-    let said = |output: Output| (output.status.code(), text(&output.stderr));
-    let (code, complaint) = said(run(&["add", "--data-dir", &data, &path(&dir, "file")]));
-    assert!(code == Some(0) && complaint.contains(&format!("created a store in {data}")), "{complaint}");
-    let (code, complaint) = said(run(&["add", "--data-dir", &data, &path(&dir, "file")]));
-    assert!(code == Some(0) && !complaint.contains("created"), "{complaint}");
+    let printed = |output: Output| (output.status.code(), text(&output.stderr));
+    let (code, error_line) = printed(run(&["add", "--data-dir", &data, &path(&dir, "file")]));
+    assert!(code == Some(0) && error_line.contains(&format!("created a store in {data}")), "{error_line}");
+    let (code, error_line) = printed(run(&["add", "--data-dir", &data, &path(&dir, "file")]));
+    assert!(code == Some(0) && !error_line.contains("created"), "{error_line}");
 }
 
-/// Root alone can be somebody else: another user finds out nothing.
+/// Only root can chown files; run as another user, this tests nothing.
 #[test]
 fn an_interrupted_command_of_root_leaves_no_files_of_root() {
     if !rustix::process::geteuid().is_root() {
@@ -311,9 +311,9 @@ fn an_interrupted_command_of_root_leaves_no_files_of_root() {
     }
     let dir = TempDir::new().expect("a folder");
     let data = dir.path().join("data");
-    std::fs::create_dir(&data).expect("makes");
-    std::os::unix::fs::chown(&data, Some(12_345), Some(12_346)).expect("gives");
-    // It waits for what is written to it, with its store open.
+    std::fs::create_dir(&data).expect("is created");
+    std::os::unix::fs::chown(&data, Some(12_345), Some(12_346)).expect("chowns");
+    // It waits for standard input, with its store open.
     let mut add = causeway(&["add", "--data-dir", &data.display().to_string(), "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -321,8 +321,8 @@ fn an_interrupted_command_of_root_leaves_no_files_of_root() {
         .spawn()
         .expect("the binary runs");
     let lines = lines_of(add.stderr.take().expect("is piped"));
-    let said = lines.recv_timeout(LOGGED_WITHIN).expect("it says that it made a store");
-    assert!(said.contains("created a store"), "{said}");
+    let printed = lines.recv_timeout(LOG_TIMEOUT).expect("it reports that it created a store");
+    assert!(printed.contains("created a store"), "{printed}");
     kill(Pid::from_raw(add.id() as i32), Signal::SIGINT).expect("is running");
     assert_eq!(add.wait().expect("ends").signal(), Some(2), "as any program");
     let mut folders = vec![data];
@@ -347,15 +347,15 @@ fn a_port_in_use_prevents_the_start() {
         [("--listen", "http.listen", "--admin-listen"), ("--admin-listen", "admin.listen", "--listen")]
     {
         let arguments = [&base[..], &[flag, &address, other, "127.0.0.1:0"]].concat();
-        let complaint = refusal(causeway(&arguments), 2);
+        let error_line = refusal(causeway(&arguments), 2);
         let expected = format!("error: {key}: {address} is in use");
-        assert!(complaint.starts_with(&expected) && complaint.contains(flag), "{complaint}");
+        assert!(error_line.starts_with(&expected) && error_line.contains(flag), "{error_line}");
     }
     let multiaddr = format!("/ip4/127.0.0.1/tcp/{}", taken.local_addr().expect("is bound").port());
     let free = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--bootstrap", "none"];
     let arguments = [&["serve", "--data-dir", &data, "--p2p-listen", &multiaddr][..], &free].concat();
-    let complaint = refusal(causeway(&arguments), 2);
-    assert!(complaint.starts_with("error: p2p.listen: ") && complaint.contains(&multiaddr), "{complaint}");
+    let error_line = refusal(causeway(&arguments), 2);
+    assert!(error_line.starts_with("error: p2p.listen: ") && error_line.contains(&multiaddr), "{error_line}");
 }
 
 #[test]
@@ -364,15 +364,15 @@ fn a_data_folder_in_use_prevents_the_start() {
     let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
     let data = path(&dir, "data");
     let free = ["--offline", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
-    let complaint = refusal(causeway(&[&["serve", "--data-dir", &data][..], &free].concat()), 2);
+    let error_line = refusal(causeway(&[&["serve", "--data-dir", &data][..], &free].concat()), 2);
     assert!(
-        complaint.starts_with("error: data_dir: ") && complaint.contains("in use by another process"),
-        "{complaint}"
+        error_line.starts_with("error: data_dir: ") && error_line.contains("in use by another process"),
+        "{error_line}"
     );
     serving.terminate();
     std::fs::write(dir.path().join("file"), "").expect("writes");
-    let complaint = refusal(causeway(&[&["serve", "--data-dir", &path(&dir, "file")][..], &free].concat()), 2);
-    assert!(complaint.starts_with("error: data_dir: ") && complaint.contains("cannot be created"), "{complaint}");
+    let error_line = refusal(causeway(&[&["serve", "--data-dir", &path(&dir, "file")][..], &free].concat()), 2);
+    assert!(error_line.starts_with("error: data_dir: ") && error_line.contains("cannot be created"), "{error_line}");
 }
 
 #[test]
@@ -382,7 +382,7 @@ fn a_node_prints_its_p2p_addresses() {
         ["--p2p-listen", "/ip4/127.0.0.1/tcp/0", "--p2p-listen", "/ip4/127.0.0.1/udp/0/quic-v1", "--bootstrap", "none"];
     let serving = Serving::start(&dir.path().join("data"), &p2p);
     let end = format!("/p2p/{}", serving.value("peer id"));
-    let addresses: Vec<_> = serving.said.iter().filter_map(|line| line.strip_prefix("  p2p       ")).collect();
+    let addresses: Vec<_> = serving.printed.iter().filter_map(|line| line.strip_prefix("  p2p       ")).collect();
     assert_eq!(addresses.len(), 2, "{addresses:?}");
     for (address, transport) in addresses.iter().zip(["/tcp/", "/udp/"]) {
         assert!(address.contains(transport) && address.ends_with(&end) && !address.contains("/0/"), "{address}");
@@ -439,17 +439,17 @@ fn imported_content_is_served_offline_and_persistent() {
 fn a_damaged_archive_is_rejected() {
     let dir = TempDir::new().expect("a folder");
     let file = path(&dir, "broken.car");
-    // That a store is created is said once.
+    // The creation of a store is reported once.
     let root = dag::raw(b"whole".to_vec());
     write_car(&dir.path().join("whole.car"), &root, &[]);
     assert!(run(&["import", "--data-dir", &path(&dir, "data"), &path(&dir, "whole.car")]).status.success());
     for bytes in [&b"no archive"[..], b""] {
         std::fs::write(&file, bytes).expect("writes");
-        let complaint = refusal(causeway(&["import", "--data-dir", &path(&dir, "data"), &file]), 1);
-        assert!(complaint.contains("broken.car was not imported"), "{complaint}");
+        let error_line = refusal(causeway(&["import", "--data-dir", &path(&dir, "data"), &file]), 1);
+        assert!(error_line.contains("broken.car was not imported"), "{error_line}");
     }
-    let complaint = refusal(causeway(&["import", "--data-dir", &path(&dir, "data"), "/nowhere.car"]), 1);
-    assert!(complaint.contains("/nowhere.car cannot be read"), "{complaint}");
+    let error_line = refusal(causeway(&["import", "--data-dir", &path(&dir, "data"), "/nowhere.car"]), 1);
+    assert!(error_line.contains("/nowhere.car cannot be read"), "{error_line}");
 }
 
 #[test]
@@ -457,18 +457,18 @@ fn the_admin_listener_answers_under_a_flood_of_connections() {
     let dir = TempDir::new().expect("a folder");
     let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
     let admin = serving.value("admin").trim_start_matches("http://").to_owned();
-    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("it is left for commands");
+    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("commands find it there");
     let ask = |path: &str| {
         let mut stream = TcpStream::connect(&admin).expect("connects");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
-        let bearing = format!("Authorization: Bearer {}\r\n", token.trim());
-        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{bearing}Connection: close\r\n\r\n");
+        let authorization = format!("Authorization: Bearer {}\r\n", token.trim());
+        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{authorization}Connection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).expect("sends");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{path}: {error} {answer}"));
         answer
     };
-    // Nothing, half a head, and a connection that was used once.
+    // An empty connection, half a head, and an idle keep-alive connection.
     for sent in ["", "GET /metr", "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"] {
         let flood: Vec<TcpStream> = (0..150)
             .map(|_| {
@@ -483,7 +483,7 @@ fn the_admin_listener_answers_under_a_flood_of_connections() {
         }
         drop(flood);
     }
-    // What the public listener refuses is refused here.
+    // Requests that the public listener rejects are rejected here.
     let mut stream = TcpStream::connect(&admin).expect("connects");
     write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\nConnection: close\r\n\r\n").expect("sends");
     let mut answer = String::new();
@@ -520,7 +520,7 @@ fn the_access_log_has_a_line_for_each_request() {
 fn the_welcome_site_is_served_at_the_first_start() {
     let dir = TempDir::new().expect("a folder");
     let serving = Serving::start(&dir.path().join("data"), &["--offline"]);
-    assert!(serving.said[0].starts_with("Causeway 0.") && serving.said[0].ends_with(" is ready."));
+    assert!(serving.printed[0].starts_with("Causeway 0.") && serving.printed[0].ends_with(" is ready."));
     let landing = serving.get("/");
     let path = serving.value("welcome").trim_start_matches(serving.value("gateway")).to_owned();
     assert!(landing.starts_with("HTTP/1.1 200") && landing.contains(&format!("href=\"{path}\"")), "{landing}");
@@ -543,9 +543,9 @@ fn the_welcome_site_is_served_at_the_first_start() {
     }
     let admin = serving.value("admin").trim_start_matches("http://").to_owned();
     let mut stream = TcpStream::connect(admin).expect("connects");
-    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("it is left for commands");
-    let bearing = format!("Authorization: Bearer {}\r\n", token.trim());
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n{bearing}Connection: close\r\n\r\n").expect("sends");
+    let token = std::fs::read_to_string(dir.path().join("data/admin.token")).expect("commands find it there");
+    let authorization = format!("Authorization: Bearer {}\r\n", token.trim());
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n{authorization}Connection: close\r\n\r\n").expect("sends");
     let mut metrics = String::new();
     stream.read_to_string(&mut metrics).expect("metrics");
     for name in ["causeway_http_requests_total", "causeway_tier_hits_total", "causeway_disk_pinned_bytes", "# EOF"] {
@@ -554,7 +554,7 @@ fn the_welcome_site_is_served_at_the_first_start() {
     serving.terminate();
 }
 
-/// A gateway that is in the middle of sending 32 MiB to a client who reads slowly.
+/// A gateway that is sending 32 MiB to a slow client.
 fn busy(dir: &TempDir) -> (Serving, TcpStream, usize) {
     let (root, leaves) = large();
     let car = dir.path().join("large.car");
@@ -579,7 +579,7 @@ fn open_downloads_finish_after_a_signal() {
         serving.signal(signal);
         serving.logs("draining");
         let mut rest = Vec::new();
-        stream.read_to_end(&mut rest).expect("an orderly end");
+        stream.read_to_end(&mut rest).expect("a complete answer");
         assert_eq!(received + rest.len(), 32 << 20);
         assert_eq!(serving.wait().code(), Some(0));
     }
@@ -595,8 +595,8 @@ fn a_second_signal_ends_the_process_immediately() {
     assert_eq!(serving.wait().code(), Some(130));
 }
 
-/// What a command printed that went well.
-fn said(arguments: &[&str]) -> String {
+/// The output of a successful command.
+fn printed(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)
@@ -609,10 +609,10 @@ fn key_and_name_commands_work_with_and_without_a_running_node() {
     let value = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
     for (running, sequence) in [(false, 0), (true, 0)] {
         let serving = running.then(|| Serving::start(Path::new(&data), &["--offline"]));
-        let at = |arguments: &[&str]| said(&[arguments, &["--data-dir", &data]].concat());
+        let at = |arguments: &[&str]| printed(&[arguments, &["--data-dir", &data]].concat());
         let refused = |arguments: &[&str], words: &str| {
-            let complaint = refusal(causeway(&[arguments, &["--data-dir", &data]].concat()), 1);
-            assert!(complaint.contains(words), "{complaint}");
+            let error_line = refusal(causeway(&[arguments, &["--data-dir", &data]].concat()), 1);
+            assert!(error_line.contains(words), "{error_line}");
         };
         let made = at(&["key", "create", "site"]);
         assert!(made.starts_with("site  k51") && made.ends_with("  ed25519\n"), "{made}");
@@ -652,7 +652,7 @@ fn changes_of_commands_without_a_gateway_are_in_the_audit_log() {
     let dir = TempDir::new().expect("a folder");
     let (data, file) = (path(&dir, "data"), path(&dir, "file"));
     std::fs::write(&file, "of mine").expect("writes");
-    let root = said(&["add", "-Q", "--data-dir", &data, &file]);
+    let root = printed(&["add", "-Q", "--data-dir", &data, &file]);
     let archive = path(&dir, "archive.car");
     for command in [
         &["key", "gen", "site"][..],
@@ -665,21 +665,21 @@ fn changes_of_commands_without_a_gateway_are_in_the_audit_log() {
         &["key", "ls"],
         &["pin", "ls"],
     ] {
-        said(&[command, &["--data-dir", &data]].concat());
+        printed(&[command, &["--data-dir", &data]].concat());
     }
     refusal(causeway(&["key", "rm", "page", "--data-dir", &data]), 1);
     let log = std::fs::read_to_string(dir.path().join("data/audit.log")).expect("there is a log");
     let ended = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
     let ended: Vec<_> = ended.filter(|entry| !entry["status"].is_null()).collect();
-    let told: Vec<_> =
+    let reported: Vec<_> =
         ended.iter().map(|entry| (entry["path"].as_str().expect("words"), entry["status"].as_u64())).collect();
     let done = ["add", "key create", "key rename", "name publish", "key remove", "pin add", "import"]
         .map(|words| (words, Some(200)));
-    assert_eq!(told, [&done[..], &[("key remove", Some(404))]].concat());
+    assert_eq!(reported, [&done[..], &[("key remove", Some(404))]].concat());
     assert_eq!(ended[0]["detail"]["roots"], serde_json::json!([root.trim()]));
 }
 
-/// Where the settings say nothing, the data is in a folder of one name below the one where a command is typed.
+/// Without settings, the data folder is `data` in the working directory.
 #[test]
 fn the_default_data_folder_is_below_the_working_directory() {
     let dir = TempDir::new().expect("a folder");
@@ -696,14 +696,14 @@ fn the_default_data_folder_is_below_the_working_directory() {
 fn missing_access_to_a_node_is_reported() {
     let dir = TempDir::new().expect("a folder");
     let data = path(&dir, "data");
-    // The admin listener, the token that the command has, and what it says; `None` if all is well.
+    // The admin listener, the command's token, and its error; `None` for success.
     let table = [
         ("127.0.0.1:0", None, None),
         ("127.0.0.1:0", Some("secret"), None),
         ("127.0.0.1:0", Some("wrong"), Some("CAUSEWAY_ADMIN_TOKEN")),
         ("none", None, Some("without an admin listener")),
     ];
-    for (admin, token, complaint) in table {
+    for (admin, token, error_line) in table {
         let arguments = ["serve", "--offline", "--data-dir", &data, "--listen", "127.0.0.1:0", "--admin-listen", admin];
         let mut serving = causeway(&arguments);
         let mut child =
@@ -711,15 +711,20 @@ fn missing_access_to_a_node_is_reported() {
         let stdout = BufReader::new(child.stdout.take().expect("is piped"));
         let ready = stdout.lines().map_while(Result::ok).any(|line| line.starts_with("  welcome "));
         let mut command = causeway(&["key", "list", "--data-dir", &data]);
-        let said = command.envs(token.map(|token| ("CAUSEWAY_ADMIN_TOKEN", token))).output().expect("the binary runs");
+        let output =
+            command.envs(token.map(|token| ("CAUSEWAY_ADMIN_TOKEN", token))).output().expect("the binary runs");
         kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).expect("is running");
         child.wait().expect("ends");
-        assert!(ready && said.status.success() == complaint.is_none(), "{admin} {token:?}: {}", text(&said.stderr));
         assert!(
-            text(&said.stderr).contains(complaint.unwrap_or_default()),
+            ready && output.status.success() == error_line.is_none(),
             "{admin} {token:?}: {}",
-            text(&said.stderr)
+            text(&output.stderr)
+        );
+        assert!(
+            text(&output.stderr).contains(error_line.unwrap_or_default()),
+            "{admin} {token:?}: {}",
+            text(&output.stderr)
         );
     }
-    assert!(said(&["key", "list", "--data-dir", &data]).contains("self"), "kill -9 leaves no lock");
+    assert!(printed(&["key", "list", "--data-dir", &data]).contains("self"), "SIGKILL leaves no lock");
 }

@@ -71,7 +71,10 @@ pub enum BlockCommand {
     /// List the denylists with their state, or the rules of the local list
     #[command(
         alias = "list",
-        after_help = "Examples:\n  causeway block ls\n  causeway block ls --rules\n  causeway block ls --json | jq '.lists[] | select(.error)'"
+        after_help = "Examples:\n\
+            \x20 causeway block ls\n\
+            \x20 causeway block ls --rules\n\
+            \x20 causeway block ls --json | jq '.lists[] | select(.error)'"
     )]
     Ls {
         /// List the rules of the local list instead

@@ -65,7 +65,10 @@ enum Command {
     #[command(subcommand)]
     Store(StoreCommand),
     /// Import the blocks of a CAR file and pin its roots; the same as "store import"
-    #[command(after_help = format!("Examples:\n  causeway import site.car\n  curl -s URL | causeway import -\n\n{GATEWAY_OPTIONAL}"))]
+    #[command(after_help = format!("Examples:\n\
+        \x20 causeway import site.car\n\
+        \x20 curl -s URL | causeway import -\n\n\
+        {GATEWAY_OPTIONAL}"))]
     Import(ImportArgs),
     /// Pin DAGs: fetch all of their blocks, and keep them until they are unpinned
     #[command(subcommand)]

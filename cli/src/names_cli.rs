@@ -79,9 +79,9 @@ pub enum KeyCommand {
         node: NodeOptions,
     },
     /// Export a private key to a new file that only you can read
-    #[command(
-        after_help = "Examples:\n  causeway key export site -o site.key\n  causeway key export site --format pem-pkcs8-cleartext"
-    )]
+    #[command(after_help = "Examples:\n\
+            \x20 causeway key export site -o site.key\n\
+            \x20 causeway key export site --format pem-pkcs8-cleartext")]
     Export {
         /// The name of the key
         name: String,
@@ -149,9 +149,9 @@ pub enum KeyCommand {
 #[command(after_help = NAME_HELP)]
 pub enum NameCommand {
     /// Publish a path under a key's name, and print the result
-    #[command(
-        after_help = "Examples:\n  causeway name publish /ipfs/CID\n  causeway name publish --key site --ttl 5m /ipfs/CID"
-    )]
+    #[command(after_help = "Examples:\n\
+            \x20 causeway name publish /ipfs/CID\n\
+            \x20 causeway name publish --key site --ttl 5m /ipfs/CID")]
     Publish {
         /// The path to publish: /ipfs/CID, /ipfs/CID/PATH, a bare CID, or another name as /ipns/NAME
         path: String,

@@ -14,7 +14,7 @@ pub const EXIT_USAGE: i32 = 2;
 /// No gateway is running, or it cannot be reached.
 pub const EXIT_UNREACHABLE: i32 = 3;
 /// Authentication or authorisation failed: 401 or 403.
-pub const EXIT_REFUSED: i32 = 4;
+pub const EXIT_UNAUTHORISED: i32 = 4;
 /// A second signal ended the process.
 pub const EXIT_FORCED: i32 = 130;
 
@@ -30,7 +30,9 @@ pub fn exit_code(error: &anyhow::Error) -> i32 {
     }
     match error.downcast_ref() {
         Some(RequestError::Unreachable(_)) => EXIT_UNREACHABLE,
-        Some(RequestError::Rejected { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => EXIT_REFUSED,
+        Some(RequestError::Rejected { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => {
+            EXIT_UNAUTHORISED
+        }
         Some(RequestError::Rejected { .. }) | None => EXIT_FAILURE,
     }
 }
@@ -106,8 +108,8 @@ mod tests {
         let table = [
             (anyhow::anyhow!("broken"), EXIT_FAILURE),
             (RequestError::Unreachable("no gateway".to_owned()).into(), EXIT_UNREACHABLE),
-            (rejected(StatusCode::UNAUTHORIZED), EXIT_REFUSED),
-            (rejected(StatusCode::FORBIDDEN).context("it was not done"), EXIT_REFUSED),
+            (rejected(StatusCode::UNAUTHORIZED), EXIT_UNAUTHORISED),
+            (rejected(StatusCode::FORBIDDEN).context("it was not done"), EXIT_UNAUTHORISED),
             (rejected(StatusCode::NOT_FOUND), EXIT_FAILURE),
         ];
         for (error, code) in table {

@@ -1,9 +1,9 @@
 //! [`Assembly`]: the parts of a node, started in order and wired together.
 //!
-//! Each stage is a method that takes the stages before it: storage, network, services, gateway, and what operators use. Metrics of
-//! all stages are registered in one registry, and essential tasks are watched by one supervisor.
+//! Each stage is a method that takes the stages before it: storage, network, services, gateway, admin. The metrics of
+//! all stages are in one registry, and one supervisor watches the essential tasks.
 //!
-//! Non-goals: what the parts do; sockets ([`super::listeners`]); the end of a node ([`super::Node::drain`]).
+//! Non-goals: the parts themselves; sockets ([`super::listeners`]); the drain of a node ([`super::Node::drain`]).
 
 use crate::network::Network;
 use crate::process;
@@ -47,18 +47,18 @@ const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::war
 /// The maximum number of paths through one block that are purged from caches in front.
 const PURGED_PATHS_MAX: usize = 256;
 
-/// What all stages share.
+/// The shared state of all stages.
 pub(super) struct Assembly<'a> {
     loaded: &'a Loaded,
     registry: Registry,
     pub health: Arc<Health>,
     pub supervisor: Supervisor,
     pub metrics: Arc<HttpMetrics>,
-    /// Cancelled when an operator ends the process.
+    /// Cancelled when an operator stops the process through the admin API.
     pub stop: CancellationToken,
 }
 
-/// The local tiers, and the rules about what leaves them.
+/// The local tiers, and the content policy.
 pub(super) struct Storage {
     pub disk: Arc<dyn BlockStore>,
     pub lists: Arc<Lists>,
@@ -66,7 +66,7 @@ pub(super) struct Storage {
     policy: Arc<dyn Policy>,
 }
 
-/// The network, the names that are resolved over it, and the site that a first visit is shown.
+/// The network, the name resolver, and the welcome site.
 pub(super) struct Reached {
     pub network: Network,
     pub names: Arc<Names>,
@@ -75,7 +75,7 @@ pub(super) struct Reached {
     sources: Arc<Sources>,
 }
 
-/// What a node does besides answering requests.
+/// Background services: pins, uploads, take-downs, the audit log, front caches.
 pub(super) struct Services {
     pub pins: Arc<Pins>,
     pub parts: Arc<Parts>,
@@ -87,7 +87,7 @@ pub(super) struct Services {
 }
 
 impl<'a> Assembly<'a> {
-    /// Begins with nothing but the settings.
+    /// An assembly with the settings and an empty registry.
     pub fn new(loaded: &'a Loaded) -> Self {
         let mut registry = Registry::default();
         process::register(&mut registry);
@@ -100,7 +100,7 @@ impl<'a> Assembly<'a> {
     /// Opens the store and the denylists.
     pub async fn storage(&mut self) -> anyhow::Result<Storage> {
         let Config { data_dir, cache, policy, .. } = &self.loaded.config;
-        let disk = stores::open(data_dir, cache).await.map_err(|error| self.named(&error))?;
+        let disk = stores::open(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
         stores::note_unused(data_dir, cache);
         let lists = Lists::open(policy, data_dir).await;
         let lists = lists.map_err(|error| self.loaded.error(error.setting, error.to_string()))?;
@@ -127,7 +127,7 @@ impl<'a> Assembly<'a> {
         Ok(Reached { network, names, publisher, welcome, sources })
     }
 
-    /// Starts the pin service, uploads, take-downs, the audit log, and the messages to front caches.
+    /// Starts the pin service, uploads, take-downs, the audit log, and the purge requests to front caches.
     pub async fn services(&mut self, storage: &Storage, reached: &Reached) -> anyhow::Result<Services> {
         let loaded = self.loaded;
         let Storage { disk, lists, tiers, policy } = storage;
@@ -150,13 +150,13 @@ impl<'a> Assembly<'a> {
             give_up: Duration::from_hours(pinning.give_up_hours),
             ..PinOptions::default()
         };
-        let register = stores::open_register(data_dir, cache).await.map_err(|error| self.named(&error))?;
+        let register = stores::open_register(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
         let metrics = PinMetrics::register(&mut self.registry);
         let pins = Pins::start(options, register, Arc::clone(store), reach, metrics).await;
         pins.context("the pin metadata cannot be used")
     }
 
-    /// The upload service, and the uploads that come in parts.
+    /// The upload service, and its resumable uploads.
     fn uploads(
         &self,
         store: &Arc<dyn BlockStore>,
@@ -173,7 +173,7 @@ impl<'a> Assembly<'a> {
         Ok((service, parts))
     }
 
-    /// The public front.
+    /// The gateway.
     pub fn gateway(&mut self, storage: &Storage, reached: &Reached) -> Arc<Gateway> {
         let Config { http, cache, .. } = &self.loaded.config;
         let names = Arc::clone(&reached.names) as Arc<_>;
@@ -204,7 +204,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// What the admin listener serves.
+    /// The state of the admin listener.
     pub fn admin(
         self,
         storage: &Storage,
@@ -281,15 +281,15 @@ impl<'a> Assembly<'a> {
         Limits { client_lookups_max: size(names.client_lookups_max), ..Limits::of(http, cache) }
     }
 
-    /// Checks the tokens of the admin listener. Creates the token of commands on this data folder if it does not exist.
+    /// The authenticator of the admin listener. Creates the token for commands on this data folder if there is none.
     fn authenticator(&self) -> Result<Authenticator, ConfigError> {
         let Config { data_dir, admin, .. } = &self.loaded.config;
         let local = authenticator::local(data_dir).map_err(|error| self.unwritable("admin.token", &error))?;
         Ok(Authenticator::new(admin.token.reveal(), Some(local), data_dir))
     }
 
-    /// An error of the store, as one of the setting that names its folder.
-    fn named(&self, error: &anyhow::Error) -> ConfigError {
+    /// An error of the store as an error of the setting `data_dir`.
+    fn data_dir_error(&self, error: &anyhow::Error) -> ConfigError {
         self.loaded.error("data_dir", chain(error))
     }
 
@@ -374,7 +374,7 @@ fn ram_policy(policy: config::RamPolicy) -> RamPolicy {
     }
 }
 
-/// A number of the settings as a size; more than this machine can count is the most that it can.
+/// A number of the settings as a `usize`, saturated.
 fn size(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! [`Listeners`]: the sockets of a node, bound before anything else is started, and the tasks that serve them.
+//! [`Listeners`]: the sockets of a node, which are bound before anything else starts, and the tasks that serve them.
 
 use admin::{self, Admin};
 use axum::body::Body;
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 
-/// Connections to the admin listener at a time; they do not count against the public's.
+/// The maximum number of connections of the admin listener, which are not counted as public ones.
 const ADMIN_CONNECTIONS_MAX: usize = 64;
 /// The maximum number of connections of one client of the admin listener.
 const ADMIN_CLIENT_CONNECTIONS_MAX: usize = 48;
@@ -23,7 +23,7 @@ const ADMIN_CLIENT_CONNECTIONS_MAX: usize = 48;
 pub(super) struct Listeners {
     public: Vec<TcpListener>,
     admin: Vec<TcpListener>,
-    /// What the admin listener is encrypted with, if it is.
+    /// The TLS configuration of the admin listener, if TLS is enabled.
     tls: Option<Arc<Tls>>,
 }
 
@@ -31,7 +31,7 @@ impl Listeners {
     /// Binds all addresses of the settings and reads the certificate of the admin listener.
     ///
     /// # Errors
-    /// [`ConfigError`] names the setting, such as a port in use.
+    /// [`ConfigError`] with the setting that cannot be used, such as a port in use.
     pub async fn bind(loaded: &Loaded) -> Result<Self, ConfigError> {
         let public = bind(loaded, "http.listen", &loaded.config.http.listen).await?;
         let admin = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
@@ -53,7 +53,7 @@ impl Listeners {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    /// Serves requests from now on: the public's and the operator's.
+    /// Starts the tasks that serve the listeners.
     pub fn serve(
         self,
         limits: &ConnectionLimits,
@@ -87,10 +87,10 @@ fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
     }
 }
 
-/// What the admin listener is encrypted with, if it is.
+/// The TLS configuration of the admin listener, if TLS is enabled.
 ///
 /// # Errors
-/// [`ConfigError`] about the file that cannot be used.
+/// [`ConfigError`] with the setting of the file that cannot be used.
 pub fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
     let config::Admin { tls_certificate, tls_key, .. } = &loaded.config.admin;
     if tls_certificate.as_os_str().is_empty() {

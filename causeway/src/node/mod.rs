@@ -1,12 +1,12 @@
-//! [`Node`]: everything wired together, from the listeners to the store, and shut down again.
+//! [`Node`]: wires everything together, from the listeners to the store, and drains it.
 //!
 //! | module | concern |
 //! |---|---|
-//! | `listeners` | the sockets, bound first and served last |
-//! | `assembly` | the parts in between, in the order in which they start |
+//! | `listeners` | the sockets, which are bound first and served last |
+//! | `assembly` | all other parts, in the order of their start |
 //!
-//! The order of the start is that of its errors: a port in use is found before the store is opened, and the store before a peer
-//! hears of the node. Readiness comes last. The shutdown goes the other way.
+//! The order of the start lets it fail early: ports are bound before the store is opened, and the store is opened
+//! before the node joins the network. Readiness comes last. A drain goes the other way.
 
 pub use self::listeners::admin_tls;
 
@@ -159,7 +159,8 @@ impl Node {
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
-    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current ones.
+    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current
+    /// ones.
     pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
         crate::reload::reload(running, read, &self.lists, &self.names).await;
     }

@@ -68,7 +68,7 @@ PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 # Ed25519 in PKCS #8 (RFC 8410) and any 32 bytes.
 KEY = base64.b64encode(bytes.fromhex("302e020100300506032b657004220420") + hashlib.sha256(b"a key").digest()).decode()
 
-# Bodies that mean something: of what is made up for their schemas, next to nothing does.
+# Meaningful bodies: generated ones almost never are.
 MEANT = {
     "POST /api/v0/block/put": [{"file": b"a block"}],
     "POST /api/v0/dag/import": [{"file": car(b"in a form")}],

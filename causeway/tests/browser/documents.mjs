@@ -1,6 +1,6 @@
-// Documents that are no files: the page that shows them, and its links.
+// Documents that are not files: their HTML page, and its links.
 //
-// A gateway hands documents out as they are stored; turning one codec into another is left to clients (IPIP-524).
+// A gateway sends documents as they are stored; converting codecs is left to clients (IPIP-524).
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
@@ -27,21 +27,21 @@ export default function documents({ gateway, browser, content }) {
         }
       }
 
-      it("works without scripts, and asks for nothing else", () => browser.page(async (page) => {
+      it("works without scripts, and sends no other requests", () => browser.page(async (page) => {
         await open(page, address(codec));
         assert.equal(await page.locator("script").count(), 0);
         await assertIcon(page);
       }));
 
-      it("leads to what it links to", () => browser.page(async (page) => {
+      it("has links that work", () => browser.page(async (page) => {
         await open(page, address(codec));
-        // By the CID or by the path through the document.
+        // By CID or by the path through the document.
         await page.getByRole("link", { name: content.cids.site }).first().click();
         await page.waitForURL((url) => url.href !== address(codec));
         assert.equal(await page.title(), "A site");
       }));
 
-      it("can be had as it is stored by a link", () => browser.page(async (page) => {
+      it("has a link to the document as it is stored", () => browser.page(async (page) => {
         await open(page, address(codec));
         const links = page.locator(`a[href*="format=${format}"], a[href*="format=raw"]`);
         const href = await links.first().evaluate((a) => a.href);
@@ -49,7 +49,7 @@ export default function documents({ gateway, browser, content }) {
         assert.ok(Buffer.from(given).equals(content.stored[codec]));
       }));
 
-      it("is left by a path to what is behind its links", () => browser.page(async (page) => {
+      it("can be traversed by a path", () => browser.page(async (page) => {
         await open(page, `${address(codec)}/site/about/`);
         assert.equal(await page.title(), "About");
       }));

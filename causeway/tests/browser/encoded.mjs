@@ -1,5 +1,5 @@
-// Text that is stored compressed: the browser gets the frames of its blocks as they are stored, one after the other
-// (Content-Encoding: zstd), and makes the text of them.
+// Text that is stored compressed: the browser receives the concatenated frames of its blocks as they are stored
+// (Content-Encoding: zstd), and decodes them.
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
@@ -9,7 +9,7 @@ import { join } from "node:path";
 import { describe, it } from "node:test";
 import { open } from "./support/browser.mjs";
 
-/** How a file becomes blocks: bare leaves, and leaves in an envelope of dag-pb under both versions of CIDs. */
+/** Layouts of a file: raw leaves, and dag-pb leaves with both CID versions. */
 const VARIANTS = {
   "raw leaves": ["--cid-version=1"],
   "dag-pb leaves, CIDv0": ["--cid-version=0"],
@@ -22,7 +22,7 @@ const TEXT = Buffer.from(LINES.join("")).subarray(0, (LEAVES - 1) * 256 * 1024 +
 
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
 
-/** Puts the text into the store in every variant; tells the paths. */
+/** Stores the text in every variant; returns the paths. */
 export async function storeText(gateway, dir) {
   const file = join(dir, "text.txt");
   await writeFile(file, TEXT);
@@ -41,7 +41,7 @@ function asSent(url, headers) {
   });
 }
 
-/** How many frames follow each other (RFC 8878, section 3.1.1). */
+/** The number of concatenated frames (RFC 8878, section 3.1.1). */
 function countFrames(body) {
   let [at, frames] = [0, 0];
   while (at < body.length) {
@@ -52,7 +52,7 @@ function countFrames(body) {
     for (let last = 0; !last; ) {
       const block = body.readUIntLE(at, 3);
       last = block & 1;
-      // A block of one repeated byte has that byte only.
+      // An RLE block has only one byte.
       at += 3 + (((block >> 1) & 3) === 1 ? 1 : block >> 3);
     }
     at += 4 * checksum;
@@ -62,7 +62,7 @@ function countFrames(body) {
   return frames;
 }
 
-/** Runs in the page: fetches a path, and says what came of that. */
+/** Runs in the page: fetches a path, and returns the result. */
 async function inPage({ path, headers }) {
   const response = await fetch(path, { headers, cache: "no-store" });
   const bytes = await response.arrayBuffer();
@@ -91,7 +91,7 @@ export default function encoded({ gateway, browser, text }) {
 
       it(`is read by a script as it was written, in fewer bytes: ${name}`, () => browser.page(async (page) => {
         await open(page, gateway.welcome);
-        // The first to ask for it, and once it is remembered.
+        // The first request, and one with the cached encoding.
         for (let turn = 0; turn < 2; turn += 1) {
           const got = await page.evaluate(inPage, { path: path() });
           assert.deepEqual([got.status, got.encoding, got.length], [200, "zstd", TEXT.length]);
@@ -116,7 +116,7 @@ export default function encoded({ gateway, browser, text }) {
         const part = TEXT.subarray(first, last + 1);
         assert.deepEqual([got.status, got.encoding, got.length], [206, null, part.length]);
         assert.equal(got.sha256, sha256(part));
-        // A browser that asks for a part says that it wants it as it is; who does not say so gets it as it is too.
+        // A browser's range request accepts only identity; one without Accept-Encoding also gets identity.
         const headers = { range: `bytes=${first}-${last}`, "accept-encoding": "zstd" };
         const sent = await asSent(gateway.origin + path(), headers);
         assert.equal(sent.headers["content-encoding"], undefined);

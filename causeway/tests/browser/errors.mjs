@@ -1,11 +1,11 @@
-// Pages for what goes wrong: they say so in words, fit every screen, and have the right status.
+// Error pages: they have a message, fit every screen, and have the right status.
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { VIEW_NAMES, assertIcon, assertReadable, open } from "./support/browser.mjs";
 import { LONG_NAME } from "./support/content.mjs";
 
-/** "nobody has this", as a raw block that is nowhere. */
+/** "nobody has this", as a raw block that is not available. */
 const NOWHERE = "bafkreibmn4gaz77jk3t25jgwhb35yy5bqrxbvgzmgs6h3xwkgo36iqwfya";
 
 export default function errors({ gateway, alone, browser, content }) {
@@ -22,28 +22,28 @@ export default function errors({ gateway, alone, browser, content }) {
       for (const view of VIEW_NAMES) {
         for (const dark of [false, true]) {
           const title = `${name}-${view}${dark ? "-dark" : ""}`;
-          it(`says in words what is the matter: ${title}`, () => browser.page(async (page) => {
+          it(`has a message: ${title}`, () => browser.page(async (page) => {
             const response = await open(page, url, status);
             assert.match(response.headers()["content-type"], /^text\/html/);
             await browser.picture(page, `error-${title}`);
             await assertReadable(page);
             assert.match(await page.getByRole("heading").first().innerText(), words);
             assert.match(await page.title(), new RegExp(`^${status} `));
-          }, { view, dark, troubles: true }));
+          }, { view, dark, failures: true }));
         }
       }
     }
 
-    it("asks for nothing else", () => browser.page(async (page) => {
+    it("sends no other requests", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/nothing/here`, 404);
       assert.equal(await page.locator("script").count(), 0);
       await assertIcon(page);
-    }, { troubles: true }));
+    }, { failures: true }));
 
     it("is plain text for programs", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/ipfs/${content.cids.site}/`);
       const type = await page.evaluate(async (url) => (await fetch(url)).headers.get("content-type"), `/ipfs/${NOWHERE}`);
       assert.match(type, /^text\/plain/);
-    }, { troubles: true }));
+    }, { failures: true }));
   });
 }

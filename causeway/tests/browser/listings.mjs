@@ -1,14 +1,14 @@
-// Directory listings: readable on every screen, and every link leads where it says.
+// Directory listings: readable on every screen, with links that work.
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { VIEW_NAMES, assertIcon, assertReadable, open } from "./support/browser.mjs";
 import { LONG_NAME, MANY_ENTRIES, NESTED, PROVOKING_NAMES, manyName, manyText } from "./support/content.mjs";
 
-/** What a finger can hit (WCAG 2.2, 2.5.8, asks for 24 px). */
+/** The minimum size of touch targets (WCAG 2.2, 2.5.8, requires 24 px). */
 const TARGET_PX_MIN = 32;
 
-/** The link of an entry, by its name; the links of all entries; the steps that lead back; the link up. */
+/** The link of an entry, by its name; the links of all entries; the breadcrumbs; the link to the parent. */
 const entry = (page, name) => page.getByRole("main").getByRole("link", { name, exact: true });
 const entries = (page) => page.locator("main li:not(.up) a:not(.ipfs-hash)");
 const crumbs = (page) => page.locator("header h1").getByRole("link");
@@ -38,14 +38,14 @@ export default function listings({ gateway, browser, content }) {
         await entry(page, name).click();
         await page.waitForURL((url) => url.href !== folder);
         assert.equal(await page.evaluate(() => document.body.innerText.trim()), name);
-        // Neither a query nor a fragment: the name is all path.
+        // Neither a query nor a fragment: the whole name is in the path.
         assert.equal(decodeURIComponent(new URL(page.url()).pathname), `/ipfs/${content.cids.folder}/${name}`);
       }
     }));
 
     it("draws an icon for everything", () => browser.page(async (page) => {
       await open(page, `${folder}${encodeURIComponent(NESTED[0])}/`);
-      // An icon is the shape of a mask, or a picture, or text; a box filled with colour is none.
+      // An icon is a mask, a picture or text, not a filled box.
       const boxes = await page.locator("main li i").evaluateAll((all) => all.filter((icon) => {
         const { backgroundColor, maskImage } = getComputedStyle(icon);
         return !["rgba(0, 0, 0, 0)", "transparent"].includes(backgroundColor) && maskImage === "none";
@@ -53,7 +53,7 @@ export default function listings({ gateway, browser, content }) {
       assert.deepEqual(boxes, []);
     }));
 
-    it("leads down into folders and back by its breadcrumbs", () => browser.page(async (page) => {
+    it("has links into folders and breadcrumbs back", () => browser.page(async (page) => {
       await open(page, folder);
       for (const name of NESTED) await entry(page, name).click();
       await entry(page, "file.txt").waitFor();
@@ -65,7 +65,7 @@ export default function listings({ gateway, browser, content }) {
       assert.equal(page.url(), folder);
     }));
 
-    it("has a way to the parent everywhere but at the root", () => browser.page(async (page) => {
+    it("has a link to the parent except at the root", () => browser.page(async (page) => {
       await open(page, folder);
       for (const name of NESTED) await entry(page, name).click();
       await entry(page, "file.txt").waitFor();
@@ -76,14 +76,14 @@ export default function listings({ gateway, browser, content }) {
       assert.equal(await parent(page).count(), 0);
     }));
 
-    it("leads to each entry by its own CID too", () => browser.page(async (page) => {
+    it("also links each entry by its own CID", () => browser.page(async (page) => {
       await open(page, folder);
       const row = page.getByRole("listitem").filter({ has: page.getByRole("link", { name: "film.mp4" }) });
       const href = await row.locator("a.ipfs-hash").evaluate((a) => a.href);
       assert.equal(new URL(href).pathname, `/ipfs/${content.cids.big}`);
     }));
 
-    it("works without scripts, and asks for nothing else", () => browser.page(async (page) => {
+    it("works without scripts, and sends no other requests", () => browser.page(async (page) => {
       await open(page, folder);
       assert.equal(await page.locator("script").count(), 0);
       await assertIcon(page);

@@ -1,13 +1,13 @@
-// What a person in a browser, and a client that checks every block, see of the gateway.
+// The gateway in a browser, and with a verifying client.
 //
-// One gateway, one browser and one set of content serve all tests; each test has a browser context of its own. Everything
+// One gateway, one browser and one set of content serve all tests; each test has its own browser context. Everything
 // happens on loopback. scripts/browser-tests installs what this needs and sets the variables read here:
 //
 //   BROWSER_TESTS_CAUSEWAY     the binary under test
-//   BROWSER_TESTS_KUBO         Kubo's binary, which makes the content and reads archives back
+//   BROWSER_TESTS_KUBO         Kubo's binary, which creates the content and imports archives
 //   BROWSER_TESTS_CHROMIUM     Chromium's binary
 //   BROWSER_TESTS_MODULES      a folder with this package's node_modules
-//   BROWSER_TESTS_SCREENSHOTS  where pictures of the pages go
+//   BROWSER_TESTS_SCREENSHOTS  the folder for screenshots of the pages
 
 import { rmSync } from "node:fs";
 import { mkdir, mkdtemp, readFile, writeFile } from "node:fs/promises";
@@ -41,7 +41,7 @@ function setting(name) {
 
 const dir = await mkdtemp(join(tmpdir(), "causeway-browser-"));
 const nodes = [];
-// However this ends, no process and no file stays behind.
+// No process and no file is left behind, also after a failure.
 process.on("exit", () => {
   nodes.forEach((node) => node.kill());
   rmSync(dir, { recursive: true, force: true });
@@ -69,7 +69,7 @@ const text = await storeText(gateway, await folder("text"));
 const names = (await readFile(join(fixtures, "dnslinks.IPFS_NS_MAP"), "utf8")).trim();
 await writeFile(join(dir, "names"), `${names},document.example.org:/ipfs/${content.cids.dagCbor}\n`);
 await gateway.start(["--offline", "--dnslink-map", join(dir, "names")]);
-// A node that has a network, in which there is nobody.
+// A node with an empty network.
 const alone = await node("alone", { settings: { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "1" } });
 await alone.start(["--bootstrap", "none", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]);
 const browser = await Browser.launch({

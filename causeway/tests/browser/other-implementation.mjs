@@ -1,4 +1,4 @@
-// Other programs read what the gateway hands out: Kubo, on a repository of its own without any network, and tar.
+// Other programs read the gateway's archives: an offline Kubo with its own repository, and tar.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
@@ -27,15 +27,15 @@ export default function otherImplementation({ gateway, content, kubo, folder }) 
         const cid = content.cids[name];
         const bytes = await archive(`${cid}?format=car`);
         const other = await fresh();
-        // Pinning the root walks everything below it.
+        // Pinning the root traverses the whole DAG.
         other.run(["dag", "import", "--pin-roots"], { input: bytes });
         const exported = other.run(["dag", "export", "--progress=false", cid]);
-        // Both go depth first and say each block once.
+        // Both are depth first without duplicates.
         assert.ok(exported.equals(bytes), `${exported.length} bytes from Kubo, ${bytes.length} from the gateway`);
       });
     }
 
-    it("holds the file that a path leads to, and the way there", async () => {
+    it("has the file that a path resolves to, and the blocks of the path", async () => {
       const other = await fresh();
       const path = [content.cids.folder, ...NESTED, "file.txt"];
       const bytes = await archive(`${path.map(encodeURIComponent).join("/")}?format=car&dag-scope=entity`);
@@ -44,7 +44,7 @@ export default function otherImplementation({ gateway, content, kubo, folder }) 
       assert.throws(() => other.run(["cat", `/ipfs/${content.cids.folder}/film.mp4`]), "no more than was asked for");
     });
 
-    it("holds what one entry of a sharded directory needs", async () => {
+    it("has the blocks of one entry of a sharded directory", async () => {
       const other = await fresh();
       const path = `${content.cids.many}/${manyName(7)}`;
       const bytes = await archive(`${path}?format=car&dag-scope=all`);

@@ -1,4 +1,4 @@
-// Web sites below a path, and the pages that the gateway brings along.
+// Web sites below a path, and the gateway's own pages.
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
@@ -9,7 +9,7 @@ export default function sites({ gateway, browser, content }) {
 
   describe("a site in a directory", () => {
     it("shows its index with style, script and pictures", () => browser.page(async (page) => {
-      // Without the slash at the end, relative links would lead astray: the browser is sent there.
+      // Without the trailing slash, relative links would not work: the browser is redirected.
       await open(page, site.slice(0, -1));
       assert.equal(page.url(), site);
       assert.equal(await page.title(), "A site");
@@ -52,13 +52,13 @@ export default function sites({ gateway, browser, content }) {
     for (const view of VIEW_NAMES) {
       for (const dark of [false, true]) {
         const name = `${view}${dark ? "-dark" : ""}`;
-        it(`welcome people on a ${name}`, () => browser.page(async (page) => {
+        it(`have the welcome site on a ${name}`, () => browser.page(async (page) => {
           await open(page, gateway.welcome.replace("localhost", "127.0.0.1"));
           await browser.picture(page, `welcome-${name}`);
           await assertReadable(page);
         }, { view, dark }));
 
-        it(`greet at / on a ${name}`, () => browser.page(async (page) => {
+        it(`have a landing page on a ${name}`, () => browser.page(async (page) => {
           await open(page, `${gateway.origin}/`);
           await browser.picture(page, `landing-${name}`);
           await assertReadable(page);
@@ -66,7 +66,7 @@ export default function sites({ gateway, browser, content }) {
       }
     }
 
-    it("need no scripts at /, and ask for nothing else", () => browser.page(async (page) => {
+    it("need no scripts at /, and send no other requests", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/`);
       assert.equal(await page.locator("script").count(), 0);
       await assertIcon(page);

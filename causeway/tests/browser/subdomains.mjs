@@ -1,4 +1,4 @@
-// A host of its own for each site, so that browsers keep them apart.
+// A subdomain for each site, so that browsers isolate them.
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
@@ -16,7 +16,7 @@ export default function subdomains({ gateway, browser, content }) {
   const { site, otherSite, folder } = content.cids;
 
   describe("a subdomain gateway", () => {
-    it("gives a path's content a host of its own", () => browser.page(async (page) => {
+    it("redirects a path to a subdomain of its own", () => browser.page(async (page) => {
       await open(page, `${paths}/ipfs/${site}/about/?x=1#part`);
       assert.equal(page.url(), `${host(site)}/about/?x=1#part`);
       await page.getByRole("link", { name: "Back" }).click();
@@ -30,20 +30,20 @@ export default function subdomains({ gateway, browser, content }) {
       assert.equal(await page.title(), "A site");
     }));
 
-    it("turns a CID of version 0 into one that a host can carry", () => browser.page(async (page) => {
-      // "hello\n", as `ipfs add` of old made it.
+    it("converts a CIDv0 into a CIDv1 for the subdomain", () => browser.page(async (page) => {
+      // "hello\n", as old versions of `ipfs add` stored it.
       await open(page, `${paths}/ipfs/QmZULkCELmmk5XNfCgTnCyFgAVxBRBXyDHGGMVoLFLiXEN`);
       assert.match(page.url(), /^http:\/\/baf[a-z2-7]+\.ipfs\.localhost:/);
       assert.equal(await page.evaluate(() => document.body.innerText.trim()), "hello");
     }));
 
-    it("opens what a link with another scheme leads to", () => browser.page(async (page) => {
-      // What browsers ask when the gateway is their handler of ipfs: links.
+    it("opens links of ipfs: and ipns:", () => browser.page(async (page) => {
+      // The request of browsers with the gateway as their handler of ipfs: links.
       await open(page, `${paths}/ipfs/?uri=${encodeURIComponent(`ipfs://${site}/about/`)}`);
       assert.equal(page.url(), `${host(site)}/about/`);
     }));
 
-    it("keeps what one site stores from every other", () => browser.page(async (page) => {
+    it("isolates the storage of sites", () => browser.page(async (page) => {
       await open(page, `${host(site)}/`);
       await page.evaluate(() => {
         localStorage.setItem("secret", "of the site");
@@ -65,7 +65,7 @@ export default function subdomains({ gateway, browser, content }) {
       await page.getByText("notes.v2").waitFor();
     }));
 
-    it("falls back to the page that _redirects names", () => browser.page(async (page) => {
+    it("applies the rules of _redirects", () => browser.page(async (page) => {
       for (const path of ["/", "/deep/inside/the/app", "/another?with=query"]) {
         await open(page, `${host(SINGLE_PAGE)}${path}`);
         assert.equal(page.url(), `${host(SINGLE_PAGE)}${path}`);
@@ -84,7 +84,7 @@ export default function subdomains({ gateway, browser, content }) {
   });
 
   describe("a host with a DNSLink", () => {
-    it("shows what its name stands for", () => browser.page(async (page) => {
+    it("shows the content of its name", () => browser.page(async (page) => {
       await open(page, `http://${NAME_OF_SINGLE_PAGE}:${gateway.port}/deep/inside/the/app`);
       assert.equal(await page.evaluate(() => document.body.innerText.trim()), "hello world");
     }));
@@ -100,11 +100,11 @@ export default function subdomains({ gateway, browser, content }) {
   });
 
   describe("a document at a host with a DNSLink", () => {
-    it("has no link that leads nowhere", () => browser.page(async (page) => {
+    it("has no broken links", () => browser.page(async (page) => {
       await open(page, `http://document.example.org:${gateway.port}/`);
       const link = page.getByRole("link", { name: site });
       const { host: linked, href } = await link.evaluate(({ host, href }) => ({ host, href }));
-      // Elsewhere it may lead to a place that explains the CID.
+      // Elsewhere it may link to a CID inspector.
       if (linked.startsWith("document.example.org")) await open(page, href);
     }));
   });
@@ -119,17 +119,17 @@ export default function subdomains({ gateway, browser, content }) {
       }
     }, { script, scope });
 
-    it("is refused where it would rule every site of the host", () => browser.page(async (page) => {
+    it("is rejected where it would control all sites of the host", () => browser.page(async (page) => {
       await open(page, `${gateway.origin}/ipfs/${site}/`);
       const script = `/ipfs/${content.cids.worker}?filename=sw.js`;
-      // The scope of such a script would be /ipfs/ by default. The gateway refuses, with a status that the browser takes
-      // for a script that cannot be fetched.
+      // The default scope of such a script would be /ipfs/. The gateway rejects it with a status that the browser
+      // treats as a failed fetch.
       const asked = page.context().waitForEvent("response", (response) => response.url().endsWith(script));
       assert.equal(await register(page, script, "/ipfs/"), "TypeError");
       assert.equal((await asked).status(), 400);
-      // The browser refuses a scope above the script's own folder, unless the gateway allowed it.
+      // The browser rejects a scope above the script's own folder, unless the gateway allows it.
       assert.equal(await register(page, `/ipfs/${site}/sw.js`, "/ipfs/"), "SecurityError");
-    }, { troubles: true }));
+    }, { failures: true }));
 
     it("works within its own host", () => browser.page(async (page) => {
       await open(page, `${host(site)}/`);
@@ -137,9 +137,9 @@ export default function subdomains({ gateway, browser, content }) {
       await page.evaluate(() => navigator.serviceWorker.ready);
       await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
       assert.equal(await page.evaluate(() => fetch("/from-worker").then((response) => response.text())), "worker");
-      // It rules nobody else.
+      // It does not control other sites.
       await open(page, `${host(otherSite)}/`);
       assert.equal(await page.evaluate(() => fetch("/from-worker").then((response) => response.status)), 404);
-    }, { troubles: true }));
+    }, { failures: true }));
   });
 }

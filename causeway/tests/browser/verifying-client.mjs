@@ -1,5 +1,5 @@
-// A web application that trusts nobody: Helia's verified fetch runs in the browser, on a page of another origin, with this
-// gateway as its only source, and checks every block itself.
+// A trustless web application: Helia's verified fetch runs in the browser, on a page of another origin, with this
+// gateway as its only source, and verifies every block.
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
@@ -7,22 +7,22 @@ import { join } from "node:path";
 import { after, before, describe, it } from "node:test";
 import { open } from "./support/browser.mjs";
 import { manyName, manyText } from "./support/content.mjs";
-import { meddle, serveFiles } from "./support/meddler.mjs";
+import { startProxy, serveFiles } from "./support/proxy.mjs";
 
 const BUNDLE = "node_modules/@helia/verified-fetch/dist/index.min.js";
 const PAGE = `<!doctype html><meta charset="utf-8"><title>A client</title><script src="/client.js"></script>`;
-/** How long the client may do nothing before it counts as having given up. */
+/** The client has failed if it is idle for so long. */
 const IDLE_MS = 30_000;
 const IDLE_MS_WHEN_SPOILT = 2_000;
 
-/** Runs in the page: fetches `resource` by way of `gateway` alone, until the client has done nothing for a while. */
+/** Runs in the page: fetches `resource` only through `gateway`, until the client is idle. */
 async function fetchVerified({ gateway, resource, init, idleMs }) {
   const client = await HeliaVerifiedFetch.createVerifiedFetch({
     gateways: [gateway],
     routers: [],
     allowInsecure: true,
     allowLocal: true,
-    // Nobody else to talk to.
+    // No other sources.
     libp2pConfig: { addresses: { listen: [] }, peerDiscovery: [], start: false },
   });
   const patience = new AbortController();
@@ -57,7 +57,7 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
     const through = (source, resource, init = {}, idleMs = IDLE_MS) => browser.page(async (tab) => {
       await open(tab, `${page.origin}/`);
       return tab.evaluate(fetchVerified, { gateway: source.origin, resource, init, idleMs });
-    }, { troubles: true });
+    }, { failures: true });
     const expectBytes = (given, expected, status = 200) => {
       assert.equal(given.error, undefined);
       assert.equal(given.status, status);
@@ -103,8 +103,8 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
       expectBytes(await through(gateway, `ipfs://${content.cids.dagCbor}/nested/deeper/file`), content.big);
     });
 
-    it("is given the same blocks by a bystander who passes them on", async () => {
-      const honest = await meddle(gateway.origin);
+    it("gets the same blocks through a proxy", async () => {
+      const honest = await startProxy(gateway.origin);
       try {
         expectBytes(await through(honest, `ipfs://${content.cids.big}`), content.big);
         assert.ok(honest.seen.some((url) => url.includes(content.cids.big)), "it asked there");
@@ -115,20 +115,20 @@ export default function verifyingClient({ gateway, browser, content, modules }) 
       }
     });
 
-    const spoilings = [
+    const corruptions = [
       ["the first block", (url) => url.includes(content.cids.big)],
       ["a later block", (url) => url.includes("/ipfs/") && !url.includes(content.cids.big)],
     ];
-    for (const [which, spoils] of spoilings) {
-      it(`notices one bit that was turned over on the way: ${which}`, async () => {
-        const spoilt = await meddle(gateway.origin, spoils);
+    for (const [which, corrupts] of corruptions) {
+      it(`detects one flipped bit: ${which}`, async () => {
+        const corrupting = await startProxy(gateway.origin, corrupts);
         try {
-          const given = await through(spoilt, `ipfs://${content.cids.big}`, {}, IDLE_MS_WHEN_SPOILT);
+          const given = await through(corrupting, `ipfs://${content.cids.big}`, {}, IDLE_MS_WHEN_SPOILT);
           assert.notEqual(given.error, undefined, "it does not answer with what it got");
           const { received, accepted } = given.steps;
           assert.ok(received > accepted, `of ${received} blocks it accepted ${accepted}`);
         } finally {
-          await spoilt.close();
+          await corrupting.close();
         }
       });
     }

@@ -1,5 +1,5 @@
-// Loaded before the compliance tool, which reads the specification from GitHub each time it runs: it is given the copy that lies
-// beside this file instead (version 1.0.0, CC0), and nothing else is fetched over HTTPS. The gateway is asked over plain HTTP.
+// Preloaded into the compliance tool, which fetches the specification from GitHub at each run: it gets the copy
+// in this folder instead (version 1.0.0, CC0), and other HTTPS requests fail. The gateway is contacted over plain HTTP.
 
 const { EventEmitter } = require("node:events");
 const { readFileSync } = require("node:fs");
@@ -16,7 +16,7 @@ https.get = (options) => {
   request.setTimeout = () => request;
   process.nextTick(() => {
     if (url !== SPECIFICATION) {
-      request.emit("error", new Error(`${url} is not to be fetched here`));
+      request.emit("error", new Error(`${url} must not be fetched`));
       return;
     }
     const text = readFileSync(join(__dirname, "ipfs-pinning-service-v1.0.0.yaml"));

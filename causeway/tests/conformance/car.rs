@@ -37,14 +37,14 @@ fn multiblock() -> Vec<String> {
     own([MULTIBLOCK].into_iter().chain(LEAVES))
 }
 
-/// A sharded directory without what is in it.
+/// The shards of a directory, without its entries.
 fn shards(root: &str) -> Vec<String> {
-    // The names of shards are two digits; those of entries are longer.
+    // The link names of shards have two digits; those of entries are longer.
     let children = links(root).into_iter().filter(|(name, _)| name.len() == 2);
     own([root]).into_iter().chain(children.flat_map(|(_, child)| shards(&child))).collect()
 }
 
-/// The same with `format=car` and with `Accept`, each with the headers that every CAR has.
+/// The request with `format=car` and with `Accept`, each with the headers of every CAR.
 fn both(name: &str, path: &str, query: &str, blocks: Vec<String>) -> [Case; 2] {
     let join = |query: &str, more: &str| match (query.is_empty(), more.is_empty()) {
         (true, true) => path.to_owned(),
@@ -132,8 +132,8 @@ pub fn entity_bytes() -> Vec<Case> {
     let leaves = |range: std::ops::Range<usize>| own([MULTIBLOCK].into_iter().chain(LEAVES[range].iter().copied()));
     let whole = [own([MIXED, MIXED_SUBDIR]), multiblock()].concat();
     let table: [(&str, &str, &str, Vec<String>); 17] = [
-        ("before what nobody has", &missing, "0:1000", own([MISSING, MISSING_FIRST])),
-        ("after what nobody has", &missing, "2200:*", own([MISSING, MISSING_THIRD])),
+        ("before the missing block", &missing, "0:1000", own([MISSING, MISSING_FIRST])),
+        ("after the missing block", &missing, "2200:*", own([MISSING, MISSING_THIRD])),
         ("all of a file", &on_path, "0:*", whole),
         ("a directory has no bytes", &format!("/ipfs/{HAMT}"), "0:*", shards(HAMT)),
         ("to the end", &file, "512:*", leaves(2..5)),
@@ -157,20 +157,20 @@ pub fn entity_bytes() -> Vec<Case> {
     let needed =
         ["", "&dag-scope=entity", "&dag-scope=entity&entity-bytes=0:*", "&dag-scope=entity&entity-bytes=1000:1500"];
     let broken = needed.map(|query| {
-        get(format!("what nobody has is needed by {query:?}"), format!("{missing}?format=car{query}")).breaks_off()
+        get(format!("a missing block is needed by {query:?}"), format!("{missing}?format=car{query}")).breaks_off()
     });
     cases.chain(implied).chain(broken).collect()
 }
 
 pub fn order_and_duplicates() -> Vec<Case> {
     let path = format!("/ipfs/{FILES}");
-    let accepting = |name: &str, parameters: &str, said: &[&str]| {
+    let accepting = |name: &str, parameters: &str, printed: &[&str]| {
         let case = archive(get(name, &path).with("Accept", format!("{MEDIA_TYPE}{parameters}")));
-        said.iter().fold(case, |case, part| case.header("content-type", has(*part)))
+        printed.iter().fold(case, |case, part| case.header("content-type", has(*part)))
     };
-    let querying = |name: &str, query: &str, accept: &str, said: &[&str]| {
+    let querying = |name: &str, query: &str, accept: &str, printed: &[&str]| {
         let case = archive(get(name, format!("{path}?format=car{query}")).with("Accept", accept));
-        said.iter().fold(case, |case, part| case.header("content-type", has(*part)))
+        printed.iter().fold(case, |case, part| case.header("content-type", has(*part)))
     };
     let with_twice = Body::Blocks([own([FILES, ASCII, ASCII, HELLO_WORLD]), multiblock()].concat());
     let with_once = Body::Blocks([own([FILES, ASCII, HELLO_WORLD]), multiblock()].concat());
@@ -191,7 +191,7 @@ pub fn order_and_duplicates() -> Vec<Case> {
         querying("the query's version", "&car-version=1", "*/*", &["version=1"]),
         querying("the query beats another format", "", "application/vnd.ipld.raw", &["version=1"]),
     ];
-    // Content inside a CID is no block, whatever is said about duplicates.
+    // Inline content of an identity CID is not a block, also with duplicates.
     let inline = "/ipfs/bafkqaf3imvwgy3zaneqgc3janfxgy2lomvscay3jmqfa";
     let inline = get("content inside a CID", inline).with("Accept", format!("{MEDIA_TYPE}; dups=y"));
     cases.push(archive(inline).header("content-type", has("dups=y")).body(Body::Blocks(Vec::new())));
@@ -220,7 +220,7 @@ pub fn refusals() -> Vec<Case> {
         get("another version by Accept", format!("/ipfs/{FILES}"))
             .with("Accept", format!("{MEDIA_TYPE}; version=2"))
             .statuses(400..407),
-        // Whoever can tell before the first byte says 404; a stream may also end at the last block that there is.
+        // 404 if the error is known before the first byte; a stream may also end at the last existing block.
         get("what does not exist", format!("/ipfs/{TWO}/subdir/i-do-not-exist?format=car"))
             .get_only()
             .either([|case| case.status(404), |case| archive(case).body(Body::Blocks(own([TWO, TWO_SUBDIR])))]),

@@ -1,7 +1,7 @@
-//! How a table is written, and how it is judged.
+//! Tables of requests and expected answers.
 //!
-//! A [`Case`] is one request and what its answer has to be. [`judge`] runs a table, shows every case that failed with the
-//! request and the difference, and then panics. Each GET is sent as HEAD as well, whose head has to be the same.
+//! A [`Case`] is a request and the expected answer. [`judge`] runs a table, prints every failed case with the
+//! request and the difference, and then panics. Each GET is also sent as HEAD, which must have the same head.
 
 use crate::fixtures::read_car;
 use crate::socket::{Reply, exchange};
@@ -15,28 +15,28 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
-/// Requests under way at a time.
+/// The maximum number of concurrent requests.
 const ABREAST: usize = 4;
-/// The host that requests are for unless they say otherwise: no gateway of its own, so that paths are answered.
+/// The default host of requests, which is not a configured gateway host, so that paths are answered.
 const HOST: &str = "127.0.0.1";
-/// Headers in which a HEAD may differ: they are about the moment or about the message.
+/// Headers in which a HEAD may differ: they depend on the time or on the message framing.
 const OF_THE_MESSAGE: [&str; 5] = ["age", "connection", "date", "server-timing", "transfer-encoding"];
 
-/// A request and what has to come back.
+/// A request and the expected answer.
 #[derive(Clone)]
 pub struct Case {
     name: String,
     method: &'static str,
-    /// What stands between the method and the version, as it is sent.
+    /// The request target, as it is sent.
     target: String,
     host: String,
     headers: Vec<(String, String)>,
     checks: Vec<Check>,
-    /// Whether the same is asked with HEAD.
+    /// Whether it is also sent as HEAD.
     has_twin: bool,
 }
 
-/// One demand.
+/// An expectation.
 #[derive(Clone)]
 enum Check {
     Status(Vec<u16>),
@@ -44,35 +44,35 @@ enum Check {
     Body(Body),
     /// The response must not look complete.
     BrokenOff,
-    /// All of one of these.
+    /// All expectations of one of these lists.
     Either(Vec<Vec<Check>>),
 }
 
-/// A demand on a header.
+/// An expectation of a header.
 #[derive(Clone, Debug)]
 pub enum Text {
     Is(String),
     Has(String),
     Lacks(String),
-    /// Begins and ends like this.
+    /// Has this prefix and suffix.
     Like(String, String),
-    /// A list that has all of these, in whatever case and order.
+    /// A list with all of these, in any case and order.
     Lists(Vec<&'static str>),
     Present,
     Absent,
 }
 
-/// A demand on a body.
+/// An expectation of a body.
 #[derive(Clone)]
 pub enum Body {
     Is(Bytes),
     Empty,
-    /// Text with all of the first and none of the second.
+    /// Text that contains all of the first and none of the second.
     Page(Vec<String>, Vec<String>),
     Json(Value),
     /// A CAR of exactly these blocks, in this order.
     Blocks(Vec<String>),
-    /// A CAR of these blocks in whatever order, each once or more.
+    /// A CAR of these blocks in any order, each once or more.
     BlocksUnordered(Vec<String>),
     /// An archive that the system's tar accepts, with these paths and contents in it.
     Tar(Vec<(String, Option<Bytes>)>),
@@ -88,7 +88,7 @@ pub fn has(text: impl Into<String>) -> Text {
     Text::Has(text.into())
 }
 
-/// A page with all of these parts.
+/// An HTML page that contains all of these.
 pub fn page<const N: usize>(parts: [impl Into<String>; N]) -> Body {
     Body::Page(parts.map(Into::into).into(), Vec::new())
 }
@@ -106,7 +106,7 @@ impl Case {
         self
     }
 
-    /// The host that it is for.
+    /// Sets the host.
     pub fn at(mut self, host: impl Into<String>) -> Self {
         self.host = host.into();
         self
@@ -118,13 +118,13 @@ impl Case {
         self
     }
 
-    /// Another name, for a case that is made from another.
+    /// Sets the name, for a case that is derived from another.
     pub fn called(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Not asked with HEAD: the answer depends on more of the content than a head needs.
+    /// Not sent as HEAD: the answer depends on more of the content than a HEAD reads.
     pub fn get_only(mut self) -> Self {
         self.has_twin = false;
         self
@@ -146,22 +146,22 @@ impl Case {
         self.check(Check::Body(body))
     }
 
-    /// The body is these bytes.
+    /// Expects this body.
     pub fn bytes(self, bytes: impl Into<Bytes>) -> Self {
         self.body(Body::Is(bytes.into()))
     }
 
-    /// A redirect to this address.
+    /// Expects a redirect to this URL.
     pub fn redirects(self, status: u16, location: impl Into<String>) -> Self {
         self.status(status).header("location", is(location))
     }
 
-    /// No response that could be taken for a complete one: an error, or a body that breaks off.
+    /// Expects no complete response: an error, or a truncated body.
     pub fn breaks_off(self) -> Self {
         self.check(Check::BrokenOff).get_only()
     }
 
-    /// One of several answers; each is written as the checks of a case.
+    /// Expects one of several answers, each given as the checks of a case.
     pub fn either<const N: usize>(self, answers: [fn(Case) -> Case; N]) -> Self {
         let blank = || get("", "");
         let answers = answers.map(|answer| answer(blank()).checks);
@@ -181,7 +181,7 @@ impl Case {
         head + "\r\n"
     }
 
-    /// What is wrong, or nothing.
+    /// The differences; empty if there are none.
     async fn run(&self, gateway: SocketAddr) -> Option<String> {
         let (mut faults, reply) = match exchange(gateway, &self.head(self.method)).await {
             Ok(reply) => (self.faults(&reply), Some(reply)),
@@ -199,7 +199,7 @@ impl Case {
         broken.into_iter().chain(self.checks.iter().filter_map(|check| check.fault(reply))).collect()
     }
 
-    /// A HEAD has the head of the GET (RFC 9110, section 9.3.2). Ranges are defined for GET only.
+    /// A HEAD must have the head of the GET (RFC 9110, section 9.3.2). Ranges are defined for GET only.
     async fn twin_faults(&self, gateway: SocketAddr, reply: &Reply) -> Vec<String> {
         if self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("range")) {
             return Vec::new();
@@ -245,8 +245,8 @@ impl Case {
     }
 }
 
-/// Whether a HEAD's header is the GET's. What is held for a while is held for less in a moment; and a HEAD need not say
-/// that there would be nothing to come (RFC 9110, section 8.6).
+/// Whether a HEAD's header equals the GET's. A remaining max-age may be lower in the later answer; and a HEAD may omit
+/// a Content-Length of zero (RFC 9110, section 8.6).
 fn is_twin(name: &str, of_get: Option<String>, of_head: Option<String>) -> bool {
     match (name, of_get.as_deref(), of_head.as_deref()) {
         ("content-length", Some("0"), None) => true,
@@ -375,7 +375,7 @@ fn different_blocks(body: &[u8], expected: &[String], in_any_order: bool) -> Opt
     })
 }
 
-/// What a client that trusts nobody would find wrong with a record.
+/// Verifies a record like a trustless client; returns the error.
 fn record_fault(body: &[u8], name: &str, value: &str) -> Option<String> {
     let key = Key::parse(name).expect("a key's name");
     match Record::verify(&key, Bytes::copy_from_slice(body)) {
@@ -385,7 +385,7 @@ fn record_fault(body: &[u8], name: &str, value: &str) -> Option<String> {
     }
 }
 
-/// Runs a table; panics with all that is wrong.
+/// Runs a table; panics with all differences.
 pub async fn judge(gateway: SocketAddr, table: &str, cases: Vec<Case>) {
     let total = cases.len();
     assert!(total > 0, "{table} is empty");

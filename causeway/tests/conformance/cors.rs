@@ -1,4 +1,4 @@
-//! What scripts of other origins may do: <https://specs.ipfs.tech/http-gateways/path-gateway/#cors-access-control-headers>.
+//! Cross-origin requests of scripts: <https://specs.ipfs.tech/http-gateways/path-gateway/#cors-access-control-headers>.
 
 use crate::case::{Body, Case, Text, get, has, is};
 use crate::fixtures::*;

@@ -1,4 +1,5 @@
-//! JSON and CBOR, plain and with links: <https://specs.ipfs.tech/http-gateways/path-gateway/#format-request-query-parameter>.
+//! JSON and CBOR, plain and with links:
+//! <https://specs.ipfs.tech/http-gateways/path-gateway/#format-request-query-parameter>.
 
 use crate::case::{Body, Case, Text, get, has, is, page};
 use crate::fixtures::*;
@@ -26,7 +27,7 @@ async fn documents_have_html_pages() {
     check("previews", previews()).await;
 }
 
-/// A block that is asked for, and what it is sent as.
+/// A requested block, and its representations.
 struct Document {
     cid: &'static str,
     /// "json" or "cbor".
@@ -57,12 +58,12 @@ impl Document {
         format!("application/vnd.ipld.dag-{}", self.format)
     }
 
-    /// JSON can be shown by browsers; CBOR cannot.
+    /// Browsers can display JSON, but not CBOR.
     fn disposition(&self) -> &'static str {
         if self.format == "json" { "inline" } else { "attachment" }
     }
 
-    /// Each way to ask for it without a conversion, with the type of the answer and the end of its tag.
+    /// All requests for it without a conversion, with the Content-Type of the answer and the suffix of its ETag.
     fn ways(&self) -> Vec<(Case, String, String)> {
         let (path, format) = (self.path(), self.format);
         let (plain, dag) = (self.plain_type(), self.dag_type());
@@ -146,7 +147,7 @@ pub fn codecs() -> Vec<Case> {
     cases
 }
 
-/// JSON text in a UnixFS file is a file, whatever is said about it.
+/// JSON text in a UnixFS file is a file, with any requested format.
 fn json_files() -> Vec<Case> {
     let path = format!("/ipfs/{JSON_FILE}");
     let file = |case: Case| case.status(200).header("content-type", is("application/json")).bytes(block(JSON_FILE));
@@ -198,7 +199,7 @@ pub fn traversal() -> Vec<Case> {
             |path: &str, query: &str| get(format!("{format} {path}{query}"), format!("/ipfs/{root}/{path}{query}"));
         let query = format!("?format={format}");
         cases.extend([
-            // Inside of a document there is nothing to send but what it links to.
+            // Within a document, only linked content can be requested.
             at("foo", &query).status(501),
             at("foo", "").status(501),
             at("foo/object/banana", &query).status(501),
@@ -238,7 +239,7 @@ pub fn previews() -> Vec<Case> {
             ])
             .body(page(["</html>", document.cid]));
         let by_browser = get("a page for a browser", format!("{path}/")).with("Accept", html).body(page(["</html>"]));
-        // The links of a page may need the slash, or be complete without it.
+        // The relative links of a page may need the trailing slash, or be absolute.
         let bare = get("a page without a slash", &path).with("Accept", html).either([
             |case| case.statuses(301..303).header("location", Text::Like("/ipfs/".to_owned(), "/".to_owned())),
             |case| case.status(200).header("etag", has("DagIndex-")).body(page(["</html>"])),

@@ -1,4 +1,4 @@
-//! Websites under their own domain: <https://specs.ipfs.tech/http-gateways/dnslink-gateway/>.
+//! DNSLink websites under their own domain: <https://specs.ipfs.tech/http-gateways/dnslink-gateway/>.
 
 use crate::case::{Body, Case, Text, get, has, is, page};
 use crate::fixtures::*;
@@ -28,8 +28,8 @@ pub fn cases() -> Vec<Case> {
             ),
             format!("<a href=\"/{AE}/file-%C5%BA%C5%82.txt\">file-źł.txt</a>"),
             format!(
-                "<a class=\"ipfs-hash\" translate=\"no\" href=\"https://cid.ipfs.tech/#{LISTING_FILE}\" target=\"_blank\" \
-                 rel=\"noreferrer noopener\">"
+                "<a class=\"ipfs-hash\" translate=\"no\" href=\"https://cid.ipfs.tech/#{LISTING_FILE}\" \
+                 target=\"_blank\" rel=\"noreferrer noopener\">"
             ),
         ])),
         get("a file", format!("/{AE}/file-%C5%BA%C5%82.txt")).at(site).status(200).bytes(LISTING_TEXT),

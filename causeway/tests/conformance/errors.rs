@@ -1,4 +1,4 @@
-//! Answers that are no content, and what all answers have in common.
+//! Error responses, and properties of all responses.
 
 use crate::case::{Case, Text, get, has, is, page};
 use crate::fixtures::*;
@@ -24,9 +24,9 @@ pub fn errors() -> Vec<Case> {
             404..405,
             Text::Present,
         ),
-        ("what nobody has", hole, "127.0.0.1", 504..505, is("no-store")),
+        ("missing content", hole, "127.0.0.1", 504..505, is("no-store")),
         (
-            "a name that nobody has",
+            "an unknown name",
             "/ipns/k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8".to_owned(),
             "127.0.0.1",
             504..505,

@@ -1,6 +1,6 @@
-//! The fixtures: what they are called, what is in them, and which IPNS records are good.
+//! The fixtures: their names, their content, and which IPNS records are valid.
 //!
-//! What an answer has to contain is read from the CAR files here, and not through the code under test.
+//! The expected content is read from the CAR files here, and not through the code under test.
 
 use bytes::Bytes;
 use content::car::CarReader;
@@ -10,11 +10,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// A directory whose names provoke: `ą/ę/file-źł.txt`, and folders called `api`, `ipfs` and `ipns`.
+/// A directory with unusual names: `ą/ę/file-źł.txt`, and folders named `api`, `ipfs` and `ipns`.
 pub const LISTING: &str = "bafybeig6ka5mlwkl4subqhaiatalkcleo4jgnr3hqwvpmsqfca27cijp3i";
 pub const LISTING_FILE: &str = "bafkreialihlqnf5uwo4byh4n3cmwlntwqzxxs2fg5vanqdi3d7tb2l5xkm";
 pub const LISTING_TEXT: &str = "I am a txt file on path with utf8\n";
-/// `ą/ę`, as it is in an address.
+/// `ą/ę`, percent-encoded.
 pub const AE: &str = "%C4%85/%C4%99";
 
 /// `root2/root3/root4/index.html`, from the outermost directory inwards.
@@ -47,18 +47,18 @@ pub const LEAVES: [&str; 5] = [
     "bafkreifst3pqztuvj57lycamoi7z34b4emf7gawxs74nwrc2c7jncmpaqm",
 ];
 
-/// A file called `Portugal%2C+España=Peninsula Ibérica.txt`.
+/// A file named `Portugal%2C+España=Peninsula Ibérica.txt`.
 pub const PERCENT: &str = "bafybeig675grnxcmshiuzdaz2xalm6ef4thxxds6o6ypakpghm5kghpc34";
-/// That name as clients send it.
+/// That name, percent-encoded.
 pub const PERCENT_NAME: &str = "Portugal%252C+Espa%C3%B1a=Peninsula%20Ib%C3%A9rica.txt";
 /// `foo`, and `bar`, which is a symlink to it.
 pub const SYMLINK: &str = "QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt";
 
-/// Three leaves of 1 KiB, of which nobody has the second.
+/// Three leaves of 1 KiB, of which the second is not available.
 pub const MISSING: &str = "QmYhmPjhFjYFyaoiuNzYv8WGavpSRDwdHWe5B4M5du5Rtk";
 pub const MISSING_FIRST: &str = "QmPKt7ptM2ZYSGPUc8PmPT2VBkLDK3iqpG9TBJY7PCE9rF";
 pub const MISSING_THIRD: &str = "QmWXY482zQdwecnfBsj78poUUuPXvyw2JAFAEMw4tzTavV";
-/// Of these nobody has anything.
+/// Content that is not available.
 pub const NOBODYS: &str = "QmYzfKSE55XCjD1MW128RfciAf2DViABhEiXfgVFMabSjN";
 pub const NOBODYS_RAW: &str = "bafkreidon73zkcrwdb5iafqtijxildoonbwnpv7dyd6ef3qdgads2jc4su";
 
@@ -95,7 +95,7 @@ pub const DAG_JSON: &str = "baguqeeram5ujjqrwheyaty3w5gdsmoz6vittchvhk723jjqxk7h
 pub const DAG_CBOR: &str = "bafyreibs4utpgbn7uqegmd2goqz4bkyflre2ek2iwv743fhvylwi4zeeim";
 pub const DAG_JSON_END: &str = "baguqeerabz2ohuxlrfgan3sxrgsfeyi5woxikwoiun5i5cesn2zgp3evmy4q";
 pub const DAG_CBOR_END: &str = "bafyreiaefvpp22slf5bzd4lqgzwbztqahwlldtqkpgmlhv7mh23pudle7y";
-/// A directory of dag-pb; `dag-pb.json` is what it reads as in dag-json.
+/// A directory of dag-pb; `dag-pb.json` is its dag-json representation.
 pub const DAG_PB: &str = "bafybeiegxwlgmoh2cny7qlolykdf7aq7g6dlommarldrbm7c4hbckhfcke";
 
 /// "hello" as CIDv1, as CIDv0, that as CIDv1, and under a hash that is too long for a DNS label.
@@ -108,7 +108,7 @@ pub const HELLO_TEXT: &str = "hello\n";
 /// `hello`, `api/file.txt`, `ipfs/file.txt` and `ipfs/ipns/bar`.
 pub const ORIGIN_DIR: &str = "bafybeiht6dtwk3les7vqm6ibpvz6qpohidvlshsfyr7l5mpysdw2vmbbhe";
 
-/// Websites with a `_redirects` file, as their subdomain has them.
+/// Websites with a `_redirects` file, as subdomain labels.
 pub const REDIRECTS: &str = "bafybeiesjgoros75o5meijhfvnxmy7kzkynhqijlzmypw3nry6nvsjqkzy";
 pub const REDIRECTS_BAD_CODES: &str = "bafybeignwkoxmt6a2l3jyvph4m2pmfctvqlom7znwufpkpzgoxtuyjptea";
 pub const REDIRECTS_FORCED: &str = "bafybeicv4452oppsenilwr54bcej2xxr5olcwu3y5xc2k3lemvrvtokljm";
@@ -138,7 +138,7 @@ pub const KEY_ED25519: [&str; 3] = [
     "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam",
     "k50rm9yjlt0jey4fqg6wafvqprktgbkpgkqdg27tpqje6iimzxewnhvtin9hhq",
 ];
-/// Signed in both versions, in the newer one only, and with a broken older signature: good, each with its value.
+/// Signed with V1 and V2, with V2 only, and with an invalid V1 signature: valid, each with its value.
 pub const KEY_V1_V2: (&str, &str) =
     ("k51qzi5uqu5dlkw8pxuw9qmqayfdeh4kfebhmreauqdc6a7c3y7d5i9fi8mk9w", "/ipfs/bafkqaddwgevxmmraojswg33smq");
 pub const KEY_V2: (&str, &str) =
@@ -147,19 +147,19 @@ pub const KEY_BROKEN_V1: (&str, &str) = (
     "k51qzi5uqu5dilgf7gorsh9vcqqq4myo6jd4zmqkuy9pxyxi5fua3uf7axph4y",
     "/ipfs/bafkqahtwgevxmmrao5uxi2bamjzg623fnyqhg2lhnzqxi5lsmuqhmmi",
 );
-/// Signed in the older version only, with values that differ, and with a broken newer signature: not to be believed.
+/// Signed with V1 only, with different values, and with an invalid V2 signature: invalid.
 pub const KEYS_BAD: [&str; 3] = [
     "k51qzi5uqu5dm4tm0wt8srkg9h9suud4wuiwjimndrkydqm81cqtlb5ak6p7ku",
     "k51qzi5uqu5dlmit2tuwdvnx4sbnyqgmvbxftl0eo3f33wwtb9gr7yozae9kpw",
     "k51qzi5uqu5diamp7qnnvs1p1gzmku3eijkeijs3418j23j077zrkok63xdm8c",
 ];
 
-/// Where the fixtures are.
+/// The folder of the fixtures.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/conformance")
 }
 
-/// The files of one kind, by the end of their names.
+/// The files with an extension.
 pub fn files(ending: &str) -> Vec<PathBuf> {
     let entries = |folder: PathBuf| {
         let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -173,7 +173,7 @@ pub fn files(ending: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The IPNS records, each with the name that its file bears.
+/// The IPNS records, each with the IPNS name in its file name.
 pub fn records() -> Vec<(String, PathBuf)> {
     let name = |path: &PathBuf| {
         let file = path.file_stem().expect("a file name").to_string_lossy().into_owned();
@@ -189,7 +189,7 @@ static BLOCKS: LazyLock<HashMap<String, Bytes>> = LazyLock::new(|| {
 
 /// The blocks of a CAR in their order, each verified, with its CID.
 pub fn read_car(mut car: &[u8]) -> Result<Vec<(String, Bytes)>, String> {
-    // Reading from memory never waits.
+    // Reading from memory is immediate.
     futures::executor::block_on(async {
         let mut reader = CarReader::new(&mut car).await.map_err(|error| error.to_string())?;
         let mut blocks = Vec::new();

@@ -1,4 +1,4 @@
-//! Names and their records: <https://specs.ipfs.tech/http-gateways/path-gateway/> below `/ipns/`, and
+//! IPNS names and records: <https://specs.ipfs.tech/http-gateways/path-gateway/> below `/ipns/`, and
 //! <https://specs.ipfs.tech/http-gateways/trustless-gateway/#ipns-record-responses-application-vnd-ipfs-ipns-record>.
 
 use crate::case::{Body, Case, Text, get, has, is, page};
@@ -23,7 +23,7 @@ async fn signed_records_are_sent_unchanged() {
     check("records", sent_records()).await;
 }
 
-/// Names change: nothing under them is for ever.
+/// Names are mutable: no answer under them is immutable.
 fn for_a_while(case: Case) -> Case {
     case.header("cache-control", Text::Lacks("immutable".to_owned())).either([
         |case| case.header("cache-control", Text::Absent),
@@ -78,7 +78,7 @@ pub fn paths() -> Vec<Case> {
     cases
 }
 
-/// Keys are written in base 36, so that they fit into a DNS label.
+/// Keys are encoded in base36, so that they fit into a DNS label.
 fn canonical() -> [Case; 5] {
     let ed25519 = "/ipns/12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK/root2/";
     let rsa = "/ipns/QmcJM7PRfkSbcM5cf1QugM5R37TLRKyJGgBEhXjLTB8uA2/root2/";
@@ -127,7 +127,7 @@ pub fn sent_records() -> Vec<Case> {
     cases
 }
 
-/// A record in both ways.
+/// A record, requested with `format` and with `Accept`.
 fn signed(key: &str, value: &str) -> [Case; 2] {
     let path = format!("/ipns/{key}");
     let by_query = get(format!("{key} by query"), format!("{path}?format=ipns-record"));

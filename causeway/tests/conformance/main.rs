@@ -1,7 +1,8 @@
-//! What the gateway specifications (<https://specs.ipfs.tech/http-gateways/>) demand, as tables of requests and answers.
+//! Conformance with the gateway specifications (<https://specs.ipfs.tech/http-gateways/>), as tables of requests and
+//! answers.
 //!
-//! The content is that of the official conformance suite (`tests/fixtures/conformance`), held by a real Kubo: it reaches
-//! Causeway over Bitswap, and IPNS records over the DHT, as in life.
+//! The content is that of the official conformance suite (`tests/fixtures/conformance`), stored by a real Kubo: it
+//! reaches Causeway over Bitswap, and IPNS records over the DHT.
 //!
 //! | module | its tables |
 //! |---|---|
@@ -10,17 +11,17 @@
 //! | [`dag`] | JSON and CBOR, with links and without |
 //! | [`tar`], [`car`] | archives |
 //! | [`ipns`] | names, and their records |
-//! | [`subdomain`], [`dnslink`] | origins: an own host for each root, and websites under their own domain |
+//! | [`subdomain`], [`dnslink`] | origin isolation on subdomains, and websites under their own domain |
 //! | [`redirects`] | the `_redirects` files of websites |
 //! | [`proxy`] | the gateway as an HTTP proxy |
-//! | [`cors`], [`errors`] | what all answers have in common, good ones and bad ones |
-//! | [`nginx`] | what becomes of answers in a cache that speaks HTTP/1.0 |
+//! | [`cors`], [`errors`] | CORS, and error responses |
+//! | [`nginx`] | answers in a cache that uses HTTP/1.0 |
 //! | [`restart`] | the same answers without any network |
 //!
-//! [`case`] is how a table is written and judged, [`socket`] how a request is sent, [`world`] whom it is sent to, and
-//! [`fixtures`] what is asked for.
+//! [`case`] runs tables, [`socket`] sends requests, [`world`] starts the servers, and
+//! [`fixtures`] has the content.
 //!
-//! `CONFORMANCE_URL=http://127.0.0.1:PORT` sends the tables to a gateway that runs already and has the fixtures, in order
+//! `CONFORMANCE_URL=http://127.0.0.1:PORT` sends the tables to a running gateway that has the fixtures, in order
 //! to test the tables.
 
 #[path = "../support/mod.rs"]

@@ -1,5 +1,5 @@
-//! What a default nginx makes of the answers: it speaks HTTP/1.0 to its upstream, which has no way to say where a body of
-//! unknown length ends, and keeps what it believes to be whole.
+//! Answers cached by an nginx with defaults: it uses HTTP/1.0 upstream, which cannot signal the end of a body of
+//! unknown length, and caches truncated bodies as complete.
 
 use crate::fixtures::{FILES, LISTING, MISSING, read_car};
 use crate::socket::{Reply, exchange};
@@ -24,7 +24,7 @@ async fn only_complete_answers_are_cached() {
                     assert!(!looks_good, "{target} {turn}: {} with {} bytes", reply.status, reply.body.len());
                     assert_ne!(reply.header("x-cache").as_deref(), Some("HIT"), "{target} {turn}");
                 }
-                // No answer at all is as good.
+                // No answer is fine as well.
                 Err(_) => continue,
             }
         }
@@ -72,7 +72,7 @@ impl World {
     }
 }
 
-/// As in nginx's own examples for a cache.
+/// As in nginx's documentation of caching.
 fn configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
     format!(
         "proxy_cache_path cache keys_zone=gateway:1m;\n\

@@ -1,4 +1,4 @@
-//! The gateway as an HTTP proxy: whole addresses in requests, and tunnels.
+//! The gateway as an HTTP proxy: requests in absolute form, and tunnels.
 
 use crate::case::{Case, get, page};
 use crate::fixtures::*;
@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn absolute_request_targets_are_accepted() {
     check("absolute form", absolute()).await;
 }
 
-/// RFC 9112, section 3.2.2: the host in the request line counts, whatever the header says.
+/// RFC 9112, section 3.2.2: the host of the request target overrides the header Host.
 fn absolute() -> Vec<Case> {
     let hosts =
         |case: Case, host: &str| [case.clone().at(host), case.called("another Host header").at("other.example.net")];
@@ -65,8 +65,8 @@ async fn tunnelled(authority: &str, host: &str, target: &str) -> Result<Reply, S
     let connect = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     stream.write_all(connect.as_bytes()).await.map_err(|error| error.to_string())?;
     let head =
-        tokio::time::timeout(PATIENCE, head(&mut stream)).await.map_err(|_| "no answer to CONNECT".to_owned())??;
-    // RFC 9110, section 9.3.6: after a 2xx, everything is the tunnel's.
+        tokio::time::timeout(TIMEOUT, head(&mut stream)).await.map_err(|_| "no answer to CONNECT".to_owned())??;
+    // RFC 9110, section 9.3.6: after a 2xx, all bytes belong to the tunnel.
     if !head.starts_with("HTTP/1.1 200") {
         return Err(format!("CONNECT was answered with {head:?}"));
     }
@@ -75,7 +75,7 @@ async fn tunnelled(authority: &str, host: &str, target: &str) -> Result<Reply, S
     read(&mut stream, false).await
 }
 
-/// Reads up to the empty line and not a byte more.
+/// Reads the head, up to its empty line.
 async fn head(stream: &mut TcpStream) -> Result<String, String> {
     let mut bytes = Vec::new();
     while !bytes.ends_with(b"\r\n\r\n") {

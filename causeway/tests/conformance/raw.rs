@@ -12,7 +12,7 @@ async fn raw_blocks_are_sent() {
     check("blocks", blocks()).await;
 }
 
-/// Every block is asked for in both ways: by path and by its own CID, in the query and in `Accept`.
+/// Every block is requested by path and by its own CID, with `format` and with `Accept`.
 pub fn blocks() -> Vec<Case> {
     let places = [
         (format!("/ipfs/{}/dir", RAW[0]), RAW[1], RAW[..2].join(",")),

@@ -48,7 +48,7 @@ pub fn rules() -> Vec<Case> {
         at(REDIRECTS_TOO_LARGE, "over 64 KiB", "/not-found")
             .status(500)
             .body(page(["could not parse _redirects:", "redirects file size cannot exceed"])),
-        // Without an origin of its own, content has no say in where paths lead.
+        // Without origin isolation, redirect rules of content are ignored.
         get("not under a path", format!("/ipfs/{REDIRECTS}/redirect-one")).status(404),
     ];
     for code in [301, 302, 303, 307, 308] {

@@ -1,4 +1,4 @@
-//! The same answers after a restart, when nobody else is left: content from the disk, and records from there too.
+//! The same answers after a restart without peers: content and records from the disk.
 
 use crate::case::{Case, judge};
 use crate::fixtures::KEY_ED25519;
@@ -24,7 +24,7 @@ async fn cached_content_needs_no_network() {
     for (table, cases) in sample() {
         judge(address(&causeway), &format!("{table}, from the disk"), cases).await;
     }
-    // Not only those that content was read through: whatever was resolved.
+    // All resolved records are cached, also those without requested content.
     let record = format!("/ipns/{}?format=ipns-record", KEY_ED25519[1]);
     assert_eq!(causeway.get(&record).await.status, 200);
     causeway.stop().await;

@@ -1,4 +1,4 @@
-//! Requests as they are on the wire: HTTP clients tidy up paths, and hide how a response ended.
+//! Raw HTTP requests: HTTP clients normalise paths, and hide how a response ended.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use std::net::SocketAddr;
@@ -6,33 +6,33 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Longer than Causeway waits for anything.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Longer than all timeouts of Causeway.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A response, as far as it came.
+/// A response, which may be truncated.
 #[derive(Debug, Clone, Default)]
 pub struct Reply {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Vec<u8>,
-    /// Whether the response came to the end that its own framing promised.
+    /// Whether the response is complete according to its framing.
     pub complete: bool,
 }
 
 impl Reply {
-    /// A header's text; several of one name are joined as HTTP has it; nothing if there is none.
+    /// A header's value; several of one name are joined (RFC 9110, section 5.2); empty if there is none.
     pub fn header(&self, name: &str) -> Option<String> {
         let values: Vec<&str> = self.headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
         (!values.is_empty()).then(|| values.join(", "))
     }
 
-    /// The body, as text for people.
+    /// The body as text, for messages.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 
-/// Sends a head, which ends the connection after its response, and reads until the other side closes. `Err` says why there
+/// Sends a head with `Connection: close`, and reads until the connection is closed. `Err` is the reason why there
 /// is no response at all.
 pub async fn exchange(address: SocketAddr, head: &str) -> Result<Reply, String> {
     let mut stream = TcpStream::connect(address).await.map_err(|error| format!("no connection: {error}"))?;
@@ -43,7 +43,7 @@ pub async fn exchange(address: SocketAddr, head: &str) -> Result<Reply, String> 
 /// Reads a response and the end of the connection.
 pub async fn read(stream: &mut TcpStream, headless: bool) -> Result<Reply, String> {
     let mut bytes = Vec::new();
-    let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await;
+    let end = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await;
     let orderly = matches!(end, Ok(Ok(_)));
     let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
     parse(&bytes, headless, orderly).ok_or_else(|| format!("no response, but {shown:?}; then {end:?}"))
@@ -64,7 +64,7 @@ fn parse(bytes: &[u8], headless: bool, orderly: bool) -> Option<Reply> {
     Some(reply)
 }
 
-/// The body without its framing (RFC 9112, section 6), and whether it is whole.
+/// The body without its framing (RFC 9112, section 6), and whether it is complete.
 fn body(reply: &Reply, bytes: &[u8], headless: bool, orderly: bool) -> (Vec<u8>, bool) {
     if headless || matches!(reply.status, 100..200 | 204 | 304) {
         return (bytes.to_vec(), true);

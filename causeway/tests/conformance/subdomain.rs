@@ -1,4 +1,4 @@
-//! An origin of its own for each root: <https://specs.ipfs.tech/http-gateways/subdomain-gateway/>.
+//! Subdomains as origins for each root: <https://specs.ipfs.tech/http-gateways/subdomain-gateway/>.
 
 use crate::case::{Body, Case, Text, get, has, is, page};
 use crate::fixtures::*;

@@ -52,7 +52,7 @@ pub fn archives() -> Vec<Case> {
     ]
 }
 
-/// Unpacks an archive and compares what is wanted of it.
+/// Unpacks an archive, and compares the expected entries.
 pub fn fault(archive: &[u8], expected: &[(String, Option<Bytes>)]) -> Option<String> {
     let folder = tempfile::TempDir::with_prefix("causeway-tar-").expect("the temporary folder is writable");
     let file = folder.path().join("archive.tar");

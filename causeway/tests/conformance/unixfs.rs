@@ -60,8 +60,8 @@ pub fn nested(namespace_and_root: &str, depth: usize) -> (String, String) {
     (format!("{namespace_and_root}{path}{slash}"), NESTED[..=depth].join(","))
 }
 
-/// The nested directory, its index page and the file itself under an `/ipfs/` or `/ipns/` root, with all headers that are
-/// the same in both.
+/// The nested directory, its index page and the file itself under an `/ipfs/` or `/ipns/` root, with all headers that
+/// are the same in both.
 pub fn nested_cases(root: &str) -> Vec<(usize, Case)> {
     let of = |name: &str, depth| {
         let (path, roots) = nested(root, depth);
@@ -92,7 +92,7 @@ pub fn caching() -> Vec<Case> {
     nested.chain([raw]).collect()
 }
 
-/// Of what the gateway has by now, and of what it has not.
+/// With content that is cached, and content that is not.
 pub fn revalidation() -> Vec<Case> {
     let (file, page) = (nested(&format!("/ipfs/{}", NESTED[0]), 4).0, nested(&format!("/ipfs/{}", NESTED[0]), 3).0);
     let (file_tag, page_tag) = (format!("\"{}\"", NESTED[4]), format!("\"{}\"", NESTED[3]));
@@ -177,8 +177,8 @@ pub fn ranges() -> Vec<Case> {
                 case.status(206).header("content-type", has("multipart/byteranges")).body(page(parts))
             },
         ]),
-        of_missing("a part before what nobody has", "bytes=997-1000", "997-1000"),
-        of_missing("a part after what nobody has", "bytes=2200-2201", "2200-2201"),
+        of_missing("a range before the missing block", "bytes=997-1000", "997-1000"),
+        of_missing("a range after the missing block", "bytes=2200-2201", "2200-2201"),
         get("a part across leaves", format!("/ipfs/{FILES}/multiblock.txt"))
             .with("Range", "bytes=250-1025")
             .status(206)
@@ -189,7 +189,7 @@ pub fn ranges() -> Vec<Case> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_blocks_never_yield_complete_answers() {
-    // The head is sent before the missing block is noticed, and a HEAD needs the first block only.
+    // The head is sent before the missing block is detected, and a HEAD only needs the first block.
     check("a missing block", vec![get("a file with a hole", format!("/ipfs/{MISSING}")).breaks_off()]).await;
 }
 

@@ -1,6 +1,6 @@
-//! Whom the tables ask: a Causeway that has nothing itself, and two Kubos that have everything.
+//! The servers of the tables: a Causeway with an empty store, and two Kubos with all content.
 //!
-//! One Kubo holds the content; the other is there because a record needs a second DHT node to be kept at.
+//! One Kubo stores the content; the other is a second DHT node, which stores the records.
 
 use crate::case::{Case, judge};
 use crate::fixtures::{KEYS_BAD, files, folder, records};
@@ -14,8 +14,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Long beside what a peer on this machine needs, short for those who wait for what nobody has.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Long compared with the latency of a local peer, short for requests of missing content.
 const STALL_SECONDS: u32 = 6;
 
 /// The two Kubos.
@@ -35,16 +35,16 @@ impl Peers {
         for (name, record) in records() {
             let put = async || holder.try_put_record(&name, &record);
             match KEYS_BAD.contains(&name.as_str()) {
-                // Whether Kubo takes it or not: Causeway is not to believe it.
+                // Whether Kubo accepts it or not: Causeway must reject it.
                 true => drop(put().await),
-                false => eventually(&format!("Kubo publishes {name}"), PATIENCE, put).await,
+                false => eventually(&format!("Kubo publishes {name}"), TIMEOUT, put).await,
             }
         }
         Self { holder, witness }
     }
 }
 
-/// How Causeway is started here. `dir` outlives it.
+/// The launch of Causeway. `dir` must outlive it.
 pub fn launch(dir: &Path, peers: &Peers) -> Launch {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/examples/conformance.toml");
     Launch::new(dir)
@@ -54,7 +54,7 @@ pub fn launch(dir: &Path, peers: &Peers) -> Launch {
         .peering(peers.holder.tcp())
 }
 
-/// Where Causeway listens.
+/// Causeway's listeners.
 pub fn address(causeway: &Causeway) -> SocketAddr {
     parse(&causeway.url(""))
 }
@@ -64,7 +64,7 @@ fn parse(url: &str) -> SocketAddr {
     authority.parse().unwrap_or_else(|error| panic!("{url}: {error}"))
 }
 
-/// What all tests of this binary share, since it takes a while to start.
+/// The servers that all tests of this binary share, since they start slowly.
 struct Shared {
     gateway: SocketAddr,
     _nodes: Option<(Peers, Causeway, TempDir, Undertaker)>,
@@ -79,8 +79,8 @@ impl Shared {
         let peers = Peers::start().await;
         let causeway = launch(dir.path(), &peers).start().await;
         let estates = [peers.holder.estate(), peers.witness.estate(), (causeway.process.id(), dir.path())];
-        let undertaker = Undertaker::engage(&estates);
-        Self { gateway: address(&causeway), _nodes: Some((peers, causeway, dir, undertaker)) }
+        let cleanup = Undertaker::engage(&estates);
+        Self { gateway: address(&causeway), _nodes: Some((peers, causeway, dir, cleanup)) }
     }
 }
 
@@ -95,8 +95,8 @@ pub async fn check(table: &str, cases: Vec<Case>) {
     judge(gateway().await, table, cases).await;
 }
 
-/// Ends processes and removes their folders once the tests are over, however they end: what is static is never dropped, but
-/// the pipe to the undertaker closes with this process.
+/// Ends processes and removes their folders after the tests, also after a failure: statics are never dropped, but
+/// the pipe to the cleanup process closes with this process.
 struct Undertaker {
     _child: Child,
     _pipe: ChildStdin,
@@ -108,7 +108,7 @@ impl Undertaker {
     fn engage(estates: &[(u32, &Path)]) -> Self {
         let pids: Vec<String> = estates.iter().map(|(pid, _)| pid.to_string()).collect();
         let mut shell = Command::new("sh");
-        shell.args(["-c", Self::WORK, "undertaker", &pids.join(" ")]).args(estates.iter().map(|(_, folder)| folder));
+        shell.args(["-c", Self::WORK, "cleanup", &pids.join(" ")]).args(estates.iter().map(|(_, folder)| folder));
         let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("sh");
         let pipe = child.stdin.take().expect("it was asked for");
         Self { _child: child, _pipe: pipe }

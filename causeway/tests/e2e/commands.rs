@@ -1,4 +1,4 @@
-//! The commands as people and scripts use them: tokens, content from the network, what they print and what they exit with.
+//! Commands as users and scripts call them: tokens, content from the network, their output and exit codes.
 
 use crate::support::assert_same_bytes;
 use crate::support::causeway::{Causeway, Launch};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 
-/// What commands exit with.
+/// Exit codes.
 const FAILURE: i32 = 1;
 const USAGE: i32 = 2;
 const UNREACHABLE: i32 = 3;
@@ -22,7 +22,7 @@ fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
 }
 
-/// A launch that shows no token of its own.
+/// A launch without a token of its own.
 fn without_token(dir: &Path) -> Launch {
     Launch::new(dir).set("CAUSEWAY_ADMIN_TOKEN", "")
 }
@@ -31,28 +31,31 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
-/// What a command printed.
+/// The output of a successful command.
 fn run(launch: &Launch, arguments: &[&str]) -> String {
-    launch.run(arguments).unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
+    launch.run(arguments).unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"))
 }
 
 fn json(launch: &Launch, arguments: &[&str]) -> Value {
-    let said = run(launch, arguments);
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {said}"))
+    let printed = run(launch, arguments);
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {printed}"))
 }
 
-/// The one line that a command complained in, and what it exited with.
-fn complaint(launch: &Launch, arguments: &[&str]) -> (i32, String) {
+/// The exit code and the error line of a failing command.
+fn error_line(launch: &Launch, arguments: &[&str]) -> (i32, String) {
     let Output { status, stdout, stderr } = launch.output(arguments, b"");
-    let (said, complained) = (text(&stdout), text(&stderr));
-    assert!(said.is_empty() && complained.lines().count() == 1, "causeway {arguments:?}: {said}\n{complained}");
-    (status.code().expect("it was not killed"), complained)
+    let (printed, error_output) = (text(&stdout), text(&stderr));
+    assert!(
+        printed.is_empty() && error_output.lines().count() == 1,
+        "causeway {arguments:?}: {printed}\n{error_output}"
+    );
+    (status.code().expect("it was not killed"), error_output)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_created_shown_and_revoked_with_and_without_a_gateway() {
     let (home, elsewhere) = (folder(), folder());
-    let (launch, stranger) = (without_token(home.path()), without_token(elsewhere.path()));
+    let (launch, remote) = (without_token(home.path()), without_token(elsewhere.path()));
     let made = json(&launch, &["token", "create", "--scope", "read,pin", "--name", "ci", "--pins-max", "3", "--json"]);
     let secret = made["token"].as_str().expect("it is shown").to_owned();
     assert!(secret.starts_with("cw_") && made["name"] == "ci" && made["quota"]["pins_max"] == 3, "{made}");
@@ -63,11 +66,11 @@ async fn tokens_are_created_shown_and_revoked_with_and_without_a_gateway() {
     let file = elsewhere.path().join("token");
     fs::write(&file, format!("{secret}\n")).expect("the folder is ours");
     let with_file = ["--token-file", file.to_str().expect("text")];
-    let own = json(&stranger, &[&["token", "show", "--json"], &at[..], &with_file].concat());
+    let own = json(&remote, &[&["token", "show", "--json"], &at[..], &with_file].concat());
     assert_eq!((&own["id"], &own["scopes"]), (&made["id"], &serde_json::json!(["read", "pin"])));
     assert!(own["token"].is_null() && own["created_at"] == made["created_at"], "{own}");
 
-    // Another one, while the gateway runs; the secret is all there is on standard output.
+    // Another token, while the gateway runs; standard output has only the secret.
     let output = launch.output(&["token", "create", "--scope", "operate", "--expires", "1d"], b"");
     let (second, notes) = (text(&output.stdout), text(&output.stderr));
     assert!(second.starts_with("cw_") && second.lines().count() == 1 && notes.contains("token-1"), "{second} {notes}");
@@ -76,30 +79,34 @@ async fn tokens_are_created_shown_and_revoked_with_and_without_a_gateway() {
     assert_eq!(names, ["ci", "token-1"]);
     assert!(!listed.to_string().contains(secret.rsplit('_').next().expect("a secret")), "{listed}");
     let operator = Launch::new(elsewhere.path()).set("CAUSEWAY_ADMIN_TOKEN", &second);
-    assert_eq!(json(&operator, &[&["token", "ls", "--json"], &at[..]].concat()), listed, "the gateway says the same");
+    assert_eq!(
+        json(&operator, &[&["token", "ls", "--json"], &at[..]].concat()),
+        listed,
+        "the gateway lists the same tokens"
+    );
     let lines = run(&launch, &["token", "ls"]);
     assert!(lines.starts_with("ID ") && lines.lines().count() == 3 && lines.contains("never"), "{lines}");
 
-    // What it is not good for, and what it is good for no longer.
-    let (code, said) = complaint(&stranger, &[&["key", "create", "site"], &at[..], &with_file].concat());
-    assert!(code == REFUSED && said.contains("operate"), "{code} {said}");
+    // Operations that the token does not authorise, and a revoked token.
+    let (code, printed) = error_line(&remote, &[&["key", "create", "site"], &at[..], &with_file].concat());
+    assert!(code == REFUSED && printed.contains("operate"), "{code} {printed}");
     assert!(run(&launch, &["token", "rm", "ci"]).starts_with("revoked ci "));
-    let (code, said) = complaint(&stranger, &[&["store", "stats"], &at[..], &with_file].concat());
-    assert!(code == REFUSED && said.contains("rejected the token in"), "{code} {said}");
-    let (code, said) = complaint(&stranger, &[&["store", "stats"], &at[..]].concat());
-    assert!(code == REFUSED && said.contains("requires a token: set CAUSEWAY_ADMIN_TOKEN"), "{code} {said}");
-    // Commands on the data folder need none.
+    let (code, printed) = error_line(&remote, &[&["store", "stats"], &at[..], &with_file].concat());
+    assert!(code == REFUSED && printed.contains("rejected the token in"), "{code} {printed}");
+    let (code, printed) = error_line(&remote, &[&["store", "stats"], &at[..]].concat());
+    assert!(code == REFUSED && printed.contains("requires a token: set CAUSEWAY_ADMIN_TOKEN"), "{code} {printed}");
+    // Commands on the data folder need no token.
     json(&launch, &["store", "stats", "--json"]);
 
     for wrong in [&["--scope", "everything"][..], &[], &["--scope", "read", "--expires", "soon"]] {
         let output = launch.output(&[&["token", "create"], wrong].concat(), b"");
         assert_eq!(output.status.code(), Some(USAGE), "{wrong:?}: {}", text(&output.stderr));
     }
-    let (code, said) = complaint(&launch, &["token", "rm", "ci"]);
-    assert!(code == FAILURE && said.contains("no token"), "{code} {said}");
+    let (code, printed) = error_line(&launch, &["token", "rm", "ci"]);
+    assert!(code == FAILURE && printed.contains("no token"), "{code} {printed}");
     node.stop().await;
-    let (code, said) = complaint(&launch, &["token", "show"]);
-    assert!(code == UNREACHABLE && said.contains("causeway serve"), "{code} {said}");
+    let (code, printed) = error_line(&launch, &["token", "show"]);
+    assert!(code == UNREACHABLE && printed.contains("causeway serve"), "{code} {printed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,8 +122,8 @@ async fn the_gateway_fetches_missing_blocks_for_commands() {
     let root = run(&from, &["add", "-Q", "site"]);
     let node = to.clone().peering(holder.tcp()).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 3).start().await;
 
-    let (code, said) = complaint(&to, &["ls", "--offline", &root]);
-    assert!(code == FAILURE && said.contains("is not stored locally"), "{said}");
+    let (code, printed) = error_line(&to, &["ls", "--offline", &root]);
+    assert!(code == FAILURE && printed.contains("is not stored locally"), "{printed}");
     let listed = run(&to, &["ls", &root]);
     assert!(listed.contains(" images") && listed.contains(" index.html"), "{listed}");
     assert_eq!(run(&to, &["cat", &format!("{root}/index.html")]), "<p>Hello.");
@@ -125,15 +132,15 @@ async fn the_gateway_fetches_missing_blocks_for_commands() {
     run(&to, &["get", &root, "-o", "back"]);
     assert_same_bytes("big", &fs::read(dir.join("back/images/big")).expect("reads"), &big);
     holder.stop().await;
-    // It is held now.
+    // It is stored now.
     assert_eq!(run(&to, &["cat", "--offline", &format!("{root}/index.html")]), "<p>Hello.");
     let absent = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
-    let (code, said) = complaint(&to, &["cat", absent]);
-    assert!(code == FAILURE && said.contains("the gateway could not fetch it"), "{said}");
+    let (code, printed) = error_line(&to, &["cat", absent]);
+    assert!(code == FAILURE && printed.contains("the gateway could not fetch it"), "{printed}");
     node.stop().await;
 }
 
-/// Passes connections on to the admin listener, and counts what goes up.
+/// Forwards connections to the admin listener, and counts the sent bytes.
 async fn counted(node: &Causeway) -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("is bound"));
@@ -144,7 +151,7 @@ async fn counted(node: &Causeway) -> (String, Arc<AtomicU64>) {
             let (there, counter) = (there.clone(), Arc::clone(&counter));
             tokio::spawn(async move {
                 let mut far = TcpStream::connect(there).await.expect("it runs");
-                // One that leaves in the middle is no matter here.
+                // A client that disconnects early is not counted.
                 if let Ok((sent, _)) = tokio::io::copy_bidirectional(&mut near, &mut far).await {
                     counter.fetch_add(sent, Ordering::SeqCst);
                 }
@@ -175,8 +182,8 @@ async fn stored_blocks_are_deduplicated() {
     assert!(settled(20_000_000).await < 21_000_000);
     assert_eq!(add(&client), first);
     let again = settled(1).await;
-    assert!(again < 200_000, "{again} bytes were sent for what is there");
-    // A part of it is new.
+    assert!(again < 200_000, "{again} bytes were sent for stored blocks");
+    // A part of the file has changed.
     content[10_000_000..10_500_000].copy_from_slice(&Noise::bytes(43, 500_000));
     fs::write(dir.join("big"), &content).expect("the folder is ours");
     let changed = add(&client);
@@ -184,7 +191,7 @@ async fn stored_blocks_are_deduplicated() {
     let sent = settled(500_000).await;
     assert!(sent < 1_500_000, "{sent} bytes were sent for half a megabyte");
     node.expect(&format!("/ipfs/{changed}"), &content).await;
-    // Both are pinned, and let go of one by one.
+    // Both versions are pinned.
     let stats = json(&launch, &["store", "stats", "--json"]);
     assert!(stats["pins"].as_u64().is_some_and(|pins| pins >= 2), "{stats}");
     assert!(run(&launch, &["store", "check"]).contains("0 damaged"));
@@ -197,7 +204,7 @@ async fn progress_is_drawn_on_terminals_only() {
     let launch = Launch::new(home.path());
     fs::write(home.path().join("big"), Noise::bytes(44, 5_000_000)).expect("the folder is ours");
     fs::write(home.path().join("small"), "a").expect("the folder is ours");
-    // That a store is created is said, once.
+    // The creation of a store is reported once.
     let output = launch.output(&["add", "small"], b"");
     assert!(
         output.status.success() && text(&output.stderr).starts_with("created a store in "),
@@ -241,7 +248,7 @@ fn completions_and_manual_pages_are_printed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn pins_are_fetched_listed_and_removed() {
     let (one, other) = (folder(), folder());
-    // Origins come from strangers, who may name no address of this machine or its network unless the operator allows that.
+    // Origins are untrusted, and may not have private addresses unless the operator allows that.
     let to = Launch::new(other.path()).set("CAUSEWAY_P2P_DIAL_PRIVATE", true);
     let from = Launch::new(one.path());
     fs::create_dir_all(one.path().join("site/docs")).expect("the folder is ours");
@@ -255,16 +262,16 @@ async fn pins_are_fetched_listed_and_removed() {
     let docs = docs.next_back().expect("it is in there");
     let node = to.start().await;
 
-    // Nobody has it but the peer that is named.
+    // Only the origin has the content.
     let added = ["pin", "add", "--json", "--name", "my docs", "--meta", "a=b", "--origin", holder.tcp()];
     let pinned = json(&to, &[&added[..], &[&format!("{root}/docs")]].concat());
     assert_eq!((&pinned["status"], &pinned["pin"]["cid"]), (&"pinned".into(), &docs.as_str().into()), "{pinned}");
     assert_eq!((&pinned["pin"]["name"], &pinned["pin"]["meta"]["a"]), (&"my docs".into(), &"b".into()), "{pinned}");
     let id = pinned["requestid"].as_str().expect("an id").to_owned();
-    let said = run(&to, &["pin", "add", "--no-wait", &root]);
-    assert!(said.contains(&root), "{said}");
-    let said = run(&to, &["pin", "status", "--watch", &root]);
-    assert!(said.contains("status   pinned") && said.contains("blocks"), "{said}");
+    let printed = run(&to, &["pin", "add", "--no-wait", &root]);
+    assert!(printed.contains(&root), "{printed}");
+    let printed = run(&to, &["pin", "status", "--watch", &root]);
+    assert!(printed.contains("status   pinned") && printed.contains("blocks"), "{printed}");
     let listed = json(&to, &["pin", "ls", "--all", "--json"]);
     let cids: Vec<_> = listed["results"].as_array().expect("a list").iter().map(|pin| &pin["pin"]["cid"]).collect();
     assert!(cids.contains(&&Value::from(docs.as_str())) && cids.contains(&&Value::from(root.as_str())), "{listed}");
@@ -277,33 +284,33 @@ async fn pins_are_fetched_listed_and_removed() {
     let everybodys = json(&to, &["pin", "ls", "--everybody", "--json"]);
     assert!(everybodys["pins"].as_array().is_some_and(|pins| pins.iter().any(|pin| pin["requestid"] == id.as_str())));
 
-    // One is replaced, one removed; a third will not come.
+    // One pin is replaced, one removed; a third cannot be fetched.
     let replaced = json(&to, &["pin", "replace", "--json", &id, &root]);
     assert_eq!((&replaced["pin"]["name"], &replaced["status"]), (&"my docs".into(), &"pinned".into()), "{replaced}");
     let gone = run(&to, &["pin", "rm", &root]);
     assert_eq!(gone.lines().filter(|line| line.starts_with(&format!("unpinned {root}"))).count(), 2, "{gone}");
-    let (code, said) = complaint(&to, &["pin", "status", &root]);
-    assert!(code == FAILURE && said.contains("this token has no pin request"), "{code} {said}");
+    let (code, printed) = error_line(&to, &["pin", "status", &root]);
+    assert!(code == FAILURE && printed.contains("this token has no pin request"), "{code} {printed}");
     let absent = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
-    let (code, said) = complaint(&to, &["pin", "add", "--timeout", "1s", absent]);
-    assert!(code == FAILURE && said.contains("is not pinned after 1 s"), "{code} {said}");
+    let (code, printed) = error_line(&to, &["pin", "add", "--timeout", "1s", absent]);
+    assert!(code == FAILURE && printed.contains("is not pinned after 1 s"), "{code} {printed}");
     run(&to, &["pin", "rm", absent]);
     for wrong in [&["pin", "add", "nonsense"][..], &["pin", "status", "nobody"], &["pin", "rm", "nobody"]] {
-        assert_eq!(complaint(&to, wrong).0, FAILURE, "{wrong:?}");
+        assert_eq!(error_line(&to, wrong).0, FAILURE, "{wrong:?}");
     }
     run(&to, &["pin", "add", "--name", "kept", &format!("{root}/docs")]);
     node.stop().await;
     holder.stop().await;
 
-    // What is in the store is pinned and listed without a gateway; nothing is removed.
-    // What people call their pins is the gateway's to tell.
+    // Without a gateway, stored content is pinned and listed, but not removed.
+    // The names of pins are known only to the gateway.
     let listed = json(&to, &["pin", "ls", "--json"]);
     let mut listed = listed["results"].as_array().expect("a list").iter();
     assert!(listed.any(|pin| pin["pin"]["cid"] == docs.as_str() && pin["status"] == "pinned"), "{docs}");
-    let (code, said) = complaint(&to, &["pin", "add", absent]);
-    assert!(code == FAILURE && said.contains("is not stored locally"), "{code} {said}");
-    let (code, said) = complaint(&to, &["pin", "rm", &docs]);
-    assert!(code == UNREACHABLE && said.contains("causeway serve"), "{code} {said}");
+    let (code, printed) = error_line(&to, &["pin", "add", absent]);
+    assert!(code == FAILURE && printed.contains("is not stored locally"), "{code} {printed}");
+    let (code, printed) = error_line(&to, &["pin", "rm", &docs]);
+    assert!(code == UNREACHABLE && printed.contains("causeway serve"), "{code} {printed}");
     let again = json(&from, &["pin", "add", "--json", "--name", "here", &root]);
     assert_eq!((&again["status"], &again["pin"]["name"]), (&"pinned".into(), &"here".into()), "{again}");
 }
@@ -312,7 +319,7 @@ async fn pins_are_fetched_listed_and_removed() {
 async fn an_admin_listener_with_tls_is_verified() {
     let (home, elsewhere) = (folder(), folder());
     let rcgen::CertifiedKey { cert, key_pair } =
-        rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("makes");
+        rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("is created");
     let (certificate, key) = (home.path().join("certificate.pem"), home.path().join("key.pem"));
     fs::write(&certificate, cert.pem()).expect("the folder is ours");
     fs::write(&key, key_pair.serialize_pem()).expect("the folder is ours");
@@ -322,30 +329,31 @@ async fn an_admin_listener_with_tls_is_verified() {
     let token = json(&launch, &["token", "create", "--scope", "read,operate", "--json"])["token"].clone();
     let node = launch.start().await;
     let address = node.admin_url().trim_start_matches("https://").trim_end_matches('/').to_owned();
-    assert_ne!(address, node.admin_url(), "it is asked over TLS");
-    // The certificate names another host than the data folder does, and the data folder tells who has it.
+    assert_ne!(address, node.admin_url(), "the listener uses TLS");
+    // The certificate is for another host than the address in the data folder, which is trusted.
     json(&launch, &["store", "stats", "--json"]);
 
-    let stranger = without_token(elsewhere.path()).set("CAUSEWAY_ADMIN_TOKEN", token.as_str().expect("a token"));
+    let remote_client = without_token(elsewhere.path()).set("CAUSEWAY_ADMIN_TOKEN", token.as_str().expect("a token"));
     let named = format!("https://localhost:{}", address.rsplit(':').next().expect("a port"));
     let (by_name, by_address, plain) = (["--admin", &named], format!("https://{address}"), format!("http://{address}"));
     let ca = ["--admin-ca", certificate.to_str().expect("text")];
-    let (code, said) = complaint(&stranger, &[&["store", "stats"][..], &by_name].concat());
-    assert!(code == UNREACHABLE && said.contains("--admin-ca"), "{code} {said}");
-    let (code, said) = complaint(&stranger, &[&["store", "stats"][..], &["--admin", &by_address], &ca].concat());
-    assert!(code == UNREACHABLE && said.contains("ertificate"), "{code} {said}");
-    let output = stranger.output(&["store", "stats", "--admin", &plain], b"");
+    let (code, printed) = error_line(&remote_client, &[&["store", "stats"][..], &by_name].concat());
+    assert!(code == UNREACHABLE && printed.contains("--admin-ca"), "{code} {printed}");
+    let (code, printed) =
+        error_line(&remote_client, &[&["store", "stats"][..], &["--admin", &by_address], &ca].concat());
+    assert!(code == UNREACHABLE && printed.contains("ertificate"), "{code} {printed}");
+    let output = remote_client.output(&["store", "stats", "--admin", &plain], b"");
     assert!(!output.status.success(), "{}", text(&output.stdout));
 
     let content = Noise::bytes(46, 20_000_000);
     fs::write(elsewhere.path().join("big"), &content).expect("the folder is ours");
-    let root = run(&stranger, &[&["add", "-Q", "big"][..], &by_name, &ca].concat());
-    let read = stranger.pipe(elsewhere.path(), &[&["cat", &root][..], &by_name, &ca].concat(), b"");
+    let root = run(&remote_client, &[&["add", "-Q", "big"][..], &by_name, &ca].concat());
+    let read = remote_client.pipe(elsewhere.path(), &[&["cat", &root][..], &by_name, &ca].concat(), b"");
     assert_same_bytes("big", &read.expect("is read"), &content);
     let wrong = elsewhere.path().join("nothing.pem");
     fs::write(&wrong, "nothing").expect("the folder is ours");
     let wrong = ["--admin-ca", wrong.to_str().expect("text")];
-    let (_, said) = complaint(&stranger, &[&["store", "stats"][..], &by_name, &wrong].concat());
-    assert!(said.contains("has no certificate in PEM"), "{said}");
+    let (_, printed) = error_line(&remote_client, &[&["store", "stats"][..], &by_name, &wrong].concat());
+    assert!(printed.contains("has no certificate in PEM"), "{printed}");
     node.stop().await;
 }

@@ -1,5 +1,5 @@
-//! Content that is taken down while the gateway runs: no client and no peer gets it, nothing asks for it, nobody is told who has
-//! it; and so it stays over a restart. Beside a real Kubo, which would give and take all of it.
+//! Take-downs while the gateway runs: the content is served to no client and no peer, it is not fetched, and its
+//! providers are not returned; also after a restart. With a real Kubo, which would serve and fetch all of it.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::kubo::Kubo;
@@ -7,7 +7,7 @@ use crate::support::{client, eventually};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const RULES: &str = "/api/v1/denylists/local/rules";
 
 async fn status(causeway: &Causeway, path: &str) -> u16 {
@@ -29,7 +29,7 @@ async fn add(causeway: &Causeway, rule: &str) -> serde_json::Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn taken_down_content_is_neither_served_nor_fetched() {
     let author = Kubo::start().await;
-    // It looks in no DHT: there it would learn of the author, who gives it everything.
+    // It uses no DHT, in which it would find the author.
     let reader = Kubo::start_with(|settings| settings["Routing"]["Type"] = serde_json::json!("none")).await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let folder = TempDir::new().expect("the temporary folder is writable");
@@ -56,22 +56,22 @@ async fn taken_down_content_is_neither_served_nor_fetched() {
         assert_eq!(status(&causeway, &path).await, 451, "{path}");
     }
     assert_eq!(status(&causeway, &format!("/ipfs/{root}?format=tar")).await, 451);
-    assert_eq!(status(&causeway, &format!("/ipfs/{root}/")).await, 200, "the names are shown");
+    assert_eq!(status(&causeway, &format!("/ipfs/{root}/")).await, 200, "the listing is served");
     assert_eq!(status(&causeway, &format!("/routing/v1/providers/{bad}")).await, 451);
-    // It is not asked for, though its author is here.
+    // It is not requested, although its author is connected.
     add(&causeway, &serde_json::json!({ "cid": unseen, "double_hash": true }).to_string()).await;
     let sent = author.sent().await.blocks;
     assert_eq!((status(&causeway, &format!("/ipfs/{unseen}")).await, status(&causeway, &page).await), (410, 451));
     assert_eq!(author.sent().await.blocks, sent);
 
-    // A peer gets what is held here, and not what is taken down.
+    // Peers are served stored content, but not taken-down content.
     reader.connect(causeway.tcp()).await;
-    reader.try_cat(&bad).expect_err("nobody else that it knows has it");
+    reader.try_cat(&bad).expect_err("no connected peer serves it");
     assert_eq!(&reader.cat(&good).await[..], b"this is good.txt");
     let local = format!("{}/api/v1/store/blocks/{bad}", causeway.admin_url().trim_end_matches('/'));
     let held = client().get(local).bearer_auth(crate::support::causeway::TOKEN).send().await.expect("answers");
-    assert_eq!(held.status(), 451, "an operator is shown no more than the public");
-    assert_eq!(check_of(&causeway, &page).await["status"], 451, "the path leads to it, though it is not even held");
+    assert_eq!(held.status(), 451, "it is withheld from operators, too");
+    assert_eq!(check_of(&causeway, &page).await["status"], 451, "the path resolves to it, although it is not stored");
 
     let (found, check) = causeway.admin("GET", &format!("/api/v1/denylists/check?subject={bad}"), None).await;
     assert!(found == 200 && check["blocked"] == true && check["status"] == 451, "{check}");
@@ -81,21 +81,21 @@ async fn taken_down_content_is_neither_served_nor_fetched() {
     let (_, log) = causeway.admin("GET", "/api/v1/audit", None).await;
     assert!(log.to_string().contains(RULES), "{log}");
 
-    // Killed, as by a power cut, it knows what it acknowledged.
+    // After SIGKILL, acknowledged rules are in force.
     drop(causeway);
     let causeway = launch.start().await;
     assert_eq!((status(&causeway, &page).await, status(&causeway, &format!("/ipfs/{unseen}")).await), (451, 410));
     let sent = author.sent().await.blocks;
     assert_eq!(status(&causeway, &format!("/ipfs/{bad}")).await, 451);
     assert_eq!(author.sent().await.blocks, sent);
-    // What was let out again is fetched.
+    // Unblocked content is fetched again.
     let (listed, rules) = causeway.admin("GET", RULES, None).await;
     assert_eq!((listed, rules["rules"].as_array().map(Vec::len)), (200, Some(3)), "{rules}");
     let (removed, answer) = causeway.admin("DELETE", &format!("{RULES}?rule={page}"), None).await;
-    assert_eq!((removed, &answer["removed"]), (200, &2.into()), "with what \"deep\" added: {answer}");
+    assert_eq!((removed, &answer["removed"]), (200, &2.into()), "including the rules of \"deep\": {answer}");
     let (removed, answer) = causeway.admin("DELETE", &format!("{RULES}?rule=/ipfs/{unseen}"), None).await;
-    assert_eq!((removed, &answer["removed"]), (200, &1.into()), "the double hash goes by its name: {answer}");
-    eventually("the author is connected again", PATIENCE, async || {
+    assert_eq!((removed, &answer["removed"]), (200, &1.into()), "the double hash is removed by its subject: {answer}");
+    eventually("the author is connected again", TIMEOUT, async || {
         let status = status(&causeway, &page).await;
         if status == 200 { Ok(()) } else { Err(status) }
     })
@@ -115,7 +115,7 @@ async fn denylists_apply_from_the_start_and_when_they_change() {
     causeway.expect(&format!("/ipfs/{two}"), b"two").await;
     assert_eq!(status(&causeway, &format!("/ipfs/{one}")).await, 410);
     std::fs::write(&list, format!("/ipfs/{two} status=451\n")).expect("writes");
-    eventually("the list is read again", PATIENCE, async || {
+    eventually("the list is read again", TIMEOUT, async || {
         let statuses =
             (status(&causeway, &format!("/ipfs/{one}")).await, status(&causeway, &format!("/ipfs/{two}")).await);
         if statuses == (200, 451) { Ok(()) } else { Err(format!("{statuses:?}")) }
@@ -123,7 +123,7 @@ async fn denylists_apply_from_the_start_and_when_they_change() {
     .await;
     causeway.stop().await;
 
-    // Where only chosen content is served, peers get what is chosen or pinned, and nothing that was merely cached.
+    // In allowlist mode, peers are served allowed or pinned content, but not other cached content.
     let (allowed, pinned) = (dir.path().join("good.allow"), dir.path().join("pinned.car"));
     std::fs::write(&allowed, format!("/ipfs/{one}\n")).expect("writes");
     let three = author.add(&b"three"[..], &["--cid-version=1"]);
@@ -140,7 +140,7 @@ async fn denylists_apply_from_the_start_and_when_they_change() {
     let reader = Kubo::start().await;
     reader.connect(causeway.tcp()).await;
     assert_eq!((&reader.cat(&one).await[..], &reader.cat(&three).await[..]), (&b"one"[..], &b"three"[..]));
-    reader.try_cat(&two).expect_err("it is held here and not given away");
+    reader.try_cat(&two).expect_err("it is stored but not served");
     causeway.stop().await;
 }
 
@@ -163,25 +163,25 @@ async fn commands_neither_store_nor_read_withheld_content() {
             &["store", "export", &cid, &out],
         ];
         for command in commands {
-            let complaint = launch.run(command).expect_err(&format!("{when}: {command:?}"));
-            assert!(complaint.contains("not served here"), "{when}: {command:?}: {complaint}");
+            let error_line = launch.run(command).expect_err(&format!("{when}: {command:?}"));
+            assert!(error_line.contains("not served here"), "{when}: {command:?}: {error_line}");
         }
     };
     let causeway = launch.start().await;
-    launch.run(&["block", "add", &cid]).expect("withholds");
+    launch.run(&["block", "add", &cid]).expect("blocks");
     launch.run(&["block", "check", &cid]).expect_err("it is blocked");
     refused("while the gateway runs");
     causeway.stop().await;
     refused("while it does not");
     let causeway = launch.start().await;
-    launch.run(&["block", "rm", &cid]).expect("lets out");
+    launch.run(&["block", "rm", &cid]).expect("unblocks");
     launch.run(&["import", &car]).expect("imports");
     assert_eq!(launch.run(&["cat", &cid]).as_deref(), Ok("this is withheld later"));
     let check = launch.run(&["block", "check", &cid]).expect("it is served");
     assert!(check.contains("is served: 200"), "{check}");
-    // Tokens leave their record whether the gateway runs or not.
-    launch.run(&["token", "create", "--scope", "read", "--name", "console"]).expect("makes a token");
-    let audit = launch.run(&["audit"]).expect("tells");
+    // Tokens are in the audit log with and without a running gateway.
+    launch.run(&["token", "create", "--scope", "read", "--name", "console"]).expect("creates a token");
+    let audit = launch.run(&["audit"]).expect("lists");
     assert!(audit.contains("command token create") && audit.contains("console"), "{audit}");
     causeway.stop().await;
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Kubo takes a peer into its routing table a moment after it is connected.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Inline content: an identity CID.
 const CONTENT: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
 
@@ -21,7 +21,7 @@ async fn kubo_at(causeway: &Causeway) -> Kubo {
 
 /// Provides a CID, with retries, since the routing table may be empty at first.
 async fn announce(kubo: &Kubo, cid: &str, causeway: &Causeway) {
-    eventually("the provider record arrives", PATIENCE, async || {
+    eventually("the provider record arrives", TIMEOUT, async || {
         let _ = kubo.try_provide(cid);
         let kept = causeway.metrics().await.sample("causeway_dht_records{dht=\"lan\",kind=\"provider\"}");
         if kept > 0 { Ok(()) } else { Err("no record is kept") }
@@ -37,9 +37,9 @@ async fn dht_records_of_kubo_are_served_and_persistent() {
     let author = kubo_at(&causeway).await;
     let cid = author.add(&Noise::bytes(77, 1_000)[..], &["--cid-version=1", "--raw-leaves"]);
     announce(&author, &cid, &causeway).await;
-    let name = eventually("the IPNS record is taken", PATIENCE, async || author.try_publish(CONTENT)).await;
+    let name = eventually("the IPNS record is taken", TIMEOUT, async || author.try_publish(CONTENT)).await;
     let provider = author.peer_id().to_owned();
-    eventually("the IPNS record is kept", PATIENCE, async || {
+    eventually("the IPNS record is kept", TIMEOUT, async || {
         let kept = causeway.metrics().await.sample("causeway_dht_records{dht=\"lan\",kind=\"value\"}");
         if kept > 0 { Ok(()) } else { Err("no record is kept") }
     })
@@ -55,12 +55,12 @@ async fn dht_records_of_kubo_are_served_and_persistent() {
             None => launch.start().await,
         };
         let reader = kubo_at(&causeway).await;
-        eventually("Causeway names the provider", PATIENCE, async || {
+        eventually("Causeway names the provider", TIMEOUT, async || {
             let found = reader.find_providers(&cid).await;
             if found.contains(&provider) { Ok(()) } else { Err(format!("providers: {found:?}")) }
         })
         .await;
-        let resolved = eventually("Causeway tells the record", PATIENCE, async || reader.try_resolve(&name)).await;
+        let resolved = eventually("Causeway tells the record", TIMEOUT, async || reader.try_resolve(&name)).await;
         assert_eq!(resolved.trim_end_matches('/'), CONTENT);
         reader.stop().await;
         causeway.stop().await;

@@ -28,8 +28,8 @@ fn run(command: &mut Command) -> Vec<u8> {
     let name = command.get_program().to_owned();
     let output = command.stderr(Stdio::piped()).output();
     let output = output.unwrap_or_else(|error| panic!("{}: {error}: scripts/install-missing test", name.display()));
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {}: {complaint}", name.display(), output.status);
+    let error_line = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {}: {error_line}", name.display(), output.status);
     output.stdout
 }
 
@@ -82,7 +82,7 @@ async fn world() -> World {
     let paths = variants.map(|(name, flags)| {
         let file = file.to_str().expect("text");
         let arguments = [&["add", "--quieter", "--wrap-with-directory"], flags, &[file]].concat();
-        let root = launch.run(&arguments).unwrap_or_else(|complaint| panic!("{name}: {complaint}"));
+        let root = launch.run(&arguments).unwrap_or_else(|error_line| panic!("{name}: {error_line}"));
         (name, format!("/ipfs/{root}/text.txt"))
     });
     World { causeway: launch.start().await, dir, text, paths: paths.into() }

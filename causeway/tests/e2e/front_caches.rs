@@ -1,6 +1,6 @@
-//! The configurations of nginx and Varnish (`deploy/nginx/causeway.conf`, `deploy/varnish/causeway.vcl`) in front of a gateway:
-//! purge requests remove taken-down content from their caches, otherwise revalidation does; and answers that would be
-//! cached for too long are not cached.
+//! The configurations of nginx and Varnish (`deploy/nginx/causeway.conf`, `deploy/varnish/causeway.vcl`) in front of a
+//! gateway: purge requests remove taken-down content from their caches, otherwise revalidation does; and answers that
+//! would be cached for too long are not cached.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::nginx::{Nginx, free_address};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const NGINX: &str = include_str!("../../../deploy/nginx/causeway.conf");
 const VARNISH: &str = include_str!("../../../deploy/varnish/causeway.vcl");
 const HOST: &str = "gateway.example.org";
@@ -65,10 +65,10 @@ impl World {
         let dir = TempDir::with_prefix("causeway-front-").expect("the temporary folder is writable");
         // Purge requests go to the clients' port of Varnish, and to a separate port of nginx.
         let (listen, refresh) = (free_address(), free_address());
-        let told = if matches!(front, Front::Nginx) { refresh } else { listen };
+        let purge_address = if matches!(front, Front::Nginx) { refresh } else { listen };
         let launch =
             Launch::new(dir.path()).set("CAUSEWAY_HTTP_HOSTS", HOST).set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1");
-        let launch = set(launch, told);
+        let launch = set(launch, purge_address);
         let folder = dir.path().join("site");
         std::fs::create_dir(&folder).expect("the folder is ours");
         std::fs::write(folder.join("page.txt"), "something that is taken down later").expect("the folder is ours");
@@ -119,7 +119,7 @@ impl World {
     }
 
     async fn until_gone(&self, host: &str, path: &str) {
-        eventually("the page is gone from the cache", PATIENCE, async || {
+        eventually("the page is gone from the cache", TIMEOUT, async || {
             let answer = self.get(host, path).await;
             if answer.0 == 451 { Ok(()) } else { Err(format!("{answer:?}")) }
         })
@@ -139,11 +139,11 @@ async fn a_take_down_purges_varnish() {
 }
 
 async fn leaves_at_once(front: Front, kind: &str) {
-    let world = World::start(front, |launch, told| {
+    let world = World::start(front, |launch, purge_address| {
         launch
             .set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600)
             .set("CAUSEWAY_HTTP_SURROGATE_KEYS", true)
-            .set("CAUSEWAY_POLICY_CACHES", format!("{kind}+http://{told}"))
+            .set("CAUSEWAY_POLICY_CACHES", format!("{kind}+http://{purge_address}"))
     })
     .await;
     let (site, origin) = (format!("{}.ipfs.{HOST}", world.root), format!("{}.ipfs.{HOST}", world.leaf));
@@ -153,16 +153,17 @@ async fn leaves_at_once(front: Front, kind: &str) {
     }
     let other = format!("{}.ipfs.{HOST}", world.other);
     world.warm(&other, "/").await;
-    let told = world.take_down(&world.leaf).await;
-    assert_eq!(told["caches_notified"], serde_json::json!(1), "{told}");
+    let added = world.take_down(&world.leaf).await;
+    assert_eq!(added["caches_notified"], serde_json::json!(1), "{added}");
     for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
         world.until_gone(host, path).await;
     }
     assert_eq!(world.get(&other, "/").await, (200, "HIT".to_owned()), "what was not taken down is still there");
-    eventually("the audit log says so", PATIENCE, async || {
+    eventually("the audit log says so", TIMEOUT, async || {
         let (_, log) = world.causeway.admin("GET", "/api/v1/audit", None).await;
-        let told = log["entries"].as_array().into_iter().flatten().any(|entry| entry["detail"]["result"] == "done");
-        if told { Ok(()) } else { Err(log) }
+        let is_logged =
+            log["entries"].as_array().into_iter().flatten().any(|entry| entry["detail"]["result"] == "done");
+        if is_logged { Ok(()) } else { Err(log) }
     })
     .await;
     world.causeway.stop().await;
@@ -173,7 +174,7 @@ async fn taken_down_content_expires_from_caches() {
     for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
         let world = World::start(front, |launch, _| launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 2)).await;
         let site = format!("{}.ipfs.{HOST}", world.root);
-        eventually("the page is cached", PATIENCE, async || {
+        eventually("the page is cached", TIMEOUT, async || {
             let answer = world.get(&site, "/page.txt").await;
             if answer == (200, "HIT".to_owned()) { Ok(()) } else { Err(answer.1) }
         })

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const SMALL_BYTES: u64 = 64 << 20;
 
 /// Content that only another node has.
@@ -80,8 +80,8 @@ async fn a_full_disk_degrades_the_node_until_there_is_space() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
     if !launch.small_file_systems_can_be_mounted() {
-        let said = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
-        writeln!(std::io::stderr(), "{said}").expect("standard error is writable");
+        let printed = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
+        writeln!(std::io::stderr(), "{printed}").expect("standard error is writable");
         return;
     }
     let holder = Holder::new(40);
@@ -115,27 +115,27 @@ async fn a_full_disk_degrades_the_node_until_there_is_space() {
     }
     assert_is_degraded(&node, "full").await;
     assert!(node.metrics().await.sample("causeway_disk_write_errors_total") > 0);
-    let said = node.process.stdout() + &node.process.stderr();
-    assert!(said.contains("writes to the disk fail"), "{said}");
+    let printed = node.process.stdout() + &node.process.stderr();
+    assert!(printed.contains("writes to the disk fail"), "{printed}");
     get(0).await;
 
     fs::remove_file(&ballast).expect("deletes");
     // Load balancers send no traffic meanwhile, so that the store is idle.
-    eventually("the node is ready again by itself", PATIENCE, async || {
+    eventually("the node is ready again by itself", TIMEOUT, async || {
         let ready = get_url(&node.url("/readyz")).await;
         if ready.status == 200 { Ok(()) } else { Err(ready.text()) }
     })
     .await;
     node.assert_healthy().await;
-    eventually("the node stores again", PATIENCE, async || {
+    eventually("the node stores again", TIMEOUT, async || {
         get(fetched).await;
         // Blocks in memory or on the disk are not written again, so each request is for another file.
         fetched = if fetched + 1 < holder.files.len() { fetched + 1 } else { 1 };
         if is_degraded(&node).await { Err("is degraded") } else { Ok(()) }
     })
     .await;
-    let said = node.process.stdout() + &node.process.stderr();
-    assert!(said.contains("writes to the disk succeed again"), "{said}");
+    let printed = node.process.stdout() + &node.process.stderr();
+    assert!(printed.contains("writes to the disk succeed again"), "{printed}");
     get(0).await;
     node.stop().await;
     upstream.stop().await;

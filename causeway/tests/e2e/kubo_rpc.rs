@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
@@ -68,14 +68,14 @@ impl<'a> Remote<'a> {
     }
 
     fn bytes(&self, arguments: &[&str], input: &[u8]) -> Vec<u8> {
-        self.try_run(arguments, input).unwrap_or_else(|complaint| panic!("ipfs {arguments:?}: {complaint}"))
+        self.try_run(arguments, input).unwrap_or_else(|error_line| panic!("ipfs {arguments:?}: {error_line}"))
     }
 
     fn run(&self, arguments: &[&str]) -> String {
         String::from_utf8(self.bytes(arguments, b"")).expect("text").trim_end().to_owned()
     }
 
-    fn complaint(&self, arguments: &[&str]) -> String {
+    fn error_line(&self, arguments: &[&str]) -> String {
         self.try_run(arguments, b"").err().unwrap_or_else(|| panic!("ipfs {arguments:?} went well"))
     }
 }
@@ -121,7 +121,7 @@ async fn files_and_folders_get_kubos_cids() {
     let loose = remote.run(&["add", "-Q", "--pin=false", "loose"]);
     assert_eq!(loose, ipfs.run(content.path(), &["add", "-Q", "--pin=false", "loose"]));
     assert_same_bytes("unpinned", &remote.bytes(&["cat", &loose], b""), &unpinned);
-    assert!(remote.complaint(&["pin", "ls", &loose]).contains("is not pinned"));
+    assert!(remote.error_line(&["pin", "ls", &loose]).contains("is not pinned"));
 
     // Added content is read again, by ranges, as a folder and as an archive.
     let site = remote.run(&["add", "-Q", "-r", "site"]);
@@ -137,10 +137,10 @@ async fn files_and_folders_get_kubos_cids() {
     assert_eq!(remote.run(&["ls", "--size", &site]), ipfs.run(content.path(), &["ls", "--size", &site]));
     assert_eq!(remote.run(&["ls", &big]), ipfs.run(content.path(), &["ls", &big]));
     assert_folders_and_files_are_got(&remote, &site, &big);
-    assert!(remote.complaint(&["cat", &site]).contains("is a directory"));
-    assert!(remote.complaint(&["cat", &format!("{site}/nowhere")]).contains("nowhere"));
-    assert!(remote.complaint(&["add", "--nocopy", "one.txt"]).contains("not supported"));
-    assert!(remote.complaint(&["files", "ls"]).contains("ommand not found"));
+    assert!(remote.error_line(&["cat", &site]).contains("is a directory"));
+    assert!(remote.error_line(&["cat", &format!("{site}/nowhere")]).contains("nowhere"));
+    assert!(remote.error_line(&["add", "--nocopy", "one.txt"]).contains("not supported"));
+    assert!(remote.error_line(&["files", "ls"]).contains("ommand not found"));
     causeway.stop().await;
 }
 
@@ -163,7 +163,7 @@ fn assert_folders_and_files_are_got(remote: &Remote<'_>, site: &str, big: &str) 
     let (output, _) = output_of(tar.arg("xf").arg(dir.join("packed.tar")).current_dir(unpacked.path()), b"");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_same_content("an archive", &unpacked.path().join(site), &dir.join("site"));
-    assert!(remote.complaint(&["get", "--compress", big, "-o", "small"]).contains("not supported"));
+    assert!(remote.error_line(&["get", "--compress", big, "-o", "small"]).contains("not supported"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,7 +202,7 @@ async fn blocks_documents_and_archives() {
     let cached = ["dag", "import", "--stats", "--pin-roots=false", "site.car"];
     assert_eq!(remote.run(&cached), ipfs.run(dir, &cached));
     assert_eq!(remote.bytes(&["cat", &format!("{site}/index.html")], b""), b"<p>Hello.");
-    assert!(remote.complaint(&["pin", "ls", &site]).contains("is not pinned"));
+    assert!(remote.error_line(&["pin", "ls", &site]).contains("is not pinned"));
     let imported = remote.run(&["dag", "import", "--stats", "site.car"]);
     assert_eq!(imported, ipfs.run(dir, &["dag", "import", "--stats", "site.car"]));
     assert_same_bytes("export", &remote.bytes(&["dag", "export", "--progress=false", &site], b""), &exported);
@@ -211,7 +211,7 @@ async fn blocks_documents_and_archives() {
         ipfs.run(dir, &["dag", "stat", "--progress=false", &site]).trim()
     );
     fs::write(dir.join("cut.car"), &exported[..exported.len() - 10]).expect("the folder is ours");
-    assert!(remote.complaint(&["dag", "import", "cut.car"]).contains("import failed"));
+    assert!(remote.error_line(&["dag", "import", "cut.car"]).contains("import failed"));
 
     // A truncated archive is an error: the export must not look complete.
     let root_alone = {
@@ -224,8 +224,8 @@ async fn blocks_documents_and_archives() {
     let alone = Launch::new(lonely_data.path()).set("CAUSEWAY_P2P_OFFLINE", true).start().await;
     let other = Remote::new(&ipfs, lonely.path(), &alone);
     assert_eq!(other.run(&["block", "put", "--format=v0", "root"]), site);
-    let complaint = other.complaint(&["dag", "export", "--progress=false", &site]);
-    assert!(!complaint.is_empty());
+    let error_line = other.error_line(&["dag", "export", "--progress=false", &site]);
+    assert!(!error_line.is_empty());
     alone.stop().await;
     causeway.stop().await;
 }
@@ -245,13 +245,13 @@ async fn pins_names_and_peers() {
     assert_eq!(connected, format!("connect {} success", kubo.peer_id()));
     assert!(remote.run(&["swarm", "peers"]).contains(kubo.peer_id()));
     assert!(remote.run(&["swarm", "peers", "-v"]).contains("outbound"));
-    eventually("Kubo has said what it is", PATIENCE, async || {
-        let said = remote.run(&["id", kubo.peer_id()]);
-        if said.contains("kubo/") { Ok(()) } else { Err(said) }
+    eventually("Kubo is identified", TIMEOUT, async || {
+        let printed = remote.run(&["id", kubo.peer_id()]);
+        if printed.contains("kubo/") { Ok(()) } else { Err(printed) }
     })
     .await;
     let nobody = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK";
-    assert!(remote.complaint(&["swarm", "connect", nobody]).contains("failure"));
+    assert!(remote.error_line(&["swarm", "connect", nobody]).contains("failure"));
 
     // Content that only Kubo has is fetched and stored.
     let bytes = Noise::bytes(43, 2_000_000);
@@ -262,9 +262,9 @@ async fn pins_names_and_peers() {
     assert_eq!(remote.run(&["pin", "ls", "--type=recursive", "--names", &cid]), format!("{cid} recursive a name"));
     assert!(remote.run(&["pin", "ls", "--type=indirect"]).contains("indirect"));
     assert_eq!(remote.run(&["pin", "update", &cid, &other]), format!("updated {cid} to {other}"));
-    assert!(remote.complaint(&["pin", "ls", &cid]).contains("is not pinned"));
+    assert!(remote.error_line(&["pin", "ls", &cid]).contains("is not pinned"));
     assert_eq!(remote.run(&["pin", "rm", &other]), format!("unpinned {other}"));
-    assert!(remote.complaint(&["pin", "rm", &other]).contains("not pinned"));
+    assert!(remote.error_line(&["pin", "rm", &other]).contains("not pinned"));
 
     // Names.
     let site = remote.run(&["add", "-Q", "-r", "site"]);
@@ -286,16 +286,16 @@ async fn tokens_authorise_by_scope() {
     let launch = Launch::new(data.path());
     let causeway = launch.start().await;
     let ipfs = Ipfs::new(|_| ());
-    let reader = launch.run(&["token", "create", "--scope", "read"]).expect("makes a token").trim().to_owned();
+    let reader = launch.run(&["token", "create", "--scope", "read"]).expect("creates a token").trim().to_owned();
     let mut remote = Remote::new(&ipfs, content.path(), &causeway);
     let cid = remote.run(&["add", "-Q", "one.txt"]);
     remote.token = reader;
     assert_eq!(remote.bytes(&["cat", &cid], b""), b"hello");
     for refused in [&["add", "big"][..], &["pin", "rm", &cid], &["key", "gen", "x"], &["block", "put", "one.txt"]] {
-        assert!(remote.complaint(refused).contains("scope"), "{refused:?}");
+        assert!(remote.error_line(refused).contains("scope"), "{refused:?}");
     }
     remote.token = "wrong".to_owned();
-    assert!(remote.complaint(&["cat", &cid]).contains("token"));
+    assert!(remote.error_line(&["cat", &cid]).contains("token"));
 
     // Other methods, other commands, and cross-site requests.
     let url = format!("{}/api/v0/version", causeway.admin_url());

@@ -15,14 +15,14 @@ use tempfile::TempDir;
 /// Inline content: an identity CID.
 const CONTENT: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
 /// Longer than a search with connected peers takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A node without HTTP, with the given peers.
 async fn node(dir: &Path, bootstrap: &[&str]) -> (Bridge, Arc<Names>) {
     node_with(dir, bootstrap, NamesOptions::default()).await
 }
 
-/// [`start`] with other options of the resolver.
+/// [`node`] with other options of the resolver.
 async fn node_with(dir: &Path, bootstrap: &[&str], options: NamesOptions) -> (Bridge, Arc<Names>) {
     let about_names = NamesOptions { state_dir: Some(dir.to_owned()), ..options };
     let address = |text: &str| text.parse().expect("a multiaddr");
@@ -80,7 +80,7 @@ async fn names_of_kubo_are_resolved_and_cached_across_a_restart() {
     for (name, path) in &expected {
         let (found, took) = resolve(&names, name).await;
         assert_eq!(found, *path, "{name}");
-        assert!(took < PATIENCE, "{name} took {took:?}, with a peer that has it");
+        assert!(took < TIMEOUT, "{name} took {took:?}, with a peer that has it");
     }
     let Name::Key(key) = &own else { panic!("{own} is a key") };
     assert!(names.record(key).await.expect("it is known by now").value().starts_with(CONTENT));
@@ -88,12 +88,12 @@ async fn names_of_kubo_are_resolved_and_cached_across_a_restart() {
     let nobodys = Key::parse("12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK").expect("a key");
     match names.resolve(&Name::Key(nobodys)).await {
         Err(NameError::NoRecord { peers_asked, waited, .. }) => {
-            assert!(peers_asked > 0 && waited < PATIENCE, "{peers_asked} peers asked in {waited:?}");
+            assert!(peers_asked > 0 && waited < TIMEOUT, "{peers_asked} peers asked in {waited:?}");
         }
         other => panic!("{other:?}"),
     }
     third.stop().await;
-    eventually("what was learnt is written", PATIENCE, async || {
+    eventually("what was learnt is written", TIMEOUT, async || {
         let text = std::fs::read_to_string(dir.path().join("names.json")).unwrap_or_default();
         let missing = expected.iter().find(|(name, _)| !text.contains(&name.to_string()));
         missing.map_or(Ok(()), |(name, _)| Err(format!("{name} is missing")))
@@ -120,14 +120,14 @@ async fn a_long_stale_record_is_refreshed_before_the_answer() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let staleness = Staleness { while_revalidate: Duration::ZERO, ..Staleness::default() };
     let wait = Duration::from_secs(2);
-    let options = NamesOptions { staleness, refresh_wait: PATIENCE, ..NamesOptions::default() };
+    let options = NamesOptions { staleness, refresh_wait: TIMEOUT, ..NamesOptions::default() };
     let (bridge, names) = node_with(dir.path(), &[third.tcp()], options).await;
     assert!(resolve(&names, &name).await.0.ends_with("/first"));
     for value in ["second", "third"] {
         publisher.publish_for("1s", &format!("{CONTENT}/{value}"));
         tokio::time::sleep(TTL + Duration::from_millis(200)).await;
         let (found, took) = resolve(&names, &name).await;
-        assert!(found.ends_with(value) && took < PATIENCE, "{found} after {took:?}, and not {value}");
+        assert!(found.ends_with(value) && took < TIMEOUT, "{found} after {took:?}, and not {value}");
     }
     names.save().await;
     bridge.shutdown().await;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Content that no peer has.
 const ABSENT: &str = "/ipfs/bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
 
@@ -21,16 +21,19 @@ async fn missing_peers_are_reported() {
     assert!(answer.text().contains("no peers"), "{}", answer.text());
     // A continued search takes half a minute.
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
-    eventually("the log says it", PATIENCE, async || {
-        let said = node.process.stderr();
-        if said.contains("no peers") && said.contains("p2p.bootstrap") { Ok(()) } else { Err(said) }
+    eventually("the log says it", TIMEOUT, async || {
+        let printed = node.process.stderr();
+        if printed.contains("no peers") && printed.contains("p2p.bootstrap") { Ok(()) } else { Err(printed) }
     })
     .await;
     for command in ["health", "node"] {
-        let said = launch.run(&[command]).expect("it runs");
-        assert!(said.contains("this node has no peers") && said.contains("p2p.bootstrap"), "{command}: {said}");
-        let said = launch.run(&[command, "--json"]).expect("it runs");
-        let view: Value = serde_json::from_str(&said).expect("JSON");
+        let printed = launch.run(&[command]).expect("it runs");
+        assert!(
+            printed.contains("this node has no peers") && printed.contains("p2p.bootstrap"),
+            "{command}: {printed}"
+        );
+        let printed = launch.run(&[command, "--json"]).expect("it runs");
+        let view: Value = serde_json::from_str(&printed).expect("JSON");
         assert!(view["peers"] == 0 && view["advice"].is_string(), "{command}: {view}");
     }
 
@@ -38,8 +41,8 @@ async fn missing_peers_are_reported() {
     let other_home = TempDir::new().expect("the temporary folder is writable");
     let other = Launch::new(other_home.path()).start().await;
     launch.run(&["peers", "connect", other.tcp()]).expect("it listens");
-    let said = launch.run(&["health"]).expect("it runs");
-    assert!(said.starts_with("ready") && !said.contains("no peers"), "{said}");
+    let printed = launch.run(&["health"]).expect("it runs");
+    assert!(printed.starts_with("ready") && !printed.contains("no peers"), "{printed}");
     other.stop().await;
     node.stop().await;
 }

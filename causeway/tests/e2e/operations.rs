@@ -1,5 +1,5 @@
-//! What an operator does with a node that runs, between real Kubo nodes: peers, explanations, warming, purging, and the
-//! process's own life.
+//! Operations of a running node, between real Kubo nodes: peers, explanations, warming, purging, and the
+//! life cycle of the process.
 
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::kubo::Kubo;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const FLAGS: [&str; 2] = ["--cid-version=1", "--raw-leaves"];
 
 async fn ask(causeway: &Causeway, method: &str, path: &str, body: Value) -> (u16, Value) {
@@ -23,7 +23,7 @@ async fn explain(causeway: &Causeway, query: &str) -> Value {
     view
 }
 
-/// The last line of an answer in lines of JSON.
+/// The last line of an answer in JSON lines.
 async fn last_line(causeway: &Causeway, path: &str, body: Value) -> Value {
     let url = format!("{}/api/v1/{path}", causeway.admin_url());
     let response = client().post(url).bearer_auth(TOKEN).body(body.to_string()).send().await.expect("is answered");
@@ -37,8 +37,8 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
     let kubo = Kubo::start().await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let causeway = Launch::new(dir.path()).set("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", 3).start().await;
-    let nobody = json!({"address": format!("/ip4/127.0.0.1/tcp/1/p2p/{}", kubo.peer_id()), "timeout_seconds": 10});
-    let (status, refused) = ask(&causeway, "POST", "peers/connect", nobody).await;
+    let unreachable = json!({"address": format!("/ip4/127.0.0.1/tcp/1/p2p/{}", kubo.peer_id()), "timeout_seconds": 10});
+    let (status, refused) = ask(&causeway, "POST", "peers/connect", unreachable).await;
     let words = refused["error"].as_str().unwrap_or_default().to_lowercase();
     assert!(status == 422 && words.contains("refused"), "{status} {refused}");
     for already in [false, true] {
@@ -46,7 +46,7 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
         assert_eq!((status, &connected["peer_id"]), (200, &json!(kubo.peer_id())), "{connected}");
         assert_eq!(connected["already"], json!(already), "{connected}");
     }
-    eventually("Kubo says who it is", PATIENCE, async || {
+    eventually("Kubo is identified", TIMEOUT, async || {
         let (_, peers) = ask(&causeway, "GET", "peers", Value::Null).await;
         let peer = &peers["peers"][0];
         let agent = peer["agent"].as_str().unwrap_or_default();
@@ -59,8 +59,11 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
     let cid = kubo.add(&bytes[..], &FLAGS);
     let path = format!("/ipfs/{cid}");
     let cold = explain(&causeway, &format!("path={path}")).await;
-    assert!(cold["answer"].is_null() && cold["missing"] == json!(cid), "nothing is here: {cold}");
-    assert!(cold["network"]["session"].is_null() && cold["network"]["peers"] == json!(1), "nobody was asked: {cold}");
+    assert!(cold["answer"].is_null() && cold["missing"] == json!(cid), "nothing is stored: {cold}");
+    assert!(
+        cold["network"]["session"].is_null() && cold["network"]["peers"] == json!(1),
+        "no requests were sent: {cold}"
+    );
 
     let fetched = explain(&causeway, &format!("path={path}&fetch=true")).await;
     assert_eq!(
@@ -72,14 +75,14 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
         fetched["fetched"]["in_time"] == json!(true) && fetched["fetched"]["seconds"].as_f64() > Some(0.0),
         "{fetched}"
     );
-    // A block is handed to whoever waits for it before the books are kept.
-    eventually("Kubo is known to have it", PATIENCE, async || {
-        let told = explain(&causeway, &format!("path={path}")).await;
-        let member = &told["network"]["session"]["members"][0];
+    // A block is delivered before the session's statistics are updated.
+    eventually("Kubo is listed as the provider", TIMEOUT, async || {
+        let view = explain(&causeway, &format!("path={path}")).await;
+        let member = &view["network"]["session"]["members"][0];
         let gave = member["peer_id"] == json!(kubo.peer_id()) && member["gave"] == json!(true);
         let proved = |view: &Value| view["peer_id"] == json!(kubo.peer_id()) && view["proved_seconds"].is_number();
-        let found = told["network"]["search"]["providers"].as_array().is_some_and(|all| all.iter().any(proved));
-        if gave && found { Ok(()) } else { Err(told.to_string()) }
+        let found = view["network"]["search"]["providers"].as_array().is_some_and(|all| all.iter().any(proved));
+        if gave && found { Ok(()) } else { Err(view.to_string()) }
     })
     .await;
     assert_eq!(
@@ -100,26 +103,26 @@ async fn a_peer_is_connected_and_its_content_is_explained_warmed_and_purged() {
     let before = causeway.metrics().await;
     causeway.expect(&path, &bytes).await;
     let (_, _, network) = causeway.metrics().await.since(&before).tiers();
-    assert_eq!(network, 0, "all of it was here");
+    assert_eq!(network, 0, "all blocks were stored");
 
     let (status, purged) = ask(&causeway, "POST", "purge", json!({"surrogate_key": cid})).await;
     assert_eq!((status, &purged["disk_blocks"], &purged["missing_blocks"]), (200, &json!(13), &json!(0)), "{purged}");
     let before = causeway.metrics().await;
     causeway.expect(&path, &bytes).await;
     let (_, disk, network) = causeway.metrics().await.since(&before).tiers();
-    assert_eq!((disk, network), (0, 13), "all of it was gone");
+    assert_eq!((disk, network), (0, 13), "all blocks were purged");
 
     let (_, bandwidth) = ask(&causeway, "GET", "bandwidth", Value::Null).await;
     assert!(bandwidth["received_bytes"].as_u64() > Some(6_000_000), "{bandwidth}");
     assert!(bandwidth["bitswap"]["received_bytes"].as_u64() > Some(6_000_000), "{bandwidth}");
     let (status, _) = ask(&causeway, "DELETE", &format!("peers/{}", kubo.peer_id()), Value::Null).await;
     assert_eq!(status, 200);
-    eventually("they part", PATIENCE, async || {
+    eventually("the connection is closed", TIMEOUT, async || {
         let (_, peers) = ask(&causeway, "GET", "peers", Value::Null).await;
         if peers["count"] == json!(0) {
             return Ok(());
         }
-        // A query of the DHT may have dialled it again.
+        // A query of the DHT may have reconnected.
         ask(&causeway, "DELETE", &format!("peers/{}", kubo.peer_id()), Value::Null).await;
         Err(peers.to_string())
     })
@@ -134,26 +137,26 @@ async fn explain_shows_how_a_provider_was_found() {
     holder.connect(server.tcp()).await;
     let bytes = Noise::bytes(32, 100_000);
     let cid = holder.add(&bytes[..], &FLAGS);
-    eventually("the provider record is kept", PATIENCE, async || holder.try_provide(&cid)).await;
+    eventually("the provider record is kept", TIMEOUT, async || holder.try_provide(&cid)).await;
     let dir = TempDir::new().expect("the temporary folder is writable");
     let causeway = Launch::new(dir.path()).bootstrap(server.tcp()).start().await;
     let path = format!("/ipfs/{cid}");
-    eventually("it is found by its record", PATIENCE, async || {
+    eventually("it is found by its record", TIMEOUT, async || {
         let answer = causeway.get(&path).await;
         if answer.status == 200 { Ok(()) } else { Err(answer.text()) }
     })
     .await;
-    let told = explain(&causeway, &format!("path={path}")).await;
-    let providers = told["network"]["search"]["providers"].as_array().expect("a search");
-    let found = providers.iter().find(|view| view["peer_id"] == json!(holder.peer_id())).expect("it was named");
-    let by_dht = |view: &Value| view["whom"].as_str().is_some_and(|whom| whom.starts_with("dht-"));
+    let view = explain(&causeway, &format!("path={path}")).await;
+    let providers = view["network"]["search"]["providers"].as_array().expect("a search");
+    let found = providers.iter().find(|view| view["peer_id"] == json!(holder.peer_id())).expect("it is a provider");
+    let by_dht = |view: &Value| view["whom"].as_str().is_some_and(|router| router.starts_with("dht-"));
     assert!(found["named_by"].as_array().expect("a list").iter().any(by_dht), "{found}");
-    // It may be connected already, as another server of the DHT.
+    // It may already be connected, as another DHT server.
     let dialled = found["dial"]["seconds"].is_number() && found["dial"]["error"].is_null();
     assert!(dialled || found["was_connected"] == json!(true), "{found}");
     assert!(found["proved_seconds"].is_number(), "{found}");
-    let remembered = &told["network"]["remembered_providers"][0];
-    assert_eq!(remembered["peer_id"], json!(holder.peer_id()), "{told}");
+    let cached_provider = &view["network"]["remembered_providers"][0];
+    assert_eq!(cached_provider["peer_id"], json!(holder.peer_id()), "{view}");
     server.stop().await;
     holder.stop().await;
     causeway.stop().await;
@@ -168,14 +171,14 @@ async fn a_name_is_refreshed_before_it_expires() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let causeway = Launch::new(dir.path()).bootstrap(third.tcp()).peering(publisher.tcp()).start().await;
     let path = format!("/ipns/{name}");
-    eventually("the name is resolved", PATIENCE, async || {
+    eventually("the name is resolved", TIMEOUT, async || {
         let answer = causeway.get(&path).await;
         if answer.body == Noise::bytes(33, 1_000) { Ok(()) } else { Err(answer.text()) }
     })
     .await;
     publisher.publish(&format!("/ipfs/{new}"));
     assert_eq!(causeway.get(&path).await.body, Noise::bytes(33, 1_000), "the old record is fresh");
-    let refreshed = eventually("the new record is found", PATIENCE, async || {
+    let refreshed = eventually("the new record is found", TIMEOUT, async || {
         let (status, refreshed) = ask(&causeway, "POST", "names/refresh", json!({"name": name})).await;
         assert_eq!(status, 200, "{refreshed}");
         if refreshed["changed"] == json!(true) { Ok(refreshed) } else { Err(refreshed.to_string()) }
@@ -184,8 +187,8 @@ async fn a_name_is_refreshed_before_it_expires() {
     assert_eq!(refreshed["old"], json!(format!("/ipfs/{old}")), "{refreshed}");
     assert_eq!(refreshed["new"], json!(format!("/ipfs/{new}")), "{refreshed}");
     causeway.expect(&path, &Noise::bytes(34, 1_000)).await;
-    let told = explain(&causeway, &format!("path={path}")).await;
-    assert_eq!((&told["names"][0]["source"], &told["root"]), (&json!("network"), &json!(new)), "{told}");
+    let view = explain(&causeway, &format!("path={path}")).await;
+    assert_eq!((&view["names"][0]["source"], &view["root"]), (&json!("network"), &json!(new)), "{view}");
     publisher.stop().await;
     third.stop().await;
     causeway.stop().await;
@@ -194,7 +197,7 @@ async fn a_name_is_refreshed_before_it_expires() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_is_observed_configured_drained_and_stopped() {
     let (dir, of_peer) = (TempDir::new().expect("a folder"), TempDir::new().expect("a folder"));
-    // Without a peer, nothing would be waited for.
+    // Without a peer, requests would not wait.
     let peer = Launch::new(of_peer.path()).start().await;
     let launch = Launch::new(dir.path()).set("CAUSEWAY_HTTP_CONNECTIONS_MAX", 500).peering(peer.tcp());
     let mut causeway = launch.start().await;
@@ -210,12 +213,12 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
         "{level}"
     );
     assert_eq!(causeway.get("/during").await.status, 404);
-    eventually("the access log is written", PATIENCE, async || {
+    eventually("the access log is written", TIMEOUT, async || {
         if says(&causeway, "/during") { Ok(()) } else { Err(causeway.process.stderr()) }
     })
     .await;
     assert!(!says(&causeway, "/before"), "{}", causeway.process.stderr());
-    eventually("it goes back by itself", PATIENCE, async || {
+    eventually("the level is reset after its time", TIMEOUT, async || {
         let (_, level) = ask(&causeway, "GET", "log/level", Value::Null).await;
         if level["until_at"].is_null() && level["level"] == level["configured"] {
             Ok(())
@@ -244,18 +247,18 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
     assert_eq!(events.headers()["content-type"], "text/event-stream");
     let mut text = String::new();
     while text.matches("event: stats").count() < 3 {
-        let chunk = tokio::time::timeout(PATIENCE, events.chunk()).await.expect("in time").expect("bytes");
+        let chunk = tokio::time::timeout(TIMEOUT, events.chunk()).await.expect("in time").expect("bytes");
         text.push_str(&String::from_utf8_lossy(&chunk.expect("it goes on")));
     }
-    let figures = text.split("data: ").nth(2).and_then(|data| data.split("\n\n").next()).expect("a second event");
-    let figures: Value = serde_json::from_str(figures).expect("JSON");
-    assert!(figures["rates"].is_object() && figures["http"]["requests"]["4xx"].as_u64() >= Some(3), "{figures}");
+    let stats = text.split("data: ").nth(2).and_then(|data| data.split("\n\n").next()).expect("a second event");
+    let stats: Value = serde_json::from_str(stats).expect("JSON");
+    assert!(stats["rates"].is_object() && stats["http"]["requests"]["4xx"].as_u64() >= Some(3), "{stats}");
     drop(events);
 
-    // Nobody has this, and whoever asks for it is seen to wait.
+    // No peer has this content, so the request is listed as waiting.
     let absent = "/ipfs/bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
     let waiting = tokio::spawn(client().get(causeway.url(absent)).send());
-    eventually("the request is listed", PATIENCE, async || {
+    eventually("the request is listed", TIMEOUT, async || {
         let (_, requests) = ask(&causeway, "GET", "requests", Value::Null).await;
         let one = &requests["requests"][0];
         let is_it =
@@ -264,7 +267,7 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
     })
     .await;
     waiting.abort();
-    eventually("it is listed no longer", PATIENCE, async || {
+    eventually("the request is no longer listed", TIMEOUT, async || {
         let (_, requests) = ask(&causeway, "GET", "requests", Value::Null).await;
         if requests["count"] == json!(0) { Ok(()) } else { Err(requests.to_string()) }
     })
@@ -272,11 +275,11 @@ async fn a_process_is_observed_configured_drained_and_stopped() {
 
     assert_eq!(ask(&causeway, "POST", "drain", Value::Null).await.0, 202);
     assert_eq!(causeway.get("/readyz").await.status, 503);
-    assert_eq!(crate::support::get(causeway.welcome()).await.status, 200, "whoever comes is answered all the same");
+    assert_eq!(crate::support::get(causeway.welcome()).await.status, 200, "a draining gateway answers requests");
     assert_eq!(ask(&causeway, "DELETE", "drain", Value::Null).await.0, 200);
     causeway.assert_healthy().await;
     assert_eq!(ask(&causeway, "POST", "drain", json!({"stop": true})).await.0, 202);
-    let status = causeway.process.ended(PATIENCE).await;
+    let status = causeway.process.ended(TIMEOUT).await;
     assert!(status.success(), "it ended with {status}: {}", causeway.process.stderr());
     peer.stop().await;
 }

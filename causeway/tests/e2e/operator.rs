@@ -1,4 +1,4 @@
-//! The operator's commands with a gateway that runs: what is blocked, purged, warmed and explained, and how it goes on.
+//! The operator's commands with a running gateway: block, purge, warm, explain, and operating it.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::eventually;
@@ -10,7 +10,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const FAILURE: i32 = 1;
 const UNREACHABLE: i32 = 3;
 
@@ -23,20 +23,20 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn run(launch: &Launch, arguments: &[&str]) -> String {
-    launch.run(arguments).unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
+    launch.run(arguments).unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"))
 }
 
 fn json(launch: &Launch, arguments: &[&str]) -> Value {
-    let said = run(launch, &[arguments, &["--json"]].concat());
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {said}"))
+    let printed = run(launch, &[arguments, &["--json"]].concat());
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("causeway {arguments:?}: {error}: {printed}"))
 }
 
-/// What a command that fails printed, what it complained of in one line, and what it exited with.
+/// The exit code, the output and the error line of a failing command.
 fn failure(launch: &Launch, arguments: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = launch.output(arguments, b"");
-    let complained = text(&stderr);
-    assert_eq!(complained.lines().count(), 1, "causeway {arguments:?}: {complained}");
-    (status.code().expect("it was not killed"), text(&stdout), complained)
+    let error_output = text(&stderr);
+    assert_eq!(error_output.lines().count(), 1, "causeway {arguments:?}: {error_output}");
+    (status.code().expect("it was not killed"), text(&stdout), error_output)
 }
 
 async fn status(node: &Causeway, path: &str) -> u16 {
@@ -56,21 +56,21 @@ async fn blocked_content_is_deleted_and_can_be_unblocked() {
     assert_eq!((status(&node, &a).await, status(&node, &b).await), (200, 200));
     assert!(run(&launch, &["block", "check", &a]).ends_with("is served: 200"));
 
-    // A path, as an address, for legal reasons; its rule, and where it is found again.
+    // A path, given as a URL, blocked for legal reasons; its rule in the lists.
     let address = format!("https://{root}.ipfs.gateway.example.org/a.txt");
     let added = json(&launch, &["block", "add", "--status", "451", "--reason", "court order", &address]);
     assert_eq!(added["added"], true, "{added}");
     assert_eq!((status(&node, &a).await, status(&node, &b).await), (451, 200));
-    let (code, said, complained) = failure(&launch, &["block", "check", &format!("{root}/a.txt")]);
-    assert!(code == FAILURE && said.contains("is blocked: 451") && said.contains("local"), "{code} {said}");
-    assert!(complained.contains("is blocked"), "{complained}");
+    let (code, printed, error_output) = failure(&launch, &["block", "check", &format!("{root}/a.txt")]);
+    assert!(code == FAILURE && printed.contains("is blocked: 451") && printed.contains("local"), "{code} {printed}");
+    assert!(error_output.contains("is blocked"), "{error_output}");
     let output = launch.output(&["block", "check", "--json", &a], b"");
     let check: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&check["blocked"], &check["status"]), (&true.into(), &451.into()), "{check}");
     let rules = json(&launch, &["block", "ls", "--rules"]);
     let rule = &rules["rules"][0];
     assert!(rule["status"] == 451 && rule["reason"] == "court order" && rules["next"].is_null(), "{rules}");
-    // A rule is about a hash, so the root is written with the codec of raw blocks.
+    // A rule matches a multihash, so the root is written with the raw codec.
     let listed = run(&launch, &["block", "ls", "--rules"]);
     assert!(listed.contains("/a.txt") && listed.contains("reason=court%20order"), "{listed}");
     assert!(run(&launch, &["block", "ls"]).starts_with("LIST "));
@@ -78,16 +78,19 @@ async fn blocked_content_is_deleted_and_can_be_unblocked() {
     assert!(lists["lists"].as_array().is_some_and(|lists| lists.iter().any(|list| list["kind"] == "local")), "{lists}");
     assert_eq!(json(&launch, &["block", "rm", &address])["removed"], 1);
     assert_eq!(status(&node, &b).await, 200);
-    let (code, _, complained) = failure(&launch, &["block", "rm", &address]);
-    assert!(code == FAILURE && complained.contains("no such rule"), "{complained}");
+    let (code, _, error_output) = failure(&launch, &["block", "rm", &address]);
+    assert!(code == FAILURE && error_output.contains("no such rule"), "{error_output}");
 
-    // A CID takes everything with it, pins included.
-    let said = run(&launch, &["block", "add", "--deep", &root]);
-    assert!(said.contains("in force") && said.contains(&format!("unpinned {root}")), "{said}");
+    // Blocking a CID with --deep also removes its pins.
+    let printed = run(&launch, &["block", "add", "--deep", &root]);
+    assert!(printed.contains("in force") && printed.contains(&format!("unpinned {root}")), "{printed}");
     assert_eq!((status(&node, &b).await, status(&node, &format!("/ipfs/{root}")).await), (410, 410));
-    // Whoever had it pinned hears why it is not.
-    let (code, said, complained) = failure(&launch, &["pin", "status", &root]);
-    assert!(code == FAILURE && said.contains("failed") && complained.contains("withholds"), "{said} {complained}");
+    // The owner of the pin sees the reason.
+    let (code, printed, error_output) = failure(&launch, &["pin", "status", &root]);
+    assert!(
+        code == FAILURE && printed.contains("failed") && error_output.contains("withholds"),
+        "{printed} {error_output}"
+    );
     for wrong in [&["block", "add", "no such thing"][..], &["block", "add", "--status", "404", &root]] {
         assert_eq!(failure(&launch, wrong).0, FAILURE, "{wrong:?}");
     }
@@ -114,10 +117,10 @@ async fn content_is_warmed_explained_purged_and_collected() {
     let peers = json(&to, &["peers"]);
     assert_eq!((&peers["count"], &peers["peers"][0]["peer_id"]), (&1.into(), &holder.peer_id().into()), "{peers}");
     assert!(run(&to, &["peers"]).contains(holder.peer_id()));
-    let (code, _, complained) = failure(&to, &["peers", "connect", "nonsense"]);
-    assert!(code == FAILURE && complained.contains("neither a peer ID"), "{complained}");
+    let (code, _, error_output) = failure(&to, &["peers", "connect", "nonsense"]);
+    assert!(code == FAILURE && error_output.contains("neither a peer ID"), "{error_output}");
 
-    // Nothing of it is here; all of it is; why, and from where.
+    // Before and after warming the content.
     let before = json(&to, &["explain", &root]);
     assert_eq!(before["missing"], root.as_str(), "{before}");
     let shallow = json(&to, &["warm", "--depth", "0", &root]);
@@ -127,13 +130,13 @@ async fn content_is_warmed_explained_purged_and_collected() {
     assert!(run(&to, &["warm", &root]).contains("0 of them fetched"));
     let after = json(&to, &["explain", &format!("{root}/index.html")]);
     assert_eq!((&after["answer"]["status"], &after["missing"]), (&200.into(), &Value::Null), "{after}");
-    let said = run(&to, &["explain", &format!("{root}/index.html")]);
-    assert!(said.contains("answer     200") && said.contains("policy"), "{said}");
+    let printed = run(&to, &["explain", &format!("{root}/index.html")]);
+    assert!(printed.contains("answer     200") && printed.contains("policy"), "{printed}");
     let refreshed = json(&to, &["refresh", "site.example.org"]);
     assert_eq!(refreshed["new"], format!("/ipfs/{root}"), "{refreshed}");
     assert!(json(&to, &["peers", "traffic"])["received_bytes"].as_u64() > Some(3_000_000));
 
-    // It goes again.
+    // Purging and garbage collection.
     let purged = json(&to, &["purge", &format!("{root}/big")]);
     assert!(purged["disk_blocks"].as_u64() > Some(10), "{purged}");
     assert!(run(&to, &["purge", "--name", "site.example.org"]).contains("blocks from the disk"));
@@ -168,7 +171,7 @@ async fn a_running_gateway_is_observed_and_operated() {
     assert!(json(&launch, &["requests"])["count"].is_u64());
     run(&launch, &["requests"]);
 
-    // Figures, each second, until whoever reads has enough.
+    // Statistics every second, until the reader stops.
     let mut watching = launch.spawn(&["stats", "--watch", "--json"], Stdio::piped());
     let mut lines = BufReader::new(watching.stdout.take().expect("is piped")).lines();
     for _ in 0..2 {
@@ -186,9 +189,9 @@ async fn a_running_gateway_is_observed_and_operated() {
     assert!(level["level"].as_str().is_some_and(|level| level.contains("access=debug")), "{level}");
     assert!(level["until_at"].is_u64(), "{level}");
     node.get("/").await;
-    eventually("there is a line for each request", PATIENCE, async || {
-        let said = node.process.stderr();
-        if said.contains("access") { Ok(()) } else { Err(said) }
+    eventually("the access log is written", TIMEOUT, async || {
+        let printed = node.process.stderr();
+        if printed.contains("access") { Ok(()) } else { Err(printed) }
     })
     .await;
     assert!(run(&launch, &["log-level", "info"]).starts_with("info"));
@@ -200,16 +203,16 @@ async fn a_running_gateway_is_observed_and_operated() {
     assert!(paths.contains(&&"/api/v1/log/level".into()), "{audit}");
     assert!(run(&launch, &["audit"]).contains("PUT /api/v1/log/level {\"level\":\"info\"}"));
 
-    // No more traffic; traffic again; the end.
+    // Drain; undo; graceful shutdown.
     assert_eq!(json(&launch, &["drain"])["stage"], "draining");
-    let (code, said, _) = failure(&launch, &["health"]);
-    assert_eq!((code, said.split(' ').next()), (FAILURE, Some("draining")), "{said}");
+    let (code, printed, _) = failure(&launch, &["health"]);
+    assert_eq!((code, printed.split(' ').next()), (FAILURE, Some("draining")), "{printed}");
     assert_eq!(run(&launch, &["drain", "--undo"]), "serving");
     assert!(run(&launch, &["health"]).starts_with("ready"));
     assert_eq!(json(&launch, &["drain", "--stop"])["stopping"], true);
-    eventually("it ends", PATIENCE, async || {
-        let (code, _, complained) = failure(&launch, &["health"]);
-        if code == UNREACHABLE { Ok(()) } else { Err(complained) }
+    eventually("it ends", TIMEOUT, async || {
+        let (code, _, error_output) = failure(&launch, &["health"]);
+        if code == UNREACHABLE { Ok(()) } else { Err(error_output) }
     })
     .await;
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
@@ -37,16 +37,16 @@ async fn add(causeway: &Causeway, pin: Value) -> String {
 }
 
 /// Waits until a pin matches a condition.
-async fn until(causeway: &Causeway, id: &str, what: &str, patience: Duration, good: impl Fn(&Value) -> bool) -> Value {
-    eventually(what, patience, async || {
+async fn until(causeway: &Causeway, id: &str, what: &str, timeout: Duration, good: impl Fn(&Value) -> bool) -> Value {
+    eventually(what, timeout, async || {
         let (status, pin) = ask(causeway, "GET", &format!("/{id}"), None).await;
         if status == 200 && good(&pin) { Ok(pin) } else { Err(format!("{status} {pin}")) }
     })
     .await
 }
 
-async fn pinned(causeway: &Causeway, id: &str, patience: Duration) -> Value {
-    until(causeway, id, "it is pinned", patience, |pin| pin["status"] == "pinned").await
+async fn pinned(causeway: &Causeway, id: &str, timeout: Duration) -> Value {
+    until(causeway, id, "it is pinned", timeout, |pin| pin["status"] == "pinned").await
 }
 
 fn blocks(pin: &Value) -> u64 {
@@ -71,7 +71,7 @@ async fn kubo_drives_remote_pins() {
     assert!(added.contains(&cid) && added.contains("pinned") && added.contains("a name"), "{added}");
     assert!(kubo.is_connected_to(causeway.peer_id()).await);
     ipfs(&["add", "--service=causeway", "--background", &other]);
-    eventually("both are listed", PATIENCE, async || {
+    eventually("both are listed", TIMEOUT, async || {
         let listed = ipfs(&["ls", "--service=causeway"]);
         if listed.contains(&cid) && listed.contains(&other) { Ok(()) } else { Err(listed) }
     })
@@ -151,7 +151,7 @@ async fn a_pin_resumes_after_a_kill() {
     let pin = json!({ "cid": root.cid().to_string(), "name": "half", "origins": [kubo.tcp()] });
     let id = add(&causeway, pin.clone()).await;
     // All blocks but one are stored, and that one is wanted.
-    let before = until(&causeway, &id, "most blocks are stored", PATIENCE, |pin| {
+    let before = until(&causeway, &id, "most blocks are stored", TIMEOUT, |pin| {
         pin["status"] == "pinning" && blocks(pin) >= LEAVES as u64 - 20
     })
     .await;
@@ -164,7 +164,7 @@ async fn a_pin_resumes_after_a_kill() {
     assert_ne!(after["status"], "pinned");
     assert!(blocks(&after) > LEAVES as u64 / 2, "received blocks are known: {after}");
     kubo.import(&last);
-    let done = pinned(&causeway, &id, PATIENCE).await;
+    let done = pinned(&causeway, &id, TIMEOUT).await;
     assert_eq!(blocks(&done), LEAVES as u64 + 1);
     let again = kubo.sent().await.blocks - sent;
     assert!(again < LEAVES as u64 / 4, "{again} blocks were sent after the restart");
@@ -185,7 +185,7 @@ async fn removed_pins_stay_removed_after_a_kill() {
     let launch = service(&dir);
     let causeway = launch.start().await;
     let id = add(&causeway, json!({ "cid": cid, "origins": [kubo.tcp()] })).await;
-    pinned(&causeway, &id, PATIENCE).await;
+    pinned(&causeway, &id, TIMEOUT).await;
     assert_eq!(ask(&causeway, "DELETE", &format!("/{id}"), None).await.0, 202);
     drop(causeway);
     let causeway = launch.start().await;
@@ -206,8 +206,8 @@ async fn pins_are_provided_until_they_are_removed() {
     kubo.connect(third.tcp()).await;
     let cid = kubo.add(&b"to be announced"[..], &["--cid-version=1"]);
     let id = add(&causeway, json!({ "cid": cid, "origins": [kubo.tcp()] })).await;
-    pinned(&causeway, &id, PATIENCE).await;
-    eventually("the DHT names Causeway as a provider", PATIENCE, async || {
+    pinned(&causeway, &id, TIMEOUT).await;
+    eventually("the DHT names Causeway as a provider", TIMEOUT, async || {
         let found = kubo.find_providers(&cid).await;
         if found.iter().any(|peer| peer == causeway.peer_id()) { Ok(()) } else { Err(format!("providers: {found:?}")) }
     })
@@ -218,7 +218,7 @@ async fn pins_are_provided_until_they_are_removed() {
 }
 
 /// One node has a DAG of so many blocks, and another pins it and is killed meanwhile.
-async fn many_blocks(leaves: usize, patience: Duration) {
+async fn many_blocks(leaves: usize, timeout: Duration) {
     const LINKS: usize = 1_000;
     let (home, away) = (folder(), folder());
     let path = home.path().join("many.car");
@@ -236,14 +236,14 @@ async fn many_blocks(leaves: usize, patience: Duration) {
     let causeway = launch.start().await;
     let begun = Instant::now();
     let id = add(&causeway, json!({ "cid": root.cid().to_string(), "origins": [holder.tcp()] })).await;
-    until(&causeway, &id, "half of the blocks are stored", patience, |pin| blocks(pin) >= total / 2).await;
+    until(&causeway, &id, "half of the blocks are stored", timeout, |pin| blocks(pin) >= total / 2).await;
     println!("half of {total} blocks after {:?}", begun.elapsed());
     let resident = causeway.process.resident_bytes() >> 20;
     drop(causeway);
     let begun = Instant::now();
     let causeway = launch.start().await;
     println!("started again in {:?}, after {resident} MiB", begun.elapsed());
-    let done = pinned(&causeway, &id, patience).await;
+    let done = pinned(&causeway, &id, timeout).await;
     println!("{total} blocks after another {:?}, in {} MiB", begun.elapsed(), causeway.process.resident_bytes() >> 20);
     assert_eq!(blocks(&done), total);
     let begun = Instant::now();
@@ -254,7 +254,7 @@ async fn many_blocks(leaves: usize, patience: Duration) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_thousand_blocks_are_pinned_across_a_kill() {
-    many_blocks(20_000, PATIENCE).await;
+    many_blocks(20_000, TIMEOUT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

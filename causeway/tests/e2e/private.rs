@@ -39,11 +39,11 @@ async fn kubo_and_causeway_share_a_private_network() {
 
     let other_key = key(&format!("/base16/\n{}", "a5".repeat(32)));
     for swarm_key in [None, Some(&*other_key)] {
-        let stranger = Kubo::start_as(&Setup { listen: TCP, swarm_key }).await;
-        let refusal = stranger.try_connect(causeway.tcp());
+        let outsider = Kubo::start_as(&Setup { listen: TCP, swarm_key }).await;
+        let refusal = outsider.try_connect(causeway.tcp());
         assert!(refusal.is_err(), "a node with {swarm_key:?} was let in");
-        assert!(!stranger.is_connected_to(causeway.peer_id()).await);
-        stranger.stop().await;
+        assert!(!outsider.is_connected_to(causeway.peer_id()).await);
+        outsider.stop().await;
     }
     assert_eq!(causeway.metrics().await.sample("causeway_p2p_connections"), 1, "with its peering alone");
     causeway.stop().await;

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// Inline content: identity CIDs.
 const ONE: &str = "/ipfs/bafkqaddjnzzxazldoqwxizltoq";
 const OTHER: &str = "/ipfs/bafkqadtwgiww63tmpeqhezldn5zgi";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
@@ -18,7 +18,7 @@ fn folder() -> TempDir {
 
 /// A command that succeeds.
 fn run(launch: &Launch, arguments: &[&str]) -> String {
-    launch.run(arguments).unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
+    launch.run(arguments).unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"))
 }
 
 /// The IPNS name in a line of `key list`, such as "site  k51…  ed25519".
@@ -29,7 +29,7 @@ fn id(line: &str) -> String {
 
 /// Waits until Kubo resolves a name to a value over the DHT.
 async fn resolves(kubo: &Kubo, name: &str, value: &str) {
-    eventually(&format!("Kubo resolves {name} to {value}"), PATIENCE, async || match kubo.try_resolve(name) {
+    eventually(&format!("Kubo resolves {name} to {value}"), TIMEOUT, async || match kubo.try_resolve(name) {
         Ok(found) if found == value => Ok(()),
         other => Err(format!("{other:?}")),
     })
@@ -57,14 +57,17 @@ async fn kubo_resolves_names_that_causeway_publishes() {
     let launch = Launch::new(dir.path()).bootstrap(first.tcp());
     let node = launch.start().await;
     let name = id(&run(&launch, &["key", "create", "site"]));
-    let said = run(&launch, &["name", "publish", "--key", "site", ONE]);
-    assert!(said.starts_with(&format!("/ipns/{name} -> {ONE}\n  key site, sequence number 0, valid until ")), "{said}");
+    let printed = run(&launch, &["name", "publish", "--key", "site", ONE]);
+    assert!(
+        printed.starts_with(&format!("/ipns/{name} -> {ONE}\n  key site, sequence number 0, valid until ")),
+        "{printed}"
+    );
     resolves(&second, &name, ONE).await;
     run(&launch, &["name", "publish", "--key", "site", OTHER]);
     resolves(&second, &name, OTHER).await;
     run(&launch, &["key", "rename", "site", "page"]);
-    let said = run(&launch, &["name", "list"]);
-    assert!(said.contains("key page, sequence number 1") && said.contains("published to"), "{said}");
+    let printed = run(&launch, &["name", "list"]);
+    assert!(printed.contains("key page, sequence number 1") && printed.contains("published to"), "{printed}");
     node.expect(&format!("/ipns/{name}"), b"v2-only record").await;
 
     // The node's own key, through the API.
@@ -83,14 +86,14 @@ async fn an_acknowledged_record_survives_a_kill_and_is_published_when_a_peer_con
     let alone = Launch::new(dir.path());
     let node = alone.start().await;
     let name = id(&run(&alone, &["key", "create", "site"]));
-    let said = run(&alone, &["name", "publish", "--key", "site", ONE]);
-    assert!(said.contains("as soon as a peer accepts it"), "{said}");
-    // As a power cut would.
+    let printed = run(&alone, &["name", "publish", "--key", "site", ONE]);
+    assert!(printed.contains("as soon as a peer accepts it"), "{printed}");
+    // SIGKILL, like a power cut.
     drop(node);
 
     // Without a running node, a command works on the files.
-    let said = run(&alone, &["name", "publish", "--key", "site", OTHER]);
-    assert!(said.contains("sequence number 1") && said.contains("once a node is online"), "{said}");
+    let printed = run(&alone, &["name", "publish", "--key", "site", OTHER]);
+    assert!(printed.contains("sequence number 1") && printed.contains("once a node is online"), "{printed}");
     assert_eq!(
         id(&run(&alone, &["key", "list"])),
         run(&alone, &["key", "list"]).split_whitespace().nth(1).unwrap_or("")
@@ -114,7 +117,7 @@ async fn records_are_republished_also_after_a_restart() {
     drop(node);
 
     let node = launch.start().await;
-    eventually("the record was renewed and put", PATIENCE, async || {
+    eventually("the record was renewed and put", TIMEOUT, async || {
         let now = published(&node).await;
         let renewed = now["valid_until_at"].as_u64() > Some(before) && now["puts"]["lan"].as_u64() > Some(0);
         if renewed && now["sequence"] == answer["sequence"] { Ok(()) } else { Err(now) }

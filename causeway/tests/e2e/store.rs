@@ -1,4 +1,4 @@
-//! `causeway add`, `get` and `ls`, beside the commands of a real Kubo that do the same.
+//! `causeway add`, `get` and `ls`, compared with the commands of a real Kubo.
 
 use crate::support::assert_same_bytes;
 use crate::support::causeway::Launch;
@@ -13,15 +13,15 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Lines that may come in any order.
+/// Lines in any order.
 type Lines = BTreeSet<String>;
 
 fn lines(text: &str) -> Lines {
     text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Something of everything, and what is awkward: empty things, names that are no words, hidden files, several chunks,
-/// symlinks that lead nowhere, up and out.
+/// Regular and unusual content: empty files and folders, odd names, hidden files, several chunks,
+/// symlinks that are dangling or point up and out of the folder.
 fn fill(dir: &Path) {
     let at = |name: &str| dir.join(name);
     for folder in ["site/images/deep", "site/empty", "site/.git", "many"] {
@@ -76,14 +76,14 @@ impl World {
 
     fn bytes(&self, arguments: &[&str]) -> Vec<u8> {
         let done = self.launch().pipe(self.content.path(), arguments, b"");
-        done.unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"))
+        done.unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"))
     }
 
     fn refusal(&self, arguments: &[&str]) -> String {
-        self.launch().pipe(self.content.path(), arguments, b"").expect_err("it has to be refused")
+        self.launch().pipe(self.content.path(), arguments, b"").expect_err("it fails")
     }
 
-    /// What Kubo adds and prints, without its progress.
+    /// Adds with Kubo, and returns its output.
     fn kubo_adds(&self, arguments: &[&str]) -> String {
         self.ipfs.run(self.content.path(), &[&["add", "-r", "--progress=false"], arguments].concat())
     }
@@ -164,7 +164,7 @@ fn contents(top: &Path, path: &Path, found: &mut BTreeSet<(Vec<u8>, Vec<u8>)>) {
     }
 }
 
-/// Panics if two paths differ in anything but modes and times.
+/// Asserts that two paths have the same content, except for modes and times.
 pub fn assert_same_content(what: &str, one: &Path, other: &Path) {
     let read = |path: &Path| {
         let mut found = BTreeSet::new();
@@ -183,12 +183,12 @@ pub fn assert_same_content(what: &str, one: &Path, other: &Path) {
 fn get_restores_what_was_added() {
     let world = World::new(|_| ());
     let content = world.content.path();
-    // A name that is no text: it is kept byte by byte.
+    // A name that is not UTF-8 is preserved.
     fs::write(content.join(std::ffi::OsStr::from_bytes(b"site/\xff")), b"no text").expect("the folder is ours");
     let site = world.run(&["add", "-Q", "--hidden", "site"]);
     let big = world.run(&["add", "-Q", "big"]);
     world.run(&["get", &site, "-o", "back"]);
-    // What leads out of the folder is not written, and nothing else is missing.
+    // Only symlinks that point out of the folder are skipped.
     for (link, target) in [("back/up", "../one"), ("back/out", "/nowhere")] {
         symlink(target, content.join(link)).expect("it is not there");
     }
@@ -208,7 +208,7 @@ fn get_restores_what_was_added() {
     let printed = world.bytes(&["get", &big, "-o", "-"]);
     assert_same_bytes("standard output", &printed, &fs::read(content.join("big")).expect("reads"));
 
-    // Nothing is replaced: not a file, not a folder, not even an empty one, nor a symlink that leads nowhere.
+    // Nothing is overwritten: no file, no folder, even if it is empty, and no dangling symlink.
     fs::create_dir(content.join("new")).expect("the folder is ours");
     for taken in ["one", "new", "site", "site/out"] {
         for path in [&site, &big] {
@@ -218,7 +218,7 @@ fn get_restores_what_was_added() {
     let left = fs::read_dir(content)
         .expect("lists")
         .filter(|entry| entry.as_ref().expect("lists").file_name().as_bytes().starts_with(b".causeway"));
-    assert_eq!(left.count(), 0, "nothing unfinished is left");
+    assert_eq!(left.count(), 0, "no temporary files are left");
 }
 
 #[test]
@@ -234,13 +234,13 @@ fn archives_are_read_by_tar_and_by_kubo() {
     assert!(status.expect("tar starts").success());
     assert_same_content("tar", &content.join("site/images"), &content.join(&images));
 
-    // Kubo has none of these blocks: all of them are in the archive.
+    // Kubo has none of these blocks, so all must be in the archive.
     let site = world.run(&["add", "-Q", "--hidden", "site"]);
     world.run(&["get", "--car", &site, "-o", &out("site.car")]);
     world.ipfs.run(content, &["dag", "import", &out("site.car")]);
     world.ipfs.run(content, &["get", &site, "-o", &out("kubo"), "--progress=false"]);
     assert_same_content("car", &content.join("site"), &content.join("kubo"));
-    // Symlinks that lead out of the folder are left out of a TAR.
+    // A TAR has no symlinks that point out of the folder.
     world.run(&["get", "--tar", &site, "-o", &out("site.tar")]);
     let listed = Command::new("tar").arg("tvf").arg(content.join("site.tar")).output().expect("tar starts");
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -256,7 +256,7 @@ fn ls_equals_kubos() {
     let raw = world.run(&["add", "-Q", "--cid-version=1", "site"]);
     world.kubo_adds(&["site"]);
     world.kubo_adds(&["--cid-version=1", "site"]);
-    // A sharded folder that Kubo made: its CID and its blocks.
+    // A sharded folder of Kubo: its CID and its blocks.
     let sharded = world.kubo_adds(&["-Q", "many"]);
     let car = content.join("many.car");
     export(&world, &sharded, &car);
@@ -288,7 +288,7 @@ async fn added_content_is_pinned_and_served() {
     let world = World::new(|_| ());
     let big = fs::read(world.content.path().join("big")).expect("reads");
     let added = world.run(&["add", "-Q", "--name", "my file", "-w", "big"]);
-    // The cache has room for less than the file: all of it is there because it is pinned.
+    // The cache is smaller than the file, which is complete because it is pinned.
     let launch = world.launch().set("CAUSEWAY_CACHE_DISK_BYTES_MAX", 1 << 20);
     let node = launch.start().await;
     node.expect(&format!("/ipfs/{added}/big"), &big).await;
@@ -313,24 +313,24 @@ fn missing_content_and_invalid_arguments_are_reported() {
         (&["get", "--car", "--tar", &absent], "cannot be used with"),
     ];
     for (arguments, words) in table {
-        let complaint = world.refusal(arguments);
-        assert!(complaint.contains(words), "{arguments:?}: {complaint}");
+        let error_line = world.refusal(arguments);
+        assert!(error_line.contains(words), "{arguments:?}: {error_line}");
     }
-    // Part of a file that is here: its root is, and its leaves are not. Nothing is left of it.
+    // A file of which only the root is stored: nothing is written.
     let content = world.content.path();
     let root = world.kubo_adds(&["-Q", "big"]);
     let block = world.ipfs.command(content).args(["block", "get", &root]).output().expect("ipfs starts").stdout;
     let car = content.join("root.car");
     fs::write(&car, one_block_car(&root, &block)).expect("the folder is ours");
-    assert!(world.launch().run(&["import", &car.display().to_string()]).is_err(), "incomplete, but kept");
-    let complaint = world.refusal(&["get", &root, "-o", "part"]);
+    assert!(world.launch().run(&["import", &car.display().to_string()]).is_err(), "incomplete, but stored");
+    let error_line = world.refusal(&["get", &root, "-o", "part"]);
     let leaf = world.ipfs.run(content, &["refs", &root]);
     assert!(
-        leaf.lines().any(|leaf| complaint.contains(leaf)) && complaint.contains("is not stored locally"),
-        "{complaint}"
+        leaf.lines().any(|leaf| error_line.contains(leaf)) && error_line.contains("is not stored locally"),
+        "{error_line}"
     );
     assert!(!content.join("part").exists());
-    assert!(world.run(&["ls", &root]).contains("1500000"), "the root alone says how long the file is");
+    assert!(world.run(&["ls", &root]).contains("1500000"), "the root has the file's size");
 }
 
 /// A CARv1 of one block, which is a dag-pb node with a CIDv0.

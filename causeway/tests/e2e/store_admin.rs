@@ -1,4 +1,4 @@
-//! `causeway store`: archives that go in and out as Kubo writes them; damage that is found, named, mended and made good.
+//! `causeway store`: import and export of archives, compatible with Kubo; detection and repair of damage.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::corpus::{self, Item};
@@ -38,14 +38,14 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// The file as Kubo exports it.
+    /// The file, exported by Kubo.
     fn archive(&self) -> PathBuf {
         let car = self.path("kubo.car");
         self.kubo.export(&self.item.root, &car);
         car
     }
 
-    /// Flips a bit of a leaf on the disk, and says which leaf that is.
+    /// Flips a bit of a leaf on the disk, and returns the leaf's CID.
     fn damage(&self, leaf: usize) -> String {
         let data = &self.item.body[leaf * LEAF_BYTES..(leaf + 1) * LEAF_BYTES];
         let folder = fs::read_dir(self.path("data/store/segments")).expect("there is a store");
@@ -79,22 +79,22 @@ async fn archives_are_imported_and_exported_as_kubo_writes_them() {
     let archive = fs::read(&car).expect("reads");
 
     let launch = world.launch();
-    let complaint = launch.run(&["store", "export", root, "-"]).expect_err("there is no store");
-    assert!(complaint.contains("there is no store in"), "{complaint}");
-    let said = launch.run(&["store", "import", car.to_str().expect("text")]).expect("imports");
-    assert!(said.starts_with(&format!("pinned {root}\nimported 13 blocks, ")), "{said}");
+    let error_line = launch.run(&["store", "export", root, "-"]).expect_err("there is no store");
+    assert!(error_line.contains("there is no store in"), "{error_line}");
+    let printed = launch.run(&["store", "import", car.to_str().expect("text")]).expect("imports");
+    assert!(printed.starts_with(&format!("pinned {root}\nimported 13 blocks, ")), "{printed}");
     assert_eq!(launch.output(&["store", "export", root, "-"], &[]).stdout, archive);
     let out = world.path("out.car");
     let export = ["store", "export", root, out.to_str().expect("text")];
     assert_eq!(launch.run(&export).expect("exports"), "exported 13 blocks");
     assert_eq!(fs::read(&out).expect("reads"), archive);
-    let complaint = launch.run(&export).expect_err("it exists");
-    assert!(complaint.contains("out.car cannot be created"), "{complaint}");
+    let error_line = launch.run(&export).expect_err("it exists");
+    assert!(error_line.contains("out.car cannot be created"), "{error_line}");
     assert_eq!(fs::read(&out).expect("reads"), archive);
 
     let other = TempDir::new().expect("the temporary folder is writable");
     let piped = Launch::new(other.path()).output(&["store", "import", "-"], &archive);
-    assert_eq!(text(&piped.stdout).trim(), said);
+    assert_eq!(text(&piped.stdout).trim(), printed);
     world.kubo.stop().await;
 }
 
@@ -106,15 +106,15 @@ async fn damage_is_detected_and_repaired() {
     let stats = json(&launch.output(&["store", "stats", "--json"], &[]));
     assert_eq!((&stats["pinned"]["blocks"], &stats["pins"]), (&Value::from(13), &Value::from(1)), "{stats}");
     assert!(launch.run(&["store", "stats"]).expect("reads").contains("13"));
-    let said = launch.run(&["store", "check"]).expect("nothing is wrong");
-    assert!(said.starts_with("checked 13 blocks, "), "{said}");
+    let printed = launch.run(&["store", "check"]).expect("nothing is wrong");
+    assert!(printed.starts_with("checked 13 blocks, "), "{printed}");
 
     let damaged = world.damage(3);
     let lacks = format!("pin {} lacks 1 of 13 blocks\n", world.item.root);
     let output = launch.output(&["store", "check"], &[]);
-    let said = text(&output.stdout);
+    let printed = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.starts_with(&format!("damaged {damaged}\n{lacks}checked 13 blocks, ")), "{said}");
+    assert!(printed.starts_with(&format!("damaged {damaged}\n{lacks}checked 13 blocks, ")), "{printed}");
     assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
     let output = launch.output(&["store", "check", "--json"], &[]);
     let report = json(&output);
@@ -123,23 +123,26 @@ async fn damage_is_detected_and_repaired() {
     assert_eq!(report["pins_lacking_blocks"][0]["missing"], 1);
 
     fs::write(world.path("data/store/segments/000000ff.segment"), "nobody's").expect("writes");
-    let said = launch.run(&["store", "repair"]).expect("repairs");
-    assert!(said.starts_with(&format!("damaged {damaged}\n{lacks}")), "{said}");
-    assert!(said.contains("segments 0, files 1\n"), "{said}");
+    let printed = launch.run(&["store", "repair"]).expect("repairs");
+    assert!(printed.starts_with(&format!("damaged {damaged}\n{lacks}")), "{printed}");
+    assert!(printed.contains("segments 0, files 1\n"), "{printed}");
     let out = world.path("out.car");
-    let complaint = launch.run(&["store", "export", &world.item.root, out.to_str().expect("text")]);
-    assert!(complaint.expect_err("a block is missing").contains(&format!("{damaged} is not in the store")));
-    assert!(!out.exists(), "what could not be finished is removed");
+    let error_line = launch.run(&["store", "export", &world.item.root, out.to_str().expect("text")]);
+    assert!(error_line.expect_err("a block is missing").contains(&format!("{damaged} is not in the store")));
+    assert!(!out.exists(), "an incomplete export is removed");
 
     let peering = world.kubo.tcp().to_owned();
     let node = launch.clone().peering(&peering).start().await;
-    let complaint = launch.run(&["store", "repair"]).expect_err("it is in use");
-    assert!(complaint.contains("stop the gateway") && complaint.contains("in use by another process"), "{complaint}");
-    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    let error_line = launch.run(&["store", "repair"]).expect_err("it is in use");
+    assert!(
+        error_line.contains("stop the gateway") && error_line.contains("in use by another process"),
+        "{error_line}"
+    );
+    assert_eq!(error_line.lines().count(), 1, "{error_line}");
     crate::tiers::expect(&node, &world.item).await;
     node.stop().await;
-    let said = launch.run(&["store", "check"]).expect("what was missing has come back");
-    assert!(!said.contains("lacks"), "{said}");
+    let printed = launch.run(&["store", "check"]).expect("missing blocks were fetched");
+    assert!(!printed.contains("lacks"), "{printed}");
     launch.run(&["store", "compact"]).expect("compacts");
     let stats = json(&launch.output(&["store", "stats", "--json"], &[]));
     assert_eq!(stats["pinned_segments"]["dead_bytes"], 0, "{stats}");
@@ -165,7 +168,7 @@ async fn a_running_gateway_scrubs_its_store() {
     assert!(metrics.sample("causeway_disk_scrubbed_bytes_total") > BYTES as u64);
     node.assert_healthy().await;
     node.stop().await;
-    // It is a week until the next.
+    // The next scrub is due in a week.
     let node = launch.start().await;
     assert_eq!(node.get("/").await.status, 200);
     assert_eq!(node.metrics().await.sample("causeway_disk_scrubbed_blocks_total"), 0);
@@ -173,8 +176,8 @@ async fn a_running_gateway_scrubs_its_store() {
     world.kubo.stop().await;
 }
 
-/// What is said of a pin, as (status, details).
-async fn said_of(node: &Causeway, cid: &str) -> (String, String) {
+/// The status and details of a pin.
+async fn pin_status(node: &Causeway, cid: &str) -> (String, String) {
     let path = format!("/psa/pins?cid={cid}&status=queued,pinning,pinned,failed");
     let (_, page) = node.admin("GET", &path, None).await;
     let pin = &page["results"][0];
@@ -182,9 +185,9 @@ async fn said_of(node: &Causeway, cid: &str) -> (String, String) {
     (text(&pin["status"]), text(&pin["info"]["status_details"]))
 }
 
-async fn until_said(node: &Causeway, cid: &str, what: &str, good: impl Fn(&str, &str) -> bool) {
+async fn until_pin_status(node: &Causeway, cid: &str, what: &str, good: impl Fn(&str, &str) -> bool) {
     eventually(what, Duration::from_secs(120), async || {
-        let (status, details) = said_of(node, cid).await;
+        let (status, details) = pin_status(node, cid).await;
         if good(&status, &details) { Ok(()) } else { Err(format!("{status}: {details}")) }
     })
     .await;
@@ -195,16 +198,16 @@ async fn a_missing_block_of_a_pin_is_reported_and_fetched() {
     let world = World::new().await;
     let (launch, root) = (world.launch(), world.item.root.as_str());
     launch.import(&world.archive());
-    assert!(launch.run(&["pin", "status", root]).expect("is told").contains("pinned"));
+    assert!(launch.run(&["pin", "status", root]).expect("shows the status").contains("pinned"));
     let damaged = world.damage(3);
-    // Without a gateway: a check finds it, and from then on the pin is not said to be here.
+    // Without a gateway, a check detects it, and the pin is incomplete from then on.
     assert_eq!(launch.output(&["store", "check"], &[]).status.code(), Some(1));
     assert!(!launch.run(&["pin", "ls"]).expect("lists").contains(root));
-    let said = launch.run(&["pin", "status", root]).expect("is told");
-    assert!(said.contains("queued") && said.contains("blocks are missing in the store"), "{said}");
-    // A gateway that knows nobody waits for it.
+    let printed = launch.run(&["pin", "status", root]).expect("shows the status");
+    assert!(printed.contains("queued") && printed.contains("blocks are missing in the store"), "{printed}");
+    // A gateway without peers waits for the block.
     let node = launch.clone().start().await;
-    until_said(&node, root, "it waits", |status, details| {
+    until_pin_status(&node, root, "it waits", |status, details| {
         matches!(status, "queued" | "pinning") && details.contains("blocks of it were lost")
     })
     .await;
@@ -212,19 +215,21 @@ async fn a_missing_block_of_a_pin_is_reported_and_fetched() {
     let (status, pins) = node.admin("POST", &format!("/api/v0/pin/ls?arg={root}&type=recursive"), None).await;
     assert!(status >= 400, "{pins}");
     node.stop().await;
-    // One that has a peer with it fetches it, and nothing else.
+    // A gateway with a peer that has the block fetches it, and nothing else.
     let sent = world.kubo.sent().await.blocks;
     let node = launch.clone().peering(world.kubo.tcp()).start().await;
-    until_said(&node, root, "it is whole", |status, _| status == "pinned").await;
+    until_pin_status(&node, root, "it is complete", |status, _| status == "pinned").await;
     assert_eq!(world.kubo.sent().await.blocks - sent, 1);
     assert_eq!(node.metrics().await.sample("causeway_pins_incomplete"), 0);
-    // A leaf that is withheld is told apart, and comes back when it is not any more.
-    launch.run(&["block", "add", &damaged]).expect("withholds");
-    until_said(&node, root, "it is told apart", |status, details| status == "failed" && details.contains("withheld"))
-        .await;
+    // A withheld leaf is reported as such, and is fetched when it is unblocked.
+    launch.run(&["block", "add", &damaged]).expect("blocks");
+    until_pin_status(&node, root, "it is reported as withheld", |status, details| {
+        status == "failed" && details.contains("withheld")
+    })
+    .await;
     assert_eq!(node.metrics().await.sample("causeway_pins_incomplete"), 0);
-    launch.run(&["block", "rm", &damaged]).expect("lets it out again");
-    until_said(&node, root, "it is whole again", |status, _| status == "pinned").await;
+    launch.run(&["block", "rm", &damaged]).expect("unblocks");
+    until_pin_status(&node, root, "it is complete again", |status, _| status == "pinned").await;
     crate::tiers::expect(&node, &world.item).await;
     node.stop().await;
     launch.run(&["store", "check"]).expect("nothing is wrong");
@@ -252,13 +257,13 @@ async fn damaged_pin_metadata_is_reported_and_repaired() {
     let output = launch.output(&["store", "check"], &[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("the pin metadata is damaged"), "{}", text(&output.stdout));
-    let said = launch.run(&["store", "repair"]).expect("repairs");
-    assert!(said.contains("The pin metadata was damaged") && said.contains("pins.damaged-1"), "{said}");
+    let printed = launch.run(&["store", "repair"]).expect("repairs");
+    assert!(printed.contains("The pin metadata was damaged") && printed.contains("pins.damaged-1"), "{printed}");
     assert!(launch.run(&["store", "check"]).expect("nothing is wrong").contains("of the pin metadata"));
-    // A gateway starts whatever is wrong with it.
+    // A gateway starts with damaged pin metadata.
     break_it();
     let node = launch.start().await;
-    assert_eq!(said_of(&node, root).await.0, "pinned");
+    assert_eq!(pin_status(&node, root).await.0, "pinned");
     assert_eq!(node.metrics().await.sample("causeway_pins_list_rebuilt"), 1);
     node.stop().await;
     assert!(world.path("data/pins.damaged-2").exists());
@@ -272,13 +277,16 @@ async fn a_damaged_index_is_reported_and_rebuilt() {
     launch.import(&world.archive());
     let damage = || fs::write(world.path("data/store/CURRENT"), "?").expect("writes");
     damage();
-    let complaint = launch.run(&["store", "check"]).expect_err("it cannot be read");
-    assert!(complaint.contains("CURRENT is damaged") && complaint.contains("causeway store repair"), "{complaint}");
-    let said = launch.run(&["store", "repair"]).expect("repairs");
-    assert!(said.starts_with("Rebuilt the index (its file CURRENT is damaged); segments: 1, values: 13"), "{said}");
-    let said = launch.run(&["store", "check"]).expect("nothing is wrong");
-    assert!(said.starts_with("checked 13 blocks, "), "{said}");
-    // A start does the same.
+    let error_line = launch.run(&["store", "check"]).expect_err("it cannot be read");
+    assert!(error_line.contains("CURRENT is damaged") && error_line.contains("causeway store repair"), "{error_line}");
+    let printed = launch.run(&["store", "repair"]).expect("repairs");
+    assert!(
+        printed.starts_with("Rebuilt the index (its file CURRENT is damaged); segments: 1, values: 13"),
+        "{printed}"
+    );
+    let printed = launch.run(&["store", "check"]).expect("nothing is wrong");
+    assert!(printed.starts_with("checked 13 blocks, "), "{printed}");
+    // A start also rebuilds it.
     damage();
     let node = launch.start().await;
     crate::tiers::expect(&node, &world.item).await;

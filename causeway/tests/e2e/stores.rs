@@ -1,4 +1,4 @@
-//! Stores other than the default: a file for each block, and memory. Causeway alone, on both sides.
+//! The flat store and the memory store. Causeway on both sides.
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::metrics::Metrics;
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const STORE: &str = "CAUSEWAY_CACHE_STORE";
-/// So little that a file of noise is not read from memory.
+/// So small that a file of noise is not cached in memory.
 const RAM: (&str, u64) = ("CAUSEWAY_CACHE_RAM_BYTES_MAX", 1 << 20);
 
 fn folder() -> TempDir {
     TempDir::new().expect("the temporary folder is writable")
 }
 
-/// A file that does not compress, and one that does.
+/// An incompressible file, and a compressible one.
 fn fill(dir: &Path) -> (Vec<u8>, Vec<u8>) {
     let (noise, text) = (Noise::bytes(7, 3_000_000), b"a line of many\n".repeat(100_000));
     fs::create_dir(dir.join("site")).expect("the folder is ours");
@@ -28,7 +28,7 @@ fn fill(dir: &Path) -> (Vec<u8>, Vec<u8>) {
 
 fn run(launch: &Launch, dir: &Path, arguments: &[&str]) -> String {
     let done = launch.pipe(dir, arguments, b"");
-    let done = done.unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"));
+    let done = done.unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"));
     String::from_utf8(done).expect("text").trim().to_owned()
 }
 
@@ -38,7 +38,7 @@ async fn during(node: &Causeway, path: &str, expected: &[u8]) -> Metrics {
     node.metrics().await.since(&before)
 }
 
-/// Fetches a file as its blocks are stored.
+/// Fetches a file with the content encoding of its stored blocks.
 async fn expect_encoded(node: &Causeway, path: &str, expected: &[u8]) {
     let request = client().get(node.url(path)).header("accept-encoding", "zstd");
     let response = request.send().await.expect("is answered");
@@ -75,7 +75,7 @@ async fn the_flat_store_serves_and_persists() {
         assert!(done.hits("disk") >= 8 && done.hits("network") == 0, "{:?}", done.tiers());
     }
     expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
-    assert!(run(&launch, dir, &["ls", &site]).contains("3000000 noise"), "the gateway is asked");
+    assert!(run(&launch, dir, &["ls", &site]).contains("3000000 noise"), "over the admin API");
     assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
     // SIGKILL, like a power cut.
     drop(node);
@@ -87,7 +87,7 @@ async fn the_flat_store_serves_and_persists() {
     run(&launch, dir, &["store", "compact"]);
     run(&launch, dir, &["store", "export", &site, "site.car"]);
 
-    // Damage is named, forgotten, and made good by importing again.
+    // Damaged blocks are reported and deleted, and an import restores them.
     let leaf = &noise[..64];
     let hit = block_files(&dir.join("data")).into_iter().find(|path| {
         let mut bytes = fs::read(path).expect("reads");
@@ -95,11 +95,11 @@ async fn the_flat_store_serves_and_persists() {
         bytes[at + 1_000] ^= 1;
         fs::write(path, bytes).is_ok()
     });
-    assert!(hit.is_some(), "a leaf is in a file of its own");
+    assert!(hit.is_some(), "the leaf is in its own file");
     let output = launch.output(&["store", "check"], &[]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.code() == Some(1) && said.starts_with("damaged "), "{said}");
-    assert!(said.contains("(\"mine\") lacks 1 of "), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && printed.starts_with("damaged "), "{printed}");
+    assert!(printed.contains("(\"mine\") lacks 1 of "), "{printed}");
     assert!(run(&launch, dir, &["store", "repair"]).contains("deleted damaged blocks"));
     run(&launch, dir, &["store", "import", "site.car"]);
     assert!(run(&launch, dir, &["store", "check"]).contains("0 damaged"));
@@ -107,13 +107,13 @@ async fn the_flat_store_serves_and_persists() {
     node.expect(&format!("/ipfs/{site}/noise"), &noise).await;
     node.stop().await;
 
-    // Another kind begins empty, and says what lies beside it.
+    // Another kind of store begins empty, and reports the existing one.
     let other = Launch::new(dir);
     let node = other.start().await;
     assert!(node.process.stderr().contains("there is a store of another kind"), "{}", node.process.stderr());
     node.stop().await;
     assert!(other.run(&["ls", &site]).expect_err("another store").contains("is not stored locally"));
-    assert!(run(&launch, dir, &["ls", &site]).contains("noise"), "it is there when it is chosen again");
+    assert!(run(&launch, dir, &["ls", &site]).contains("noise"), "the former store is intact");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,7 +131,7 @@ async fn the_memory_store_serves_and_writes_no_files() {
     node.expect(&format!("/ipfs/{site}/text.txt"), &text).await;
     let warm = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;
     assert!(warm.hits("disk") >= 4 && warm.hits("network") == 0, "the store had it: {:?}", warm.tiers());
-    assert!(run(&launch, home.path(), &["ls", &site]).contains("3000000 noise"), "the gateway is asked");
+    assert!(run(&launch, home.path(), &["ls", &site]).contains("3000000 noise"), "over the admin API");
     let added = run(&launch, source.path(), &["add", "-Q", "site/text.txt"]);
     assert_same_bytes("get", &launch.pipe(home.path(), &["get", &added, "-o", "-"], b"").expect("is read"), &text);
     expect_encoded(&node, &format!("/ipfs/{site}/text.txt"), &text).await;
@@ -139,12 +139,12 @@ async fn the_memory_store_serves_and_writes_no_files() {
     node.stop().await;
     assert!(!home.path().join("data/store").exists() && !home.path().join("data/flat").exists());
     for arguments in [&["ls", &site][..], &["store", "stats"], &["add", "site"], &["store", "repair"]] {
-        let complaint = launch.pipe(source.path(), arguments, b"").expect_err("there is nothing to work on");
-        assert!(complaint.contains("in the running gateway only"), "{arguments:?}: {complaint}");
+        let error_line = launch.pipe(source.path(), arguments, b"").expect_err("there is nothing to work on");
+        assert!(error_line.contains("in the running gateway only"), "{arguments:?}: {error_line}");
     }
     let node = launch.start().await;
     let again = during(&node, &format!("/ipfs/{site}/noise"), &noise).await;
-    assert!(again.hits("network") >= 8, "it began anew: {:?}", again.tiers());
+    assert!(again.hits("network") >= 8, "it began empty: {:?}", again.tiers());
     node.stop().await;
     origin.stop().await;
 }

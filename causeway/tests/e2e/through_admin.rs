@@ -1,4 +1,4 @@
-//! The commands of the store while the gateway runs: the same lines, CIDs and bytes as without it; and what is refused.
+//! Commands of the store while the gateway runs: the same output, CIDs and bytes as without it; and errors.
 
 use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::noise::Noise;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const BIG_BYTES: usize = 3_000_000;
 const LEAF_BYTES: usize = 256 << 10;
 
@@ -36,22 +36,22 @@ fn fill(dir: &Path) {
     symlink("index.html", dir.join("site/same")).expect("the folder is ours");
 }
 
-/// A command in a folder: its output, or its complaint, which is one line.
+/// Runs a command in a folder: its output, or its error, which is one line.
 fn pipe(launch: &Launch, dir: &Path, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
     let done = launch.pipe(dir, arguments, input);
-    assert!(done.as_ref().err().is_none_or(|said| said.lines().count() == 1), "{done:?}");
+    assert!(done.as_ref().err().is_none_or(|printed| printed.lines().count() == 1), "{done:?}");
     done
 }
 
 fn run(launch: &Launch, dir: &Path, arguments: &[&str]) -> String {
     let done = pipe(launch, dir, arguments, b"");
-    let done = done.unwrap_or_else(|complaint| panic!("causeway {arguments:?}: {complaint}"));
+    let done = done.unwrap_or_else(|error_line| panic!("causeway {arguments:?}: {error_line}"));
     String::from_utf8(done).expect("text").trim_end().to_owned()
 }
 
 fn stats(launch: &Launch) -> Value {
-    let said = launch.run(&["store", "stats", "--json"]).unwrap_or_else(|complaint| panic!("stats: {complaint}"));
-    serde_json::from_str(&said).expect("JSON")
+    let printed = launch.run(&["store", "stats", "--json"]).unwrap_or_else(|error_line| panic!("stats: {error_line}"));
+    serde_json::from_str(&printed).expect("JSON")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,8 +78,8 @@ async fn add_ls_and_get_are_the_same_with_a_running_gateway() {
     for arguments in table {
         let arguments = [&["add"], arguments].concat();
         let expected = pipe(&alone, dir, &arguments, &input).expect("is added");
-        let said = pipe(&through, dir, &arguments, &input).expect("is added");
-        assert_eq!(String::from_utf8_lossy(&said), String::from_utf8_lossy(&expected), "{arguments:?}");
+        let printed = pipe(&through, dir, &arguments, &input).expect("is added");
+        assert_eq!(String::from_utf8_lossy(&printed), String::from_utf8_lossy(&expected), "{arguments:?}");
     }
     let (expected, found) = (stats(&alone), stats(&through));
     for what in ["pins", "partial_pins"] {
@@ -108,16 +108,16 @@ async fn add_ls_and_get_are_the_same_with_a_running_gateway() {
     assert_same_bytes("large", &fs::read(dir.join("back/images/large")).expect("reads"), &large);
     node.expect(&format!("/ipfs/{site}/images/large"), &large).await;
 
-    // What is not here is not fetched, and is named.
+    // Missing blocks are not fetched with --offline, and are named in the error.
     let absent = run(&alone, dir, &["add", "-n", "-Q", "--chunker=size-77777", "big"]);
     for command in ["get", "ls"] {
-        let complaint = pipe(&through, dir, &[command, "--offline", &absent], b"").expect_err("it is not here");
-        assert!(complaint.contains(&absent) && complaint.contains("is not stored locally"), "{complaint}");
+        let error_line = pipe(&through, dir, &[command, "--offline", &absent], b"").expect_err("it is not here");
+        assert!(error_line.contains(&absent) && error_line.contains("is not stored locally"), "{error_line}");
     }
-    // What cannot be read is not pinned.
+    // Nothing is pinned if a file cannot be read.
     let pins = stats(&through)["pins"].clone();
-    let complaint = pipe(&through, dir, &["add", "big", "/proc/self/mem"], b"").expect_err("nobody can read that");
-    assert!(complaint.contains("/proc/self/mem"), "{complaint}");
+    let error_line = pipe(&through, dir, &["add", "big", "/proc/self/mem"], b"").expect_err("it cannot be read");
+    assert!(error_line.contains("/proc/self/mem"), "{error_line}");
     assert_eq!(stats(&through)["pins"], pins);
     node.stop().await;
     assert!(run(&through, dir, &["store", "check"]).contains("0 damaged"));
@@ -138,26 +138,29 @@ async fn archives_are_moved_between_running_nodes() {
     let answer = client().get(url).bearer_auth(TOKEN).send().await.expect("is answered");
     assert_same_bytes("over HTTP", &answer.bytes().await.expect("a whole body"), &archive);
     let missing = run(&from, dir, &["add", "-n", "-Q", "big"]);
-    let complaint = pipe(&from, dir, &["store", "export", &missing, "-"], b"").expect_err("it is not here");
-    assert!(complaint.contains("is not in the store"), "{complaint}");
+    let error_line = pipe(&from, dir, &["store", "export", &missing, "-"], b"").expect_err("it is not here");
+    assert!(error_line.contains("is not in the store"), "{error_line}");
     node.stop().await;
     assert_same_bytes("alone", &pipe(&from, dir, &["store", "export", &site, "-"], b"").expect("is read"), &archive);
 
-    // By its data folder, through a pipe, and by its address from elsewhere.
+    // By its data folder, through a pipe, and by its URL from another folder.
     let node = to.start().await;
     let elsewhere = Launch::new(third.path());
-    let said = run(&to, dir, &["store", "import", "site.car"]);
-    assert!(said.starts_with(&format!("pinned {site}\nimported ")), "{said}");
-    assert_eq!(String::from_utf8_lossy(&pipe(&to, dir, &["import", "-"], &archive).expect("imports")).trim_end(), said);
-    assert_eq!(run(&elsewhere, dir, &["store", "import", "--admin", node.admin_url(), "site.car"]), said);
-    let told: Value = serde_json::from_str(&run(&to, dir, &["import", "--json", "site.car"])).expect("JSON");
-    assert_eq!(told["pins"][0]["root"], site.as_str(), "{told}");
+    let printed = run(&to, dir, &["store", "import", "site.car"]);
+    assert!(printed.starts_with(&format!("pinned {site}\nimported ")), "{printed}");
+    assert_eq!(
+        String::from_utf8_lossy(&pipe(&to, dir, &["import", "-"], &archive).expect("imports")).trim_end(),
+        printed
+    );
+    assert_eq!(run(&elsewhere, dir, &["store", "import", "--admin", node.admin_url(), "site.car"]), printed);
+    let reported: Value = serde_json::from_str(&run(&to, dir, &["import", "--json", "site.car"])).expect("JSON");
+    assert_eq!(reported["pins"][0]["root"], site.as_str(), "{reported}");
     assert!(!third.path().join("data/store").exists());
     let large = fs::read(dir.join("site/images/large")).expect("reads");
     node.expect(&format!("/ipfs/{site}/images/large"), &large).await;
     assert!(run(&to, dir, &["store", "compact"]).contains(" before, "));
 
-    // What is wrong with an archive is said, however much of it is still to come.
+    // Errors of an archive are reported while the upload continues.
     let mut damaged = archive.clone();
     damaged[5_000] ^= 1;
     damaged.extend(Noise::bytes(34, 30_000_000));
@@ -169,10 +172,10 @@ async fn archives_are_moved_between_running_nodes() {
     let before = stats(&to)["pinned"].clone();
     for (name, bytes, words) in tables {
         fs::write(dir.join(name), bytes).expect("writes");
-        let complaint = pipe(&to, dir, &["store", "import", name], b"").expect_err("it is refused");
-        assert!(complaint.contains(&format!("{name} was not imported")) && complaint.contains(words), "{complaint}");
+        let error_line = pipe(&to, dir, &["store", "import", name], b"").expect_err("it is refused");
+        assert!(error_line.contains(&format!("{name} was not imported")) && error_line.contains(words), "{error_line}");
     }
-    eventually("nothing of them is protected", PATIENCE, async || {
+    eventually("no temporary pin of them is left", TIMEOUT, async || {
         let now = stats(&to)["pinned"]["blocks"].clone();
         if now == before["blocks"] { Ok(()) } else { Err(now) }
     })
@@ -180,14 +183,14 @@ async fn archives_are_moved_between_running_nodes() {
     node.stop().await;
 }
 
-/// Flips a bit of a leaf on the disk, and says which leaf that is.
+/// Flips a bit of a leaf on the disk, and returns the leaf's CID.
 fn damage(launch: &Path, leaf: &[u8]) -> String {
     let segments = fs::read_dir(launch.join("data/store/segments")).expect("there is a store");
     let flipped = segments.filter_map(|file| {
         let path = file.expect("lists").path();
         let bytes = fs::read(&path).expect("reads");
         let at = bytes.windows(64).position(|window| window == &leaf[..64])? + leaf.len() / 2;
-        // The gateway has the file open.
+        // The gateway keeps the file open.
         let file = fs::File::options().write(true).open(&path).expect("it is ours");
         file.write_all_at(&[bytes[at] ^ 1], at as u64).ok()
     });
@@ -200,7 +203,7 @@ async fn damaged_blocks_are_deleted_while_the_gateway_runs() {
     let home = folder();
     let dir = home.path();
     fill(dir);
-    // Its own check is not to be sooner.
+    // Without the periodic scrub.
     let launch = Launch::new(dir).set("CAUSEWAY_CACHE_SCRUB_BYTES_PER_SECOND", 0);
     let root = run(&launch, dir, &["add", "-Q", "--cid-version=1", "big"]);
     let node = launch.start().await;
@@ -210,14 +213,14 @@ async fn damaged_blocks_are_deleted_while_the_gateway_runs() {
     let big = fs::read(dir.join("big")).expect("reads");
     let damaged = damage(dir, &big[2 * LEAF_BYTES..3 * LEAF_BYTES]);
     let output = launch.output(&["store", "check"], &[]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.starts_with(&format!("damaged {damaged}\npin {root} lacks 1 of 13 blocks\nchecked ")), "{said}");
-    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(complaint.contains("damaged blocks have been deleted") && complaint.lines().count() == 1, "{complaint}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.starts_with(&format!("damaged {damaged}\npin {root} lacks 1 of 13 blocks\nchecked ")), "{printed}");
+    let error_line = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error_line.contains("damaged blocks have been deleted") && error_line.lines().count() == 1, "{error_line}");
     assert_eq!(node.metrics().await.sample("causeway_disk_corrupt_blocks_total"), 1);
 
-    // It is not there any more, and the pin lacks it still.
+    // The damaged block is deleted, and the pin still lacks it.
     let output = launch.output(&["store", "check", "--json"], &[]);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(
@@ -225,19 +228,19 @@ async fn damaged_blocks_are_deleted_while_the_gateway_runs() {
         (Some(1), &false.into(), &Vec::<Value>::new().into())
     );
     assert_eq!(report["pins_lacking_blocks"][0]["missing"], 1);
-    let complaint = pipe(&launch, dir, &["store", "export", &root, "out.car"], b"").expect_err("a block is missing");
+    let error_line = pipe(&launch, dir, &["store", "export", &root, "out.car"], b"").expect_err("a block is missing");
     assert!(
-        complaint.contains(&format!("{damaged} is not in the store")) && !dir.join("out.car").exists(),
-        "{complaint}"
+        error_line.contains(&format!("{damaged} is not in the store")) && !dir.join("out.car").exists(),
+        "{error_line}"
     );
     let url = format!("{}/api/v1/store/export/{root}", node.admin_url());
     let broken = async { client().get(url).bearer_auth(TOKEN).send().await?.bytes().await };
-    assert!(broken.await.is_err(), "an archive that lacks a block does not end as if it were whole");
+    assert!(broken.await.is_err(), "an archive that lacks a block does not look complete");
 
     run(&launch, dir, &["add", "--cid-version=1", "big"]);
-    assert!(run(&launch, dir, &["store", "check"]).starts_with("checked "), "it was made good");
-    let complaint = pipe(&launch, dir, &["store", "repair"], b"").expect_err("the gateway runs");
-    assert!(complaint.contains("stop the gateway"), "{complaint}");
+    assert!(run(&launch, dir, &["store", "check"]).starts_with("checked "), "it is repaired");
+    let error_line = pipe(&launch, dir, &["store", "repair"], b"").expect_err("the gateway runs");
+    assert!(error_line.contains("stop the gateway"), "{error_line}");
     let output = launch.output(&["store", "check", "--rate", "fast"], &[]);
     assert_eq!(output.status.code(), Some(2));
     node.stop().await;
@@ -260,15 +263,18 @@ async fn missing_access_and_unreachable_gateways_are_reported() {
         &["store", "import", "one"],
     ];
     let node = launch.start().await;
-    let stranger = launch.clone().set("CAUSEWAY_ADMIN_TOKEN", "guessed");
+    let remote_client = launch.clone().set("CAUSEWAY_ADMIN_TOKEN", "guessed");
     for command in commands {
-        let complaint = pipe(&stranger, dir, command, b"").expect_err("a wrong token");
-        assert!(complaint.contains("rejected the token of CAUSEWAY_ADMIN_TOKEN"), "{command:?}: {complaint}");
-        let complaint = pipe(&launch, dir, &[command, &["--admin", "http://127.0.0.1:1"]].concat(), b"");
-        let complaint = complaint.expect_err("nobody is there");
-        assert!(complaint.contains("the gateway at http://127.0.0.1:1 cannot be reached"), "{command:?}: {complaint}");
-        let complaint = pipe(&launch, dir, &[command, &["--admin", "localhost"]].concat(), b"").expect_err("no URL");
-        assert!(complaint.contains("is not the URL of an admin listener"), "{command:?}: {complaint}");
+        let error_line = pipe(&remote_client, dir, command, b"").expect_err("a wrong token");
+        assert!(error_line.contains("rejected the token of CAUSEWAY_ADMIN_TOKEN"), "{command:?}: {error_line}");
+        let error_line = pipe(&launch, dir, &[command, &["--admin", "http://127.0.0.1:1"]].concat(), b"");
+        let error_line = error_line.expect_err("the port is closed");
+        assert!(
+            error_line.contains("the gateway at http://127.0.0.1:1 cannot be reached"),
+            "{command:?}: {error_line}"
+        );
+        let error_line = pipe(&launch, dir, &[command, &["--admin", "localhost"]].concat(), b"").expect_err("no URL");
+        assert!(error_line.contains("is not the URL of an admin listener"), "{command:?}: {error_line}");
     }
     let page = client().post(format!("{}/api/v1/store/compact", node.admin_url())).bearer_auth(TOKEN);
     let status = page.header("origin", "https://example.com").send().await.expect("is answered").status();
@@ -307,9 +313,9 @@ async fn a_truncated_import_leaves_nothing_and_concurrent_imports_are_limited() 
     let node = launch.start().await;
     let before = stats(&launch);
     let half = archive.len() / 2;
-    // One that comes at the same moment as a question takes no place if that was the last: then another one is begun.
+    // A concurrent request may take the last permit instead of an upload: then another upload is started.
     let mut uploads = Vec::new();
-    let refusal = eventually("as many uploads are under way as one token may have", PATIENCE, async || {
+    let refusal = eventually("the token has its maximum of concurrent uploads", TIMEOUT, async || {
         uploads.push(begin_upload(&node, archive.len(), &archive[..half]));
         match api(&node, "stats").await {
             (429, refusal) => Ok(refusal),
@@ -318,13 +324,13 @@ async fn a_truncated_import_leaves_nothing_and_concurrent_imports_are_limited() 
     });
     let refusal = refusal.await;
     assert!(refusal["error"].as_str().is_some_and(|words| words.contains("this token has as many")), "{refusal}");
-    let complaint = pipe(&launch, dir, &["store", "import", "big.car"], b"").expect_err("there is no place");
-    assert!(complaint.contains("this token has as many such operations running"), "{complaint}");
+    let error_line = pipe(&launch, dir, &["store", "import", "big.car"], b"").expect_err("there is no permit left");
+    assert!(error_line.contains("this token has as many such operations running"), "{error_line}");
     let absent = run(&maker, dir, &["add", "-n", "-Q", "one"]);
-    assert_eq!(api(&node, &format!("blocks/{absent}")).await.0, 404, "what is at hand is answered all the same");
+    assert_eq!(api(&node, &format!("blocks/{absent}")).await.0, 404, "short requests are still answered");
 
     drop(uploads);
-    eventually("nothing of them is left", PATIENCE, async || {
+    eventually("no blocks of them are left", TIMEOUT, async || {
         let (status, now) = api(&node, "stats").await;
         let same = status == 200 && now["pins"] == before["pins"] && now["partial_pins"] == before["partial_pins"];
         let same = same && now["pinned"]["blocks"] == before["pinned"]["blocks"];
@@ -341,20 +347,20 @@ async fn a_full_disk_is_reported_to_uploaders() {
     let (home, other) = (folder(), folder());
     let launch = Launch::new(home.path()).in_small_file_system(64 << 20);
     if !launch.small_file_systems_can_be_mounted() {
-        let said = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
-        writeln!(std::io::stderr(), "{said}").expect("standard error is writable");
+        let printed = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
+        writeln!(std::io::stderr(), "{printed}").expect("standard error is writable");
         return;
     }
     let node = launch.set("CAUSEWAY_CACHE_DISK_FREE_BYTES_MIN", 16 << 20).start().await;
     let dir = other.path();
     fs::write(dir.join("huge"), Noise::bytes(36, 150_000_000)).expect("writes");
     let elsewhere = Launch::new(dir);
-    let complaint = pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "huge"], b"");
-    let complaint = complaint.expect_err("there is no room");
-    assert!(complaint.contains("delete files on it"), "{complaint}");
+    let error_line = pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "huge"], b"");
+    let error_line = error_line.expect_err("there is no room");
+    assert!(error_line.contains("delete files on it"), "{error_line}");
     node.assert_healthy().await;
     fs::write(dir.join("small"), b"there is room for this").expect("writes");
-    eventually("the disk takes what there is room for", PATIENCE, async || {
+    eventually("small content is stored", TIMEOUT, async || {
         pipe(&elsewhere, dir, &["add", "-Q", "--admin", node.admin_url(), "small"], b"")
     })
     .await;

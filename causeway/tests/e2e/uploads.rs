@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const TAR: &str = "application/x-tar";
 const CAR: &str = "application/vnd.ipld.car";
 
@@ -210,8 +210,8 @@ async fn acknowledged_uploads_survive_a_kill() {
     let (_, pins) = node.admin("GET", "/psa/pins?name=kept", None).await;
     assert_eq!((&pins["count"], &pins["results"][0]["pin"]["cid"]), (&1.into(), &cid.into()), "{pins}");
     node.stop().await;
-    let said = launch.run(&["store", "check"]).expect("the store is whole");
-    assert!(said.contains("0 damaged") && !said.contains("lacks"), "{said}");
+    let printed = launch.run(&["store", "check"]).expect("the store is whole");
+    assert!(printed.contains("0 damaged") && !printed.contains("lacks"), "{printed}");
 }
 
 /// Sends a tus request: the status, the offset and the path of the answer.
@@ -257,7 +257,7 @@ async fn a_resumable_upload_continues_after_a_kill() {
         let request = client().patch(url).bearer_auth(TOKEN).header("upload-offset", "0").header(PIECE.0, PIECE.1);
         tokio::spawn(request.body(body).send())
     };
-    let known = eventually("the upload gets on", PATIENCE, async || {
+    let known = eventually("the upload gets on", TIMEOUT, async || {
         let (_, view) = node.admin("GET", &place, None).await;
         let offset = view["offset"].as_u64().unwrap_or(0);
         if offset >= 32 * MIB { Ok(offset) } else { Err(view) }
@@ -268,7 +268,7 @@ async fn a_resumable_upload_continues_after_a_kill() {
     let node = launch.start().await;
     let (status, offset, _) = tus(&node, "HEAD", &place, &[], "").await.expect("is answered");
     let offset = offset.expect("an offset");
-    assert!(status == 200 && offset >= known, "{offset} of {known} bytes that were told of");
+    assert!(status == 200 && offset >= known, "{offset} of {known} acknowledged bytes");
     let mut whole = first;
     whole.resize(usize::try_from(LEN).expect("fits"), 0);
     noise.fill(&mut whole[60 << 20..]);
@@ -299,7 +299,7 @@ async fn an_aborted_upload_leaves_nothing_pinned() {
     let url = format!("{}/upload", node.admin_url());
     let sent = client().post(url).bearer_auth(TOKEN).body(reqwest::Body::wrap_stream(pieces)).send().await;
     assert!(sent.is_err(), "{sent:?}");
-    eventually("it is over", PATIENCE, async || {
+    eventually("it is over", TIMEOUT, async || {
         let (_, log) = node.admin("GET", "/api/v1/audit", None).await;
         // Without a status, the upload is in progress.
         let is_over = |entry: &Value| entry["path"] == "/upload" && entry["status"].is_number();
@@ -308,7 +308,7 @@ async fn an_aborted_upload_leaves_nothing_pinned() {
     })
     .await;
     let before: Value = serde_json::from_str(&before).expect("JSON");
-    eventually("nothing is protected", PATIENCE, async || {
+    eventually("nothing is protected", TIMEOUT, async || {
         let now = launch.run(&["store", "stats", "--json"])?;
         let now: Value = serde_json::from_str(&now).map_err(|error| error.to_string())?;
         let same = ["pins", "partial_pins", "pinned"].iter().all(|figure| now[figure] == before[figure]);
@@ -344,7 +344,7 @@ async fn a_stopping_gateway_does_not_wait_for_uploads() {
         begun(PIECE.1, &[("upload-offset", "0")], reqwest::Method::PATCH, place.clone()),
     ];
     let parts = data.path().join("data/uploads/parts");
-    eventually("the piece is being written", PATIENCE, async || {
+    eventually("the piece is being written", TIMEOUT, async || {
         let sizes = fs::read_dir(&parts).map_err(|error| error.to_string())?;
         let sizes: Vec<u64> = sizes.filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).collect();
         if sizes.iter().any(|size| *size >= MIB) { Ok(()) } else { Err(format!("{sizes:?}")) }

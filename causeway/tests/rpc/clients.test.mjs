@@ -1,4 +1,4 @@
-// Clients of the resumable uploads and of the Pinning Service API, as they come from npm, with a token that is good for pinning alone.
+// Clients of the resumable uploads and of the Pinning Service API from npm, with a token of the scope "pin" only.
 
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
@@ -26,7 +26,7 @@ const content = randomBytes(20 * MIB);
 const file = join(dir, "large.bin");
 writeFileSync(file, content);
 
-/** What a client of tus sends, and what it is answered: `done` when all of it is there. */
+/** An upload of a tus client with its requests and answers: `done` resolves when it is complete. */
 function upload(settings) {
   const answers = [];
   let client;
@@ -46,18 +46,18 @@ function upload(settings) {
       ...settings,
     });
   });
-  // Nobody waits for an upload that is given up.
+  // An aborted upload is not awaited.
   done.catch(() => {});
   return { client, done, answers };
 }
 
-/** Begins an upload in pieces, and gives it up when `enough` says so of the bytes that have arrived. */
-async function interrupted(settings, enough, forgotten = false) {
+/** Starts an upload in chunks, and aborts it when `enough` returns true for the received bytes. */
+async function interrupted(settings, enough, terminate = false) {
   let given;
   const up = upload({
     ...settings,
     onChunkComplete: (_, arrived) => {
-      if (!given && enough(arrived)) given = up.client.abort(forgotten);
+      if (!given && enough(arrived)) given = up.client.abort(terminate);
     },
   });
   const begun = new Promise((resolve) => {
@@ -69,8 +69,8 @@ async function interrupted(settings, enough, forgotten = false) {
 }
 
 /**
- * A way to the admin listener that carries so many bytes of requests and then stands still, so that an upload on it cannot end: then it
- * is `full`. `open` breaks what stands still off, and carries everything from then on.
+ * A proxy to the admin listener that forwards a limited number of bytes of requests and then stalls: then it
+ * is `full`. `open` closes stalled connections, and forwards everything from then on.
  */
 async function narrow(bytes) {
   const { hostname, port } = new URL(node.admin);
@@ -99,7 +99,7 @@ async function narrow(bytes) {
   const open = async () => {
     left = Infinity;
     for (const { client, gateway } of [...standing]) {
-      // All that was carried arrives before the end does.
+      // All forwarded bytes arrive before the end.
       while (gateway.writableLength > 0 && !gateway.destroyed) await delay(5);
       client.destroy();
     }
@@ -107,7 +107,7 @@ async function narrow(bytes) {
   return { endpoint: `http://127.0.0.1:${server.address().port}/api/v1/uploads`, full, open };
 }
 
-/** What the gateway serves of an upload. */
+/** The uploaded content, as the gateway serves it. */
 async function served(client) {
   const about = await (await fetch(client.url, { headers })).json();
   assert.equal(about.state, "done", JSON.stringify(about));
@@ -116,7 +116,7 @@ async function served(client) {
   return { cid, bytes: Buffer.from(await (await fetch(`${node.gateway}/ipfs/${cid}`)).arrayBuffer()) };
 }
 
-test("tus: an upload goes on between two pieces", async () => {
+test("tus: an upload continues after a chunk", async () => {
   const fingerprint = async () => "between pieces";
   const first = await interrupted({ fingerprint }, (arrived) => arrived >= 7 * MIB);
   const second = upload({ fingerprint });
@@ -131,9 +131,9 @@ test("tus: an upload goes on between two pieces", async () => {
   assert.ok(content.equals((await served(second.client)).bytes), "the same bytes from the gateway");
 });
 
-test("tus: what arrived of a piece that broke off is not sent again", async () => {
+test("tus: received bytes of an interrupted chunk are not sent again", async () => {
   const fingerprint = async () => "within a piece";
-  // More than fits into what the system keeps on the way.
+  // More than fits into socket buffers.
   const { endpoint, full, open } = await narrow(16 * MIB);
   const whole = { fingerprint, endpoint, chunkSize: Infinity };
   const first = upload(whole);
@@ -152,14 +152,14 @@ test("tus: what arrived of a piece that broke off is not sent again", async () =
   assert.ok(content.equals((await served(second.client)).bytes), "the same bytes from the gateway");
 });
 
-test("tus: an upload that is given up for good is gone", async () => {
+test("tus: a terminated upload is deleted", async () => {
   const given = await interrupted({}, (arrived) => arrived >= 2 * MIB, true);
   assert.deepEqual(given.answers.at(-1).slice(0, 2), ["DELETE", 204]);
   assert.deepEqual((await (await fetch(`${node.admin}/api/v1/uploads`, { headers })).json()).uploads.filter(
     ({ state }) => state === "open"), []);
 });
 
-test("tus: a client that can send nothing but GET and POST", async () => {
+test("tus: a client that can only send GET and POST", async () => {
   const up = upload({ overridePatchMethod: true, chunkSize: 8 * MIB });
   up.client.start();
   await up.done;
@@ -167,7 +167,7 @@ test("tus: a client that can send nothing but GET and POST", async () => {
   assert.ok(content.equals((await served(up.client)).bytes), "the same bytes from the gateway");
 });
 
-test("tus: what is not taken is said in words", async () => {
+test("tus: rejections have a message", async () => {
   const wrong = upload({ headers: { authorization: "Bearer wrong" } });
   wrong.client.start();
   await assert.rejects(wrong.done, /response code: 401.*token/s);
@@ -176,7 +176,7 @@ test("tus: what is not taken is said in words", async () => {
   await assert.rejects(unknown.done, /response code: 400.*upload-length/s);
 });
 
-/** Asks until the answer is as it should be. */
+/** Polls until the answer matches a condition. */
 async function until(ask, is) {
   for (const end = Date.now() + WAIT_MS; ; ) {
     const answer = await ask();
@@ -189,7 +189,7 @@ async function until(ask, is) {
 const service = (accessToken) =>
   new RemotePinningServiceClient(new Configuration({ endpointUrl: `${node.admin}/psa`, accessToken }));
 
-test("pinning service: what another node has is pinned, found, replaced and let go", async () => {
+test("pinning service: content of another node is pinned, found, replaced and unpinned", async () => {
   const form = new FormData();
   form.append("file", new Blob([content.subarray(0, MIB)]), "pinned.bin");
   const admin = { authorization: `Bearer ${TOKEN}` };
@@ -217,6 +217,6 @@ test("pinning service: what another node has is pinned, found, replaced and let 
   assert.equal((await pins.pinsGet({ status: Object.values(Status), cid: [nobodys] })).count, 0);
 });
 
-test("pinning service: a wrong token is refused", async () => {
+test("pinning service: a wrong token is rejected", async () => {
   await assert.rejects(service("wrong").pinsGet({}), { status: 401 });
 });

@@ -1,4 +1,4 @@
-// npm's client of Kubo's RPC, as it is, against the admin listener. Two gateways serve all tests.
+// The unmodified npm client of Kubo's RPC with the admin listener. Two gateways serve all tests.
 
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
@@ -59,7 +59,7 @@ test("folders are added from iterables, listed and read", async () => {
   assert.equal(pinned[0].type, "recursive");
 });
 
-test("a large file goes through, and says how far it is", async () => {
+test("a large file is added, with progress events", async () => {
   const content = randomBytes(20_000_000);
   const seen = [];
   async function* pieces() {
@@ -132,13 +132,13 @@ test("the node and its peers", async () => {
   assert.ok(peers.some(({ peer }) => peer.toString() === two.peerId));
   assert.ok((await ipfs.swarm.addrs()).some(({ id: peer }) => peer.toString() === two.peerId));
   assert.ok((await ipfs.swarm.localAddrs()).length > 0);
-  // What only the other has comes over.
+  // Content of the other gateway is fetched.
   const { cid } = await client(two).add(randomBytes(1_000_000), { cidVersion: 1 });
   assert.equal((await bytes(ipfs.cat(cid))).length, 1_000_000);
   assert.ok((await ipfs.repo.stat()).numObjects > 0n);
 });
 
-test("what is not understood or not allowed is said in words", async () => {
+test("invalid and forbidden requests get an error message", async () => {
   await assert.rejects(ipfs.files.mkdir("/x"), /there is no such command/);
   await assert.rejects(ipfs.add("x", { hashAlg: "md5" }), /hash function/);
   await assert.rejects(client(one, "wrong").id(), /token/);

@@ -1,4 +1,4 @@
-// Gateways for tests: each with a folder of its own, on free ports of loopback, knowing nobody.
+// Gateways for tests: each with its own folder, on free loopback ports, without peers.
 //
 // scripts/rpc-tests sets the variables read here:
 //
@@ -17,7 +17,7 @@ import { pathToFileURL } from "node:url";
 
 const START_MS = 60_000;
 const STOP_MS = 60_000;
-/** Good for everything, at every gateway. */
+/** The operator's token of every gateway. */
 export const TOKEN = "a token for tests";
 
 function setting(name) {
@@ -26,25 +26,25 @@ function setting(name) {
   return value;
 }
 
-/** A module of a package: the folder of packages is not above these files. */
+/** Imports a module of a package, since node_modules is not above these files. */
 export const packaged = (path) => import(pathToFileURL(join(setting("MODULES"), "node_modules", path)));
 
-/** Gone when the process ends. */
+/** Deleted when the process ends. */
 export const dir = await mkdtemp(join(tmpdir(), "causeway-rpc-"));
 const nodes = [];
-// However this ends, no process and no file stays behind.
+// No process and no file is left behind, also after a failure.
 process.on("exit", () => {
   nodes.forEach((node) => node.kill("SIGKILL"));
   rmSync(dir, { recursive: true, force: true });
 });
 for (const signal of ["SIGINT", "SIGTERM"]) process.on(signal, () => process.exit(1));
 
-/** No settings of whoever runs the tests. */
+/** The environment without the caller's settings. */
 function clean() {
   return Object.fromEntries(Object.entries(process.env).filter(([variable]) => !variable.startsWith("CAUSEWAY_")));
 }
 
-/** Starts a gateway, and tells what it says of itself. */
+/** Starts a gateway, and returns the values of its start-up message. */
 export async function start(name) {
   const place = join(dir, name);
   mkdirSync(place);
@@ -60,26 +60,26 @@ export async function start(name) {
   nodes.push(child);
   const log = join(place, "stderr");
   child.stderr.pipe(createWriteStream(log));
-  let said = "";
+  let output = "";
   const ready = new Promise((done, reject) => {
-    const fail = (reason) => reject(new Error(`causeway ${reason}:\n${said}${readFileSync(log, "utf8")}`));
+    const fail = (reason) => reject(new Error(`causeway ${reason}:\n${output}${readFileSync(log, "utf8")}`));
     const impatience = setTimeout(() => fail("does not say that it is ready"), START_MS);
     child.on("error", reject);
     child.once("close", () => fail("ended"));
     child.stdout.on("data", (chunk) => {
-      said += chunk;
-      if (!/^ {2}welcome .*\n/m.test(said)) return;
+      output += chunk;
+      if (!/^ {2}welcome .*\n/m.test(output)) return;
       clearTimeout(impatience);
       done();
     });
   });
   await ready;
-  const value = (key) => new RegExp(`^ {2}${key} +(\\S+)$`, "m").exec(said)[1];
+  const value = (key) => new RegExp(`^ {2}${key} +(\\S+)$`, "m").exec(output)[1];
   const addresses = { admin: value("admin"), gateway: value("gateway"), p2p: value("p2p") };
   return { child, dataDir: join(place, "data"), peerId: value("peer id"), ...addresses };
 }
 
-/** Has a command work on a gateway's data, and returns what it prints. */
+/** Runs a command on a gateway's data folder, and returns its output. */
 export function command(node, ...args) {
   const options = { env: clean(), encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] };
   return execFileSync(setting("CAUSEWAY"), [...args, "--data-dir", node.dataDir], options).trim();

@@ -84,8 +84,8 @@ impl Launch {
     /// Runs `causeway import` to its end.
     pub fn import(&self, car: &Path) {
         let output = self.command(&["import"]).arg(car).output().expect("causeway starts");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "causeway import {}: {}: {said}", car.display(), output.status);
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "causeway import {}: {}: {printed}", car.display(), output.status);
     }
 
     /// Runs a command to its end: its output, or its error message.
@@ -138,9 +138,9 @@ impl Launch {
         let mut process = Process::spawn("causeway", &mut command, &self.dir);
         // The last line of the start-up message.
         process.says("  welcome ", START).await;
-        let said = process.stdout();
-        let all = |key: &str| said.lines().filter_map(|line| value_of(line, key)).collect::<Vec<String>>();
-        let one = |key: &str| all(key).into_iter().next().unwrap_or_else(|| panic!("no {key:?} in {said}"));
+        let printed = process.stdout();
+        let all = |key: &str| printed.lines().filter_map(|line| value_of(line, key)).collect::<Vec<String>>();
+        let one = |key: &str| all(key).into_iter().next().unwrap_or_else(|| panic!("no {key:?} in {printed}"));
         Causeway {
             gateway: one("gateway"),
             admin: one("admin"),
@@ -175,7 +175,7 @@ impl Launch {
                 command.env_remove(variable);
             }
         }
-        // No port mapping at the router of the network.
+        // No port mappings at routers.
         command.env("CAUSEWAY_P2P_UPNP", "false");
         command.env("CAUSEWAY_ADMIN_TOKEN", TOKEN).envs(self.settings.iter().map(|(key, value)| (key, value)));
         command.current_dir(&self.dir);
@@ -266,9 +266,9 @@ impl Causeway {
         (status, serde_json::from_slice(&response.bytes().await.expect("an answer")).unwrap_or_default())
     }
 
-    /// The metrics once `condition` holds: requests are counted a moment after their end.
+    /// The metrics once `done` holds: requests are counted a moment after their end.
     pub async fn metrics_when(&self, done: impl Fn(&Metrics) -> bool) -> Metrics {
-        let becoming = async {
+        let polling = async {
             loop {
                 let metrics = self.metrics().await;
                 if done(&metrics) {
@@ -277,7 +277,7 @@ impl Causeway {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), becoming).await.expect("metrics become so in time")
+        tokio::time::timeout(Duration::from_secs(30), polling).await.expect("the metrics change in time")
     }
 
     /// Scrapes the metrics.

@@ -94,7 +94,8 @@ impl Kubo {
         found.unwrap_or_else(|| panic!("no {transport} in {:?}", self.multiaddrs))
     }
 
-    /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs add`.
+    /// Adds a file from a stream, without pinning or announcing it, and returns its CID. `flags` are those of `ipfs
+    /// add`.
     pub fn add(&self, mut content: impl Read, flags: &[&str]) -> String {
         let mut add = self.command();
         add.args(["add", "-Q", "--pin=false", "--fast-provide-root=false"]).args(flags);

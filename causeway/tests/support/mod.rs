@@ -24,20 +24,20 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// The interval of polling a condition.
-const GLANCE: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Polls `condition` until it succeeds; panics with `what` and the last error after `patience`.
+/// Polls `condition` until it succeeds; panics with `what` and the last error after `timeout`.
 pub async fn eventually<T, E: Display>(
     what: &str,
-    patience: Duration,
+    timeout: Duration,
     mut condition: impl AsyncFnMut() -> Result<T, E>,
 ) -> T {
     let begun = Instant::now();
     loop {
         match condition().await {
             Ok(value) => return value,
-            Err(refusal) if begun.elapsed() > patience => panic!("{what}: not after {patience:?}: {refusal}"),
-            Err(_) => tokio::time::sleep(GLANCE).await,
+            Err(error) if begun.elapsed() > timeout => panic!("{what}: not after {timeout:?}: {error}"),
+            Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running nginx. Dropping it ends it.
 pub struct Nginx {
@@ -35,13 +35,13 @@ impl Nginx {
         let mut command = Command::new(system_program("nginx"));
         command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "error.log"]);
         let process = Process::spawn("nginx", &mut command, dir);
-        eventually("nginx listens", PATIENCE, async || TcpStream::connect(listens).await.map(drop)).await;
+        eventually("nginx listens", TIMEOUT, async || TcpStream::connect(listens).await.map(drop)).await;
         Self { _process: process }
     }
 }
 
 /// Ports that this process has already used.
-static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+static USED_PORTS: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
 /// A free port for a server that does not support port 0. It is used once, and is outside of the ephemeral range:
 /// before the server has started, other sockets may bind many ephemeral ports.
@@ -52,8 +52,8 @@ pub fn free_address() -> SocketAddr {
     let ports = if first > 20_000 { 10_240..first } else { last.min(60_999)..u16::MAX };
     let random = || RandomState::new().hash_one(()) % u64::from(ports.end - ports.start);
     let candidates = (0..1_000).map(|_| ports.start + u16::try_from(random()).unwrap_or_default());
-    let mut given = GIVEN.lock().expect("no test panics here");
+    let mut used = USED_PORTS.lock().expect("no test panics here");
     let address = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let is_free = |port: &u16| given.insert(*port) && TcpListener::bind(address(*port)).is_ok();
+    let is_free = |port: &u16| used.insert(*port) && TcpListener::bind(address(*port)).is_ok();
     candidates.into_iter().find(is_free).map(address).expect("loopback has a free port")
 }

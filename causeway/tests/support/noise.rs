@@ -1,5 +1,5 @@
-//! Pseudo-random content without repetitions, which is reproducible from its seed, so that gigabytes are compared without
-//! being stored.
+//! Pseudo-random content without repetitions, which is reproducible from its seed, so that gigabytes are compared
+//! without being stored.
 
 use std::io::Read;
 

@@ -51,34 +51,34 @@ impl Process {
     }
 
     /// Waits until its standard output contains `text`; panics if it ends before.
-    pub async fn says(&mut self, text: &str, patience: Duration) -> String {
+    pub async fn says(&mut self, text: &str, timeout: Duration) -> String {
         let name = self.name.clone();
-        eventually(&format!("{name} says {text:?}"), patience, async || {
+        eventually(&format!("{name} says {text:?}"), timeout, async || {
             let ended = self.child.try_wait().ok().flatten();
-            let said = self.stdout();
+            let printed = self.stdout();
             if let Some(status) = ended {
-                panic!("{name} ended with {status} before it said {text:?}:\n{said}{}", self.stderr());
+                panic!("{name} ended with {status} before it printed {text:?}:\n{printed}{}", self.stderr());
             }
-            if said.contains(text) { Ok(said) } else { Err("still silent") }
+            if printed.contains(text) { Ok(printed) } else { Err("still silent") }
         })
         .await
     }
 
     /// Waits for its end.
-    pub async fn ended(&mut self, patience: Duration) -> ExitStatus {
+    pub async fn ended(&mut self, timeout: Duration) -> ExitStatus {
         let name = self.name.clone();
-        eventually(&format!("{name} ends"), patience, async || {
+        eventually(&format!("{name} ends"), timeout, async || {
             self.child.try_wait().ok().flatten().ok_or("still running")
         })
         .await
     }
 
     /// Sends SIGTERM and waits for the end.
-    pub async fn terminate(&mut self, patience: Duration) -> ExitStatus {
+    pub async fn terminate(&mut self, timeout: Duration) -> ExitStatus {
         let id = i32::try_from(self.id()).expect("process ids fit");
         kill(Pid::from_raw(id), Signal::SIGTERM).expect("the child is there until it is waited for");
         let name = self.name.clone();
-        eventually(&format!("{name} ends after SIGTERM"), patience, async || {
+        eventually(&format!("{name} ends after SIGTERM"), timeout, async || {
             self.child.try_wait().ok().flatten().ok_or("still running")
         })
         .await

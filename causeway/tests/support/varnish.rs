@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running Varnish. Dropping it ends it: its worker ends when its manager is gone.
 pub struct Varnish {
@@ -38,7 +38,7 @@ impl Varnish {
         command.args(["-p", "thread_pool_min=10", "-p", "vsl_space=1m"]);
         command.arg("-f").arg(file).arg("-n").arg(dir.join("varnish")).arg("-a").arg(listens.to_string());
         let process = Process::spawn("varnish", &mut command, dir);
-        eventually("Varnish listens", PATIENCE, async || TcpStream::connect(listens).await.map(drop)).await;
+        eventually("Varnish listens", TIMEOUT, async || TcpStream::connect(listens).await.map(drop)).await;
         Self { _process: process }
     }
 }

@@ -195,7 +195,10 @@ fn report_text(report: &WarmReport) -> String {
 
 /// `causeway refresh`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway refresh example.org\n  causeway refresh k51…\n\n{GATEWAY_REQUIRED}"))]
+#[command(after_help = format!("Examples:\n\
+    \x20 causeway refresh example.org\n\
+    \x20 causeway refresh k51…\n\n\
+    {GATEWAY_REQUIRED}"))]
 pub struct RefreshArgs {
     /// An IPNS key or a domain
     #[arg(value_name = "NAME")]

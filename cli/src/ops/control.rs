@@ -143,7 +143,10 @@ pub async fn log_level(loaded: &Loaded, args: LevelArgs) -> anyhow::Result<()> {
 
 /// `causeway config running`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway config running\n  causeway config running --json | jq '.settings[\"http.listen\"]'\n\n{GATEWAY_REQUIRED}"))]
+#[command(after_help = format!("Examples:\n\
+    \x20 causeway config running\n\
+    \x20 causeway config running --json | jq '.settings[\"http.listen\"]'\n\n\
+    {GATEWAY_REQUIRED}"))]
 pub struct SettingsArgs {
     /// Output format and node.
     #[command(flatten)]

@@ -37,9 +37,9 @@ pub struct PeersArgs {
 #[derive(Debug, Subcommand)]
 enum PeersCommand {
     /// Connect to a peer, and print its address
-    #[command(
-        after_help = "Examples:\n  causeway peers connect /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…\n  causeway peers connect 12D3KooW…"
-    )]
+    #[command(after_help = "Examples:\n\
+            \x20 causeway peers connect /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…\n\
+            \x20 causeway peers connect 12D3KooW…")]
     Connect {
         /// A multiaddr that ends in /p2p/ID, or a peer ID to look up in the DHT
         #[arg(value_name = "MULTIADDR|ID")]

@@ -139,7 +139,10 @@ fn stats_text(stats: &StatsView) -> String {
 
 /// `causeway requests`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway requests\n  causeway requests --json | jq '.requests[] | select(.seconds > 60)'\n\n{GATEWAY_REQUIRED}"))]
+#[command(after_help = format!("Examples:\n\
+    \x20 causeway requests\n\
+    \x20 causeway requests --json | jq '.requests[] | select(.seconds > 60)'\n\n\
+    {GATEWAY_REQUIRED}"))]
 pub struct RequestsArgs {
     /// The maximum number of requests
     #[arg(long, value_name = "NUMBER")]
@@ -185,7 +188,10 @@ fn requests_text(requests: &RequestsView) -> String {
 
 /// `causeway node`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway node\n  causeway node --json | jq -r '.addresses[]'\n\n{GATEWAY_REQUIRED}"))]
+#[command(after_help = format!("Examples:\n\
+    \x20 causeway node\n\
+    \x20 causeway node --json | jq -r '.addresses[]'\n\n\
+    {GATEWAY_REQUIRED}"))]
 pub struct NodeArgs {
     /// Output format and node.
     #[command(flatten)]

@@ -45,7 +45,10 @@ pub enum PinCommand {
     #[command(alias = "list", after_help = LS)]
     Ls(LsArgs),
     /// Unpin DAGs; their blocks without another pin may be evicted
-    #[command(alias = "remove", after_help = format!("Examples:\n  causeway pin rm bafy…\n  causeway pin rm ID\n\n{GATEWAY_REQUIRED}"))]
+    #[command(alias = "remove", after_help = format!("Examples:\n\
+        \x20 causeway pin rm bafy…\n\
+        \x20 causeway pin rm ID\n\n\
+        {GATEWAY_REQUIRED}"))]
     Rm {
         /// The pins to remove: the ID of a pin request, or a CID for all requests for it
         #[arg(value_name = "ID|CID", required = true)]
@@ -61,7 +64,10 @@ pub enum PinCommand {
         node: NodeOptions,
     },
     /// Show the status of a pin; exit with 1 if it has failed
-    #[command(after_help = format!("Examples:\n  causeway pin status bafy…\n  causeway pin status --watch ID\n\n{STATUS}"))]
+    #[command(after_help = format!("Examples:\n\
+        \x20 causeway pin status bafy…\n\
+        \x20 causeway pin status --watch ID\n\n\
+        {STATUS}"))]
     Status {
         /// The pin: the ID of a pin request, or a CID for the newest request for it
         #[arg(value_name = "ID|CID")]
@@ -77,14 +83,19 @@ pub enum PinCommand {
         node: NodeOptions,
     },
     /// Show the number of pins of each owner, and the work that is left
-    #[command(after_help = format!("Examples:\n  causeway pin owners\n  causeway pin owners --json | jq .pending\n\n{GATEWAY_REQUIRED}"))]
+    #[command(after_help = format!("Examples:\n\
+        \x20 causeway pin owners\n\
+        \x20 causeway pin owners --json | jq .pending\n\n\
+        {GATEWAY_REQUIRED}"))]
     Owners {
         /// Output format and node.
         #[command(flatten)]
         options: RequestOptions,
     },
     /// Replace a pin by another DAG; blocks that both contain stay pinned
-    #[command(alias = "update", after_help = format!("Example:\n  causeway pin replace ID bafy…\n\n{GATEWAY_REQUIRED}"))]
+    #[command(alias = "update", after_help = format!("Example:\n\
+        \x20 causeway pin replace ID bafy…\n\n\
+        {GATEWAY_REQUIRED}"))]
     Replace {
         /// The pin to replace: the ID of a pin request, or a CID for the newest request for it
         #[arg(value_name = "ID|CID")]

@@ -1,4 +1,4 @@
-// Chromium without a window, as a desktop or a phone, and what is asked of every page.
+// Headless Chromium, as a desktop or a phone, and checks of every page.
 
 import assert from "node:assert/strict";
 import { mkdir } from "node:fs/promises";
@@ -9,7 +9,7 @@ const VIEWS = {
   phone: { viewport: { width: 390, height: 844 }, deviceScaleFactor: 2, isMobile: true, hasTouch: true },
 };
 export const VIEW_NAMES = Object.keys(VIEWS);
-const PATIENCE_MS = 15_000;
+const TIMEOUT_MS = 15_000;
 
 const FLAGS = [
   "--no-sandbox",
@@ -19,8 +19,8 @@ const FLAGS = [
   "--disable-background-networking",
   "--disable-component-update",
   "--disable-sync",
-  // Nothing but this machine exists. example.com is a gateway's host in the configuration under test, and the hosts below
-  // example.org have DNSLinks.
+  // Only this machine is reachable. example.com is a gateway's host in the configuration under test, and the hosts
+  // below example.org have DNSLinks.
   "--host-resolver-rules=MAP example.com 127.0.0.1,MAP *.example.com 127.0.0.1,MAP *.example.org 127.0.0.1," +
     "MAP * ~NOTFOUND,EXCLUDE 127.0.0.1,EXCLUDE localhost,EXCLUDE *.localhost",
 ];
@@ -43,54 +43,54 @@ export class Browser {
   }
 
   /**
-   * Runs `use` with a page that shares nothing with any other, and afterwards insists that the page saw no failed request
-   * and no script error, unless `troubles` are expected.
+   * Runs `use` with an isolated page, and afterwards asserts that the page had no failed request
+   * and no script error, unless `failures` are expected.
    */
-  async page(use, { view = "desktop", dark = false, troubles = false } = {}) {
+  async page(use, { view = "desktop", dark = false, failures = false } = {}) {
     const options = { ...VIEWS[view], colorScheme: dark ? "dark" : "light" };
     const context = await this.#browser.newContext(options);
     const seen = [];
     context.on("weberror", (error) => seen.push(`script error: ${error.error()}`));
     context.on("console", (message) => {
-      // Browsers look for an icon of the host by themselves.
+      // Browsers request /favicon.ico by themselves.
       if (message.type() !== "error" || message.location().url.endsWith("/favicon.ico")) return;
       seen.push(`console: ${message.text()} (${message.location().url})`);
     });
     context.on("requestfailed", (request) => {
-      // What a navigation leaves behind, or a download, is no failure.
+      // Requests aborted by a navigation or a download are not failures.
       const reason = request.failure()?.errorText;
       if (reason !== "net::ERR_ABORTED") seen.push(`${request.url()}: ${reason}`);
     });
     try {
       const page = await context.newPage();
-      page.setDefaultTimeout(PATIENCE_MS);
+      page.setDefaultTimeout(TIMEOUT_MS);
       const result = await use(page);
-      if (!troubles) assert.deepEqual(seen, [], "the page is without troubles");
+      if (!failures) assert.deepEqual(seen, [], "the page is without failures");
       return result;
     } finally {
       await context.close();
     }
   }
 
-  /** Keeps a picture for people to look at, of the whole page unless it is endless. */
+  /** Saves a screenshot, of the whole page unless it is very long. */
   async picture(page, name, { fullPage = true } = {}) {
     await page.screenshot({ path: join(this.#screenshots, `${name}.png`), fullPage });
   }
 }
 
-/** Opens an address and checks its status. */
+/** Opens a URL, and checks its status. */
 export async function open(page, url, status = 200) {
   const response = await page.goto(url);
   assert.equal(response.status(), status, `${url} is answered with ${status}`);
   return response;
 }
 
-/** Every page that the gateway makes itself has an icon, so that browsers do not ask for one that is not there. */
+/** Every page of the gateway has an icon, so that browsers do not request a missing one. */
 export async function assertIcon(page) {
   assert.equal(await page.locator("head link[rel~=icon]").count(), 1, "the page declares its icon");
 }
 
-/** What a person needs of any page: it fits, its letters are large enough and stand out, and it has a title. */
+/** Readability of a page: it fits, its text is large enough and has enough contrast, and it has a title. */
 export async function assertReadable(page) {
   const found = await page.evaluate(measure);
   assert.ok(found.title.length > 0, "the page has a title");
@@ -125,7 +125,7 @@ function measure() {
     const [light, dark] = [luminance(one), luminance(two)].sort((a, b) => b - a);
     return (light + 0.05) / (dark + 0.05);
   };
-  // The colour of paper, which a dark page leaves to the browser.
+  // The canvas colour, which a dark page leaves to the browser.
   const probe = document.createElement("div");
   probe.style.color = "Canvas";
   document.body.append(probe);

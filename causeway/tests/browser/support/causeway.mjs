@@ -1,4 +1,4 @@
-// The binary under test, run as an operator runs it, with a data folder of its own.
+// The binary under test, run as by an operator, with its own data folder.
 
 import { spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
@@ -12,7 +12,7 @@ const STOP_MS = 60_000;
 const cleanEnvironment = () =>
   Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("CAUSEWAY_")));
 
-/** A node that listens on free loopback ports and knows nobody. */
+/** A node on free loopback ports, without peers. */
 export class Causeway {
   #binary;
   #dir;
@@ -34,7 +34,7 @@ export class Causeway {
     this.#common = ["--data-dir", join(dir, "data"), ...(config ? ["--config", config] : [])];
   }
 
-  /** Puts archives into the store, which needs the node to be stopped. */
+  /** Imports archives, while the node is stopped. */
   import(files) {
     for (const file of files) {
       const args = ["import", ...this.#common, file];
@@ -43,7 +43,7 @@ export class Causeway {
     }
   }
 
-  /** Puts a file into the store, below its own name, which needs the node to be stopped; tells the path to it. */
+  /** Adds a file with its name, while the node is stopped; returns its path. */
   add(file, flags = []) {
     const args = ["add", "--quieter", "--wrap-with-directory", ...flags, ...this.#common, file];
     const done = spawnSync(this.#binary, args, { env: this.#environment, cwd: this.#dir, encoding: "utf8" });
@@ -51,22 +51,22 @@ export class Causeway {
     return `/ipfs/${done.stdout.trim()}/${basename(file)}`;
   }
 
-  /** Starts it and waits until it says where it listens. `flags` are added to those of every node. */
+  /** Starts it, and waits for the start-up message. `flags` are added to those of every node. */
   async start(flags = []) {
     const args = ["serve", ...this.#common, "--listen", "127.0.0.1:0", "--admin-listen", "none", ...flags];
     const stdio = ["ignore", "pipe", "pipe"];
     this.#child = spawn(this.#binary, args, { env: this.#environment, cwd: this.#dir, stdio });
     this.#child.stderr.pipe(createWriteStream(this.#log));
-    const said = await this.#saysWelcome();
-    /** Where it answers, such as http://127.0.0.1:40123. */
-    this.origin = /^ {2}gateway +(\S+)$/m.exec(said)[1].replace(/\/$/, "");
+    const output = await this.#saysWelcome();
+    /** The URL of the gateway, such as http://127.0.0.1:40123. */
+    this.origin = /^ {2}gateway +(\S+)$/m.exec(output)[1].replace(/\/$/, "");
     this.port = new URL(this.origin).port;
-    /** The address of the welcome site. */
-    this.welcome = /^ {2}welcome +(\S+)$/m.exec(said)[1];
+    /** The URL of the welcome site. */
+    this.welcome = /^ {2}welcome +(\S+)$/m.exec(output)[1];
     return this;
   }
 
-  /** SIGTERM, and SIGKILL when that does not end it. */
+  /** Sends SIGTERM, and SIGKILL if it does not end. */
   async stop() {
     const child = this.#child;
     if (!child || child.exitCode !== null || child.signalCode !== null) return;
@@ -80,7 +80,7 @@ export class Causeway {
     }
   }
 
-  /** At once, for when the tests themselves are ended. */
+  /** Sends SIGKILL, for when the tests themselves are ended. */
   kill() {
     this.#child?.kill("SIGKILL");
   }
@@ -89,11 +89,11 @@ export class Causeway {
     return join(this.#dir, "causeway.stderr");
   }
 
-  /** Waits for the last line of the start-up message. What is said later is read too, so that it can be said. */
+  /** Waits for the last line of the start-up message. Later output is read too, so that the pipe does not fill up. */
   #saysWelcome() {
-    let said = "";
+    let output = "";
     return new Promise((resolve, reject) => {
-      const fail = (reason) => reject(new Error(`causeway ${reason}:\n${said}${readFileSync(this.#log, "utf8")}`));
+      const fail = (reason) => reject(new Error(`causeway ${reason}:\n${output}${readFileSync(this.#log, "utf8")}`));
       const impatience = setTimeout(() => {
         this.kill();
         fail("does not say that it is ready");
@@ -101,10 +101,10 @@ export class Causeway {
       this.#child.on("error", reject);
       this.#child.once("close", () => fail("ended"));
       this.#child.stdout.on("data", (chunk) => {
-        said += chunk;
-        if (!/^ {2}welcome .*\n/m.test(said)) return;
+        output += chunk;
+        if (!/^ {2}welcome .*\n/m.test(output)) return;
         clearTimeout(impatience);
-        resolve(said);
+        resolve(output);
       });
     });
   }

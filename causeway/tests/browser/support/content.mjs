@@ -1,4 +1,4 @@
-// The content that the tests look at, made anew for each run: folders with provoking names, a folder of thousands of
+// The content of the tests, created for each run: folders with unusual names, a folder of thousands of
 // entries, sites, and a document with links.
 
 import { randomBytes } from "node:crypto";
@@ -6,7 +6,7 @@ import { mkdir, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { Kubo } from "./kubo.mjs";
 
-/** What a file system allows and an address has to encode; each file says its own name. */
+/** Names that a file system allows and a URL has to encode; each file contains its own name. */
 export const PROVOKING_NAMES = [
   "ąę źdźbło.txt",
   "a space.txt",
@@ -21,9 +21,9 @@ export const PROVOKING_NAMES = [
   "日本語.txt",
   "semi;colon=equals.txt",
 ];
-/** As long as names get on common file systems, with nowhere to break the line. */
+/** As long as names may be on common file systems, without break opportunities. */
 export const LONG_NAME = `${"long".repeat(60)}.txt`;
-/** Folders on the way to a file, to find the way back from. */
+/** Nested folders, for breadcrumbs. */
 export const NESTED = ["folder ą % # ? &copy", "inner"];
 export const MANY_ENTRIES = 3000;
 export const manyName = (index) => `entry-${String(index).padStart(4, "0")}.txt`;
@@ -40,7 +40,7 @@ const SITE = {
   "js/app.js": "document.querySelector('#from-script').textContent = 'made by a script';",
   "img/picture.svg": "<svg xmlns='http://www.w3.org/2000/svg' width='20' height='20'><rect width='20' height='20'/></svg>",
   "picture.svg": "<svg xmlns='http://www.w3.org/2000/svg' width='20' height='20'><circle cx='10' cy='10' r='9'/></svg>",
-  // Answers an address that the site does not have, which proves that the worker is in charge.
+  // Answers a path that the site does not have, which proves that the worker is active.
   "sw.js": `self.addEventListener('install', () => self.skipWaiting());
 self.addEventListener('activate', (event) => event.waitUntil(self.clients.claim()));
 self.addEventListener('fetch', (event) => {
@@ -57,10 +57,10 @@ async function write(folder, files) {
 
 const keyed = (names, value) => Object.fromEntries(names.map((name, index) => [name, value(name, index)]));
 
-/** Makes everything in `dir` with Kubo; tells the CIDs, the bytes to expect, and the archives to import. */
+/** Creates everything in `dir` with Kubo; returns the CIDs, the expected bytes, and the archives to import. */
 export async function makeContent(ipfs, dir) {
   const kubo = new Kubo(ipfs, dir);
-  // So low that the folder of many entries is sharded and nothing else is.
+  // So low that only the folder of many entries is sharded.
   kubo.run(["config", "Import.UnixFSHAMTDirectorySizeThreshold", "64KiB"]);
   const add = (path) => kubo.text(["add", "--recursive", "--quieter", "--cid-version=1", join(dir, path)]);
 
@@ -99,7 +99,7 @@ export async function makeContent(ipfs, dir) {
 
   const archives = [];
   for (const [name, cid] of Object.entries(cids)) {
-    // The others are within these.
+    // The other roots are contained in these.
     if (["big", "worker"].includes(name)) continue;
     archives.push(join(dir, `${name}.car`));
     await writeFile(archives.at(-1), kubo.run(["dag", "export", "--progress=false", cid]));

@@ -1,4 +1,4 @@
-// Kubo's command line on a repository of its own, without a daemon and without any network.
+// Kubo's command line on its own repository, without a daemon and without any network.
 
 import { spawnSync } from "node:child_process";
 import { join } from "node:path";
@@ -9,7 +9,7 @@ export class Kubo {
   #ipfs;
   #environment;
 
-  /** Makes a repository in `dir`, which must be empty or not exist. */
+  /** Creates a repository in `dir`, which must be empty or not exist. */
   constructor(ipfs, dir) {
     this.#ipfs = ipfs;
     this.#environment = { ...process.env, IPFS_PATH: join(dir, "repository"), IPFS_TELEMETRY: "off" };
@@ -24,7 +24,7 @@ export class Kubo {
     return done.stdout;
   }
 
-  /** The same for commands that print text. */
+  /** Runs `ipfs --offline …args` and returns its output as text. */
   text(args, options) {
     return this.run(args, options).toString("utf8").trim();
   }

@@ -1,4 +1,4 @@
-// Servers between the verifying client and the gateway: one that passes everything on, and may spoil a block on the way,
+// Servers between the verifying client and the gateway: a proxy, which may corrupt a block,
 // and one that serves the client's own page from an origin that is not the gateway's.
 
 import { once } from "node:events";
@@ -14,7 +14,7 @@ async function listen(server) {
   return { origin: `http://127.0.0.1:${server.address().port}`, close };
 }
 
-/** Serves files, given as bytes by path, each with its content type. */
+/** Serves files from a map of paths to bytes and content types. */
 export function serveFiles(files) {
   const server = createServer((asked, answer) => {
     const [type, bytes] = files[asked.url] ?? [];
@@ -24,8 +24,8 @@ export function serveFiles(files) {
   return listen(server);
 }
 
-/** Passes requests on to `origin` and counts them. The body of what `spoils` picks by its URL has one bit turned over. */
-export async function meddle(origin, spoils = () => false) {
+/** Forwards requests to `origin` and counts them. Bodies of URLs that `corrupts` selects have one bit flipped. */
+export async function startProxy(origin, corrupts = () => false) {
   const target = new URL(origin);
   const seen = [];
   const server = createServer((asked, answer) => {
@@ -34,7 +34,7 @@ export async function meddle(origin, spoils = () => false) {
     const onward = { host: target.hostname, port: target.port, path: asked.url, method: asked.method, headers };
     const upstream = request(onward, (given) => {
       answer.writeHead(given.statusCode, given.headers);
-      let first = given.statusCode === 200 && spoils(asked.url);
+      let first = given.statusCode === 200 && corrupts(asked.url);
       given.on("data", (chunk) => {
         if (first) chunk[chunk.length - 1] ^= 1;
         first = false;

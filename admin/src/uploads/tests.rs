@@ -704,7 +704,12 @@ async fn the_number_of_concurrent_uploads_is_limited_in_all_and_for_each_token()
     assert_eq!(site.upload_as(&bob, "", "z").await.status, 200);
     running.push(Begun::begin(&site, bob.clone()).await);
     let answer = site.upload_as(&bob, "", "z").await;
-    assert!(answer.status == 429 && answer.error().contains("4 concurrent uploads"), "{} {}", answer.status, answer.error());
+    assert!(
+        answer.status == 429 && answer.error().contains("4 concurrent uploads"),
+        "{} {}",
+        answer.status,
+        answer.error()
+    );
     for upload in running {
         assert_eq!(upload.end().await.status, 200);
     }

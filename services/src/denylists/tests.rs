@@ -7,7 +7,7 @@ use crate::subject::Subject;
 use crate::supervision::Supervisor;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{State as Shared, Request};
+use axum::extract::{Request, State as Shared};
 use axum::http::header::{CONTENT_RANGE, ETAG, IF_NONE_MATCH, RANGE};
 use axum::http::{Response, StatusCode};
 use cache::memory::{self, MemoryOptions};

@@ -80,7 +80,7 @@ async fn a_full_disk_degrades_the_node_until_there_is_space() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     let launch = Launch::new(dir.path()).in_small_file_system(SMALL_BYTES);
     if !launch.small_file_systems_can_be_mounted() {
-        let printed = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
+        let printed = "WARNING: skipped the test of a full disk: this system does not allow unshare --mount";
         writeln!(std::io::stderr(), "{printed}").expect("standard error is writable");
         return;
     }

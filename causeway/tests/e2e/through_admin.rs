@@ -347,7 +347,7 @@ async fn a_full_disk_is_reported_to_uploaders() {
     let (home, other) = (folder(), folder());
     let launch = Launch::new(home.path()).in_small_file_system(64 << 20);
     if !launch.small_file_systems_can_be_mounted() {
-        let printed = "WARNING: this system does not allow mounting a small file system (unshare --mount): the test with a full disk was skipped";
+        let printed = "WARNING: skipped the test of a full disk: this system does not allow unshare --mount";
         writeln!(std::io::stderr(), "{printed}").expect("standard error is writable");
         return;
     }

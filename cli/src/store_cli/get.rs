@@ -39,7 +39,7 @@ To another node:        causeway get --car CID -o site.car     and there: causew
 As one stream:          causeway get --tar CID | ssh host tar x\n\n\
 Existing files are never overwritten. Content is written under a temporary name, and renamed when it is complete. \
 Symlinks are written as symlinks and never followed; symlinks that point out of the folder are skipped with a warning, \
-and names that point out of it are an error. In a TAR, symlinks that point out of it are an error.";
+and names that point out of it are an error. In a TAR, such symlinks are skipped without a warning.";
 
 /// `causeway get`
 #[derive(Debug, Args)]

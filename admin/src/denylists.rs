@@ -24,9 +24,9 @@ use cache::StoreError;
 use config::PolicyMode;
 use content::Policy as _;
 use content::denylist::{Rule, RuleError};
-use services::audit::Detail;
+use services::audit::ResponseDetail;
 use services::denylists::lists::SETTINGS;
-use services::denylists::takedown::{Control, ControlError, Decision, Order, hints, subject_of};
+use services::denylists::takedown::{Control, ControlError, Decision, NewRule, hints, subject_of};
 use services::denylists::views;
 use services::subject::Subject;
 use std::sync::Arc;
@@ -151,12 +151,12 @@ async fn add(
     let done = adding.await.map_err(|_| stopping())??;
     let status = if done.added || done.deep_rules > 0 { StatusCode::CREATED } else { StatusCode::OK };
     let view = views::added(line, &done);
-    let detail = Detail(serde_json::to_value(&view).unwrap_or_default());
+    let detail = ResponseDetail(serde_json::to_value(&view).unwrap_or_default());
     Ok((Extension(detail), json(status, &view)).into_response())
 }
 
 /// The rule that a request describes.
-fn parse_order(request: AddRule) -> Result<Order, ApiError> {
+fn parse_order(request: AddRule) -> Result<NewRule, ApiError> {
     let (status, reason) = (request.status, request.reason.clone());
     check_hints(status, reason.as_deref())?;
     let (deep, double_hash) = (request.deep, request.double_hash);
@@ -168,7 +168,7 @@ fn parse_order(request: AddRule) -> Result<Order, ApiError> {
     }
     let rule = hints(rule, status, reason.as_deref());
     let hints: String = rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-    Ok(Order { line: format!("{item}{hints}"), rule, subject, deep, double_hash })
+    Ok(NewRule { line: format!("{item}{hints}"), rule, subject, deep, double_hash })
 }
 
 fn check_hints(status: Option<u16>, reason: Option<&str>) -> Result<(), ApiError> {
@@ -261,7 +261,7 @@ async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         let message = "the local list has no such rule: \"causeway block ls --rules\" lists its rules";
         return Err(ApiError(StatusCode::NOT_FOUND, message.to_owned()));
     }
-    let detail = Detail(serde_json::json!({ "rule": rule.to_string(), "removed": removed }));
+    let detail = ResponseDetail(serde_json::json!({ "rule": rule.to_string(), "removed": removed }));
     Ok((Extension(detail), json(StatusCode::OK, &RemovedView { removed })).into_response())
 }
 

@@ -65,7 +65,7 @@ use services::health::Health;
 use services::pinning::Pins;
 use services::redact;
 use services::uploads::Uploads;
-use services::uploads::resumable::Parts;
+use services::uploads::resumable::ResumableUploads;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,7 @@ pub struct Admin {
     /// The upload service.
     pub uploads: Uploads,
     /// The resumable uploads.
-    pub parts: Arc<Parts>,
+    pub parts: Arc<ResumableUploads>,
 }
 
 /// The routes of the admin listener.
@@ -175,7 +175,7 @@ fn span(request: &Request) -> tracing::Span {
 pub async fn answer(router: Router, mut request: Request, connection: Arc<Connection>) -> Response {
     let (head, body) = request.into_parts();
     let admitted = match request::check_host(&head) {
-        Ok(()) if request::is_about_health(head.uri.path()) => Ok(()),
+        Ok(()) if request::is_health_check(head.uri.path()) => Ok(()),
         Ok(()) => connection.admitted().await.map_err(Problem::from),
         Err(error) => Err(Problem::from(error)),
     };

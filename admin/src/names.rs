@@ -28,7 +28,7 @@ use cid::multibase::Base;
 use p2p_bridge::names::key_format::{FormatError, KeyFormat, KeyKind};
 use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
 use p2p_bridge::names::publish::{PublishError, Published, Publisher};
-use services::audit::Detail;
+use services::audit::ResponseDetail;
 use services::views::keys;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +122,7 @@ async fn create_key(State(names): State<Names>, Audited(audit_context): Audited,
     audit_context.note(&serde_json::json!({ "name": name }));
     let kind: KeyKind = kind.map_or(Ok(KeyKind::Ed25519), |kind| kind.parse())?;
     let created = keys::key(with_keys(&names, move |keys| keys.create(&name, kind)).await?);
-    Ok(Detail::of(&created).with(json(StatusCode::CREATED, &created)))
+    Ok(ResponseDetail::of(&created).with(json(StatusCode::CREATED, &created)))
 }
 
 /// Imports a key.
@@ -137,7 +137,7 @@ async fn import_key(State(names): State<Names>, body: Bytes) -> Answer {
         KeyFormat::Protobuf => Base::Base64Pad.decode(key.trim()).map_err(|_| FormatError::Protobuf)?,
     };
     let imported = keys::key(with_keys(&names, move |keys| keys.import(&name, Some(format), &bytes)).await?);
-    Ok(Detail::of(&imported).with(json(StatusCode::CREATED, &imported)))
+    Ok(ResponseDetail::of(&imported).with(json(StatusCode::CREATED, &imported)))
 }
 
 /// Exports a private key.
@@ -214,7 +214,7 @@ async fn publish(State(names): State<Names>, Audited(audit_context): Audited, bo
     let settled = names.publisher.settled(published, PUBLISH_TIMEOUT).await;
     let info = names.publisher.keys().find(&settled.key).map(|(info, _)| info);
     let view = keys::published(info, &settled, names.publisher.targets());
-    let detail = Detail(serde_json::json!({ "key": view.key, "name": view.name, "value": view.value }));
+    let detail = ResponseDetail(serde_json::json!({ "key": view.key, "name": view.name, "value": view.value }));
     Ok(detail.with(json(StatusCode::OK, &view)))
 }
 

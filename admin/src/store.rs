@@ -37,8 +37,8 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use cache::import::{IMPORT_BYTES_MAX, ImportError};
-use cache::{BlockStore, Finding, ImportSummary, PinError, RootsIn, ScrubPass, ScrubProgress, StoreError, TakenCar};
+use cache::import::{IMPORT_MEMORY_BYTES_MAX, ImportError};
+use cache::{BlockStore, Finding, ImportSummary, PinError, ReadCar, RootsIn, ScrubPass, ScrubProgress, StoreError};
 use content::budget::Share;
 use content::car::{self, CarError};
 use content::dag::DagError;
@@ -51,7 +51,7 @@ use futures::stream::{self, Stream, StreamExt as _};
 use gateway::listen::server::Connection;
 use http_body::Body as _;
 use services::access::Principal;
-use services::audit::Detail;
+use services::audit::ResponseDetail;
 use services::limiter::{Limiter, Permit};
 use services::pinning::adopt::{AdoptError, Adoption};
 use services::pinning::{Meta, Owner, Pins, PinsError};
@@ -113,7 +113,7 @@ impl StoreApi {
 
     /// A permit and reserved memory for an import whose body has at most `body_bytes_max` bytes.
     fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), ApiError> {
-        let bytes = memory_for(IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
+        let bytes = memory_for(IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
         Ok((self.begin(bearer)?, self.uploads.reserve(bytes)?))
     }
 
@@ -236,7 +236,7 @@ impl BlockSource for LocalBlocks {
         async move {
             let data = store.look(&key).await?.ok_or(SourceError::NotFound { cid })?;
             // `look` has verified the hash.
-            Ok(Block::from_checked(cid, data))
+            Ok(Block::from_verified(cid, data))
         }
         .boxed()
     }
@@ -377,7 +377,7 @@ async fn import(State(api): State<StoreApi>, Authenticated(bearer): Authenticate
         Ok((Ok(summary), _)) => {
             let roots: Vec<String> =
                 summary.pins.iter().take(AUDITED_ROOTS_MAX).map(|pin| pin.root.to_string()).collect();
-            let detail = Detail(serde_json::json!({ "roots": roots, "bytes": summary.bytes }));
+            let detail = ResponseDetail(serde_json::json!({ "roots": roots, "bytes": summary.bytes }));
             detail.with(json(StatusCode::OK, &store_views::imported(&summary)))
         }
         Ok((Err(import_error), upload)) => import_error.with_lingering_read(upload.into_rest()),
@@ -397,7 +397,7 @@ impl StoreApi {
         let check = |cid: &Cid| Ok(admit(&*self.policy, cid)?);
         let addition = self.uploads.begin_addition().await.map_err(|error| import_error(error.into()))?;
         let taken = cache::take_car(addition, upload, roots_in, &check).await.map_err(import_error)?;
-        let TakenCar { addition, roots, blocks, bytes } = taken;
+        let ReadCar { addition, roots, blocks, bytes } = taken;
         let adoption = Adoption { owner, name, meta: &Meta::new(), renames: true };
         match self.pins.adopt(addition, &roots, adoption).await {
             Ok(adopted) => {
@@ -416,7 +416,7 @@ fn unrecorded(error: PinsError) -> ApiError {
         PinsError::Store(error) => ApiError::from(error),
         PinsError::Full(_) => ApiError(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
         PinsError::Invalid(_) => bad_request(error),
-        PinsError::Quota(_) | PinsError::NotHeld { .. } | PinsError::NotFound => {
+        PinsError::Quota(_) | PinsError::NotPinned { .. } | PinsError::NotFound => {
             ApiError(StatusCode::CONFLICT, error.to_string())
         }
     }

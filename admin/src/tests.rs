@@ -19,7 +19,7 @@ use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::options::PublishOptions;
 use serde_json::{Value, json};
 use services::access::authenticator;
-use services::access::token_store::{Terms, TokenStore};
+use services::access::token_store::{TokenParameters, TokenStore};
 use services::denylists::lists::Lists;
 use services::health::Stage;
 use std::io;
@@ -49,7 +49,12 @@ fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
     let (sources, pins) = (Arc::new(held(&store, &lists)), Pins::idle(&store));
     let uploads = uploads(&store, &pins, dir.path());
     let bounds = (&config::Uploads::default()).into();
-    let parts = Parts::open(uploads.clone(), &dir.path().join("parts"), bounds, authenticator::holders(dir.path()));
+    let parts = ResumableUploads::open(
+        uploads.clone(),
+        &dir.path().join("parts"),
+        bounds,
+        authenticator::principal_lookup(dir.path()),
+    );
     let (names, publisher) = publisher(&dir.path().join("p2p"));
     let rpc = Rpc::new(kubo_rpc::Dependencies {
         sources: Arc::clone(&sources),
@@ -128,7 +133,7 @@ impl Listener {
     /// A token with one scope.
     fn token(&self, scope: Scope) -> String {
         let scopes = [scope].into_iter().collect();
-        let terms = Terms { name: Some(scope.to_string()), scopes, quota: Quota::default(), lifetime: None };
+        let terms = TokenParameters { name: Some(scope.to_string()), scopes, quota: Quota::default(), lifetime: None };
         TokenStore::of(self.dir.path()).create(terms).expect("makes").1.reveal()
     }
 }
@@ -230,7 +235,7 @@ async fn every_operation_requires_the_scope_in_its_description() {
 async fn only_the_operator_creates_and_revokes_tokens() {
     let listener = listener(Arc::default());
     let all = Scopes::all();
-    let terms = Terms { name: Some("all".to_owned()), scopes: all, quota: Quota::default(), lifetime: None };
+    let terms = TokenParameters { name: Some("all".to_owned()), scopes: all, quota: Quota::default(), lifetime: None };
     let (_, good_for_all) = TokenStore::of(listener.dir.path()).create(terms).expect("makes");
     let ask = async |method: &str, path: &str, token: &str, body: Value| {
         let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {token}"));

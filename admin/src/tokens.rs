@@ -19,8 +19,8 @@ use api::tokens::{CreateToken, CreatedToken, TokenView, TokensView};
 use axum::extract::{DefaultBodyLimit, Path as Segment, State};
 use axum::http::{StatusCode, Uri};
 use bytes::Bytes;
-use services::access::token_store::{Entry, TokenStore, TokenStoreError};
-use services::audit::{AuditLog, Detail};
+use services::access::token_store::{StoredToken, TokenStore, TokenStoreError};
+use services::audit::{AuditLog, ResponseDetail};
 use services::views::tokens as views;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ struct Access {
 
 impl Access {
     /// The issued tokens, as the token store has them.
-    async fn listed(&self) -> Result<Vec<Entry>, ApiError> {
+    async fn listed(&self) -> Result<Vec<StoredToken>, ApiError> {
         self.with_tokens(TokenStore::list).await
     }
 
@@ -106,7 +106,7 @@ async fn create_token(State(access): State<Access>, Audited(audit_context): Audi
     audit_context.note(&request);
     let (entry, token) = access.with_tokens(move |store| store.create(views::terms(request))).await?;
     let created = CreatedToken { token: token.reveal(), kept: views::token(entry) };
-    Ok(Detail::of(&created.kept).with(json(StatusCode::CREATED, &created)))
+    Ok(ResponseDetail::of(&created.kept).with(json(StatusCode::CREATED, &created)))
 }
 
 /// Revokes a token: it is rejected from the next request on. Its pins stay. Needs the operator's own token.
@@ -116,7 +116,7 @@ async fn create_token(State(access): State<Access>, Audited(audit_context): Audi
         (status = 404, description = "There is no such token", body = ErrorView), DiskFailed))]
 async fn revoke_token(State(access): State<Access>, Segment(token): Segment<String>) -> Answer {
     let removed = views::token(access.with_tokens(move |store| store.remove(&token)).await?);
-    Ok(Detail::of(&removed).with(json(StatusCode::OK, &removed)))
+    Ok(ResponseDetail::of(&removed).with(json(StatusCode::OK, &removed)))
 }
 
 /// The latest entries of the audit log, the newest first.

@@ -46,7 +46,7 @@ pub struct Entry {
 }
 
 /// The status when the client disconnected before the response: the change may have been made.
-pub const LEFT: u16 = 499;
+pub const CLIENT_DISCONNECTED: u16 = 499;
 
 #[cfg(test)]
 mod tests {

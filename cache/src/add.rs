@@ -11,7 +11,7 @@
 //! ([`content::importer`]).
 
 use crate::disk::StoreError;
-use crate::pins::{Attempt, PinError, PinSummary};
+use crate::pins::{PinAttempt, PinError, PinSummary};
 use crate::store::BlockStore;
 use content::budget::Budget;
 use content::dag::DagError;
@@ -27,7 +27,7 @@ const WALK_CONCURRENCY: usize = 8;
 #[derive(Debug)]
 pub struct Addition {
     store: Arc<dyn BlockStore>,
-    temporary_pin: Arc<Attempt>,
+    temporary_pin: Arc<PinAttempt>,
     /// The memory budget of traversals, if there is one.
     memory: Option<Arc<Budget>>,
 }

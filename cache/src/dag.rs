@@ -63,6 +63,6 @@ fn links_of(store: &dyn Stored, cid: Cid, key: &BlockKey) -> Result<Option<Block
     if matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON) {
         return Ok(Some((bytes, Some(Vec::new()))));
     }
-    let block = store.block(key)?.map(|data| Block::from_checked(cid, data));
+    let block = store.block(key)?.map(|data| Block::from_verified(cid, data));
     Ok(block.map(|block| (bytes, dag::links(&block).ok())))
 }

@@ -128,7 +128,7 @@ pub async fn import_car_into(
 
 /// An archive that was read completely and is not pinned yet.
 #[derive(Debug)]
-pub struct TakenCar {
+pub struct ReadCar {
     /// Its blocks, protected from eviction.
     pub addition: Addition,
     /// Its roots, at least one, perhaps repeated.
@@ -148,7 +148,7 @@ pub async fn take_car(
     reader: impl AsyncRead + Unpin,
     roots_in: RootsIn,
     check: CidCheck<'_>,
-) -> Result<TakenCar, ImportError> {
+) -> Result<ReadCar, ImportError> {
     let car = CarReader::new(reader).await?;
     let named = car.roots().to_vec();
     match roots_in {
@@ -191,14 +191,14 @@ pub async fn take_car(
         return Err(ImportError::NoRoots);
     }
     roots.iter().try_for_each(check).map_err(ImportError::Refused)?;
-    Ok(TakenCar { addition, roots, blocks: count, bytes })
+    Ok(ReadCar { addition, roots, blocks: count, bytes })
 }
 
 /// The most blocks that are verified concurrently, each of up to 2 MiB.
 const VERIFY_CONCURRENCY_MAX: usize = 8;
 
 /// The memory of one import, in bytes: the blocks being verified, and the one being read.
-pub const IMPORT_BYTES_MAX: usize = (VERIFY_CONCURRENCY_MAX + 1) * MAX_BLOCK_BYTES;
+pub const IMPORT_MEMORY_BYTES_MAX: usize = (VERIFY_CONCURRENCY_MAX + 1) * MAX_BLOCK_BYTES;
 
 /// Blocks that are verified concurrently: enough to keep every processor busy.
 fn verify_concurrency() -> usize {

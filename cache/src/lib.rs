@@ -20,10 +20,10 @@
 //! | `lock` | exclusive lock on a store's directory |
 //! | [`stored`] | how a block is stored, compressed where that saves space, and how it is sent to a browser |
 //! | [`pins`] | recursive pins |
-//! | [`register`] | metadata records beside the store |
+//! | [`metadata_store`] | metadata records beside the store |
 //! | [`add`] | stores blocks whose roots become known last, and pins the roots |
 //! | [`import`] | imports and pins CAR files |
-//! | [`flight`] | singleflight: concurrent calls with the same key share one result |
+//! | [`singleflight`] | singleflight: concurrent calls with the same key share one result |
 //! | [`tiers`] | [`Tiers`]: policy, RAM, store and upstream combined |
 //! | [`metrics`] | metrics of all of these |
 
@@ -35,20 +35,20 @@ mod database;
 pub mod disk;
 mod error;
 pub mod flat;
-pub mod flight;
 mod folder;
 pub mod import;
 mod indexed_store;
 mod lock;
 pub mod memory;
 mod memory_index;
+pub mod metadata_store;
 pub mod metrics;
 mod pin_journal;
 pub mod pins;
 mod queue;
 pub mod ram;
-pub mod register;
 mod reports;
+pub mod singleflight;
 mod space;
 pub mod store;
 mod store_pins;
@@ -57,18 +57,18 @@ pub mod tiers;
 
 pub use crate::add::{AddError, Addition};
 pub use crate::disk::{
-    CheckReport, Disagreements, Disk, DiskOptions, Fault, Figures, Finding, LackingPin, Offline, RebuildProgress,
+    CheckReport, Disk, DiskOptions, Fault, Figures, Finding, IncompletePin, Inconsistencies, Offline, RebuildProgress,
     Rebuilt, Recompressed, Repaired, ScrubProgress, ScrubReport, StoreError,
 };
-pub use crate::flight::Flights;
 pub use crate::import::{
-    ImportError, ImportSummary, RootsIn, TakenCar, import_car, import_car_into, import_car_with, take_car,
+    ImportError, ImportSummary, ReadCar, RootsIn, import_car, import_car_into, import_car_with, take_car,
 };
+pub use crate::metadata_store::{MetadataStore, Salvage};
 pub use crate::metrics::{TierFigures, TierMetrics, TiersFigures};
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
-pub use crate::register::{Register, Salvage};
-pub use crate::store::{BlockStore, Evict, Evicted, Held, ScrubPass, Stats, StoreStats, Trouble};
+pub use crate::singleflight::Singleflight;
+pub use crate::store::{BlockStore, DegradedReason, Evict, Evicted, Held, ScrubPass, Stats, StoreStats};
 pub use crate::tiers::{Local, Through, Tiers};
 
 #[cfg(test)]

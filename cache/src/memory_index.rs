@@ -8,7 +8,7 @@
 //!
 //! Non-goals: values and their locations; durability.
 
-use crate::disk::LackingPin;
+use crate::disk::IncompletePin;
 use crate::pins::{PinId, PinRecord, PinState, PinSummary};
 use crate::stored::Shape;
 use content::Cid;
@@ -211,7 +211,7 @@ impl MemoryIndex {
 
     /// Makes complete pins with missing blocks partial.
     pub(crate) fn mark_lacking(&mut self) {
-        for LackingPin { root, .. } in self.lacking(&HashSet::new()) {
+        for IncompletePin { root, .. } in self.lacking(&HashSet::new()) {
             if let Some(record) = self.pin_of(&root).and_then(|pin| self.record(pin).cloned()) {
                 self.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record });
             }
@@ -327,13 +327,13 @@ impl MemoryIndex {
     }
 
     /// The pins with missing blocks, by root. Blocks that a reader found `damaged` count as missing.
-    pub(crate) fn lacking(&self, damaged: &HashSet<Key>) -> Vec<LackingPin> {
+    pub(crate) fn lacking(&self, damaged: &HashSet<Key>) -> Vec<IncompletePin> {
         let is_missing = |key: &&Key| self.value(key).is_none() || damaged.contains(*key);
         let lacks = |summary: PinSummary| {
             let members = &self.pins.get(&PinId(summary.id))?.members;
             let missing = members.iter().filter(is_missing).count() as u64;
             let PinSummary { root, name, blocks, .. } = summary;
-            (missing > 0).then_some(LackingPin { root, name, missing, blocks })
+            (missing > 0).then_some(IncompletePin { root, name, missing, blocks })
         };
         self.summaries().into_iter().filter_map(lacks).collect()
     }

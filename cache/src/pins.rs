@@ -106,7 +106,7 @@ pub fn check_name(name: Option<&str>) -> Result<(), PinError> {
 /// A pin operation in progress. Members are queued without waiting for each write, so the first failure is recorded
 /// here.
 #[derive(Debug)]
-pub struct Attempt {
+pub struct PinAttempt {
     pub(crate) pin: PinId,
     /// The pin's loss count when this began.
     losses: u64,
@@ -129,7 +129,7 @@ impl From<StoreError> for MemberFailure {
     }
 }
 
-impl Attempt {
+impl PinAttempt {
     pub(crate) fn new(begun: BegunPin, root: Option<Cid>) -> Arc<Self> {
         let BegunPin { pin, losses } = begun;
         Arc::new(Self { pin, losses, root, failure: OnceLock::new() })
@@ -232,7 +232,7 @@ impl PinLosses {
     }
 
     /// Checks that a pin lost no blocks since an attempt began.
-    pub(crate) fn check(&self, attempt: &Attempt) -> Result<(), PinError> {
+    pub(crate) fn check(&self, attempt: &PinAttempt) -> Result<(), PinError> {
         match attempt.root {
             Some(root) if self.count(attempt.pin) != attempt.losses => Err(PinError::Lost { root }),
             _ => Ok(()),

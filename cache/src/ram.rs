@@ -148,7 +148,7 @@ impl BlockSource for Ram {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         match BlockKey::of(cid) {
             None => Block::inline(cid),
-            Some(key) => Some(Block::from_checked(*cid, self.find(&key)?)),
+            Some(key) => Some(Block::from_verified(*cid, self.find(&key)?)),
         }
     }
 

@@ -37,7 +37,7 @@ pub struct Finding {
 
 /// A pin with missing blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LackingPin {
+pub struct IncompletePin {
     /// The root of the DAG.
     pub root: Cid,
     /// The pin's name.
@@ -54,7 +54,7 @@ pub struct ScrubReport {
     /// What the scrub checked.
     pub progress: ScrubProgress,
     /// Pins with missing blocks, by root. Blocks deleted in earlier passes count as well.
-    pub lacking: Vec<LackingPin>,
+    pub lacking: Vec<IncompletePin>,
 }
 
 impl Finding {

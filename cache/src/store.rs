@@ -12,7 +12,7 @@
 //! Non-goals: tools of one store, such as [`crate::Offline`], which repairs RocksDB's index.
 
 use crate::error::StoreError;
-use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
+use crate::pins::{PinAttempt, PinChanges, PinError, PinSummary};
 use crate::reports::{Figures, Finding, Recompressed, ScrubProgress, ScrubReport};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
@@ -115,25 +115,25 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError`].
-    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
+    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<PinAttempt>, StoreError>>;
 
     /// Begins a temporary pin, which has no root and protects blocks until it is released or the store is next opened.
     ///
     /// # Errors
     /// [`StoreError`].
-    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>>;
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<PinAttempt>, StoreError>>;
 
     /// Queues a block as a member of a pin. A failed write is reported by a later call with the same attempt.
     ///
     /// # Errors
     /// The failure of an earlier member, or [`StoreError::Closed`].
-    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>>;
+    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<PinAttempt>) -> BoxFuture<'a, Result<(), PinError>>;
 
     /// Queues a block that is already stored as a member, without the caller reading it.
     ///
     /// # Errors
     /// Those of [`Self::put_member`]; by this call or a later one, that the block is missing.
-    fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
+    fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<PinAttempt>) -> BoxFuture<'a, Result<(), PinError>> {
         let read = self.get(&cid);
         async move {
             let block = read.await.map_err(PinError::unread)?;
@@ -146,7 +146,7 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     ///
     /// # Errors
     /// [`PinError`]; the pin stays partial and protects the blocks written so far.
-    fn finish_pin(&self, attempt: Arc<Attempt>) -> BoxFuture<'_, Result<PinSummary, PinError>>;
+    fn finish_pin(&self, attempt: Arc<PinAttempt>) -> BoxFuture<'_, Result<PinSummary, PinError>>;
 
     /// Removes a pin; returns whether there was one. The removal is durable when this completes. Blocks that no other
     /// pin has are deleted soon after, except those in the RAM cache, which become the newest of the disk cache.
@@ -178,7 +178,7 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     fn shrink(&self, cached_bytes: u64) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Releases a temporary pin in the background. If the store is closed already, the next start does it.
-    fn release(&self, temporary_pin: &Attempt);
+    fn release(&self, temporary_pin: &PinAttempt);
 
     /// Completes when every block put before is readable or has failed. Does not wait for other work or for a sync.
     ///
@@ -336,7 +336,7 @@ pub struct StoreStats {
     /// Bytes that recompressing pinned blocks saved since then.
     pub recompressed_saved_bytes: u64,
     /// Why the store is degraded, if it is.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<DegradedReason>,
 }
 
 impl StoreStats {
@@ -350,7 +350,7 @@ impl StoreStats {
 /// removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Trouble {
+pub enum DegradedReason {
     /// There is no space. Recovers when there is.
     Full = 1,
     /// The file system has no inodes left. Recovers when it has.
@@ -363,7 +363,7 @@ pub enum Trouble {
     IndexDamaged,
 }
 
-impl Trouble {
+impl DegradedReason {
     const ALL: [Self; 5] = [Self::Full, Self::NoInodes, Self::Failing, Self::Broken, Self::IndexDamaged];
 
     /// The state that a write error causes.
@@ -387,7 +387,7 @@ impl Trouble {
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for DegradedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Full => {
@@ -432,7 +432,7 @@ pub struct Stats {
     pub(crate) index_rebuilds: Counter,
     pub(crate) index_damaged: AtomicBool,
     pub(crate) recompressed_saved_bytes: Counter,
-    /// The number of a [`Trouble`]; 0 for none.
+    /// The number of a [`DegradedReason`]; 0 for none.
     trouble: AtomicU8,
 }
 
@@ -460,15 +460,15 @@ impl Stats {
     }
 
     /// Why the store is degraded, if it is.
-    pub fn trouble(&self) -> Option<Trouble> {
+    pub fn trouble(&self) -> Option<DegradedReason> {
         if self.index_damaged.load(Ordering::Relaxed) {
-            return Some(Trouble::IndexDamaged);
+            return Some(DegradedReason::IndexDamaged);
         }
         let number = self.trouble.load(Ordering::Relaxed);
-        Trouble::ALL.into_iter().find(|trouble| *trouble as u8 == number)
+        DegradedReason::ALL.into_iter().find(|trouble| *trouble as u8 == number)
     }
 
-    pub(crate) fn set_trouble(&self, trouble: Option<Trouble>) {
+    pub(crate) fn set_trouble(&self, trouble: Option<DegradedReason>) {
         self.trouble.store(trouble.map_or(0, |trouble| trouble as u8), Ordering::Relaxed);
     }
 }

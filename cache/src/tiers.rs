@@ -12,9 +12,9 @@
 //! blocks that this gateway's own clients use.
 
 use crate::disk::StoreError;
-use crate::flight::{Flights, Outcome};
 use crate::metrics::{TierMetrics, TiersFigures};
 use crate::ram::Ram;
+use crate::singleflight::{Outcome, Singleflight};
 use crate::store::{BlockStore, Evict, Evicted};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
@@ -44,7 +44,7 @@ struct Inner {
     disk: Arc<dyn BlockStore>,
     policy: Arc<dyn Policy>,
     metrics: TierMetrics,
-    flights: Flights<BlockKey, Outcome>,
+    flights: Singleflight<BlockKey, Outcome>,
     /// Whether the last write timed out after [`DISK_ROOM_WAIT_MAX`].
     disk_is_stuck: AtomicBool,
 }
@@ -62,7 +62,7 @@ impl Tiers {
         metrics.attach(&ram, &*disk);
         let hot = ram.clone();
         disk.set_is_hot(Box::new(move |key| hot.holds(key)));
-        let flights = Flights::default();
+        let flights = Singleflight::default();
         let disk_is_stuck = AtomicBool::new(false);
         Self { inner: Arc::new(Inner { ram, disk, policy, metrics, flights, disk_is_stuck }) }
     }
@@ -201,7 +201,7 @@ impl Inner {
         if let Some(start) = start {
             self.metrics.ram.observe_since(start);
         }
-        Some(Block::from_checked(*cid, data))
+        Some(Block::from_verified(*cid, data))
     }
 
     /// A block that the disk returns without waiting.
@@ -258,12 +258,12 @@ impl Inner {
     async fn fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
         // An earlier call may have completed between this caller's look-up in RAM and the start of this call.
         if let Some(data) = self.ram.find_again(&key) {
-            return Ok(Block::from_checked(cid, data));
+            return Ok(Block::from_verified(cid, data));
         }
         let failed = match self.find_on_disk(&key).await {
             Ok(Some(data)) => {
                 self.fill_ram(&cid, key, &data);
-                return Ok(Block::from_checked(cid, data));
+                return Ok(Block::from_verified(cid, data));
             }
             Ok(None) => None,
             Err(error) => {
@@ -341,7 +341,7 @@ impl Inner {
         if fills_ram {
             self.fill_ram(&cid, key, &data);
         }
-        Ok(Block::from_checked(cid, data))
+        Ok(Block::from_verified(cid, data))
     }
 
     fn has(self: &Arc<Self>, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {

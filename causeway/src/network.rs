@@ -3,15 +3,15 @@
 use cache::{BlockStore, Held, Tiers};
 use config::{ConfigError, Loaded};
 use content::{BlockSource, Cid, MemoryBlocks, NameResolver, Policy};
-use gateway::resolve::source::{Gated, OpenSession, Sources};
-use gateway::routing_v1::finder::Neighbourhood;
+use gateway::resolve::source::{OpenSession, PermitSource, Sources};
+use gateway::routing_v1::finder::NetworkFinder;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::{self, Publisher};
 use p2p_bridge::names::{Names, NamesOptions};
-use p2p_bridge::obeyed::Obeyed;
+use p2p_bridge::network_policy::NetworkPolicy;
 use p2p_bridge::options::ServeTo;
 use p2p_bridge::{Bridge, BridgeOptions, KeySource, StartError};
 use prometheus_client::registry::Registry;
@@ -47,7 +47,8 @@ impl Network {
         if loaded.config.p2p.offline {
             return Ok(Self::Offline(p2p::peer_id(&loaded.config.data_dir)?));
         }
-        let options = BridgeOptions { policy: Obeyed(Arc::clone(policy)), ..p2p::options(loaded, p2p::forced())? };
+        let options =
+            BridgeOptions { policy: NetworkPolicy(Arc::clone(policy)), ..p2p::options(loaded, p2p::forced())? };
         let bridge = Bridge::start(options, local, registry).await;
         Ok(Self::Online(bridge.map_err(|error| setting_error(loaded, &error))?))
     }
@@ -57,7 +58,7 @@ impl Network {
         let upstream = self.upstream();
         let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
         let open_session: Box<OpenSession> =
-            Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(Gated::new(upstream(root), gate)))));
+            Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(PermitSource::new(upstream(root), gate)))));
         Sources { local, open_session, fetches: Arc::new(fetches), policy }
     }
 
@@ -98,7 +99,7 @@ impl Network {
     ) -> Option<Routing> {
         let (Self::Online(bridge), true) = (self, loaded.config.http.routing_v1) else { return None };
         let serves_everyone = p2p::serve_to(&loaded.config.p2p) == ServeTo::Everyone;
-        let finder = Arc::new(Neighbourhood::new(bridge.clone(), serves_everyone));
+        let finder = Arc::new(NetworkFinder::new(bridge.clone(), serves_everyone));
         let searches = routing_v1::limiter(&loaded.config.http);
         let metrics = RoutingMetrics::register(registry);
         let (local, policy) = (Arc::new(tiers.local()), Arc::clone(tiers.policy()));
@@ -129,7 +130,7 @@ impl Network {
             timeout: Duration::from_secs(config.names.timeout_seconds),
             offline: config.p2p.offline,
             state_dir: Some(p2p::state_dir(&config.data_dir)),
-            policy: Obeyed(Arc::clone(policy)),
+            policy: NetworkPolicy(Arc::clone(policy)),
             ..NamesOptions::default()
         };
         let bridge = match self {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// # Errors
 /// When a list cannot be read; the error names the setting.
 pub async fn load(loaded: &Loaded) -> anyhow::Result<Arc<dyn Policy>> {
-    let lists = Lists::open_as_they_are(&loaded.config.policy, &loaded.config.data_dir).await;
+    let lists = Lists::open_read_only(&loaded.config.policy, &loaded.config.data_dir).await;
     let lists = lists.map_err(|error| loaded.error(error.setting, error.to_string()))?;
     Ok(Arc::clone(lists.running()) as _)
 }

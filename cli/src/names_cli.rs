@@ -18,7 +18,7 @@ use config::{Flags, Loaded};
 use http::Method;
 use p2p_bridge::names::key_format::{KEY_BYTES_MAX, KeyFormat, KeyKind};
 use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
-use p2p_bridge::names::publish::{self, Book, Published, Terms};
+use p2p_bridge::names::publish::{self, PublicationStore, Published, Terms};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -218,7 +218,7 @@ impl NameCommand {
 
 /// Where a command runs.
 enum Backend {
-    Files(Keystore, Book),
+    Files(Keystore, PublicationStore),
     Node(Remote),
 }
 
@@ -229,7 +229,7 @@ impl Backend {
         }
         let dir = p2p::state_dir(&loaded.config.data_dir);
         match Keystore::open(&dir, LOCK_TIMEOUT) {
-            Ok(keys) => Ok(Self::Files(keys, Book::open(&dir)?)),
+            Ok(keys) => Ok(Self::Files(keys, PublicationStore::open(&dir)?)),
             Err(KeyError::InUse { word: Some(word), .. }) => Ok(Self::Node(connect_local(loaded, node, &word).await?)),
             Err(error) => Err(error.into()),
         }
@@ -268,7 +268,12 @@ pub async fn keys(loaded: &Loaded, command: KeyCommand) -> anyhow::Result<()> {
     }
 }
 
-fn keys_of_files(data_dir: &Path, keys: &Keystore, book: &Book, command: KeyCommand) -> anyhow::Result<Done> {
+fn keys_of_files(
+    data_dir: &Path,
+    keys: &Keystore,
+    book: &PublicationStore,
+    command: KeyCommand,
+) -> anyhow::Result<Done> {
     let (name, request) = match &command {
         KeyCommand::Create { name, kind, .. } => ("key create", json!({ "name": name, "kind": kind.to_string() })),
         KeyCommand::Import { name, .. } => ("key import", json!({ "name": name })),
@@ -284,7 +289,7 @@ fn keys_of_files(data_dir: &Path, keys: &Keystore, book: &Book, command: KeyComm
 }
 
 /// Runs a command that changes a key, and returns the key.
-fn change_key(keys: &Keystore, book: &Book, command: &KeyCommand) -> anyhow::Result<KeyInfo> {
+fn change_key(keys: &Keystore, book: &PublicationStore, command: &KeyCommand) -> anyhow::Result<KeyInfo> {
     Ok(match command {
         KeyCommand::Create { name, kind, .. } => keys.create(name, *kind)?,
         KeyCommand::Import { name, file, format, .. } => keys.import(name, *format, &read(file)?)?,

@@ -28,7 +28,7 @@ use futures::TryStreamExt as _;
 use serde_json::json;
 use services::pinning::index::Outcome;
 use services::pinning::{self, DamageReport, Pins};
-use services::stores::{self, Looked};
+use services::stores::{self, OfflineStore};
 use services::views;
 use std::collections::{BTreeSet, HashSet};
 use std::io::ErrorKind;
@@ -212,7 +212,7 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::
 }
 
 async fn stats(loaded: &Loaded, options: &RequestOptions) -> anyhow::Result<()> {
-    let figures = match open_or_connect(loaded, &options.node, async || Looked::open(loaded)).await? {
+    let figures = match open_or_connect(loaded, &options.node, async || OfflineStore::open(loaded)).await? {
         Backend::Local(store) => views::store::figures(&store.figures()?),
         Backend::Remote(remote) => remote.stats().await?,
     };
@@ -223,7 +223,7 @@ async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOption
     let (mut shown, mut found) = (Progress::new(), FindingPrinter::new(json));
     // A running gateway has checked its pin metadata when it started.
     let mut pin_metadata = None;
-    let (report, remedy) = match open_or_connect(loaded, node, async || Looked::open(loaded)).await? {
+    let (report, remedy) = match open_or_connect(loaded, node, async || OfflineStore::open(loaded)).await? {
         Backend::Local(store) => {
             pin_metadata = stores::check_register(&loaded.config.data_dir, &loaded.config.cache)?;
             let limiter = RateLimiter::new(rate);
@@ -335,7 +335,7 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
     ensure!(node.admin().is_none(), STOP_FIRST);
     // The index first, and without the writer, which relies on it.
     let Repaired { index, rebuilt } = repair_index(loaded)?;
-    let looked = Looked::open(loaded)?;
+    let looked = OfflineStore::open(loaded)?;
     if release_unclaimed {
         looked.release_unclaimed()?;
     }

@@ -57,7 +57,7 @@ impl CacheKind {
     }
 
     /// Whether the cache is purged by surrogate key instead of by URL.
-    pub fn goes_by_keys(self) -> bool {
+    pub fn purges_by_surrogate_key(self) -> bool {
         !matches!(self, Self::Refresh | Self::Purge)
     }
 

@@ -164,7 +164,7 @@ fn records_outlive_the_republish_interval(loaded: &Loaded) -> Result<(), ConfigE
 /// Caches that are purged by surrogate key need `http.surrogate_keys`.
 fn key_caches_have_surrogate_keys(loaded: &Loaded) -> Result<(), ConfigError> {
     let Config { http, policy, .. } = &loaded.config;
-    match policy.caches.iter().find(|cache| cache.kind.goes_by_keys()) {
+    match policy.caches.iter().find(|cache| cache.kind.purges_by_surrogate_key()) {
         Some(cache) if !http.surrogate_keys => {
             let kind = cache.kind.as_str();
             let reason = format!("a {kind} cache is purged by surrogate key: set http.surrogate_keys = true");
@@ -176,7 +176,7 @@ fn key_caches_have_surrogate_keys(loaded: &Loaded) -> Result<(), ConfigError> {
 
 /// Caches that are purged by URL need the public host names, which the default of `http.hosts` does not have.
 fn url_caches_have_hosts(loaded: &Loaded) -> Result<(), ConfigError> {
-    let by_url = |cache: &&FrontCache| !cache.kind.goes_by_keys() && cache.hosts.is_empty();
+    let by_url = |cache: &&FrontCache| !cache.kind.purges_by_surrogate_key() && cache.hosts.is_empty();
     match loaded.config.policy.caches.iter().find(by_url) {
         Some(cache) if loaded.origin("http.hosts") == Origin::Default || loaded.config.http.hosts.is_empty() => {
             let kind = cache.kind.as_str();

@@ -6,7 +6,7 @@
 
 use crate::caches::FrontCache;
 use crate::p2p::P2p;
-pub use crate::values::{Host, ListPlace, ListSetting};
+pub use crate::values::{Host, ListSetting, ListSource};
 use crate::values::{Secret, addresses, cids, networks};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};

@@ -39,14 +39,14 @@ impl Host {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListSetting {
     /// The file or URL.
-    pub from: ListPlace,
+    pub from: ListSource,
     /// The status for withheld content: 410 or 451.
     pub status: u16,
 }
 
 /// The source of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListPlace {
+pub enum ListSource {
     /// In a file.
     File(PathBuf),
     /// At an address.
@@ -237,9 +237,9 @@ impl<'de> Deserialize<'de> for ListSetting {
     }
 }
 
-fn list_place(text: &str) -> Result<ListPlace, String> {
+fn list_place(text: &str) -> Result<ListSource, String> {
     match text.split_once("://") {
-        Some(("http" | "https", rest)) if names_a_host(rest) => Ok(ListPlace::Url(text.to_owned())),
+        Some(("http" | "https", rest)) if names_a_host(rest) => Ok(ListSource::Url(text.to_owned())),
         Some(("http" | "https", _)) => Err(format!(
             "the URL of a list that begins with {:?} has no valid host and port: percent-encode / ? # and @ in a \
              password as %2F %3F %23 and %40",
@@ -247,7 +247,7 @@ fn list_place(text: &str) -> Result<ListPlace, String> {
         )),
         Some(_) => Err(format!("\"{text}\" is not a URL of a list: it must begin with http:// or https://")),
         None if text.is_empty() => Err("a list must have a file or a URL".to_owned()),
-        None => Ok(ListPlace::File(text.into())),
+        None => Ok(ListSource::File(text.into())),
     }
 }
 
@@ -263,7 +263,7 @@ fn names_a_host(rest: &str) -> bool {
     !host.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-impl Display for ListPlace {
+impl Display for ListSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => path.display().fmt(f),

@@ -1,7 +1,7 @@
 //! [`Block`]: bytes that are verified to match their CID.
 //!
 //! The type guarantees this: bytes from the network, a CAR or a shared tier become a `Block` only by [`Block::verify`].
-//! A store that verified bytes when it stored them, and protects them with checksums, uses [`Block::from_checked`].
+//! A store that verified bytes when it stored them, and protects them with checksums, uses [`Block::from_verified`].
 
 use crate::cid::{BlockKey, Cid, is_identity};
 use crate::hashes::{self, HashError};
@@ -81,7 +81,7 @@ impl Block {
 
     /// Wraps bytes that were verified when they were stored, and have been protected by checksums since. Only a store
     /// may call this; other callers use [`Block::verify`].
-    pub fn from_checked(cid: Cid, data: Bytes) -> Self {
+    pub fn from_verified(cid: Cid, data: Bytes) -> Self {
         Self { cid, data }
     }
 

@@ -66,7 +66,7 @@ impl Share {
     }
 
     /// Reserves `bytes`, or less if they exceed a small part of what is left, so that some is left for later tasks.
-    pub fn grow_modestly(&mut self, bytes: usize) {
+    pub fn grow_within_fair_share(&mut self, bytes: usize) {
         let modest = self.budget.as_ref().map_or(bytes, |budget| bytes.min(budget.left() / MODEST_DIVISOR));
         self.grow(modest);
     }
@@ -85,7 +85,7 @@ impl Drop for Share {
     }
 }
 
-/// [`Share::grow_modestly`] reserves at most one part in so many of what is left.
+/// [`Share::grow_within_fair_share`] reserves at most one part in so many of what is left.
 const MODEST_DIVISOR: usize = 16;
 
 #[cfg(test)]
@@ -98,17 +98,17 @@ mod tests {
         let mut first = Share::of(Some(Arc::clone(&budget)));
         assert!(first.grow(1000) && !first.grow(601) && first.grow(500));
         let mut second = Share::of(Some(Arc::clone(&budget)));
-        second.grow_modestly(1000);
+        second.grow_within_fair_share(1000);
         assert_eq!((first.bytes(), second.bytes(), budget.left()), (1500, 6, 94));
         drop(first);
-        second.grow_modestly(50);
+        second.grow_within_fair_share(50);
         assert_eq!((second.bytes(), budget.left()), (56, 1544));
         assert!(second.resize(1600) && !second.resize(1601) && second.resize(10));
         assert_eq!((second.bytes(), budget.left()), (10, 1590));
         drop(second);
         assert_eq!(budget.left(), 1600);
         let mut unlimited = Share::of(None);
-        unlimited.grow_modestly(7);
+        unlimited.grow_within_fair_share(7);
         assert!(unlimited.grow(usize::MAX - 7));
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Goals: one definition of valid links for every resolver; errors of the table quote the invalid entry.
 
-use crate::names::{Name, NotAName};
+use crate::names::{InvalidName, Name};
 use crate::path::{self, ContentPath, Namespace, PathError};
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ pub fn choose<'a>(records: impl IntoIterator<Item = &'a str>) -> Option<&'a str>
 
 /// The domain that a subdomain label encodes: `--` becomes `-`, and `-` becomes `.`
 /// (<https://specs.ipfs.tech/http-gateways/subdomain-gateway/#host-request-header>).
-pub fn spelt_out(label: &str) -> String {
+pub fn domain_of_label(label: &str) -> String {
     // Split at `--` first; the hyphens that are left are dots.
     label.split("--").map(|part| part.replace('-', ".")).collect::<Vec<_>>().join("-")
 }
@@ -62,7 +62,7 @@ pub enum MapError {
         /// The entry.
         entry: String,
         /// What is wrong with the name.
-        error: NotAName,
+        error: InvalidName,
     },
     /// The text after the colon is not a path.
     #[error("\"{entry}\": {error}")]

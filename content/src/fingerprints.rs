@@ -1,13 +1,13 @@
-//! [`Fingerprints`]: a compact set of hashes; [`Marker`]: the keyed hash function that makes them.
+//! [`Fingerprints`]: a compact set of hashes; [`FingerprintHasher`]: the keyed hash function that makes them.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 
 /// Makes 128-bit fingerprints with a random key, so that attackers cannot craft two items with the same fingerprint.
 #[derive(Debug, Default)]
-pub struct Marker([RandomState; 2]);
+pub struct FingerprintHasher([RandomState; 2]);
 
-impl Marker {
+impl FingerprintHasher {
     /// The fingerprint of an item. Each marker has a key of its own.
     pub fn mark(&self, item: impl Hash) -> u128 {
         let [high, low] = self.0.each_ref().map(|key| key.hash_one(&item));
@@ -19,7 +19,7 @@ impl Marker {
 /// a collision has a probability of some 10^-25. Each item takes 17 to 40 bytes.
 #[derive(Debug, Default)]
 pub struct Fingerprints {
-    marker: Marker,
+    marker: FingerprintHasher,
     set: HashSet<u128>,
 }
 

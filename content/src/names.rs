@@ -29,7 +29,7 @@ pub enum Name {
 /// Why a text is not a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" is neither an IPNS key nor a domain name")]
-pub struct NotAName {
+pub struct InvalidName {
     /// The text, truncated.
     text: String,
 }
@@ -38,11 +38,11 @@ impl Name {
     /// Parses a key in any encoding, or a domain.
     ///
     /// # Errors
-    /// [`NotAName`] when the text is neither.
-    pub fn parse(text: &str) -> Result<Self, NotAName> {
+    /// [`InvalidName`] when the text is neither.
+    pub fn parse(text: &str) -> Result<Self, InvalidName> {
         let key = || Key::parse(text).map(Self::Key);
         let domain = || Domain::parse(text).map(Self::Domain);
-        key().or_else(domain).ok_or_else(|| NotAName { text: text.chars().take(80).collect() })
+        key().or_else(domain).ok_or_else(|| InvalidName { text: text.chars().take(80).collect() })
     }
 }
 
@@ -149,7 +149,7 @@ pub enum NameError {
     },
     /// The chain of names is too long.
     #[error("{name} resolves to a chain of more than {max} names")]
-    TooManySteps {
+    ChainTooLong {
         /// The first name.
         name: Name,
         /// The maximum.

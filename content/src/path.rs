@@ -5,7 +5,7 @@
 //! is a separator, empty segments and `.` are dropped, and `..` removes the segment before it.
 
 use crate::cid::{self, Cid, CidError};
-use crate::names::{Name, NotAName};
+use crate::names::{InvalidName, Name};
 use percent_encoding::percent_decode_str;
 use std::borrow::Cow;
 
@@ -71,7 +71,7 @@ pub enum PathError {
     Cid(#[from] CidError),
     /// The root after `/ipns/` is not a name.
     #[error(transparent)]
-    Name(#[from] NotAName),
+    Name(#[from] InvalidName),
     /// A percent sign is not followed by two hexadecimal digits.
     #[error("the path has a percent sign that is not followed by two hexadecimal digits")]
     Escape,

@@ -143,7 +143,7 @@ impl BlockSource for MemoryBlocks {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
         // The bytes were verified before they were inserted.
-        self.read().get(&key).map(|data| Block::from_checked(*cid, data.clone()))
+        self.read().get(&key).map(|data| Block::from_verified(*cid, data.clone()))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {

@@ -19,7 +19,7 @@ pub enum LabelError {
     Cid(#[from] crate::CidError),
     /// The label is not a valid name.
     #[error(transparent)]
-    Name(#[from] crate::names::NotAName),
+    Name(#[from] crate::names::InvalidName),
     /// The root does not fit into a label in any base.
     #[error("CID incompatible with DNS label length limit of 63: {text}")]
     TooLong {
@@ -36,7 +36,7 @@ pub fn root_of_label(namespace: Namespace, label: &str) -> Result<Root, LabelErr
     match namespace {
         Namespace::Ipfs => Ok(Root::Cid(cid::parse(label)?)),
         Namespace::Ipns if Key::parse(label).is_some() || label.contains('.') => Ok(Root::Name(Name::parse(label)?)),
-        Namespace::Ipns => Ok(Root::Name(Name::parse(&crate::dnslink::spelt_out(label))?)),
+        Namespace::Ipns => Ok(Root::Name(Name::parse(&crate::dnslink::domain_of_label(label))?)),
     }
 }
 

@@ -5,7 +5,7 @@
 //! decoded. It takes the counter from its source ([`crate::BlockSource::work`]), so that one counter covers the whole
 //! request.
 //!
-//! A traversal yields every [`STEPS_PER_TURN`] steps, which is also when a task of a disconnected client is cancelled.
+//! A traversal yields every [`STEPS_PER_YIELD`] steps, which is also when a task of a disconnected client is cancelled.
 //! A request that exceeds its budget fails. Emitted bytes extend the budget, so that long responses complete and the
 //! work of a request is linear in the size of its response.
 //!
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 /// The number of steps after which a traversal yields: about a millisecond.
-pub const STEPS_PER_TURN: u64 = 8 * 1024;
+pub const STEPS_PER_YIELD: u64 = 8 * 1024;
 /// The maximum number of steps to decode one block. Decoding a block does not yield.
 pub const STEPS_PER_BLOCK_MAX: u64 = 1 + MAX_BLOCK_BYTES as u64 / DOCUMENT_BYTES_PER_STEP;
 /// Bytes of a dag-pb node that are decoded in one step. A link has at least eight bytes.
@@ -41,7 +41,7 @@ struct Counter {
     spent: AtomicU64,
     emitted_bytes: AtomicU64,
     spent_at_last_yield: AtomicU64,
-    longest_turn: AtomicU64,
+    longest_run: AtomicU64,
 }
 
 impl Work {
@@ -52,7 +52,7 @@ impl Work {
             spent: AtomicU64::new(0),
             emitted_bytes: AtomicU64::new(0),
             spent_at_last_yield: AtomicU64::new(0),
-            longest_turn: AtomicU64::new(0),
+            longest_run: AtomicU64::new(0),
         }))
     }
 
@@ -97,8 +97,8 @@ impl Work {
     }
 
     /// The maximum number of steps between two yields.
-    pub fn longest_turn(&self) -> u64 {
-        self.0.longest_turn.load(Ordering::Relaxed).max(self.since_yield())
+    pub fn longest_run(&self) -> u64 {
+        self.0.longest_run.load(Ordering::Relaxed).max(self.since_yield())
     }
 
     fn since_yield(&self) -> u64 {
@@ -107,7 +107,7 @@ impl Work {
 
     /// Whether it is time to yield.
     pub fn is_due(&self) -> bool {
-        self.since_yield() >= STEPS_PER_TURN
+        self.since_yield() >= STEPS_PER_YIELD
     }
 
     /// Yields if [`Work::is_due`], then checks the budget.
@@ -126,7 +126,7 @@ impl Work {
     ///
     /// # Errors
     /// [`SourceError::TooMuchWork`] when the budget is used up.
-    pub fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), SourceError>> {
+    pub fn poll_yield(&self, cx: &Context<'_>) -> Poll<Result<(), SourceError>> {
         if self.is_due() {
             self.record_yield();
             cx.waker().wake_by_ref();
@@ -136,7 +136,7 @@ impl Work {
     }
 
     fn record_yield(&self) {
-        self.0.longest_turn.fetch_max(self.since_yield(), Ordering::Relaxed);
+        self.0.longest_run.fetch_max(self.since_yield(), Ordering::Relaxed);
         self.0.spent_at_last_yield.store(self.spent(), Ordering::Relaxed);
     }
 
@@ -154,10 +154,10 @@ mod tests {
 
     #[test]
     fn a_walk_yields_after_each_turn_and_ends_with_its_budget() {
-        let work = Work::new(3 * STEPS_PER_TURN);
+        let work = Work::new(3 * STEPS_PER_YIELD);
         let mut yields = 0;
         let ended = loop {
-            work.charge(STEPS_PER_TURN / 4);
+            work.charge(STEPS_PER_YIELD / 4);
             let mut turn = Box::pin(work.turn());
             match turn.as_mut().now_or_never() {
                 Some(Ok(())) => {}
@@ -170,9 +170,9 @@ mod tests {
                 }
             }
         };
-        assert_eq!(ended, SourceError::TooMuchWork { max: 3 * STEPS_PER_TURN });
-        assert_eq!((yields, work.longest_turn()), (3, STEPS_PER_TURN));
-        assert!(work.spent() <= 3 * STEPS_PER_TURN + STEPS_PER_TURN / 4);
+        assert_eq!(ended, SourceError::TooMuchWork { max: 3 * STEPS_PER_YIELD });
+        assert_eq!((yields, work.longest_run()), (3, STEPS_PER_YIELD));
+        assert!(work.spent() <= 3 * STEPS_PER_YIELD + STEPS_PER_YIELD / 4);
     }
 
     #[test]
@@ -194,9 +194,9 @@ mod tests {
     fn a_poll_yields_once() {
         let (work, waker) = (Work::unlimited(), futures::task::noop_waker());
         let cx = Context::from_waker(&waker);
-        assert_eq!(work.poll_turn(&cx), Poll::Ready(Ok(())));
-        work.charge(STEPS_PER_TURN);
-        assert_eq!(work.poll_turn(&cx), Poll::Pending);
-        assert_eq!(work.poll_turn(&cx), Poll::Ready(Ok(())));
+        assert_eq!(work.poll_yield(&cx), Poll::Ready(Ok(())));
+        work.charge(STEPS_PER_YIELD);
+        assert_eq!(work.poll_yield(&cx), Poll::Pending);
+        assert_eq!(work.poll_yield(&cx), Poll::Ready(Ok(())));
     }
 }

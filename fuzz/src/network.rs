@@ -29,7 +29,7 @@ use p2p_bridge::providing::walk::{Peer, Walk};
 use p2p_bridge::routing_v1::ndjson::{self, Lines};
 use p2p_bridge::routing_v1::types::{self, FormatError, PEERS, PROVIDERS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
-use p2p_bridge::scope::{Borders, Reach, Scope, is_literal, is_public};
+use p2p_bridge::scope::{AddressPolicy, Reach, Scope, is_literal, is_public};
 use prost::encoding;
 use std::borrow::Cow;
 use std::io;
@@ -171,7 +171,7 @@ enum Read {
 fn read_frames(stream: &mut Stream<'_>, asked: bool) -> Vec<Read> {
     let traffic = Arc::new(Traffic::default());
     if asked {
-        traffic.note_question();
+        traffic.record_request();
     }
     let budgets = Budgets::new(Memory::new(0), traffic);
     let mut frames = Vec::new();
@@ -263,7 +263,7 @@ fn check_closer_peers(message: Bytes) {
     assert!(peers.len() <= announcing::PEERS_MAX);
     let mut answer = Vec::new();
     for peer in &peers {
-        assert!(peer.addresses.len() <= announcing::TAKEN_MAX);
+        assert!(peer.addresses.len() <= announcing::PEER_ADDRESSES_MAX);
         let mut about = Vec::new();
         encoding::bytes::encode(1, &peer.id.to_bytes(), &mut about);
         for address in &peer.addresses {
@@ -415,7 +415,7 @@ impl Server {
         let (key, number, network, addresses) = (script.key(), script.byte(), script.network(), script.addresses());
         let peer = stranger(number.max(1));
         let known = self.store.providers(&key).iter().any(|record| record.provider == peer);
-        match self.store.keep_provider(&key, peer, network, addresses.clone()) {
+        match self.store.put_provider(&key, peer, network, addresses.clone()) {
             Ok(added) => assert_eq!(added == Added::Renewed, known),
             Err(Rejection::NoAddress) => assert!(addresses.iter().all(|address| address.len() > ADDRESS_BYTES_MAX)),
             Err(Rejection::KeyLength(bytes)) => assert!(!(1..=KEY_BYTES_MAX).contains(&bytes)),
@@ -434,7 +434,7 @@ impl Server {
     /// A peer puts a value. Stored values are valid, and replaced only by newer ones.
     fn put(&mut self, key: RecordKey, value: Vec<u8>, network: Network) {
         let before = self.value(&key);
-        let put = self.store.keep_value(&key, value.clone(), network);
+        let put = self.store.put_value(&key, value.clone(), network);
         let after = self.value(&key);
         match put {
             Ok(()) => {
@@ -625,7 +625,7 @@ fn check_address(address: &Multiaddr) {
         Err(_) => assert!(!wan && !lan && !is_literal(address), "{address}"),
     }
     for scope in Scope::ALL {
-        let [strict, lenient] = [false, true].map(|dial_private| Borders { dial_private });
+        let [strict, lenient] = [false, true].map(|dial_private| AddressPolicy { dial_private });
         assert!(!strict.admits(scope, address) || lenient.admits(scope, address));
         for borders in [strict, lenient] {
             assert!(!borders.speaks_over(scope, address) || borders.admits(scope, address));
@@ -640,7 +640,7 @@ fn check_address(address: &Multiaddr) {
     check_base(&base);
     let names_another_host = address.iter().any(|part| matches!(part, Protocol::Sni(_)));
     if first.is_some_and(|ip| !is_public(ip)) && !names_another_host {
-        assert!(base.check_as_strangers().is_err(), "{address}");
+        assert!(base.check_as_untrusted().is_err(), "{address}");
     }
 }
 
@@ -734,7 +734,7 @@ fn check_shape(address: &Multiaddr, shape: &Shape<'_>) {
 }
 
 fn check_dial(address: &Multiaddr, shape: &Shape<'_>) {
-    let strict = Borders { dial_private: false };
+    let strict = AddressPolicy { dial_private: false };
     if Scope::ALL.into_iter().any(|scope| strict.may_dial(scope, address)) {
         let Host::Ip(ip) = shape.host else { panic!("an untrusted peer's address has a host name: {address}") };
         assert!(Reach::of(ip) != Reach::Nowhere && shape.is_dialled(), "{address}");
@@ -783,7 +783,7 @@ fn check_base(base: &Base) {
     assert_eq!(url.origin().ascii_serialization(), base.origin());
     assert!(matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none());
     assert!(url.path().ends_with(&format!("/ipfs/{cid}")) && url.query() == Some("format=raw"), "{url}");
-    if base.check_as_strangers().is_ok() {
+    if base.check_as_untrusted().is_ok() {
         let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         assert!(host.parse().is_ok_and(is_public) || host.parse::<IpAddr>().is_err(), "{url}");
         assert!(matches!(url.port_or_known_default(), Some(80 | 443 | 1024..)), "{url}");

@@ -81,7 +81,7 @@ impl AtomicWaitReason {
 
 /// A snapshot of a request in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Underway {
+pub struct RequestSnapshot {
     /// An identifier, unique among requests in progress.
     pub id: u64,
     /// The method.
@@ -163,7 +163,7 @@ impl Running {
     }
 
     /// At most `max` requests, the oldest first, and the total number.
-    pub fn requests(&self, max: usize) -> (Vec<Underway>, usize) {
+    pub fn requests(&self, max: usize) -> (Vec<RequestSnapshot>, usize) {
         let mut entries: Vec<(u64, Arc<RequestState>)> =
             self.inner.entries().iter().map(|(id, entry)| (*id, Arc::clone(entry))).collect();
         let all = entries.len();
@@ -189,8 +189,8 @@ impl Inner {
 }
 
 impl RequestState {
-    fn snapshot(&self, id: u64) -> Underway {
-        Underway {
+    fn snapshot(&self, id: u64) -> RequestSnapshot {
+        RequestSnapshot {
             id,
             method: self.method.clone(),
             path: self.path.clone(),

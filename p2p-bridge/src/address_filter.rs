@@ -1,6 +1,6 @@
 //! Address-filtering wrappers around the transports: the last check of every dial.
 //!
-//! Addresses are filtered where they are received ([`crate::scope::Borders`]). But there are many such places, libp2p's
+//! Addresses are filtered where they are received ([`crate::scope::AddressPolicy`]). But there are many such places, libp2p's
 //! behaviours among them, and the IP address of a host name is known only when the DNS transport resolves it. So every
 //! dial passes two more wrappers:
 //!

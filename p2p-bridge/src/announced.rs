@@ -6,7 +6,7 @@
 //! and which scope of the DHT it belongs to ([`crate::scope`]).
 
 use crate::options::{BridgeOptions, NoAnnounce};
-use crate::scope::Borders;
+use crate::scope::AddressPolicy;
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::swarm::behaviour::{ExternalAddrConfirmed, ExternalAddrExpired};
@@ -123,7 +123,7 @@ impl<B: NetworkBehaviour> NetworkBehaviour for AnnounceFilter<B> {
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
         let mut known = self.inner.handle_pending_outbound_connection(connection, peer, addresses, role)?;
         // Multicast DNS returns any address that a packet contains.
-        known.retain(|address| Borders::default().may_dial_in_any(address));
+        known.retain(|address| AddressPolicy::default().may_dial_in_any(address));
         Ok(known)
     }
 

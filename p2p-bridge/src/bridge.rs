@@ -8,9 +8,9 @@ use crate::bitswap;
 use crate::bitswap::http_peers::HttpPeers;
 use crate::bitswap::http_peers::SetupError;
 use crate::bitswap::{behaviour, client, framing};
-use crate::connecting::{self, ConnectError, Connected, NamedBy, innermost};
-use crate::counted::{Bandwidth, Carried};
-use crate::dht::behaviour::Scoped;
+use crate::connecting::{self, AddressOrigin, ConnectError, Connected, innermost};
+use crate::counted::{Bandwidth, TransportBytes};
+use crate::dht::behaviour::ScopedKad;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
@@ -18,7 +18,7 @@ use crate::finders::{PeerSearch, SearchTarget};
 use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
-use crate::obeyed::Obeyed;
+use crate::network_policy::NetworkPolicy;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::peers::{ConnectedPeer, Latency, Load, RootState};
@@ -111,7 +111,7 @@ pub struct Bridge {
     connects: Arc<Semaphore>,
     routers: Routers,
     peer_id: PeerId,
-    policy: Obeyed,
+    policy: NetworkPolicy,
     dial_private: bool,
     operator: OperatorAddresses,
     bandwidth: Arc<Bandwidth>,
@@ -231,11 +231,11 @@ impl Bridge {
         &self,
         peer: PeerId,
         addresses: Vec<Multiaddr>,
-        named_by: NamedBy,
+        named_by: AddressOrigin,
         patience: Duration,
     ) -> Result<Connected, ConnectError> {
         let addresses = connecting::allowed(addresses, named_by, self.dial_private)?;
-        let _trusted = (named_by == NamedBy::Operator).then(|| self.operator.trust(&addresses));
+        let _trusted = (named_by == AddressOrigin::Operator).then(|| self.operator.trust(&addresses));
         let connecting = async {
             let _permit = self.connects.acquire().await.map_err(|_| ConnectError::Stopped)?;
             let (reply, outcome) = oneshot::channel();
@@ -272,7 +272,7 @@ impl Bridge {
         root: &Cid,
         peer: PeerId,
         addresses: Vec<Multiaddr>,
-        named_by: NamedBy,
+        named_by: AddressOrigin,
     ) -> Result<(), ConnectError> {
         let addresses = connecting::allowed(addresses, named_by, self.dial_private)?;
         let suggestion = Command::Suggest(*root.hash(), Provider { peer, addresses });
@@ -302,7 +302,7 @@ impl Bridge {
     }
 
     /// Bytes read and written by protocols since the start, by transport.
-    pub fn carried(&self) -> Vec<Carried> {
+    pub fn carried(&self) -> Vec<TransportBytes> {
         self.bandwidth.carried().to_vec()
     }
 
@@ -412,7 +412,7 @@ impl Bridge {
 /// The keys of a source that the policy does not refuse.
 struct Permitted {
     source: Arc<dyn KeySource>,
-    policy: Obeyed,
+    policy: NetworkPolicy,
 }
 
 impl KeySource for Permitted {
@@ -426,9 +426,9 @@ impl KeySource for Permitted {
 }
 
 /// Starts both DHTs, public and local. Loading their records blocks, so it runs on a blocking thread.
-async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Result<[Scoped; 2], StartError> {
+async fn start_dhts(local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Result<[ScopedKad; 2], StartError> {
     let options = options.clone();
-    let start = move || Scope::ALL.map(|scope| Scoped::start(scope, local, &options, metrics.clone()));
+    let start = move || Scope::ALL.map(|scope| ScopedKad::start(scope, local, &options, metrics.clone()));
     tokio::task::spawn_blocking(start).await.map_err(|error| StartError::Transport(error.to_string()))
 }
 

@@ -8,7 +8,7 @@
 
 use crate::admission::budget::Denial;
 use crate::dialable::{Shape, ShapeError};
-use crate::scope::{Borders, Scope};
+use crate::scope::{AddressPolicy, Scope};
 use libp2p::core::transport::TransportError;
 use libp2p::swarm::{ConnectionDenied, ConnectionId, DialError};
 use libp2p::{Multiaddr, PeerId};
@@ -23,11 +23,11 @@ const REASONS_MAX: usize = 4;
 
 /// The origin of an address, which decides whether it may be dialled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NamedBy {
+pub enum AddressOrigin {
     /// The operator: host names are resolved, and private addresses are dialled.
     Operator,
     /// An untrusted client: neither is allowed, unless `p2p.dial_private` is set.
-    Stranger,
+    Untrusted,
 }
 
 /// The result of a successful request.
@@ -55,7 +55,7 @@ pub enum ConnectError {
         "the address is not supported: {0}; give one such as /ip4/192.0.2.1/tcp/4001/p2p/ID or \
          /dns4/peer.example/tcp/443/wss/p2p/ID"
     )]
-    NotUnderstood(ShapeError),
+    UnsupportedAddress(ShapeError),
     /// Too many addresses were given.
     #[error("too many addresses: give at most {ADDRESSES_MAX} for a peer")]
     TooMany,
@@ -91,21 +91,23 @@ pub type Reply = oneshot::Sender<Result<Connected, ConnectError>>;
 /// [`ConnectError`] if there are too many addresses, or if none of the given ones may be dialled.
 pub fn allowed(
     addresses: Vec<Multiaddr>,
-    named_by: NamedBy,
+    named_by: AddressOrigin,
     dial_private: bool,
 ) -> Result<Vec<Multiaddr>, ConnectError> {
     if addresses.len() > ADDRESSES_MAX {
         return Err(ConnectError::TooMany);
     }
-    let borders = Borders { dial_private };
+    let borders = AddressPolicy { dial_private };
     let (mut allowed, mut why_not) = (Vec::new(), None);
     for address in addresses {
         let understood = Shape::read(&address).map(drop);
         match understood {
-            Err(error) if named_by == NamedBy::Operator => {
-                _ = why_not.get_or_insert(ConnectError::NotUnderstood(error))
+            Err(error) if named_by == AddressOrigin::Operator => {
+                _ = why_not.get_or_insert(ConnectError::UnsupportedAddress(error))
             }
-            Ok(()) if named_by == NamedBy::Operator || borders.may_dial(Scope::Wan, &address) => allowed.push(address),
+            Ok(()) if named_by == AddressOrigin::Operator || borders.may_dial(Scope::Wan, &address) => {
+                allowed.push(address)
+            }
             _ => why_not = Some(ConnectError::NotAllowed),
         }
     }
@@ -247,19 +249,19 @@ mod tests {
         ];
         for (text, operator, untrusted, with_dial_private) in table {
             let may = |by, private| allowed(vec![address(text)], by, private).is_ok();
-            assert_eq!(may(NamedBy::Operator, false), operator, "{text}");
+            assert_eq!(may(AddressOrigin::Operator, false), operator, "{text}");
             assert_eq!(
-                (may(NamedBy::Stranger, false), may(NamedBy::Stranger, true)),
+                (may(AddressOrigin::Untrusted, false), may(AddressOrigin::Untrusted, true)),
                 (untrusted, with_dial_private),
                 "{text}"
             );
         }
         let both = vec![address("/ip4/10.0.0.1/tcp/4001"), address("/ip4/8.8.8.8/tcp/4001")];
-        let remaining = allowed(both, NamedBy::Stranger, false).expect("one is remaining");
+        let remaining = allowed(both, AddressOrigin::Untrusted, false).expect("one is remaining");
         assert_eq!(remaining, [address("/ip4/8.8.8.8/tcp/4001")]);
-        assert_eq!(allowed(Vec::new(), NamedBy::Stranger, false), Ok(Vec::new()), "the DHT may know");
+        assert_eq!(allowed(Vec::new(), AddressOrigin::Untrusted, false), Ok(Vec::new()), "the DHT may know");
         let many = vec![address("/ip4/8.8.8.8/tcp/1"); ADDRESSES_MAX + 1];
-        assert_eq!(allowed(many, NamedBy::Operator, true), Err(ConnectError::TooMany));
+        assert_eq!(allowed(many, AddressOrigin::Operator, true), Err(ConnectError::TooMany));
     }
 
     #[test]

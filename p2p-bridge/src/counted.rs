@@ -102,7 +102,7 @@ pub struct Bandwidth {
 
 /// The bytes of one transport since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Carried {
+pub struct TransportBytes {
     /// The transport.
     pub via: Via,
     /// Bytes received.
@@ -134,10 +134,10 @@ impl Bandwidth {
     }
 
     /// The bytes of all transports.
-    pub fn carried(&self) -> [Carried; Via::ALL.len()] {
+    pub fn carried(&self) -> [TransportBytes; Via::ALL.len()] {
         Via::ALL.map(|via| {
             let Meter { received, sent } = &self.meters[via as usize];
-            Carried { via, received: received.get(), sent: sent.get() }
+            TransportBytes { via, received: received.get(), sent: sent.get() }
         })
     }
 }

@@ -1,18 +1,18 @@
-//! [`EssentialTasks`]: reports panics in detached tasks.
+//! [`SupervisedTasks`]: reports panics in detached tasks.
 //!
 //! The panic of a task that is not awaited goes unnoticed: its work stops while the process goes on. So such tasks run
-//! within [`EssentialTasks::guard`], and the supervisor waits for [`EssentialTasks::failed`].
+//! within [`SupervisedTasks::guard`], and the supervisor waits for [`SupervisedTasks::failed`].
 
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Whether one of a group of tasks panicked. Clones share the group.
 #[derive(Debug, Clone, Default)]
-pub struct EssentialTasks {
+pub struct SupervisedTasks {
     failed: Arc<watch::Sender<bool>>,
 }
 
-impl EssentialTasks {
+impl SupervisedTasks {
     /// Runs a task of the group. Completion and abortion are no failures.
     pub async fn guard(self, task: impl Future<Output = ()>) {
         let _guard = PanicGuard(self);
@@ -29,7 +29,7 @@ impl EssentialTasks {
     }
 }
 
-struct PanicGuard(EssentialTasks);
+struct PanicGuard(SupervisedTasks);
 
 impl Drop for PanicGuard {
     fn drop(&mut self) {
@@ -46,7 +46,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_panic_is_a_failure() {
-        let essential = EssentialTasks::default();
+        let essential = SupervisedTasks::default();
         let spawn = |task: futures::future::BoxFuture<'static, ()>| tokio::spawn(essential.clone().guard(task));
         spawn(futures::future::ready(()).boxed()).await.expect("it ends");
         let endless = spawn(futures::future::pending().boxed());

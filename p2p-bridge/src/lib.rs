@@ -27,7 +27,7 @@
 //! | [`counted`] | bandwidth by transport |
 //! | [`admission`] | admission control: connection budgets, bans, trimming |
 //! | [`options`] | options of the bridge |
-//! | [`obeyed`] | the network policy: content that is neither fetched nor announced |
+//! | [`network_policy`] | the network policy: content that is neither fetched nor announced |
 //! | [`dialable`], [`address_filter`] | accepted shapes of multiaddrs, and the filters that enforce them for dials |
 //! | [`scope`], [`dht`] | the public and the local DHT, their separation, and the record stores |
 //! | [`announced`] | which of the node's addresses are announced |
@@ -59,8 +59,8 @@ pub mod lookups;
 pub mod metrics;
 pub mod names;
 pub mod nat;
+pub mod network_policy;
 pub mod no_peers;
-pub mod obeyed;
 pub mod options;
 pub mod peerbook;
 pub mod peers;

@@ -3,7 +3,7 @@
 //! Goals: one group of options per concern, with the defaults of the node's configuration, so that callers set only
 //! what differs. Non-goals: reading files and validating values, which the caller does.
 
-use crate::obeyed::Obeyed;
+use crate::network_policy::NetworkPolicy;
 use ipnet::IpNet;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
@@ -55,7 +55,7 @@ pub struct BridgeOptions {
     /// Bitswap.
     pub bitswap: BitswapOptions,
     /// Which content is neither fetched nor announced.
-    pub policy: Obeyed,
+    pub policy: NetworkPolicy,
 }
 
 impl BridgeOptions {
@@ -81,7 +81,7 @@ impl BridgeOptions {
             private: PrivateNetwork::default(),
             budget: ConnectionBudget::default(),
             bitswap: BitswapOptions::default(),
-            policy: Obeyed::default(),
+            policy: NetworkPolicy::default(),
         }
     }
 }

@@ -139,12 +139,12 @@ pub fn is_literal(address: &Multiaddr) -> bool {
 
 /// Decides which addresses belong to which scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Borders {
+pub struct AddressPolicy {
     /// The public scope admits private addresses too: for tests and private networks.
     pub dial_private: bool,
 }
 
-impl Borders {
+impl AddressPolicy {
     /// Whether an address belongs to a scope.
     pub fn admits(self, scope: Scope, address: &Multiaddr) -> bool {
         Shape::read(address).is_ok_and(|shape| self.has(scope, &shape))
@@ -250,7 +250,7 @@ mod tests {
             assert_eq!(Reach::of(ip.parse().expect("ip")), Reach::Nowhere, "{ip}");
             let family = if ip.contains(':') { "ip6" } else { "ip4" };
             let address: Multiaddr = format!("/{family}/{ip}/tcp/4001").parse().expect("address");
-            let lenient = Borders { dial_private: true };
+            let lenient = AddressPolicy { dial_private: true };
             assert!(Scope::ALL.into_iter().all(|scope| !lenient.may_dial(scope, &address)), "{ip}");
         }
         for ip in
@@ -272,7 +272,7 @@ mod tests {
         ];
         for text in others {
             let address: Multiaddr = text.parse().expect(text);
-            for borders in [false, true].map(|dial_private| Borders { dial_private }) {
+            for borders in [false, true].map(|dial_private| AddressPolicy { dial_private }) {
                 for scope in Scope::ALL {
                     let judged = [borders.admits(scope, &address), borders.may_dial(scope, &address)];
                     assert_eq!(judged, [false; 2], "{text}");
@@ -302,7 +302,7 @@ mod tests {
         ];
         for (text, strictly, with_dial_private) in table {
             let address: Multiaddr = text.parse().expect(text);
-            let may = |dial_private| Borders { dial_private }.may_dial(Scope::Wan, &address);
+            let may = |dial_private| AddressPolicy { dial_private }.may_dial(Scope::Wan, &address);
             assert_eq!((may(false), may(true)), (strictly, with_dial_private), "{text}");
         }
     }
@@ -338,9 +338,9 @@ mod tests {
         ];
         for (address, strictly, with_dial_private) in table {
             let address: Multiaddr = address.parse().expect("address");
-            let speaks = |dial_private| Borders { dial_private }.speaks_over(Scope::Wan, &address);
+            let speaks = |dial_private| AddressPolicy { dial_private }.speaks_over(Scope::Wan, &address);
             assert_eq!((speaks(false), speaks(true)), (strictly, with_dial_private), "{address}");
-            let local = |dial_private| Borders { dial_private }.speaks_over(Scope::Lan, &address);
+            let local = |dial_private| AddressPolicy { dial_private }.speaks_over(Scope::Lan, &address);
             assert_eq!(local(false), local(true), "{address}: the local scope does not change");
         }
     }

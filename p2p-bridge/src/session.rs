@@ -4,8 +4,8 @@
 //! need one search for providers. A `Session` is only a handle: it costs nothing until a block is requested.
 
 use crate::bitswap::behaviour::SessionCommand;
-use crate::discovery::absent::{Absent, Advice, Missing};
-use crate::obeyed::Obeyed;
+use crate::discovery::negative_cache::{Advice, Missing, NegativeCache};
+use crate::network_policy::NetworkPolicy;
 use crate::wants::{SessionId, Wants};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, hashes};
 use futures::FutureExt;
@@ -26,13 +26,13 @@ pub(crate) struct Shared {
     pub wants: Arc<Wants>,
     pub commands: mpsc::UnboundedSender<SessionCommand>,
     permits: Arc<Semaphore>,
-    absent: Mutex<Absent>,
+    absent: Mutex<NegativeCache>,
     background_searches: Arc<Semaphore>,
-    policy: Obeyed,
+    policy: NetworkPolicy,
 }
 
 impl Shared {
-    pub fn new(wants: Arc<Wants>, commands: mpsc::UnboundedSender<SessionCommand>, policy: Obeyed) -> Self {
+    pub fn new(wants: Arc<Wants>, commands: mpsc::UnboundedSender<SessionCommand>, policy: NetworkPolicy) -> Self {
         Self {
             wants,
             commands,
@@ -43,7 +43,7 @@ impl Shared {
         }
     }
 
-    fn absent(&self) -> MutexGuard<'_, Absent> {
+    fn absent(&self) -> MutexGuard<'_, NegativeCache> {
         // No code that holds the lock can leave the table half changed.
         self.absent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,7 +92,7 @@ async fn fetch(shared: Arc<Shared>, session: SessionId, cid: Cid) -> Result<Bloc
     match advice {
         Advice::Fetch => ask(shared, missing, cid).await,
         Advice::Fail(error) => Err(error),
-        Advice::FailAndLook(error) => search_in_background(shared, missing, cid).await.unwrap_or(Err(error)),
+        Advice::FailAndSearch(error) => search_in_background(shared, missing, cid).await.unwrap_or(Err(error)),
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::admission::Admission;
 use crate::announced::{AnnounceFilter, Announced};
 use crate::bitswap;
-use crate::dht::behaviour::Scoped;
+use crate::dht::behaviour::ScopedKad;
 use crate::nat::guarded::AddressFiltered;
 use crate::nat::port_mapping::PortMapping;
 use crate::nat::{self, Behaviours};
@@ -29,8 +29,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 pub struct Behaviour {
     pub admission: Admission,
     pub bitswap: bitswap::behaviour::Behaviour,
-    pub wan: Scoped,
-    pub lan: Scoped,
+    pub wan: ScopedKad,
+    pub lan: ScopedKad,
     pub announcer: announcer::Behaviour,
     pub identify: AnnounceFilter<identify::Behaviour>,
     ping: ping::Behaviour,
@@ -45,7 +45,7 @@ pub struct Behaviour {
 
 impl Behaviour {
     /// The DHT of a scope.
-    pub fn dht(&mut self, scope: Scope) -> &mut Scoped {
+    pub fn dht(&mut self, scope: Scope) -> &mut ScopedKad {
         match scope {
             Scope::Wan => &mut self.wan,
             Scope::Lan => &mut self.lan,
@@ -82,7 +82,7 @@ pub fn build(
     private: Option<SwarmKey>,
     admission: Admission,
     bitswap: bitswap::behaviour::Behaviour,
-    [wan, lan]: [Scoped; 2],
+    [wan, lan]: [ScopedKad; 2],
     options: &BridgeOptions,
     shared: transport::Shared<'_>,
 ) -> Result<Swarm<Behaviour>, transport::TransportError> {

@@ -6,7 +6,7 @@ use content::dnslink::StaticMap;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::names::keystore::{KeyError, Keystore};
-use p2p_bridge::obeyed::Obeyed;
+use p2p_bridge::network_policy::NetworkPolicy;
 use p2p_bridge::options::{
     BitswapOptions, ConnectionBudget, DhtMode, DhtOptions, HttpOptions, NatOptions, NoAnnounce, PrivateNetwork,
     ProvideOptions, ProvideStrategy, PublishOptions, ServeTo,
@@ -111,7 +111,7 @@ pub fn options(loaded: &Loaded, forced: bool) -> Result<BridgeOptions, ConfigErr
         private,
         budget: budget(p2p),
         bitswap: BitswapOptions { serve_to: serve_to(p2p) },
-        policy: Obeyed::default(),
+        policy: NetworkPolicy::default(),
     })
 }
 

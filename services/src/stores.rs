@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use cache::flat::{self, FlatOptions};
 use cache::memory::{self, MemoryOptions};
 use cache::{
-    BlockStore, CheckReport, Disk, DiskOptions, Figures, Finding, Offline, RebuildProgress, Register, Repaired,
+    BlockStore, CheckReport, Disk, DiskOptions, Figures, Finding, MetadataStore, Offline, RebuildProgress, Repaired,
     ScrubProgress, StoreError,
 };
 use config::{Cache, Config, Loaded, StoreKind};
@@ -43,16 +43,16 @@ fn open_now(data_dir: &Path, settings: &Cache) -> anyhow::Result<Arc<dyn BlockSt
 }
 
 /// Opens the pin metadata store. If it is damaged, what can be read is written to a new one, and the damaged files are
-/// kept ([`Register::salvage`]).
+/// kept ([`MetadataStore::salvage`]).
 ///
 /// # Errors
 /// When creating the folder fails, or another process has the store open.
-pub async fn open_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<Register> {
+pub async fn open_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<MetadataStore> {
     if settings.store == StoreKind::Memory {
-        return Ok(Register::memory());
+        return Ok(MetadataStore::memory());
     }
     let dir = data_dir.join(REGISTER_DIR);
-    let opening = tokio::task::spawn_blocking(move || Register::open_or_salvage(&dir));
+    let opening = tokio::task::spawn_blocking(move || MetadataStore::open_or_salvage(&dir));
     Ok(opening.await.context("opening the pin metadata store failed")??)
 }
 
@@ -60,12 +60,12 @@ pub async fn open_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<
 ///
 /// # Errors
 /// When it is in use, or the disk fails.
-pub fn open_register_alone(loaded: &Loaded) -> anyhow::Result<Option<Register>> {
+pub fn open_register_alone(loaded: &Loaded) -> anyhow::Result<Option<MetadataStore>> {
     let dir = loaded.config.data_dir.join(REGISTER_DIR);
-    if !Register::is_in(&dir) {
+    if !MetadataStore::is_in(&dir) {
         return Ok(None);
     }
-    match Register::open_to_look(&dir) {
+    match MetadataStore::open_read_only(&dir) {
         Ok(register) => Ok(Some(register)),
         // Reported separately ([`check_register`]).
         Err(StoreError::Corrupt(_)) => Ok(None),
@@ -82,7 +82,7 @@ pub fn check_register(data_dir: &Path, settings: &Cache) -> anyhow::Result<Optio
     if settings.store == StoreKind::Memory || !dir.exists() {
         return Ok(None);
     }
-    match Register::check(&dir) {
+    match MetadataStore::check(&dir) {
         Ok(records) => Ok(Some(Ok(records))),
         Err(StoreError::Corrupt(damage)) => Ok(Some(Err(damage.to_string()))),
         Err(error) => Err(error.into()),
@@ -137,7 +137,7 @@ fn refuse_memory(settings: &Cache) -> anyhow::Result<()> {
 }
 
 /// Logs stores in a data directory that are not used.
-pub fn note_unused(data_dir: &Path, settings: &Cache) {
+pub fn log_unused(data_dir: &Path, settings: &Cache) {
     for kind in unused(data_dir, settings.store) {
         let path = dir(data_dir, kind);
         tracing::info!(path = %path.display(), "there is a store of another kind, which is not used: see cache.store");
@@ -169,7 +169,7 @@ fn dir(data_dir: &Path, kind: StoreKind) -> PathBuf {
 }
 
 /// The file in which a store records that the welcome site was pinned. A store in memory has none.
-pub fn welcome_note(data_dir: &Path, settings: &Cache) -> Option<PathBuf> {
+pub fn welcome_record_path(data_dir: &Path, settings: &Cache) -> Option<PathBuf> {
     (settings.store != StoreKind::Memory).then(|| dir(data_dir, settings.store).join("welcome"))
 }
 
@@ -205,14 +205,14 @@ fn zstd(settings: &Cache) -> cache::stored::Options {
 }
 
 /// A store opened read-only, while no gateway uses it.
-pub enum Looked {
+pub enum OfflineStore {
     /// A store with an index, which can be repaired.
     Rocksdb(Box<Offline>),
     /// A store of files.
     Flat(Box<flat::offline::Offline>),
 }
 
-impl Looked {
+impl OfflineStore {
     /// Opens the configured store.
     ///
     /// # Errors

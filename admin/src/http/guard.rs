@@ -23,7 +23,7 @@ use gateway::listen::server::Connection;
 use services::access::Principal;
 use services::access::authenticator::{FAILURES_WITHIN, Rejected};
 use services::audit::context::AuditContext;
-use services::audit::{self, Detail, Space};
+use services::audit::{self, ResponseDetail, Space};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -68,7 +68,7 @@ pub async fn check(State(admin): State<Arc<ListenerState>>, mut request: Request
     let audit_context = AuditContext::default();
     let mut change = None;
     if let Some(scope) = scope.filter(|scope| *scope != Scope::Read && changes(&request)) {
-        let begun = audit::Begun::new(&bearer, scope, from, request.method(), request.uri());
+        let begun = audit::PendingChange::new(&bearer, scope, from, request.method(), request.uri());
         match admin.audit.begin(begun, audit_context.clone(), space(&request)).await {
             Ok(begun) => change = Some(begun),
             Err(error) => return reject(error.into(), error_format, request),
@@ -78,7 +78,7 @@ pub async fn check(State(admin): State<Arc<ListenerState>>, mut request: Request
     request.extensions_mut().insert(audit_context);
     let mut response = next.run(request).await;
     if let Some(change) = &mut change {
-        let detail = response.extensions_mut().remove::<Detail>().map(|Detail(value)| value);
+        let detail = response.extensions_mut().remove::<ResponseDetail>().map(|ResponseDetail(value)| value);
         change.end(response.status().as_u16(), detail).await;
     }
     response
@@ -159,7 +159,7 @@ impl From<Rejected> for ApiError {
                 StatusCode::UNAUTHORIZED,
                 "the token is wrong, revoked or expired; \"causeway token ls\" lists the tokens",
             ),
-            Rejected::TooOften => {
+            Rejected::RateLimited => {
                 (StatusCode::TOO_MANY_REQUESTS, "this address sent too many wrong tokens: wait a minute")
             }
         };

@@ -22,7 +22,9 @@ use futures::future::BoxFuture;
 use futures::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
 use services::uploads::request_body::boxed;
-use services::uploads::{Event, Failed, Form, Keep, Order, Taken, Terms, Watchers};
+use services::uploads::{
+    Destination, Event, Failed, Form, ProgressReceivers, UploadOptions, UploadRequest, UploadResult,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
@@ -130,8 +132,8 @@ pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, r
     };
     let rest = Arc::<Mutex<Option<Body>>>::default();
     let (sender, events) = mpsc::channel(EVENTS_MAX);
-    let watchers = Watchers { events: Some(sender), ..Watchers::default() };
-    let order = Order { owner: bearer, terms, form, watchers };
+    let watchers = ProgressReceivers { events: Some(sender), ..ProgressReceivers::default() };
+    let order = UploadRequest { owner: bearer, terms, form, watchers };
     let taking = async move { rpc.uploads.take(order, boxed(body)).await }.boxed();
     let progress = call.flag("progress") == Some(true);
     let left = Arc::clone(&rest);
@@ -145,7 +147,7 @@ pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, r
 
 /// A running upload, as a stream of lines.
 struct AddStream {
-    taking: Option<BoxFuture<'static, Result<Taken, Failed>>>,
+    taking: Option<BoxFuture<'static, Result<UploadResult, Failed>>>,
     events: mpsc::Receiver<Event>,
     /// The unread rest of the body of a rejected upload.
     rest: Arc<Mutex<Option<Body>>>,
@@ -204,7 +206,7 @@ impl AddStream {
 }
 
 /// The options of an upload.
-fn terms(call: &Call) -> Result<Terms, RpcError> {
+fn terms(call: &Call) -> Result<UploadOptions, RpcError> {
     let set = |name| call.flag(name) == Some(true);
     if call.flag("empty-dirs") == Some(false) {
         return Err(RpcError::bad_request("empty folders are always added: \"empty-dirs=false\" is not supported"));
@@ -218,18 +220,18 @@ fn terms(call: &Call) -> Result<Terms, RpcError> {
     let profile = profile(call)?;
     // Incompatible options are rejected before the body is read.
     Importer::new(profile.clone()).map_err(RpcError::bad_request)?;
-    Ok(Terms {
+    Ok(UploadOptions {
         profile,
         wrap: set("wrap-with-directory"),
         keep: match (set("only-hash"), pinned) {
-            (true, _) => Keep::Nothing,
-            (false, true) => Keep::Pinned,
-            (false, false) => Keep::Cached,
+            (true, _) => Destination::Nothing,
+            (false, true) => Destination::Pinned,
+            (false, false) => Destination::Cached,
         },
         modes: set("preserve-mode"),
         times: set("preserve-mtime"),
         pin_name,
-        ..Terms::default()
+        ..UploadOptions::default()
     })
 }
 
@@ -286,7 +288,7 @@ fn profile(call: &Call) -> Result<Profile, RpcError> {
 mod tests {
     use super::*;
 
-    fn read(query: &str) -> Result<Terms, RpcError> {
+    fn read(query: &str) -> Result<UploadOptions, RpcError> {
         let request = Request::builder().uri(format!("/api/v0/add?{query}")).body(()).expect("a request");
         terms(&Call::of(&ADD, &request.into_parts().0)?)
     }
@@ -296,7 +298,7 @@ mod tests {
         let terms = |query: &str| read(query).expect(query);
         let plain = terms("");
         assert_eq!(plain.profile, Profile::default());
-        assert_eq!((plain.wrap, plain.keep), (false, Keep::Pinned));
+        assert_eq!((plain.wrap, plain.keep), (false, Destination::Pinned));
         assert_eq!(terms("cid-version=1").profile, Profile::default().with_cid_v1());
         assert_eq!(terms("cidVersion=1").profile, Profile::default());
         let v1 = terms("cid-version=1&raw-leaves=false").profile;
@@ -310,8 +312,8 @@ mod tests {
         assert_eq!(terms("max-directory-links=5&max-hamt-fanout=16").profile.sharding.links_max, Some(5));
         assert!(!terms("cid-version=1&preserve-mtime").profile.raw_leaves);
         let others = terms("w&pin=false");
-        assert_eq!((others.wrap, others.keep), (true, Keep::Cached));
-        assert_eq!((terms("n&pin=false").keep, terms("n").keep), (Keep::Nothing, Keep::Nothing));
+        assert_eq!((others.wrap, others.keep), (true, Destination::Cached));
+        assert_eq!((terms("n&pin=false").keep, terms("n").keep), (Destination::Nothing, Destination::Nothing));
         assert_eq!(terms("pin-name=x").pin_name.as_deref(), Some("x"));
         // The options that Kubo's command line sends by default.
         terms(

@@ -13,9 +13,9 @@ use content::{Block, Cid, SourceError, Verdict};
 use gateway::errors::Problem;
 use services::access::Principal;
 use services::pinning::adopt::{AdoptError, Adoption};
-use services::pinning::{Meta, Owner, PinsError, Request, Room, Status, Wanted};
-use services::uploads::body::Allowance;
-use services::uploads::{Keep, Keeping, UploadError};
+use services::pinning::{Meta, Owner, PinParameters, PinsError, RemainingQuota, Request, Status};
+use services::uploads::body::UploadLimits;
+use services::uploads::{Destination, DestinationWriter, UploadError};
 use std::sync::Arc;
 
 /// Writes blocks for an owner, either all to the cache or all as pins.
@@ -25,10 +25,10 @@ pub struct BlockWriter<'a> {
     /// The rest of the owner's quota in bytes, if there is one.
     room_bytes: Option<u64>,
     /// The limit of an upload.
-    bounds: Allowance,
+    bounds: UploadLimits,
     /// The number of bytes that were written.
     written: u64,
-    keeping: Keeping,
+    keeping: DestinationWriter,
 }
 
 impl<'a> BlockWriter<'a> {
@@ -38,7 +38,11 @@ impl<'a> BlockWriter<'a> {
     /// The owner's quota is used up, if blocks are to be pinned; or an error of the store.
     pub async fn begin(rpc: &'a Rpc, bearer: &Principal, pins: bool) -> Result<Self, RpcError> {
         let owner = Owner::from(bearer);
-        let (keep, room) = if pins { (Keep::Pinned, rpc.pins.room(&owner)) } else { (Keep::Cached, Room::default()) };
+        let (keep, room) = if pins {
+            (Destination::Pinned, rpc.pins.room(&owner))
+        } else {
+            (Destination::Cached, RemainingQuota::default())
+        };
         if room.pins == Some(0) {
             return Err(too_much("the token's quota of pins is used up: remove some pins".to_owned()));
         }
@@ -91,7 +95,7 @@ impl<'a> BlockWriter<'a> {
     pub async fn keep(&mut self, block: &Block, call: &Call) -> Result<(), RpcError> {
         self.check_room(block.data().len() as u64)?;
         self.put(block).await?;
-        if !matches!(self.keeping, Keeping::Pinned(_)) {
+        if !matches!(self.keeping, DestinationWriter::Pinned(_)) {
             return Ok(());
         }
         // Reports write errors now, so that an unwritten block is not taken for a missing one and fetched.
@@ -191,7 +195,7 @@ impl From<PinsError> for RpcError {
     fn from(error: PinsError) -> Self {
         let message = error.to_string();
         match error {
-            PinsError::NotFound | PinsError::NotHeld { .. } => Self::unprocessable(message),
+            PinsError::NotFound | PinsError::NotPinned { .. } => Self::unprocessable(message),
             PinsError::Invalid(message) => Self::bad_request(message),
             PinsError::Quota(message) | PinsError::Full(message) => too_much(message),
             PinsError::Store(error) => error.into(),
@@ -215,7 +219,7 @@ impl Rpc {
         name: Option<String>,
         on_progress: Option<OnProgress<'_>>,
     ) -> Result<(), RpcError> {
-        let wanted = Wanted { name: name.clone(), ..Wanted::new(root) };
+        let wanted = PinParameters { name: name.clone(), ..PinParameters::new(root) };
         let known = self.pins.of_root(&owner.id, &root).into_iter().find(|request| request.status != Status::Failed);
         match known {
             Some(known) if name.is_none() || known.name.as_deref() == name.as_deref() => {

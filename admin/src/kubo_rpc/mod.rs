@@ -63,7 +63,7 @@ mod tests;
 use self::command::Command;
 use self::problem::RpcError;
 use cache::BlockStore;
-use cache::import::IMPORT_BYTES_MAX;
+use cache::import::IMPORT_MEMORY_BYTES_MAX;
 use content::budget::Share;
 use content::{MAX_BLOCK_BYTES, NameResolver, Policy};
 use gateway::limits::Limits;
@@ -137,7 +137,7 @@ impl Rpc {
     /// A permit and reserved memory for an import whose body has at most `body_bytes_max` bytes.
     fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), RpcError> {
         let message = || format!("{IMPORTS_MAX} imports are running: try again when one has ended");
-        let bytes = memory_for(IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
+        let bytes = memory_for(IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
         Ok((acquire(&self.0.imports, bearer, message)?, self.uploads.reserve(bytes)?))
     }
 

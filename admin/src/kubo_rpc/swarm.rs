@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use content::names::Key;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
-use p2p_bridge::connecting::{ConnectError, NamedBy};
+use p2p_bridge::connecting::{AddressOrigin, ConnectError};
 use p2p_bridge::peers::{ConnectedPeer, Direction};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -241,7 +241,7 @@ pub async fn connect(State(rpc): State<Rpc>, request: Request) -> Answer {
         let bridge = rpc.bridge.as_ref().ok_or_else(|| RpcError::unprocessable(OFFLINE))?;
         let mut strings = Vec::with_capacity(peers.len());
         for (peer, addresses) in peers {
-            let connected = bridge.connect(peer, addresses, NamedBy::Operator, CONNECT_TIMEOUT).await;
+            let connected = bridge.connect(peer, addresses, AddressOrigin::Operator, CONNECT_TIMEOUT).await;
             connected.map_err(|error| failed(&peer, &error))?;
             strings.push(format!("connect {peer} success"));
         }

@@ -10,7 +10,7 @@ use axum::http::Request;
 use axum::http::header::CONTENT_TYPE;
 use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
-use cache::{Ram, Register, TierMetrics, Tiers};
+use cache::{MetadataStore, Ram, TierMetrics, Tiers};
 use content::importer::{Attributes, BlockSink, Importer, Profile};
 use content::{Block, BlockSource, Cid, DenyList, MemoryBlocks, car, codec, hashes};
 use futures::stream;
@@ -100,7 +100,7 @@ impl World {
             ..Reach::nobody(&tiers, Arc::clone(&policy))
         };
         let metrics = PinMetrics::register(registry);
-        let pins = Pins::start(PinOptions::default(), Register::memory(), Arc::clone(&store), reach, metrics);
+        let pins = Pins::start(PinOptions::default(), MetadataStore::memory(), Arc::clone(&store), reach, metrics);
         let keys = Arc::new(Keystore::open(dir.path(), std::time::Duration::ZERO).expect("opens"));
         let names = NamesOptions { offline: true, ..NamesOptions::default() };
         let names = p2p_bridge::Names::new(names, None, registry).expect("good options");

@@ -7,7 +7,7 @@
 //! number is limited as well, to the maximum number of blocks.
 
 use content::cid::codec;
-use content::fingerprints::Marker;
+use content::fingerprints::FingerprintHasher;
 use content::{Cid, Multihash};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -49,7 +49,7 @@ struct Seen {
 
 /// The state of a traversal.
 pub struct Frontier {
-    marker: Marker,
+    marker: FingerprintHasher,
     seen: HashMap<u128, Seen>,
     /// CIDs in binary, which take less than half the memory of [`Cid`]. It is a stack, since a depth-first order keeps
     /// it short.
@@ -64,7 +64,7 @@ pub struct Frontier {
 impl Frontier {
     /// A traversal from some roots, optionally down to a depth; the roots have the depth 0.
     pub fn new(roots: &[Cid], depth_max: Option<u32>, blocks_max: usize) -> Self {
-        let (marker, seen, queue) = (Marker::default(), HashMap::new(), Vec::new());
+        let (marker, seen, queue) = (FingerprintHasher::default(), HashMap::new(), Vec::new());
         let queue_max = QUEUE_MAX;
         let mut frontier = Self { marker, seen, queue, queue_max, depth_max, blocks_max, repeated: 0 };
         for root in roots {

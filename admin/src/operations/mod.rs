@@ -140,8 +140,9 @@ impl Operations {
     /// Operations on a node with these components.
     pub fn new(parts: Dependencies) -> Self {
         let Dependencies { gateway, tiers, names, loaded, .. } = &parts;
-        let local_gateway = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), names.known_only());
-        let resolving_gateway = gateway.looking(&loaded.config.http, Arc::new(tiers.local()), Arc::clone(names) as _);
+        let local_gateway = gateway.local_view(&loaded.config.http, Arc::new(tiers.local()), names.cache_only());
+        let resolving_gateway =
+            gateway.local_view(&loaded.config.http, Arc::new(tiers.local()), Arc::clone(names) as _);
         let limiter = Arc::new(Limiter::shared(OPERATIONS_MAX));
         let started = (SystemTime::now(), Instant::now());
         Self {

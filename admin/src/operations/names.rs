@@ -34,7 +34,7 @@ pub fn path_of(resolution: &Resolution) -> String {
 }
 
 /// Parses a name, with or without `/ipns/`.
-pub fn read_name(text: &str) -> Result<Name, content::names::NotAName> {
+pub fn read_name(text: &str) -> Result<Name, content::names::InvalidName> {
     Name::parse(text.strip_prefix("/ipns/").unwrap_or(text).trim_end_matches('/'))
 }
 

@@ -16,10 +16,10 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use bytes::Bytes;
 use libp2p::{Multiaddr, PeerId};
-use p2p_bridge::connecting::{ConnectError, NamedBy};
+use p2p_bridge::connecting::{AddressOrigin, ConnectError};
 use p2p_bridge::peers::{ConnectedPeer, Direction};
 use p2p_bridge::redial::peer_of;
-use services::audit::Detail;
+use services::audit::ResponseDetail;
 use std::time::Duration;
 
 /// The default and maximum number of peers in an answer.
@@ -85,11 +85,11 @@ pub async fn connect(State(operations): State<Operations>, Audited(audit_context
         }
         Some(_) => return Err(bad_request(format!("timeout_seconds must be from 1 to {CONNECT_TIMEOUT_SECONDS_MAX}"))),
     };
-    let connected = operations.bridge()?.connect(peer, addresses, NamedBy::Operator, connect_timeout).await;
+    let connected = operations.bridge()?.connect(peer, addresses, AddressOrigin::Operator, connect_timeout).await;
     let connected = connected.map_err(|error| connect_error(&error))?;
     let (peer_id, address) = (connected.peer.to_string(), connected.address.to_string());
     let view = ConnectedView { peer_id, address, already: connected.already };
-    Ok(Detail::of(&view).with(json(StatusCode::OK, &view)))
+    Ok(ResponseDetail::of(&view).with(json(StatusCode::OK, &view)))
 }
 
 /// Closes all connections with a peer. The peer may connect again.
@@ -136,7 +136,7 @@ impl Operations {
     /// The traffic by transport.
     pub(super) fn carried(&self) -> Vec<CarriedView> {
         let carried = self.parts().bridge.as_ref().map(p2p_bridge::Bridge::carried).unwrap_or_default();
-        let view = |carried: p2p_bridge::counted::Carried| CarriedView {
+        let view = |carried: p2p_bridge::counted::TransportBytes| CarriedView {
             transport: carried.via.name().to_owned(),
             received_bytes: carried.received,
             sent_bytes: carried.sent,

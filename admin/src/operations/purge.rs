@@ -20,7 +20,7 @@ use content::path::Root;
 use content::{AllowAll, Block, BlockKey, Cid, ContentPath, Name, dag};
 use gateway::errors::Problem;
 use gateway::invalidate::PurgeMode;
-use gateway::pipeline::Forgotten;
+use gateway::pipeline::InvalidatedEntries;
 use gateway::resolve::Target;
 use services::subject::Subject;
 use services::surrogate_keys::SurrogateKey;
@@ -45,7 +45,7 @@ struct PurgeCounts {
     evicted: Evicted,
     ram: u64,
     missing: u64,
-    forgotten: Forgotten,
+    forgotten: InvalidatedEntries,
 }
 
 /// Deletes the cached copies of a DAG, by CID, path or surrogate key, or the cached resolution of a name. Pinned blocks
@@ -95,7 +95,7 @@ impl Operations {
 
     /// A name, and its cached resolution.
     async fn plan_of_name(&self, name: Name) -> PurgePlan {
-        let known = self.parts().names.known_only().resolve(&name).await;
+        let known = self.parts().names.cache_only().resolve(&name).await;
         PurgePlan { roots: known.map(|known| known.root).into_iter().collect(), names: vec![name], missing: 0 }
     }
 
@@ -106,7 +106,7 @@ impl Operations {
             Root::Name(name) => vec![name.clone()],
             Root::Cid(_) => Vec::new(),
         };
-        let known = self.parts().names.known_only();
+        let known = self.parts().names.cache_only();
         // No content is stored under a name without a cached resolution.
         let Ok(target) = Target::of(path, &*known, &AllowAll).await else {
             return Ok(PurgePlan { names, ..PurgePlan::default() });
@@ -114,7 +114,7 @@ impl Operations {
         if target.segments.is_empty() {
             return Ok(PurgePlan { roots: vec![target.root], names, missing: 0 });
         }
-        match self.inner.local_gateway.walk_here(&target).await {
+        match self.inner.local_gateway.resolve_locally(&target).await {
             Ok(resolved) => Ok(PurgePlan { roots: vec![*resolved.block.cid()], names, missing: 0 }),
             Err(problem) if problem.source_error().is_some() => {
                 Ok(PurgePlan { names, missing: 1, ..PurgePlan::default() })
@@ -131,7 +131,7 @@ impl Operations {
         for name in names {
             let known = match mode {
                 PurgeMode::Remove => self.parts().names.forget(&name),
-                PurgeMode::DryRun => self.parts().names.remembers(&name),
+                PurgeMode::DryRun => self.parts().names.is_cached(&name),
             };
             if known {
                 forgotten.push(name.to_string());
@@ -148,7 +148,7 @@ impl Operations {
             PurgeMode::DryRun => self.parts().caches.count(),
         };
         tracing::info!(?roots, gone.evicted.blocks, gone.evicted.bytes, names = forgotten.len(), ?mode, "purged");
-        let PurgeCounts { evicted, ram, forgotten: Forgotten { paths, listings, sites, encoded }, .. } = gone;
+        let PurgeCounts { evicted, ram, forgotten: InvalidatedEntries { paths, listings, sites, encoded }, .. } = gone;
         Ok(PurgedView {
             roots: roots.iter().map(ToString::to_string).collect(),
             ram_blocks: ram,
@@ -208,7 +208,7 @@ impl Operations {
             Some(data) => Some(data),
             None => self.store().look(&key).await?,
         };
-        Ok(data.map(|data| dag::links(&Block::from_checked(*cid, data)).unwrap_or_default()))
+        Ok(data.map(|data| dag::links(&Block::from_verified(*cid, data)).unwrap_or_default()))
     }
 
     async fn evict(

@@ -8,14 +8,14 @@ use api::requests::{RequestView, RequestsView};
 use api::text::seconds;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
-use gateway::running::Underway;
+use gateway::running::RequestSnapshot;
 
 /// The default number of requests in an answer.
 const REQUESTS: usize = 100;
 /// The maximum number of requests in an answer.
 const REQUESTS_MAX: usize = 10_000;
 
-pub(super) fn request_view(request: Underway) -> RequestView {
+pub(super) fn request_view(request: RequestSnapshot) -> RequestView {
     RequestView {
         id: request.id,
         method: request.method,

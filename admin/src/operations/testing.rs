@@ -10,7 +10,7 @@ use gateway::limits::Limits;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
-use gateway::resolve::source::{Gated, Sources};
+use gateway::resolve::source::{PermitSource, Sources};
 use libp2p::PeerId;
 use p2p_bridge::names::NamesOptions;
 use prometheus_client::registry::Registry;
@@ -77,7 +77,7 @@ pub(crate) fn world_over(
         Arc::new(Sources {
             local: held,
             open_session: Box::new(move |_: &Cid, gate| {
-                Arc::new(tiers.through(Arc::new(Gated::new(upstream(), gate))))
+                Arc::new(tiers.through(Arc::new(PermitSource::new(upstream(), gate))))
             }),
             fetches: Arc::new(Limiter::new(512, 512)),
             policy: Arc::clone(&policy),

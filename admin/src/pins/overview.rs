@@ -157,7 +157,7 @@ async fn owners(State(overview): State<Overview>, uri: Uri) -> Answer {
     Parameters::of(&uri, &[])?;
     let (pins, names) = (&overview.pins, overview.token_names().await?);
     let counts = pins.counts();
-    let view = |(owner, used): (Arc<str>, services::pinning::Used)| OwnerView {
+    let view = |(owner, used): (Arc<str>, services::pinning::QuotaUsage)| OwnerView {
         owner: owner.to_string(),
         owner_name: names.of(&owner),
         pins: used.pins,

@@ -26,11 +26,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::stream::{self, Stream};
-use services::audit::Detail;
+use services::audit::ResponseDetail;
 use services::uploads::query::{self, UploadParams};
 use services::uploads::request_body::boxed;
 use services::uploads::views as upload_views;
-use services::uploads::{Order, Taken, Uploads, Watchers};
+use services::uploads::{ProgressReceivers, UploadRequest, UploadResult, Uploads};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +93,7 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
 async fn upload(State(uploads): State<Uploads>, Authenticated(bearer): Authenticated, request: Request) -> Response {
     match query::terms(request.uri(), request.headers()) {
         Ok((terms, form)) => {
-            let order = Order { owner: bearer, terms, form, watchers: Watchers::default() };
+            let order = UploadRequest { owner: bearer, terms, form, watchers: ProgressReceivers::default() };
             if wants_lines(request.headers()) {
                 return respond_in_lines(uploads, order, request.into_body());
             }
@@ -107,15 +107,15 @@ async fn upload(State(uploads): State<Uploads>, Authenticated(bearer): Authentic
 }
 
 /// The answer, with its audit detail.
-fn done(taken: Taken) -> Response {
+fn done(taken: UploadResult) -> Response {
     let view = upload_views::upload(taken);
     detail(&view).with(json(StatusCode::OK, &view))
 }
 
 /// What the audit log records about an upload.
-pub(super) fn detail(view: &UploadView) -> Detail {
+pub(super) fn detail(view: &UploadView) -> ResponseDetail {
     let roots: Vec<&str> = view.roots.iter().take(AUDITED_ROOTS_MAX).map(|root| root.cid.as_str()).collect();
-    Detail(serde_json::json!({ "roots": roots, "bytes": view.bytes }))
+    ResponseDetail(serde_json::json!({ "roots": roots, "bytes": view.bytes }))
 }
 
 fn wants_lines(headers: &HeaderMap) -> bool {
@@ -125,7 +125,7 @@ fn wants_lines(headers: &HeaderMap) -> bool {
 }
 
 /// Answers with JSON lines while the upload runs.
-fn respond_in_lines(uploads: Uploads, order: Order, body: Body) -> Response {
+fn respond_in_lines(uploads: Uploads, order: UploadRequest, body: Body) -> Response {
     let progress = Arc::clone(&order.watchers.progress);
     let taking = tokio::spawn(async move { uploads.take(order, boxed(body)).await });
     let progress_line = move || UploadLine::Progress(upload_views::progress(progress.now()));
@@ -133,7 +133,7 @@ fn respond_in_lines(uploads: Uploads, order: Order, body: Body) -> Response {
     ([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response()
 }
 
-type Taking = JoinHandle<Result<Taken, services::uploads::Failed>>;
+type Taking = JoinHandle<Result<UploadResult, services::uploads::Failed>>;
 
 /// The remaining part of an answer in JSON lines.
 enum Remaining {
@@ -164,7 +164,7 @@ fn lines(
     })
 }
 
-fn last(ended: Option<Result<Taken, services::uploads::Failed>>) -> (UploadLine, Remaining) {
+fn last(ended: Option<Result<UploadResult, services::uploads::Failed>>) -> (UploadLine, Remaining) {
     let failure = |ApiError(status, error)| UploadLine::Error(FailureView { status: status.as_u16(), error });
     match ended {
         Some(Ok(taken)) => (UploadLine::Done(upload_views::upload(taken)), Remaining::Nothing),

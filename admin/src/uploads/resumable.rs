@@ -21,7 +21,7 @@ use services::uploads::query::UploadParams;
 use services::uploads::request_body::boxed;
 use services::uploads::resumable::file::{Outcome, Record};
 use services::uploads::resumable::headers::{self, EXTENSIONS, PIECE, VERSION};
-use services::uploads::resumable::parts::{Parts, Piece, ResumableError, Wanted};
+use services::uploads::resumable::parts::{Piece, ResumableError, ResumableUploads, Wanted};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -45,7 +45,7 @@ fn path_of(id: &str) -> String {
     format!("/api/v1/uploads/{id}")
 }
 
-fn view(parts: &Parts, id: &str, record: Record) -> PartialView {
+fn view(parts: &ResumableUploads, id: &str, record: Record) -> PartialView {
     let expires_at = parts.expires_at(&record);
     let (state, result, failure) = match record.outcome {
         None if record.offset < record.length => (PartialState::Open, None, None),
@@ -69,7 +69,7 @@ fn view(parts: &Parts, id: &str, record: Record) -> PartialView {
 }
 
 /// The long-running routes, which have no timeout.
-pub fn long_running_routes(parts: Arc<Parts>) -> OpenApiRouter {
+pub fn long_running_routes(parts: Arc<ResumableUploads>) -> OpenApiRouter {
     OpenApiRouter::new()
         .routes(routes!(abilities, list, create))
         .routes(routes!(offset, look, append, remove, overridden))
@@ -138,7 +138,7 @@ fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     if headers::speaks_ours(headers) { Ok(()) } else { Err(ApiError(StatusCode::PRECONDITION_FAILED, message)) }
 }
 
-fn insert_progress_headers(headers: &mut HeaderMap, parts: &Parts, record: &Record) {
+fn insert_progress_headers(headers: &mut HeaderMap, parts: &ResumableUploads, record: &Record) {
     headers.insert(UPLOAD_OFFSET, record.offset.into());
     headers.insert(UPLOAD_LENGTH, record.length.into());
     let expires = UNIX_EPOCH.checked_add(Duration::from_secs(parts.expires_at(record)));
@@ -156,7 +156,7 @@ fn insert_progress_headers(headers: &mut HeaderMap, parts: &Parts, record: &Reco
 }
 
 /// Adds the headers with the progress of an upload, and its result for the audit log.
-fn with_progress(mut response: Response, parts: &Parts, record: &Record) -> Response {
+fn with_progress(mut response: Response, parts: &ResumableUploads, record: &Record) -> Response {
     insert_progress_headers(response.headers_mut(), parts, record);
     match &record.outcome {
         Some(Outcome::Done(view)) => detail(view).with(response),
@@ -169,7 +169,7 @@ fn with_progress(mut response: Response, parts: &Parts, record: &Record) -> Resp
     options, path = "/api/v1/uploads", tag = "upload", security(("bearer" = ["pin"])),
     responses((status = 204, description = "The headers Tus-Version, Tus-Extension and Tus-Max-Size")),
 )]
-async fn abilities(State(parts): State<Arc<Parts>>, _: Authenticated) -> Response {
+async fn abilities(State(parts): State<Arc<ResumableUploads>>, _: Authenticated) -> Response {
     let mut response = tus(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
     headers.insert(TUS_VERSION, HeaderValue::from_static(VERSION));
@@ -183,7 +183,7 @@ async fn abilities(State(parts): State<Arc<Parts>>, _: Authenticated) -> Respons
     get, path = "/api/v1/uploads", tag = "upload", security(("bearer" = ["pin"])),
     responses((status = 200, description = "All uploads, including those that ended recently", body = PartialsView)),
 )]
-async fn list(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authenticated) -> Response {
+async fn list(State(parts): State<Arc<ResumableUploads>>, Authenticated(bearer): Authenticated) -> Response {
     let uploads = parts.list(&bearer).into_iter().map(|(id, record)| view(&parts, &id, record)).collect();
     tus(json(StatusCode::OK, &PartialsView { uploads }))
 }
@@ -210,7 +210,11 @@ async fn list(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authentica
         (status = 507, description = "The disk is full, or the upload exceeds the token's quota", body = ErrorView),
     ),
 )]
-async fn create(State(parts): State<Arc<Parts>>, Authenticated(bearer): Authenticated, request: Request) -> Response {
+async fn create(
+    State(parts): State<Arc<ResumableUploads>>,
+    Authenticated(bearer): Authenticated,
+    request: Request,
+) -> Response {
     let wanted = check_version(request.headers()).and_then(|()| wanted(&request).map_err(api_error));
     let created = match wanted {
         Ok(wanted) => parts.create(&bearer, wanted).await.map_err(api_error),
@@ -259,7 +263,7 @@ fn wanted(request: &Request) -> Result<Wanted, UploadError> {
     ),
 )]
 async fn offset(
-    State(parts): State<Arc<Parts>>,
+    State(parts): State<Arc<ResumableUploads>>,
     Authenticated(bearer): Authenticated,
     Path(id): Path<String>,
     headers: HeaderMap,
@@ -288,7 +292,7 @@ async fn offset(
     ),
 )]
 async fn look(
-    State(parts): State<Arc<Parts>>,
+    State(parts): State<Arc<ResumableUploads>>,
     Authenticated(bearer): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
@@ -323,7 +327,7 @@ async fn look(
     ),
 )]
 async fn append(
-    State(parts): State<Arc<Parts>>,
+    State(parts): State<Arc<ResumableUploads>>,
     Authenticated(bearer): Authenticated,
     Path(id): Path<String>,
     request: Request,
@@ -361,7 +365,7 @@ fn check_piece(headers: &HeaderMap) -> Result<u64, ApiError> {
     ),
 )]
 async fn remove(
-    State(parts): State<Arc<Parts>>,
+    State(parts): State<Arc<ResumableUploads>>,
     Authenticated(bearer): Authenticated,
     Path(id): Path<String>,
     headers: HeaderMap,
@@ -400,7 +404,7 @@ async fn remove(
     ),
 )]
 async fn overridden(
-    parts: State<Arc<Parts>>,
+    parts: State<Arc<ResumableUploads>>,
     bearer: Authenticated,
     Audited(audit_context): Audited,
     id: Path<String>,

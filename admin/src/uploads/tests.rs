@@ -17,10 +17,10 @@ use futures::stream::{self, StreamExt as _};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 use services::access::Principal;
-use services::access::authenticator::Holders;
+use services::access::authenticator::PrincipalLookup;
 use services::pinning::service::Pins;
 use services::uploads::request_body::boxed;
-use services::uploads::resumable::Parts;
+use services::uploads::resumable::ResumableUploads;
 use services::uploads::*;
 use std::io;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct Site {
     pub router: Router,
     pub store: Arc<dyn BlockStore>,
     pub pins: Arc<Pins>,
-    pub parts: Arc<Parts>,
+    pub parts: Arc<ResumableUploads>,
     pub uploads: Uploads,
     pub dir: tempfile::TempDir,
     /// The valid tokens: every token that a test has used, until the test revokes it.
@@ -67,11 +67,12 @@ pub fn site_at(dir: tempfile::TempDir, store: &Arc<dyn BlockStore>, setup: Setup
     let uploads = Uploads::new(store, policy, Arc::clone(&pins), limits, dir.path()).expect("opens");
     let tokens = Tokens::default();
     let known = Arc::clone(&tokens);
-    let holders: Holders = Arc::new(move |id| match id {
+    let holders: PrincipalLookup = Arc::new(move |id| match id {
         OPERATOR => Some(Principal::operator()),
         id => known.lock().expect("is sound").get(id).cloned(),
     });
-    let parts = Parts::open(uploads.clone(), &dir.path().join("parts"), (&settings).into(), holders).expect("opens");
+    let parts =
+        ResumableUploads::open(uploads.clone(), &dir.path().join("parts"), (&settings).into(), holders).expect("opens");
     let routes = crate::uploads::long_running_routes(uploads.clone())
         .merge(crate::uploads::resumable::long_running_routes(Arc::clone(&parts)));
     let router = routes.split_for_parts().0;
@@ -799,10 +800,10 @@ async fn events_have_the_order_of_kubo() {
     let (store, uploads, _dir) = uploads_with_cache(1 << 20);
     let (sender, mut receiver) = mpsc::channel(4);
     let body = Body::from(form(&[("filename=\"d/b\"", b"1"), ("filename=\"d/a\"", b"22"), ("", b"nameless")]));
-    let terms = Terms { wrap: true, keep: Keep::Cached, ..Terms::default() };
+    let terms = UploadOptions { wrap: true, keep: Destination::Cached, ..UploadOptions::default() };
     let form = Form::Multipart { boundary: "XX".to_owned(), kubo: true };
-    let watchers = Watchers { events: Some(sender), ..Watchers::default() };
-    let order = Order { owner: Principal::operator(), terms, form, watchers };
+    let watchers = ProgressReceivers { events: Some(sender), ..ProgressReceivers::default() };
+    let order = UploadRequest { owner: Principal::operator(), terms, form, watchers };
     let taking = tokio::spawn(async move { uploads.take(order, boxed(body)).await.ok() });
     let mut added = Vec::new();
     while let Some(event) = receiver.recv().await {
@@ -819,13 +820,23 @@ async fn events_have_the_order_of_kubo() {
 }
 
 /// Uploads a file for an owner.
-async fn take(uploads: &Uploads, owner: &Principal, content: &[u8], terms: Terms) -> Result<Taken, UploadError> {
-    let order = Order { owner: owner.clone(), terms, form: Form::File { name: None }, watchers: Watchers::default() };
+async fn take(
+    uploads: &Uploads,
+    owner: &Principal,
+    content: &[u8],
+    terms: UploadOptions,
+) -> Result<UploadResult, UploadError> {
+    let order = UploadRequest {
+        owner: owner.clone(),
+        terms,
+        form: Form::File { name: None },
+        watchers: ProgressReceivers::default(),
+    };
     uploads.take(order, boxed(Body::from(content.to_vec()))).await.map_err(|failed| failed.error)
 }
 
-fn kept(keep: Keep) -> Terms {
-    Terms { keep, ..Terms::default() }
+fn kept(keep: Destination) -> UploadOptions {
+    UploadOptions { keep, ..UploadOptions::default() }
 }
 
 #[tokio::test]
@@ -834,20 +845,24 @@ async fn cached_uploads_are_stored_completely_or_rejected() {
     // A token without a quota for pins may still cache content.
     let owner = bearer("poor", Some(0));
     let small = noise(1_000_000, 3);
-    let refused = take(&uploads, &owner, &small, kept(Keep::Pinned)).await;
+    let refused = take(&uploads, &owner, &small, kept(Destination::Pinned)).await;
     assert!(matches!(refused, Err(UploadError::Quota { .. })));
-    let taken = take(&uploads, &owner, &small, kept(Keep::Cached)).await.expect("has room");
+    let taken = take(&uploads, &owner, &small, kept(Destination::Cached)).await.expect("has room");
     assert_eq!((taken.roots[0].cid.to_string(), &taken.roots[0].pin), (file_cid(&Profile::default(), &small), &None));
     let blocks = content::dag::walk_links(Arc::clone(&store) as _, taken.roots[0].cid, 1, None).count().await as u64;
     assert_eq!((blocks, store.stats().blocks), (taken.blocks, taken.blocks), "every block is stored, and nothing else");
     // Content that exceeds the cache evicts nothing.
-    let error = take(&uploads, &owner, &noise(8_000_000, 4), kept(Keep::Cached)).await.expect_err("has no room");
+    let error = take(&uploads, &owner, &noise(8_000_000, 4), kept(Destination::Cached)).await.expect_err("has no room");
     assert!(matches!(error, UploadError::LargerThanCache { .. }) && error.status() == 507, "{error}");
     store.flush().await.expect("writes");
     assert_eq!(store.stats().blocks, taken.blocks);
     // Without a Content-Length, the limit applies while the body is read.
-    let order =
-        Order { owner, terms: kept(Keep::Cached), form: Form::File { name: None }, watchers: Watchers::default() };
+    let order = UploadRequest {
+        owner,
+        terms: kept(Destination::Cached),
+        form: Form::File { name: None },
+        watchers: ProgressReceivers::default(),
+    };
     let endless = Body::from_stream(stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from(noise(100_000, 5)))));
     let refused = uploads.take(order, boxed(endless)).await.map_err(|failed| failed.error).expect_err("it has no end");
     assert!(matches!(refused, UploadError::LargerThanCache { .. }), "{refused}");
@@ -858,13 +873,14 @@ async fn cached_uploads_are_stored_completely_or_rejected() {
 async fn recently_unpinned_content_is_cached_again() {
     let (store, uploads, _dir) = uploads_with_cache(64 << 20);
     let chunking = "size-1000".parse().expect("a chunker");
-    let terms = |keep| Terms { profile: Profile { chunking, ..Profile::default() }, ..kept(keep) };
+    let terms = |keep| UploadOptions { profile: Profile { chunking, ..Profile::default() }, ..kept(keep) };
     for seed in 10..15 {
         let content = noise(3_000_000, seed);
-        let pinned = take(&uploads, &Principal::operator(), &content, terms(Keep::Pinned)).await.expect("is pinned");
+        let pinned =
+            take(&uploads, &Principal::operator(), &content, terms(Destination::Pinned)).await.expect("is pinned");
         assert!(store.remove_pin(&pinned.roots[0].cid).await.expect("removes"));
         // Until the blocks are released they are still stored, and about to be deleted.
         store.flush().await.expect("flushes");
-        take(&uploads, &Principal::operator(), &content, terms(Keep::Cached)).await.expect("is cached");
+        take(&uploads, &Principal::operator(), &content, terms(Destination::Cached)).await.expect("is cached");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::writer::{Barrier, Change};
 use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
-use crate::pins::{Attempt, PinChanges, PinError, PinSummary};
+use crate::pins::{PinAttempt, PinChanges, PinError, PinSummary};
 use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
@@ -64,17 +64,17 @@ impl BlockStore for Disk {
         self.pin_changes()
     }
 
-    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<PinAttempt>, StoreError>> {
         let begun = self.queue().ask(move |reply| Change::Begin { root, name, reply });
-        async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
+        async move { Ok(PinAttempt::new(begun.await??, Some(root))) }.boxed()
     }
 
-    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<PinAttempt>, StoreError>> {
         let begun = self.queue().ask(|reply| Change::BeginTemporary { reply });
-        async move { Ok(Attempt::new(begun.await??, None)) }.boxed()
+        async move { Ok(PinAttempt::new(begun.await??, None)) }.boxed()
     }
 
-    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
+    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<PinAttempt>) -> BoxFuture<'a, Result<(), PinError>> {
         async move {
             attempt.check()?;
             let room = self.queue().room(block.data().len()).await?;
@@ -84,7 +84,7 @@ impl BlockStore for Disk {
         .boxed()
     }
 
-    fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
+    fn put_held_member<'a>(&'a self, cid: Cid, attempt: &'a Arc<PinAttempt>) -> BoxFuture<'a, Result<(), PinError>> {
         async move {
             attempt.check()?;
             let room = self.queue().room(0).await?;
@@ -93,7 +93,7 @@ impl BlockStore for Disk {
         .boxed()
     }
 
-    fn finish_pin(&self, attempt: Arc<Attempt>) -> BoxFuture<'_, Result<PinSummary, PinError>> {
+    fn finish_pin(&self, attempt: Arc<PinAttempt>) -> BoxFuture<'_, Result<PinSummary, PinError>> {
         let finished = self.queue().ask(|reply| Change::Finish { attempt, reply });
         async move { finished.await? }.boxed()
     }
@@ -117,7 +117,7 @@ impl BlockStore for Disk {
         async move { more.await? }.boxed()
     }
 
-    fn release(&self, temporary_pin: &Attempt) {
+    fn release(&self, temporary_pin: &PinAttempt) {
         _ = self.queue().send(Barrier::Release { pin: temporary_pin.pin });
     }
 

@@ -62,8 +62,8 @@ pub(crate) mod writer;
 pub use self::offline::{CheckReport, Figures, Offline, Repaired};
 pub use self::rebuild::{RebuildProgress, Rebuilt};
 pub use self::recompress::Recompressed;
-pub use self::repair::Disagreements;
-pub use self::scrub::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
+pub use self::repair::Inconsistencies;
+pub use self::scrub::{Fault, Finding, IncompletePin, ScrubProgress, ScrubReport};
 pub use crate::error::StoreError;
 
 use self::reads::Reads;
@@ -447,7 +447,7 @@ impl BlockSource for Disk {
     fn read_now(&self, cid: &Cid) -> Option<Block> {
         let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
         let data = self.inner.store.stored_now(&key.to_bytes())?.block().ok()?;
-        Some(Block::from_checked(*cid, data))
+        Some(Block::from_verified(*cid, data))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
@@ -455,7 +455,7 @@ impl BlockSource for Disk {
         let (disk, cid) = (self.clone(), *cid);
         async move {
             let data = disk.find(&key).await?.ok_or(SourceError::NotFound { cid })?;
-            Ok(Block::from_checked(cid, data))
+            Ok(Block::from_verified(cid, data))
         }
         .boxed()
     }

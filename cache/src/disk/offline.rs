@@ -8,11 +8,11 @@
 
 use super::index_files;
 use super::rebuild::{self, OnRebuild, Rebuilt};
-use super::repair::{self, Disagreements};
+use super::repair::{self, Inconsistencies};
 use super::schema::{
     DAMAGED, INDEX, IndexRecord, Kind, META, PINS, PINS_BY_BLOCK, PinId, PinRecord, Place, pin_of_block, take_u64,
 };
-use super::scrub::{self, Fault, Finding, LackingPin, ScrubProgress};
+use super::scrub::{self, Fault, Finding, IncompletePin, ScrubProgress};
 use super::store::{self, Store};
 use super::{Disk, DiskOptions, StoreError, open_store, parse_pin};
 use crate::dag;
@@ -36,9 +36,9 @@ pub struct CheckReport {
     /// The check of the values.
     pub progress: ScrubProgress,
     /// The check of the index.
-    pub index: Disagreements,
+    pub index: Inconsistencies,
     /// Pins with missing or corrupt blocks.
-    pub lacking: Vec<LackingPin>,
+    pub lacking: Vec<IncompletePin>,
     /// Blocks kept without a known pin, because an earlier rebuild of the index found the pin journal damaged too.
     pub unclaimed: u64,
 }
@@ -47,7 +47,7 @@ pub struct CheckReport {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Repaired {
     /// The repaired inconsistencies of the index.
-    pub index: Disagreements,
+    pub index: Inconsistencies,
     /// The result of rebuilding the index, if that was necessary.
     pub rebuilt: Option<Rebuilt>,
 }
@@ -191,7 +191,7 @@ impl Offline {
     }
 
     /// Makes pins with missing blocks partial.
-    fn mark_partial(&self, lacking: &[LackingPin]) -> Result<(), StoreError> {
+    fn mark_partial(&self, lacking: &[IncompletePin]) -> Result<(), StoreError> {
         let mut batch = WriteBatch::default();
         for pin in lacking {
             let root = pin.root.to_bytes();
@@ -236,14 +236,14 @@ impl Offline {
     }
 
     #[cfg(test)]
-    pub(crate) fn repair_index(&self) -> Result<Disagreements, StoreError> {
+    pub(crate) fn repair_index(&self) -> Result<Inconsistencies, StoreError> {
         repair::check_index(&self.store, true)
     }
 }
 
 /// The pins with missing blocks: members that are not stored or are among `damaged`, which counts them by pin, and
 /// blocks of their DAGs that are not listed as members.
-fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<LackingPin>, StoreError> {
+fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<IncompletePin>, StoreError> {
     let mut unlisted = BTreeMap::new();
     for row in store.rows_from(PINS, &[])? {
         let (root, record) = parse_pin(&row?)?;

@@ -24,7 +24,7 @@ use super::schema::{
     BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SYNCED, Kind, META, PINS, PINS_BY_BLOCK,
     PLACES, PinId, PinRecord, Place, SCHEMA, SEGMENTS, SegmentRecord, block_of_pin, pin_of_block, release_key,
 };
-use super::scrub::{self, LackingPin};
+use super::scrub::{self, IncompletePin};
 use super::store::{Lock, SEGMENTS_DIR, Store};
 use super::{DiskOptions, StoreError};
 use crate::dag;
@@ -73,7 +73,7 @@ pub struct Rebuilt {
     /// What the rebuild read.
     pub progress: RebuildProgress,
     /// Pins with missing blocks.
-    pub lacking: Vec<LackingPin>,
+    pub lacking: Vec<IncompletePin>,
     /// Blocks kept without a known pin, because the pin journal was damaged too.
     pub unclaimed: u64,
 }

@@ -21,7 +21,7 @@ const BATCH_ROWS: usize = 1024;
 
 /// Inconsistencies of the index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Disagreements {
+pub struct Inconsistencies {
     /// Blocks with a malformed index record, or one with a wrong place. They are removed.
     pub blocks: u64,
     /// Rows of `places` that are missing or inconsistent with the index.
@@ -32,7 +32,7 @@ pub struct Disagreements {
     pub files: u64,
 }
 
-impl Disagreements {
+impl Inconsistencies {
     /// The total number.
     pub fn total(&self) -> u64 {
         self.blocks + self.places + self.segments + self.files
@@ -40,8 +40,8 @@ impl Disagreements {
 }
 
 /// Checks the index, and repairs it if `repairs`.
-pub(super) fn check_index(store: &Store, repairs: bool) -> Result<Disagreements, StoreError> {
-    let mut check = IndexCheck { store, repairs, batch: WriteBatch::default(), found: Disagreements::default() };
+pub(super) fn check_index(store: &Store, repairs: bool) -> Result<Inconsistencies, StoreError> {
+    let mut check = IndexCheck { store, repairs, batch: WriteBatch::default(), found: Inconsistencies::default() };
     check.places()?;
     check.index()?;
     let segments = check.segments(count_all(store)?)?;
@@ -55,7 +55,7 @@ struct IndexCheck<'a> {
     store: &'a Store,
     repairs: bool,
     batch: WriteBatch,
-    found: Disagreements,
+    found: Inconsistencies,
 }
 
 type Segments = BTreeMap<u32, SegmentRecord>;

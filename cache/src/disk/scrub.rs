@@ -19,7 +19,7 @@ use super::store::Store;
 use super::writer::{Barrier, Change};
 use super::{Disk, StoreError};
 use crate::pins::PinSummary;
-pub use crate::reports::{Fault, Finding, LackingPin, ScrubProgress, ScrubReport};
+pub use crate::reports::{Fault, Finding, IncompletePin, ScrubProgress, ScrubReport};
 use crate::stored::Stored;
 use content::{BlockKey, Cid};
 use std::collections::BTreeMap;
@@ -220,7 +220,7 @@ pub(crate) fn pause_after(bytes: u64, worked: Duration, bytes_per_second: Option
 }
 
 /// The pins with missing members: not in the index, no longer listed, or among `damaged`, which counts them by pin.
-pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<LackingPin>, StoreError> {
+pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<IncompletePin>, StoreError> {
     let (mut missing, mut members) = (damaged.clone(), BTreeMap::<u64, u64>::new());
     for row in store.rows_from(BLOCKS_BY_PIN, &[])? {
         let (row, _) = row?;
@@ -234,7 +234,7 @@ pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec
     let lacks = |pin: PinSummary| {
         let unknown = pin.blocks.saturating_sub(members.get(&pin.id).copied().unwrap_or_default());
         let missing = missing.get(&pin.id).copied().unwrap_or_default() + unknown;
-        (missing > 0).then_some(LackingPin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
+        (missing > 0).then_some(IncompletePin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
     };
     Ok(store.pins()?.into_iter().filter_map(lacks).collect())
 }

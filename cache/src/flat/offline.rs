@@ -4,7 +4,7 @@
 //! All functions here block the thread.
 
 use super::{Folder, is_in};
-use crate::disk::{CheckReport, Disagreements, Fault, Figures, Finding, Repaired, ScrubProgress, StoreError};
+use crate::disk::{CheckReport, Fault, Figures, Finding, Inconsistencies, Repaired, ScrubProgress, StoreError};
 use crate::indexed_store::backing::Backing as _;
 use crate::indexed_store::step;
 use crate::memory_index::{Key, MemoryIndex};
@@ -75,7 +75,7 @@ impl Offline {
             at = step.end;
         }
         let lacking = self.index.lacking(&damaged);
-        Ok(CheckReport { progress, index: Disagreements::default(), lacking, unclaimed: 0 })
+        Ok(CheckReport { progress, index: Inconsistencies::default(), lacking, unclaimed: 0 })
     }
 
     /// Every pin, complete or partial, by root.

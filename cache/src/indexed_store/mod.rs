@@ -23,7 +23,7 @@ use self::writer::{Command, Write, Writer};
 use crate::disk::store::unreadable;
 use crate::disk::{Figures, ScrubReport, StoreError};
 use crate::memory_index::{Key, MemoryIndex};
-use crate::pins::{Attempt, PinChanges, PinError, PinState, PinSummary};
+use crate::pins::{PinAttempt, PinChanges, PinError, PinState, PinSummary};
 use crate::queue::Queue;
 use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
 use crate::stored::{self, Shape, Stored, ValueError};
@@ -184,7 +184,7 @@ impl<B: Backing> IndexedStore<B> {
         tokio::task::spawn_blocking(work).await.map_err(|_| StoreError::Closed)?
     }
 
-    async fn write(&self, block: Block, attempt: Option<Arc<Attempt>>) -> Result<(), StoreError> {
+    async fn write(&self, block: Block, attempt: Option<Arc<PinAttempt>>) -> Result<(), StoreError> {
         let room = self.inner.queue.room(block.data().len()).await?;
         self.inner.queue.send(Command::Write(Write { block, attempt, room }))
     }
@@ -305,17 +305,17 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
         Arc::clone(&self.inner.shared.changes)
     }
 
-    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+    fn begin_pin(&self, root: Cid, name: Option<String>) -> BoxFuture<'_, Result<Arc<PinAttempt>, StoreError>> {
         let begun = self.inner.queue.ask(move |reply| Command::Begin { root, name, reply });
-        async move { Ok(Attempt::new(begun.await??, Some(root))) }.boxed()
+        async move { Ok(PinAttempt::new(begun.await??, Some(root))) }.boxed()
     }
 
-    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<Attempt>, StoreError>> {
+    fn begin_temporary_pin(&self) -> BoxFuture<'_, Result<Arc<PinAttempt>, StoreError>> {
         let begun = self.inner.queue.ask(|reply| Command::BeginTemporary { reply });
-        async move { Ok(Attempt::new(begun.await??, None)) }.boxed()
+        async move { Ok(PinAttempt::new(begun.await??, None)) }.boxed()
     }
 
-    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<Attempt>) -> BoxFuture<'a, Result<(), PinError>> {
+    fn put_member<'a>(&'a self, block: &'a Block, attempt: &'a Arc<PinAttempt>) -> BoxFuture<'a, Result<(), PinError>> {
         async move {
             attempt.check()?;
             Ok(self.write(block.clone(), Some(Arc::clone(attempt))).await?)
@@ -323,7 +323,7 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
         .boxed()
     }
 
-    fn finish_pin(&self, attempt: Arc<Attempt>) -> BoxFuture<'_, Result<PinSummary, PinError>> {
+    fn finish_pin(&self, attempt: Arc<PinAttempt>) -> BoxFuture<'_, Result<PinSummary, PinError>> {
         let finished = self.inner.queue.ask(|reply| Command::Finish { attempt, reply });
         async move { finished.await? }.boxed()
     }
@@ -355,7 +355,7 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
         async move { more.await? }.boxed()
     }
 
-    fn release(&self, temporary_pin: &Attempt) {
+    fn release(&self, temporary_pin: &PinAttempt) {
         _ = self.inner.queue.send(Command::Release { pin: temporary_pin.pin });
     }
 
@@ -428,7 +428,7 @@ impl<B: Backing> BlockSource for IndexedStore<B> {
         }
         // A corrupt or missing value is handled by `find`.
         let data = shared.backing.read(&key).ok()??.block().ok()?;
-        Some(Block::from_checked(*cid, data))
+        Some(Block::from_verified(*cid, data))
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
@@ -438,7 +438,7 @@ impl<B: Backing> BlockSource for IndexedStore<B> {
         let (store, cid) = (self.clone(), *cid);
         async move {
             let data = store.find(&key).await?.ok_or(SourceError::NotFound { cid })?;
-            Ok(Block::from_checked(cid, data))
+            Ok(Block::from_verified(cid, data))
         }
         .boxed()
     }

@@ -11,9 +11,9 @@ use super::backing::{Backing, NewValue};
 use super::{Shared, StoreLimits, scrub};
 use crate::disk::StoreError;
 use crate::memory_index::{Key, ValueInfo};
-use crate::pins::{Attempt, BegunPin, MemberFailure, PinError, PinId, PinLosses, PinRecord, PinState, PinSummary};
+use crate::pins::{BegunPin, MemberFailure, PinAttempt, PinError, PinId, PinLosses, PinRecord, PinState, PinSummary};
 use crate::queue::{COMMAND_BYTES, PROBE_EVERY, Reply, Room, Wait, next_command};
-use crate::store::{Evict, Evicted, Trouble};
+use crate::store::{DegradedReason, Evict, Evicted};
 use crate::stored::Encoder;
 use content::{Block, BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -62,7 +62,7 @@ pub(super) enum Command {
     },
     /// Marks a pin complete, if all of its members were written.
     Finish {
-        attempt: Arc<Attempt>,
+        attempt: Arc<PinAttempt>,
         reply: Reply<Result<PinSummary, PinError>>,
     },
     /// Removes a pin; its members are unpinned later.
@@ -91,7 +91,7 @@ pub(super) enum Command {
 /// A block to store: a member of a pin if there is an attempt, else a cached block.
 pub(super) struct Write {
     pub(super) block: Block,
-    pub(super) attempt: Option<Arc<Attempt>>,
+    pub(super) attempt: Option<Arc<PinAttempt>>,
     pub(super) room: Room,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct Writer<B: Backing> {
     /// Flush commands waiting for a reply.
     flushes: Vec<Reply<Result<(), StoreError>>>,
     /// Why writes fail, if they do; logged once, not for every batch.
-    failing: Option<Trouble>,
+    failing: Option<DegradedReason>,
     /// The error of a failed sync. Data not written by then may be lost even if a later sync succeeds, so nothing is
     /// acknowledged until the store is reopened.
     sync_error: Option<StoreError>,
@@ -144,7 +144,7 @@ struct StagedWrite {
     /// The index of the value, unless it is stored already.
     value: Option<usize>,
     block_bytes: u64,
-    attempt: Option<Arc<Attempt>>,
+    attempt: Option<Arc<PinAttempt>>,
     _room: Room,
 }
 
@@ -443,7 +443,7 @@ impl<B: Backing> Writer<B> {
         Ok(pin)
     }
 
-    fn finish(&mut self, attempt: &Attempt) -> Result<PinSummary, PinError> {
+    fn finish(&mut self, attempt: &PinAttempt) -> Result<PinSummary, PinError> {
         attempt.check()?;
         self.losses.check(attempt)?;
         let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };
@@ -584,7 +584,7 @@ impl<B: Backing> Writer<B> {
         let probed = self.check_free_space(BATCH_BYTES_MAX + content::MAX_BLOCK_BYTES);
         match probed.and_then(|()| self.shared.backing.probe()) {
             Ok(()) => self.note_recovery(),
-            Err(error) => self.failing = Some(Trouble::of(&error)),
+            Err(error) => self.failing = Some(DegradedReason::of(&error)),
         }
         if self.failing != Some(trouble) {
             // The shortage changed, and with it the target of eviction.
@@ -667,7 +667,7 @@ impl<B: Backing> Writer<B> {
     /// Records a failed write, and logs the first one.
     fn note_write_error(&mut self, error: &StoreError) {
         self.shared.stats.write_errors.inc();
-        if self.failing.replace(Trouble::of(error)).is_none() {
+        if self.failing.replace(DegradedReason::of(error)).is_none() {
             error!(%error, "writes to the disk fail: nothing is cached on it and pins fail until it recovers");
         }
     }
@@ -684,7 +684,7 @@ impl<B: Backing> Writer<B> {
         stats.cached_bytes.store(index.cached_bytes(), Ordering::Relaxed);
         stats.pinned_bytes.store(index.pinned_bytes(), Ordering::Relaxed);
         stats.blocks.store(index.count(), Ordering::Relaxed);
-        stats.set_trouble(self.sync_error.as_ref().map_or(self.failing, |_| Some(Trouble::Broken)));
+        stats.set_trouble(self.sync_error.as_ref().map_or(self.failing, |_| Some(DegradedReason::Broken)));
     }
 }
 

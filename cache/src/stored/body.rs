@@ -102,7 +102,7 @@ pub fn parts(stored: &Stored, cid: &Cid, file_bytes: u64) -> Result<Vec<Bytes>, 
     match Plan::of(stored.shape(), cid.codec(), file_bytes).ok_or_else(not_a_leaf)? {
         Plan::Frame { .. } => Ok(vec![stored.body()]),
         Plan::Around { .. } => Ok([raw(&stored.prefix()), vec![stored.body()], raw(&stored.suffix())].concat()),
-        Plan::Raw => match Node::decode(&Block::from_checked(*cid, stored.block()?))? {
+        Plan::Raw => match Node::decode(&Block::from_verified(*cid, stored.block()?))? {
             Node::File(file) if file.child_count() == 0 && file.data().len() as u64 == file_bytes => {
                 Ok(raw(file.data()))
             }

@@ -100,7 +100,7 @@ impl Encoder {
     /// # Errors
     /// [`ValueError`] if the value cannot be decompressed.
     pub fn recompress(&mut self, cid: &Cid, stored: &Stored) -> Result<Option<Stored>, ValueError> {
-        let block = Block::from_checked(*cid, stored.block()?);
+        let block = Block::from_verified(*cid, stored.block()?);
         let payload = match stored.shape() {
             // It was stored as a leaf, whatever codec is requested now.
             Shape::Envelope { prefix_bytes, payload_bytes, .. } => prefix_bytes..prefix_bytes + payload_bytes,

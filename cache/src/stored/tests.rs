@@ -311,7 +311,7 @@ fn other_blocks_than_the_expected_leaf_are_errors() {
     assert!(matches!(parts(&encode(&inner), inner.cid(), 1), Err(BodyError::Leaf { .. })));
     assert!(matches!(parts(&encode(&document), document.cid(), text.len() as u64), Err(BodyError::Leaf { .. })));
     assert_eq!(encoded_bytes(encode(&document).shape(), codec::DAG_CBOR, text.len() as u64), None);
-    let no_node = Block::from_checked(*inner.cid(), text.into());
+    let no_node = Block::from_verified(*inner.cid(), text.into());
     assert!(matches!(parts(&encode(&no_node), no_node.cid(), 1), Err(BodyError::Node(_))));
 }
 

@@ -23,7 +23,7 @@ use super::crash::{DIR, child, rounds};
 use super::device::in_a_namespace;
 use super::suite::{Kind, Opened, Setup};
 use super::{Random, noisy, suite, supply};
-use crate::store::Trouble;
+use crate::store::DegradedReason;
 use crate::{PinError, PinState};
 use content::Block;
 use std::fs;
@@ -147,7 +147,7 @@ async fn acknowledged_pins_survive_failed_writes(kind: Kind, zram: &Arc<Zram>) {
         }
         breaks.join().expect("does not panic");
         // After a failed sync, later successful syncs do not count.
-        if store.stats().trouble == Some(Trouble::Broken) {
+        if store.stats().trouble == Some(DegradedReason::Broken) {
             pin(&store, round * 1_000 + 900).await.expect_err("nothing is durable");
         }
         check(&store, &acknowledged, &format!("round {round}, {kind:?}, still open")).await;

@@ -1,6 +1,6 @@
 //! Explores every order in which three tasks can request blocks, wait, leave and get results.
 //!
-//! [`Flights`] holds its locks for one look-up only, so all interleavings are covered by a scheduler that takes one
+//! [`Singleflight`] holds its locks for one look-up only, so all interleavings are covered by a scheduler that takes one
 //! step at a time and explores every choice. Steps can also be interrupted at two points: when the last waiter has left
 //! and the call is not removed yet, and when the work has ended and its call is still listed. At both points the work
 //! is dropped, which its destructor detects.
@@ -9,7 +9,7 @@
 //! threads.
 
 use super::{key, noisy};
-use crate::flight::{Flight, Flights, Outcome};
+use crate::singleflight::{Outcome, SharedCall, Singleflight};
 use content::{Block, BlockKey, SourceError};
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
@@ -67,7 +67,7 @@ enum Phase {
     /// Waits; the call is taken out while it is polled or dropped.
     Waiting {
         work: usize,
-        flight: Option<Flight<Outcome>>,
+        flight: Option<SharedCall<Outcome>>,
         polls: u32,
     },
     After,
@@ -121,7 +121,7 @@ struct State {
 }
 
 struct World {
-    flights: Flights<BlockKey, Outcome>,
+    flights: Singleflight<BlockKey, Outcome>,
     blocks: [Block; 2],
     /// The key that each task requests.
     wants: [usize; TASKS],
@@ -235,7 +235,7 @@ impl World {
     }
 
     /// Takes a task's call for a step.
-    fn borrow(&self, task: usize) -> (usize, Flight<Outcome>) {
+    fn borrow(&self, task: usize) -> (usize, SharedCall<Outcome>) {
         let mut state = self.state();
         state.busy = Some(task);
         let Phase::Waiting { work, flight, polls } = &mut state.phases[task] else { panic!("it waits") };
@@ -336,7 +336,7 @@ fn explore(wants: [usize; TASKS]) -> u64 {
             said: Vec::new(),
         };
         let world = Arc::new(World {
-            flights: Flights::default(),
+            flights: Singleflight::default(),
             blocks: blocks.clone(),
             wants,
             woken: Default::default(),
@@ -381,7 +381,7 @@ fn calls_of_two_blocks_are_independent_in_every_order() {
 
 #[test]
 fn an_error_is_shared_as_a_block_is() {
-    let flights = Flights::<BlockKey, Outcome>::default();
+    let flights = Singleflight::<BlockKey, Outcome>::default();
     let block = noisy(1, 10);
     let absent = SourceError::NotFound { cid: *block.cid() };
     let fails = absent.clone();

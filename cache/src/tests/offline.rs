@@ -3,7 +3,7 @@ use super::{cache, flip, forge, key, noisy, open, place_of, raw, supply};
 use crate::disk::faults::Call;
 use crate::disk::schema::{INDEX, KEY_COUNTERS, KEY_SYNCED, Kind, META, PLACES, Place, SEGMENTS, SegmentRecord};
 use crate::reports::raw_cid;
-use crate::{CheckReport, Disagreements, Disk, DiskOptions, Fault, Finding, Offline, PinState, StoreError};
+use crate::{CheckReport, Disk, DiskOptions, Fault, Finding, Inconsistencies, Offline, PinState, StoreError};
 use content::{Block, BlockSource};
 use rocksdb::WriteBatch;
 use rustix::io::Errno;
@@ -87,7 +87,7 @@ async fn a_check_marks_corrupt_blocks_for_the_writer() {
         let (report, found) = check(dir.path());
         assert!(found.len() == 2 && expected.iter().all(|finding| found.contains(finding)), "{found:?}");
         assert_eq!((report.progress.blocks, report.progress.damaged), (19, 2));
-        assert_eq!(report.index, Disagreements { places: 1, ..Disagreements::default() });
+        assert_eq!(report.index, Inconsistencies { places: 1, ..Inconsistencies::default() });
         let [pin] = &*report.lacking else { panic!("{:?}", report.lacking) };
         assert_eq!((pin.root, pin.missing, pin.blocks), (*blocks[0].cid(), 1, 10));
     }
@@ -156,7 +156,7 @@ async fn the_index_is_repaired_whatever_row_is_lost_or_wrong() {
         let repaired = store.repair_index().expect("repairs");
         assert_eq!(repaired.blocks, 0, "{what}");
         assert_eq!(repaired.files, 1, "{what}");
-        assert_eq!(store.repair_index().expect("repairs"), Disagreements::default(), "{what}: one repair is enough");
+        assert_eq!(store.repair_index().expect("repairs"), Inconsistencies::default(), "{what}: one repair is enough");
         drop(store);
         let disk = open(dir.path());
         disk.flush().await.expect("flushes");

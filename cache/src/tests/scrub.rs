@@ -1,7 +1,7 @@
 use super::audit::audit;
 use super::{Random, budget, cache, flip, forge, key, noisy, open, open_with, overwrite, place_of, raw, supply};
 use crate::reports::raw_cid;
-use crate::{Disk, Fault, Finding, LackingPin, ScrubProgress};
+use crate::{Disk, Fault, Finding, IncompletePin, ScrubProgress};
 use content::{Block, BlockSource};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use tokio::sync::Notify;
 
 /// A complete pass without a rate limit, and its findings.
-async fn scrub(disk: &Disk) -> (ScrubProgress, Vec<Finding>, Vec<LackingPin>) {
+async fn scrub(disk: &Disk) -> (ScrubProgress, Vec<Finding>, Vec<IncompletePin>) {
     let mut found = Vec::new();
     let report = disk.scrub(None, |_, findings| found.extend_from_slice(findings)).await.expect("scrubs");
     (report.progress, found, report.lacking)
@@ -48,7 +48,7 @@ async fn every_kind_of_corruption_is_found_and_deleted_and_nothing_else() {
     let expected = bad.map(|block| Finding { cid: raw_cid(&key(block)), fault: Fault::Damaged });
     assert_eq!(found.len(), 5);
     assert!(expected.iter().all(|finding| found.contains(finding)), "{found:?}");
-    let mine = LackingPin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, blocks: 6 };
+    let mine = IncompletePin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, blocks: 6 };
     assert_eq!(lacking, [mine]);
     assert_eq!((disk.stats().corrupt_blocks, disk.stats().lacking_pins), (5, 1));
     for block in pinned.iter().chain(&cached) {

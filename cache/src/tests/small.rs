@@ -9,9 +9,9 @@ use super::crash::{DIR, child};
 use super::device::{Device, in_a_namespace};
 use super::full::{Filler, assert_is_lack_of_space, assert_pinned, dag, eventually, pin};
 use super::{open_with, suite};
-use crate::register::{Change, Register};
+use crate::metadata_store::{Change, MetadataStore};
 use crate::space::Space;
-use crate::store::Trouble;
+use crate::store::DegradedReason;
 use crate::{Disk, DiskOptions, PinError, StoreError};
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -59,7 +59,7 @@ async fn space_of_unpinned_blocks_is_reclaimed(home: &Path) {
     for round in 0..4 {
         let end = fill_with_pins(&disk, next).await;
         assert!(round > 0 || end > 30, "most of the disk is usable: {end}");
-        assert_eq!(disk.stats().trouble, Some(Trouble::Full));
+        assert_eq!(disk.stats().trouble, Some(DegradedReason::Full));
         pinned.extend(next..end);
         next = end + 1;
         let (gone, kept): (Vec<u64>, Vec<u64>) = pinned.iter().partition(|number| **number % 3 != round % 3);
@@ -116,7 +116,7 @@ async fn a_completely_full_disk_is_served(home: &Path, ballast: &Filler) {
     drop(disk);
     fill_to_the_last_byte(home, ballast);
     let disk = open_with(home, options()).expect("opens without any space");
-    assert_eq!(disk.stats().trouble, Some(Trouble::Full));
+    assert_eq!(disk.stats().trouble, Some(DegradedReason::Full));
     assert_pinned(&disk, 1..end).await;
     let refused = pin(&disk, end + 10).await.expect_err("there is no space");
     assert_is_lack_of_space(&refused);
@@ -218,7 +218,7 @@ async fn a_lack_of_inodes_is_distinguished_from_one_of_bytes(home: &Path) {
                 let trouble = store.stats().trouble;
                 let PinError::Store(error) = refused else { panic!("{kind:?}: {refused}") };
                 assert!(matches!(error, StoreError::NoInodes { .. }), "{kind:?}: {error}");
-                return if trouble == Some(Trouble::NoInodes) { Ok(()) } else { Err(error) };
+                return if trouble == Some(DegradedReason::NoInodes) { Ok(()) } else { Err(error) };
             }
         };
         eventually("a lack of inodes is reported", fails_and_reports).await;
@@ -241,7 +241,7 @@ async fn a_lack_of_inodes_is_distinguished_from_one_of_bytes(home: &Path) {
 /// The list of pins opens on a full disk, and is writable as soon as there is space.
 async fn the_list_of_pins_is_readable_without_space(home: &Path, ballast: &Path) {
     let put = |n: u32| vec![Change::Put(format!("{n}").into(), vec![1; 1_000])];
-    let rows = |register: &Register| {
+    let rows = |register: &MetadataStore| {
         let mut rows = 0;
         register
             .scan(b"", |_, _| {
@@ -251,21 +251,21 @@ async fn the_list_of_pins_is_readable_without_space(home: &Path, ballast: &Path)
             .expect("scans");
         rows
     };
-    let register = Register::open(home).expect("opens");
+    let register = MetadataStore::open(home).expect("opens");
     for n in 0..100 {
         register.write(put(n)).await.expect("writes");
     }
     drop(register);
     fill_to_the_last_byte(home, &Filler::Ballast(ballast.to_owned()));
-    let register = Register::open_or_salvage(home).expect("opens without any space");
+    let register = MetadataStore::open_or_salvage(home).expect("opens without any space");
     assert!(register.is_read_only() && register.salvage().is_none() && rows(&register) == 100);
     assert_is_lack_of_space(&register.write(put(100)).await.expect_err("there is no space"));
-    assert!(matches!(Register::open_to_look(home), Err(StoreError::InUse { .. })));
+    assert!(matches!(MetadataStore::open_read_only(home), Err(StoreError::InUse { .. })));
     std::fs::remove_file(ballast).expect("deletes");
     eventually("there is space again", async || register.write(put(100)).await).await;
     assert!(!register.is_read_only() && rows(&register) == 101);
     drop(register);
-    assert_eq!(rows(&Register::open_to_look(home).expect("opens")), 101);
+    assert_eq!(rows(&MetadataStore::open_read_only(home).expect("opens")), 101);
 }
 
 /// Fills every byte, also those that only short writes could use.

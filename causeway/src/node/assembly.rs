@@ -24,8 +24,8 @@ use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use services::access::authenticator::{self, Authenticator};
 use services::audit::AuditLog;
-use services::denylists::served::Served;
-use services::denylists::takedown::{Answers, InFront};
+use services::denylists::served::PeerSource;
+use services::denylists::takedown::{FrontCaches, Predictor};
 use services::denylists::{Control, Lists, Running};
 use services::front_caches::{Caches, Senders};
 use services::health::{Degraded, Health};
@@ -33,7 +33,7 @@ use services::limiter::Limiter;
 use services::logging::chain;
 use services::pinning::{PinMetrics, PinOptions, Pins, Reach};
 use services::supervision::Supervisor;
-use services::uploads::resumable::Parts;
+use services::uploads::resumable::ResumableUploads;
 use services::uploads::{self, Uploads};
 use services::{p2p, stores, welcome};
 use std::io;
@@ -78,7 +78,7 @@ pub(super) struct Reached {
 /// Background services: pins, uploads, take-downs, the audit log, front caches.
 pub(super) struct Services {
     pub pins: Arc<Pins>,
-    pub parts: Arc<Parts>,
+    pub parts: Arc<ResumableUploads>,
     pub senders: Senders,
     control: Arc<Control>,
     uploads: Uploads,
@@ -101,7 +101,7 @@ impl<'a> Assembly<'a> {
     pub async fn storage(&mut self) -> anyhow::Result<Storage> {
         let Config { data_dir, cache, policy, .. } = &self.loaded.config;
         let disk = stores::open(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
-        stores::note_unused(data_dir, cache);
+        stores::log_unused(data_dir, cache);
         let lists = Lists::open(policy, data_dir).await;
         let lists = lists.map_err(|error| self.loaded.error(error.setting, error.to_string()))?;
         let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
@@ -116,7 +116,7 @@ impl<'a> Assembly<'a> {
         let (loaded, registry) = (self.loaded, &mut self.registry);
         let Storage { disk, tiers, policy, .. } = storage;
         let keys = p2p::open_keys(loaded).await?;
-        let network = Network::start(loaded, Arc::new(Served::of(tiers)), policy, registry).await?;
+        let network = Network::start(loaded, Arc::new(PeerSource::of(tiers)), policy, registry).await?;
         let welcome = welcome_site(loaded, &**disk).await;
         network.provide(&**disk, loaded.config.p2p.provide).await;
         let names = network.names(loaded, policy, registry)?;
@@ -133,8 +133,8 @@ impl<'a> Assembly<'a> {
         let Storage { disk, lists, tiers, policy } = storage;
         let pins = self.pins(disk, reached.network.reach(loaded, tiers, Arc::clone(policy))).await?;
         let recheck = Arc::downgrade(&pins);
-        lists.on_change(move || recheck.upgrade().iter().for_each(|pins| pins.rules_changed()));
-        let control = Arc::new(Control::new(Arc::clone(lists), tiers.clone()).telling(&pins));
+        lists.on_change(move || recheck.upgrade().iter().for_each(|pins| pins.recheck_withheld()));
+        let control = Arc::new(Control::new(Arc::clone(lists), tiers.clone()).with_pins(&pins));
         let (uploads, parts) = self.uploads(disk, &pins, Arc::clone(policy))?;
         let audit = AuditLog::open(&loaded.config.data_dir);
         let audit = Arc::new(audit.map_err(|error| self.unwritable("audit.log", &error))?);
@@ -162,13 +162,14 @@ impl<'a> Assembly<'a> {
         store: &Arc<dyn BlockStore>,
         pins: &Arc<Pins>,
         policy: Arc<dyn Policy>,
-    ) -> Result<(Uploads, Arc<Parts>), ConfigError> {
+    ) -> Result<(Uploads, Arc<ResumableUploads>), ConfigError> {
         let Config { data_dir, uploads, cache, .. } = &self.loaded.config;
         let limits = uploads::Limits::new(uploads, cache);
         let service = Uploads::new(store, policy, Arc::clone(pins), limits, data_dir);
         let service = service.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
-        let (folder, holders) = (data_dir.join(uploads::FOLDER).join("parts"), authenticator::holders(data_dir));
-        let parts = Parts::open(service.clone(), &folder, uploads.into(), holders);
+        let (folder, holders) =
+            (data_dir.join(uploads::FOLDER).join("parts"), authenticator::principal_lookup(data_dir));
+        let parts = ResumableUploads::open(service.clone(), &folder, uploads.into(), holders);
         let parts = parts.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
         Ok((service, parts))
     }
@@ -214,8 +215,8 @@ impl<'a> Assembly<'a> {
         addresses: &NodeAddresses,
     ) -> anyhow::Result<Admin> {
         let operations = self.operations(storage, reached, services, gateway, addresses);
-        services.control.with_in_front(in_front(&services.caches, gateway));
-        services.control.answered_by(predicted(&operations));
+        services.control.with_front_caches(in_front(&services.caches, gateway));
+        services.control.with_predictor(predicted(&operations));
         let rpc = self.kubo_rpc(storage, reached, services);
         Ok(Admin {
             authenticator: self.authenticator()?,
@@ -305,7 +306,7 @@ async fn welcome_site(loaded: &Loaded, store: &dyn BlockStore) -> Option<Cid> {
     if !http.welcome_site {
         return None;
     }
-    let note = stores::welcome_note(data_dir, cache);
+    let note = stores::welcome_record_path(data_dir, cache);
     let offered = welcome::offer(store, note.as_deref()).await;
     offered.unwrap_or_else(|error| {
         tracing::warn!(error = chain(&error), "the welcome site cannot be pinned; the next start will try again");
@@ -322,17 +323,17 @@ fn watch_store(health: &Health, stats: Arc<cache::store::Stats>) {
 }
 
 /// The caches in front of the gateway, and the paths by which they may have cached a block.
-fn in_front(caches: &Caches, gateway: &Arc<Gateway>) -> InFront {
+fn in_front(caches: &Caches, gateway: &Arc<Gateway>) -> FrontCaches {
     let gateway = Arc::downgrade(gateway);
     let paths_through = move |cid: &Cid| {
         let gateway = gateway.upgrade();
         gateway.map_or_else(Vec::new, |gateway| gateway.paths_through(cid, PURGED_PATHS_MAX))
     };
-    InFront { caches: caches.clone(), paths_through: Arc::new(paths_through) }
+    FrontCaches { caches: caches.clone(), paths_through: Arc::new(paths_through) }
 }
 
 /// The predicted answers of the gateway, for checks of denylists.
-fn predicted(operations: &Operations) -> Answers {
+fn predicted(operations: &Operations) -> Predictor {
     let operations = operations.clone();
     Box::new(move |subject| {
         let operations = operations.clone();

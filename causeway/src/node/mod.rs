@@ -25,7 +25,7 @@ use gateway::listen::server::{ConnectionLimits, Drain};
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
 use services::access::authenticator::NO_ADMIN;
-use services::denylists::{Keeper, Lists};
+use services::denylists::{ListUpdater, Lists};
 use services::front_caches::Senders;
 use services::health::{Health, Stage};
 use services::pinning::Pins;
@@ -44,7 +44,7 @@ pub struct Node {
     disk: Arc<dyn BlockStore>,
     supervisor: Supervisor,
     upkeep: Upkeep,
-    keeper: Keeper,
+    keeper: ListUpdater,
     senders: Senders,
     lists: Arc<Lists>,
     _sweeper: AbortOnDropHandle<()>,
@@ -155,7 +155,7 @@ impl Node {
         let address =
             admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("{}://{address}", self.addresses.admin_scheme));
         let keys = Arc::clone(self.publisher.keys());
-        let written = tokio::task::spawn_blocking(move || keys.leave_word(&address)).await;
+        let written = tokio::task::spawn_blocking(move || keys.publish_admin_address(&address)).await;
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 

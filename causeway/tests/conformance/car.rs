@@ -176,13 +176,13 @@ pub fn order_and_duplicates() -> Vec<Case> {
     let with_once = Body::Blocks([own([FILES, ASCII, HELLO_WORLD]), multiblock()].concat());
     let in_any_order = Body::BlocksUnordered([own([FILES, ASCII, HELLO_WORLD]), multiblock()].concat());
     let (y, n) = (["order=dfs", "dups=y"], ["order=dfs", "dups=n"]);
-    let spelt_out = "application/vnd.ipld.car; version=1; order=dfs; dups=y";
+    let domain_of_label = "application/vnd.ipld.car; version=1; order=dfs; dups=y";
     let mut cases = vec![
         accepting("duplicates", "; version=1; order=dfs; dups=y", &y).body(with_twice.clone()),
         accepting("no duplicates", "; version=1; order=dfs; dups=n", &n).body(with_once.clone()),
         accepting("without spaces", ";version=1;order=dfs;dups=y", &y).body(with_twice.clone()),
         accepting("any order", "; version=1; order=unk", &["order="]).body(in_any_order),
-        querying("Accept adds to the query", "", spelt_out, &y).body(with_twice.clone()),
+        querying("Accept adds to the query", "", domain_of_label, &y).body(with_twice.clone()),
         querying("the query's order", "&car-order=dfs", &format!("{MEDIA_TYPE}; order=unk"), &["order=dfs"]),
         querying("the query's duplicates", "&car-dups=y", &format!("{MEDIA_TYPE}; dups=n"), &["dups=y"])
             .body(with_twice),

@@ -1,7 +1,7 @@
 //! A running gateway, for commands that work with and without one.
 //!
 //! A gateway holds the locks of its store and its keys. A command that finds them locked reads the address of the admin
-//! listener from the data folder ([`Keystore::leave_word`]), and uses the admin API; `--admin URL` gives the address
+//! listener from the data folder ([`Keystore::publish_admin_address`]), and uses the admin API; `--admin URL` gives the address
 //! without a data folder. The output and the effects of a command are the same either way.
 //!
 //! | module | concern |

@@ -217,7 +217,7 @@ fn parse_name(text: &str) -> Result<Name, RuleError> {
     let decoded = percent_decode_str(text).decode_utf8().map_err(|_| RuleError::Path)?;
     let name = Name::parse(&decoded).or_else(|error| match decoded.contains('.') {
         true => Err(error),
-        false => Name::parse(&crate::dnslink::spelt_out(&decoded)),
+        false => Name::parse(&crate::dnslink::domain_of_label(&decoded)),
     });
     name.map_err(|error| RuleError::Name(error.to_string()))
 }

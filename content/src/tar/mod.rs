@@ -22,7 +22,7 @@ use self::names::EntryPath;
 use crate::block::Block;
 use crate::cid::Cid;
 use crate::dagpb::PbNode;
-use crate::fingerprints::{Fingerprints, Marker};
+use crate::fingerprints::{FingerprintHasher, Fingerprints};
 use crate::scope::expected_bytes;
 use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::unixfs::dir::{self, DirError, Entry};
@@ -391,7 +391,7 @@ impl Archive {
 /// would be extracted to the target of the symlink.
 #[derive(Default)]
 struct Symlinks {
-    marker: Marker,
+    marker: FingerprintHasher,
     /// For each symlink the fingerprint of its path, and the chained fingerprint of its segments.
     paths: Fingerprints,
     /// Whether any name had more than one segment so far.

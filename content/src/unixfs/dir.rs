@@ -289,7 +289,7 @@ fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
 /// # Errors
 /// The stream ends with a [`DirError`], as for [`lookup`].
 pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<Entry, DirError>> {
-    list_within(source, dir, None)
+    list_with_budget(source, dir, None)
 }
 
 /// The same with a budget for the shards in memory. When it is used up, only the current shard is kept: nothing is
@@ -297,7 +297,7 @@ pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Resu
 ///
 /// # Errors
 /// The same.
-pub fn list_within(
+pub fn list_with_budget(
     source: Arc<dyn BlockSource>,
     dir: Block,
     memory: Option<Arc<Budget>>,
@@ -314,7 +314,7 @@ pub fn list_within(
 
 /// The entries after the entry `name` (as in [`Entry::name_bytes`]), for pagination; `None` if there is no such entry.
 /// A sharded directory is searched by the hash of the name, so that the last page costs no more than the first. Of
-/// duplicate names the last is used, so that pagination ends. `memory` is a budget as in [`list_within`].
+/// duplicate names the last is used, so that pagination ends. `memory` is a budget as in [`list_with_budget`].
 ///
 /// # Errors
 /// As for [`lookup`]; the stream ends with an error as for [`list`].
@@ -591,7 +591,7 @@ mod tests {
         for bytes in [0, 1_000, 3_000, 64 * MAX_BLOCK_BYTES] {
             let budget = Arc::new(Budget::new(bytes));
             let memory = || Some(Arc::clone(&budget));
-            assert_eq!(names(list_within(Arc::clone(&blocks) as _, root.clone(), memory())), whole, "{bytes}");
+            assert_eq!(names(list_with_budget(Arc::clone(&blocks) as _, root.clone(), memory())), whole, "{bytes}");
             for at in [0, 7, 1_500] {
                 let name = whole[at].as_bytes();
                 let rest = list_after(Arc::clone(&blocks) as _, root.clone(), name, memory());
@@ -606,7 +606,7 @@ mod tests {
     fn the_memory_of_a_listing_is_counted() {
         let (blocks, root) = deep(2_000);
         let budget = Arc::new(Budget::new(64 * MAX_BLOCK_BYTES));
-        let mut entries = list_within(blocks as _, root.clone(), Some(Arc::clone(&budget)));
+        let mut entries = list_with_budget(blocks as _, root.clone(), Some(Arc::clone(&budget)));
         block_on(entries.next()).expect("one").expect("an entry");
         let held = 64 * MAX_BLOCK_BYTES - budget.left();
         // The shards on the way, and the prefetched ones.

@@ -550,7 +550,7 @@ impl Stream for FileReader {
             if this.has_ended() {
                 return Poll::Ready(None);
             }
-            if let Err(error) = ready!(this.work.poll_turn(cx)) {
+            if let Err(error) = ready!(this.work.poll_yield(cx)) {
                 return Poll::Ready(Some(Err(this.fail(error.into()))));
             }
             match this.head() {

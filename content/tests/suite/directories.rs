@@ -278,7 +278,7 @@ fn the_depth_of_shards_is_bounded_by_the_hash() {
         let cid = *leaf(&MemoryBlocks::new(), LeafKind::PbFile, b"whatever").cid();
         let links: Vec<Link> = (0..fanout).map(|slot| Link::to(cid, &format!("{slot:0digits$X}"))).collect();
         let node = shard_node(&links, &vec![0xff; fanout / 8], fanout as u64);
-        let block = Block::from_checked(cid, node.into());
+        let block = Block::from_verified(cid, node.into());
         let blocks = MemoryBlocks::new();
         blocks.insert(&block);
         let is_malformed = |error| matches!(error, DirError::Node(NodeError::Malformed { .. }));

@@ -486,7 +486,7 @@ fn a_cycle_ends_with_an_error() {
     // No hash function allows it, but a broken store might.
     let cid = *leaf(&MemoryBlocks::new(), LeafKind::PbFile, b"whatever").cid();
     let blocks = MemoryBlocks::new();
-    let block = Block::from_checked(cid, file_node(&[], &[(cid, 5)], false, false).into());
+    let block = Block::from_verified(cid, file_node(&[], &[(cid, 5)], false, false).into());
     blocks.insert(&block);
     let (bytes, error) = read_all(Arc::new(blocks), &block, 0..5);
     assert_eq!((bytes, error), (Vec::new(), Some(ReadError::TooDeep { cid })));

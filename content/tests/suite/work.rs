@@ -10,7 +10,7 @@ use content::scope::{DagScope, ScopeLimits, ScopeOptions};
 use content::tar::{TarError, TarLimits};
 use content::unixfs::dir;
 use content::unixfs::file::{FileReader, ReadError, ReadLimits, file_size};
-use content::work::{STEPS_PER_BLOCK_MAX, STEPS_PER_TURN};
+use content::work::{STEPS_PER_BLOCK_MAX, STEPS_PER_YIELD};
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, Work, codec, ipld};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -69,8 +69,8 @@ impl Metered {
             self.taken()
         );
         prop_assert!(self.taken() <= 8 + 4 * spent, "{what}: {} blocks in {spent} steps", self.taken());
-        let longest = self.work.longest_turn();
-        prop_assert!(longest <= STEPS_PER_TURN + 2 * STEPS_PER_BLOCK_MAX, "{what}: {longest} steps without a yield");
+        let longest = self.work.longest_run();
+        prop_assert!(longest <= STEPS_PER_YIELD + 2 * STEPS_PER_BLOCK_MAX, "{what}: {longest} steps without a yield");
         Ok(())
     }
 }
@@ -298,7 +298,7 @@ proptest! {
             // Each placeholder may have the whole path as its value, with three bytes for each.
             let bound = 4 + (file.len() + path.len()) as u64 / 8 + 3 * path.len() as u64;
             prop_assert!(work.spent() <= bound, "{} steps, and not {bound}", work.spent());
-            let uninterrupted = 2 * STEPS_PER_TURN + STEPS_PER_BLOCK_MAX;
+            let uninterrupted = 2 * STEPS_PER_YIELD + STEPS_PER_BLOCK_MAX;
             prop_assert!(work.spent() <= uninterrupted, "{} steps without a yield", work.spent());
         }
     }
@@ -403,7 +403,7 @@ fn work_continues_after_a_yield_and_ends_when_dropped() {
     // The names are checked first, with several yields.
     assert!(archive.next().now_or_never().is_none());
     let spent = source.work.spent();
-    assert!(spent < STEPS_PER_TURN + STEPS_PER_BLOCK_MAX, "{spent}");
+    assert!(spent < STEPS_PER_YIELD + STEPS_PER_BLOCK_MAX, "{spent}");
     let mut turns = 1;
     while archive.next().now_or_never().is_none() {
         turns += 1;

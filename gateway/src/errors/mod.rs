@@ -509,7 +509,7 @@ fn name_page(error: &NameError) -> Page {
         NameError::Dns { .. } | NameError::TooSlow { .. } => {
             Page { retry_seconds: Some(30), ..Page::new(StatusCode::GATEWAY_TIMEOUT, UNRESOLVED, "Try again later.") }
         }
-        NameError::Value { .. } | NameError::TooManySteps { .. } => Page {
+        NameError::Value { .. } | NameError::ChainTooLong { .. } => Page {
             retry_seconds: Some(300),
             ..Page::new(StatusCode::BAD_GATEWAY, UNRESOLVED, "The name's owner must repair its value.")
         },

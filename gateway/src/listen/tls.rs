@@ -9,7 +9,7 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use services::fingerprint::Stamp;
+use services::fingerprint::FileFingerprint;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_rustls::TlsAcceptor;
@@ -43,7 +43,7 @@ pub struct Tls {
     certificate: PathBuf,
     key: PathBuf,
     /// The fingerprints of both files, and the configuration that was loaded from them.
-    current: Mutex<([Option<Stamp>; 2], Arc<ServerConfig>)>,
+    current: Mutex<([Option<FileFingerprint>; 2], Arc<ServerConfig>)>,
 }
 
 impl Tls {
@@ -52,14 +52,14 @@ impl Tls {
     /// # Errors
     /// [`TlsError`].
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let found = [certificate, key].map(Stamp::at);
+        let found = [certificate, key].map(FileFingerprint::at);
         let current = Mutex::new((found, read(certificate, key)?));
         Ok(Self { certificate: certificate.to_owned(), key: key.to_owned(), current })
     }
 
     /// The acceptor for the next connection. Reads both files if they have changed.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let found = [&self.certificate, &self.key].map(|path| Stamp::at(path));
+        let found = [&self.certificate, &self.key].map(|path| FileFingerprint::at(path));
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.0 != found {
             current.0 = found;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// The number of cache entries that a purge invalidated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct InvalidatedEntries {
     /// Resolved paths.
     pub paths: u64,
     /// Pages of listings.
@@ -40,7 +40,7 @@ impl Gateway {
     /// A read-only view of the gateway: with the blocks of `local` only and the names of `names`. It reads this
     /// gateway's path cache, and adds nothing to it.
     #[must_use]
-    pub fn looking(&self, http: &config::Http, local: Arc<dyn BlockSource>, names: Arc<dyn NameResolver>) -> Self {
+    pub fn local_view(&self, http: &config::Http, local: Arc<dyn BlockSource>, names: Arc<dyn NameResolver>) -> Self {
         let wiring = Wiring {
             sources: Arc::new(Sources {
                 local,
@@ -78,7 +78,7 @@ impl Gateway {
     }
 
     /// The cached resolution of a path, of any generation of the policy.
-    pub fn remembered_path(&self, key: &str) -> Option<Arc<Entity>> {
+    pub fn cached_path(&self, key: &str) -> Option<Arc<Entity>> {
         self.paths.find(key)
     }
 
@@ -86,7 +86,7 @@ impl Gateway {
     ///
     /// # Errors
     /// [`Problem`] when a block is not stored locally, or the path cannot be resolved.
-    pub async fn walk_here(&self, target: &Target) -> Result<Resolved, Problem> {
+    pub async fn resolve_locally(&self, target: &Target) -> Result<Resolved, Problem> {
         let nobody = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let source = RootSource::new(&self.sources, target.root, nobody, true);
         crate::resolve::walk(&source, target).await
@@ -115,7 +115,7 @@ impl Gateway {
 
     /// Invalidates the cached paths that begin at, lead through or end in content that `concerns` selects. Scans all
     /// caches, so it must not run on the runtime's threads.
-    pub fn purge(&self, concerns: &dyn Fn(&Cid) -> bool, mode: PurgeMode) -> Forgotten {
+    pub fn purge(&self, concerns: &dyn Fn(&Cid) -> bool, mode: PurgeMode) -> InvalidatedEntries {
         let leads_through = |roots: &HeaderValue| {
             let roots = roots.to_str().unwrap_or_default().split(',');
             roots.filter_map(|root| cid::parse(root).ok()).any(|root| concerns(&root))
@@ -127,7 +127,7 @@ impl Gateway {
         let entity = |path: &str, entity: &Entity| {
             concerns(&entity.root) || concerns(&entity.cid) || leads_through(&entity.roots) || begins_at(path)
         };
-        Forgotten {
+        InvalidatedEntries {
             paths: self.paths.invalidate_where(entity, mode),
             listings: self
                 .resources

@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 
 mod inspection;
 
-pub use inspection::Forgotten;
+pub use inspection::InvalidatedEntries;
 
 /// The share of the path cache that is used for sites' `_redirects`.
 const SITES_SHARE: u64 = 16;
@@ -282,7 +282,7 @@ impl Gateway {
     ) -> Result<Draft, Problem> {
         request::check_host(head)?;
         // On the origin of a site these paths are files of the site.
-        if !request::is_about_health(head.uri.path()) || self.router.is_site(client) {
+        if !request::is_health_check(head.uri.path()) || self.router.is_site(client) {
             connection.admitted().await?;
         }
         self.answer(head, client, phase).await

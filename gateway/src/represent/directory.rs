@@ -146,7 +146,7 @@ async fn write(
 ) -> Result<Chunks, Problem> {
     let work = source.work();
     let entries = match after {
-        None => dir::list_within(Arc::clone(&source) as _, directory, memory),
+        None => dir::list_with_budget(Arc::clone(&source) as _, directory, memory),
         Some(after) => {
             let listed = dir::list_after(Arc::clone(&source) as _, directory, &after, memory);
             listed.await?.ok_or(Problem::NoSuchEntry)?

@@ -322,7 +322,7 @@ impl BlockSource for LocalBlocks {
 mod tests {
     use super::*;
     use content::MemoryBlocks;
-    use content::work::{STEPS_PER_BLOCK_MAX, STEPS_PER_TURN};
+    use content::work::{STEPS_PER_BLOCK_MAX, STEPS_PER_YIELD};
     use std::collections::HashMap;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -450,8 +450,8 @@ mod tests {
         // Each entry of the root, each of the other by its 200 paths, and each by its own directory.
         assert_eq!(asked.len(), 200 + 200 * 200 + 200);
         assert!(asked.values().all(|times| *times == 1));
-        let longest = world.source.1.longest_turn();
-        assert!(longest < STEPS_PER_TURN + STEPS_PER_BLOCK_MAX, "{longest}");
+        let longest = world.source.1.longest_run();
+        assert!(longest < STEPS_PER_YIELD + STEPS_PER_BLOCK_MAX, "{longest}");
         assert!(!asked.contains_key(&(world.leaf, String::new())));
     }
 
@@ -475,6 +475,6 @@ mod tests {
         let whole = world.whole().await.expect("nothing is withheld");
         assert_eq!(whole.get(world.inner.cid()).await, Err(SourceError::TooMuchWork { max }));
         let asked = world.policy.asked.lock().expect("is sound").len() as u64;
-        assert!(asked < (max + STEPS_PER_TURN) / STEPS_PER_RULE, "{asked}");
+        assert!(asked < (max + STEPS_PER_YIELD) / STEPS_PER_RULE, "{asked}");
     }
 }

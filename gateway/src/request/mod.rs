@@ -73,7 +73,7 @@ fn is_authority(host: &HeaderValue) -> bool {
 }
 
 /// Whether a path is a health check, which is answered without admission.
-pub fn is_about_health(path: &str) -> bool {
+pub fn is_health_check(path: &str) -> bool {
     matches!(path, "/healthz" | "/readyz")
 }
 

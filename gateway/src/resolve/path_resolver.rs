@@ -15,7 +15,7 @@ use crate::errors::Problem;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Tier};
 use crate::resolve::{self, PathTarget, Target};
-use cache::flight::{Flights, aside};
+use cache::singleflight::{Singleflight, aside};
 use content::BlockSource as _;
 use content::redirects::{Match, Rules};
 use content::walk::{Resolved, WalkError};
@@ -41,16 +41,21 @@ struct Key {
 
 /// The calls in progress.
 pub struct PathResolver {
-    targets: Flights<Key, SharedResult<PathTarget>>,
-    blocks: Flights<Key, SharedResult<Resolved>>,
-    rules: Flights<Key, SharedResult<Arc<Rules>>>,
+    targets: Singleflight<Key, SharedResult<PathTarget>>,
+    blocks: Singleflight<Key, SharedResult<Resolved>>,
+    rules: Singleflight<Key, SharedResult<Arc<Rules>>>,
     joined: Counter,
 }
 
 impl PathResolver {
     /// No calls. `joined` counts the followers.
     pub fn new(joined: Counter) -> Self {
-        Self { targets: Flights::default(), blocks: Flights::default(), rules: Flights::default(), joined }
+        Self {
+            targets: Singleflight::default(),
+            blocks: Singleflight::default(),
+            rules: Singleflight::default(),
+            joined,
+        }
     }
 
     /// Resolves a path: [`resolve::resolve`].
@@ -133,7 +138,7 @@ impl PathResolver {
 
     async fn singleflight<T, F>(
         &self,
-        flights: &Flights<Key, SharedResult<T>>,
+        flights: &Singleflight<Key, SharedResult<T>>,
         key: Key,
         source: &Arc<RootSource>,
         walk: impl Fn(Arc<RootSource>) -> F,

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::Mutex;
 
 /// Opens the session of a root: the local tiers, then the network behind the gate.
-pub type OpenSession = dyn Fn(&Cid, Gate) -> Arc<dyn BlockSource> + Send + Sync;
+pub type OpenSession = dyn Fn(&Cid, FetchPermits) -> Arc<dyn BlockSource> + Send + Sync;
 
 /// The sources of blocks.
 pub struct Sources {
@@ -145,7 +145,7 @@ impl RootSource {
     }
 
     fn session(&self) -> &Arc<dyn BlockSource> {
-        let gate = || Gate {
+        let gate = || FetchPermits {
             fetches: Arc::clone(&self.sources.fetches),
             client: self.client,
             farthest: Arc::clone(&self.farthest),
@@ -197,7 +197,7 @@ impl BlockSource for RootSource {
 
 /// Admission of a request's fetches to the network.
 #[derive(Clone)]
-pub struct Gate {
+pub struct FetchPermits {
     fetches: Arc<Limiter>,
     client: IpAddr,
     farthest: Arc<Farthest>,
@@ -205,7 +205,7 @@ pub struct Gate {
     permit: Arc<Mutex<Weak<Permit>>>,
 }
 
-impl Gate {
+impl FetchPermits {
     async fn acquire(&self) -> Result<Arc<Permit>, SourceError> {
         let mut held = self.permit.lock().await;
         if let Some(permit) = held.upgrade() {
@@ -219,19 +219,19 @@ impl Gate {
 }
 
 /// The network behind a gate.
-pub struct Gated {
+pub struct PermitSource {
     upstream: Arc<dyn BlockSource>,
-    gate: Gate,
+    gate: FetchPermits,
 }
 
-impl Gated {
+impl PermitSource {
     /// Wraps `upstream` with a gate.
-    pub fn new(upstream: Arc<dyn BlockSource>, gate: Gate) -> Self {
+    pub fn new(upstream: Arc<dyn BlockSource>, gate: FetchPermits) -> Self {
         Self { upstream, gate }
     }
 }
 
-impl BlockSource for Gated {
+impl BlockSource for PermitSource {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         let (gate, upstream, cid) = (self.gate.clone(), Arc::clone(&self.upstream), *cid);
         async move {

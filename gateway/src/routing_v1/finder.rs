@@ -1,4 +1,4 @@
-//! [`PeerFinder`]: the searches of the routing API, and [`Neighbourhood`], its implementation.
+//! [`PeerFinder`]: the searches of the routing API, and [`NetworkFinder`], its implementation.
 
 use content::{BlockKey, Cid};
 use futures::FutureExt as _;
@@ -27,12 +27,12 @@ pub trait PeerFinder: Send + Sync {
 }
 
 /// Searches of the node's network, for clients of the routing API.
-pub struct Neighbourhood {
+pub struct NetworkFinder {
     bridge: Bridge,
     serves_everyone: bool,
 }
 
-impl Neighbourhood {
+impl NetworkFinder {
     /// Searches with `bridge`. `serves_everyone`: whether untrusted peers may fetch blocks from this node.
     pub fn new(bridge: Bridge, serves_everyone: bool) -> Self {
         Self { bridge, serves_everyone }
@@ -44,7 +44,7 @@ fn found(searching: impl Future<Output = PeerSearch> + Send + 'static) -> BoxStr
     stream::once(searching).flat_map(move |search| stream::unfold(search, next)).boxed()
 }
 
-impl PeerFinder for Neighbourhood {
+impl PeerFinder for NetworkFinder {
     fn providers(&self, cid: &Cid) -> BoxStream<'static, PeerRecord> {
         let bridge = self.bridge.clone();
         match BlockKey::of(cid) {

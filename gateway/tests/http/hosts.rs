@@ -47,7 +47,7 @@ impl NameResolver for Names {
             "refused.example" => Err(NameError::Refused { key: key(), reason: "it is signed by nobody".to_owned() }),
             "dns.example" => Err(NameError::Dns { domain, reason: "no answer".to_owned() }),
             "value.example" => Err(NameError::Value { name, value: "<b>".to_owned() }),
-            "loop.example" => Err(NameError::TooManySteps { name, max: 8 }),
+            "loop.example" => Err(NameError::ChainTooLong { name, max: 8 }),
             "busy.example" => Err(NameError::Busy),
             "silent.example" => return futures::future::pending().boxed(),
             _ => Err(NameError::NoDnsLink { domain }),

@@ -13,7 +13,7 @@ use gateway::listen::server::{ConnectionLimits, Drain, serve};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
-use gateway::resolve::source::{Gated, Sources};
+use gateway::resolve::source::{PermitSource, Sources};
 use gateway::routing_v1::finder::PeerFinder;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
@@ -114,7 +114,8 @@ fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config:
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
     let local = Arc::new(CountingSource { source: tiers.held(), look_ups: Arc::clone(look_ups) });
     let through = tiers.clone();
-    let open = move |_: &Cid, gate| Arc::new(through.through(Arc::new(Gated::new(Arc::clone(&upstream), gate)))) as _;
+    let open =
+        move |_: &Cid, gate| Arc::new(through.through(Arc::new(PermitSource::new(Arc::clone(&upstream), gate)))) as _;
     let fetches = Arc::new(Limiter::new(http.misses_max as usize, http.client_misses_max as usize));
     Sources { local, open_session: Box::new(open), fetches, policy: Arc::clone(tiers.policy()) }
 }

@@ -236,7 +236,7 @@ mod tests {
     fn budgets(solicited: bool, memory: &Memory) -> Budgets {
         let traffic = Arc::new(Traffic::default());
         if solicited {
-            traffic.note_question();
+            traffic.record_request();
         }
         Budgets::new(memory.clone(), traffic)
     }

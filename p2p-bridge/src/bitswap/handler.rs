@@ -698,7 +698,7 @@ impl ConnectionHandler for Handler {
         match command {
             Command::Ask(entries) => {
                 if entries.iter().any(|entry| entry.ask != Ask::Cancel) {
-                    self.traffic.note_question();
+                    self.traffic.record_request();
                 }
                 self.asking.wants.extend(entries);
             }

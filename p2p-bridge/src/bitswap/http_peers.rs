@@ -189,7 +189,7 @@ impl HttpPeers {
     /// Adds an untrusted gateway; returns whether it is used.
     fn add_untrusted(&mut self, base: Base, address: &Multiaddr, now: Instant) -> bool {
         if !self.dial_private
-            && let Err(error) = base.check_as_strangers()
+            && let Err(error) = base.check_as_untrusted()
         {
             tracing::debug!(%base, %error, "a gateway in a provider record is not used");
             return false;

@@ -42,7 +42,7 @@ impl Traffic {
     }
 
     /// Records a request to the peer.
-    pub fn note_question(&self) {
+    pub fn record_request(&self) {
         self.asked_ms.store(self.now_ms() + 1, Ordering::Relaxed);
     }
 
@@ -100,7 +100,7 @@ mod tests {
     fn requests_and_bytes_are_recorded() {
         let traffic = Traffic::default();
         assert!(!traffic.asked_within(Duration::MAX) && traffic.received_at().is_none());
-        traffic.note_question();
+        traffic.record_request();
         traffic.note_bytes();
         assert!(traffic.asked_within(Duration::from_secs(60)) && !traffic.asked_within(Duration::ZERO));
         assert!(traffic.received_at().is_some_and(|at| at <= Instant::now()));

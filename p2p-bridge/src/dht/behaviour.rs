@@ -1,4 +1,4 @@
-//! [`Scoped`]: libp2p's Kademlia, restricted to one of the two scopes of the DHT.
+//! [`ScopedKad`]: libp2p's Kademlia, restricted to one of the two scopes of the DHT.
 //!
 //! Goals: a DHT runs only over connections of its scope, so that peers on the internet never reach the local DHT, and
 //! messages of local peers never enter the public one; addresses of the other scope are neither dialled, sent nor
@@ -15,7 +15,7 @@ use super::values::ValueError;
 use super::{Moment, Network, kept, moment};
 use crate::announced::Announced;
 use crate::options::{BridgeOptions, DhtMode};
-use crate::scope::{Borders, Scope, is_literal};
+use crate::scope::{AddressPolicy, Scope, is_literal};
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::kad::{self, store::RecordStore};
@@ -66,9 +66,9 @@ type KadOut = THandlerOutEvent<Kad>;
 type Handler = Either<THandler<Kad>, dummy::ConnectionHandler>;
 
 /// A Kademlia behaviour that uses only connections and addresses of one scope.
-pub struct Scoped {
+pub struct ScopedKad {
     scope: Scope,
-    borders: Borders,
+    borders: AddressPolicy,
     announced: Announced,
     /// Whether this DHT is enabled.
     on: bool,
@@ -84,7 +84,7 @@ pub struct Scoped {
     answers: VecDeque<ToSwarm<kad::Event, KadIn>>,
 }
 
-impl Scoped {
+impl ScopedKad {
     /// The DHT of a scope, with the saved records. Reads a file and verifies signatures.
     pub fn start(scope: Scope, local: PeerId, options: &BridgeOptions, metrics: DhtMetrics) -> Self {
         let now = SystemTime::now();
@@ -96,7 +96,7 @@ impl Scoped {
         }
         let mut inner = kad::Behaviour::with_config(local, store, config(scope, options));
         inner.set_mode(mode(scope, options.dht.mode));
-        let borders = Borders { dial_private: options.dial_private };
+        let borders = AddressPolicy { dial_private: options.dial_private };
         let announced = Announced::new(options);
         let (open, clients, failures) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self {
@@ -126,7 +126,7 @@ impl Scoped {
     }
 
     /// Whether listen addresses count as external addresses in this scope without confirmation by other peers.
-    pub fn trusts_listeners(&self) -> bool {
+    pub fn confirms_listen_addresses(&self) -> bool {
         self.scope == Scope::Lan || self.borders.dial_private
     }
 
@@ -184,7 +184,7 @@ impl Scoped {
     }
 
     /// Stores the addresses of a connected DHT client. They are returned to peers that look up its ID.
-    pub fn note_client(&mut self, peer: PeerId, addresses: impl IntoIterator<Item = Multiaddr>) {
+    pub fn set_client_addresses(&mut self, peer: PeerId, addresses: impl IntoIterator<Item = Multiaddr>) {
         let addresses = within_limits(addresses.into_iter().filter(|address| self.admits(address)));
         if self.open.contains_key(&peer) && !addresses.is_empty() {
             self.clients.insert(peer, addresses);
@@ -264,7 +264,7 @@ impl Scoped {
 
     /// Replaces the addresses of a peer in the routing table by those that it announces, so that a peer cannot grow the
     /// table with ever new addresses. If it announces none, the table is not changed.
-    pub fn note_server(&mut self, peer: &PeerId, addresses: &[Multiaddr]) {
+    pub fn set_server_addresses(&mut self, peer: &PeerId, addresses: &[Multiaddr]) {
         for address in addresses {
             self.inner.add_address(peer, address.clone());
         }
@@ -308,7 +308,7 @@ impl Scoped {
         let network = self.network(&source, connection);
         let stored = if about.node_id == source {
             let addresses = about.multiaddrs.into_iter().filter(|address| self.borders.admits(self.scope, address));
-            self.inner.store_mut().keep_provider(key, source, network, addresses.collect())
+            self.inner.store_mut().put_provider(key, source, network, addresses.collect())
         } else {
             Err(Rejection::OtherPeer)
         };
@@ -317,7 +317,7 @@ impl Scoped {
 
     fn store_value(&mut self, record: kad::Record, source: PeerId, connection: ConnectionId) {
         let network = self.network(&source, connection);
-        let stored = self.inner.store_mut().keep_value(&record.key, record.value, network);
+        let stored = self.inner.store_mut().put_value(&record.key, record.value, network);
         self.count(&stored);
     }
 
@@ -376,7 +376,7 @@ fn is_same(a: &Multiaddr, b: &Multiaddr) -> bool {
 }
 
 /// The configuration of libp2p's Kademlia. Peers enter the routing table only through identify, with addresses of the
-/// scope; records enter the store only through [`Scoped`]. Records of other peers are neither cached nor republished:
+/// scope; records enter the store only through [`ScopedKad`]. Records of other peers are neither cached nor republished:
 /// that is up to their publishers.
 fn config(scope: Scope, options: &BridgeOptions) -> kad::Config {
     let on = options.dht.mode != DhtMode::Off;
@@ -431,7 +431,7 @@ fn reason(rejection: &Rejection) -> &'static str {
     }
 }
 
-impl Deref for Scoped {
+impl Deref for ScopedKad {
     type Target = Kad;
 
     fn deref(&self) -> &Self::Target {
@@ -439,13 +439,13 @@ impl Deref for Scoped {
     }
 }
 
-impl DerefMut for Scoped {
+impl DerefMut for ScopedKad {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.inner
     }
 }
 
-impl NetworkBehaviour for Scoped {
+impl NetworkBehaviour for ScopedKad {
     type ConnectionHandler = Handler;
     type ToSwarm = kad::Event;
 
@@ -505,12 +505,12 @@ impl NetworkBehaviour for Scoped {
             FromSwarm::ExpiredListenAddr(listen) if !self.announces(listen.addr) => {}
             // Peers on the local network can reach a listen address, so it counts as confirmed; without it the node's
             // provider records in the local DHT would have no address. In the public DHT other peers must confirm it.
-            FromSwarm::NewListenAddr(listen) if self.trusts_listeners() => {
+            FromSwarm::NewListenAddr(listen) if self.confirms_listen_addresses() => {
                 self.inner.on_swarm_event(event);
                 let confirmed = ExternalAddrConfirmed { addr: listen.addr };
                 self.inner.on_swarm_event(FromSwarm::ExternalAddrConfirmed(confirmed));
             }
-            FromSwarm::ExpiredListenAddr(listen) if self.trusts_listeners() => {
+            FromSwarm::ExpiredListenAddr(listen) if self.confirms_listen_addresses() => {
                 self.inner.on_swarm_event(event);
                 self.inner.on_swarm_event(FromSwarm::ExternalAddrExpired(ExternalAddrExpired { addr: listen.addr }));
             }

@@ -8,7 +8,7 @@
 use super::providers::{Added, PER_KEY_MAX, Providers, UNIT_BYTES, within_limits};
 use super::values::{ValueError, Values};
 use super::{Moment, Network, digest};
-use crate::obeyed::Obeyed;
+use crate::network_policy::NetworkPolicy;
 use libp2p::kad::store::{Error as KadError, RecordStore, Result as KadResult};
 use libp2p::kad::{ProviderRecord, Record, RecordKey};
 use libp2p::{Multiaddr, PeerId};
@@ -72,7 +72,7 @@ pub struct Store {
     pub(super) values: Values,
     own: HashMap<RecordKey, ProviderRecord>,
     changed: bool,
-    policy: Obeyed,
+    policy: NetworkPolicy,
 }
 
 impl Store {
@@ -88,12 +88,12 @@ impl Store {
             values: Values::new(limits.value_bytes),
             own: HashMap::new(),
             changed: false,
-            policy: Obeyed::default(),
+            policy: NetworkPolicy::default(),
         }
     }
 
     /// The same store with a policy: what it withholds is neither stored nor served.
-    pub fn with_policy(self, policy: Obeyed) -> Self {
+    pub fn with_policy(self, policy: NetworkPolicy) -> Self {
         Self { policy, ..self }
     }
 
@@ -134,7 +134,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Rejection`] says why the record is not stored.
-    pub fn keep_provider(
+    pub fn put_provider(
         &mut self,
         key: &RecordKey,
         peer: PeerId,
@@ -162,7 +162,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Rejection`] says why the record is not stored.
-    pub fn keep_value(&mut self, key: &RecordKey, value: Vec<u8>, network: Network) -> Result<(), Rejection> {
+    pub fn put_value(&mut self, key: &RecordKey, value: Vec<u8>, network: Network) -> Result<(), Rejection> {
         check_key(key)?;
         if self.policy.refuses_record(key.as_ref()) {
             return Err(Rejection::Withheld);
@@ -200,7 +200,7 @@ impl RecordStore for Store {
 
     /// The node's own records are verified too, so that only valid records are ever served.
     fn put(&mut self, record: Record) -> KadResult<()> {
-        self.keep_value(&record.key, record.value, Network::OURS).map_err(|error| {
+        self.put_value(&record.key, record.value, Network::OURS).map_err(|error| {
             tracing::debug!(%error, "a value record was rejected");
             KadError::MaxRecords
         })
@@ -218,7 +218,7 @@ impl RecordStore for Store {
     fn add_provider(&mut self, record: ProviderRecord) -> KadResult<()> {
         if record.provider != self.local {
             // The network is unknown without a connection; all such records share one.
-            let kept = self.keep_provider(&record.key, record.provider, Network::default(), record.addresses);
+            let kept = self.put_provider(&record.key, record.provider, Network::default(), record.addresses);
             return kept.map(drop).map_err(|_| KadError::MaxProvidedKeys);
         }
         if self.own.len() >= self.limits.own_keys && !self.own.contains_key(&record.key) {

@@ -18,7 +18,7 @@ const REASON_CHARS_MAX: usize = 240;
 
 /// A source of providers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Informant {
+pub enum ProviderSource {
     /// The known providers of the DAG.
     Memory,
     /// The caller passed the provider with the request.
@@ -29,7 +29,7 @@ pub enum Informant {
     Router,
 }
 
-impl Informant {
+impl ProviderSource {
     /// The name in API responses.
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ pub struct ProviderRecord {
     /// The peer ID.
     pub peer: PeerId,
     /// The sources that found it, each with the time since the start of the search.
-    pub named: Vec<(Informant, Duration)>,
+    pub named: Vec<(ProviderSource, Duration)>,
     /// Whether it was already connected when it was first found.
     pub was_connected: bool,
     /// The last dial.
@@ -74,7 +74,7 @@ pub struct SearchRecord {
     /// The duration; `None` while the search is in progress.
     pub took: Option<Duration>,
     /// The queried sources with the time until they finished; `None` for those in progress.
-    pub asked: Vec<(Informant, Option<Duration>)>,
+    pub asked: Vec<(ProviderSource, Option<Duration>)>,
     /// The found providers in order, including peers that had the DAG without being found by a source.
     pub providers: Vec<ProviderRecord>,
     /// The number of further providers that are not recorded.
@@ -137,7 +137,7 @@ impl History {
     }
 
     /// Records a query to a source.
-    pub fn asked(&mut self, root: &SessionId, source: Informant) {
+    pub fn asked(&mut self, root: &SessionId, source: ProviderSource) {
         if let Some(search) = self.searches.get_mut(root)
             && !search.asked.iter().any(|(known, _)| *known == source)
         {
@@ -146,7 +146,7 @@ impl History {
     }
 
     /// Records that a source has finished.
-    pub fn answered(&mut self, root: &SessionId, source: Informant, now: Instant) {
+    pub fn answered(&mut self, root: &SessionId, source: ProviderSource, now: Instant) {
         let Some(search) = self.searches.get_mut(root) else { return };
         let took = now.saturating_duration_since(search.began);
         if let Some((_, known)) = search.asked.iter_mut().find(|(known, _)| *known == source) {
@@ -155,7 +155,7 @@ impl History {
     }
 
     /// Records a provider that a source found.
-    pub fn named(&mut self, root: &SessionId, peer: PeerId, by: Informant, is_connected: bool, now: Instant) {
+    pub fn named(&mut self, root: &SessionId, peer: PeerId, by: ProviderSource, is_connected: bool, now: Instant) {
         let Some(search) = self.searches.get_mut(root) else { return };
         let after = now.saturating_duration_since(search.began);
         if let Some(provider) = search.provider(peer, is_connected)
@@ -222,15 +222,15 @@ mod tests {
     fn a_search_is_recorded() {
         let (mut history, root, start) = (History::default(), root(1), Instant::now());
         let [near, far, silent] = [0; 3].map(|_| PeerId::random());
-        let (wan, at) = (Informant::Dht(Scope::Wan), |ms: u32| start + ms * MS);
+        let (wan, at) = (ProviderSource::Dht(Scope::Wan), |ms: u32| start + ms * MS);
         history.named(&root, near, wan, false, start);
         assert!(history.last(&root).is_none(), "there is no search for it");
         history.began(root, start);
         history.asked(&root, wan);
-        history.asked(&root, Informant::Router);
-        history.named(&root, near, Informant::Memory, true, at(1));
+        history.asked(&root, ProviderSource::Router);
+        history.named(&root, near, ProviderSource::Memory, true, at(1));
         history.named(&root, far, wan, false, at(20));
-        history.named(&root, far, Informant::Router, false, at(30));
+        history.named(&root, far, ProviderSource::Router, false, at(30));
         history.named(&root, far, wan, false, at(40));
         history.dialled(&root, far, at(41));
         history.dialled(&root, silent, at(42));
@@ -244,10 +244,10 @@ mod tests {
 
         let search = history.last(&root).expect("a recorded search");
         assert_eq!((search.began, search.took, search.further), (start, Some(100 * MS), 0));
-        assert_eq!(search.asked, [(wan, Some(70 * MS)), (Informant::Router, None)]);
+        assert_eq!(search.asked, [(wan, Some(70 * MS)), (ProviderSource::Router, None)]);
         let [first, second, third] = &search.providers[..] else { panic!("{search:?}") };
         assert_eq!((first.peer, first.was_connected, first.proved), (near, true, Some(50 * MS)));
-        assert_eq!(second.named, [(wan, 20 * MS), (Informant::Router, 30 * MS)]);
+        assert_eq!(second.named, [(wan, 20 * MS), (ProviderSource::Router, 30 * MS)]);
         assert_eq!(second.dial, Some(DialRecord { after: 41 * MS, ended: Some((20 * MS, Ok(()))) }));
         let failed = Some((50 * MS, Err("it timed out".to_owned())));
         assert_eq!(third.dial, Some(DialRecord { after: 42 * MS, ended: failed }));
@@ -271,7 +271,7 @@ mod tests {
         assert!(history.last(&root(0)).is_none());
         let newest = root(2 * ROOTS_MAX as u64 - 1);
         for _ in 0..PROVIDERS_MAX + 5 {
-            history.named(&newest, PeerId::random(), Informant::Router, false, now);
+            history.named(&newest, PeerId::random(), ProviderSource::Router, false, now);
         }
         let search = history.last(&newest).expect("the newest");
         assert_eq!((search.providers.len(), search.further), (PROVIDERS_MAX, 5));

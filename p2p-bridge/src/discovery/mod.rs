@@ -15,14 +15,14 @@
 //! | [`mod@unreachable`] | the negative cache of dials, and peers seen alive |
 //! | [`rate_limits`] | rate limits per dialled host |
 //! | [`memory`] | the known providers of DAGs, saved across restarts |
-//! | [`absent`] | the negative cache of blocks |
+//! | [`negative_cache`] | the negative cache of blocks |
 //! | [`history`] | how the last searches went |
 
-pub mod absent;
 pub mod dial_times;
 pub mod dialer;
 pub mod history;
 pub mod memory;
+pub mod negative_cache;
 pub mod plan;
 pub mod rate_limits;
 mod recent;

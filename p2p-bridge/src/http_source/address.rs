@@ -141,8 +141,8 @@ impl Base {
     ///
     /// # Errors
     /// [`AddressError::Refused`] for private IP addresses and reserved ports.
-    pub fn check_as_strangers(&self) -> Result<(), AddressError> {
-        check_as_strangers(&self.url)
+    pub fn check_as_untrusted(&self) -> Result<(), AddressError> {
+        check_as_untrusted(&self.url)
     }
 }
 
@@ -150,7 +150,7 @@ impl Base {
 ///
 /// # Errors
 /// [`AddressError::Refused`] for private IP addresses and reserved ports.
-pub fn check_as_strangers(url: &Url) -> Result<(), AddressError> {
+pub fn check_as_untrusted(url: &Url) -> Result<(), AddressError> {
     let host = url.host_str().unwrap_or_default();
     if let Ok(ip) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>()
         && !is_public(ip)
@@ -305,7 +305,7 @@ mod tests {
             ("/dns/example.org/tcp/1024/http", true),
         ];
         for (address, allowed) in table {
-            let checked = base(address).expect(address).check_as_strangers();
+            let checked = base(address).expect(address).check_as_untrusted();
             assert_eq!(checked.is_ok(), allowed, "{address}: {checked:?}");
         }
     }

@@ -110,11 +110,11 @@ impl Names {
     /// fails, usable cached answers stay.
     pub async fn refresh(&self, name: &Name) -> Refreshed {
         let before = self.explain(name);
-        let old = self.known_only().resolve(name).await.ok();
+        let old = self.cache_only().resolve(name).await.ok();
         let failed = self.inner.look_up_all(name).await.err();
         let new = match failed {
             Some(error) => Err(error),
-            None => self.known_only().resolve(name).await,
+            None => self.cache_only().resolve(name).await,
         };
         Refreshed { before, after: self.explain(name), old, new }
     }
@@ -130,12 +130,12 @@ impl Names {
     }
 
     /// Whether a name is cached.
-    pub fn remembers(&self, name: &Name) -> bool {
+    pub fn is_cached(&self, name: &Name) -> bool {
         self.inner.cache.get(name).is_some()
     }
 
     /// A resolver that uses only the cache, without look-ups.
-    pub fn known_only(&self) -> Arc<dyn NameResolver> {
+    pub fn cache_only(&self) -> Arc<dyn NameResolver> {
         Arc::new(KnownOnly(Arc::clone(&self.inner)))
     }
 }
@@ -206,7 +206,7 @@ impl Inner {
                 Root::Name(next) => name = next,
             }
         }
-        Err(NameError::TooManySteps { name, max: STEPS_MAX })
+        Err(NameError::ChainTooLong { name, max: STEPS_MAX })
     }
 
     /// Waits for the end of a complete look-up.
@@ -237,7 +237,7 @@ fn of_record(step: NameStep, record: &Record) -> NameStep {
     }
 }
 
-/// See [`Names::known_only`].
+/// See [`Names::cache_only`].
 struct KnownOnly(Arc<Inner>);
 
 impl NameResolver for KnownOnly {

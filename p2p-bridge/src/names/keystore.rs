@@ -183,7 +183,7 @@ impl Keystore {
     ///
     /// # Errors
     /// [`KeyError::Io`] if the lock file cannot be written.
-    pub fn leave_word(&self, word: &str) -> Result<(), KeyError> {
+    pub fn publish_admin_address(&self, word: &str) -> Result<(), KeyError> {
         let mut file = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let write = |file: &mut File| {
             file.set_len(0)?;
@@ -490,10 +490,10 @@ mod tests {
         let keys = open(&folder);
         let refusal = |patience| Keystore::open(folder.path(), patience).err();
         assert!(matches!(refusal(Duration::from_millis(50)), Some(KeyError::InUse { word: None, .. })));
-        keys.leave_word("http://127.0.0.1:12345").expect("writes");
+        keys.publish_admin_address("http://127.0.0.1:12345").expect("writes");
         let holder = || Keystore::holder(folder.path()).expect("reads");
         assert_eq!(holder(), Holder::Somebody { word: Some("http://127.0.0.1:12345".to_owned()) });
-        keys.leave_word("http://[::1]:1").expect("writes");
+        keys.publish_admin_address("http://[::1]:1").expect("writes");
         assert_eq!(holder(), Holder::Somebody { word: Some("http://[::1]:1".to_owned()) });
         let refused = refusal(Duration::from_secs(3600));
         assert!(matches!(&refused, Some(KeyError::InUse { word: Some(word), .. }) if word == "http://[::1]:1"));

@@ -37,7 +37,7 @@ pub use dns::DohError;
 pub use inspect::{NameStep, Refreshed, StepSource};
 
 use crate::bridge::Bridge;
-use crate::obeyed::Obeyed;
+use crate::network_policy::NetworkPolicy;
 use cache::{Answer, Cache, CacheEntry, Freshness};
 use content::dnslink::{self, StaticMap};
 use content::ipns::Record;
@@ -98,7 +98,7 @@ pub struct NamesOptions {
     /// The folder for the saved records. They are not saved if it is not set.
     pub state_dir: Option<PathBuf>,
     /// The policy: withheld names are not resolved.
-    pub policy: Obeyed,
+    pub policy: NetworkPolicy,
 }
 
 impl Default for NamesOptions {
@@ -114,7 +114,7 @@ impl Default for NamesOptions {
             refresh_wait: Duration::from_secs(5),
             offline: false,
             state_dir: None,
-            policy: Obeyed::default(),
+            policy: NetworkPolicy::default(),
         }
     }
 }
@@ -162,7 +162,7 @@ struct Inner {
     /// Held while records are saved.
     saving: Mutex<()>,
     metrics: Metrics,
-    policy: Obeyed,
+    policy: NetworkPolicy,
 }
 
 impl Names {
@@ -340,7 +340,7 @@ async fn follow(inner: &Arc<Inner>, first: &Name, mode: LookUpMode) -> Result<Op
             Root::Name(next) => (name, below) = (next, segments),
         }
     }
-    Err(NameError::TooManySteps { name: first.clone(), max: STEPS_MAX })
+    Err(NameError::ChainTooLong { name: first.clone(), max: STEPS_MAX })
 }
 
 /// A time to live that starts at some moment.

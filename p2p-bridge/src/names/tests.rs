@@ -488,7 +488,7 @@ async fn names_point_to_names_and_their_paths_are_joined() {
         assert!(below == expected && is_about(ttl, MINUTE), "{name}: {below} for {ttl:?}");
     }
     for name in [domain("c.example.org"), name(3)] {
-        assert_eq!(names.resolve(&name).await, Err(NameError::TooManySteps { name, max: STEPS_MAX }));
+        assert_eq!(names.resolve(&name).await, Err(NameError::ChainTooLong { name, max: STEPS_MAX }));
     }
     for (n, value) in [(4, "hello"), (5, "/ipfs/hello")] {
         assert_eq!(names.resolve(&name(n)).await, Err(NameError::Value { name: name(n), value: value.to_owned() }));
@@ -694,7 +694,7 @@ async fn an_unavailable_service_affects_only_its_suffix() {
 
 #[tokio::test]
 async fn withheld_names_are_neither_resolved_nor_followed() {
-    use crate::obeyed::Obeyed;
+    use crate::network_policy::NetworkPolicy;
     use content::Verdict;
     use content::denylist::{List, Matcher, Source};
     let dht = Arc::new(Dht::default());
@@ -709,7 +709,7 @@ async fn withheld_names_are_neither_resolved_nor_followed() {
     ] {
         let list = List::parse(format!("{rule} status=451\n").as_bytes()).expect("a list");
         let matcher = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
-        let options = NamesOptions { policy: Obeyed(Arc::new(matcher)), ..NamesOptions::default() };
+        let options = NamesOptions { policy: NetworkPolicy(Arc::new(matcher)), ..NamesOptions::default() };
         let names = names_with(options, &dht, Zone(links.clone().into()));
         let expected = NameError::Withheld { name: withheld.clone(), verdict: Verdict::Legal };
         assert_eq!(names.resolve(&domain("a.example.org")).await, Err(expected), "{rule}");
@@ -732,7 +732,7 @@ async fn a_refresh_looks_up_a_cached_name() {
     let names = names(&dht);
     let nothing = names.explain(&name(1));
     assert!(nothing.len() == 1 && nothing[0].source == StepSource::Unknown, "{nothing:?}");
-    assert!(matches!(names.known_only().resolve(&name(1)).await, Err(NameError::Offline { .. })));
+    assert!(matches!(names.cache_only().resolve(&name(1)).await, Err(NameError::Offline { .. })));
     assert_eq!(dht.searches(), 0, "no look-up");
 
     assert_eq!(leads(&names, &name(1)).await.0, "old");
@@ -750,7 +750,7 @@ async fn a_refresh_looks_up_a_cached_name() {
     let [step] = &names.explain(&name(1))[..] else { panic!("one step") };
     assert!(step.source == StepSource::Network && step.fresh_for.is_none() && step.age >= Some(2 * MINUTE), "{step:?}");
     assert_eq!(step.value.as_deref(), Some(&*to("new")));
-    let known = names.known_only().resolve(&name(1)).await;
+    let known = names.cache_only().resolve(&name(1)).await;
     assert_eq!(known.map(|known| known.ttl), Ok(cache::STALE_TTL));
     assert_eq!(dht.searches(), 2, "inspecting a stale name does not refresh it");
 

@@ -19,7 +19,7 @@ pub mod relays;
 
 use crate::dialable::{Host, Shape};
 use crate::options::{BridgeOptions, NatOptions};
-use crate::scope::{Borders, Scope};
+use crate::scope::{AddressPolicy, Scope};
 use guarded::AddressFiltered;
 use libp2p::autonat::{v1, v2};
 use libp2p::multiaddr::Protocol;
@@ -108,8 +108,8 @@ impl Rules {
         self.admit(address) && self.borders().may_dial(Scope::Wan, address)
     }
 
-    fn borders(self) -> Borders {
-        Borders { dial_private: self.private }
+    fn borders(self) -> AddressPolicy {
+        AddressPolicy { dial_private: self.private }
     }
 }
 

@@ -18,7 +18,7 @@ pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Maximum peers accepted from one response: the closest peers, the target itself, and a margin.
 pub const PEERS_MAX: usize = 24;
 /// Maximum addresses accepted of one peer, before filtering by scope.
-pub const TAKEN_MAX: usize = 16;
+pub const PEER_ADDRESSES_MAX: usize = 16;
 /// Maximum addresses of the node in an announcement.
 const SENT_ADDRESSES_MAX: usize = 8;
 
@@ -112,7 +112,7 @@ fn peer(mut about: Bytes) -> Result<Option<Peer>, prost::DecodeError> {
             (PEER_ID, WireType::LengthDelimited) => id = PeerId::from_bytes(&take(&mut about)?).ok(),
             (PEER_ADDRESS, WireType::LengthDelimited) => {
                 let address = Multiaddr::try_from(take(&mut about)?.to_vec());
-                addresses.extend(address.ok().filter(|_| addresses.len() < TAKEN_MAX));
+                addresses.extend(address.ok().filter(|_| addresses.len() < PEER_ADDRESSES_MAX));
             }
             (field, wire) => encoding::skip_field(wire, field, &mut about, DecodeContext::default())?,
         }
@@ -191,7 +191,7 @@ mod tests {
         let addresses = vec!["/ip4/8.8.8.8/tcp/1"; 100];
         let peers: Vec<_> = (0..100).map(|_| (PeerId::random(), &addresses[..])).collect();
         let found = closer_peers(answer(&peers).into()).expect("reads");
-        assert_eq!((found.len(), found[0].addresses.len()), (PEERS_MAX, TAKEN_MAX));
+        assert_eq!((found.len(), found[0].addresses.len()), (PEERS_MAX, PEER_ADDRESSES_MAX));
     }
 
     #[test]

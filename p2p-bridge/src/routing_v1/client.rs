@@ -143,7 +143,7 @@ fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
 /// Why an address is not a valid address of a router.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{url}\" is not the address of a router: {reason}")]
-pub struct NotARouter {
+pub struct InvalidRouterUrl {
     url: String,
     reason: String,
 }
@@ -162,9 +162,9 @@ impl Router {
     /// A router at an `http://` or `https://` address, with or without the path of the API (`…/routing/v1`).
     ///
     /// # Errors
-    /// [`NotARouter`] says why the address is invalid.
-    pub fn new(url: &str, http: reqwest::Client, limits: Limits) -> Result<Self, NotARouter> {
-        let wrong = |reason: &str| NotARouter { url: url.to_owned(), reason: reason.to_owned() };
+    /// [`InvalidRouterUrl`] says why the address is invalid.
+    pub fn new(url: &str, http: reqwest::Client, limits: Limits) -> Result<Self, InvalidRouterUrl> {
+        let wrong = |reason: &str| InvalidRouterUrl { url: url.to_owned(), reason: reason.to_owned() };
         let parsed = Url::parse(url).map_err(|error| wrong(&error.to_string()))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             return Err(wrong("it must start with http:// or https://"));

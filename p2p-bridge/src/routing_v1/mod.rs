@@ -25,7 +25,7 @@ mod metrics;
 #[cfg(test)]
 mod tests;
 
-pub use client::{NotARouter, Question, RouterError};
+pub use client::{InvalidRouterUrl, Question, RouterError};
 pub use filters::Filters;
 pub use types::PeerRecord;
 
@@ -52,7 +52,7 @@ const FOUND_WAITING_MAX: usize = 16;
 pub enum RoutersError {
     /// The address of a router is invalid.
     #[error(transparent)]
-    NotARouter(#[from] NotARouter),
+    InvalidRouterUrl(#[from] InvalidRouterUrl),
     /// The HTTP client could not be created.
     #[error("could not create the HTTP client: {0}")]
     Client(String),
@@ -102,7 +102,7 @@ impl Routers {
             let permits = Arc::new(Semaphore::new(REQUESTS_MAX));
             Ok(Arc::new(MonitoredRouter { router, health: Mutex::default(), permits }))
         };
-        let routers = urls.into_iter().map(monitored).collect::<Result<_, NotARouter>>()?;
+        let routers = urls.into_iter().map(monitored).collect::<Result<_, InvalidRouterUrl>>()?;
         Ok(Self { routers, metrics: Metrics::register(registry) })
     }
 

@@ -2,7 +2,7 @@
 
 use super::{ADDRESSES_MAX, Task};
 use crate::announced::Announced;
-use crate::dht::behaviour::Scoped;
+use crate::dht::behaviour::ScopedKad;
 use crate::epoch;
 use crate::options::{BridgeOptions, ProvideOptions, ProvideStrategy};
 use crate::providing::desk::Action;
@@ -107,7 +107,7 @@ fn file(directory: &Path, scope: Scope) -> PathBuf {
 
 /// A routing table, for sweeps.
 struct RoutingTable<'a> {
-    dht: &'a mut Scoped,
+    dht: &'a mut ScopedKad,
     ourselves: PeerId,
 }
 
@@ -248,7 +248,7 @@ impl Task {
         let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
         let external: Vec<Multiaddr> = self.swarm.external_addresses().cloned().collect();
         let dht = self.swarm.behaviour_mut().dht(scope);
-        let listeners = listeners.into_iter().filter(|_| dht.trusts_listeners());
+        let listeners = listeners.into_iter().filter(|_| dht.confirms_listen_addresses());
         let mut all: Vec<Multiaddr> = Vec::new();
         for address in external.into_iter().chain(listeners) {
             if dht.admits(&address) && self.announcing.announced.tells(&address) && !all.contains(&address) {

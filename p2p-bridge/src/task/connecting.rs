@@ -3,7 +3,7 @@
 use super::Task;
 use super::search::EndedDial;
 use crate::connecting::{self, ConnectError, Connected, Reply};
-use crate::discovery::history::Informant;
+use crate::discovery::history::ProviderSource;
 use crate::discovery::plan::Provider;
 use crate::peers::{ConnectedPeer, Direction, Load, PeerConnection, RootState};
 use crate::wants::SessionId;
@@ -70,7 +70,7 @@ impl Task {
         known.retain(|known| known.peer != provider.peer);
         known.insert(0, provider.clone());
         known.truncate(SUGGESTED_MAX);
-        self.provider_named(root, provider, Informant::Caller);
+        self.provider_named(root, provider, ProviderSource::Caller);
     }
 
     /// The state of a DAG and its providers.

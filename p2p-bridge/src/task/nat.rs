@@ -32,7 +32,7 @@ pub struct Nat {
     /// Whether the mode of the public DHT follows reachability.
     serves_when_reachable: bool,
     /// On a private network, other nodes can reach private listeners, unless relays are configured.
-    trusts_listeners: bool,
+    confirms_listen_addresses: bool,
     /// When addresses are tested again, and the interval after that.
     next_test: (Instant, Duration),
     verdict: Option<Verdict>,
@@ -55,7 +55,7 @@ impl Nat {
             rules: Rules { private: options.dial_private },
             announced,
             serves_when_reachable: options.dht.mode == DhtMode::Auto,
-            trusts_listeners: options.dial_private && options.nat.relays.is_empty(),
+            confirms_listen_addresses: options.dial_private && options.nat.relays.is_empty(),
             next_test: (Instant::now() + TEST_AGAIN_MIN, 2 * TEST_AGAIN_MIN),
             verdict: None,
             external: Vec::new(),
@@ -65,7 +65,8 @@ impl Nat {
     }
 
     fn is_own(&self, address: &Multiaddr) -> bool {
-        !is_circuit(address) && (Scope::Wan.admits(address) || self.trusts_listeners && self.rules.admit(address))
+        !is_circuit(address)
+            && (Scope::Wan.admits(address) || self.confirms_listen_addresses && self.rules.admit(address))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::admission::reputation::{Offence, Standing};
 use crate::admission::trim::{self, Candidate};
 use crate::peerbook;
 use crate::peers::Identity;
-use crate::scope::{Borders, Scope};
+use crate::scope::{AddressPolicy, Scope};
 use libp2p::core::ConnectedPoint;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, identify};
@@ -131,7 +131,7 @@ impl Task {
 
     /// Whether an address from an untrusted peer may be dialled, in either scope.
     pub(super) fn may_dial(&self, address: &Multiaddr) -> bool {
-        Borders { dial_private: self.delegation.dial_private }.may_dial_in_any(address)
+        AddressPolicy { dial_private: self.delegation.dial_private }.may_dial_in_any(address)
     }
 
     /// The known addresses of a peer that may be dialled.
@@ -152,7 +152,7 @@ impl Task {
         for scope in Scope::ALL {
             let dht = self.swarm.behaviour_mut().dht(scope);
             if !info.protocols.contains(&scope.protocol()) {
-                dht.note_client(peer, info.listen_addrs.iter().cloned());
+                dht.set_client_addresses(peer, info.listen_addrs.iter().cloned());
                 continue;
             }
             // Public peers cannot supply addresses of the local network, nor local peers addresses of the public one.
@@ -161,7 +161,7 @@ impl Task {
             }
             let good: Vec<Multiaddr> =
                 info.listen_addrs.iter().filter(|address| dht.admits(address)).take(ADDRESSES_MAX).cloned().collect();
-            dht.note_server(&peer, &good);
+            dht.set_server_addresses(&peer, &good);
             self.peerbook.update(peer, good, |address| dht.admits(address), SystemTime::now());
             self.look_up(scope);
             self.put(scope);
@@ -206,7 +206,7 @@ impl Task {
     pub(super) fn on_mdns_discovered(&mut self, found: Vec<(PeerId, Multiaddr)>) {
         let mut local_peers: HashMap<PeerId, Vec<Multiaddr>> = HashMap::new();
         for (peer, address) in found {
-            if Borders::default().may_dial(Scope::Lan, &address) && !self.swarm.is_connected(&peer) {
+            if AddressPolicy::default().may_dial(Scope::Lan, &address) && !self.swarm.is_connected(&peer) {
                 local_peers.entry(peer).or_default().push(address);
             }
         }

@@ -4,12 +4,12 @@
 //! node scan its own network.
 
 use super::Task;
-use crate::discovery::history::Informant;
+use crate::discovery::history::ProviderSource;
 use crate::discovery::plan::Provider;
 use crate::http_source::address::is_http;
 use crate::routing_v1::types::BITSWAP;
 use crate::routing_v1::{Found, PeerRecord, Question, Routers};
-use crate::scope::{Borders, Scope};
+use crate::scope::{AddressPolicy, Scope};
 use crate::wants::SessionId;
 use content::{Cid, Multihash, codec};
 use libp2p::Multiaddr;
@@ -100,7 +100,7 @@ impl Task {
         let number = *requests_started;
         let found = routers.find(&Question::Providers(Cid::new_v1(codec::RAW, block)));
         let task = tokio::spawn(run(found, sender.clone(), session, number));
-        self.history.asked(&session, Informant::Router);
+        self.history.asked(&session, ProviderSource::Router);
         Some(RouterRequest { number, task })
     }
 
@@ -114,7 +114,7 @@ impl Task {
             Some(record) => self.on_routed(session, record),
             None => {
                 search.routers = None;
-                self.history.answered(&session, Informant::Router, Instant::now());
+                self.history.answered(&session, ProviderSource::Router, Instant::now());
                 self.end_search_if_over(session);
             }
         }
@@ -130,7 +130,7 @@ impl Task {
             self.http_provider(session, over_http);
         }
         if let Some(addresses) = as_peer {
-            self.provider_named(session, Provider { peer: record.id, addresses }, Informant::Router);
+            self.provider_named(session, Provider { peer: record.id, addresses }, ProviderSource::Router);
         }
     }
 
@@ -158,7 +158,7 @@ fn addresses_by_protocol(record: &PeerRecord, dial_private: bool) -> (Vec<Multia
 
 /// The addresses that may be dialled: those of HTTP servers, and those of libp2p peers.
 fn sort_by_protocol(addresses: &[Multiaddr], dial_private: bool) -> (Vec<Multiaddr>, Vec<Multiaddr>) {
-    let borders = Borders { dial_private };
+    let borders = AddressPolicy { dial_private };
     let over_http = addresses.iter().filter(|address| is_http(address) && borders.admits(Scope::Wan, address));
     let to_dial = addresses.iter().filter(|address| borders.may_dial(Scope::Wan, address));
     (over_http.cloned().collect(), to_dial.cloned().collect())

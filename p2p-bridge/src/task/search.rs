@@ -12,9 +12,9 @@ use crate::admission::budget::Denial;
 use crate::admission::ip_of;
 use crate::connecting::ConnectError;
 use crate::discovery::dialer::{Failure, Start};
-use crate::discovery::history::Informant;
+use crate::discovery::history::ProviderSource;
 use crate::discovery::plan::{Plan, Provider};
-use crate::scope::{Borders, Scope};
+use crate::scope::{AddressPolicy, Scope};
 use crate::wants::SessionId;
 use libp2p::core::transport::TransportError;
 use libp2p::kad::store::RecordStore;
@@ -96,10 +96,10 @@ impl Task {
         let routers = self.ask_routers(session, session);
         self.searches.insert(session, Search { routers, ..Search::default() });
         for provider in self.memory.providers(&session) {
-            self.provider_named(session, provider, Informant::Memory);
+            self.provider_named(session, provider, ProviderSource::Memory);
         }
         for provider in self.suggestions.get(&session).cloned().unwrap_or_default() {
-            self.provider_named(session, provider, Informant::Caller);
+            self.provider_named(session, provider, ProviderSource::Caller);
         }
         self.ask_dht(session, &RecordKey::new(&session.to_bytes()));
         self.end_search_if_over(session);
@@ -116,7 +116,7 @@ impl Task {
             self.metrics.query_started(scope);
             self.no_peers.searched(Instant::now());
             self.queries.insert((scope, query), session);
-            self.history.asked(&session, Informant::Dht(scope));
+            self.history.asked(&session, ProviderSource::Dht(scope));
             if let Some(search) = self.searches.get_mut(&session) {
                 search.queries.push((scope, query));
             }
@@ -147,12 +147,12 @@ impl Task {
             let stored = self.swarm.behaviour_mut().dht(scope).store_mut().providers(key);
             let stored = stored.into_iter().filter(|record| record.provider == peer);
             let addresses = stored.flat_map(|record| record.addresses).collect();
-            self.provider_named(session, Provider { peer, addresses }, Informant::Dht(scope));
+            self.provider_named(session, Provider { peer, addresses }, ProviderSource::Dht(scope));
         }
     }
 
     /// A provider of a session's root was found: the only way into the search's plan.
-    pub(super) fn provider_named(&mut self, session: SessionId, mut provider: Provider, by: Informant) {
+    pub(super) fn provider_named(&mut self, session: SessionId, mut provider: Provider, by: ProviderSource) {
         if provider.peer == *self.swarm.local_peer_id() {
             return;
         }
@@ -171,7 +171,7 @@ impl Task {
         if is_connected {
             return;
         }
-        let borders = Borders { dial_private: self.delegation.dial_private };
+        let borders = AddressPolicy { dial_private: self.delegation.dial_private };
         provider.addresses.retain(|address| borders.may_dial_in_any(address));
         let (dialer, now) = (&self.dialer, Instant::now());
         search.plan.add(provider, |provider| dialer.rank(provider, now));
@@ -444,7 +444,7 @@ impl Task {
         let Some(session) = self.queries.remove(&(scope, query)) else { return };
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.queries.retain(|running| *running != (scope, query));
-        self.history.answered(&session, Informant::Dht(scope), Instant::now());
+        self.history.answered(&session, ProviderSource::Dht(scope), Instant::now());
         self.end_search_if_over(session);
     }
 

@@ -125,7 +125,7 @@ mod tests {
             let directory = tempfile::tempdir().expect("directory");
             let mut store = Store::new(pair.public().to_peer_id(), Limits::default(), moment(now));
             let value = record.bytes().to_vec();
-            store.keep_value(&RecordKey::from(key.routing_key()), value, Network::default()).expect("a good record");
+            store.put_value(&RecordKey::from(key.routing_key()), value, Network::default()).expect("a good record");
             kept::save(&kept::path(directory.path(), scope), kept::encode(&store));
             let mut options = BridgeOptions::new(directory.path());
             options.nat.upnp = false;

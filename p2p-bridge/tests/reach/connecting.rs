@@ -3,7 +3,7 @@
 use crate::support::{Node, options, until};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
-use p2p_bridge::connecting::{ConnectError, NamedBy};
+use p2p_bridge::connecting::{AddressOrigin, ConnectError};
 use p2p_bridge::counted::Via;
 use p2p_bridge::peers::Direction;
 use std::time::Duration;
@@ -20,9 +20,9 @@ async fn connected_peers_are_listed_with_their_traffic() {
         let (asker, holder) = (Node::start(options(&[])).await, Node::start(options(&[listen])).await);
         let (asking, holding) = (asker.bridge.peer_id(), holder.bridge.peer_id());
         let (part, address) = (listen, holder.addresses[0].clone());
-        let connected = asker.bridge.connect(holding, vec![address], NamedBy::Operator, SOON).await.expect(part);
+        let connected = asker.bridge.connect(holding, vec![address], AddressOrigin::Operator, SOON).await.expect(part);
         assert!(!connected.already && Via::of(&connected.address) == via, "{connected:?}");
-        let again = asker.bridge.connect(holding, Vec::new(), NamedBy::Stranger, SOON).await.expect("connected");
+        let again = asker.bridge.connect(holding, Vec::new(), AddressOrigin::Untrusted, SOON).await.expect("connected");
         assert!(again.already, "a connected peer is not dialled again");
 
         let big = holder.hold(format!("{part}{}", "x".repeat(300_000)).as_bytes());
@@ -75,21 +75,21 @@ async fn failed_connections_have_a_reason() {
     let unknown = PeerId::random();
     let connect = async |peer, addresses, by| asker.bridge.connect(peer, addresses, by, SOON).await;
 
-    let ourselves = connect(asker.bridge.peer_id(), Vec::new(), NamedBy::Operator).await;
+    let ourselves = connect(asker.bridge.peer_id(), Vec::new(), AddressOrigin::Operator).await;
     assert_eq!(ourselves, Err(ConnectError::Ourselves));
-    let private = connect(holder.bridge.peer_id(), vec![there.clone()], NamedBy::Stranger).await;
+    let private = connect(holder.bridge.peer_id(), vec![there.clone()], AddressOrigin::Untrusted).await;
     assert_eq!(private, Err(ConnectError::NotAllowed));
-    assert_eq!(connect(unknown, Vec::new(), NamedBy::Stranger).await, Err(ConnectError::Unknown));
-    let refused = connect(unknown, vec![closed.clone()], NamedBy::Operator).await;
+    assert_eq!(connect(unknown, Vec::new(), AddressOrigin::Untrusted).await, Err(ConnectError::Unknown));
+    let refused = connect(unknown, vec![closed.clone()], AddressOrigin::Operator).await;
     let Err(ConnectError::Unreachable(words)) = &refused else { panic!("{refused:?}") };
     assert!(words.contains(&closed.to_string()) && words.to_lowercase().contains("refused"), "{words}");
-    let other = connect(unknown, vec![there], NamedBy::Operator).await;
+    let other = connect(unknown, vec![there], AddressOrigin::Operator).await;
     assert_eq!(other, Err(ConnectError::AnotherPeer(holder.bridge.peer_id())));
     let patience = Duration::from_millis(300);
-    let late = asker.bridge.connect(unknown, vec![silent], NamedBy::Operator, patience).await;
+    let late = asker.bridge.connect(unknown, vec![silent], AddressOrigin::Operator, patience).await;
     assert_eq!(late, Err(ConnectError::TimedOut(patience)));
 
     asker.bridge.shutdown().await;
-    assert_eq!(connect(unknown, vec![closed], NamedBy::Operator).await, Err(ConnectError::Stopped));
+    assert_eq!(connect(unknown, vec![closed], AddressOrigin::Operator).await, Err(ConnectError::Stopped));
     assert!(asker.bridge.peers().await.is_empty() && !asker.bridge.disconnect(unknown).await);
 }

@@ -6,7 +6,7 @@ use futures::StreamExt as _;
 use libp2p::swarm::behaviour::NewExternalAddrCandidate;
 use libp2p::swarm::{FromSwarm, NetworkBehaviour, Swarm, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, SwarmBuilder, autonat, identify, noise, tcp, yamux};
-use p2p_bridge::connecting::{ConnectError, NamedBy};
+use p2p_bridge::connecting::{AddressOrigin, ConnectError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
@@ -134,7 +134,7 @@ async fn addresses_that_a_peer_announces_do_not_reach_a_local_service() {
     until("the node has the peer's addresses", is_identified).await;
     talk.abort();
     until("the peer has disconnected", async || node.bridge.peers().await.is_empty()).await;
-    let found = node.bridge.connect(attacker_id, Vec::new(), NamedBy::Stranger, NEVER).await;
+    let found = node.bridge.connect(attacker_id, Vec::new(), AddressOrigin::Untrusted, NEVER).await;
     assert_eq!((found, service.received()), (Err(ConnectError::Unknown), vec![]));
 }
 
@@ -146,11 +146,11 @@ async fn the_operator_gets_an_error_for_unsupported_addresses_and_may_use_dns_na
         node.bridge.connect(PeerId::random(), vec![address], by, NEVER).await
     };
     let port = service.port;
-    let nested = connect(format!("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/{port}"), NamedBy::Operator).await;
-    assert!(matches!(nested, Err(ConnectError::NotUnderstood(_))), "{nested:?}");
+    let nested = connect(format!("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/{port}"), AddressOrigin::Operator).await;
+    assert!(matches!(nested, Err(ConnectError::UnsupportedAddress(_))), "{nested:?}");
     let name = format!("/dns4/localhost/tcp/{port}");
-    assert_eq!(connect(name.clone(), NamedBy::Stranger).await, Err(ConnectError::NotAllowed));
+    assert_eq!(connect(name.clone(), AddressOrigin::Untrusted).await, Err(ConnectError::NotAllowed));
     assert!(service.received().is_empty());
-    assert!(connect(name, NamedBy::Operator).await.is_err(), "no peer answers there");
+    assert!(connect(name, AddressOrigin::Operator).await.is_err(), "no peer answers there");
     until("the name was resolved", async || !service.received().is_empty()).await;
 }

@@ -3,7 +3,7 @@
 use crate::support::{Node, PATIENCE, block, options, until};
 use content::names::Key;
 use content::{BlockKey, BlockSource, Cid, Policy, SourceError, Verdict};
-use p2p_bridge::obeyed::Obeyed;
+use p2p_bridge::network_policy::NetworkPolicy;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,7 +35,7 @@ async fn a_search_with_no_peers_fails_soon_and_the_next_one_at_once() {
     let holder = Node::start(options(TCP)).await;
     holder.hold(b"a block without providers");
     let address = holder.address("/tcp/");
-    let by = p2p_bridge::connecting::NamedBy::Operator;
+    let by = p2p_bridge::connecting::AddressOrigin::Operator;
     node.bridge.connect(holder.bridge.peer_id(), vec![address], by, PATIENCE).await.expect("it listens");
     node.fetch(&wanted).await;
 }
@@ -73,7 +73,7 @@ impl Policy for PanickingPolicy {
 async fn a_panic_of_the_swarm_task_is_reported() {
     let (mut faulty, dir) = options(TCP);
     let policy = Arc::<PanickingPolicy>::default();
-    faulty.policy = Obeyed(Arc::clone(&policy) as _);
+    faulty.policy = NetworkPolicy(Arc::clone(&policy) as _);
     let node = Node::start((faulty, dir)).await;
     let ended = tokio::spawn(node.bridge.ended());
     let key = BlockKey::of(block(b"anything").cid()).expect("it has a key");

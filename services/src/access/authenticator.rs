@@ -7,7 +7,7 @@
 
 use crate::access::Principal;
 use crate::access::secret::{Hash, Token};
-use crate::access::token_store::{CachedTokenStore, Entry, TokenStore};
+use crate::access::token_store::{CachedTokenStore, StoredToken, TokenStore};
 use api::access::OPERATOR;
 use moka::sync::Cache;
 use p2p_bridge::durable;
@@ -42,7 +42,7 @@ pub enum Rejected {
     /// Its token is wrong, revoked or expired.
     Wrong,
     /// The client failed too often.
-    TooOften,
+    RateLimited,
 }
 
 /// Authenticates tokens.
@@ -79,7 +79,7 @@ impl Authenticator {
         let client = client_network(from);
         let failures = self.failures.get_with(client, Arc::default);
         if failures.load(Ordering::Relaxed) >= FAILURES_MAX {
-            return Err(Rejected::TooOften);
+            return Err(Rejected::RateLimited);
         }
         if self.settings.as_ref().is_some_and(|secret| secret.is(&Hash::of(text))) {
             return Ok(Principal::operator());
@@ -102,10 +102,10 @@ impl Authenticator {
 
 /// Finds the current principal of a token by the token's ID; `None` if it was revoked or has expired. For work that
 /// continues after the request that the token came with.
-pub type Holders = Arc<dyn Fn(&str) -> Option<Principal> + Send + Sync>;
+pub type PrincipalLookup = Arc<dyn Fn(&str) -> Option<Principal> + Send + Sync>;
 
 /// The principals of the tokens of a data directory.
-pub fn holders(data_dir: &Path) -> Holders {
+pub fn principal_lookup(data_dir: &Path) -> PrincipalLookup {
     let store = CachedTokenStore::new(TokenStore::of(data_dir));
     Arc::new(move |id| match id {
         OPERATOR => Some(Principal::operator()),
@@ -116,7 +116,7 @@ pub fn holders(data_dir: &Path) -> Holders {
     })
 }
 
-fn principal_of(entry: Entry) -> Principal {
+fn principal_of(entry: StoredToken) -> Principal {
     Principal { id: entry.id.into(), name: entry.name.into(), scopes: entry.scopes, quota: entry.quota }
 }
 
@@ -161,16 +161,21 @@ pub fn local(data_dir: &Path) -> io::Result<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::token_store::Terms;
+    use crate::access::token_store::TokenParameters;
     use api::access::{Quota, Scope};
     use std::os::unix::fs::PermissionsExt as _;
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-    fn terms() -> Terms {
+    fn terms() -> TokenParameters {
         let scopes = [Scope::Pin, Scope::Read].into_iter().collect();
         let lifetime = Some(Duration::from_secs(3600));
-        Terms { name: Some("ci".to_owned()), scopes, quota: Quota { pins_max: Some(1), bytes_max: Some(2) }, lifetime }
+        TokenParameters {
+            name: Some("ci".to_owned()),
+            scopes,
+            quota: Quota { pins_max: Some(1), bytes_max: Some(2) },
+            lifetime,
+        }
     }
 
     #[test]
@@ -215,8 +220,8 @@ mod tests {
         for _ in 0..FAILURES_MAX {
             assert_eq!(ask("guess", "2001:db8::1"), Err(Rejected::Wrong));
         }
-        assert_eq!(ask("guess", "2001:db8::2"), Err(Rejected::TooOften), "the same network");
-        assert_eq!(ask("word", "2001:db8::1"), Err(Rejected::TooOften), "the right one is not told from others");
+        assert_eq!(ask("guess", "2001:db8::2"), Err(Rejected::RateLimited), "the same network");
+        assert_eq!(ask("word", "2001:db8::1"), Err(Rejected::RateLimited), "the right one is not told from others");
         assert_eq!(ask(&local.reveal(), "2001:db8::1"), Ok(Principal::operator()), "this one cannot be guessed");
         assert_eq!(ask("word", "2001:db8:0:1::1"), Ok(Principal::operator()));
         assert_eq!(ask("guess", "192.0.2.1"), Err(Rejected::Wrong));

@@ -8,7 +8,7 @@
 //! cannot be parsed, no token in it is accepted; the operator's own tokens are not in it.
 
 use crate::access::secret::{Hash, Token};
-use crate::fingerprint::Stamp;
+use crate::fingerprint::FileFingerprint;
 use api::access::{OPERATOR, Quota, Scopes};
 use http::StatusCode;
 use p2p_bridge::{durable, epoch};
@@ -35,7 +35,7 @@ const NAME_CHARS_MAX: usize = 64;
 /// A stored token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct StoredToken {
     /// The ID of the token, which owns its pins.
     pub id: String,
     /// The name, which is unique.
@@ -54,7 +54,7 @@ pub struct Entry {
     pub expires_at: Option<u64>,
 }
 
-impl Entry {
+impl StoredToken {
     /// Whether it has expired.
     pub fn is_expired(&self, now: SystemTime) -> bool {
         self.expires_at.is_some_and(|end| epoch::seconds(now) >= end)
@@ -63,7 +63,7 @@ impl Entry {
 
 /// The parameters of a new token.
 #[derive(Debug, Clone)]
-pub struct Terms {
+pub struct TokenParameters {
     /// The name; the first free one of "token-1", "token-2" and so on by default.
     pub name: Option<String>,
     /// What it authorises.
@@ -130,7 +130,7 @@ impl TokenStoreError {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenFile {
-    tokens: Vec<Entry>,
+    tokens: Vec<StoredToken>,
 }
 
 /// The token store of a data directory.
@@ -149,7 +149,7 @@ impl TokenStore {
     ///
     /// # Errors
     /// [`TokenStoreError::Damaged`] and [`TokenStoreError::Io`]. A missing file is an empty store.
-    pub fn list(&self) -> Result<Vec<Entry>, TokenStoreError> {
+    pub fn list(&self) -> Result<Vec<StoredToken>, TokenStoreError> {
         let path = self.path();
         let bytes = match durable::read(&path, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -169,8 +169,8 @@ impl TokenStore {
     ///
     /// # Errors
     /// [`TokenStoreError`].
-    pub fn create(&self, terms: Terms) -> Result<(Entry, Token), TokenStoreError> {
-        let Terms { name, scopes, quota, lifetime } = terms;
+    pub fn create(&self, terms: TokenParameters) -> Result<(StoredToken, Token), TokenStoreError> {
+        let TokenParameters { name, scopes, quota, lifetime } = terms;
         if name.as_deref().is_some_and(|name| !is_name(name)) {
             return Err(TokenStoreError::Name);
         }
@@ -190,7 +190,7 @@ impl TokenStore {
             let created_at = epoch::now();
             let expires_at = lifetime.map(|lifetime| created_at.saturating_add(lifetime.as_secs()));
             let (id, hash) = (token.id().to_owned(), token.hash().to_hex());
-            let entry = Entry { id, name, hash, scopes, quota, created_at, expires_at };
+            let entry = StoredToken { id, name, hash, scopes, quota, created_at, expires_at };
             tokens.push(entry.clone());
             Ok((entry, token))
         })
@@ -200,9 +200,9 @@ impl TokenStore {
     ///
     /// # Errors
     /// [`TokenStoreError`].
-    pub fn remove(&self, id_or_name: &str) -> Result<Entry, TokenStoreError> {
+    pub fn remove(&self, id_or_name: &str) -> Result<StoredToken, TokenStoreError> {
         self.change(|tokens| {
-            let is_meant = |entry: &Entry| entry.id == id_or_name || entry.name == id_or_name;
+            let is_meant = |entry: &StoredToken| entry.id == id_or_name || entry.name == id_or_name;
             let at = tokens.iter().position(is_meant).ok_or_else(|| TokenStoreError::Missing(id_or_name.to_owned()))?;
             Ok(tokens.remove(at))
         })
@@ -211,7 +211,7 @@ impl TokenStore {
     /// Changes the tokens under the lock.
     fn change<T>(
         &self,
-        change: impl FnOnce(&mut Vec<Entry>) -> Result<T, TokenStoreError>,
+        change: impl FnOnce(&mut Vec<StoredToken>) -> Result<T, TokenStoreError>,
     ) -> Result<T, TokenStoreError> {
         let _lock = self.lock()?;
         let mut tokens = self.list()?;
@@ -246,7 +246,7 @@ fn is_name(name: &str) -> bool {
 }
 
 /// The first free name of "token-1", "token-2" and so on.
-fn free_name(tokens: &[Entry]) -> String {
+fn free_name(tokens: &[StoredToken]) -> String {
     let taken: HashSet<&str> = tokens.iter().map(|entry| entry.name.as_str()).collect();
     let mut names = (1..=taken.len() + 1).map(|number| format!("token-{number}"));
     // Of one name more than are taken, one is free.
@@ -267,13 +267,13 @@ pub(crate) fn hand_over(dir: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// The valid tokens by ID, each with the hash of its secret.
-type Tokens = HashMap<String, (Hash, Entry)>;
+type Tokens = HashMap<String, (Hash, StoredToken)>;
 
 /// A cached token store, which is reloaded when the file changes.
 #[derive(Debug)]
 pub struct CachedTokenStore {
     store: TokenStore,
-    cached: Mutex<Option<(Option<Stamp>, Arc<Tokens>)>>,
+    cached: Mutex<Option<(Option<FileFingerprint>, Arc<Tokens>)>>,
 }
 
 impl CachedTokenStore {
@@ -283,13 +283,13 @@ impl CachedTokenStore {
     }
 
     /// Finds a token by its ID. Reads a small file if it has changed.
-    pub fn find(&self, id: &str) -> Option<(Hash, Entry)> {
+    pub fn find(&self, id: &str) -> Option<(Hash, StoredToken)> {
         self.tokens().get(id).cloned()
     }
 
     fn tokens(&self) -> Arc<Tokens> {
         // The fingerprint is taken first: if the file is replaced in between, it is read again next time.
-        let fingerprint = Stamp::at(&self.store.path());
+        let fingerprint = FileFingerprint::at(&self.store.path());
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, tokens)) = cached.as_ref().filter(|(known, _)| *known == fingerprint) {
             return Arc::clone(tokens);
@@ -298,7 +298,7 @@ impl CachedTokenStore {
             tracing::error!(%error, "the token file cannot be read: no created token is accepted");
             Vec::new()
         });
-        let hashed = |entry: Entry| Some((entry.id.clone(), (Hash::from_hex(&entry.hash)?, entry)));
+        let hashed = |entry: StoredToken| Some((entry.id.clone(), (Hash::from_hex(&entry.hash)?, entry)));
         let tokens: Arc<Tokens> = Arc::new(tokens.into_iter().filter_map(hashed).collect());
         *cached = Some((fingerprint, Arc::clone(&tokens)));
         tokens
@@ -311,9 +311,9 @@ mod tests {
     use api::access::Scope;
     use std::time::UNIX_EPOCH;
 
-    fn terms(name: &str) -> Terms {
+    fn terms(name: &str) -> TokenParameters {
         let scopes = [Scope::Pin].into_iter().collect();
-        Terms {
+        TokenParameters {
             name: Some(name.to_owned()),
             scopes,
             quota: Quota { pins_max: Some(3), bytes_max: None },
@@ -379,7 +379,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let store = TokenStore::of(dir.path());
         store.create(terms("ci")).expect("makes");
-        let none = Terms { scopes: Scopes::default(), ..terms("none") };
+        let none = TokenParameters { scopes: Scopes::default(), ..terms("none") };
         assert!(matches!(store.create(terms("ci")), Err(TokenStoreError::Taken(_))));
         assert!(matches!(store.create(none), Err(TokenStoreError::NoScopes)));
         for name in ["", "a\nb", &"a".repeat(65), OPERATOR] {
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn tokens_expire() {
         let dir = tempfile::tempdir().expect("a folder");
-        let terms = Terms { lifetime: Some(Duration::from_secs(60)), ..terms("short") };
+        let terms = TokenParameters { lifetime: Some(Duration::from_secs(60)), ..terms("short") };
         let (entry, _) = TokenStore::of(dir.path()).create(terms).expect("makes");
         let at = |after| UNIX_EPOCH + Duration::from_secs(entry.created_at + after);
         assert!(!entry.is_expired(at(59)) && entry.is_expired(at(60)));

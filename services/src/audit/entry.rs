@@ -28,7 +28,7 @@ pub(super) fn line(entry: &Entry) -> Vec<u8> {
 
 /// A change before its outcome is known.
 #[derive(Debug)]
-pub struct Begun {
+pub struct PendingChange {
     id: String,
     token: Arc<str>,
     name: Arc<str>,
@@ -39,7 +39,7 @@ pub struct Begun {
     since: SystemTime,
 }
 
-impl Begun {
+impl PendingChange {
     /// A change that `principal` requests.
     pub fn new(
         principal: &Principal,
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn long_values_are_truncated() {
         let uri = format!("/{}", "\"".repeat(9000)).parse().expect("a path");
-        let begun = Begun::new(&Principal::operator(), Scope::Pin, None, &http::Method::PUT, &uri);
+        let begun = PendingChange::new(&Principal::operator(), Scope::Pin, None, &http::Method::PUT, &uri);
         let entry = begun.outcome(200, Some(json!({"cid": "x", "words": "\u{1}".repeat(BYTES_MAX)})));
         assert_eq!(entry.path.len(), PATH_BYTES_MAX);
         let detail = entry.detail.clone().expect("is there");

@@ -1,6 +1,6 @@
 //! [`LocalChange`]: a change by a command that works on the data directory itself, whether a gateway runs on it or not.
 
-use crate::audit::entry::{Begun, RECORD_BYTES_MAX, line};
+use crate::audit::entry::{PendingChange, RECORD_BYTES_MAX, line};
 use crate::audit::file::{AuditFile, ReserveLevel};
 use crate::audit::{AuditError, Entry};
 use serde::Serialize;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// A change whose intent is on the disk.
 pub struct LocalChange {
-    begun: Begun,
+    begun: PendingChange,
     file: AuditFile,
 }
 
@@ -19,7 +19,7 @@ impl LocalChange {
     /// # Errors
     /// [`AuditError`]: the change must not be made.
     pub fn begin(data_dir: &Path, words: &str, detail: &impl Serialize) -> Result<Self, AuditError> {
-        let (begun, mut file) = (Begun::by_command(words), AuditFile::open(data_dir)?);
+        let (begun, mut file) = (PendingChange::by_command(words), AuditFile::open(data_dir)?);
         let line = line(&begun.intent(serde_json::to_value(detail).ok()));
         if file.reserve_level(line.len() as u64 + RECORD_BYTES_MAX)? == ReserveLevel::None {
             return Err(AuditError::Full);

@@ -25,9 +25,9 @@ pub mod entry;
 mod file;
 pub mod local;
 
-pub use self::entry::Begun;
+pub use self::entry::PendingChange;
 pub use self::local::LocalChange;
-pub use api::audit::{Entry, LEFT};
+pub use api::audit::{CLIENT_DISCONNECTED, Entry};
 
 use self::entry::RECORD_BYTES_MAX;
 use self::file::{AuditFile, FILE, OLDER_FILE, ReserveLevel};
@@ -51,9 +51,9 @@ const OPEN_SHOWN_MAX: usize = 1024;
 /// What a handler adds to the record of its request: put it into the response's extensions. For what is known before
 /// work begins, prefer [`AuditContext`], which is recorded even if the request ends early.
 #[derive(Debug, Clone)]
-pub struct Detail(pub Value);
+pub struct ResponseDetail(pub Value);
 
-impl Detail {
+impl ResponseDetail {
     /// What was requested, or its outcome.
     pub fn of(what: &impl Serialize) -> Self {
         Self(serde_json::to_value(what).unwrap_or_default())
@@ -104,7 +104,7 @@ pub enum Space {
 /// A change in progress. If the request is cancelled before there is an outcome, that is recorded.
 #[derive(Debug)]
 pub struct Change {
-    begun: Option<Begun>,
+    begun: Option<PendingChange>,
     context: AuditContext,
     lines: mpsc::Sender<Line>,
     open: Open,
@@ -145,7 +145,7 @@ impl Drop for Change {
     fn drop(&mut self) {
         let Some(begun) = self.begun.take() else { return };
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(self.outcome(begun.outcome(LEFT, self.context.with(None))));
+            runtime.spawn(self.outcome(begun.outcome(CLIENT_DISCONNECTED, self.context.with(None))));
         }
     }
 }
@@ -239,7 +239,7 @@ impl AuditLog {
     ///
     /// # Errors
     /// [`AuditError`]: the change must not be made.
-    pub async fn begin(&self, begun: Begun, context: AuditContext, space: Space) -> Result<Change, AuditError> {
+    pub async fn begin(&self, begun: PendingChange, context: AuditContext, space: Space) -> Result<Change, AuditError> {
         let open = Open::of(&self.open);
         let mut change = Change { begun: Some(begun), context, lines: self.lines.clone(), open };
         change.begin(space).await?;
@@ -249,7 +249,7 @@ impl AuditLog {
     /// Records an action of the gateway itself that follows from a change. Returns when the record is on the disk, or
     /// in the process log if writing it failed. It does not use the half of the reserve for changes that free space.
     pub async fn record(&self, method: &str, about: &str, status: u16, detail: Option<Value>) {
-        let entry = Begun::by_gateway(method, about).outcome(status, AuditContext::default().with(detail));
+        let entry = PendingChange::by_gateway(method, about).outcome(status, AuditContext::default().with(detail));
         // A task of its own, so that a caller that is dropped does not end the write.
         _ = tokio::spawn(write_or_log(self.lines.clone(), entry, Kind::Intent(Space::Taken))).await;
     }

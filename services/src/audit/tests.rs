@@ -8,10 +8,10 @@ use api::access::Scope;
 use serde_json::json;
 use std::fs;
 
-fn begun(path: &str) -> Begun {
+fn begun(path: &str) -> PendingChange {
     let uri = path.parse().expect("a path");
     let from = Some(([127, 0, 0, 1], 7).into());
-    Begun::new(&Principal::operator(), Scope::Operate, from, &http::Method::POST, &uri)
+    PendingChange::new(&Principal::operator(), Scope::Operate, from, &http::Method::POST, &uri)
 }
 
 async fn change(log: &AuditLog, path: &str, space: Space) -> Result<(), AuditError> {
@@ -75,7 +75,7 @@ async fn a_change_whose_client_disconnects_is_recorded() {
     while both().first().is_none_or(|(status, _)| status.is_none()) {
         tokio::task::yield_now().await;
     }
-    assert_eq!(both(), [(Some(LEFT), Some(json!({"name": "site"}))), (Some(200), None)]);
+    assert_eq!(both(), [(Some(CLIENT_DISCONNECTED), Some(json!({"name": "site"}))), (Some(200), None)]);
     // No space is reserved after the record is written.
     while log.open.load(Ordering::SeqCst) > 0 {
         tokio::task::yield_now().await;

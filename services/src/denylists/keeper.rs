@@ -1,4 +1,4 @@
-//! [`Keeper`]: tasks that keep lists up to date. Files are checked for changes every few seconds. Subscriptions are
+//! [`ListUpdater`]: tasks that keep lists up to date. Files are checked for changes every few seconds. Subscriptions are
 //! fetched at the interval of the settings, and after failures with exponential back-off.
 
 use crate::denylists::lists::{ListEntry, ListKind, Lists};
@@ -14,11 +14,11 @@ const RETRY_FIRST: Duration = Duration::from_secs(5);
 
 /// The update tasks. Dropping it aborts them.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct ListUpdater {
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
-impl Keeper {
+impl ListUpdater {
     /// Starts the tasks. Subscriptions are fetched immediately.
     pub(super) fn start(lists: &Arc<Lists>, supervisor: &Supervisor) -> Self {
         let spawn = |entry: &Arc<ListEntry>| {

@@ -5,7 +5,7 @@ use crate::denylists::running::{Rules, Running};
 use crate::denylists::subscription::{Fetched, Subscription};
 use crate::denylists::{keeper, local};
 use crate::supervision::Supervisor;
-use config::{ListPlace, ListSetting, PolicyMode, PolicySettings};
+use config::{ListSetting, ListSource, PolicyMode, PolicySettings};
 use content::denylist::{List, Matcher, PathPattern, Rule, Source, Target};
 use content::{Verdict, hashes};
 use p2p_bridge::durable;
@@ -144,7 +144,7 @@ impl Lists {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub async fn open_as_they_are(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
+    pub async fn open_read_only(settings: &PolicySettings, data_dir: &Path) -> Result<Arc<Self>, StartError> {
         Self::open_as(settings, data_dir, false).await
     }
 
@@ -217,8 +217,8 @@ impl Lists {
         let of_settings = [("policy.denylists", &settings.denylists), ("policy.allowlists", &settings.allowlists)];
         let named = of_settings.into_iter().flat_map(|(setting, lists)| {
             lists.iter().filter_map(move |list| match &list.from {
-                ListPlace::File(path) => Some((setting, path)),
-                ListPlace::Url(_) => None,
+                ListSource::File(path) => Some((setting, path)),
+                ListSource::Url(_) => None,
             })
         });
         for (setting, path) in named.chain(local.exists().then_some(("data_dir", &local))) {
@@ -233,8 +233,8 @@ impl Lists {
     }
 
     /// Starts the update tasks, which run until the returned value is dropped.
-    pub fn keep(self: &Arc<Self>, supervisor: &Supervisor) -> keeper::Keeper {
-        keeper::Keeper::start(self, supervisor)
+    pub fn keep(self: &Arc<Self>, supervisor: &Supervisor) -> keeper::ListUpdater {
+        keeper::ListUpdater::start(self, supervisor)
     }
 
     /// The policy of the lists.
@@ -470,8 +470,8 @@ fn entry(allows: bool, list: &ListSetting, dir: &Path, bytes_max: u64) -> Result
     let status = if list.status == 451 { Verdict::Legal } else { Verdict::Gone };
     let id: Arc<str> = shown(&list.from).into();
     let (kind, file) = match &list.from {
-        ListPlace::File(path) => (ListKind::File, path.clone()),
-        ListPlace::Url(url) => {
+        ListSource::File(path) => (ListKind::File, path.clone()),
+        ListSource::Url(url) => {
             let file = dir.join(format!("{}.deny", fingerprint(url)));
             let subscription = Subscription::new(url, file.clone(), bytes_max).map_err(|error| StartError {
                 setting: if allows { "policy.allowlists" } else { "policy.denylists" },
@@ -485,11 +485,11 @@ fn entry(allows: bool, list: &ListSetting, dir: &Path, bytes_max: u64) -> Result
 }
 
 /// The ID of a list: its file, or its URL without secrets and, if it has any, with a fingerprint that distinguishes it.
-fn shown(place: &ListPlace) -> String {
+fn shown(place: &ListSource) -> String {
     let text = place.to_string();
     let shown = config::values::without_secrets(&text);
     match place {
-        ListPlace::Url(url) if shown != text => format!("{shown} ({})", &fingerprint(url)[..8]),
+        ListSource::Url(url) if shown != text => format!("{shown} ({})", &fingerprint(url)[..8]),
         _ => shown,
     }
 }

@@ -42,7 +42,7 @@ pub mod takedown;
 mod tests;
 pub mod views;
 
-pub use self::keeper::Keeper;
+pub use self::keeper::ListUpdater;
 pub use self::lists::{Lists, StartError};
 pub use self::running::Running;
 pub use self::takedown::Control;

@@ -3,7 +3,7 @@
 //! To detect an append, the former content is read and hashed again, which is cheap compared with parsing: an editor
 //! may have changed a line in the middle and added others.
 
-use crate::fingerprint::Stamp;
+use crate::fingerprint::FileFingerprint;
 use content::denylist::{HeaderError, List, ListBuilder};
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
@@ -46,7 +46,7 @@ pub struct Reader {
     builder: ListBuilder,
     read: u64,
     sum: Sha256,
-    fingerprint: Option<Stamp>,
+    fingerprint: Option<FileFingerprint>,
 }
 
 impl Reader {
@@ -56,7 +56,7 @@ impl Reader {
     /// [`ReadError`]; the next call reads the whole file.
     pub fn read_if_changed(&mut self, path: &Path, bytes_max: u64) -> Result<Option<ListContent>, ReadError> {
         let file = File::open(path)?;
-        let fingerprint = Stamp::of(&file.metadata()?);
+        let fingerprint = FileFingerprint::of(&file.metadata()?);
         if self.fingerprint == Some(fingerprint) {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! [`Served`]: the blocks that this node serves to other peers: those that the policy allows and, in allowlist mode,
+//! [`PeerSource`]: the blocks that this node serves to other peers: those that the policy allows and, in allowlist mode,
 //! that are pinned or on a list.
 
 use cache::{Local, Tiers};
@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 /// A block source for other peers.
 #[derive(Clone)]
-pub struct Served {
+pub struct PeerSource {
     tiers: Tiers,
     local: Local,
 }
 
-impl Served {
+impl PeerSource {
     /// Serves the blocks stored in these tiers, as far as the policy allows.
     pub fn of(tiers: &Tiers) -> Self {
         Self { tiers: tiers.clone(), local: tiers.local() }
@@ -60,7 +60,7 @@ impl Served {
     }
 }
 
-impl BlockSource for Served {
+impl BlockSource for PeerSource {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         if self.is_given(cid) { self.without_withheld_links(self.local.peek(cid)) } else { None }
     }
@@ -88,7 +88,7 @@ impl BlockSource for Served {
     }
 }
 
-impl std::fmt::Debug for Served {
+impl std::fmt::Debug for PeerSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Served").finish_non_exhaustive()
     }

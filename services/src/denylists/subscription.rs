@@ -21,7 +21,7 @@ use http::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE,
     IF_NONE_MATCH, LAST_MODIFIED, LOCATION, RANGE,
 };
-use p2p_bridge::http_source::address::check_as_strangers;
+use p2p_bridge::http_source::address::check_as_untrusted;
 use p2p_bridge::http_source::dialling;
 use p2p_bridge::scope::is_public;
 use p2p_bridge::{durable, epoch};
@@ -238,7 +238,7 @@ impl Subscription {
             let is_own = next.origin() == own.origin();
             client = if is_own || !from_public { &self.client } else { &self.public };
             if !is_own && from_public {
-                check_as_strangers(&next).map_err(|_| FetchError::Redirect("it is in a private network"))?;
+                check_as_untrusted(&next).map_err(|_| FetchError::Redirect("it is in a private network"))?;
             }
             url = next;
         }

@@ -53,24 +53,24 @@ pub struct Control {
     /// The pin service, whose requests fail.
     pins: Option<Arc<Pins>>,
     /// Predicts responses.
-    answers: OnceLock<Answers>,
+    answers: OnceLock<Predictor>,
     /// Caches in front of the gateway.
-    in_front: OnceLock<InFront>,
+    in_front: OnceLock<FrontCaches>,
 }
 
 /// The caches in front of the gateway.
-pub struct InFront {
+pub struct FrontCaches {
     /// The caches to purge.
     pub caches: Caches,
     /// Finds the cached paths to files that traverse a block. Blocks the thread.
     pub paths_through: PathsThrough,
 }
 
-/// See [`InFront::paths_through`].
+/// See [`FrontCaches::paths_through`].
 pub type PathsThrough = Arc<dyn Fn(&Cid) -> Vec<String> + Send + Sync>;
 
 /// Predicts the response to a request for a subject, with the code of the gateway and what is stored locally.
-pub type Answers = Box<dyn Fn(Subject) -> BoxFuture<'static, Predicted> + Send + Sync>;
+pub type Predictor = Box<dyn Fn(Subject) -> BoxFuture<'static, Predicted> + Send + Sync>;
 
 /// A predicted response.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub struct Predicted {
 
 /// A rule to add.
 #[derive(Debug, Clone)]
-pub struct Order {
+pub struct NewRule {
     /// The rule.
     pub rule: Rule,
     /// Its line in the list.
@@ -151,19 +151,19 @@ impl Control {
     }
 
     /// Sets the caches to notify of take-downs.
-    pub fn with_in_front(&self, in_front: InFront) {
+    pub fn with_front_caches(&self, in_front: FrontCaches) {
         // There is one gateway, which is created once.
         _ = self.in_front.set(in_front);
     }
 
     /// Sets how responses are predicted.
-    pub fn answered_by(&self, answers: Answers) {
+    pub fn with_predictor(&self, answers: Predictor) {
         // There is one gateway, which is created once.
         _ = self.answers.set(answers);
     }
 
     /// Lets pin requests for withheld content fail.
-    pub fn telling(self, pins: &Arc<Pins>) -> Self {
+    pub fn with_pins(self, pins: &Arc<Pins>) -> Self {
         Self { pins: Some(Arc::clone(pins)), ..self }
     }
 
@@ -175,7 +175,7 @@ impl Control {
     ///
     /// # Errors
     /// [`ControlError`].
-    pub async fn add(&self, order: Order) -> Result<Done, ControlError> {
+    pub async fn add(&self, order: NewRule) -> Result<Done, ControlError> {
         let _changing = self.begin().await;
         let mut done = Done { complete: true, ..Done::default() };
         let pins = self.pins_allowed().await?;
@@ -216,7 +216,7 @@ impl Control {
     }
 
     /// The cached paths that traverse the subject: a cache in front may have responses for them.
-    async fn traversing_paths(&self, order: &Order) -> Vec<Subject> {
+    async fn traversing_paths(&self, order: &NewRule) -> Vec<Subject> {
         let Some(in_front) = self.in_front.get().filter(|in_front| !in_front.caches.is_empty()) else {
             return Vec::new();
         };
@@ -233,7 +233,7 @@ impl Control {
 
     /// Notifies the caches in front. A subject that is given by a double hash is not revealed, also not to the audit
     /// log.
-    async fn notify_caches(&self, order: &Order, traversing: Vec<Subject>, unpinned: &[Cid]) -> u64 {
+    async fn notify_caches(&self, order: &NewRule, traversing: Vec<Subject>, unpinned: &[Cid]) -> u64 {
         let Some(in_front) = self.in_front.get() else { return 0 };
         let unpinned = unpinned.iter().map(|root| Subject { root: Root::Cid(*root), segments: Vec::new() });
         let mut subjects: Vec<Subject> = order.subject.iter().cloned().chain(unpinned).chain(traversing).collect();
@@ -280,7 +280,7 @@ impl Control {
     }
 
     /// Withholds all blocks below a root that are stored locally.
-    async fn add_below(&self, order: &Order, root: Block, done: &mut Done) -> Result<(), ControlError> {
+    async fn add_below(&self, order: &NewRule, root: Block, done: &mut Done) -> Result<(), ControlError> {
         let local = LocalBlocks { tiers: self.tiers.clone() };
         let (mut waiting, mut seen, mut batch) = (vec![*root.cid()], HashSet::new(), Vec::new());
         let mut root = Some(root);
@@ -308,7 +308,7 @@ impl Control {
         self.add_blocks(order, batch, done).await
     }
 
-    async fn add_blocks(&self, order: &Order, cids: Vec<Cid>, done: &mut Done) -> Result<(), ControlError> {
+    async fn add_blocks(&self, order: &NewRule, cids: Vec<Cid>, done: &mut Done) -> Result<(), ControlError> {
         let mut lines = Vec::with_capacity(cids.len());
         let mut withheld = Vec::with_capacity(cids.len());
         let mut hints: String = order.rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
@@ -440,7 +440,7 @@ impl BlockSource for LocalBlocks {
                 Some(data) => data,
                 None => tiers.disk().look(&key).await?.ok_or(missing)?,
             };
-            Ok(Block::from_checked(cid, data))
+            Ok(Block::from_verified(cid, data))
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::denylists::lists::{ListState, Lists};
 use crate::denylists::subscription::Fetched;
-use crate::denylists::takedown::{Control, Order, hints};
+use crate::denylists::takedown::{Control, NewRule, hints};
 use crate::subject::Subject;
 use crate::supervision::Supervisor;
 use axum::Router;
@@ -12,7 +12,7 @@ use axum::http::header::{CONTENT_RANGE, ETAG, IF_NONE_MATCH, RANGE};
 use axum::http::{Response, StatusCode};
 use cache::memory::{self, MemoryOptions};
 use cache::{BlockStore, Ram, TierMetrics, Tiers};
-use config::{ListPlace, ListSetting, PolicyMode, PolicySettings};
+use config::{ListSetting, ListSource, PolicyMode, PolicySettings};
 use content::denylist::Rule;
 use content::{Block, BlockSource as _, Cid, Policy as _, Verdict, codec, hashes};
 use prometheus_client::registry::Registry;
@@ -34,7 +34,7 @@ fn rule_of(block: &Block) -> String {
     format!("/ipfs/{}\n", block.cid())
 }
 
-fn list(from: ListPlace) -> ListSetting {
+fn list(from: ListSource) -> ListSetting {
     ListSetting { from, status: 410 }
 }
 
@@ -118,7 +118,7 @@ async fn serve(source: &Arc<Source>) -> SocketAddr {
 
 fn subscribed(address: SocketAddr) -> PolicySettings {
     let url = format!("http://user:password@{address}/bad.deny");
-    PolicySettings { denylists: vec![list(ListPlace::Url(url))], ..PolicySettings::default() }
+    PolicySettings { denylists: vec![list(ListSource::Url(url))], ..PolicySettings::default() }
 }
 
 fn state(lists: &Lists) -> ListState {
@@ -224,7 +224,7 @@ async fn tasks_update_files_and_subscriptions() {
     fs::write(&file, rule_of(&a)).expect("writes");
     source.set(&rule_of(&c));
     let mut settings = PolicySettings { refresh_seconds: 1, ..subscribed(serve(&source).await) };
-    settings.denylists.insert(0, ListSetting { from: ListPlace::File(file.clone()), status: 451 });
+    settings.denylists.insert(0, ListSetting { from: ListSource::File(file.clone()), status: 451 });
     settings.deny = vec![*block("d").cid()];
     let lists = Lists::open(&settings, dir.path()).await.expect("opens");
     let running = Arc::clone(lists.running());
@@ -251,7 +251,8 @@ async fn tasks_update_files_and_subscriptions() {
 async fn a_missing_list_prevents_the_start() {
     let dir = TempDir::new().expect("a folder");
     let file = dir.path().join("own.deny");
-    let settings = PolicySettings { denylists: vec![list(ListPlace::File(file.clone()))], ..PolicySettings::default() };
+    let settings =
+        PolicySettings { denylists: vec![list(ListSource::File(file.clone()))], ..PolicySettings::default() };
     let error = Lists::open(&settings, dir.path()).await.expect_err("there is none");
     assert_eq!(error.setting, "policy.denylists");
     assert!(error.to_string().contains("own.deny"), "{error}");
@@ -267,7 +268,7 @@ async fn modes_and_precedence_of_lists() {
     let write = |name: &str, text: String| {
         let path = dir.path().join(name);
         fs::write(&path, text).expect("writes");
-        list(ListPlace::File(path))
+        list(ListSource::File(path))
     };
     let (a, b, c) = (block("a"), block("b"), block("c"));
     let settings = PolicySettings {
@@ -338,13 +339,13 @@ fn folder(entries: &[(String, Block)]) -> Block {
     Block::of(codec::DAG_CBOR, hashes::SHA2_256, 32, data.into()).expect("a block")
 }
 
-fn order(text: &str, deep: bool, double_hash: bool) -> Order {
+fn order(text: &str, deep: bool, double_hash: bool) -> NewRule {
     let subject = Subject::of_anything(text).expect(text);
     let item = if double_hash { subject.double_hash() } else { subject.rule_text(false) };
     let rule = Rule::parse(&item).expect("parses").expect("a rule");
     let rule = hints(rule, Some(451), Some("some reason"));
     let said: String = rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-    Order { line: format!("{item}{said}"), rule, subject: Some(subject), deep, double_hash }
+    NewRule { line: format!("{item}{said}"), rule, subject: Some(subject), deep, double_hash }
 }
 
 impl World {

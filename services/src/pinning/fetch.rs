@@ -2,7 +2,7 @@
 
 use crate::pinning::request::Progress;
 use crate::pinning::walk::{BlockSources, DagWalk, VisitedBlock, WalkError};
-use cache::pins::Attempt;
+use cache::pins::PinAttempt;
 use cache::{BlockStore, PinError, PinSummary, StoreError};
 use content::dag::{DagError, Visited};
 use content::unixfs::NodeError;
@@ -65,7 +65,7 @@ fn withheld_words(blocks: &u64, first: &Cid) -> String {
 /// not fetched again.
 pub struct Fetch {
     store: Arc<dyn BlockStore>,
-    attempt: Arc<Attempt>,
+    attempt: Arc<PinAttempt>,
     walk: DagWalk,
     progress: Progress,
 }

@@ -44,8 +44,8 @@ mod workers;
 pub use self::filter::{Filter, NameMatch, Page};
 pub use self::metrics::PinMetrics;
 pub use self::reach::Reach;
-pub use self::request::{Meta, OPERATOR, Owner, Progress, Request, Status, Wanted};
-pub use self::service::{DamageReport, PinOptions, Pins, PinsError, Protection, Room, Used};
+pub use self::request::{Meta, OPERATOR, Owner, PinParameters, Progress, Request, Status};
+pub use self::service::{DamageReport, PinOptions, Pins, PinsError, Protection, QuotaUsage, RemainingQuota};
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use futures::stream::{FuturesUnordered, StreamExt as _};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::Bridge;
-use p2p_bridge::connecting::{ADDRESSES_MAX, NamedBy};
+use p2p_bridge::connecting::{ADDRESSES_MAX, AddressOrigin};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,8 +77,8 @@ impl Reach {
         let dial = async |(peer, mut addresses): (PeerId, Vec<Multiaddr>)| {
             addresses.truncate(ADDRESSES_MAX);
             // So that the peer counts as a provider of this DAG.
-            bridge.suggest(root, peer, addresses.clone(), NamedBy::Stranger).await?;
-            bridge.connect(peer, addresses, NamedBy::Stranger, DIAL_WAIT).await
+            bridge.suggest(root, peer, addresses.clone(), AddressOrigin::Untrusted).await?;
+            bridge.connect(peer, addresses, AddressOrigin::Untrusted, DIAL_WAIT).await
         };
         let mut dials: FuturesUnordered<_> = peers.into_iter().map(dial).collect();
         while let Some(outcome) = dials.next().await {

@@ -9,9 +9,9 @@
 //! | `unreadable/KEY` | anything | a record that this release cannot parse, kept under its former key |
 
 use crate::pinning::index::{Outcome, StoredRequest};
-use crate::pinning::request::{Meta, Wanted};
+use crate::pinning::request::{Meta, PinParameters};
 use cache::StoreError;
-use cache::register::{Change, Register};
+use cache::metadata_store::{Change, MetadataStore};
 use content::Cid;
 use libp2p::Multiaddr;
 use serde::de::DeserializeOwned;
@@ -155,7 +155,7 @@ pub fn delete_orphan(root: &Cid) -> Change {
 ///
 /// # Errors
 /// The error of the disk, or [`StoreError::NewerSchema`].
-pub fn load(register: &Register) -> Result<Records, StoreError> {
+pub fn load(register: &MetadataStore) -> Result<Records, StoreError> {
     check_format(register)?;
     let mut records = Records::default();
     let mut unreadable = Vec::new();
@@ -183,7 +183,7 @@ pub fn move_unreadable(unreadable: &[(Vec<u8>, Vec<u8>)]) -> Vec<Change> {
     moves.collect()
 }
 
-fn check_format(register: &Register) -> Result<(), StoreError> {
+fn check_format(register: &MetadataStore) -> Result<(), StoreError> {
     let known = register.get(KEY_FORMAT)?.and_then(|text| serde_json::from_slice::<u32>(&text).ok());
     match known {
         Some(found) if found > FORMAT => {
@@ -201,7 +201,7 @@ fn check_format(register: &Register) -> Result<(), StoreError> {
 }
 
 fn each<T: DeserializeOwned>(
-    register: &Register,
+    register: &MetadataStore,
     prefix: &str,
     unreadable: &mut Vec<(Vec<u8>, Vec<u8>)>,
     mut take: impl FnMut(&str, T) -> Option<()>,
@@ -219,7 +219,7 @@ fn each<T: DeserializeOwned>(
 
 fn entry(id: &str, record: Record) -> Option<StoredRequest> {
     let Record { name, origins, meta, .. } = record;
-    let wanted = Wanted { root: record.cid.parse().ok()?, name, origins, meta };
+    let wanted = PinParameters { root: record.cid.parse().ok()?, name, origins, meta };
     Some(StoredRequest {
         id: id.into(),
         owner: record.owner.into(),
@@ -253,7 +253,7 @@ mod tests {
 
     fn entries() -> Vec<StoredRequest> {
         let root: Cid = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy".parse().expect("a CID");
-        let wanted = Wanted {
+        let wanted = PinParameters {
             root,
             name: Some("Ein Name \"mit\" Ärger\n".into()),
             meta: [("k".to_owned(), "v".to_owned()), (String::new(), String::new())].into(),
@@ -274,7 +274,7 @@ mod tests {
         };
         let bare = StoredRequest {
             id: "4567".into(),
-            wanted: Arc::new(Wanted::new(root)),
+            wanted: Arc::new(PinParameters::new(root)),
             outcome: Outcome::Pending,
             bytes_max: None,
             keeps: None,
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn records_are_read_as_they_were_written() {
-        let register = Register::memory();
+        let register = MetadataStore::memory();
         assert!(load(&register).expect("reads").entries.is_empty());
         let entries = entries();
         let root = entries[0].root;
@@ -315,7 +315,7 @@ mod tests {
             ("work/nothing", "{\"attempts\":0,\"since_ms\":0,\"due_ms\":0,\"reason\":null}"),
         ];
         for (key, value) in unreadable {
-            let register = Register::memory();
+            let register = MetadataStore::memory();
             let sound = &entries()[0];
             let written = vec![Change::Put(key.into(), value.into()), put(sound).expect("can be written")];
             register.write_now(written).expect("writes");
@@ -327,7 +327,7 @@ mod tests {
             let kept = register.get(format!("unreadable/{key}").as_bytes()).expect("reads");
             assert_eq!(kept.as_deref(), Some(value.as_bytes()));
         }
-        let register = Register::memory();
+        let register = MetadataStore::memory();
         register.write_now(vec![Change::Put(KEY_FORMAT.into(), b"2".to_vec())]).expect("writes");
         assert!(matches!(load(&register), Err(StoreError::NewerSchema { found: 2, .. })));
     }

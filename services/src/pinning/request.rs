@@ -50,7 +50,7 @@ impl Owner {
 
 /// The parameters of a pin request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PinParameters {
     /// The root of the DAG.
     pub root: Cid,
     /// The name.
@@ -61,7 +61,7 @@ pub struct Wanted {
     pub meta: Meta,
 }
 
-impl Wanted {
+impl PinParameters {
     /// A request for a DAG without other parameters.
     pub fn new(root: Cid) -> Self {
         Self { root, name: None, origins: Vec::new(), meta: Meta::new() }
@@ -132,7 +132,7 @@ pub struct Request {
     /// The ID of the owner's token.
     pub owner: Arc<str>,
     /// The parameters.
-    pub wanted: Arc<Wanted>,
+    pub wanted: Arc<PinParameters>,
     /// The creation time in whole milliseconds, which is unique.
     pub created: SystemTime,
     /// The status.
@@ -148,9 +148,9 @@ pub struct Request {
 }
 
 impl Deref for Request {
-    type Target = Wanted;
+    type Target = PinParameters;
 
-    fn deref(&self) -> &Wanted {
+    fn deref(&self) -> &PinParameters {
         &self.wanted
     }
 }

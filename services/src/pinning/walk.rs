@@ -174,7 +174,7 @@ async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<WalkStep, Sou
     let Some(key) = BlockKey::of(&cid) else { return Ok(WalkStep::Withheld(cid)) };
     let data = store.look(&key).await?;
     Ok(data.map_or(WalkStep::Withheld(cid), |data| {
-        WalkStep::Found(VisitedBlock::block(Block::from_checked(cid, data), false))
+        WalkStep::Found(VisitedBlock::block(Block::from_verified(cid, data), false))
     }))
 }
 

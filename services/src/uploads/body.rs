@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// The limits of an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowance {
+pub struct UploadLimits {
     /// The maximum size of an upload, in bytes.
     pub bytes_max: u64,
     /// The owner's byte quota, and what is left of it.
@@ -22,7 +22,7 @@ pub struct Allowance {
     pub cache_bytes_max: Option<u64>,
 }
 
-impl Allowance {
+impl UploadLimits {
     /// Checks whether so many bytes are allowed.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ struct Inner {
     /// The source, until the rest of it is taken back.
     source: Option<Source>,
     bytes_read: u64,
-    allowance: Allowance,
+    allowance: UploadLimits,
 }
 
 enum Source {
@@ -59,16 +59,16 @@ enum Source {
 
 impl Meter {
     /// Reads the body of a request, with a timeout if the client stalls.
-    pub fn of_body(body: RequestBody, allowance: Allowance) -> Self {
+    pub fn of_body(body: RequestBody, allowance: UploadLimits) -> Self {
         Self::new(Source::Upload(Upload::new(body)), allowance)
     }
 
     /// Reads a file.
-    pub fn of_file(file: tokio::fs::File, allowance: Allowance) -> Self {
+    pub fn of_file(file: tokio::fs::File, allowance: UploadLimits) -> Self {
         Self::new(Source::Stored(file), allowance)
     }
 
-    fn new(source: Source, allowance: Allowance) -> Self {
+    fn new(source: Source, allowance: UploadLimits) -> Self {
         Self(Arc::new(Mutex::new(Inner { source: Some(source), bytes_read: 0, allowance })))
     }
 
@@ -116,7 +116,7 @@ mod tests {
             (100, None, Some(9), "cache.disk_bytes_max"),
         ];
         for (bytes_max, quota, cache_bytes_max, words) in table {
-            let allowance = Allowance { bytes_max, quota, cache_bytes_max };
+            let allowance = UploadLimits { bytes_max, quota, cache_bytes_max };
             let meter = Meter::of_body(boxed(Full::from("0123456789")), allowance);
             let read = meter.clone().read_to_end(&mut Vec::new()).await;
             let said = read.map_or_else(|error| UploadError::from(error).to_string(), |_| "complete".to_owned());
@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_unread_rest_can_be_taken_back() {
-        let allowance = Allowance { bytes_max: 100, quota: None, cache_bytes_max: None };
+        let allowance = UploadLimits { bytes_max: 100, quota: None, cache_bytes_max: None };
         let meter = Meter::of_body(boxed(Full::from("0123456789")), allowance);
         let mut reader = meter.clone();
         reader.read_exact(&mut [0; 0]).await.expect("nothing");

@@ -26,7 +26,7 @@ impl From<PinsError> for UploadError {
             PinsError::Invalid(words) => Self::Invalid(words),
             PinsError::Quota(words) | PinsError::Full(words) => Self::Pins(words),
             PinsError::Store(error) => Self::Store(error),
-            error @ (PinsError::NotFound | PinsError::NotHeld { .. }) => Self::Conflict(error.to_string()),
+            error @ (PinsError::NotFound | PinsError::NotPinned { .. }) => Self::Conflict(error.to_string()),
         }
     }
 }

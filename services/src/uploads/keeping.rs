@@ -1,4 +1,4 @@
-//! [`Keeping`]: where the blocks of an upload are stored.
+//! [`DestinationWriter`]: where the blocks of an upload are stored.
 //!
 //! Goals: acknowledged blocks are stored, pinned or cached; memory that is independent of the number of blocks.
 //!
@@ -23,7 +23,7 @@ const LOOKUP_BATCH: usize = 1024;
 
 /// What happens to the blocks of an upload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Keep {
+pub enum Destination {
     /// They are pinned.
     #[default]
     Pinned,
@@ -36,7 +36,7 @@ pub enum Keep {
 
 /// The destination of blocks.
 #[derive(Debug)]
-pub enum Keeping {
+pub enum DestinationWriter {
     /// Temporary pins, until the roots are pinned or this is dropped.
     Pinned(Addition),
     /// The cache.
@@ -45,7 +45,7 @@ pub enum Keeping {
     Nothing,
 }
 
-impl Keeping {
+impl DestinationWriter {
     /// Stores a block; waits while the disk is behind (backpressure).
     ///
     /// # Errors
@@ -84,14 +84,14 @@ impl Uploads {
     ///
     /// # Errors
     /// The error of the disk.
-    pub async fn begin(&self, keep: Keep) -> Result<Keeping, UploadError> {
+    pub async fn begin(&self, keep: Destination) -> Result<DestinationWriter, UploadError> {
         Ok(match keep {
-            Keep::Pinned => Keeping::Pinned(self.begin_addition().await?),
-            Keep::Cached => {
+            Destination::Pinned => DestinationWriter::Pinned(self.begin_addition().await?),
+            Destination::Cached => {
                 let cached = Cached::new(Arc::clone(&self.store), self.folder.clone(), &self.limits);
-                Keeping::Cached(Box::new(cached))
+                DestinationWriter::Cached(Box::new(cached))
             }
-            Keep::Nothing => Keeping::Nothing,
+            Destination::Nothing => DestinationWriter::Nothing,
         })
     }
 }
@@ -321,7 +321,7 @@ mod tests {
     #[tokio::test]
     async fn a_failed_write_of_a_pinned_block_is_reported_at_the_end() {
         let store = memory::open(&MemoryOptions { bytes_max: 4096, ..MemoryOptions::default() }).expect("opens");
-        let mut keeping = Keeping::Pinned(Addition::begin(&*store).await.expect("begins"));
+        let mut keeping = DestinationWriter::Pinned(Addition::begin(&*store).await.expect("begins"));
         keeping.put(&block(1)).await.expect("is taken");
         keeping.settle().await.expect("has room");
         let mut seed = 1_u64;

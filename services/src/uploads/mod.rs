@@ -43,9 +43,9 @@ pub mod views;
 mod work;
 
 pub use self::error::UploadError;
-pub use self::keeping::{Keep, Keeping};
+pub use self::keeping::{Destination, DestinationWriter};
 
-use self::body::{Allowance, Meter};
+use self::body::{Meter, UploadLimits};
 use self::request_body::RequestBody;
 use crate::access::Principal;
 use crate::limiter::{Full, Limiter, Permit};
@@ -116,13 +116,13 @@ impl Limits {
 
 /// The options of an upload.
 #[derive(Debug, Clone, Default)]
-pub struct Terms {
+pub struct UploadOptions {
     /// The options that determine CIDs.
     pub profile: Profile,
     /// Wrap everything into a folder, so that files keep their names.
     pub wrap: bool,
     /// What happens to the blocks.
-    pub keep: Keep,
+    pub keep: Destination,
     /// Preserve the modes of files.
     pub modes: bool,
     /// Preserve the modification times of files.
@@ -134,15 +134,15 @@ pub struct Terms {
 }
 
 /// The parameters of an upload.
-pub struct Order {
+pub struct UploadRequest {
     /// The owner.
     pub owner: Principal,
     /// The options.
-    pub terms: Terms,
+    pub terms: UploadOptions,
     /// The format of the body.
     pub form: Form,
     /// The receivers of progress events.
-    pub watchers: Watchers,
+    pub watchers: ProgressReceivers,
 }
 
 /// The format of a body.
@@ -195,7 +195,7 @@ pub type Events = mpsc::Sender<Event>;
 
 /// The receivers of progress.
 #[derive(Clone, Default)]
-pub struct Watchers {
+pub struct ProgressReceivers {
     /// The channel of all events.
     pub events: Option<Events>,
     /// The current progress.
@@ -248,7 +248,7 @@ impl Progress {
 
 /// A complete upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
+pub struct UploadResult {
     /// The top-level entries, by name; or the wrapping folder; or the distinct roots of a CAR.
     pub roots: Vec<Root>,
     /// The bytes of content that were read: of files, or of a CAR's blocks.
@@ -329,9 +329,14 @@ impl Uploads {
     }
 
     /// The maximum memory of an upload with a body of at most so many bytes.
-    fn memory_bytes(&self, terms: &Terms, form: &Form, body_bytes_max: Option<u64>) -> Result<usize, UploadError> {
+    fn memory_bytes(
+        &self,
+        terms: &UploadOptions,
+        form: &Form,
+        body_bytes_max: Option<u64>,
+    ) -> Result<usize, UploadError> {
         if matches!(form, Form::Car { .. }) {
-            return Ok(memory_for(cache::import::IMPORT_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max));
+            return Ok(memory_for(cache::import::IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max));
         }
         let importer = Importer::new(terms.profile.clone())?;
         let made = pipeline::memory_bytes_max(&importer, body_bytes_max.unwrap_or(self.limits.bytes_max));
@@ -346,7 +351,7 @@ impl Uploads {
     ///
     /// # Errors
     /// [`Failed`], with the error and the rest of the body. Nothing new is pinned then.
-    pub async fn take(&self, order: Order, body: RequestBody) -> Result<Taken, Failed> {
+    pub async fn take(&self, order: UploadRequest, body: RequestBody) -> Result<UploadResult, Failed> {
         let expected = http_body::Body::size_hint(&body).lower();
         let allowance = match self.allowance(&order.owner, order.terms.keep, expected) {
             Ok(allowance) => allowance,
@@ -365,22 +370,22 @@ impl Uploads {
     ///
     /// # Errors
     /// [`UploadError`] when `expected` exceeds it.
-    pub fn allowance(&self, owner: &Principal, keep: Keep, expected: u64) -> Result<Allowance, UploadError> {
+    pub fn allowance(&self, owner: &Principal, keep: Destination, expected: u64) -> Result<UploadLimits, UploadError> {
         let quota = match keep {
-            Keep::Pinned => claims::quota(&self.pins, owner)?,
+            Destination::Pinned => claims::quota(&self.pins, owner)?,
             // Hashing without storing is limited by the quota too.
-            Keep::Nothing => owner.quota.bytes_max.map(|bytes_max| (bytes_max, bytes_max)),
-            Keep::Cached => None,
+            Destination::Nothing => owner.quota.bytes_max.map(|bytes_max| (bytes_max, bytes_max)),
+            Destination::Cached => None,
         };
-        let allowance = Allowance { quota, ..self.bounds(keep) };
+        let allowance = UploadLimits { quota, ..self.bounds(keep) };
         allowance.check(expected)?;
         Ok(allowance)
     }
 
     /// How much any owner may upload. Content that exceeds the cache is rejected before it evicts other blocks.
-    pub fn bounds(&self, keep: Keep) -> Allowance {
-        let cache_bytes_max = (keep == Keep::Cached).then_some(self.limits.cache_bytes_max);
-        Allowance { bytes_max: self.limits.bytes_max, quota: None, cache_bytes_max }
+    pub fn bounds(&self, keep: Destination) -> UploadLimits {
+        let cache_bytes_max = (keep == Destination::Cached).then_some(self.limits.cache_bytes_max);
+        UploadLimits { bytes_max: self.limits.bytes_max, quota: None, cache_bytes_max }
     }
 
     /// The limits.
@@ -393,7 +398,12 @@ impl Uploads {
     ///
     /// # Errors
     /// As [`Uploads::take`].
-    pub async fn take_queued(&self, order: Order, meter: Meter, bytes: u64) -> Result<Taken, UploadError> {
+    pub async fn take_queued(
+        &self,
+        order: UploadRequest,
+        meter: Meter,
+        bytes: u64,
+    ) -> Result<UploadResult, UploadError> {
         let permit = self.uploads.acquire(&order.owner).await.map_err(|_| UploadError::Stopping)?;
         let bytes = self.memory_bytes(&order.terms, &order.form, Some(bytes))?;
         let share = loop {
@@ -405,7 +415,7 @@ impl Uploads {
         self.run((permit, share), order, meter).await
     }
 
-    fn try_acquire(&self, order: &Order, body_bytes_max: Option<u64>) -> Result<Resources, UploadError> {
+    fn try_acquire(&self, order: &UploadRequest, body_bytes_max: Option<u64>) -> Result<Resources, UploadError> {
         let permit = self.uploads.try_acquire(&order.owner).map_err(|full| match full {
             Full::Client => UploadError::TokenLimit,
             Full::All => UploadError::Busy(self.limits.at_once_max),
@@ -414,7 +424,7 @@ impl Uploads {
         Ok((permit, self.reserve(bytes)?))
     }
 
-    async fn run(&self, resources: Resources, order: Order, meter: Meter) -> Result<Taken, UploadError> {
+    async fn run(&self, resources: Resources, order: UploadRequest, meter: Meter) -> Result<UploadResult, UploadError> {
         let work = work::Work { uploads: self.clone(), order, meter };
         // Once the body is complete it is pinned, even if the client has disconnected.
         let working = tokio::spawn(async move {

@@ -1,9 +1,9 @@
-//! Parsing the parameters and headers of an upload into [`Terms`] and [`Form`].
+//! Parsing the parameters and headers of an upload into [`UploadOptions`] and [`Form`].
 
 use crate::pinning::Meta;
 use crate::pinning::request::check_meta;
 use crate::uploads::multipart::filename;
-use crate::uploads::{Form, Keep, Terms, UploadError};
+use crate::uploads::{Destination, Form, UploadError, UploadOptions};
 use crate::url::parameter;
 use api::store::CAR;
 use content::importer::{Chunking, Profile, Version};
@@ -62,7 +62,7 @@ static KNOWN: LazyLock<Vec<String>> = LazyLock::new(|| {
 ///
 /// # Errors
 /// [`UploadError::Invalid`] that names the parameter, and [`UploadError::Unsupported`] for compressed bodies.
-pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), UploadError> {
+pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(UploadOptions, Form), UploadError> {
     let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes())).unwrap_or_default();
     let encoding = text(CONTENT_ENCODING);
     if !matches!(encoding.trim(), "" | "identity") {
@@ -78,17 +78,17 @@ pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(Terms, Form), UploadErro
 ///
 /// # Errors
 /// As [`terms`].
-pub fn parse_stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(Terms, Form), UploadError> {
+pub fn parse_stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(UploadOptions, Form), UploadError> {
     let params = UploadParams::read(query)?;
     let name = params.name.clone().or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
     let form = form(params.roots.as_deref(), content_type, name.clone())?;
     let profile = params.profile()?;
     let pin_name = params.pin_name.or(name);
     cache::pins::check_name(pin_name.as_deref()).map_err(invalid)?;
-    let terms = Terms {
+    let terms = UploadOptions {
         profile,
         wrap: params.wrap == Some(true),
-        keep: if params.only_hash == Some(true) { Keep::Nothing } else { Keep::Pinned },
+        keep: if params.only_hash == Some(true) { Destination::Nothing } else { Destination::Pinned },
         modes: params.preserve_mode == Some(true),
         times: params.preserve_mtime == Some(true),
         pin_name,
@@ -237,7 +237,7 @@ fn roots_last(roots: Option<&str>) -> Result<bool, UploadError> {
 mod tests {
     use super::*;
 
-    fn of(query: &str, headers: &[(&str, &str)]) -> Result<(Terms, Form), UploadError> {
+    fn of(query: &str, headers: &[(&str, &str)]) -> Result<(UploadOptions, Form), UploadError> {
         let uri: Uri = format!("/upload?{query}").parse().expect("a URI");
         let mut map = HeaderMap::new();
         for (name, value) in headers {
@@ -277,9 +277,9 @@ mod tests {
                 .expect("reads");
         let chunking = Chunking::size(1000).expect("a size");
         assert_eq!(terms.profile, Profile { raw_leaves: false, chunking, ..Profile::default().with_cid_v1() });
-        assert_eq!((terms.wrap, terms.keep, terms.pin_name.as_deref()), (true, Keep::Pinned, Some("p")));
+        assert_eq!((terms.wrap, terms.keep, terms.pin_name.as_deref()), (true, Destination::Pinned, Some("p")));
         assert_eq!(terms.meta, Meta::from([("a".to_owned(), "b".to_owned())]));
-        assert_eq!(of("only-hash", &[]).expect("reads").0.keep, Keep::Nothing);
+        assert_eq!(of("only-hash", &[]).expect("reads").0.keep, Destination::Nothing);
         let (terms, _) = of("profile=unixfs-v1-2025&name=f", &[]).expect("reads");
         assert_eq!((terms.profile, terms.pin_name.as_deref()), (Profile::UNIXFS_V1_2025, Some("f")));
     }

@@ -1,10 +1,10 @@
 //! API views of uploads.
 
-use crate::uploads::{ProgressSnapshot, Root, Taken};
+use crate::uploads::{ProgressSnapshot, Root, UploadResult};
 use api::uploads::{GlanceView, RootView, UploadView};
 
 /// The result of an upload.
-pub fn upload(Taken { roots, bytes, blocks }: Taken) -> UploadView {
+pub fn upload(UploadResult { roots, bytes, blocks }: UploadResult) -> UploadView {
     UploadView { roots: roots.into_iter().map(root).collect(), bytes, blocks }
 }
 

@@ -11,9 +11,10 @@ use crate::uploads::entries::{CatalogueWatch, EntryWriter, ProgressSender};
 use crate::uploads::pipeline::Pipeline;
 use crate::uploads::tree::{Catalogue, Repeats, Shape, Top};
 use crate::uploads::{
-    Form, Keep, Keeping, Order, Root, Taken, Terms, UploadError, Uploads, Watchers, multipart, names, tarball,
+    Destination, DestinationWriter, Form, ProgressReceivers, Root, UploadError, UploadOptions, UploadRequest,
+    UploadResult, Uploads, multipart, names, tarball,
 };
-use cache::{Addition, RootsIn, TakenCar};
+use cache::{Addition, ReadCar, RootsIn};
 use content::importer::{Attributes, Importer, Part, SinkError};
 use content::{Block, Cid, Policy, Verdict};
 use std::collections::HashMap;
@@ -23,7 +24,7 @@ use tokio_util::io::SyncIoBridge;
 /// An upload to run.
 pub struct Work {
     pub uploads: Uploads,
-    pub order: Order,
+    pub order: UploadRequest,
     pub meter: Meter,
 }
 
@@ -31,7 +32,7 @@ pub struct Work {
 struct Imported {
     tops: Vec<Top>,
     blocks: u64,
-    keeping: Keeping,
+    keeping: DestinationWriter,
 }
 
 impl Work {
@@ -39,11 +40,11 @@ impl Work {
     ///
     /// # Errors
     /// [`UploadError`]; nothing new is pinned then.
-    pub async fn run(self) -> Result<Taken, UploadError> {
+    pub async fn run(self) -> Result<UploadResult, UploadError> {
         if let Form::Car { roots_last } = self.order.form {
             return self.run_car(if roots_last { RootsIn::LastBlock } else { RootsIn::Header }).await;
         }
-        let Self { uploads, order: Order { owner, terms, form, watchers }, meter } = self;
+        let Self { uploads, order: UploadRequest { owner, terms, form, watchers }, meter } = self;
         let keeping = uploads.begin(terms.keep).await?;
         let import =
             Import { uploads: uploads.clone(), terms: terms.clone(), form, meter, watchers: watchers.clone(), keeping };
@@ -53,8 +54,8 @@ impl Work {
         let cids: Vec<Cid> = tops.iter().map(|(_, part)| part.cid).collect();
         keeping.settle().await?;
         let pins = match keeping {
-            Keeping::Pinned(addition) => pin(&uploads, &owner, &terms, addition, &cids).await?.1,
-            Keeping::Cached(_) | Keeping::Nothing => HashMap::new(),
+            DestinationWriter::Pinned(addition) => pin(&uploads, &owner, &terms, addition, &cids).await?.1,
+            DestinationWriter::Cached(_) | DestinationWriter::Nothing => HashMap::new(),
         };
         let root = |(name, part): Top| Root {
             name: String::from_utf8_lossy(&name).into_owned(),
@@ -62,19 +63,19 @@ impl Work {
             bytes: part.file_bytes,
             pin: pins.get(&part.cid).cloned(),
         };
-        Ok(Taken { roots: tops.into_iter().map(root).collect(), bytes: watchers.progress.now().bytes, blocks })
+        Ok(UploadResult { roots: tops.into_iter().map(root).collect(), bytes: watchers.progress.now().bytes, blocks })
     }
 
-    async fn run_car(self, roots_in: RootsIn) -> Result<Taken, UploadError> {
-        let Self { uploads, order: Order { owner, terms, .. }, meter } = self;
-        if terms.keep != Keep::Pinned {
+    async fn run_car(self, roots_in: RootsIn) -> Result<UploadResult, UploadError> {
+        let Self { uploads, order: UploadRequest { owner, terms, .. }, meter } = self;
+        if terms.keep != Destination::Pinned {
             return Err(UploadError::Invalid(
                 "the blocks of a CAR have their CIDs, and its roots must be pinned".to_owned(),
             ));
         }
         let policy = std::sync::Arc::clone(&uploads.policy);
         let look = move |cid: &Cid| check(&*policy, cid).map_err(SinkError::from);
-        let TakenCar { addition, roots, blocks, bytes } =
+        let ReadCar { addition, roots, blocks, bytes } =
             cache::take_car(uploads.begin_addition().await?, meter, roots_in, &look).await?;
         let (sizes, pins) = pin(&uploads, &owner, &terms, addition, &roots).await?;
         let root = |cid: &Cid| Root {
@@ -85,7 +86,7 @@ impl Work {
         };
         let mut seen = std::collections::HashSet::new();
         let distinct = roots.iter().filter(|cid| seen.insert(**cid));
-        Ok(Taken { roots: distinct.map(root).collect(), bytes, blocks })
+        Ok(UploadResult { roots: distinct.map(root).collect(), bytes, blocks })
     }
 }
 
@@ -97,7 +98,7 @@ type ByRoot<T> = HashMap<Cid, T>;
 async fn pin(
     uploads: &Uploads,
     owner: &Principal,
-    terms: &Terms,
+    terms: &UploadOptions,
     addition: Addition,
     roots: &[Cid],
 ) -> Result<(ByRoot<u64>, ByRoot<String>), UploadError> {
@@ -121,11 +122,11 @@ fn check(policy: &dyn Policy, cid: &Cid) -> Result<(), UploadError> {
 /// The work of the dedicated thread.
 struct Import {
     uploads: Uploads,
-    terms: Terms,
+    terms: UploadOptions,
     form: Form,
     meter: Meter,
-    watchers: Watchers,
-    keeping: Keeping,
+    watchers: ProgressReceivers,
+    keeping: DestinationWriter,
 }
 
 impl Import {
@@ -139,7 +140,7 @@ impl Import {
             Ok(runtime.block_on(keeping.put(&block))?)
         };
         let catalogue = Catalogue::new(uploads.folder.clone(), uploads.limits.entries_max);
-        let Watchers { progress, events } = watchers;
+        let ProgressReceivers { progress, events } = watchers;
         let progress = ProgressSender { progress, events, runtime: runtime.clone() };
         let mut watch = CatalogueWatch { catalogue, progress };
         let mut pipeline = Pipeline::new(importer.clone(), runtime.clone(), &mut sink, &mut watch);

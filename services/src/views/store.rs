@@ -5,7 +5,7 @@ use api::store::{
     ProgressView, SegmentsView,
 };
 use cache::disk::offline::{Amount, SegmentsAmount};
-use cache::{CheckReport, Disagreements, Fault, Figures, Finding, ImportSummary, LackingPin, PinSummary};
+use cache::{CheckReport, Fault, Figures, Finding, ImportSummary, IncompletePin, Inconsistencies, PinSummary};
 use cache::{ScrubProgress, ScrubReport};
 use content::Cid;
 
@@ -47,11 +47,11 @@ pub fn finding(finding: &Finding) -> FindingView {
     FindingView { fault, cid: finding.cid.to_string() }
 }
 
-fn lacking_pin(LackingPin { root, name, missing, blocks }: &LackingPin) -> LackingPinView {
+fn lacking_pin(IncompletePin { root, name, missing, blocks }: &IncompletePin) -> LackingPinView {
     LackingPinView { root: root.to_string(), name: name.clone(), missing: *missing, blocks: *blocks }
 }
 
-fn index(&Disagreements { blocks, places, segments, files }: &Disagreements) -> IndexView {
+fn index(&Inconsistencies { blocks, places, segments, files }: &Inconsistencies) -> IndexView {
     IndexView { blocks, places, segments, files }
 }
 

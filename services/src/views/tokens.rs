@@ -1,13 +1,13 @@
 //! API views of bearer tokens.
 
 use crate::access::Principal;
-use crate::access::token_store::{Entry, Terms};
+use crate::access::token_store::{StoredToken, TokenParameters};
 use api::tokens::{CreateToken, TokenView};
 use std::time::Duration;
 
 /// The view of a created token, without its secret.
-pub fn token(entry: Entry) -> TokenView {
-    let Entry { id, name, scopes, quota, created_at, expires_at, .. } = entry;
+pub fn token(entry: StoredToken) -> TokenView {
+    let StoredToken { id, name, scopes, quota, created_at, expires_at, .. } = entry;
     TokenView { id, name, scopes: scopes.into(), quota, created_at: Some(created_at), expires_at }
 }
 
@@ -18,6 +18,6 @@ pub fn bearer(bearer: &Principal) -> TokenView {
 }
 
 /// The requested parameters of a new token.
-pub fn terms(CreateToken { scopes, name, quota, expires_seconds }: CreateToken) -> Terms {
-    Terms { name, scopes: scopes.into(), quota, lifetime: expires_seconds.map(Duration::from_secs) }
+pub fn terms(CreateToken { scopes, name, quota, expires_seconds }: CreateToken) -> TokenParameters {
+    TokenParameters { name, scopes: scopes.into(), quota, lifetime: expires_seconds.map(Duration::from_secs) }
 }

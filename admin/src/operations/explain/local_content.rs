@@ -26,7 +26,7 @@ impl Operations {
         let generation = self.parts().gateway.policy().generation();
         let gateway = &self.parts().gateway;
         let resolved_key = target.key();
-        let remembered = [key, &resolved_key].into_iter().find_map(|key| Some((key, gateway.remembered_path(key)?)));
+        let remembered = [key, &resolved_key].into_iter().find_map(|key| Some((key, gateway.cached_path(key)?)));
         view.remembered = remembered.map(|(key, entity)| RememberedView {
             key: key.to_owned(),
             cid: entity.cid.to_string(),
@@ -39,7 +39,7 @@ impl Operations {
             is_current: entity.generation == generation,
         });
         let mut path_cids = vec![target.root];
-        match self.inner.local_gateway.walk_here(target).await {
+        match self.inner.local_gateway.resolve_locally(target).await {
             Ok(resolved) => {
                 path_cids = path_cids_of(&resolved);
                 let begun = Instant::now();
@@ -119,7 +119,7 @@ impl Operations {
 
     /// Counts a block, and returns its links if `reads` is set and the block is stored locally.
     async fn count_one(&self, cid: &Cid, reads: bool, view: &mut ContentView) -> Option<Vec<Cid>> {
-        let links = |data: Bytes| dag::links(&Block::from_checked(*cid, data)).unwrap_or_default();
+        let links = |data: Bytes| dag::links(&Block::from_verified(*cid, data)).unwrap_or_default();
         let Some(key) = BlockKey::of(cid) else {
             return Block::inline(cid).map(|block| dag::links(&block).unwrap_or_default());
         };

@@ -193,7 +193,7 @@ impl Operations {
         if let Root::Name(name) = &path.root {
             view.names = names.explain(name).iter().map(step_view).collect();
         }
-        let known = names.known_only();
+        let known = names.cache_only();
         let target = match Target::of(path, &*known, &**self.parts().gateway.policy()).await {
             Ok(target) => target,
             // The note on the answer says so.

@@ -70,7 +70,7 @@ impl From<PinsError> for PsaFailure {
             PinsError::Full(_) => StatusCode::INSUFFICIENT_STORAGE,
             PinsError::Store(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
             PinsError::Store(StoreError::Closed) => StatusCode::SERVICE_UNAVAILABLE,
-            PinsError::NotHeld { .. } | PinsError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            PinsError::NotPinned { .. } | PinsError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error)
     }

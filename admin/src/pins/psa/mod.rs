@@ -41,9 +41,9 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use services::audit::Detail;
+use services::audit::ResponseDetail;
 use services::audit::context::AuditContext;
-use services::pinning::{Owner, Pins, PinsError, Request, Wanted};
+use services::pinning::{Owner, PinParameters, Pins, PinsError, Request};
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -144,13 +144,13 @@ async fn remove(State(pins): State<Arc<Pins>>, Authenticated(bearer): Authentica
 }
 
 /// Adds the CID to the audit context, so that the audit log has it even if the request is rejected.
-fn record_request(audit_context: &AuditContext, wanted: &Wanted) {
+fn record_request(audit_context: &AuditContext, wanted: &PinParameters) {
     audit_context.note(&serde_json::json!({ "cid": wanted.root.to_string() }));
 }
 
 async fn accepted(pins: &Pins, request: Request) -> Answer {
     let view = views::pin_status(&request, &views::delegates(pins).await);
-    let detail = Detail(serde_json::json!({ "requestid": view.requestid, "cid": view.pin.cid }));
+    let detail = ResponseDetail(serde_json::json!({ "requestid": view.requestid, "cid": view.pin.cid }));
     Ok(detail.with(json(StatusCode::ACCEPTED, &view)))
 }
 

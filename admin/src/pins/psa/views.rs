@@ -3,7 +3,7 @@
 use crate::pins::psa::failure::PsaFailure;
 use api::pins::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
 use libp2p::Multiaddr;
-use services::pinning::{Page, Pins, Request, Status, Wanted};
+use services::pinning::{Page, PinParameters, Pins, Request, Status};
 use std::collections::BTreeMap;
 
 /// A page of pins.
@@ -82,7 +82,7 @@ pub async fn delegates(pins: &Pins) -> Vec<String> {
 ///
 /// # Errors
 /// 400 with what is wrong.
-pub fn wanted(body: &[u8]) -> Result<Wanted, PsaFailure> {
+pub fn wanted(body: &[u8]) -> Result<PinParameters, PsaFailure> {
     let no_pin =
         |error| PsaFailure::bad_request(format!("the body is not a pin such as {{\"cid\": \"bafy…\"}}: {error}"));
     let PinView { cid, name, origins, meta } = serde_json::from_slice(body).map_err(no_pin)?;
@@ -90,7 +90,7 @@ pub fn wanted(body: &[u8]) -> Result<Wanted, PsaFailure> {
         let parsed = text.parse::<Multiaddr>();
         parsed.map_err(|error| PsaFailure::bad_request(format!("the origin {text:?} is not a multiaddr: {error}")))
     };
-    Ok(Wanted {
+    Ok(PinParameters {
         root: content::cid::parse(&cid).map_err(PsaFailure::bad_request)?,
         name,
         origins: origins.iter().flatten().map(origin).collect::<Result<_, _>>()?,

@@ -9,7 +9,7 @@ use super::super::schema::{
     Place, SEGMENTS, SegmentRecord, pin_of_block,
 };
 use super::{CHUNK_ROWS, Writer};
-use crate::pins::{Attempt, MemberFailure};
+use crate::pins::{MemberFailure, PinAttempt};
 use crate::queue::{Reply, Room};
 use crate::stored::Shape;
 use bytes::Bytes;
@@ -84,7 +84,7 @@ pub(crate) struct Group {
     /// Whether the group may use space that must stay free, because it reclaims more than it takes.
     pub(crate) into_reserve: bool,
     pub(super) cached: u64,
-    pub(super) attempts: Vec<Arc<Attempt>>,
+    pub(super) attempts: Vec<Arc<PinAttempt>>,
     pub(super) notices: Vec<Notice>,
     pub(super) rooms: Vec<Room>,
     /// The changed segments, in their new state.
@@ -104,7 +104,12 @@ impl Group {
     }
 
     /// Records the result of staging a member of a pin.
-    pub(super) fn add_member_result(&mut self, attempt: Arc<Attempt>, staged: Result<(), MemberFailure>, room: Room) {
+    pub(super) fn add_member_result(
+        &mut self,
+        attempt: Arc<PinAttempt>,
+        staged: Result<(), MemberFailure>,
+        room: Room,
+    ) {
         self.rooms.push(room);
         if let Err(failure) = staged {
             attempt.fail(failure);

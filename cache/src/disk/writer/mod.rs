@@ -40,7 +40,7 @@ use super::store::Store;
 use super::{DiskOptions, StoreError, rebuild};
 use crate::pins::{PinChanges, PinLosses};
 use crate::queue::{PROBE_EVERY, Reply, Wait, next_command};
-use crate::store::{Stats, Trouble};
+use crate::store::{DegradedReason, Stats};
 use crate::stored::Encoder;
 use content::{Block, BlockKey};
 use rocksdb::WriteBatch;
@@ -109,7 +109,7 @@ pub(crate) struct Writer {
     /// Flush commands waiting for a reply.
     flushes: Vec<Flush>,
     /// Why writes fail, if they do; logged once, not for every batch.
-    failing: Option<Trouble>,
+    failing: Option<DegradedReason>,
     room: Arc<Semaphore>,
 }
 
@@ -436,7 +436,7 @@ impl Writer {
                 if self.failing.is_none() {
                     error!(%error, "writes to the disk fail: nothing is cached on it and pins fail until it recovers");
                 }
-                self.failing = Some(Trouble::of(error));
+                self.failing = Some(DegradedReason::of(error));
             }
         }
     }
@@ -458,7 +458,7 @@ impl Writer {
         self.stats.cached_bytes.store(self.sums.cached_bytes, Ordering::Relaxed);
         self.stats.pinned_bytes.store(self.sums.pinned_bytes, Ordering::Relaxed);
         self.stats.blocks.store(self.sums.blocks, Ordering::Relaxed);
-        self.stats.set_trouble(self.sync_error.as_ref().map_or(self.failing, |_| Some(Trouble::Broken)));
+        self.stats.set_trouble(self.sync_error.as_ref().map_or(self.failing, |_| Some(DegradedReason::Broken)));
     }
 
     /// Syncs everything.

@@ -7,7 +7,7 @@ use super::super::schema::{
 };
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
-use crate::pins::{Attempt, MemberFailure, PinError, PinState, PinSummary};
+use crate::pins::{MemberFailure, PinAttempt, PinError, PinState, PinSummary};
 use crate::queue::Reply;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Writer {
         &mut self,
         group: &mut Group,
         block: &Block,
-        attempt: &Attempt,
+        attempt: &PinAttempt,
     ) -> Result<(), MemberFailure> {
         let Some(key) = block.key() else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
@@ -54,7 +54,7 @@ impl Writer {
         &mut self,
         group: &mut Group,
         cid: &Cid,
-        attempt: &Attempt,
+        attempt: &PinAttempt,
     ) -> Result<(), MemberFailure> {
         let Some(key) = BlockKey::of(cid) else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
@@ -73,7 +73,7 @@ impl Writer {
         group: &mut Group,
         key: BlockKey,
         block_bytes: usize,
-        attempt: &Attempt,
+        attempt: &PinAttempt,
         record: Option<PinRecord>,
     ) -> Result<(), StoreError> {
         let bytes = key.to_bytes();
@@ -93,7 +93,7 @@ impl Writer {
     }
 
     /// The record of an attempt's pin; `None` for a temporary pin.
-    fn record_of(&self, group: &Group, attempt: &Attempt) -> Result<Option<PinRecord>, MemberFailure> {
+    fn record_of(&self, group: &Group, attempt: &PinAttempt) -> Result<Option<PinRecord>, MemberFailure> {
         let Some(root) = attempt.root else { return Ok(None) };
         match self.pin(group, root)? {
             Some(record) if record.id == attempt.pin => Ok(Some(record)),
@@ -104,7 +104,7 @@ impl Writer {
     pub(super) fn stage_finish(
         &self,
         group: &mut Group,
-        attempt: Arc<Attempt>,
+        attempt: Arc<PinAttempt>,
         reply: Reply<Result<PinSummary, PinError>>,
     ) {
         let summary = match self.finished(group, &attempt) {
@@ -123,7 +123,7 @@ impl Writer {
         group.notices.push(Box::new(notice));
     }
 
-    fn finished(&self, group: &mut Group, attempt: &Attempt) -> Result<PinSummary, PinError> {
+    fn finished(&self, group: &mut Group, attempt: &PinAttempt) -> Result<PinSummary, PinError> {
         attempt.check()?;
         self.losses.check(attempt)?;
         let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };

@@ -4,7 +4,7 @@ use super::super::schema::{PinId, Place};
 use super::super::store::Store;
 use super::super::{DiskOptions, StoreError};
 use super::read_only::WriterState;
-use crate::pins::{Attempt, BegunPin, PinChanges, PinError, PinSummary};
+use crate::pins::{BegunPin, PinAttempt, PinChanges, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
 use crate::store::{Evict, Evicted, Stats};
 use crate::stored::Stored;
@@ -52,11 +52,11 @@ pub(crate) enum Change {
     /// Begins a temporary pin, which protects blocks until it is released or the store is reopened.
     BeginTemporary { reply: Reply<Result<BegunPin, StoreError>> },
     /// Stores a block as a member of a pin.
-    Member { block: Block, attempt: Arc<Attempt>, room: Room },
+    Member { block: Block, attempt: Arc<PinAttempt>, room: Room },
     /// Adds a stored block as a member of a pin, without its bytes.
-    StoredMember { cid: Cid, attempt: Arc<Attempt>, room: Room },
+    StoredMember { cid: Cid, attempt: Arc<PinAttempt>, room: Room },
     /// Marks a pin complete, if all of its members were written.
-    Finish { attempt: Arc<Attempt>, reply: Reply<Result<PinSummary, PinError>> },
+    Finish { attempt: Arc<PinAttempt>, reply: Reply<Result<PinSummary, PinError>> },
 }
 
 /// A command that needs the earlier changes on the disk.

@@ -10,7 +10,7 @@ use super::super::{DiskOptions, StoreError};
 use super::{Barrier, Change, Command, Writer};
 use crate::pins::{MemberFailure, PinChanges, PinError};
 use crate::queue::{PROBE_EVERY, Wait, next_command};
-use crate::store::{Stats, Trouble};
+use crate::store::{DegradedReason, Stats};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -111,7 +111,7 @@ impl ReadOnlyWriter {
             Ok(()) => self.room.take()?,
             Err(error) => {
                 debug!(%error, "the store cannot be opened for writing yet");
-                self.stats.set_trouble(Some(Trouble::of(&error)));
+                self.stats.set_trouble(Some(DegradedReason::of(&error)));
                 self.full_error = error;
                 return None;
             }
@@ -126,7 +126,7 @@ impl ReadOnlyWriter {
         writer
             .inspect_err(|error| {
                 error!(%error, "the store cannot be opened for writing: check the disk, and restart the gateway");
-                self.stats.set_trouble(Some(Trouble::Broken));
+                self.stats.set_trouble(Some(DegradedReason::Broken));
             })
             .ok()
     }

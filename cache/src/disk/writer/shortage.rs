@@ -18,7 +18,7 @@ use super::super::StoreError;
 use super::super::schema::{KEY_COUNTERS, Kind, META};
 use super::Writer;
 use super::group::GROUP_BYTES_MAX;
-use crate::store::Trouble;
+use crate::store::DegradedReason;
 use rocksdb::WriteBatch;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ impl Writer {
         let shortage = self.check_free_space(self.free_bytes_min(), GROUP_COST_MAX).err();
         if let Some(error) = shortage.filter(|_| self.shortage_bytes() > self.sums.cached_bytes) {
             warn!(%error, "nothing can be stored until there is space");
-            self.failing = Some(Trouble::of(&error));
+            self.failing = Some(DegradedReason::of(&error));
         }
     }
 
@@ -152,10 +152,10 @@ impl Writer {
         let Some(trouble) = self.failing else { return };
         match self.probe() {
             Ok(()) => self.note_recovery(),
-            Err(error) => self.failing = Some(Trouble::of(&error)),
+            Err(error) => self.failing = Some(DegradedReason::of(&error)),
         }
         if self.failing != Some(trouble) {
-            info!(was = trouble.word(), now = self.failing.map(Trouble::word), "the state of the disk changed");
+            info!(was = trouble.word(), now = self.failing.map(DegradedReason::word), "the state of the disk changed");
         }
         self.publish();
     }

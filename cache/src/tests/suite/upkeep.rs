@@ -1,7 +1,7 @@
 use super::super::{key, noisy, raw, supply};
 use super::{Home, Opened, Setup, on_every_store};
 use crate::reports::raw_cid;
-use crate::{Fault, Finding, LackingPin, ScrubPass, ScrubProgress};
+use crate::{Fault, Finding, IncompletePin, ScrubPass, ScrubProgress};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use tokio::sync::Notify;
@@ -14,7 +14,7 @@ on_every_store!(
 );
 
 /// A complete pass without a rate limit, and its findings.
-async fn scrub(store: &Opened, pass: ScrubPass) -> (ScrubProgress, Vec<Finding>, Vec<LackingPin>) {
+async fn scrub(store: &Opened, pass: ScrubPass) -> (ScrubProgress, Vec<Finding>, Vec<IncompletePin>) {
     let mut found = Vec::new();
     let mut note = |_: &ScrubProgress, findings: &[Finding]| found.extend_from_slice(findings);
     let report = store.scrub(pass, None, &mut note).await.expect("scrubs");
@@ -44,7 +44,7 @@ async fn corruption_is_found_and_deleted_and_nothing_else(home: Home) {
     assert_eq!((progress.blocks, progress.damaged, progress.unreadable), (13, 4, 0));
     let expected = bad.map(|block| Finding { cid: raw_cid(&key(block)), fault: Fault::Damaged });
     assert!(found.len() == 4 && expected.iter().all(|finding| found.contains(finding)), "{found:?}");
-    let mine = LackingPin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, blocks: 6 };
+    let mine = IncompletePin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, blocks: 6 };
     assert_eq!(lacking, [mine]);
     assert_eq!((store.stats().corrupt_blocks, store.stats().lacking_pins), (4, 1));
     for block in pinned.iter().chain(&cached) {

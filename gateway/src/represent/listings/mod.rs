@@ -6,7 +6,7 @@
 //!
 //! The waiting rule is that of [`cache::flight`]: a page is generated as long as it has a reader, with the leader's
 //! blocks. A leader-only error, such as a missing permit for the network, makes the followers retry; after
-//! [`FLIGHTS_MAX`] such errors a follower generates the page for itself.
+//! [`LEADER_ONLY_ERRORS_MAX`] such errors a follower generates the page for itself.
 //!
 //! [`selection`]: filtering and sorting of entries.
 //!
@@ -23,7 +23,7 @@ use crate::metrics::ListingMetrics;
 use crate::request::route::Links;
 use crate::resolve::source::{RootSource, Tier};
 use bytes::Bytes;
-use cache::flight::{FLIGHTS_MAX, Flight, Flights, aside};
+use cache::singleflight::{LEADER_ONLY_ERRORS_MAX, SharedCall, Singleflight, aside};
 use content::budget::{Budget, Share};
 use futures::FutureExt as _;
 use futures::future::ready;
@@ -129,7 +129,7 @@ struct Inner {
     /// The maximum length of pages with a shared writer, in bytes.
     shared_bytes_max: usize,
     /// Requests with `only-if-cached` have calls of their own: the second part of the key.
-    flights: Flights<(Key, bool), Outcome, watch::Receiver<Written>>,
+    flights: Singleflight<(Key, bool), Outcome, watch::Receiver<Written>>,
     /// The budget for chunks that were written and not read yet.
     budget: Option<Arc<Budget>>,
     metrics: ListingMetrics,
@@ -150,7 +150,7 @@ impl Listings {
             cache,
             cached_bytes_max: size(memory_bytes_max / PAGE_SHARE_MAX),
             shared_bytes_max: PAGE_BYTES_MAX.min(size(response_bytes_max)),
-            flights: Flights::default(),
+            flights: Singleflight::default(),
             budget,
             metrics,
         };
@@ -204,7 +204,7 @@ impl Inner {
     /// Joins the singleflight call for a page, or begins it.
     fn join(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> SharedRead {
         let key = (wanted.key.clone(), source.is_local_only());
-        let (flight, written, joined) = self.flights.join_in_sight(key, || {
+        let (flight, written, joined) = self.flights.join_observed(key, || {
             let share = Share::of(self.budget.clone());
             let (page, written) = watch::channel(Written { chunks: Vec::new(), bytes: 0, tier: Tier::Ram, share });
             let (inner, wanted, source) = (Arc::clone(self), Arc::clone(wanted), Arc::clone(source));
@@ -284,7 +284,7 @@ enum ChunkSource {
 
 /// A reader's part in the singleflight call of a page.
 struct SharedRead {
-    flight: Flight<Outcome>,
+    flight: SharedCall<Outcome>,
     /// Its result.
     result: Option<Outcome>,
     written: watch::Receiver<Written>,
@@ -382,7 +382,7 @@ impl Reader {
     fn retry(&mut self) {
         self.leader_only_errors += 1;
         self.position = 0;
-        self.chunks = if self.leader_only_errors < FLIGHTS_MAX {
+        self.chunks = if self.leader_only_errors < LEADER_ONLY_ERRORS_MAX {
             ChunkSource::Shared(Box::new(self.listings.inner.join(&self.wanted, &self.source)))
         } else {
             ChunkSource::Alone((self.wanted.writer)(Arc::clone(&self.source)))
@@ -668,7 +668,7 @@ mod tests {
             world.case.writers.iter().filter(|behaviour| matches!(behaviour.fails, Some((_, true)))).count();
         // A page that was written for one reader is not cached.
         assert!(
-            !(fits && is_whole) || leader_only_errors >= FLIGHTS_MAX || page.is_some(),
+            !(fits && is_whole) || leader_only_errors >= LEADER_ONLY_ERRORS_MAX || page.is_some(),
             "a page that was read completely is cached"
         );
     }

@@ -137,7 +137,7 @@ async fn sorted(mut entries: Entries, order: Sort, entries_max: usize) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use content::work::STEPS_PER_TURN;
+    use content::work::STEPS_PER_YIELD;
     use futures::FutureExt as _;
 
     fn entry(name: &str, tsize: Option<u64>) -> Entry {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_long_search_yields() {
-        let entries = stream::iter((0..STEPS_PER_TURN).map(|number| Ok(entry(&number.to_string(), None))));
+        let entries = stream::iter((0..STEPS_PER_YIELD).map(|number| Ok(entry(&number.to_string(), None))));
         let search = Selection { search: Some("none".to_owned()), sort: None };
         let selected = search
             .apply(entries.boxed(), 10, &Work::unlimited())

@@ -332,8 +332,8 @@ impl Client {
     }
 
     /// Cancels all pending requests of a want that ended, except for the peer that answered it.
-    pub(super) fn retract(&mut self, key: BlockKey, want: &Want, answered_by: Option<PeerId>, now: Instant) {
-        let others = || want.asked.iter().filter(|request| Some(request.peer) != answered_by);
+    pub(super) fn retract(&mut self, key: BlockKey, want: &Want, with_predictor: Option<PeerId>, now: Instant) {
+        let others = || want.asked.iter().filter(|request| Some(request.peer) != with_predictor);
         for Request { peer, block, .. } in others() {
             let Some(peer_state) = self.peers.get_mut(peer) else { continue };
             peer_state.settle(&key, now);

@@ -251,9 +251,9 @@ async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
 }
 
 /// A behaviour whose connections need no socket.
-fn scoped(scope: Scope) -> Scoped {
+fn scoped(scope: Scope) -> ScopedKad {
     let options = BridgeOptions::new("/nowhere");
-    Scoped::start(scope, PeerId::random(), &options, DhtMetrics::default())
+    ScopedKad::start(scope, PeerId::random(), &options, DhtMetrics::default())
 }
 
 #[test]

@@ -22,14 +22,14 @@ fn filled(records: u16, peers: u16) -> Store {
     for n in 0..records {
         let (peer, addresses) = &peers[usize::from(n) % peers.len()];
         let key = RecordKey::new(&n.to_le_bytes());
-        store.keep_provider(&key, *peer, Network(n.into()), addresses.clone()).expect("good");
+        store.put_provider(&key, *peer, Network(n.into()), addresses.clone()).expect("good");
     }
     let keypair = Keypair::generate_ed25519();
     let end_of_life = UNIX_EPOCH + Duration::from_secs(u64::from(NOW) + 100_000);
     let draft = Draft { value: "/ipfs/bafkqaaa".to_owned(), sequence: 1, end_of_life, ttl: Duration::ZERO };
     let record = Record::sign(&keypair, &draft).expect("signs");
     let key = content::names::Key::from(keypair.public().to_peer_id()).routing_key();
-    store.keep_value(&key.into(), record.bytes().to_vec(), Network(3)).expect("good");
+    store.put_value(&key.into(), record.bytes().to_vec(), Network(3)).expect("good");
     store
 }
 

@@ -17,7 +17,7 @@ fn keys_have_a_length_limit_and_providers_need_an_address() {
     let table = [(0, home(), false), (1, home(), true), (80, home(), true), (81, home(), false), (34, vec![], false)];
     for (bytes, addresses, kept) in table {
         let key = RecordKey::from(vec![7; bytes]);
-        let outcome = store.keep_provider(&key, PeerId::random(), Network(1), addresses);
+        let outcome = store.put_provider(&key, PeerId::random(), Network(1), addresses);
         assert_eq!(outcome.is_ok(), kept, "{bytes}");
         assert_eq!(store.providers(&key).len(), usize::from(kept));
     }
@@ -29,7 +29,7 @@ fn own_records_come_first_and_do_not_count_as_those_of_others() {
     let key = RecordKey::new(b"key");
     for _ in 0..30 {
         let home = vec![address("/ip4/192.0.2.1/tcp/1")];
-        store.keep_provider(&key, PeerId::random(), Network(1), home).expect("good");
+        store.put_provider(&key, PeerId::random(), Network(1), home).expect("good");
     }
     store.add_provider(ProviderRecord::new(key.clone(), local, vec![])).expect("below the limit");
     let providers = store.providers(&key);
@@ -52,7 +52,7 @@ fn own_keys_are_bounded() {
 fn ticks_advance_the_clock() {
     let (mut store, _) = store();
     let key = RecordKey::new(b"key");
-    store.keep_provider(&key, PeerId::random(), Network(1), vec![address("/ip4/192.0.2.1/tcp/1")]).expect("good");
+    store.put_provider(&key, PeerId::random(), Network(1), vec![address("/ip4/192.0.2.1/tcp/1")]).expect("good");
     assert!(store.take_changed() && !store.take_changed());
     store.tick(1_000 + 48 * 3600 - 1);
     assert_eq!(store.providers(&key).len(), 1);
@@ -71,15 +71,15 @@ fn withheld_content_is_neither_stored_nor_served() {
     let home = || vec![address("/ip4/192.0.2.1/tcp/1")];
     let (mut store, local) = store();
     for block in [&bad, &good] {
-        store.keep_provider(&key(block), PeerId::random(), Network(1), home()).expect("good");
+        store.put_provider(&key(block), PeerId::random(), Network(1), home()).expect("good");
         store.add_provider(ProviderRecord::new(key(block), local, vec![])).expect("below the limit");
     }
     let list = List::parse(format!("/ipfs/{}\n", bad.cid()).as_bytes()).expect("a list");
     let matcher = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
     // As after a restart, with records stored before.
-    let mut store = store.with_policy(Obeyed(std::sync::Arc::new(matcher)));
+    let mut store = store.with_policy(NetworkPolicy(std::sync::Arc::new(matcher)));
     assert_eq!((store.providers(&key(&bad)).len(), store.providers(&key(&good)).len()), (0, 2));
-    let rejection = store.keep_provider(&key(&bad), PeerId::random(), Network(1), home());
+    let rejection = store.put_provider(&key(&bad), PeerId::random(), Network(1), home());
     assert!(matches!(rejection, Err(Rejection::Withheld)), "{rejection:?}");
-    store.keep_provider(&key(&good), PeerId::random(), Network(1), home()).expect("good");
+    store.put_provider(&key(&good), PeerId::random(), Network(1), home()).expect("good");
 }

@@ -1,4 +1,4 @@
-//! [`Book`]: the published names on disk.
+//! [`PublicationStore`]: the published names on disk.
 //!
 //! One file per name, so that a change writes one small file. A change is durable before it is acknowledged. Records
 //! are verified when they are read, and a corrupt file affects only its own name.
@@ -77,14 +77,14 @@ impl Stored {
 }
 
 /// The published names. Changes write files, so call them from blocking threads.
-pub struct Book {
+pub struct PublicationStore {
     folder: PathBuf,
     entries: RwLock<BTreeMap<Key, Published>>,
     /// Held while a publication is changed.
     changing: Mutex<()>,
 }
 
-impl Book {
+impl PublicationStore {
     /// Reads the published names below a folder, which is created if it does not exist. The caller must have the
     /// keystore of the same folder open, whose lock covers both.
     ///
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn publications_survive_a_restart_and_a_corrupt_file_affects_one_name() {
         let folder = tempfile::tempdir().expect("folder");
-        let book = Book::open(folder.path()).expect("opens");
+        let book = PublicationStore::open(folder.path()).expect("opens");
         let entries = [1, 2, 3].map(entry);
         for entry in &entries {
             let written = book.change(&entry.key, |before| {
@@ -192,14 +192,14 @@ mod tests {
         assert_eq!(book.remove(&entries[2].key).expect("removes").as_ref(), Some(&entries[2]));
         let before = book.list();
         drop(book);
-        let book = Book::open(folder.path()).expect("opens");
+        let book = PublicationStore::open(folder.path()).expect("opens");
         assert_eq!((book.list(), book.list().len()), (before, 2));
         let corrupt = folder.path().join(format!("published/{}.json", entries[0].key));
         fs::write(&corrupt, b"{}").expect("writes");
         // A record of another key is as invalid as a corrupt one.
         let from = folder.path().join(format!("published/{}.json", entries[1].key));
         fs::copy(from, folder.path().join(format!("published/{}.json", entries[2].key))).expect("copies");
-        let book = Book::open(folder.path()).expect("opens");
+        let book = PublicationStore::open(folder.path()).expect("opens");
         assert_eq!(book.list(), [entries[1].clone()]);
         assert!(corrupt.exists(), "a corrupt file stays in place");
     }

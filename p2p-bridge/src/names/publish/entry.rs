@@ -58,7 +58,7 @@ pub struct Published {
 
 /// Why a record could not be created.
 #[derive(Debug, thiserror::Error)]
-pub enum EntryError {
+pub enum SignRecordError {
     /// The sequence number has reached its maximum.
     #[error("the sequence number of the name has reached its maximum: publish with a new key")]
     Exhausted,
@@ -71,15 +71,15 @@ impl Published {
     /// A publication of a new value, above the known sequence number.
     ///
     /// # Errors
-    /// [`EntryError`] if the record cannot be signed.
+    /// [`SignRecordError`] if the record cannot be signed.
     pub fn new(
         keypair: &Keypair,
         value: &str,
         terms: Terms,
         known: Option<u64>,
         now: SystemTime,
-    ) -> Result<Self, EntryError> {
-        let sequence = known.map_or(Some(0), |known| known.checked_add(1)).ok_or(EntryError::Exhausted)?;
+    ) -> Result<Self, SignRecordError> {
+        let sequence = known.map_or(Some(0), |known| known.checked_add(1)).ok_or(SignRecordError::Exhausted)?;
         let end_of_life = now.checked_add(terms.lifetime).ok_or(SignError::EndOfLife)?;
         let draft = Draft { value: value.to_owned(), sequence, end_of_life, ttl: terms.ttl };
         Ok(Self {
@@ -97,8 +97,8 @@ impl Published {
     /// The publication with a later end of life, without puts.
     ///
     /// # Errors
-    /// [`EntryError`] if the record cannot be signed.
-    pub fn renewed(&self, keypair: &Keypair, now: SystemTime) -> Result<Self, EntryError> {
+    /// [`SignRecordError`] if the record cannot be signed.
+    pub fn renewed(&self, keypair: &Keypair, now: SystemTime) -> Result<Self, SignRecordError> {
         let end_of_life = now.checked_add(self.lifetime).ok_or(SignError::EndOfLife)?;
         self.sign_again(keypair, self.record.sequence(), end_of_life.max(self.record.end_of_life()), now)
     }
@@ -106,9 +106,9 @@ impl Published {
     /// The publication above a sequence number of another node, without puts.
     ///
     /// # Errors
-    /// [`EntryError`] if the record cannot be signed.
-    pub fn signed_above(&self, keypair: &Keypair, sequence: u64, now: SystemTime) -> Result<Self, EntryError> {
-        let sequence = sequence.checked_add(1).ok_or(EntryError::Exhausted)?;
+    /// [`SignRecordError`] if the record cannot be signed.
+    pub fn signed_above(&self, keypair: &Keypair, sequence: u64, now: SystemTime) -> Result<Self, SignRecordError> {
+        let sequence = sequence.checked_add(1).ok_or(SignRecordError::Exhausted)?;
         let entry = self.sign_again(keypair, sequence, self.record.end_of_life(), now)?;
         Ok(Self { compared: true, ..entry })
     }
@@ -119,7 +119,7 @@ impl Published {
         sequence: u64,
         end_of_life: SystemTime,
         now: SystemTime,
-    ) -> Result<Self, EntryError> {
+    ) -> Result<Self, SignRecordError> {
         let draft = Draft { value: self.record.value().to_owned(), sequence, end_of_life, ttl: self.record.ttl() };
         let record = Record::sign(keypair, &draft)?;
         Ok(Self { record, signed: now, puts: BTreeMap::new(), ..self.clone() })
@@ -291,7 +291,10 @@ mod tests {
         let next = Published::new(&pair(), VALUE, terms, Some(7), start()).expect("signs");
         assert_eq!(next.record.sequence(), 8);
         assert!(next.record.newer_than(&first.record));
-        assert!(matches!(Published::new(&pair(), VALUE, terms, Some(u64::MAX), start()), Err(EntryError::Exhausted)));
+        assert!(matches!(
+            Published::new(&pair(), VALUE, terms, Some(u64::MAX), start()),
+            Err(SignRecordError::Exhausted)
+        ));
         let put = first.put("wan", 20, start());
         let renewed = put.renewed(&pair(), start() + HOUR).expect("signs");
         assert_eq!((renewed.record.sequence(), renewed.record.value()), (0, VALUE));

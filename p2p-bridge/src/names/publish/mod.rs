@@ -22,14 +22,14 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-pub use book::Book;
-pub use entry::{EntryError, Published, Put, Terms};
+pub use book::PublicationStore;
+pub use entry::{Published, Put, SignRecordError, Terms};
 pub use target::{Target, targets};
 
 use super::dht::RecordSource;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
-use crate::essential::EssentialTasks;
+use crate::essential::SupervisedTasks;
 use crate::lookups::Holder;
 use crate::options::PublishOptions;
 use content::Name;
@@ -89,7 +89,7 @@ pub enum PublishError {
     Terms,
     /// The record could not be created.
     #[error(transparent)]
-    Entry(#[from] EntryError),
+    Entry(#[from] SignRecordError),
     /// The publication could not be written, so it would be lost.
     #[error("could not access {path}: {source}", path = path.display())]
     Io {
@@ -110,7 +110,7 @@ pub struct Publisher {
 
 struct Inner {
     keys: Arc<Keystore>,
-    book: Book,
+    book: PublicationStore,
     names: Arc<Names>,
     /// `None` if the node is offline.
     records: Option<Arc<dyn RecordSource>>,
@@ -127,7 +127,7 @@ struct Inner {
     puts_ended: watch::Sender<u64>,
     metrics: Metrics,
     /// The tasks of all names.
-    essential: EssentialTasks,
+    essential: SupervisedTasks,
 }
 
 /// The task of a name.
@@ -168,7 +168,7 @@ impl Publisher {
         let targets: Vec<_> = targets.into_iter().map(|target| (target.name(), target)).collect();
         let inner = Arc::new(Inner {
             keys,
-            book: Book::open(state_dir)?,
+            book: PublicationStore::open(state_dir)?,
             names,
             records,
             target_names: targets.iter().map(|(name, _)| name.clone()).collect(),
@@ -180,7 +180,7 @@ impl Publisher {
             changing: Mutex::default(),
             puts_ended: watch::Sender::default(),
             metrics: Metrics::register(registry),
-            essential: EssentialTasks::default(),
+            essential: SupervisedTasks::default(),
         });
         for entry in inner.book.list() {
             if inner.keys.find(&entry.key).is_none() {
@@ -305,7 +305,7 @@ impl Drop for Publisher {
 /// # Errors
 /// [`PublishError`]; nothing has changed then.
 pub fn sign(
-    book: &Book,
+    book: &PublicationStore,
     keypair: &Keypair,
     path: &str,
     terms: Terms,
@@ -329,7 +329,7 @@ pub fn sign(
 ///
 /// # Errors
 /// [`PublishError`] if the key is reserved or the disk fails.
-pub fn remove_key(keys: &Keystore, book: &Book, info: &KeyInfo) -> Result<KeyInfo, PublishError> {
+pub fn remove_key(keys: &Keystore, book: &PublicationStore, info: &KeyInfo) -> Result<KeyInfo, PublishError> {
     if info.name == super::keystore::SELF {
         return Err(KeyError::Reserved.into());
     }
@@ -399,7 +399,7 @@ impl Inner {
     async fn change(
         self: &Arc<Self>,
         seen: &Published,
-        change: impl FnOnce(&Published, &Keypair) -> Result<Published, EntryError> + Send + 'static,
+        change: impl FnOnce(&Published, &Keypair) -> Result<Published, SignRecordError> + Send + 'static,
     ) -> Result<(), PublishError> {
         let (inner, seen) = (Arc::clone(self), seen.clone());
         blocking(move || {

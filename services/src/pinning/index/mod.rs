@@ -18,7 +18,7 @@ pub use self::queries::Batch;
 
 use crate::pinning::clock::Clock;
 use crate::pinning::record::Work;
-use crate::pinning::request::{Progress, Wanted};
+use crate::pinning::request::{PinParameters, Progress};
 use content::Cid;
 use libp2p::Multiaddr;
 use serde::{Deserialize, Serialize};
@@ -65,7 +65,7 @@ pub struct StoredRequest {
     /// The ID of the owner's token.
     pub owner: Arc<str>,
     /// The parameters.
-    pub wanted: Arc<Wanted>,
+    pub wanted: Arc<PinParameters>,
     /// The creation time, in milliseconds since the epoch.
     pub created_ms: u64,
     /// The outcome.
@@ -79,9 +79,9 @@ pub struct StoredRequest {
 }
 
 impl Deref for StoredRequest {
-    type Target = Wanted;
+    type Target = PinParameters;
 
-    fn deref(&self) -> &Wanted {
+    fn deref(&self) -> &PinParameters {
         &self.wanted
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::pinning::index::{Index, Outcome, StoredRequest};
 use crate::pinning::record;
-use crate::pinning::request::{Meta, Owner, Request, Status, Wanted};
+use crate::pinning::request::{Meta, Owner, PinParameters, Request, Status};
 use crate::pinning::service::{FollowUp, Pins, PinsError, Protection, now_ms, progress};
 use cache::{PinState, StoreError};
 use content::Cid;
@@ -17,7 +17,7 @@ impl Pins {
     ///
     /// # Errors
     /// [`PinsError::Invalid`], [`PinsError::Quota`], [`PinsError::Full`] or [`PinsError::Store`].
-    pub async fn request(self: &Arc<Self>, owner: &Owner, wanted: Wanted) -> Result<Request, PinsError> {
+    pub async fn request(self: &Arc<Self>, owner: &Owner, wanted: PinParameters) -> Result<Request, PinsError> {
         self.add(owner, wanted, None).await
     }
 
@@ -25,14 +25,19 @@ impl Pins {
     ///
     /// # Errors
     /// As [`Pins::request`], and [`PinsError::NotFound`].
-    pub async fn replace(self: &Arc<Self>, owner: &Owner, id: &str, wanted: Wanted) -> Result<Request, PinsError> {
+    pub async fn replace(
+        self: &Arc<Self>,
+        owner: &Owner,
+        id: &str,
+        wanted: PinParameters,
+    ) -> Result<Request, PinsError> {
         self.add(owner, wanted, Some(id.to_owned())).await
     }
 
     async fn add(
         self: &Arc<Self>,
         owner: &Owner,
-        wanted: Wanted,
+        wanted: PinParameters,
         replaced: Option<String>,
     ) -> Result<Request, PinsError> {
         wanted.check().map_err(PinsError::Invalid)?;
@@ -43,7 +48,7 @@ impl Pins {
     async fn add_now(
         self: &Arc<Self>,
         owner: &Owner,
-        wanted: Wanted,
+        wanted: PinParameters,
         replaced: Option<&str>,
     ) -> Result<Request, PinsError> {
         self.refresh(&wanted.root).await?;
@@ -102,7 +107,7 @@ impl Pins {
         &self,
         index: &Index,
         owner: &Owner,
-        wanted: Wanted,
+        wanted: PinParameters,
         outcome: Outcome,
         keeps: Option<Cid>,
     ) -> Result<StoredRequest, StoreError> {
@@ -124,7 +129,7 @@ impl Pins {
         &self,
         index: &Index,
         owner: &Owner,
-        wanted: &Wanted,
+        wanted: &PinParameters,
         replaced: Option<&StoredRequest>,
     ) -> Result<(), PinsError> {
         let former = u64::from(replaced.is_some());
@@ -158,7 +163,7 @@ impl Pins {
     /// protection after this.
     ///
     /// # Errors
-    /// As [`Pins::request`], and [`PinsError::NotHeld`]. The store's pin is kept: the caller decides what to do with
+    /// As [`Pins::request`], and [`PinsError::NotPinned`]. The store's pin is kept: the caller decides what to do with
     /// it, or calls [`Pins::let_go`].
     pub async fn record(
         self: &Arc<Self>,
@@ -167,14 +172,14 @@ impl Pins {
         name: Option<String>,
         meta: Meta,
     ) -> Result<Request, PinsError> {
-        let wanted = Wanted { name, meta, ..Wanted::new(root) };
+        let wanted = PinParameters { name, meta, ..PinParameters::new(root) };
         wanted.check().map_err(PinsError::Invalid)?;
         let (pins, owner) = (Arc::clone(self), owner.clone());
         let protection = self.protect(root).await;
         self.spawn_change(async move {
             let _protection = protection;
             let summary = pins.store.pin(&root).await?.filter(|pin| pin.state == PinState::Complete);
-            let summary = summary.ok_or(PinsError::NotHeld { root })?;
+            let summary = summary.ok_or(PinsError::NotPinned { root })?;
             // So that its bytes count, and it is not fetched.
             pins.index_mut().set_progress(&root, progress(&summary), true);
             let added = pins.add_now(&owner, wanted, None).await;
@@ -205,7 +210,7 @@ impl Pins {
         match own {
             Some(own) if name.is_none() || own.name.as_deref() == name.as_deref() => Ok(own),
             Some(own) => {
-                let wanted = Wanted { name, meta: Meta::clone(&own.meta), ..Wanted::new(root) };
+                let wanted = PinParameters { name, meta: Meta::clone(&own.meta), ..PinParameters::new(root) };
                 self.replace(owner, &own.id, wanted).await
             }
             None => self.record(owner, root, name, Meta::new()).await,

@@ -36,7 +36,7 @@ pub(super) async fn watch(pins: Weak<Pins>, stopping: CancellationToken, changes
 
 impl Pins {
     /// Checks all pins with missing withheld blocks again, because the rules have changed.
-    pub fn rules_changed(&self) {
+    pub fn recheck_withheld(&self) {
         let roots: Vec<Cid> = {
             let index = self.index();
             if index.counts().withheld == 0 {

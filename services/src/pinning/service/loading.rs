@@ -2,11 +2,11 @@
 
 use crate::pinning::index::{Index, Outcome, Root, StoredRequest, millis};
 use crate::pinning::record::{self, Work};
-use crate::pinning::request::{Owner, Wanted};
+use crate::pinning::request::{Owner, PinParameters};
 use crate::pinning::service::{Pins, PinsError, progress};
 use crate::pinning::workers::wait_max;
-use cache::register::Change;
-use cache::{PinState, PinSummary, Register, Salvage, StoreError};
+use cache::metadata_store::Change;
+use cache::{MetadataStore, PinState, PinSummary, Salvage, StoreError};
 use content::Cid;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
@@ -121,7 +121,7 @@ impl Pins {
             while !taken.insert(created_ms) {
                 created_ms += 1;
             }
-            let wanted = Wanted { name: pin.name.clone(), ..Wanted::new(pin.root) };
+            let wanted = PinParameters { name: pin.name.clone(), ..PinParameters::new(pin.root) };
             let outcome = if pin.state == PinState::Complete { Outcome::Pinned } else { Outcome::Pending };
             let entry = self.entry(&Index::default(), &operator, wanted, outcome, None)?;
             let entry = StoredRequest { created_ms, taken_in: true, ..entry };
@@ -173,7 +173,7 @@ pub struct DamageReport {
 }
 
 impl Damage {
-    fn of(register: &Register, unreadable: usize) -> Option<Self> {
+    fn of(register: &MetadataStore, unreadable: usize) -> Option<Self> {
         let salvage = register.salvage().cloned();
         (salvage.is_some() || unreadable > 0).then_some(Self { salvage, unreadable })
     }

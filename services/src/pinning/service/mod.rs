@@ -28,7 +28,7 @@ use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::Reach;
 use crate::pinning::request::{Owner, Progress, Request, Status};
-use cache::{BlockStore, PinSummary, Ram, Register, StoreError, TierMetrics, Tiers};
+use cache::{BlockStore, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use libp2p::Multiaddr;
 use prometheus_client::registry::Registry;
@@ -87,7 +87,7 @@ pub enum PinsError {
     Full(String),
     /// The root to record is not pinned in the store.
     #[error("{root} is not pinned in the store")]
-    NotHeld {
+    NotPinned {
         /// The root to record.
         root: Cid,
     },
@@ -98,7 +98,7 @@ pub enum PinsError {
 
 /// What an owner uses of its quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct QuotaUsage {
     /// The number of requests, in any state.
     pub pins: u64,
     /// The stored bytes of their DAGs; a DAG that is requested twice counts once.
@@ -107,7 +107,7 @@ pub struct Used {
 
 /// What remains of an owner's quota; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct RemainingQuota {
     /// Requests.
     pub pins: Option<u64>,
     /// Bytes.
@@ -157,7 +157,7 @@ pub struct Pins {
     pub(in crate::pinning) workers: Mutex<HashMap<Cid, CancellationToken>>,
     /// The permits of dials for requests that are added while their root is being fetched.
     dials: Arc<Semaphore>,
-    register: Register,
+    register: MetadataStore,
     index: RwLock<Index>,
     /// Serialises changes.
     changes: tokio::sync::Mutex<()>,
@@ -176,7 +176,7 @@ impl Pins {
     /// The error of the disk, or that the pin metadata store cannot be read.
     pub async fn start(
         options: PinOptions,
-        register: Register,
+        register: MetadataStore,
         store: Arc<dyn BlockStore>,
         reach: Reach,
         metrics: PinMetrics,
@@ -201,7 +201,7 @@ impl Pins {
     ///
     /// # Errors
     /// As [`Pins::start`].
-    pub async fn alone(register: Register, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
+    pub async fn alone(register: MetadataStore, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
         let pins = Self::without_workers(register, store);
         pins.load().await?;
         Ok(pins)
@@ -209,10 +209,10 @@ impl Pins {
 
     /// An empty service in memory that does not fetch, for tests.
     pub fn idle(store: &Arc<dyn BlockStore>) -> Arc<Self> {
-        Self::without_workers(Register::memory(), store)
+        Self::without_workers(MetadataStore::memory(), store)
     }
 
-    fn without_workers(register: Register, store: &Arc<dyn BlockStore>) -> Arc<Self> {
+    fn without_workers(register: MetadataStore, store: &Arc<dyn BlockStore>) -> Arc<Self> {
         let policy: Arc<dyn Policy> = Arc::new(AllowAll);
         let tiers = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(store), Arc::clone(&policy), tiers);
@@ -223,7 +223,7 @@ impl Pins {
 
     fn new(
         options: PinOptions,
-        register: Register,
+        register: MetadataStore,
         store: Arc<dyn BlockStore>,
         reach: Reach,
         metrics: PinMetrics,
@@ -307,11 +307,11 @@ impl Pins {
     }
 
     /// All owners of requests, and what they use of their quotas.
-    pub fn owners(&self) -> Vec<(Arc<str>, Used)> {
+    pub fn owners(&self) -> Vec<(Arc<str>, QuotaUsage)> {
         let index = self.index();
         let used = |owner: &Arc<str>| {
             let (pins, bytes) = index.used(owner);
-            (Arc::clone(owner), Used { pins, bytes })
+            (Arc::clone(owner), QuotaUsage { pins, bytes })
         };
         index.owners().map(used).collect()
     }
@@ -322,15 +322,15 @@ impl Pins {
     }
 
     /// What an owner uses of its quota.
-    pub fn used(&self, owner: &str) -> Used {
+    pub fn used(&self, owner: &str) -> QuotaUsage {
         let (pins, bytes) = self.index().used(owner);
-        Used { pins, bytes }
+        QuotaUsage { pins, bytes }
     }
 
     /// What remains of an owner's quota: to be checked before and during an upload.
-    pub fn room(&self, owner: &Owner) -> Room {
+    pub fn room(&self, owner: &Owner) -> RemainingQuota {
         let used = self.used(&owner.id);
-        Room {
+        RemainingQuota {
             pins: owner.pins_max.map(|most| most.saturating_sub(used.pins)),
             bytes: owner.bytes_max.map(|most| most.saturating_sub(used.bytes)),
         }

@@ -3,7 +3,7 @@
 use crate::pinning::index::{Outcome, StoredRequest};
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms};
-use cache::register::Change;
+use cache::metadata_store::Change;
 use content::Cid;
 use std::sync::Arc;
 

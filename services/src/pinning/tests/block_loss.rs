@@ -184,7 +184,7 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     let pins = world.start().await;
     becomes(&pins, &request, Status::Failed).await;
     rules.set(Vec::new());
-    pins.rules_changed();
+    pins.recheck_withheld();
     becomes(&pins, &request, Status::Pinned).await;
     assert!(world.holds(&blocks[3]).await);
     assert_eq!((state(&world, &blocks).await, pins.counts().withheld), (PinState::Complete, 0));

@@ -55,7 +55,7 @@ async fn a_root_of_several_requests_is_fetched_once_and_stays_until_the_last_is_
         assert_eq!(world.pinned().await.len(), left);
     }
     assert!(!world.holds(&blocks[0]).await);
-    assert_eq!(pins.used("one"), crate::pinning::Used::default());
+    assert_eq!(pins.used("one"), crate::pinning::QuotaUsage::default());
 }
 
 #[tokio::test]
@@ -223,7 +223,7 @@ async fn uploads_are_recorded_if_they_are_in_the_store() {
     let somebody = owner("somebody");
     let root = *blocks[0].cid();
     let early = pins.record(&somebody, root, None, Default::default()).await;
-    assert!(matches!(early, Err(PinsError::NotHeld { .. })));
+    assert!(matches!(early, Err(PinsError::NotPinned { .. })));
     let protection = pins.protect(root).await;
     let supply = futures::stream::iter(blocks.clone().into_iter().map(Ok::<_, SourceError>));
     world.store.pin_recursive(root, None, supply).await.expect("pins");
@@ -292,7 +292,7 @@ async fn roots_with_identity_hashes_are_pinned() {
         Ok(block) => *block.cid(),
         Err(_) => "bafkqabdbmjrwi".parse().expect("a CID"),
     };
-    let request = pin(&pins, &owner("somebody"), Wanted::new(cid)).await;
+    let request = pin(&pins, &owner("somebody"), PinParameters::new(cid)).await;
     assert_eq!(request.progress.blocks, 0);
     pins.remove("somebody", &request.id).await.expect("removes");
     assert_eq!(world.pinned().await, []);

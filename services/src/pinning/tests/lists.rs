@@ -26,7 +26,7 @@ async fn filters_select_requests() {
     let (here, there) = (dag("here", 0..1), dag("there", 0..1));
     world.upstream.has(&here);
     let ask = async |blocks: &[Block], name: Option<&str>, pairs: &[(&str, &str)]| {
-        let wanted = Wanted { name: name.map(str::to_owned), meta: meta(pairs), ..wanted(blocks) };
+        let wanted = PinParameters { name: name.map(str::to_owned), meta: meta(pairs), ..wanted(blocks) };
         pins.request(&somebody, wanted).await.expect("is asked for")
     };
     let a = ask(&here, Some("Alpha"), &[("app", "1"), ("kind", "x")]).await;
@@ -155,7 +155,7 @@ async fn ten_thousand_are_listed_and_filtered_in_milliseconds() {
     let begun = Instant::now();
     for number in 0..10_000 {
         let meta = meta(&[("app", &(number % 10).to_string()), ("text", &"x".repeat(100))]);
-        let wanted = Wanted { meta, ..named(&blocks, &format!("Some name {number}")) };
+        let wanted = PinParameters { meta, ..named(&blocks, &format!("Some name {number}")) };
         pins.request(&somebody, wanted).await.expect("is asked for");
     }
     println!("10,000 requests were written in {:?}", begun.elapsed());

@@ -19,9 +19,9 @@ mod world;
 
 use self::world::*;
 use crate::pinning;
-use crate::pinning::{Owner, Pins, PinsError, Request, Status, Wanted};
+use crate::pinning::{Owner, PinParameters, Pins, PinsError, Request, Status};
 use bytes::Bytes;
-use cache::Register;
+use cache::MetadataStore;
 use content::{Block, BlockKey, Cid, DenyList, Policy, SourceError, codec, hashes};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

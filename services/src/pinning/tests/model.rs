@@ -2,7 +2,7 @@
 
 use crate::pinning::index::{Batch, Counts, Index, Outcome, StoredRequest};
 use crate::pinning::record::Work;
-use crate::pinning::{Progress, Wanted};
+use crate::pinning::{PinParameters, Progress};
 use content::{Block, Cid};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -54,7 +54,7 @@ pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Optio
     StoredRequest {
         id: number.to_string().into(),
         owner: owner.into(),
-        wanted: Arc::new(Wanted::new(root)),
+        wanted: Arc::new(PinParameters::new(root)),
         created_ms: number,
         keeps: keeps.filter(|_| outcome == Outcome::Pending),
         outcome,

@@ -1,7 +1,7 @@
 //! Quotas.
 
 use crate::pinning::tests::*;
-use crate::pinning::{Meta, Room, Used};
+use crate::pinning::{Meta, QuotaUsage, RemainingQuota};
 
 #[tokio::test]
 async fn the_pins_of_a_token_are_limited() {
@@ -11,7 +11,7 @@ async fn the_pins_of_a_token_are_limited() {
     let dags: Vec<_> = (0..4).map(|number| dag(&format!("dag {number}"), 0..1)).collect();
     let first = pins.request(&poor, wanted(&dags[0])).await.expect("is asked for");
     pins.request(&poor, wanted(&dags[1])).await.expect("is asked for");
-    assert_eq!(pins.room(&poor), Room { pins: Some(0), bytes: None });
+    assert_eq!(pins.room(&poor), RemainingQuota { pins: Some(0), bytes: None });
     let third = pins.request(&poor, wanted(&dags[2])).await;
     assert!(matches!(third, Err(PinsError::Quota(_))), "{third:?}");
     pins.request(&owner("other"), wanted(&dags[2])).await.expect("others have their own");
@@ -31,12 +31,12 @@ async fn the_bytes_of_a_token_are_limited() {
     let most = bytes_of(&small) + bytes_of(&large) / 2;
     let poor = Owner { bytes_max: Some(most), ..owner("poor") };
     let kept = pin(&pins, &poor, wanted(&small)).await;
-    assert_eq!(pins.used("poor"), Used { pins: 1, bytes: bytes_of(&small) });
+    assert_eq!(pins.used("poor"), QuotaUsage { pins: 1, bytes: bytes_of(&small) });
     let beyond = pins.request(&poor, wanted(&large)).await.expect("nobody knows how large it is");
     let beyond = becomes(&pins, &beyond, Status::Failed).await;
     assert!(beyond.details.is_some_and(|details| details.contains(&most.to_string())));
     until("the rest is gone", async || (world.pinned().await == [*small[0].cid()]).then_some(())).await;
-    assert_eq!(pins.used("poor"), Used { pins: 2, bytes: bytes_of(&small) });
+    assert_eq!(pins.used("poor"), QuotaUsage { pins: 2, bytes: bytes_of(&small) });
     // Another owner may have it, and then its size is known.
     pin(&pins, &owner("rich"), wanted(&large)).await;
     let known = pins.request(&poor, wanted(&large)).await;
@@ -88,11 +88,14 @@ async fn parameters_that_exceed_their_limits_are_rejected() {
     };
     let many: Meta = (0..1001).map(|number| (number.to_string(), String::new())).collect();
     let table = [
-        (Wanted { name: Some("ü".repeat(256)), ..plain.clone() }, "255 characters"),
-        (Wanted { origins: (1..22).map(origin).collect(), ..plain.clone() }, "20 origins"),
-        (Wanted { origins: vec!["/ip4/127.0.0.1/tcp/1".parse().expect("an address")], ..plain.clone() }, "/p2p/"),
-        (Wanted { meta: many, ..plain.clone() }, "1000 keys"),
-        (Wanted { meta: [("k".to_owned(), "v".repeat(17_000))].into(), ..plain.clone() }, "16384 bytes"),
+        (PinParameters { name: Some("ü".repeat(256)), ..plain.clone() }, "255 characters"),
+        (PinParameters { origins: (1..22).map(origin).collect(), ..plain.clone() }, "20 origins"),
+        (
+            PinParameters { origins: vec!["/ip4/127.0.0.1/tcp/1".parse().expect("an address")], ..plain.clone() },
+            "/p2p/",
+        ),
+        (PinParameters { meta: many, ..plain.clone() }, "1000 keys"),
+        (PinParameters { meta: [("k".to_owned(), "v".repeat(17_000))].into(), ..plain.clone() }, "16384 bytes"),
     ];
     for (wanted, words) in table {
         match pins.request(&owner("somebody"), wanted).await {
@@ -104,6 +107,6 @@ async fn parameters_that_exceed_their_limits_are_rejected() {
     let origins = (1..21).map(origin).collect();
     let meta = (0..1000).map(|number| (number.to_string(), "v".to_owned())).collect();
     let request =
-        pins.request(&owner("somebody"), Wanted { name, origins, meta, ..plain }).await.expect("is asked for");
+        pins.request(&owner("somebody"), PinParameters { name, origins, meta, ..plain }).await.expect("is asked for");
     assert_eq!((request.origins.len(), request.meta.len()), (20, 1000));
 }

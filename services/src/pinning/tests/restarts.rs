@@ -21,7 +21,7 @@ async fn everything_survives_a_restart() {
         let world = World::on_disk(dir.path());
         world.upstream.has(&blocks);
         let pins = world.start().await;
-        let wanted = Wanted { meta, ..named(&blocks, "name") };
+        let wanted = PinParameters { meta, ..named(&blocks, "name") };
         let pinned = pin(&pins, &owner("somebody"), wanted).await;
         let queued =
             pins.request(&owner("somebody"), crate::pinning::tests::wanted(&missing)).await.expect("is asked for");
@@ -158,8 +158,12 @@ async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
         for number in 0..PINS {
             let blocks = dag(&format!("dag {number}"), number * 10..number * 10 + 2);
             world.upstream.has(&blocks);
-            pin(&pins, &somebody, Wanted { meta: [("text".to_owned(), "x".repeat(2_000))].into(), ..wanted(&blocks) })
-                .await;
+            pin(
+                &pins,
+                &somebody,
+                PinParameters { meta: [("text".to_owned(), "x".repeat(2_000))].into(), ..wanted(&blocks) },
+            )
+            .await;
         }
         pins.stop().await;
         world.store.close().await.expect("closes");
@@ -196,7 +200,7 @@ async fn a_full_disk_does_not_prevent_the_start() {
     let Some(disk) = SmallDisk::mount(24) else { return };
     let dir = disk.path().join("pins");
     let (blocks, gone) = (dag("one", 0..3), dag("gone", 3..6));
-    let mut world = World { register: Register::open_or_salvage(&dir).expect("opens"), ..World::new() };
+    let mut world = World { register: MetadataStore::open_or_salvage(&dir).expect("opens"), ..World::new() };
     world.upstream = Upstream::new(0);
     let pins = world.start().await;
     let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
@@ -206,9 +210,9 @@ async fn a_full_disk_does_not_prevent_the_start() {
     store(&world, &gone, "gone").await;
     let far = crate::pinning::service::now_ms() + 60_000;
     world.register.write(vec![record::put_orphan(gone[0].cid(), far).expect("can be written")]).await.expect("writes");
-    world.register = Register::memory();
+    world.register = MetadataStore::memory();
     let filling = disk.fill();
-    world.register = until("the former is closed", async || Register::open_or_salvage(&dir).ok()).await;
+    world.register = until("the former is closed", async || MetadataStore::open_or_salvage(&dir).ok()).await;
     let pins = world.start().await;
     let now = pins.get("somebody", &request.id).expect("is there");
     assert_eq!(now.progress.blocks, 4, "{now:?}");

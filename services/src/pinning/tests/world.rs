@@ -1,10 +1,10 @@
 //! A store, a pin metadata store and an upstream, with a pin service. Shared by the tests of the service and of its
 //! API.
 
-use super::pinning::{Owner, PinMetrics, PinOptions, Pins, Reach, Request, Status, Wanted};
+use super::pinning::{Owner, PinMetrics, PinOptions, PinParameters, Pins, Reach, Request, Status};
 use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
-use cache::{BlockStore, Disk, DiskOptions, Ram, Register, TierMetrics, Tiers};
+use cache::{BlockStore, Disk, DiskOptions, MetadataStore, Ram, TierMetrics, Tiers};
 use content::{Block, BlockKey, BlockSource, Cid, DenyList, MemoryBlocks, Policy, SourceError, codec, hashes};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -62,7 +62,7 @@ impl BlockSource for Session {
 /// The stores, which survive a restart of the service.
 pub(super) struct World {
     pub(super) store: Arc<dyn BlockStore>,
-    pub(super) register: Register,
+    pub(super) register: MetadataStore,
     pub(super) upstream: Arc<Upstream>,
     pub(super) policy: Arc<dyn Policy>,
     pub(super) options: PinOptions,
@@ -72,17 +72,17 @@ impl World {
     /// In memory.
     pub(super) fn new() -> Self {
         let store = memory::open(&MemoryOptions::default()).expect("opens");
-        Self::with(store, Register::memory())
+        Self::with(store, MetadataStore::memory())
     }
 
     /// On a disk.
     pub(super) fn on_disk(dir: &Path) -> Self {
         let options = DiskOptions { free_bytes_min: 0, ..DiskOptions::default() };
         let store = Arc::new(Disk::open(&dir.join("store"), options).expect("opens"));
-        Self::with(store, Register::open_or_salvage(&dir.join("pins")).expect("opens"))
+        Self::with(store, MetadataStore::open_or_salvage(&dir.join("pins")).expect("opens"))
     }
 
-    pub(super) fn with(store: Arc<dyn BlockStore>, register: Register) -> Self {
+    pub(super) fn with(store: Arc<dyn BlockStore>, register: MetadataStore) -> Self {
         let options = PinOptions { retry_first: Duration::from_millis(20), ..PinOptions::default() };
         let policy = Arc::new(DenyList::default());
         Self { store, register, upstream: Upstream::new(Semaphore::MAX_PERMITS), policy, options }
@@ -147,12 +147,12 @@ pub(super) fn owner(id: &str) -> Owner {
     Owner { id: id.into(), pins_max: None, bytes_max: None }
 }
 
-pub(super) fn wanted(blocks: &[Block]) -> Wanted {
-    Wanted::new(*blocks[0].cid())
+pub(super) fn wanted(blocks: &[Block]) -> PinParameters {
+    PinParameters::new(*blocks[0].cid())
 }
 
-pub(super) fn named(blocks: &[Block], name: &str) -> Wanted {
-    Wanted { name: Some(name.to_owned()), ..wanted(blocks) }
+pub(super) fn named(blocks: &[Block], name: &str) -> PinParameters {
+    PinParameters { name: Some(name.to_owned()), ..wanted(blocks) }
 }
 
 pub(super) async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
@@ -172,7 +172,7 @@ pub(super) async fn becomes(pins: &Pins, request: &Request, status: Status) -> R
     until(&what, async || pins.get(&request.owner, &request.id).filter(|now| now.status == status)).await
 }
 
-pub(super) async fn pin(pins: &Arc<Pins>, owner: &Owner, wanted: Wanted) -> Request {
+pub(super) async fn pin(pins: &Arc<Pins>, owner: &Owner, wanted: PinParameters) -> Request {
     let request = pins.request(owner, wanted).await.expect("is asked for");
     becomes(pins, &request, Status::Pinned).await
 }

@@ -4,7 +4,7 @@
 //! | module | concern |
 //! |---|---|
 //! | [`headers`] | parsing the headers |
-//! | [`parts`] | [`Parts`]: the resumable uploads, their limits and their completion |
+//! | [`parts`] | [`ResumableUploads`]: the resumable uploads, their limits and their completion |
 //! | [`file`](mod@file) | an upload on the disk |
 //!
 //! Goals: an acknowledged offset is on the disk, also after a crash or a power failure; the disk space is limited for
@@ -20,4 +20,4 @@ pub mod file;
 pub mod headers;
 pub mod parts;
 
-pub use self::parts::Parts;
+pub use self::parts::ResumableUploads;

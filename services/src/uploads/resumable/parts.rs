@@ -1,13 +1,13 @@
-//! [`Parts`]: the resumable uploads.
+//! [`ResumableUploads`]: the resumable uploads.
 
 use crate::access::Principal;
-use crate::access::authenticator::Holders;
+use crate::access::authenticator::PrincipalLookup;
 use crate::supervision::Supervisor;
-use crate::uploads::body::{Allowance, Meter};
+use crate::uploads::body::{Meter, UploadLimits};
 use crate::uploads::request_body::{RequestBody, Upload, boxed};
 use crate::uploads::resumable::file::{Folder, Outcome, Record};
 use crate::uploads::views as upload_views;
-use crate::uploads::{Order, UploadError, Uploads, Watchers, query};
+use crate::uploads::{ProgressReceivers, UploadError, UploadRequest, Uploads, query};
 use api::access::Scope;
 use api::uploads::{FailureView, UploadView};
 use http::StatusCode;
@@ -151,9 +151,9 @@ impl Piece {
 }
 
 /// The resumable uploads of all tokens.
-pub struct Parts {
+pub struct ResumableUploads {
     service: Uploads,
-    holders: Holders,
+    holders: PrincipalLookup,
     folder: Folder,
     limits: ResumableLimits,
     uploads: Mutex<HashMap<String, Arc<ResumableUpload>>>,
@@ -212,12 +212,17 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     }
 }
 
-impl Parts {
+impl ResumableUploads {
     /// Loads the uploads in `folder`; `holders` finds the principals of their owners. Blocks the thread.
     ///
     /// # Errors
     /// The error of the disk.
-    pub fn open(service: Uploads, folder: &Path, limits: ResumableLimits, holders: Holders) -> io::Result<Arc<Self>> {
+    pub fn open(
+        service: Uploads,
+        folder: &Path,
+        limits: ResumableLimits,
+        holders: PrincipalLookup,
+    ) -> io::Result<Arc<Self>> {
         let folder = Folder::open(folder)?;
         let uploads =
             folder.load()?.into_iter().map(|(id, record)| (id.clone(), ResumableUpload::new(id, record))).collect();
@@ -573,8 +578,8 @@ impl Parts {
         let (folder, id) = (self.folder.clone(), upload.id.clone());
         let file = blocking(move || folder.bytes(&id)).await?;
         let allowance = self.service.allowance(&owner, terms.keep, record.length)?;
-        let meter = Meter::of_file(tokio::fs::File::from_std(file), Allowance { bytes_max: u64::MAX, ..allowance });
-        let order = Order { owner, terms, form, watchers: Watchers::default() };
+        let meter = Meter::of_file(tokio::fs::File::from_std(file), UploadLimits { bytes_max: u64::MAX, ..allowance });
+        let order = UploadRequest { owner, terms, form, watchers: ProgressReceivers::default() };
         let taken = self.service.take_queued(order, meter, record.length).await?;
         Ok(upload_views::upload(taken))
     }

@@ -5,7 +5,7 @@
 //! the same result, success or error. The work runs as long as at least one caller waits, and is dropped when the last
 //! one leaves. The leader may run it in a task of its own, so that a caller that does not poll delays no other
 //! ([`aside`]); singleflight itself needs no task. Followers do not accept a leader-only error and retry
-//! ([`Flights::land`]), at most [`FLIGHTS_MAX`] times.
+//! ([`Singleflight::land`]), at most [`LEADER_ONLY_ERRORS_MAX`] times.
 //!
 //! Non-goals: caching results. A completed call is removed; the work itself stores what it found.
 
@@ -24,11 +24,11 @@ use tokio_util::task::AbortOnDropHandle;
 pub type Outcome = Result<Block, SourceError>;
 
 /// A call in flight: a future of which every caller has a clone.
-pub type Flight<T> = Shared<BoxFuture<'static, T>>;
+pub type SharedCall<T> = Shared<BoxFuture<'static, T>>;
 
 /// The most calls that a caller waits for if they end with leader-only errors. Without this limit, the last of a
 /// thousand followers would wait a thousand times as long as the first.
-pub const FLIGHTS_MAX: usize = 2;
+pub const LEADER_ONLY_ERRORS_MAX: usize = 2;
 
 /// Each lock is held for one look-up; shards reduce contention between cores.
 const SHARDS: usize = 16;
@@ -44,7 +44,7 @@ struct InFlight<T, S> {
 
 /// The calls in flight, by key, each with a result of type `T`. `S` is state that callers can observe before the
 /// result. Clones share the calls.
-pub struct Flights<K: Eq + Hash, T, S = ()> {
+pub struct Singleflight<K: Eq + Hash, T, S = ()> {
     inner: Arc<Inner<K, T, S>>,
 }
 
@@ -54,33 +54,33 @@ struct Inner<K, T, S> {
     next_id: AtomicU64,
 }
 
-impl<K: Eq + Hash, T, S> Clone for Flights<K, T, S> {
+impl<K: Eq + Hash, T, S> Clone for Singleflight<K, T, S> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
     }
 }
 
-impl<K: Eq + Hash, T, S> Default for Flights<K, T, S> {
+impl<K: Eq + Hash, T, S> Default for Singleflight<K, T, S> {
     fn default() -> Self {
         let shards = std::array::from_fn(|_| Shard::default());
         Self { inner: Arc::new(Inner { shards, hasher: RandomState::new(), next_id: AtomicU64::new(0) }) }
     }
 }
 
-impl<K: Eq + Hash, T, S> std::fmt::Debug for Flights<K, T, S> {
+impl<K: Eq + Hash, T, S> std::fmt::Debug for Singleflight<K, T, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Flights").field("under_way", &self.under_way()).finish()
     }
 }
 
-impl<K: Eq + Hash, T, S> Flights<K, T, S> {
+impl<K: Eq + Hash, T, S> Singleflight<K, T, S> {
     /// The number of calls in flight.
     pub fn under_way(&self) -> usize {
         self.inner.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 }
 
-impl<K, T, S> Flights<K, T, S>
+impl<K, T, S> Singleflight<K, T, S>
 where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Clone + Send + Sync + 'static,
@@ -89,7 +89,7 @@ where
     /// Joins the call in flight for a key, or starts one with the future and the state that `begin` returns. Returns
     /// the call, its state, and whether the caller is a follower. `begin` runs under a lock and must only construct the
     /// two. The work starts when the call is first polled.
-    pub fn join_in_sight<F>(&self, key: K, begin: impl FnOnce() -> (F, S)) -> (Flight<T>, S, bool)
+    pub fn join_observed<F>(&self, key: K, begin: impl FnOnce() -> (F, S)) -> (SharedCall<T>, S, bool)
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -114,35 +114,35 @@ where
     }
 }
 
-impl<K, T> Flights<K, T>
+impl<K, T> Singleflight<K, T>
 where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// [`Flights::join_in_sight`] without state: the call of a key, and whether the caller is a follower.
-    pub fn join<F>(&self, key: K, begin: impl FnOnce() -> F) -> (Flight<T>, bool)
+    /// [`Singleflight::join_observed`] without state: the call of a key, and whether the caller is a follower.
+    pub fn join<F>(&self, key: K, begin: impl FnOnce() -> F) -> (SharedCall<T>, bool)
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let (flight, (), is_follower) = self.join_in_sight(key, || (begin(), ()));
+        let (flight, (), is_follower) = self.join_observed(key, || (begin(), ()));
         (flight, is_follower)
     }
 
     /// Waits for the result of a joined call. If the caller is a follower and `is_leader_only` says that the result
     /// does not apply to followers, it joins or starts another call; so one follower becomes the leader and the rest
-    /// wait for it. After [`FLIGHTS_MAX`] such results the caller runs the work alone. Returns the result, and whether
+    /// wait for it. After [`LEADER_ONLY_ERRORS_MAX`] such results the caller runs the work alone. Returns the result, and whether
     /// it is another caller's.
     pub async fn land<F>(
         &self,
         key: K,
-        (mut flight, mut is_follower): (Flight<T>, bool),
+        (mut flight, mut is_follower): (SharedCall<T>, bool),
         begin: impl Fn() -> F,
         is_leader_only: impl Fn(&T) -> bool,
     ) -> (T, bool)
     where
         F: Future<Output = T> + Send + 'static,
     {
-        for _ in 1..FLIGHTS_MAX {
+        for _ in 1..LEADER_ONLY_ERRORS_MAX {
             let outcome = flight.await;
             if !is_follower || !is_leader_only(&outcome) {
                 return (outcome, is_follower);

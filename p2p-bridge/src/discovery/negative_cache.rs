@@ -35,18 +35,18 @@ pub enum Advice {
     Fetch,
     /// Fail with the cached error. A background search runs, or ended less than [`SEARCH_INTERVAL`] ago.
     Fail(SourceError),
-    /// Fail with the cached error, and search in the background. Call [`Absent::looked`] when the search has ended.
-    FailAndLook(SourceError),
+    /// Fail with the cached error, and search in the background. Call [`NegativeCache::looked`] when the search has ended.
+    FailAndSearch(SourceError),
 }
 
 /// The cached failures.
 #[derive(Debug, Default)]
-pub struct Absent {
+pub struct NegativeCache {
     failures: HashMap<Missing, Failure>,
     order: VecDeque<(Instant, Missing)>,
 }
 
-impl Absent {
+impl NegativeCache {
     /// How to handle a request for a block.
     pub fn advise(&mut self, missing: &Missing, now: Instant) -> Advice {
         let Some(failure) = self.failures.get_mut(missing) else { return Advice::Fetch };
@@ -59,7 +59,7 @@ impl Absent {
             return Advice::Fail(failure.error.clone());
         }
         failure.searching = true;
-        Advice::FailAndLook(failure.error.clone())
+        Advice::FailAndSearch(failure.error.clone())
     }
 
     /// Records the result of a fetch.
@@ -117,12 +117,12 @@ mod tests {
     fn a_cached_failure_is_returned_at_once_with_one_background_search_at_a_time() {
         let start = Instant::now();
         let (missing, error) = missing(1);
-        let mut absent = Absent::default();
+        let mut absent = NegativeCache::default();
         assert_eq!(absent.advise(&missing, start), Advice::Fetch);
         absent.looked(missing, Err(&error), start);
         assert_eq!(absent.advise(&missing, start), Advice::Fail(error.clone()), "a search ended just now");
         let later = start + SEARCH_INTERVAL;
-        assert_eq!(absent.advise(&missing, later), Advice::FailAndLook(error.clone()));
+        assert_eq!(absent.advise(&missing, later), Advice::FailAndSearch(error.clone()));
         assert_eq!(absent.advise(&missing, later), Advice::Fail(error.clone()), "one search at a time");
         let stale = start + TTL * 2;
         assert_eq!(absent.advise(&missing, stale), Advice::Fail(error.clone()), "while a search runs");
@@ -140,7 +140,7 @@ mod tests {
         let SourceError::Stalled { cid, mut stall } = error else { unreachable!() };
         stall.providers_found = 2;
         let alone = Stall { no_peers: true, ..Stall::default() };
-        let mut absent = Absent::default();
+        let mut absent = NegativeCache::default();
         let stalled = |stall| SourceError::Stalled { cid, stall };
         for error in [stalled(stall), stalled(alone), SourceError::Busy, SourceError::Closed] {
             absent.looked(missing, Err(&error), now);
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn cached_failures_are_bounded() {
         let now = Instant::now();
-        let mut absent = Absent::default();
+        let mut absent = NegativeCache::default();
         for n in 0..3 * FAILURES_MAX as u64 {
             let (missing, error) = missing(n);
             absent.looked(missing, Err(&error), now);

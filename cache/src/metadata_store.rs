@@ -1,6 +1,6 @@
-//! [`Register`]: a metadata store for small records beside the block store, such as who requested which pin.
+//! [`MetadataStore`]: a metadata store for small records beside the block store, such as who requested which pin.
 //!
-//! Goals: a batch is durable when [`Register::write`] returns, and atomic; memory stays within a few megabytes; an
+//! Goals: a batch is durable when [`MetadataStore::write`] returns, and atomic; memory stays within a few megabytes; an
 //! in-memory variant for gateways that must leave no data behind.
 //!
 //! Non-goals: blocks; several processes; the meaning of records.
@@ -9,7 +9,7 @@
 //! the block store does not affect it.
 //!
 //! It opens even with damaged files or a full disk: damaged files are replaced by what can be read of them, and on a
-//! full disk the records are read-only until there is space ([`Register::open_or_salvage`]).
+//! full disk the records are read-only until there is space ([`MetadataStore::open_or_salvage`]).
 
 mod salvage;
 
@@ -53,7 +53,7 @@ pub enum Change {
 
 /// An open register. Clones are handles to the same one; it closes when the last is dropped.
 #[derive(Debug, Clone)]
-pub struct Register {
+pub struct MetadataStore {
     kind: Arc<Kind>,
     salvage: Option<Arc<Salvage>>,
 }
@@ -128,7 +128,7 @@ impl Kind {
     }
 }
 
-impl Register {
+impl MetadataStore {
     /// Opens the register in a directory, which is created if need be. Blocks the thread.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl Register {
     }
 
     /// The same, but salvages damaged files: readable records are written to new files, and the damaged files are kept
-    /// beside them ([`Register::salvage`]). If that fails, or while the disk is full, the register is read-only.
+    /// beside them ([`MetadataStore::salvage`]). If that fails, or while the disk is full, the register is read-only.
     ///
     /// # Errors
     /// [`StoreError::InUse`], or I/O errors.
@@ -176,7 +176,7 @@ impl Register {
     ///
     /// # Errors
     /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or I/O errors.
-    pub fn open_to_look(dir: &Path) -> Result<Self, StoreError> {
+    pub fn open_read_only(dir: &Path) -> Result<Self, StoreError> {
         let lock = lock(dir)?;
         let (db, _) = open_checked(dir, |options| DB::open_for_read_only(options, dir, false))?;
         let why = StoreError::io("the list of pins was opened read-only");

@@ -1,5 +1,5 @@
 use super::{Random, key, noisy, raw};
-use crate::flight::{FLIGHTS_MAX, Flight, Flights, Outcome, aside};
+use crate::singleflight::{LEADER_ONLY_ERRORS_MAX, Outcome, SharedCall, Singleflight, aside};
 use content::{Block, BlockKey, SourceError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, join_all};
@@ -57,16 +57,16 @@ impl Expected {
 
 /// A sequential model of singleflight.
 struct Model {
-    flights: Flights<BlockKey, Outcome>,
+    flights: Singleflight<BlockKey, Outcome>,
     blocks: Vec<Block>,
     expected: Vec<Expected>,
-    waiters: Vec<(usize, Flight<Outcome>)>,
+    waiters: Vec<(usize, SharedCall<Outcome>)>,
 }
 
 impl Model {
     fn new() -> Self {
         let blocks = (0..KEYS).map(|seed| noisy(seed as u64, 100)).collect();
-        Self { flights: Flights::default(), blocks, expected: Vec::new(), waiters: Vec::new() }
+        Self { flights: Singleflight::default(), blocks, expected: Vec::new(), waiters: Vec::new() }
     }
 
     fn current(&self, key: usize) -> Option<usize> {
@@ -158,7 +158,7 @@ proptest! {
 /// Waiters on many threads join, and some leave early; the others get the right block, and no call stays behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_waiter_on_many_threads_gets_its_result() {
-    let flights = Flights::<BlockKey, Outcome>::default();
+    let flights = Singleflight::<BlockKey, Outcome>::default();
     let blocks: Arc<Vec<Block>> = Arc::new((0..4_u8).map(|n| raw(vec![n; 10])).collect());
     let begun = Arc::new(AtomicUsize::new(0));
     let waiter = |seed: u64| {
@@ -250,7 +250,7 @@ fn a_move() -> impl Strategy<Value = Move> {
 /// Callers of `land`, with leader-only errors.
 #[derive(Default)]
 struct World {
-    flights: Flights<usize, Heard>,
+    flights: Singleflight<usize, Heard>,
     begun: Arc<Mutex<Vec<BegunPin>>>,
     waiters: Vec<Waiter>,
     names: usize,
@@ -264,7 +264,7 @@ impl World {
         let turned = Arc::new(AtomicUsize::new(0));
         let heard_of = Arc::clone(&turned);
         let begin = move || {
-            let alone = heard_of.load(Ordering::SeqCst) == FLIGHTS_MAX;
+            let alone = heard_of.load(Ordering::SeqCst) == LEADER_ONLY_ERRORS_MAX;
             let (end, ended) = oneshot::channel();
             let dropped = Arc::new(AtomicBool::new(false));
             let guard = Dropped(Arc::clone(&dropped));
@@ -385,7 +385,7 @@ proptest! {
 /// If every leader is rejected, each waiter gets its own error soon, not after all the others.
 #[tokio::test]
 async fn no_waiter_waits_until_all_others_were_rejected() {
-    let (flights, begun) = (Flights::<u8, Heard>::default(), AtomicUsize::new(0));
+    let (flights, begun) = (Singleflight::<u8, Heard>::default(), AtomicUsize::new(0));
     let waits = (0..100).map(|name| {
         let begin = || {
             begun.fetch_add(1, Ordering::SeqCst);
@@ -407,24 +407,24 @@ async fn no_waiter_waits_until_all_others_were_rejected() {
         }
     });
     let others = join_all(waits).await;
-    assert_eq!(others.into_iter().max(), Some(FLIGHTS_MAX));
+    assert_eq!(others.into_iter().max(), Some(LEADER_ONLY_ERRORS_MAX));
     assert_eq!((begun.into_inner(), flights.under_way()), (100, 0), "each has started once");
 }
 
 /// The state of a call is visible to all of its callers until it completes.
 #[test]
 fn followers_see_the_state_of_the_leader() {
-    let flights = Flights::<u8, u8, Arc<str>>::default();
+    let flights = Singleflight::<u8, u8, Arc<str>>::default();
     let begin = |sight: &str| {
         let sight: Arc<str> = sight.into();
         move || (std::future::ready(7), sight)
     };
-    let (first, seen, joined) = flights.join_in_sight(1, begin("first"));
+    let (first, seen, joined) = flights.join_observed(1, begin("first"));
     assert_eq!((&*seen, joined), ("first", false));
-    let (second, seen, joined) = flights.join_in_sight(1, begin("second"));
+    let (second, seen, joined) = flights.join_observed(1, begin("second"));
     assert_eq!((&*seen, joined), ("first", true));
     assert_eq!((second.now_or_never(), first.now_or_never()), (Some(7), Some(7)));
-    let (_third, seen, joined) = flights.join_in_sight(1, begin("third"));
+    let (_third, seen, joined) = flights.join_observed(1, begin("third"));
     assert_eq!((&*seen, joined), ("third", false), "a completed call is removed");
 }
 
@@ -473,7 +473,7 @@ async fn spawned_work_runs_unpolled_and_is_aborted_with_its_waiter() {
 /// If the work panics, all waiters get a result, and the next call is a new one.
 #[tokio::test]
 async fn waiters_for_work_that_panics_do_not_panic() {
-    let flights = Flights::<u8, Option<u8>>::default();
+    let flights = Singleflight::<u8, Option<u8>>::default();
     let begin = || aside(async { panic!("a defect") });
     let waiting: Vec<_> = (0..3).map(|_| flights.join(1, begin).0).collect();
     assert_eq!(join_all(waiting.clone()).await, [None; 3]);

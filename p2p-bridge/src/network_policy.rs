@@ -1,4 +1,4 @@
-//! [`Obeyed`]: the network policy.
+//! [`NetworkPolicy`]: the network policy.
 //!
 //! Content that the policy refuses is not fetched, announced or named to other peers: neither its providers nor a
 //! name's value. The block source that the bridge is given must not serve it either.
@@ -13,29 +13,29 @@ const IPNS: &[u8] = b"/ipns/";
 
 /// The policy as one of the options. All policies compare as equal, so that options can be compared.
 #[derive(Clone)]
-pub struct Obeyed(pub Arc<dyn Policy>);
+pub struct NetworkPolicy(pub Arc<dyn Policy>);
 
-impl Default for Obeyed {
+impl Default for NetworkPolicy {
     fn default() -> Self {
         Self(Arc::new(AllowAll))
     }
 }
 
-impl PartialEq for Obeyed {
+impl PartialEq for NetworkPolicy {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Obeyed {}
+impl Eq for NetworkPolicy {}
 
-impl fmt::Debug for Obeyed {
+impl fmt::Debug for NetworkPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Obeyed").field("generation", &self.0.generation()).finish_non_exhaustive()
     }
 }
 
-impl Obeyed {
+impl NetworkPolicy {
     /// Whether a block may be fetched.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ mod tests {
         let other = Key::parse("12D3KooWRBy97UB99e3J6hiPesre1MZeuNQvfan4gBziswrRJsNK").expect("a key");
         let cid = content::cid::parse("QmWvY6FaqFMS89YAQ9NAPjVP4WZKA1qbHbicc9HeSKQTgt").expect("a CID");
         let list = List::parse(format!("/ipns/{key}\n/ipfs/{cid}\n").as_bytes()).expect("a list");
-        let obeyed = Obeyed(Arc::new(Matcher::new([Source { id: "x".into(), list, status: Verdict::Legal }])));
+        let obeyed = NetworkPolicy(Arc::new(Matcher::new([Source { id: "x".into(), list, status: Verdict::Legal }])));
         assert!(obeyed.refuses_name(&key) && !obeyed.refuses_name(&other));
         assert!(obeyed.refuses_record(&key.routing_key()) && !obeyed.refuses_record(&other.routing_key()));
         assert!(obeyed.refuses_block(&cid.hash().to_bytes()) && !obeyed.refuses_block(&key.routing_key()));
@@ -84,6 +84,6 @@ mod tests {
         for bytes in [&b""[..], b"/ipns/", b"/pk/x", &[0x12, 0x20, 1]] {
             assert!(!obeyed.refuses_block(bytes) && !obeyed.refuses_record(bytes));
         }
-        assert_eq!(Obeyed::default().check(&cid), Ok(()));
+        assert_eq!(NetworkPolicy::default().check(&cid), Ok(()));
     }
 }

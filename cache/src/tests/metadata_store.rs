@@ -1,7 +1,7 @@
 //! Tests of registers in memory and on disk.
 
 use crate::StoreError;
-use crate::register::{Change, Register};
+use crate::metadata_store::{Change, MetadataStore};
 use std::ops::ControlFlow;
 
 fn put(key: &str, value: &str) -> Change {
@@ -12,7 +12,7 @@ fn delete(key: &str) -> Change {
     Change::Delete(key.into())
 }
 
-fn records(register: &Register, prefix: &str) -> Vec<(String, String)> {
+fn records(register: &MetadataStore, prefix: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
     register
@@ -31,7 +31,7 @@ fn pair(key: &str, value: &str) -> (String, String) {
 #[tokio::test]
 async fn changes_are_applied_in_order() {
     let dir = tempfile::tempdir().expect("a directory");
-    for register in [Register::memory(), Register::open(dir.path()).expect("opens")] {
+    for register in [MetadataStore::memory(), MetadataStore::open(dir.path()).expect("opens")] {
         assert_eq!(records(&register, ""), []);
         register.write(Vec::new()).await.expect("an empty batch is not an error");
         let changes = vec![put("a/1", "one"), put("b/1", "x"), put("a/2", "two"), put("a/1", "uno"), delete("b/1")];
@@ -57,17 +57,17 @@ async fn changes_are_applied_in_order() {
 async fn records_are_durable_and_the_register_is_locked() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("pins");
-    assert!(!Register::is_in(&path));
+    assert!(!MetadataStore::is_in(&path));
     let many: Vec<_> = (0..5_000).map(|n| put(&format!("{n:05}"), &"v".repeat(600))).collect();
     {
-        let register = Register::open(&path).expect("opens");
+        let register = MetadataStore::open(&path).expect("opens");
         register.write(many).await.expect("writes");
         register.write(vec![delete("00007")]).await.expect("writes");
-        let error = Register::open(&path).expect_err("it is open");
+        let error = MetadataStore::open(&path).expect_err("it is open");
         assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     }
-    assert!(Register::is_in(&path));
-    let found = records(&Register::open(&path).expect("opens"), "");
+    assert!(MetadataStore::is_in(&path));
+    let found = records(&MetadataStore::open(&path).expect("opens"), "");
     assert_eq!(found.len(), 4_999);
     assert!(!found.contains(&pair("00007", &"v".repeat(600))));
 }
@@ -102,7 +102,7 @@ mod damage {
 
     /// A register with tables and a log, in `dir`.
     fn make(dir: &Path) {
-        let register = Register::open(dir).expect("opens");
+        let register = MetadataStore::open(dir).expect("opens");
         let all: Vec<_> = records_of_all().into_iter().collect();
         for some in all.chunks(50) {
             register.write_now(some.iter().map(|(key, value)| put(key, value)).collect()).expect("writes");
@@ -167,7 +167,7 @@ mod damage {
             copy(&sound, &dir);
             damage(&dir.join(name), kind);
             let what = format!("{name} {kind:?}");
-            let register = Register::open_or_salvage(&dir).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let register = MetadataStore::open_or_salvage(&dir).unwrap_or_else(|error| panic!("{what}: {error}"));
             let found = records(&register, "");
             assert!(found.iter().all(|(key, value)| all.get(key) == Some(value)), "{what}: no record is invented");
             // Records only in the damaged file may be lost: the end of a truncated log, a deleted table.
@@ -194,7 +194,7 @@ mod damage {
             // The salvaged register works normally.
             register.write_now(vec![put("later", "one")]).expect("writes");
             drop(register);
-            let register = Register::open_or_salvage(&dir).expect("opens");
+            let register = MetadataStore::open_or_salvage(&dir).expect("opens");
             assert!(register.salvage().is_none(), "{what}: salvaged only once");
             assert_eq!(records(&register, "").len(), found.len() + 1, "{what}");
             drop(register);
@@ -207,13 +207,13 @@ mod damage {
         let home = tempfile::tempdir().expect("a directory");
         let dir = home.path().join("pins");
         make(&dir);
-        assert_eq!(Register::check(&dir).expect("is sound"), RECORDS as u64);
+        assert_eq!(MetadataStore::check(&dir).expect("is sound"), RECORDS as u64);
         let table = files(&dir).into_iter().find(|file| file.extension().is_some_and(|end| end == "sst"));
         let table = table.expect("a table");
         damage(&table, Damage::Flip(50));
         let before = fs::read(&table).expect("reads");
         for _ in 0..2 {
-            let error = Register::check(&dir).expect_err("it is damaged");
+            let error = MetadataStore::check(&dir).expect_err("it is damaged");
             assert!(matches!(error, StoreError::Corrupt(_)), "{error}");
         }
         assert_eq!(fs::read(&table).expect("reads"), before);
@@ -228,11 +228,11 @@ mod damage {
         // Killed between the two renames.
         fs::create_dir(beside("rebuilding")).expect("makes");
         fs::rename(&dir, beside("rebuilt")).expect("renames");
-        assert_eq!(records(&Register::open_or_salvage(&dir).expect("opens"), "").len(), RECORDS);
+        assert_eq!(records(&MetadataStore::open_or_salvage(&dir).expect("opens"), "").len(), RECORDS);
         assert!(!beside("rebuilt").exists() && !beside("rebuilding").exists());
         // Killed before the first rename.
         fs::create_dir(beside("rebuilt")).expect("makes");
-        assert_eq!(records(&Register::open_or_salvage(&dir).expect("opens"), "").len(), RECORDS);
+        assert_eq!(records(&MetadataStore::open_or_salvage(&dir).expect("opens"), "").len(), RECORDS);
         assert!(!beside("rebuilt").exists());
     }
 
@@ -245,7 +245,7 @@ mod damage {
             files(&dir).into_iter().rfind(|file| file.extension().is_some_and(|end| end == "log")).expect("a log");
         let bytes = fs::read(&log).expect("reads");
         fs::write(&log, &bytes[..bytes.len() - 7]).expect("writes");
-        let register = Register::open_or_salvage(&dir).expect("opens");
+        let register = MetadataStore::open_or_salvage(&dir).expect("opens");
         assert!(register.salvage().is_none());
         assert_eq!(records(&register, "").len(), RECORDS - 50);
         drop(register);
@@ -259,7 +259,7 @@ mod damage {
         let end = bytes.len();
         bytes[end - 100..].fill(0);
         fs::write(&log, bytes).expect("writes");
-        let register = Register::open_or_salvage(&dir).expect("opens");
+        let register = MetadataStore::open_or_salvage(&dir).expect("opens");
         assert!(register.salvage().is_none());
         assert_eq!(records(&register, "").len(), RECORDS - 50);
     }

@@ -76,7 +76,7 @@ pub(super) fn assert_is_lack_of_space(error: &StoreError) {
     let said = error.to_string();
     assert!(matches!(error, StoreError::Io(_) | StoreError::Full { .. }), "{said}");
     // The last is RocksDB's error for all writes after the one that ran out of space, until it has recovered.
-    let signs = ["No space left", "MiB left", "Writer has previous error"];
+    let signs = ["No space left", "no space left", "MiB left", "Writer has previous error"];
     assert!(signs.iter().any(|sign| said.contains(sign)), "{said}");
 }
 

@@ -212,7 +212,7 @@ impl Inner {
         self.metrics.disk.hit(block.data().len());
         self.metrics.disk.observe_since(start);
         if fills_ram {
-            self.fill_ram(cid, key, block.data());
+            self.fill_ram(cid, key, block.data()).ok()?;
         }
         Some(block)
     }
@@ -262,7 +262,7 @@ impl Inner {
         }
         let failed = match self.find_on_disk(&key).await {
             Ok(Some(data)) => {
-                self.fill_ram(&cid, key, &data);
+                self.fill_ram(&cid, key, &data)?;
                 return Ok(Block::from_verified(cid, data));
             }
             Ok(None) => None,
@@ -272,7 +272,7 @@ impl Inner {
             }
         };
         if let Some(block) = Block::empty(&cid) {
-            self.fill_ram(&cid, key, block.data());
+            self.fill_ram(&cid, key, block.data())?;
             return Ok(block);
         }
         let block = match (self.get_upstream(&*upstream, &cid).await, failed) {
@@ -280,8 +280,7 @@ impl Inner {
             (Err(SourceError::NotFound { .. }), Some(failed)) => return Err(failed),
             (result, _) => result?,
         };
-        self.check_policy(&cid)?;
-        self.fill_ram(&cid, key, block.data());
+        self.fill_ram(&cid, key, block.data())?;
         self.cache_on_disk(block.clone()).await;
         if self.check_policy(&cid).is_err() {
             _ = self.disk.evict(vec![key], Evict::Unpinned).await;
@@ -291,11 +290,9 @@ impl Inner {
 
     /// Stores a block in RAM, unless the policy rejects it by then. A takedown updates the policy before it evicts, so
     /// that either its eviction sees this block or this check sees the new policy.
-    fn fill_ram(&self, cid: &Cid, key: BlockKey, data: &Bytes) {
+    fn fill_ram(&self, cid: &Cid, key: BlockKey, data: &Bytes) -> Result<(), SourceError> {
         self.ram.insert(key, data);
-        if self.policy.check(cid) != Verdict::Allow {
-            self.ram.remove(&key);
-        }
+        self.check_policy(cid).inspect_err(|_| self.ram.remove(&key))
     }
 
     async fn cache_on_disk(&self, block: Block) {
@@ -337,9 +334,9 @@ impl Inner {
             return Ok(block);
         }
         let data = self.find_on_disk(&key).await?.ok_or(SourceError::NotFound { cid })?;
-        self.check_policy(&cid)?;
-        if fills_ram {
-            self.fill_ram(&cid, key, &data);
+        match fills_ram {
+            true => self.fill_ram(&cid, key, &data)?,
+            false => self.check_policy(&cid)?,
         }
         Ok(Block::from_verified(cid, data))
     }

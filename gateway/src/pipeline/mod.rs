@@ -113,6 +113,19 @@ pub struct Wiring {
     pub welcome: Option<Cid>,
 }
 
+/// A problem below a name is cached only as long as what the name points to; one below a CID is returned as it is.
+fn problem_of_name(problem: Problem, target: &Target, ask: &Ask<'_>) -> Result<Draft, Problem> {
+    match target.freshness {
+        Freshness::Immutable => Err(problem),
+        Freshness::For(ttl) | Freshness::Stale { ttl, .. } => {
+            let mut draft = respond::page(problem.response_for(ttl, ask.headers));
+            // For inspection.
+            draft.extensions_mut().insert(Arc::new(problem));
+            Ok(draft)
+        }
+    }
+}
+
 impl Gateway {
     /// A gateway to the blocks of the sources, for the configured hosts.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
@@ -363,14 +376,8 @@ impl Gateway {
             target.freshness = Freshness::For(Duration::ZERO);
         }
         self.check_allowed(&target.root)?;
-        if target.freshness != Freshness::Immutable {
-            let key = target.key();
-            if let Some(entity) = self.cached_file(ask, &key, generation) {
-                return self.file(ask, client, target.freshness, &key, entity).await;
-            }
-        }
-        if let Some(draft) = directory::cached(&self.resources.listings, ask, place, &target, generation) {
-            return Ok(draft);
+        if let Some(draft) = self.cached(ask, place, client, &target, generation).await {
+            return draft;
         }
         self.metrics.path_misses.inc();
         let source = self.source(target.root, client, ask);
@@ -397,15 +404,25 @@ impl Gateway {
             }
             other => other,
         };
-        represented.or_else(|problem| match target.freshness {
-            Freshness::Immutable => Err(problem),
-            Freshness::For(ttl) | Freshness::Stale { ttl, .. } => {
-                let mut draft = respond::page(problem.response_for(ttl, ask.headers));
-                // For inspection.
-                draft.extensions_mut().insert(Arc::new(problem));
-                Ok(draft)
+        represented.or_else(|problem| problem_of_name(problem, &target, ask))
+    }
+
+    /// The response of a file that a name pointed to before, or of a listing, if it is cached.
+    async fn cached(
+        &self,
+        ask: &Ask<'_>,
+        place: &Place,
+        client: &Client,
+        target: &Target,
+        generation: u64,
+    ) -> Option<Result<Draft, Problem>> {
+        if target.freshness != Freshness::Immutable {
+            let key = target.key();
+            if let Some(entity) = self.cached_file(ask, &key, generation) {
+                return Some(self.file(ask, client, target.freshness, &key, entity).await);
             }
-        })
+        }
+        directory::cached(&self.resources.listings, ask, place, target, generation).map(Ok)
     }
 
     /// The source of a request's blocks.

@@ -450,23 +450,39 @@ impl Outgoing {
                         return false;
                     }
                     Poll::Ready(Ok((stream, version))) => {
-                        self.tried_again = false;
-                        if let Some(Command::Answer(answer)) = self.current.take() {
-                            self.progress.message_written(answer.bytes(), self.began.elapsed());
-                            events.push_back(Event::answered(&answer));
-                        }
+                        self.message_written(events);
                         self.state = StreamState::Open(stream, version);
                     }
-                    Poll::Ready(Err(WriteError::Broken)) if self.may_be_declined() => self.declined(answers, events),
-                    // The peer may have closed the idle stream: retry on a new one.
-                    Poll::Ready(Err(WriteError::Broken)) if !self.tried_again => self.tried_again = true,
                     Poll::Ready(Err(why)) => {
-                        self.abandon(why, answers, events);
-                        return false;
+                        if !self.write_failed(why, answers, events) {
+                            return false;
+                        }
                     }
                 },
             }
         }
+    }
+
+    fn message_written(&mut self, events: &mut VecDeque<Event>) {
+        self.tried_again = false;
+        if let Some(Command::Answer(answer)) = self.current.take() {
+            self.progress.message_written(answer.bytes(), self.began.elapsed());
+            events.push_back(Event::answered(&answer));
+        }
+    }
+
+    /// Returns whether the message is tried once more, on another stream.
+    fn write_failed(&mut self, why: WriteError, answers: &mut Answers, events: &mut VecDeque<Event>) -> bool {
+        match why {
+            WriteError::Broken if self.may_be_declined() => self.declined(answers, events),
+            // The peer may have closed the idle stream.
+            WriteError::Broken if !self.tried_again => self.tried_again = true,
+            why => {
+                self.abandon(why, answers, events);
+                return false;
+            }
+        }
+        true
     }
 }
 

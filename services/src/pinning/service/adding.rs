@@ -12,6 +12,14 @@ use std::sync::Arc;
 /// The maximum memory of the names, metadata and origins of all requests, in bytes.
 const TEXT_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
+/// What is decided about a new request.
+struct NewRequest {
+    entry: Entry,
+    replaced: Option<Entry>,
+    /// Roots whose pins are no longer needed.
+    released: Vec<Cid>,
+}
+
 impl Pins {
     /// Requests a DAG, which is fetched as soon as a worker is free.
     ///
@@ -52,55 +60,55 @@ impl Pins {
         replaced: Option<&str>,
     ) -> Result<Request, PinsError> {
         self.refresh(&wanted.root).await?;
-        let (entry, replaced, released) = {
-            let index = self.index();
-            let replaced = match replaced {
-                None => None,
-                Some(id) => {
-                    let entry = index.entry(id).filter(|entry| entry.owner == owner.id);
-                    Some(entry.cloned().ok_or(PinsError::NotFound)?)
-                }
-            };
-            self.check_quota(&index, owner, &wanted, replaced.as_ref())?;
-            let outcome = match index.root(&wanted.root) {
-                Some(root) if root.complete => Outcome::Pinned,
-                _ => Outcome::Pending,
-            };
-            let keeps =
-                replaced.as_ref().filter(|_| outcome == Outcome::Pending).and_then(|former| match former.outcome {
-                    Outcome::Pinned => Some(former.root),
-                    Outcome::Pending => former.keeps,
-                    Outcome::Withheld(_) => Some(former.root),
-                    Outcome::Failed(_) => None,
-                });
-            let entry = self.entry(&index, owner, wanted, outcome, keeps)?;
-            let released = index.released_by(replaced.iter().map(|former| (former, Some(&entry))));
-            (entry, replaced, released)
-        };
+        let NewRequest { entry, replaced, released } = self.decide(owner, wanted, replaced)?;
         let mut changes = vec![record::put(&entry)?, record::delete_orphan(&entry.root)];
         changes.extend(replaced.iter().map(|former| record::delete(&former.id)));
         self.write(changes, &released).await?;
-        let pending = entry.outcome == Outcome::Pending;
-        let (id, root, origins) = (Arc::clone(&entry.id), entry.root, entry.origins.clone());
-        let shown = {
-            let mut index = self.index_mut();
-            index.insert(entry);
-            if let Some(former) = replaced {
-                index.remove(&former.id);
-            }
-            if pending {
-                let now_ms = index.clock.now_ms();
-                index.schedule_now(&root, now_ms);
-            }
-            index.get(&owner.id, &id)
-        };
+        let request = self.apply(entry, replaced);
         self.drop_pins(released);
-        let active = self.index().root(&root).is_some_and(|root| root.active);
-        if pending && active && !origins.is_empty() {
-            self.spawn_dial(root, origins);
-        }
         self.changed();
-        shown.ok_or(PinsError::NotFound)
+        request
+    }
+
+    /// Decides what becomes of a new request, under the lock of changes.
+    fn decide(&self, owner: &Owner, wanted: PinParameters, replaced: Option<&str>) -> Result<NewRequest, PinsError> {
+        let index = self.index();
+        let own = |id: &str| index.entry(id).filter(|entry| entry.owner == owner.id).cloned();
+        let replaced = replaced.map(|id| own(id).ok_or(PinsError::NotFound)).transpose()?;
+        self.check_quota(&index, owner, &wanted, replaced.as_ref())?;
+        let outcome = match index.root(&wanted.root) {
+            Some(root) if root.complete => Outcome::Pinned,
+            _ => Outcome::Pending,
+        };
+        // The former DAG stays until the new one is complete.
+        let keeps = replaced.as_ref().filter(|_| outcome == Outcome::Pending).and_then(|former| match former.outcome {
+            Outcome::Pinned | Outcome::Withheld(_) => Some(former.root),
+            Outcome::Pending => former.keeps,
+            Outcome::Failed(_) => None,
+        });
+        let entry = self.entry(&index, owner, wanted, outcome, keeps)?;
+        let released = index.released_by(replaced.iter().map(|former| (former, Some(&entry))));
+        Ok(NewRequest { entry, replaced, released })
+    }
+
+    /// Applies a new request that was written to the index, and has its DAG fetched if it is pending.
+    fn apply(self: &Arc<Self>, entry: Entry, replaced: Option<Entry>) -> Result<Request, PinsError> {
+        let (id, owner, root) = (Arc::clone(&entry.id), Arc::clone(&entry.owner), entry.root);
+        let origins = entry.is_pending().then(|| entry.origins.clone());
+        let mut index = self.index_mut();
+        index.insert(entry);
+        if let Some(former) = replaced {
+            index.remove(&former.id);
+        }
+        if let Some(origins) = origins {
+            let now_ms = index.clock.now_ms();
+            index.schedule_now(&root, now_ms);
+            // A worker that fetches the root already does not know them.
+            if !origins.is_empty() && index.root(&root).is_some_and(|root| root.active) {
+                self.spawn_dial(root, origins);
+            }
+        }
+        index.get(&owner, &id).ok_or(PinsError::NotFound)
     }
 
     pub(super) fn entry(

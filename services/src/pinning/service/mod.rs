@@ -3,7 +3,8 @@
 //! | module | concern |
 //! |---|---|
 //! | `adding` | creation of requests |
-//! | `settling` | outcomes and removal of requests, and removal of pins that are no longer needed |
+//! | `settling` | outcomes of requests |
+//! | `removal` | unpinning: who may remove which request, and the removal of pins that are no longer needed |
 //! | `loading` | the start of the service |
 //! | `block_loss` | pins that lose blocks |
 //!
@@ -21,6 +22,7 @@ pub use self::loading::DamageReport;
 mod adding;
 mod block_loss;
 mod loading;
+mod removal;
 mod settling;
 
 use crate::pinning::filter::{Filter, Page, PreparedFilter};

@@ -1,83 +1,13 @@
-//! Outcomes and removal of requests, and removal of the pins that are then no longer needed.
+//! Outcomes of requests: pinned, failed, withheld; and the records of attempts.
 
 use crate::pinning::index::{Outcome, StoredRequest};
 use crate::pinning::record::{self, Work};
-use crate::pinning::service::{FollowUp, Pins, PinsError, now_ms};
+use crate::pinning::service::{Pins, PinsError, now_ms};
 use cache::metadata_store::Change;
 use content::Cid;
 use std::sync::Arc;
 
 impl Pins {
-    /// Removes a request, and the store's pin with the last request for its root.
-    ///
-    /// # Errors
-    /// [`PinsError::NotFound`] or [`PinsError::Store`].
-    pub async fn remove(self: &Arc<Self>, owner: &str, id: &str) -> Result<(), PinsError> {
-        let (pins, owner, id) = (Arc::clone(self), owner.to_owned(), id.to_owned());
-        self.spawn_change(async move {
-            let entry = pins.index().entry(&id).filter(|entry| *entry.owner == owner).cloned();
-            pins.remove_now(vec![entry.ok_or(PinsError::NotFound)?]).await
-        })
-        .await
-    }
-
-    /// Removes a request of any owner, for the operator.
-    ///
-    /// # Errors
-    /// As [`Pins::remove`].
-    pub async fn remove_any(self: &Arc<Self>, id: &str) -> Result<(), PinsError> {
-        let owner = self.index().entry(id).map(|entry| Arc::clone(&entry.owner)).ok_or(PinsError::NotFound)?;
-        self.remove(&owner, id).await
-    }
-
-    /// Removes all requests of an owner for a root. Returns their number.
-    ///
-    /// # Errors
-    /// [`PinsError::Store`].
-    pub async fn remove_root(self: &Arc<Self>, owner: &str, root: &Cid) -> Result<usize, PinsError> {
-        let (pins, owner, root) = (Arc::clone(self), owner.to_owned(), *root);
-        self.spawn_change(async move {
-            let entries: Vec<StoredRequest> = {
-                let index = pins.index();
-                let ids = index.requests_for(&root, |entry| *entry.owner == owner);
-                ids.iter().filter_map(|id| index.entry(id).cloned()).collect()
-            };
-            let count = entries.len();
-            pins.remove_now(entries).await?;
-            Ok(count)
-        })
-        .await
-    }
-
-    async fn remove_now(&self, entries: Vec<StoredRequest>) -> Result<(), PinsError> {
-        let released = self.index().released_by(entries.iter().map(|entry| (entry, None)));
-        let changes = entries.iter().map(|entry| record::delete(&entry.id)).collect();
-        self.write(changes, &released).await?;
-        {
-            let mut index = self.index_mut();
-            entries.iter().for_each(|entry| _ = index.remove(&entry.id));
-        }
-        self.drop_pins(released);
-        self.changed();
-        Ok(())
-    }
-
-    /// Fails all requests of all owners for a root, and removes the store's pin: for content that was taken down.
-    /// Returns the number of requests.
-    ///
-    /// # Errors
-    /// [`PinsError::Store`].
-    pub async fn take_down(self: &Arc<Self>, root: &Cid, reason: &str) -> Result<usize, PinsError> {
-        let (pins, root, reason) = (Arc::clone(self), *root, Arc::<str>::from(reason));
-        self.spawn_change(async move {
-            let ids = pins.index().requests_for(&root, StoredRequest::is_live);
-            let count = ids.len();
-            pins.settle(ids.into_iter().map(|id| (id, Outcome::Failed(Arc::clone(&reason)))).collect()).await?;
-            Ok(count)
-        })
-        .await
-    }
-
     /// Sets the outcomes of requests. The caller holds the lock of changes.
     pub(in crate::pinning) async fn settle(&self, outcomes: Vec<(Arc<str>, Outcome)>) -> Result<(), PinsError> {
         let (changed, released) = {
@@ -154,55 +84,5 @@ impl Pins {
             changes.push(record::delete_work(root));
         }
         Ok(self.register.write(changes).await?)
-    }
-
-    /// Removes pins that are no longer needed. If a worker fetches one, it is cancelled first. After a failure, the
-    /// next start removes them.
-    pub(in crate::pinning) fn drop_pins(&self, roots: Vec<Cid>) {
-        for root in roots {
-            let worker = self.workers().get(&root).cloned();
-            match worker {
-                Some(worker) => worker.cancel(),
-                None => self.drop_pin(&root),
-            }
-        }
-    }
-
-    /// Removes a pin that no worker fetches, as a follow-up.
-    pub(in crate::pinning) fn drop_pin(&self, root: &Cid) {
-        if self.index_mut().begin_removal(root) {
-            self.follow_ups().push(FollowUp::Remove(*root));
-        }
-    }
-
-    /// Runs a follow-up, without the lock of changes.
-    pub(in crate::pinning) async fn follow_up(&self, follow_up: FollowUp) {
-        match follow_up {
-            FollowUp::Remove(root) => {
-                self.remove_pin(&root).await;
-                self.index_mut().end_removal(&root);
-                self.changed();
-            }
-            FollowUp::Announce(root) => {
-                self.reach.announce(&root).await;
-                // It may have been unpinned meanwhile.
-                if !self.index().is_needed(&root) {
-                    self.reach.withdraw(&root, &*self.store).await;
-                }
-            }
-        }
-    }
-
-    async fn remove_pin(&self, root: &Cid) {
-        let removed = self.store.remove_pin(root).await;
-        let noted = match removed {
-            Ok(_) => self.register.write(vec![record::delete_orphan(root)]).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = noted {
-            tracing::warn!(%root, %error, "removing a pin that is no longer needed failed; the next start tries again");
-            return;
-        }
-        self.reach.withdraw(root, &*self.store).await;
     }
 }

@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which are no settings of a node: it would refuse to start with them.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build build-all install test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -44,6 +44,9 @@ install: ## Install what was built, its manual pages and completions below PREFI
 	"$(CARGO_TARGET_DIR)/release/causeway" completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/causeway"
 	"$(CARGO_TARGET_DIR)/release/causeway" completions zsh > "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_causeway"
 	"$(CARGO_TARGET_DIR)/release/causeway" completions fish > "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/causeway.fish"
+
+image: ## Build the container image
+	docker build --tag causeway .
 
 # "cargo test" leaves the binary where "cargo build" does. Another build would compile much of it once more, because the tests'
 # own dependencies ask for more features of what they share with it.

@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # The gateway in an image of its own, without build tools and without root.
 #
-#   docker build -t causeway .
+#   make image
 #   docker run --rm -p 8080:8080 -p 4001:4001 -p 4001:4001/udp -v causeway:/data causeway
 #
 # Commands find the gateway in its container: docker exec NAME causeway stats

@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build build-all install test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -44,6 +44,9 @@ install: ## Install the built binary, manual pages and completions below PREFIX 
 	"$(CARGO_TARGET_DIR)/release/causeway" completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/causeway"
 	"$(CARGO_TARGET_DIR)/release/causeway" completions zsh > "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_causeway"
 	"$(CARGO_TARGET_DIR)/release/causeway" completions fish > "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/causeway.fish"
+
+image: ## Build the container image
+	docker build --tag causeway .
 
 # "cargo test" puts the binary where "cargo build" does. A separate build would recompile much of it, because the tests'
 # dependencies enable more features of shared crates.

@@ -14,8 +14,8 @@ const TEXT_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
 /// What is decided about a new request.
 struct NewRequest {
-    entry: Entry,
-    replaced: Option<Entry>,
+    entry: StoredRequest,
+    replaced: Option<StoredRequest>,
     /// Roots whose pins are no longer needed.
     released: Vec<Cid>,
 }
@@ -92,7 +92,7 @@ impl Pins {
     }
 
     /// Applies a new request that was written to the index, and has its DAG fetched if it is pending.
-    fn apply(self: &Arc<Self>, entry: Entry, replaced: Option<Entry>) -> Result<Request, PinsError> {
+    fn apply(self: &Arc<Self>, entry: StoredRequest, replaced: Option<StoredRequest>) -> Result<Request, PinsError> {
         let (id, owner, root) = (Arc::clone(&entry.id), Arc::clone(&entry.owner), entry.root);
         let origins = entry.is_pending().then(|| entry.origins.clone());
         let mut index = self.index_mut();

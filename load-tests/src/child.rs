@@ -1,4 +1,4 @@
-//! A child process with a folder of its own, what it says, and the CPU time that it and its children use.
+//! A child process: its output, and the CPU time and memory that it uses.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashSet;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const START: Duration = Duration::from_secs(60);
+/// For a server to be ready.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running child. Dropping it kills it.
 pub struct Process {
@@ -26,30 +27,30 @@ impl Process {
         Ok(Self { name, child, output })
     }
 
-    /// Waits until its output has `text` in it, and returns the output.
-    pub async fn says(&mut self, text: &str) -> Result<String> {
+    /// Waits until its output contains `text`, and returns the output.
+    pub async fn wait_for(&mut self, text: &str) -> Result<String> {
         let begun = Instant::now();
         loop {
             let ended = self.child.try_wait()?;
-            let said = std::fs::read_to_string(&self.output)?;
-            if said.contains(text) {
-                return Ok(said);
+            let output = std::fs::read_to_string(&self.output)?;
+            if output.contains(text) {
+                return Ok(output);
             }
             if let Some(status) = ended {
-                bail!("{} ended with {status}:\n{said}", self.name);
+                bail!("{} ended with {status}:\n{output}", self.name);
             }
-            ensure!(begun.elapsed() < START, "{} does not say {text:?}:\n{said}", self.name);
+            ensure!(begun.elapsed() < START_TIMEOUT, "{} does not print {text:?}:\n{output}", self.name);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// The most memory that was resident so far, in bytes: VmHWM of proc(5).
+    /// The peak of resident memory, in bytes: VmHWM of proc(5).
     pub fn resident_peak(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         resident_peak(&status).with_context(|| format!("no VmHWM in {status}"))
     }
 
-    /// Datagrams that came while its sockets' buffers were full.
+    /// Datagrams that were dropped because its sockets' buffers were full.
     pub fn datagrams_dropped(&self) -> u64 {
         datagrams_dropped(self.child.id())
     }
@@ -72,7 +73,7 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// A polite end first: nginx killed outright leaves its workers behind.
+    /// SIGTERM before SIGKILL: nginx killed outright leaves its workers behind.
     fn terminate(&mut self) {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let begun = Instant::now();
@@ -85,7 +86,7 @@ impl Process {
     }
 }
 
-/// What proc(5) says in /proc/ID/stat.
+/// Fields of /proc/ID/stat, proc(5).
 struct Stat {
     id: u32,
     parent: u32,
@@ -107,7 +108,7 @@ impl Stat {
     }
 }
 
-/// What the kernel threw away because the sockets of a process were full: the last column of /proc/net/udp, proc(5).
+/// Datagrams that the kernel dropped because a process's sockets were full: the last column of /proc/net/udp, proc(5).
 pub fn datagrams_dropped(process: u32) -> u64 {
     let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     let links = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());

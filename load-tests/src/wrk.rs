@@ -1,5 +1,6 @@
 //! One run of `wrk`, the load generator.
 
+use crate::stats::Latency;
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,11 +8,10 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// In every run: one thread, because the servers need the other cores; an answer may take longer than the two seconds that
-/// `wrk` waits by itself.
+/// In every run: one thread, because the servers need the other cores; and a longer timeout than the default of two seconds.
 pub const ARGUMENTS: [&str; 4] = ["-t1", "--latency", "--timeout", "10s"];
 
-/// What is asked, by how many, for how long.
+/// What is requested, over how many connections, for how long.
 #[derive(Debug, Clone)]
 pub struct Load<'a> {
     /// Without a path, and without a slash at the end.
@@ -31,7 +31,7 @@ pub enum Asked<'a> {
     Drawn(&'a Drawn),
 }
 
-/// A list of paths that is gone through in order, again and again.
+/// A list of paths that are requested in order, again and again.
 #[derive(Debug)]
 pub struct Drawn(TempDir);
 
@@ -42,7 +42,7 @@ impl Drawn {
         for path in paths {
             writeln!(list, "{path}")?;
         }
-        ensure!(!list.is_empty(), "nothing is asked for");
+        ensure!(!list.is_empty(), "there is no path");
         std::fs::write(dir.path().join("paths"), list)?;
         std::fs::write(dir.path().join("drawn.lua"), include_str!("../wrk/drawn.lua"))?;
         Ok(Self(dir))
@@ -53,18 +53,17 @@ impl Drawn {
     }
 }
 
-/// What one run found.
+/// The figures of one run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Run {
     pub requests: u64,
     pub requests_per_second: f64,
-    /// Heads and bodies, those of unfinished answers included; three digits of it are known.
+    /// Heads and bodies, those of unfinished responses included; `wrk` prints three digits.
     pub bytes_read: f64,
-    pub p50: Duration,
-    pub p99: Duration,
+    pub latency: Latency,
 }
 
-/// Loads a server. Answers of 400 and above, and broken connections, are an error.
+/// Loads a server. Statuses of 400 and above, and broken connections, are an error.
 pub fn run(load: &Load<'_>) -> Result<Run> {
     let output = command(load).output().context("wrk does not start; `scripts/install-missing bench` installs it")?;
     let (text, url) = (String::from_utf8_lossy(&output.stdout), load.url);
@@ -86,7 +85,7 @@ fn command(load: &Load<'_>) -> Command {
 }
 
 fn parse(text: &str) -> Result<Run> {
-    ensure!(!text.contains("Non-2xx"), "answers with errors");
+    ensure!(!text.contains("Non-2xx"), "responses with errors");
     ensure!(!text.contains("Socket errors"), "broken connections");
     let after = |key: &str| {
         let found = text.lines().find_map(|line| line.trim().strip_prefix(key));
@@ -98,8 +97,7 @@ fn parse(text: &str) -> Result<Run> {
         requests: requests.split_whitespace().next().unwrap_or_default().parse()?,
         bytes_read: bytes(read.context("no number of bytes")?)?,
         requests_per_second: after("Requests/sec:")?.parse()?,
-        p50: duration(after("50%")?)?,
-        p99: duration(after("99%")?)?,
+        latency: Latency { median: duration(after("50%")?)?, p99: duration(after("99%")?)? },
     })
 }
 
@@ -140,7 +138,8 @@ mod tests {
     fn a_run_is_read() {
         let run = parse(OUTPUT).expect("this is what wrk prints");
         assert_eq!((run.requests, run.requests_per_second), (515_329, 103_061.33));
-        assert_eq!((run.p50, run.p99), (Duration::from_micros(288), Duration::from_micros(1250)));
+        let (median, p99) = (Duration::from_micros(288), Duration::from_micros(1250));
+        assert_eq!(run.latency, Latency { median, p99 });
         assert_eq!(run.bytes_read, 2.11 * 1024.0 * 1024.0 * 1024.0);
     }
 
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_asked_for_by_the_script() {
+    fn a_list_is_requested_by_the_script() {
         let drawn = Drawn::new(["/a", "/b", "/a"].into_iter()).expect("the temporary folder is writable");
         let list = std::fs::read_to_string(drawn.dir().join("paths")).expect("it was written");
         assert_eq!(list, "/a\n/b\n/a\n");
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_with_errors_are_no_result() {
+    fn responses_with_errors_are_no_result() {
         assert!(parse(&format!("{OUTPUT}  Non-2xx or 3xx responses: 4\n")).is_err());
         assert!(parse("").is_err());
     }

@@ -1,45 +1,44 @@
-//! The local tiers' table: how fast what is held here is served and stored, beside nginx and Kubo.
+//! The local tiers: how fast content that is stored locally is served and written, beside nginx and Kubo.
 //!
-//! Goals: one command for all rows, in one run on one machine; rivals take turns in rotated order and medians count; every server
-//! answers the same bytes, which is checked before, and by their number under load; the server's CPU time beside each figure,
+//! Goals: one command for all rows, in one run on one machine; systems take turns in rotated order and medians count; every server
+//! returns the same bytes, which is checked before, and by their number under load; the server's CPU time beside each figure,
 //! since the generator takes a core. A row that fails does not keep the others from being measured, and one that this Causeway
-//! cannot take part in says so.
+//! does not support says so.
 //!
-//! Non-goals: misses ([`mod@crate::network`], [`mod@crate::compare`]); hit shares ([`mod@crate::trace`]); absolute figures: everything
-//! shares one machine.
+//! Non-goals: cache misses ([`mod@crate::network`]); hit rates ([`mod@crate::trace`]); absolute figures: everything shares one
+//! machine.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`figures`] | turns, series, cases, what is judged |
 //! | [`world`] | content, and the servers that have it |
 //! | [`under_load`] | servers that take turns under the load of `wrk` |
-//! | [`hot`] | what is in memory: small and large files, pages, 304 |
-//! | [`disk`] | what is on disk only |
-//! | [`memory`] | whether the memory tier holds its budget |
+//! | [`hot`] | content in memory: small and large files, pages, 304 |
+//! | [`disk`] | content on disk only |
+//! | [`memory`] | whether the memory tier keeps to its budget |
 //! | [`text`] | text, compressed |
 //! | [`store`] | writing: archives and files |
 //! | [`steady`] | the load of a public gateway in an open loop |
-//! | [`table`], [`picture`] | cases to Markdown and JSON, and to SVG |
+//! | [`picture`] | the measures beside their bars, as a plot |
 
 pub mod disk;
-pub mod figures;
 pub mod hot;
 pub mod memory;
 pub mod picture;
 pub mod steady;
 pub mod store;
-pub mod table;
 pub mod text;
 pub mod under_load;
 pub mod world;
 
-use crate::options::{Binaries, Run};
-use anyhow::{Context, Result, ensure};
-use figures::Case;
+use crate::comparison::{self, Outcome};
+use crate::options::{Binaries, CausewayFlags, Run};
+use crate::report::Report;
+use crate::{machine, servers, wrk};
+use anyhow::{Result, ensure};
+use serde_json::json;
 use std::time::Duration;
-use tokio::time::timeout;
 
-/// Longer than any row takes that will ever end.
+/// Longer than any row takes.
 const ROW_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// What to measure.
@@ -47,9 +46,8 @@ const ROW_TIMEOUT: Duration = Duration::from_secs(3600);
 pub struct Options {
     #[command(flatten)]
     pub binaries: Binaries,
-    /// More flags for every "causeway serve" (repeatable; use --causeway-flag=--flag)
-    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
-    pub causeway_flag: Vec<String>,
+    #[command(flatten)]
+    pub flags: CausewayFlags,
     #[command(flatten)]
     pub run: Run,
     /// Only these rows, separated by commas
@@ -58,7 +56,7 @@ pub struct Options {
     /// Seconds of each run of wrk
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub seconds: u64,
-    /// Of the content and of the order in which it is asked for
+    /// Seed of the content and of the order of requests
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 31))]
     pub seed: u64,
     /// Files of 664 KB that are read from disk
@@ -121,11 +119,6 @@ impl Options {
     pub fn load_duration(&self) -> Duration {
         Duration::from_secs(if self.run.quick { 1 } else { self.load_seconds.max(1) })
     }
-
-    /// More flags for `causeway serve`.
-    pub fn flags(&self) -> Vec<&str> {
-        self.causeway_flag.iter().map(String::as_str).collect()
-    }
 }
 
 /// The rows of the table, in its order.
@@ -162,12 +155,7 @@ pub enum RowName {
 }
 
 impl RowName {
-    /// Its name on the command line.
-    pub fn name(self) -> String {
-        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    async fn measure(self, options: &Options) -> Result<Measured> {
+    async fn measure(self, options: &Options) -> Result<Outcome> {
         let cases = match self {
             Self::Hot4k => hot::small(options).await?,
             Self::Hot664k => hot::large(options, "664 KB", 664_000).await?,
@@ -177,42 +165,38 @@ impl RowName {
             Self::Disk664k => disk::median(options).await?,
             Self::Memory => memory::budget(options).await?,
             Self::ZstdText => text::zstd(options).await?,
-            Self::Write => store::write(options)?,
+            Self::Write => store::write(options).await?,
             Self::Add => return store::add(options),
             Self::Load => steady::load(options).await?,
         };
-        Ok(Measured::Cases(cases))
+        Ok(Outcome::Cases(cases))
     }
 }
 
-/// What a row comes to.
-#[derive(Debug, Clone)]
-pub enum Measured {
-    Cases(Vec<Case>),
-    /// The Causeway that is measured cannot do it, and why.
-    Unavailable(String),
-}
-
-/// A row's name and what came of it.
-pub type Outcome = (RowName, Result<Measured>);
-
-/// Measures the rows that were asked for, one after the other.
-pub async fn run(options: &Options) -> Result<Vec<Outcome>> {
+/// Measures the rows that were chosen, and writes the report.
+pub async fn run(options: &Options) -> Result<()> {
     options.binaries.check()?;
     ensure!(options.load_rate.is_finite() && options.load_rate >= 1.0, "{} requests a second", options.load_rate);
-    let all = <RowName as clap::ValueEnum>::value_variants();
-    let rows = if options.rows.is_empty() { all } else { &options.rows };
-    let mut outcomes = Vec::new();
-    for row in rows {
-        eprintln!("{}", row.name());
-        let measured = timeout(ROW_TIMEOUT, row.measure(options)).await;
-        let outcome = measured.with_context(|| format!("not done within {ROW_TIMEOUT:?}")).flatten();
-        match &outcome {
-            Ok(Measured::Cases(_)) => {}
-            Ok(Measured::Unavailable(why)) => eprintln!("  not available: {why}"),
-            Err(error) => eprintln!("  failed: {error:#}"),
-        }
-        outcomes.push((*row, outcome));
+    let results = comparison::measure(&options.rows, ROW_TIMEOUT, async |row| row.measure(options).await).await;
+    let mut machine = machine::describe_with_kubo("bench-tiers", &options.run, &options.binaries)?;
+    let (wrk, duration) = (machine::first_line("wrk", &["-v"]), options.duration().as_secs());
+    machine["load_generator"] = json!(format!("{wrk} {} -d{duration}s", wrk::ARGUMENTS.join(" ")));
+    machine["seed"] = json!(options.seed);
+    machine["folders"] = json!(machine::temporary_file_system());
+    machine["nginx"] = json!(machine::first_line(servers::nginx_binary(), &["-v"]));
+    let mut report = Report::new(machine, "tiers", "Content that is stored locally: Causeway beside nginx and Kubo");
+    let [causeway, kubo, nginx, generator, rounds, file_system, seed] =
+        ["causeway", "kubo", "nginx", "load_generator", "rounds", "folders", "seed"].map(|key| report.fact(key));
+    report.paragraph(format!(
+        "{} Load generator and servers shared the\nmachine, all on loopback, so that ratios hold better than figures. {causeway}; \
+         {kubo}; {nginx}; {generator}. Medians of {rounds} rounds in\nrotated order (of one where requests are sent in an open \
+         loop). Directories are on {file_system}. Seed {seed}.",
+        report.measured(),
+    ));
+    results.report(&mut report);
+    if let Some(picture) = picture::bars(&results)? {
+        report.plot(picture);
     }
-    Ok(outcomes)
+    report.write(&options.run.out, &results)?;
+    results.check()
 }

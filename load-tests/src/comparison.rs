@@ -103,7 +103,13 @@ impl Series {
     }
 
     pub fn push(&mut self, round: usize, turn: Turn) {
-        eprintln!("  round {}: {} {}, CPU µs {}", round + 1, self.system, number(turn.value), number(turn.cpu_microseconds));
+        eprintln!(
+            "  round {}: {} {}, CPU µs {}",
+            round + 1,
+            self.system,
+            number(turn.value),
+            number(turn.cpu_microseconds)
+        );
         self.turns.push(turn);
     }
 
@@ -334,7 +340,9 @@ impl Results {
         for Row { row, outcome } in &self.rows {
             match outcome {
                 Outcome::Cases(cases) => {
-                    for (case, measure) in cases.iter().flat_map(|case| case.measures.iter().map(move |one| (case, one))) {
+                    for (case, measure) in
+                        cases.iter().flat_map(|case| case.measures.iter().map(move |one| (case, one)))
+                    {
                         let Measure { value, unit, bar, aim, .. } = measure;
                         let [bar, aim] =
                             [bar, aim].map(|goal| goal.as_ref().map_or_else(|| "–".to_owned(), Goal::verdict));
@@ -350,12 +358,10 @@ impl Results {
 
     /// What every system did.
     fn figures(&self) -> Table {
-        let mut table =
-            Table::new("lllrrrrl", ["case", "system", "unit", "median", "CPU µs", "p50", "p99", "rounds"]);
+        let mut table = Table::new("lllrrrrl", ["case", "system", "unit", "median", "CPU µs", "p50", "p99", "rounds"]);
         for (case, series) in self.cases().flat_map(|case| case.series.iter().map(move |series| (case, series))) {
             let Summary { who, median, rounds, cpu_microseconds, latency } = series.summary();
-            let [p50, p99] =
-                latency.map_or_else(Default::default, |latency| [latency.median, latency.p99].map(millis));
+            let [p50, p99] = latency.map_or_else(Default::default, |latency| [latency.median, latency.p99].map(millis));
             let rounds: Vec<String> = rounds.into_iter().map(number).collect();
             let (median, cpu) = (number(median), number(cpu_microseconds));
             table.row([case.case.as_str(), &who.to_string(), case.unit, &median, &cpu, &p50, &p99, &rounds.join(", ")]);
@@ -444,10 +450,16 @@ mod tests {
     fn json_has_the_same() {
         let json = serde_json::to_value(results()).expect("it can be serialised");
         let case = &json["rows"][0]["cases"][0];
-        assert_eq!((&case["measures"][0]["bar"]["met"], &case["measures"][0]["aim"]["met"]), (&json!(true), &json!(false)));
+        assert_eq!(
+            (&case["measures"][0]["bar"]["met"], &case["measures"][0]["aim"]["met"]),
+            (&json!(true), &json!(false))
+        );
         assert_eq!(case["measures"][1]["aim"], Value::Null);
         assert_eq!((&case["series"][0]["who"], &case["series"][0]["median"]), (&json!("Causeway"), &json!(3.0)));
         assert_eq!(case["series"][0]["p99_seconds"], json!(0.009));
-        assert_eq!((&json["rows"][1]["unavailable"], &json["rows"][2]["error"]), (&json!("no such command"), &json!("no\nway")));
+        assert_eq!(
+            (&json["rows"][1]["unavailable"], &json["rows"][2]["error"]),
+            (&json!("no such command"), &json!("no\nway"))
+        );
     }
 }

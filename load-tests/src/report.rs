@@ -186,6 +186,9 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect("it was written");
         let document: Value = serde_json::from_str(&read("today-kind.json")).expect("it is JSON");
         assert_eq!(document, json!({ "machine": { "date": "today" }, "rows": [1] }));
-        assert_eq!((read("today-kind.md").as_str(), read("today-kind-plot.svg").as_str()), (report.markdown(), "<svg/>"));
+        assert_eq!(
+            (read("today-kind.md").as_str(), read("today-kind-plot.svg").as_str()),
+            (report.markdown(), "<svg/>")
+        );
     }
 }

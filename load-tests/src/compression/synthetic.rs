@@ -1,6 +1,7 @@
-//! Data that is made up: in formats that are what they say, or begin as such.
+//! Synthetic data: in real formats, or with their real headers.
 
-use crate::sample::{self, SplitMix};
+use crate::random::SplitMix;
+use crate::sample;
 use std::fmt::Write as _;
 
 /// Readings of sensors, as they are logged: times that go up, a few names, numbers that wander.
@@ -138,7 +139,7 @@ fn lengths(bytes: usize, piece_bytes: usize) -> impl Iterator<Item = usize> {
     (0..bytes).step_by(piece_bytes).map(move |start| piece_bytes.min(bytes - start))
 }
 
-/// Words of a made-up language.
+/// Words of a synthetic language.
 fn words(seed: u64) -> Vec<String> {
     let text = sample::text(64 << 10, seed);
     let mut words: Vec<String> = String::from_utf8_lossy(&text).split_whitespace().map(str::to_owned).collect();

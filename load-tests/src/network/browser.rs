@@ -40,8 +40,9 @@ pub async fn page(options: &Options, transport: Transport) -> Result<Case> {
     let name = format!("a cold page with {} assets, whole, in Chromium, {}", assets(), transport.name());
     let case = Case::new(name, "s", series.await?);
     let kubo = case.value(System::Kubo);
-    let measure =
-        Measure::lower(case.value(System::Causeway), "s").bar("half of Kubo's", kubo / 2.0).aim("a quarter", kubo / 4.0);
+    let measure = Measure::lower(case.value(System::Causeway), "s")
+        .bar("half of Kubo's", kubo / 2.0)
+        .aim("a quarter", kubo / 4.0);
     Ok(case.measure(measure).note("over HTTP the browser has six connections with the source's gateway"))
 }
 

@@ -53,7 +53,8 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Case> {
     let of_ceiling = case.value(System::Causeway) / case.value(System::Ceiling);
     let bar = if transport == Transport::Tcp { 1.15 } else { 1.2 };
     let dropped_here = datagrams_dropped(std::process::id()).saturating_sub(dropped_here);
-    let measure = Measure::lower(of_ceiling, "× the ceiling").bar(format!("{bar} × the ceiling"), bar).aim("1.05 ×", 1.05);
+    let measure =
+        Measure::lower(of_ceiling, "× the ceiling").bar(format!("{bar} × the ceiling"), bar).aim("1.05 ×", 1.05);
     Ok(case
         .measure(measure)
         .note(stretch)

@@ -145,8 +145,9 @@ pub async fn range(options: &Options, transport: Transport) -> Result<Case> {
     let measure = Measure::lower(case.value(System::Causeway), "round trips")
         .bar(format!("depth + 2 = {}", depth + 2.0), depth + 2.0)
         .aim("depth + 1.2", depth + 1.2);
-    let note =
-        format!("depth {depth}: that many blocks, each linked from the one before; the connection has carried another file");
+    let note = format!(
+        "depth {depth}: that many blocks, each linked from the one before; the connection has carried another file"
+    );
     Ok(case.measure(measure).note(note))
 }
 

@@ -71,7 +71,9 @@ async fn measure(options: &Options, polling: Polling, how: &str) -> Result<Case>
     let measure = Measure::lower(case.value(System::Causeway), "s")
         .bar(format!("{} s", polling.bar), polling.bar)
         .aim("Kubo's, and an interval", aim);
-    Ok(case.measure(measure).note("up to the response with the new version; all gateways are polled at the same moments"))
+    Ok(case
+        .measure(measure)
+        .note("up to the response with the new version; all gateways are polled at the same moments"))
 }
 
 /// Publishes a version of the content, and returns the name.

@@ -144,9 +144,8 @@ pub async fn publish(options: &Options) -> Result<Case> {
         let seconds = everywhere.iter().filter(|(publisher, _)| *publisher == system).map(|(_, seconds)| *seconds);
         median(seconds)
     });
-    let measure = Measure::lower(case.value(System::Causeway), "s")
-        .bar("half of Kubo's", kubo / 2.0)
-        .aim("5 round trips", five);
+    let measure =
+        Measure::lower(case.value(System::Causeway), "s").bar("half of Kubo's", kubo / 2.0).aim("5 round trips", five);
     Ok(case
         .measure(measure)
         .note("until the first of the nodes has the record, which a third one then finds")

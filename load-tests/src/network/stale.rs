@@ -167,7 +167,8 @@ fn case(scenario: Scenario, series: Vec<Series>, missed: &[System]) -> Case {
         number(kubo),
         number(highest(System::Kubo)),
     );
-    let measure = Measure::lower(ours, "s at worst").bar(format!("{bar} s"), bar).aim("no slower than Kubo's median", kubo);
+    let measure =
+        Measure::lower(ours, "s at worst").bar(format!("{bar} s"), bar).aim("no slower than Kubo's median", kubo);
     let mut case = case.measure(measure).note(slowest).note(
         "fresh clients, content and records for each try; the DHT is a Kubo, to which the responsive provider announces last",
     );

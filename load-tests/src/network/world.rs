@@ -95,7 +95,10 @@ impl<Node> Far<Node> {
     pub fn check(&self, system: System, transport: Transport, before: Passed, bytes: usize) -> Result<Passed> {
         let passed = self.passed(system, transport).since(before);
         let way = transport.name();
-        ensure!(passed.down >= bytes as u64, "{system}: {bytes} bytes were received, {passed:?} through the {way} link");
+        ensure!(
+            passed.down >= bytes as u64,
+            "{system}: {bytes} bytes were received, {passed:?} through the {way} link"
+        );
         Ok(passed)
     }
 }

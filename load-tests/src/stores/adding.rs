@@ -1,12 +1,12 @@
-//! The questions about adding. Each is asked with folders, and every store is given the same ones.
+//! The questions about adding. Each has directories of its own, and every store is given the same ones.
 
 use super::Options;
 use super::data::{BLOCK_BYTES, Had, Maker, Set, Stretch, size};
 use super::figures::{Answer, Cost};
 use super::store::{Participant, Store};
 use crate::folder::disk_bytes;
-use crate::rounds::rotated;
 use crate::servers;
+use crate::stats::rotated;
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
@@ -17,16 +17,16 @@ const SIZES: [(usize, usize); 7] =
 const QUICK_BYTES_MAX: usize = 1 << 20;
 /// The same is added so often.
 const REPEATS: [&str; 5] = ["1st", "2nd", "3rd", "4th", "5th"];
-/// What is added again: far below a block, and two blocks; and how many files of it.
+/// Sizes of files that are added again, far below a block and of two blocks, and how many there are.
 const REPEATED: [(usize, usize); 2] = [(1 << 10, 1000), (512 << 10, 64)];
-/// Files of which a part is the same: a block, and what is behind it.
+/// Files of which a part is shared: a block, and the rest.
 const REST_BYTES: usize = 144 << 10;
 const SHARING_FILES: usize = 64;
 /// Blocks of a file, and how many files there are of each kind.
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
 const DIVERSE_FILES: usize = 16;
 
-/// What is asked.
+/// A question about adding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     /// Does the size of a file matter, below a block and above?
@@ -39,7 +39,7 @@ pub enum Question {
     Diversity,
 }
 
-/// Whether a store is empty before each folder, or only before the first.
+/// Whether a store is empty before each directory, or only before the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Empty {
     Each,
@@ -59,10 +59,10 @@ impl Question {
         }
     }
 
-    /// Asks every store.
+    /// Measures every store.
     pub fn measure(self, options: &Options, participants: &[Participant]) -> Result<Vec<Answer>> {
         let dir = servers::folder("data")?;
-        // Questions do not share content, though none would notice.
+        // Questions do not share content.
         let seed = options.seed * Self::ALL.len() as u64 + self as u64;
         let mut maker = Maker::new(dir.path(), seed);
         let empty = if matches!(self, Self::Size | Self::Share) { Empty::Each } else { Empty::First };
@@ -144,7 +144,7 @@ fn diversities(options: &Options, maker: &mut Maker<'_>) -> Result<Vec<Asked>> {
     ])
 }
 
-/// A process that has next to nothing to do: it adds a file of a few bytes that is there already.
+/// Processes with next to nothing to do: they add a file of a few bytes that is stored already.
 pub fn starts(options: &Options, participants: &[Participant]) -> Result<Vec<Vec<Cost>>> {
     eprintln!("start");
     let dir = next_to_nothing()?;
@@ -162,7 +162,7 @@ pub fn starts(options: &Options, participants: &[Participant]) -> Result<Vec<Vec
     Ok(all)
 }
 
-/// A folder with a file of a few bytes.
+/// A directory with a file of a few bytes.
 fn next_to_nothing() -> Result<TempDir> {
     let dir = servers::folder("start")?;
     std::fs::write(dir.path().join("file"), "next to nothing")?;
@@ -172,7 +172,7 @@ fn next_to_nothing() -> Result<TempDir> {
 fn costs(options: &Options, participants: &[Participant], sets: &[Set], empty: Empty) -> Result<Vec<Vec<Vec<Cost>>>> {
     let mut all = vec![vec![Vec::new(); sets.len()]; participants.len()];
     let mut roots = vec![None; sets.len()];
-    // What a store makes when it is first opened is no cost of what is added to it, and Kubo's `init` makes some of it.
+    // The cost of opening a store for the first time is not that of adding, and Kubo's `init` pays some of it.
     let first = next_to_nothing()?;
     let opened = |participant: Participant| {
         let store = participant.fresh(options)?;
@@ -184,25 +184,25 @@ fn costs(options: &Options, participants: &[Participant], sets: &[Set], empty: E
         if !participant.adds {
             continue;
         }
-        let (mut kept, mut said): (Option<Store<'_>>, _) = (None, String::new());
+        let (mut last, mut millis): (Option<Store<'_>>, _) = (None, String::new());
         for ((set, root), costs) in sets.iter().zip(&mut roots).zip(&mut all[index]) {
-            let store = match kept.take() {
+            let store = match last.take() {
                 Some(store) if empty == Empty::First => store,
                 _ => opened(participant)?,
             };
             let (cost, found) = add(&store, set).with_context(|| participant.name)?;
             let root: &String = root.get_or_insert_with(|| found.clone());
-            ensure!(*root == found, "{}: {found} in the place of {root}", participant.name);
-            said += &format!(" {:.0}", cost.wall.as_secs_f64() * 1e3);
+            ensure!(*root == found, "{}: {found} instead of {root}", participant.name);
+            millis += &format!(" {:.0}", cost.wall.as_secs_f64() * 1e3);
             costs.push(cost);
-            kept = Some(store);
+            last = Some(store);
         }
-        eprintln!("  round {}: {}{said} ms", round + 1, participant.name);
+        eprintln!("  round {}: {}{millis} ms", round + 1, participant.name);
     }
     Ok(all)
 }
 
-/// Adds a folder; what it cost, and its CID.
+/// Adds a directory. Returns the cost and the CID.
 pub fn add(store: &Store<'_>, set: &Set) -> Result<(Cost, String)> {
     let before = disk_bytes(store.path())?;
     let ran = store.add(&set.folder)?;

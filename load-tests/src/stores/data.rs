@@ -1,23 +1,23 @@
-//! Folders of files that are made up, the same for a seed every time. Bytes do not shrink, so that no store gains by compressing.
+//! Directories of synthetic files, the same for the same seed. They are incompressible, so that no store gains by compression.
 
 use crate::sample;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// What files are cut into.
+/// The size of a file's chunks.
 pub const BLOCK_BYTES: usize = 256 << 10;
 
-/// A folder that is added by one process.
+/// A directory that is added by one process.
 #[derive(Debug, Clone)]
 pub struct Set {
-    /// What is different about it.
+    /// What distinguishes it.
     pub label: String,
     pub folder: PathBuf,
     pub files: u64,
     /// Of all files.
     pub bytes: u64,
-    /// Of those blocks of files that the store has not had before.
+    /// Of those blocks of files that are new to the store.
     pub new_bytes: u64,
 }
 
@@ -34,10 +34,10 @@ impl Stretch {
     }
 }
 
-/// What a store has had.
+/// The content of a store.
 pub type Had = HashSet<Stretch>;
 
-/// Makes folders below one.
+/// Makes directories below one.
 pub struct Maker<'a> {
     dir: &'a Path,
     next_seed: u64,
@@ -55,7 +55,7 @@ impl<'a> Maker<'a> {
         Stretch { bytes, seed: self.next_seed }
     }
 
-    /// A folder of files, each of them made of stretches, for a store that has had some.
+    /// A directory of files, each of them made of stretches, for a store with some content.
     pub fn folder(&mut self, label: impl Into<String>, files: &[Vec<Stretch>], had: &mut Had) -> Result<Set> {
         let folder = self.dir.join(format!("{:03}", self.sets));
         self.sets += 1;
@@ -71,7 +71,7 @@ impl<'a> Maker<'a> {
     }
 }
 
-/// A number of bytes as people say it.
+/// A number of bytes with the unit that suits it.
 pub fn size(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),

@@ -72,11 +72,8 @@ impl Sent {
         shots: Vec<Shot>,
     ) -> Result<Self> {
         let authority = server.url.strip_prefix("http://").with_context(|| server.url.clone())?.to_owned();
-        let target = |File { path, object }: &File| Target {
-            path: path.clone(),
-            bytes: object.bytes,
-            seed: object.seed,
-        };
+        let target =
+            |File { path, object }: &File| Target { path: path.clone(), bytes: object.bytes, seed: object.seed };
         let targets = content.files.iter().map(target).collect();
         let connections = options.load_connections;
         let script = Script { authority, targets, shots, connections, timeout: REQUEST_TIMEOUT };

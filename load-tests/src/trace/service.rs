@@ -49,7 +49,7 @@ impl Service {
         let dir = TempDir::with_prefix("causeway-bench-trace-")?;
         let cids = write(trace, dir.path())?;
         let [pinned, others] = corpus_files(dir.path());
-                let setup = Setup { archive: Some(&others), flags: options.flags.get(), ..Setup::default() };
+        let setup = Setup { archive: Some(&others), flags: options.flags.get(), ..Setup::default() };
         let source = Causeway::start(&options.causeway, setup).await?;
         let peers = [source.multiaddr()?];
         let ram_bytes = ram_bytes.to_string();

@@ -50,8 +50,7 @@ fn describe_workload(report: &mut Report, outcome: &Outcome) {
 }
 
 fn table_5(outcome: &Outcome) -> Table {
-    let headings =
-        ["tier", "whose", "requests", "bytes", "first byte, median", "p99", "last byte, median", "p99"];
+    let headings = ["tier", "whose", "requests", "bytes", "first byte, median", "p99", "last byte, median", "p99"];
     let mut table = Table::new("llr", headings);
     for tier in Tier::ALL {
         let paper::Column { name, requests, bytes, latency, .. } = paper::TABLE_5.of(tier);
@@ -118,9 +117,9 @@ fn bytes(count: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Simulated;
     use super::super::simulate::Share;
     use super::super::tier::ByTier;
-    use super::super::Simulated;
     use super::*;
     use crate::stats::Latency;
     use serde_json::json;

@@ -5,7 +5,7 @@
 
 use super::paper;
 use super::shape::{Day, Popularity, Sizes, Spread};
-use crate::sample::SplitMix;
+use crate::random::SplitMix;
 use anyhow::{Result, ensure};
 use std::ops::Range;
 use std::time::Duration;

@@ -89,13 +89,13 @@ docs: ## Build the documentation as a book, with every link checked, and the cra
 	scripts/book
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::bare_urls" cargo doc $(PROFILE) --no-deps
 
-bench: ## Compare cold fetches with Kubo's on this machine; results go to load-tests/results
+bench: ## Compare cold fetches with Kubo's on this machine, without a link; results go to load-tests/results
 	@scripts/install-missing bench
 	cargo build $(PROFILE) --bins
-	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compare \
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" network --name network-loopback --rows loopback,loopback-quic \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
 
-bench-tiers: ## Measure what is held, in memory and on disk, beside nginx and Kubo; results go to load-tests/results
+bench-tiers: ## Measure content in memory and on disk, beside nginx and Kubo; results go to load-tests/results
 	@scripts/install-missing bench
 	cargo build $(PROFILE) --bins
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" tiers \
@@ -105,10 +105,10 @@ bench-stores: build-all kubo ## Measure datastores, Causeway's beside Kubo's; re
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" stores \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
 
-bench-compression: build-all ## Measure what compression saves, on disk and on the way; results go to load-tests/results
+bench-compression: build-all ## Measure what compression saves, on disk and in transfer; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compression --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
-bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; results go to load-tests/results
+bench-network: ## Measure cache misses over a long link, beside Kubo and plain HTTP; results go to load-tests/results
 	@scripts/install-missing bench
 	@scripts/install-missing browser
 	cargo build $(PROFILE) --bins
@@ -119,7 +119,7 @@ bench-network: ## Measure misses over a long link, beside Kubo and plain HTTP; r
 bench-trace: build-all ## Replay a trace shaped like a public gateway's day; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" trace --causeway "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
-bench-policies: build-all ## Show what the memory tier would answer of that day by each policy; results go to load-tests/results
+bench-policies: build-all ## Simulate the memory tier's hit rate on that day by each policy; results go to load-tests/results
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" policies $(ARGS)
 
 kubo: ## Build Kubo, the real peer of tests and benchmarks, unless it is there

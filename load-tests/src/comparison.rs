@@ -270,10 +270,8 @@ pub struct Row {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+enum Outcome {
     Cases(Vec<Case>),
-    /// The Causeway that is measured cannot do it, and why.
-    Unavailable(String),
     Error(String),
 }
 
@@ -281,18 +279,17 @@ pub enum Outcome {
 pub async fn measure<R: ValueEnum + Copy>(
     chosen: &[R],
     row_timeout: Duration,
-    row: impl AsyncFn(R) -> Result<Outcome>,
+    row: impl AsyncFn(R) -> Result<Vec<Case>>,
 ) -> Results {
     let chosen = if chosen.is_empty() { R::value_variants() } else { chosen };
     let mut rows = Vec::new();
     for name in chosen {
         let outcome = timeout(row_timeout, row(*name)).await;
         let outcome = outcome.with_context(|| format!("not done within {row_timeout:?}")).flatten();
-        let outcome = outcome.unwrap_or_else(|error| Outcome::Error(format!("{error:#}")));
+        let outcome = outcome.map_or_else(|error| Outcome::Error(format!("{error:#}")), Outcome::Cases);
         let row = name.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         match &outcome {
             Outcome::Cases(_) => eprintln!("{row} done"),
-            Outcome::Unavailable(why) => eprintln!("{row} is not available: {why}"),
             Outcome::Error(error) => eprintln!("{row} failed: {error}"),
         }
         rows.push(Row { row, outcome });
@@ -304,7 +301,7 @@ impl Results {
     pub fn cases(&self) -> impl Iterator<Item = &Case> {
         self.rows.iter().flat_map(|row| match &row.outcome {
             Outcome::Cases(cases) => cases.as_slice(),
-            Outcome::Unavailable(_) | Outcome::Error(_) => &[],
+            Outcome::Error(_) => &[],
         })
     }
 
@@ -328,7 +325,6 @@ impl Results {
                 Outcome::Cases(cases) => {
                     cases.iter().flat_map(|case| &case.notes).for_each(|note| report.item(format!("`{row}`: {note}")));
                 }
-                Outcome::Unavailable(why) => report.item(format!("`{row}` is not available: {why}")),
                 Outcome::Error(error) => report.item(format!("`{row}` failed: {error}")),
             }
         }
@@ -349,7 +345,6 @@ impl Results {
                         table.row([case.case.clone(), format!("{} {unit}", number(*value)), bar, aim]);
                     }
                 }
-                Outcome::Unavailable(_) => table.row([row.as_str(), "not available", "", ""]),
                 Outcome::Error(_) => table.row([row.as_str(), "failed", "", ""]),
             }
         }
@@ -387,11 +382,7 @@ mod tests {
         let against = case.against(System::Kubo).bar("1.5 ×", 1.5).aim("2 ×", 2.0);
         let case = case.measure(against).measure(Measure::lower(0.5, "× bytes").bar("fewer", 1.0)).note("a remark");
         let row = |row: &str, outcome| Row { row: row.to_owned(), outcome };
-        let rows = vec![
-            row("hot-4k", Outcome::Cases(vec![case])),
-            row("add", Outcome::Unavailable("no such command".to_owned())),
-            row("load", Outcome::Error("no\nway".to_owned())),
-        ];
+        let rows = vec![row("hot-4k", Outcome::Cases(vec![case])), row("load", Outcome::Error("no\nway".to_owned()))];
         Results { rows }
     }
 
@@ -430,16 +421,16 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_which_goals_it_meets_and_why_there_are_no_figures() {
+    fn a_row_says_which_goals_it_meets_and_a_failure_why() {
         let mut report = Report::new(json!({}), "kind", "A title");
         results().report(&mut report);
         for part in [
             "| a case | 1.50 × Kubo | 1.5 ×: met | 2 ×: **missed** |\n",
             "| a case | 0.500 × bytes | fewer: met | – |\n",
-            "| add | not available |  |  |\n| load | failed |  |  |\n",
+            "| load | failed |  |  |\n",
             "| a case | Causeway | requests/s | 3.00 | 12.5 | 1.00 ms | 9.00 ms | 4.00, 3.00, 2.00 |\n",
             "| a case | Kubo | requests/s | 2.00 | – |  |  | 2.00 |\n",
-            "- `hot-4k`: a remark\n- `add` is not available: no such command\n- `load` failed: no way\n",
+            "- `hot-4k`: a remark\n- `load` failed: no way\n",
         ] {
             assert!(report.markdown().contains(part), "{part:?} in {}", report.markdown());
         }
@@ -457,9 +448,6 @@ mod tests {
         assert_eq!(case["measures"][1]["aim"], Value::Null);
         assert_eq!((&case["series"][0]["who"], &case["series"][0]["median"]), (&json!("Causeway"), &json!(3.0)));
         assert_eq!(case["series"][0]["p99_seconds"], json!(0.009));
-        assert_eq!(
-            (&json["rows"][1]["unavailable"], &json["rows"][2]["error"]),
-            (&json!("no such command"), &json!("no\nway"))
-        );
+        assert_eq!(json["rows"][1]["error"], "no\nway");
     }
 }

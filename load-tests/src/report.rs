@@ -103,7 +103,7 @@ impl Report {
         }
         let file = dir.join(format!("{}.md", self.name));
         std::fs::write(&file, &self.markdown)?;
-        println!("{}\nWritten to {} and .json beside it.", self.markdown, file.display());
+        println!("{}\nWritten to {} and .json beside it.", self.markdown(), file.display());
         Ok(())
     }
 

@@ -14,6 +14,9 @@ use tempfile::TempDir;
 /// Adds with raw leaves, and writes nothing but the CID.
 const ADD: [&str; 5] = ["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"];
 
+/// Imports and pins without an announcement.
+const DAG_IMPORT: [&str; 3] = ["dag", "import", "--fast-provide-root=false"];
+
 /// How two IPFS nodes are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
@@ -33,7 +36,6 @@ impl Transport {
 
 /// A server that is measured.
 pub struct Server {
-    pub name: &'static str,
     /// Without a slash at the end.
     pub url: String,
     pub process: Process,
@@ -108,6 +110,13 @@ impl KuboRepo {
         ipfs(&self.ipfs, self.dir.path())
     }
 
+    /// `ipfs dag import` of a CAR file.
+    pub fn import(&self, archive: &Path) -> Command {
+        let mut import = self.command();
+        import.args(DAG_IMPORT).arg(archive);
+        import
+    }
+
     /// Its directory.
     pub fn path(&self) -> &Path {
         self.dir.path()
@@ -135,7 +144,7 @@ impl Kubo {
         let addresses = id["Addresses"].as_array().into_iter().flatten();
         let multiaddrs = addresses.filter_map(|address| address.as_str().map(str::to_owned)).collect();
         let KuboRepo { ipfs, dir } = repo;
-        let server = Server { name: "Kubo", url, process, dir };
+        let server = Server { url, process, dir };
         Ok(Self { server, ipfs, api, multiaddrs })
     }
 
@@ -173,7 +182,7 @@ impl Kubo {
 
     /// Imports the blocks of a CAR file and pins its root.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        let import = self.command().args(["dag", "import", "--fast-provide-root=false"]).arg(archive).output()?;
+        let import = self.command().args(DAG_IMPORT).arg(archive).output()?;
         ensure!(import.status.success(), "ipfs dag import: {}", String::from_utf8_lossy(&import.stderr));
         Ok(())
     }
@@ -270,7 +279,7 @@ impl Causeway {
         let addresses = output.lines().filter_map(|line| line.trim().strip_prefix("p2p "));
         let bare = |address: &str| address.trim().split("/p2p/").next().unwrap_or_default().to_owned();
         let listening = addresses.map(bare).collect();
-        let server = Server { name: "Causeway", url, process, dir };
+        let server = Server { url, process, dir };
         let causeway = Self { server, admin, peer_id, listening, ready };
         causeway.wait_for_peers(setup.peers.len() + usize::from(setup.bootstrap.is_some())).await?;
         Ok(causeway)
@@ -361,7 +370,7 @@ pub async fn nginx(upstream: &str, files: &Path) -> Result<Server> {
         ensure!(begun.elapsed() < Duration::from_secs(20), "nginx does not start: {}", log());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Ok(Server { name: "nginx", url, process, dir })
+    Ok(Server { url, process, dir })
 }
 
 /// Debian installs it where only root's PATH leads.

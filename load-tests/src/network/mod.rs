@@ -33,7 +33,7 @@ pub mod stale;
 pub mod unresponsive;
 pub mod world;
 
-use crate::comparison::{self, Case, Outcome};
+use crate::comparison::{self, Case};
 use crate::machine;
 use crate::options::{Binaries, CausewayFlags, Run};
 use crate::relay::Link;
@@ -193,7 +193,7 @@ impl RowName {
 /// Measures the rows that were chosen, and writes the report.
 pub async fn run(options: &Options) -> Result<()> {
     options.binaries.check()?;
-    let measure = async |row: RowName| Ok(Outcome::Cases(vec![row.measure(options).await?]));
+    let measure = async |row: RowName| Ok(vec![row.measure(options).await?]);
     let results = comparison::measure(&options.rows, ROW_TIMEOUT, measure).await;
     let mut machine = machine::describe_with_kubo("bench-network", &options.run, &options.binaries)?;
     machine["delay_ms"] = json!(options.delay_ms);

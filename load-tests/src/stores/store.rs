@@ -1,7 +1,7 @@
 //! The stores that are compared: Causeway's and Kubo's, each through its real binary.
 
 use super::Options;
-use crate::servers::{self, Causeway, Kubo, KuboRepo, Server, Setup, without_settings};
+use crate::servers::{self, Causeway, Kubo, KuboRepo, Server, Setup, causeway_import, without_settings};
 use crate::timed;
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
@@ -27,8 +27,8 @@ pub struct Participant {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// By its name in the setting; nothing is set for a Causeway without that setting.
-    Causeway(Option<&'static str>),
+    /// By its name in the setting.
+    Causeway(&'static str),
     Kubo(Datastore),
 }
 
@@ -52,7 +52,7 @@ impl Participant {
     ];
 
     const fn causeway(name: &'static str, store: &'static str) -> Self {
-        Self { name, adds: true, kind: Kind::Causeway(Some(store)) }
+        Self { name, adds: true, kind: Kind::Causeway(store) }
     }
 
     const fn kubo(name: &'static str, datastore: Datastore) -> Self {
@@ -68,8 +68,8 @@ impl Participant {
             if !options.stores.is_empty() && !options.stores.iter().any(|name| name == participant.name) {
                 continue;
             }
-            let note = match participant.tried(options) {
-                Ok(participant) => {
+            let note = match participant.try_to_add(options) {
+                Ok(()) => {
                     able.push(participant);
                     continue;
                 }
@@ -85,15 +85,11 @@ impl Participant {
         Ok((able, notes))
     }
 
-    /// Adds a small file. A Causeway that rejects the setting has one store, which is RocksDB.
-    fn tried(self, options: &Options) -> Result<Self> {
+    /// Adds a small file.
+    fn try_to_add(self, options: &Options) -> Result<()> {
         let dir = servers::folder("try")?;
         std::fs::write(dir.path().join("file"), "something")?;
-        let attempt = |participant: Self| participant.fresh(options)?.add(dir.path()).map(|_| participant);
-        match (attempt(self), self.kind) {
-            (Err(_), Kind::Causeway(Some("rocksdb"))) => attempt(Self { kind: Kind::Causeway(None), ..self }),
-            (tried, _) => tried,
-        }
+        self.fresh(options)?.add(dir.path()).map(drop)
     }
 
     /// Whether this Causeway knows the store.
@@ -106,7 +102,8 @@ impl Participant {
     pub fn fresh(self, options: &Options) -> Result<Store<'_>> {
         Ok(match self.kind {
             Kind::Causeway(store) => {
-                Store::Causeway { binary: &options.binaries.causeway, store, data: servers::folder("store")? }
+                let (binary, data) = (&options.binaries.causeway, servers::folder("store")?);
+                Store::Causeway { binary, store: Some(store), data }
             }
             Kind::Kubo(datastore) => Store::Kubo(datastore.init(&options.binaries.kubo)?),
         })
@@ -118,7 +115,7 @@ impl Participant {
 
     /// Whether its content is lost with its process.
     pub fn in_memory(self) -> bool {
-        self.kind == Kind::Causeway(Some("memory"))
+        self.kind == Kind::Causeway("memory")
     }
 }
 
@@ -162,7 +159,7 @@ fn set_sync(settings: &mut Value, sync: bool) {
     }
 }
 
-/// Blocks in a directory.
+/// Blocks in a directory. A Causeway has its default store unless another is set.
 pub enum Store<'a> {
     Causeway { binary: &'a Path, store: Option<&'static str>, data: TempDir },
     Kubo(KuboRepo),
@@ -182,16 +179,24 @@ impl Store<'_> {
         }
     }
 
-    /// Adds a directory and pins it. The last line of the output is its CID.
-    pub fn add(&self, folder: &Path) -> Result<timed::Ran> {
+    /// Adds a file or a directory and pins it. The last line of the output is its CID.
+    pub fn add(&self, path: &Path) -> Result<timed::Ran> {
         let mut command = self.command();
         match self {
             Self::Causeway { data, .. } => {
-                command.args(["add", "-Q", "--cid-version=1", "--data-dir"]).arg(data.path()).arg(folder)
+                command.args(["add", "-Q", "--cid-version=1", "--data-dir"]).arg(data.path()).arg(path)
             }
-            Self::Kubo(_) => command.args(KUBO_ADD).arg(folder),
+            Self::Kubo(_) => command.args(KUBO_ADD).arg(path),
         };
         timed::settled(&mut command)
+    }
+
+    /// Imports a CAR file and pins its root.
+    pub fn import(&self, archive: &Path) -> Result<timed::Ran> {
+        timed::settled(&mut match self {
+            Self::Causeway { binary, data, .. } => causeway_import(binary, data.path(), archive),
+            Self::Kubo(repo) => repo.import(archive),
+        })
     }
 
     /// Writes a file to standard output.

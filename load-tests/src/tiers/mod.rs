@@ -2,8 +2,7 @@
 //!
 //! Goals: one command for all rows, in one run on one machine; systems take turns in rotated order and medians count; every server
 //! returns the same bytes, which is checked before, and by their number under load; the server's CPU time beside each figure,
-//! since the generator takes a core. A row that fails does not keep the others from being measured, and one that this Causeway
-//! does not support says so.
+//! since the generator takes a core. A row that fails does not keep the others from being measured.
 //!
 //! Non-goals: cache misses ([`mod@crate::network`]); hit rates ([`mod@crate::trace`]); absolute figures: everything shares one
 //! machine.
@@ -30,7 +29,7 @@ pub mod text;
 pub mod under_load;
 pub mod world;
 
-use crate::comparison::{self, Outcome};
+use crate::comparison::{self, Case};
 use crate::options::{Binaries, CausewayFlags, Run};
 use crate::report::Report;
 use crate::{machine, servers, wrk};
@@ -155,21 +154,20 @@ pub enum RowName {
 }
 
 impl RowName {
-    async fn measure(self, options: &Options) -> Result<Outcome> {
-        let cases = match self {
-            Self::Hot4k => hot::small(options).await?,
-            Self::Hot664k => hot::large(options, "664 KB", 664_000).await?,
-            Self::Hot1m => hot::large(options, "1 MiB", 1 << 20).await?,
-            Self::PageIn500 => hot::page(options).await?,
-            Self::Revalidate304 => hot::revalidation(options).await?,
-            Self::Disk664k => disk::median(options).await?,
-            Self::Memory => memory::budget(options).await?,
-            Self::ZstdText => text::zstd(options).await?,
-            Self::Write => store::write(options).await?,
-            Self::Add => return store::add(options),
-            Self::Load => steady::load(options).await?,
-        };
-        Ok(Outcome::Cases(cases))
+    async fn measure(self, options: &Options) -> Result<Vec<Case>> {
+        match self {
+            Self::Hot4k => hot::small(options).await,
+            Self::Hot664k => hot::large(options, "664 KB", 664_000).await,
+            Self::Hot1m => hot::large(options, "1 MiB", 1 << 20).await,
+            Self::PageIn500 => hot::page(options).await,
+            Self::Revalidate304 => hot::revalidation(options).await,
+            Self::Disk664k => disk::median(options).await,
+            Self::Memory => memory::budget(options).await,
+            Self::ZstdText => text::zstd(options).await,
+            Self::Write => store::write(options).await,
+            Self::Add => store::add(options),
+            Self::Load => steady::load(options).await,
+        }
     }
 }
 

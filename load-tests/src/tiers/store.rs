@@ -3,11 +3,12 @@
 
 use super::Options;
 use crate::archive::{self, PLAIN, importer};
-use crate::comparison::{self, Case, Measure, Outcome, Series, System, Turn};
+use crate::comparison::{self, Case, Measure, Series, System, Turn};
 use crate::folder::disk_bytes;
 use crate::sample;
-use crate::servers::{self, KuboRepo, causeway_import, without_settings};
+use crate::servers::{self, KuboRepo};
 use crate::stats::{median, rotated};
+use crate::stores::store::Store;
 use crate::timed::{self, settled};
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -20,7 +21,6 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// What files are cut into.
 const BLOCK_BYTES: u64 = 256 << 10;
@@ -40,8 +40,8 @@ pub async fn write(options: &Options) -> Result<Vec<Case>> {
             let ran = settled(&mut copy(&archive, &dir.path().join("copy")))?;
             return Ok(turn(ran.wall, ran.cpu, bytes));
         }
-        let store = Store::fresh(options, system)?;
-        let ran = settled(&mut store.import(&archive))?;
+        let store = fresh(options, system)?;
+        let ran = store.import(&archive)?;
         let share = disk_bytes(store.path())? as f64 / bytes as f64;
         ensure!(share > 0.9, "only {share:.2} × the bytes are on disk");
         stored.extend((system == System::Causeway).then_some(share));
@@ -67,13 +67,7 @@ struct Step {
 }
 
 /// A large file, the same again, and one of which half is stored already.
-pub fn add(options: &Options) -> Result<Outcome> {
-    let help = without_settings(&options.binaries.causeway).args(["add", "--help"]).output()?;
-    if !help.status.success() {
-        return Ok(Outcome::Unavailable("this causeway has no command \"add\"".to_owned()));
-    }
-    // As Kubo is asked for: raw leaves and CIDv1, unless there is no choice.
-    let chooses = String::from_utf8_lossy(&help.stdout).contains("--cid-version");
+pub fn add(options: &Options) -> Result<Vec<Case>> {
     let dir = servers::folder("add")?;
     let steps = steps(options, dir.path())?;
     let mut series = steps.clone().map(|_| [System::Causeway, System::Kubo].map(Series::new).to_vec());
@@ -84,10 +78,10 @@ pub fn add(options: &Options) -> Result<Outcome> {
             hashing.push(round, hash(&steps[0])?);
             continue;
         };
-        let store = Store::fresh(options, system)?;
+        let store = fresh(options, system)?;
         for (step, (series, growth)) in steps.iter().zip(series.iter_mut().zip(&mut growth)) {
             let before = disk_bytes(store.path())?;
-            let ran = settled(&mut store.add(&step.file, chooses))?;
+            let ran = store.add(&step.file)?;
             ensure!(ran.stdout.contains(&step.root.to_string()), "{system}: not {}, but {}", step.root, ran.stdout);
             series[index].push(round, turn(ran.wall, ran.cpu, step.file_bytes));
             if system == System::Causeway {
@@ -98,7 +92,7 @@ pub fn add(options: &Options) -> Result<Outcome> {
     series[0].push(hashing);
     let cases = steps.into_iter().zip(series).zip(growth);
     let cases = cases.map(|((step, series), growth)| judged(&step, series, median(growth.into_iter())));
-    Ok(Outcome::Cases(cases.collect()))
+    Ok(cases.collect())
 }
 
 fn judged(step: &Step, series: Vec<Series>, growth: f64) -> Case {
@@ -177,55 +171,15 @@ fn discard(_: Block) -> Result<(), content::importer::SinkError> {
     Ok(())
 }
 
-/// A store that is empty at first.
-enum Store<'a> {
-    Causeway { binary: &'a Path, data: TempDir },
-    Kubo(KuboRepo),
-}
-
-impl<'a> Store<'a> {
-    fn fresh(options: &'a Options, system: System) -> Result<Self> {
-        Ok(match system {
-            System::Causeway => Self::Causeway { binary: &options.binaries.causeway, data: servers::folder("store")? },
-            System::Kubo => Self::Kubo(KuboRepo::init(&options.binaries.kubo, |_| {})?),
-            other => bail!("{other} is no store"),
-        })
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Causeway { data, .. } => data.path(),
-            Self::Kubo(repo) => repo.path(),
+/// An empty store.
+fn fresh(options: &Options, system: System) -> Result<Store<'_>> {
+    Ok(match system {
+        System::Causeway => {
+            Store::Causeway { binary: &options.binaries.causeway, store: None, data: servers::folder("store")? }
         }
-    }
-
-    fn import(&self, archive: &Path) -> Command {
-        match self {
-            Self::Causeway { binary, data } => causeway_import(binary, data.path(), archive),
-            Self::Kubo(repo) => {
-                let mut import = repo.command();
-                import.args(["dag", "import", "--fast-provide-root=false"]).arg(archive);
-                import
-            }
-        }
-    }
-
-    /// Raw leaves and CIDv1, if there is a choice.
-    fn add(&self, file: &Path, chooses: bool) -> Command {
-        match self {
-            Self::Causeway { binary, data } => {
-                let mut add = without_settings(binary);
-                add.arg("add").arg(file).arg("--data-dir").arg(data.path());
-                add.args(chooses.then_some("--cid-version=1"));
-                add
-            }
-            Self::Kubo(repo) => {
-                let mut add = repo.command();
-                add.args(["add", "-Q", "--cid-version=1", "--fast-provide-root=false"]).arg(file);
-                add
-            }
-        }
-    }
+        System::Kubo => Store::Kubo(KuboRepo::init(&options.binaries.kubo, |_| {})?),
+        other => bail!("{other} is no store"),
+    })
 }
 
 fn copy(from: &Path, to: &Path) -> Command {
@@ -267,6 +221,7 @@ fn hash(step: &Step) -> Result<Turn> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::TempDir;
 
     #[test]
     fn pieces_are_as_long_as_asked_for_and_do_not_repeat() {

@@ -10,15 +10,15 @@ use std::fmt;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// What takes part in a measurement.
+/// A system that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum System {
     Causeway,
-    /// Causeway, asked for a file by its own CID.
+    /// Causeway, with requests for a file by its own CID.
     File,
-    /// Causeway, asked for the same file by a path through a directory.
+    /// Causeway, with requests for the same file by a path through a directory.
     ByPath,
-    /// Causeway, asked for it below the directory's own host.
+    /// Causeway, with requests for it by the directory's subdomain.
     BySubdomain,
     /// Causeway with one source, where it otherwise has several.
     OneSource,
@@ -169,9 +169,9 @@ pub struct Measure {
     pub unit: String,
     /// Whether the value has to stay below its limits, instead of reaching them.
     pub below: bool,
-    /// What is required.
+    /// The requirement.
     pub bar: Option<Goal>,
-    /// What is aspired to.
+    /// The target beyond it.
     pub aim: Option<Goal>,
 }
 
@@ -255,7 +255,7 @@ impl Case {
     }
 }
 
-/// The rows of a table, each with what came of it.
+/// The rows of a table, each with its outcome.
 #[derive(Debug, Serialize)]
 pub struct Results {
     pub rows: Vec<Row>,

@@ -93,7 +93,7 @@ impl Response {
             "identity" => Ok(self.body.clone()),
             // All frames, however many there are.
             "zstd" => Ok(zstd::decode_all(&self.body[..])?),
-            other => bail!("{}: {other} was not asked for", self.url),
+            other => bail!("{}: {other} was not accepted", self.url),
         }
     }
 }

@@ -2,23 +2,20 @@
 
 use crate::options::{Binaries, Run};
 use anyhow::Result;
+use procfs::{CpuInfo, Current as _, Meminfo};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
 /// Hardware and command of any run, as a flat object.
 pub fn describe(target: &str, quick: bool) -> Result<Value> {
-    let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
-    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let memory = std::fs::read_to_string("/proc/meminfo")?;
-    let kib = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
-    let gib = kib.and_then(|kib| kib.parse::<f64>().ok()).unwrap_or_default() / 1024.0 / 1024.0;
+    let gib = Meminfo::current()?.mem_total as f64 / f64::from(1 << 30);
     Ok(json!({
         "command": format!("make {target}{}", if quick { " ARGS=--quick" } else { "" }),
         "quick": quick,
         "date": first_line("date", &["-u", "+%F"]),
         "commit": commit(),
-        "cpu": model.map_or("unknown", |(_, name)| name.trim()),
+        "cpu": CpuInfo::current()?.model_name(0).unwrap_or("unknown"),
         "cores": std::thread::available_parallelism()?.get(),
         "memory_gib": (gib * 10.0).round() / 10.0,
         "kernel": first_line("uname", &["-sr"]),

@@ -197,6 +197,11 @@ impl Kubo {
         post(&format!("{}/api/v0/{command}?arg={argument}", self.api)).await
     }
 
+    /// A command without arguments, and the response.
+    async fn query(&self, command: &str) -> Result<Value> {
+        Ok(serde_json::from_str(&post(&format!("{}/api/v0/{command}", self.api)).await?)?)
+    }
+
     /// Announces to the DHT that it has a path's root.
     pub async fn provide(&self, path: &str) -> Result<()> {
         let answer = self.call("routing/provide", path.trim_start_matches("/ipfs/")).await?;
@@ -206,9 +211,9 @@ impl Kubo {
 
     /// Closes all connections but those with one peer.
     pub async fn disconnect_all_but(&self, kept: &str) -> Result<()> {
-        let answer: Value = serde_json::from_str(&post(&format!("{}/api/v0/swarm/peers", self.api)).await?)?;
-        let peers = answer["Peers"].as_array().cloned().unwrap_or_default();
-        for peer in peers.iter().filter_map(|peer| peer["Peer"].as_str()).filter(|peer| *peer != kept) {
+        let answer = self.query("swarm/peers").await?;
+        let peers = answer["Peers"].as_array().into_iter().flatten();
+        for peer in peers.filter_map(|peer| peer["Peer"].as_str()).filter(|peer| *peer != kept) {
             self.call("swarm/disconnect", &format!("/p2p/{peer}")).await?;
         }
         Ok(())
@@ -223,13 +228,12 @@ impl Kubo {
 
     /// Its peer id.
     pub async fn peer_id(&self) -> Result<String> {
-        let id: Value = serde_json::from_str(&post(&format!("{}/api/v0/id", self.api)).await?)?;
-        Ok(id["ID"].as_str().context("no ID in what ipfs id returns")?.to_owned())
+        Ok(self.query("id").await?["ID"].as_str().context("no ID in what ipfs id returns")?.to_owned())
     }
 
     /// The addresses that it listens on, whatever it announces.
     pub async fn listening(&self) -> Result<Vec<String>> {
-        let answer: Value = serde_json::from_str(&post(&format!("{}/api/v0/swarm/addrs/listen", self.api)).await?)?;
+        let answer = self.query("swarm/addrs/listen").await?;
         let addresses = answer["Strings"].as_array().context("no addresses in what swarm/addrs/listen returns")?;
         Ok(addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect())
     }

@@ -79,7 +79,7 @@ fn page(random: &mut SplitMix, words: &[String], bytes: usize) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// What JPEG files look like to a compressor: headers (start of image, JFIF, start of scan), and then what cannot be told from
+/// JPEG files as a compressor sees them: headers (start of image, JFIF, start of scan), and then what cannot be told from
 /// noise, in which ff is followed by 00 (ITU-T T.81, F.1.2.3). It is no picture.
 pub fn jpeg_like(bytes: usize, piece_bytes: usize, seed: u64) -> Vec<Vec<u8>> {
     let one = |(length, seed): (usize, u64)| {
@@ -96,7 +96,7 @@ pub fn jpeg_like(bytes: usize, piece_bytes: usize, seed: u64) -> Vec<Vec<u8>> {
     lengths(bytes, piece_bytes).zip(seed << 16..).map(one).collect()
 }
 
-/// What films look like to a compressor: the file's type, tables of samples, which shrink, and what cannot be told from noise
+/// Films as a compressor sees them: the file's type, tables of samples, which shrink, and what cannot be told from noise
 /// (ISO/IEC 14496-12). It is no film.
 pub fn mp4_like(bytes: usize, seed: u64) -> Vec<u8> {
     let boxed = |kind: &[u8; 4], body: &[u8]| {
@@ -160,7 +160,7 @@ fn cut(mut bytes: Vec<u8>, length: usize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// What is left of it by zstd.
+    /// The share that zstd leaves.
     fn share(bytes: &[u8]) -> f64 {
         zstd::encode_all(bytes, 3).expect("memory does not fail").len() as f64 / bytes.len() as f64
     }

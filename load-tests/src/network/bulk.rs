@@ -25,7 +25,7 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Case> {
     let blocks = world::all_blocks(&source.node, &path).await?;
     let (mut overhead, mut dropped) = (0.0_f64, 0);
     let systems = [System::Http, System::Ceiling, System::Kubo, System::Causeway];
-    let dropped_here = datagrams_dropped(std::process::id());
+    let dropped_before = datagrams_dropped(std::process::id())?;
     let series = rounds(options.run.rounds(), &systems, async |system, _| {
         let before = source.passed(system, transport);
         let seconds = match system {
@@ -35,7 +35,7 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Case> {
                 let server = world::client(client, options, &[source.multiaddr(transport)]).await?;
                 let seconds = whole(&server.url, &path, &content).await?;
                 if system == System::Causeway {
-                    dropped += server.process.datagrams_dropped();
+                    dropped += server.process.datagrams_dropped()?;
                 }
                 seconds
             }
@@ -52,7 +52,7 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Case> {
     let stretch = format!("stretch {:.1}, Kubo's {:.1}", of_http(System::Causeway), of_http(System::Kubo));
     let of_ceiling = case.value(System::Causeway) / case.value(System::Ceiling);
     let bar = if transport == Transport::Tcp { 1.15 } else { 1.2 };
-    let dropped_here = datagrams_dropped(std::process::id()).saturating_sub(dropped_here);
+    let dropped_here = datagrams_dropped(std::process::id())?.saturating_sub(dropped_before);
     let measure =
         Measure::lower(of_ceiling, "× the ceiling").bar(format!("{bar} × the ceiling"), bar).aim("1.05 ×", 1.05);
     Ok(case

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Fetched before the clock starts, so that a connection is used: its windows are open.
+/// Fetched before the clock starts, so that the connection's windows are open.
 const WARM_UP: usize = 8 << 20;
 const SMALL: usize = 1 << 20;
 const PAGE: usize = 24 << 10;
@@ -158,7 +158,7 @@ async fn depth(kubo: &Kubo, path: &str) -> Result<usize> {
         let answer = kubo.call("refs", &at).await?;
         let Some(line) = answer.lines().next() else { return Ok(depth) };
         let line: Value = serde_json::from_str(line)?;
-        at = line["Ref"].as_str().context("no Ref in what refs says")?.to_owned();
+        at = line["Ref"].as_str().context("no Ref in what refs returns")?.to_owned();
     }
     bail!("{path} is too deep to be a file")
 }

@@ -7,7 +7,7 @@
 //! Datagrams can be lost, every so many; that is all.
 //!
 //! Non-goals: loss of TCP, jitter and reordering. TCP is terminated on both sides, so that a sender's slow start sees the loopback's
-//! round trip, not the relay's; its handshake does take a round trip, because the kernel's own answer to it is made up for
+//! round trip, not the relay's; its handshake does take a round trip, because the kernel's own response to it is compensated for
 //! (`tcp`). QUIC and all else over UDP sees the whole round trip.
 //!
 //! | module | concern |

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What is not worth a system call.
+/// Shorter waits are not worth a system call.
 const CLOSE_ENOUGH: Duration = Duration::from_micros(20);
 
 /// One waiter's timer.

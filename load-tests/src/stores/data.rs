@@ -84,7 +84,7 @@ pub fn size(bytes: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Two folders of two files that share their first block, and what is in them.
+    /// Two directories of two files that share their first block, and the contents.
     fn made(seed: u64) -> ([Set; 2], Vec<Vec<u8>>) {
         let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
         let (mut maker, mut had) = (Maker::new(dir.path(), seed), Had::new());
@@ -99,10 +99,10 @@ mod tests {
     }
 
     #[test]
-    fn folders_come_from_the_seed_and_share_what_they_are_told_to() {
+    fn directories_are_the_seed_s_and_share_blocks() {
         let (sets, contents) = made(1);
         let amounts = sets.map(|set| (set.files, set.bytes, set.new_bytes));
-        assert_eq!(amounts, [(2, 30, 20), (2, 30, 10)], "what is shared is new once");
+        assert_eq!(amounts, [(2, 30, 20), (2, 30, 10)], "a shared block is new once");
         assert_eq!(contents, made(1).1);
         assert_ne!(contents[0], made(2).1[0]);
         let ends: HashSet<&[u8]> = contents.iter().map(|content| &content[10..]).collect();

@@ -8,7 +8,7 @@ use super::Options;
 use super::adding;
 use super::data::{BLOCK_BYTES, Had, Maker, Set, Stretch, size};
 use super::figures::{Cost, Reading, Reads};
-use super::store::{Node, Participant};
+use super::store::Participant;
 use crate::archive::{self, importer};
 use crate::folder::drop_page_cache;
 use crate::http::Client;
@@ -100,9 +100,9 @@ async fn from_disk(options: &Options, participant: Participant, content: &Conten
     let path = store.path().to_owned();
     drop_page_cache(&path)?;
     let node = store.serve().await?;
-    let blocks = random(options, participant, &node, &content.blocks).await?;
+    let blocks = random(options, participant, &node.server, &content.blocks).await?;
     drop_page_cache(&path)?;
-    let small = random(options, participant, &node, &content.small).await?;
+    let small = random(options, participant, &node.server, &content.small).await?;
     Ok(Reading { whole, blocks: Some(blocks), small: Some(small), notes: Vec::new() })
 }
 
@@ -128,17 +128,21 @@ async fn from_memory(
     let client = Client::new()?;
     let files = (0..content.set.files).map(|file| format!("{file:06}")).chain([LARGE.to_owned()]);
     for file in files {
-        client.get(&node.server().at(&format!("/ipfs/{root}/{file}"))).await?;
+        client.get(&node.server.at(&format!("/ipfs/{root}/{file}"))).await?;
     }
     drop(running);
-    let blocks = random(options, participant, &node, &content.blocks).await?;
-    let small = random(options, participant, &node, &content.small).await?;
+    let blocks = random(options, participant, &node.server, &content.blocks).await?;
+    let small = random(options, participant, &node.server, &content.small).await?;
     Ok(Reading { blocks: Some(blocks), small: Some(small), notes, ..Reading::default() })
 }
 
 /// Every block once, in an order from the seed; each is compared.
-async fn random(options: &Options, participant: Participant, node: &Node, blocks: &[(Cid, Stretch)]) -> Result<Reads> {
-    let server: &Server = node.server();
+async fn random(
+    options: &Options,
+    participant: Participant,
+    server: &Server,
+    blocks: &[(Cid, Stretch)],
+) -> Result<Reads> {
     let client = Client::new()?;
     // The connection, and whatever a server initialises for its first request.
     client.get(&server.at("/ipfs/bafkqac3imvwgy3zao5xxe3de?format=raw")).await?;

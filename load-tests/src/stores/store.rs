@@ -166,9 +166,9 @@ pub enum Store<'a> {
 }
 
 /// A server on a store. Fields are dropped in this order: the server ends, then its directory is deleted.
-pub enum Node {
-    Causeway { causeway: Causeway, _data: TempDir },
-    Kubo(Kubo),
+pub struct Node {
+    pub server: Server,
+    _data: Option<TempDir>,
 }
 
 impl Store<'_> {
@@ -226,9 +226,9 @@ impl Store<'_> {
             Self::Causeway { binary, store, data } => {
                 let setup = Setup { data: Some(data.path()), flags: vec!["--offline"], ..Setup::default() };
                 let causeway = causeway(binary, store, setup).await?;
-                Ok(Node::Causeway { causeway, _data: data })
+                Ok(Node { server: causeway.server, _data: Some(data) })
             }
-            Self::Kubo(repo) => Ok(Node::Kubo(Kubo::on(repo, &["--offline"]).await?)),
+            Self::Kubo(repo) => Ok(Node { server: Kubo::on(repo, &["--offline"]).await?.server, _data: None }),
         }
     }
 
@@ -242,22 +242,13 @@ impl Store<'_> {
         let peer = source.multiaddr()?;
         let setup = Setup { data: Some(data.path()), peers: &[peer], ..Setup::default() };
         let causeway = causeway(binary, store, setup).await?;
-        Ok((Node::Causeway { causeway, _data: data }, source))
+        Ok((Node { server: causeway.server, _data: Some(data) }, source))
     }
 }
 
 async fn causeway(binary: &Path, store: Option<&str>, setup: Setup<'_>) -> Result<Causeway> {
     let settings: Vec<(&str, &str)> = [LITTLE_RAM].into_iter().chain(store.map(|store| (SETTING, store))).collect();
     Causeway::start(binary, Setup { settings: &settings, ..setup }).await
-}
-
-impl Node {
-    pub fn server(&self) -> &Server {
-        match self {
-            Self::Causeway { causeway, .. } => &causeway.server,
-            Self::Kubo(kubo) => &kubo.server,
-        }
-    }
 }
 
 #[test]

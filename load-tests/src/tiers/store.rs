@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What files are cut into.
+/// The size of a file's chunks.
 const BLOCK_BYTES: u64 = 256 << 10;
-/// What content is made in.
+/// The size of synthetic pieces.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// New blocks from a CAR file.
@@ -55,7 +55,7 @@ pub async fn write(options: &Options) -> Result<Vec<Case>> {
     Ok(vec![case.measure(kubo).measure(copy).note(note)])
 }
 
-/// What is added, one after the other, to a store that was empty.
+/// Files that are added, one after the other, to an empty store.
 #[derive(Debug, Clone)]
 struct Step {
     case: String,
@@ -145,7 +145,7 @@ fn pieces(seed: u64, bytes: u64) -> impl Iterator<Item = Result<Vec<u8>>> {
     })
 }
 
-/// The same pieces, each of them written to a file when it is asked for.
+/// The same pieces, each of them written to a file when it is consumed.
 fn written(
     path: &Path,
     pieces: impl Iterator<Item = Result<Vec<u8>>>,

@@ -16,8 +16,8 @@ pub const MEDIAN_BYTES: f64 = 664_590.0;
 pub const LARGE_BYTES: f64 = 100_000.0;
 pub const LARGE_SHARE: f64 = 0.791;
 
-/// Where requests came from: the share of the day's requests, and the country's clock against the gateway's, which is on
-/// Pacific time, in hours (section 5.1). Countries with several clocks count by the one in the middle of their people.
+/// Countries of the clients: the share of the day's requests, and the country's clock relative to the gateway's, which is on
+/// Pacific time, in hours (section 5.1). Countries with several clocks count by the one in the middle of their population.
 pub const COUNTRIES: [(f64, f64); 5] = [
     (0.504, 2.0),  // United States, by Central time
     (0.319, 16.0), // China

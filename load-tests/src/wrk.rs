@@ -20,8 +20,7 @@ pub struct Load<'a> {
     /// "Name: value".
     pub headers: &'a [String],
     pub connections: usize,
-    /// In whole seconds.
-    pub duration: Duration,
+    pub seconds: u64,
 }
 
 /// Which paths.
@@ -73,7 +72,7 @@ pub fn run(load: &Load<'_>) -> Result<Run> {
 
 fn command(load: &Load<'_>) -> Command {
     let mut command = Command::new("wrk");
-    command.args(ARGUMENTS).arg(format!("-c{}", load.connections)).arg(format!("-d{}s", load.duration.as_secs()));
+    command.args(ARGUMENTS).arg(format!("-c{}", load.connections)).arg(format!("-d{}s", load.seconds));
     command.args(load.headers.iter().flat_map(|header| ["-H", header.as_str()]));
     match load.asked {
         Asked::One(path) => command.arg(format!("{}{path}", load.url)),
@@ -156,13 +155,8 @@ mod tests {
         let list = std::fs::read_to_string(drawn.dir().join("paths")).expect("it was written");
         assert_eq!(list, "/a\n/b\n/a\n");
         let headers = ["Accept-Encoding: zstd".to_owned()];
-        let load = Load {
-            url: "http://[::1]:80",
-            asked: Asked::Drawn(&drawn),
-            headers: &headers,
-            connections: 7,
-            duration: Duration::from_secs(3),
-        };
+        let load =
+            Load { url: "http://[::1]:80", asked: Asked::Drawn(&drawn), headers: &headers, connections: 7, seconds: 3 };
         let command = command(&load);
         let arguments: Vec<&str> = command.get_args().filter_map(|argument| argument.to_str()).collect();
         let script = drawn.dir().join("drawn.lua").display().to_string();

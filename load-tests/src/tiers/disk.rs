@@ -22,7 +22,7 @@ const RAM_SHARE_MAX: f64 = 0.05;
 
 /// Files of 664 KB in random order.
 pub async fn median(options: &Options) -> Result<Vec<Case>> {
-    let count = options.disk_files();
+    let count = usize::from(options.disk_files);
     let content = Content::make(options.seed, std::iter::repeat_n(BYTES, count))?;
     let causeway = content.causeway(options, &[("CAUSEWAY_CACHE_RAM_BYTES_MAX", RAM_BYTES)]).await?;
     let mut flatfs = false;

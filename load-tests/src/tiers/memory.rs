@@ -12,6 +12,7 @@ use anyhow::Result;
 
 /// Many sizes, so that what is evicted and what is admitted in its place rarely have the same size.
 const SIZES: [u64; 6] = [1 << 10, 10_000, 70_000, 200_000, 664_000, 3 << 20];
+const FILES: usize = 1800;
 const CONNECTIONS: usize = 128;
 const BUDGET: u64 = 256 << 20;
 /// The least that the tier can be set to.
@@ -24,7 +25,7 @@ const MIB: f64 = (1 << 20) as f64;
 
 /// Files of several times the budget, by Zipf.
 pub async fn budget(options: &Options) -> Result<Vec<Case>> {
-    let files = options.memory_files();
+    let files = if options.run.quick { 60 } else { FILES };
     let sizes = (0..files).map(|index| SIZES[index % SIZES.len()]);
     let content = Content::make(options.seed, sizes)?;
     let (zipf, mut random) = (Zipf::new(files), SplitMix::new(options.seed));

@@ -53,25 +53,25 @@ pub struct Options {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub rows: Vec<RowName>,
     /// Seconds of each run of wrk
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
     /// Seed of the content and of the order of requests
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 31))]
     pub seed: u64,
     /// Files of 664 KB that are read from disk
-    #[arg(long, value_name = "COUNT", default_value_t = 1000)]
-    pub disk_files: usize,
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..))]
+    pub disk_files: u16,
     /// Bytes of new blocks to import; the goal is about 10000000000
-    #[arg(long, value_name = "BYTES", default_value_t = 2_000_000_000)]
+    #[arg(long, value_name = "BYTES", default_value_t = 2_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub write_bytes: u64,
     /// Bytes of the file to add
-    #[arg(long, value_name = "BYTES", default_value_t = 1_000_000_000)]
+    #[arg(long, value_name = "BYTES", default_value_t = 1_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub add_bytes: u64,
     /// Requests a second of the open loop
     #[arg(long, value_name = "COUNT", default_value_t = 7100.0)]
     pub load_rate: f64,
     /// Seconds of the open loop
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub load_seconds: u64,
     /// Connections of the open loop
     #[arg(long, value_name = "COUNT", default_value_t = 512)]
@@ -79,44 +79,20 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of each run of wrk.
-    pub fn duration(&self) -> Duration {
-        Duration::from_secs(if self.run.quick { 1 } else { self.seconds.max(1) })
-    }
-
-    pub fn disk_files(&self) -> usize {
-        self.disk_files.div_ceil(if self.run.quick { 10 } else { 1 }).max(1)
-    }
-
-    /// Of several sizes, for the memory tier's budget.
-    pub fn memory_files(&self) -> usize {
-        if self.run.quick { 60 } else { 1800 }
-    }
-
-    /// Of each size, for the open loop.
-    pub fn load_files(&self) -> usize {
-        if self.run.quick { 5 } else { 100 }
-    }
-
-    pub fn write_bytes(&self) -> u64 {
-        self.size(self.write_bytes)
-    }
-
-    pub fn add_bytes(&self) -> u64 {
-        self.size(self.add_bytes)
-    }
-
-    fn size(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(if self.run.quick { 100 } else { 1 }).max(1)
-    }
-
-    /// Requests a second.
-    pub fn load_rate(&self) -> f64 {
-        if self.run.quick { self.load_rate / 20.0 } else { self.load_rate }
-    }
-
-    pub fn load_duration(&self) -> Duration {
-        Duration::from_secs(if self.run.quick { 1 } else { self.load_seconds.max(1) })
+    /// With little content if the run is a quick one.
+    fn scaled(self) -> Self {
+        if !self.run.quick {
+            return self;
+        }
+        Self {
+            seconds: 1,
+            disk_files: self.disk_files.div_ceil(10),
+            write_bytes: self.write_bytes.div_ceil(100),
+            add_bytes: self.add_bytes.div_ceil(100),
+            load_rate: self.load_rate / 20.0,
+            load_seconds: 1,
+            ..self
+        }
     }
 }
 
@@ -173,12 +149,13 @@ impl RowName {
 
 /// Measures the rows that were chosen, and writes the report.
 pub async fn run(options: &Options) -> Result<()> {
+    let options = &options.clone().scaled();
     options.binaries.check()?;
     ensure!(options.load_rate.is_finite() && options.load_rate >= 1.0, "{} requests a second", options.load_rate);
     let results = comparison::measure(&options.rows, ROW_TIMEOUT, async |row| row.measure(options).await).await;
     let mut machine = machine::describe_with_kubo("bench-tiers", &options.run, &options.binaries)?;
-    let (wrk, duration) = (machine::first_line("wrk", &["-v"]), options.duration().as_secs());
-    machine["load_generator"] = json!(format!("{wrk} {} -d{duration}s", wrk::ARGUMENTS.join(" ")));
+    let wrk = machine::first_line("wrk", &["-v"]);
+    machine["load_generator"] = json!(format!("{wrk} {} -d{}s", wrk::ARGUMENTS.join(" "), options.seconds));
     machine["seed"] = json!(options.seed);
     machine["folders"] = json!(machine::temporary_file_system());
     machine["nginx"] = json!(machine::first_line(servers::nginx_binary(), &["-v"]));

@@ -23,6 +23,8 @@ const SIZES: [(&str, u64, u64); 6] = [
     ("256 KiB", 256 << 10, 100),
     ("1 MiB", 1 << 20, 20),
 ];
+/// Of each size.
+const FILES: usize = 100;
 /// For a response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The least share of the rate that counts as sustained: responses in flight when the last request is sent arrive later.
@@ -30,17 +32,17 @@ const SUSTAINED: f64 = 0.99;
 
 /// Causeway under the load, and nginx as a check of what the generator and the machine can do.
 pub async fn load(options: &Options) -> Result<Vec<Case>> {
-    let files = options.load_files();
+    let files = if options.run.quick { 5 } else { FILES };
     let sizes = SIZES.iter().flat_map(|(_, bytes, _)| std::iter::repeat_n(*bytes, files));
     let content = Content::make(options.seed, sizes)?;
     let world = World::start(options, &content).await?;
     world.warm(&content).await?;
-    let shots = shots(options.seed, files, options.load_rate(), options.load_duration());
+    let shots = shots(options.seed, files, options.load_rate, Duration::from_secs(options.load_seconds));
     let ours = Sent::measure(options, &world.causeway.server, System::Causeway, &content, shots.clone()).await?;
     let theirs = Sent::measure(options, &world.nginx, System::NginxCache, &content, shots).await?;
 
     let series = [&ours, &theirs].map(|sent| Series { system: sent.system, turns: vec![sent.turn()] }).to_vec();
-    let (rate, seconds) = (options.load_rate(), options.load_duration().as_secs());
+    let (rate, seconds) = (options.load_rate, options.load_seconds);
     let name = format!("{rate:.0} requests/s at 73 KB mean, open loop, warm, {seconds} s");
     let p99 = ours.replayed.all.last_byte.p99.as_secs_f64() * 1e3;
     let sizes = SIZES.map(|(name, _, share)| format!("{name} {:.1} %", share as f64 / 10.0));

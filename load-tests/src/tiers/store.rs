@@ -29,7 +29,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// New blocks from a CAR file.
 pub async fn write(options: &Options) -> Result<Vec<Case>> {
-    let bytes = options.write_bytes();
+    let bytes = options.write_bytes;
     let dir = servers::folder("write")?;
     let archive = dir.path().join("new.car");
     archive::write(&archive, |sink| Ok((import(pieces(options.seed, bytes), sink)?, ())))?;
@@ -115,7 +115,7 @@ fn judged(step: &Step, series: Vec<Series>, growth: f64) -> Case {
 
 fn steps(options: &Options, dir: &Path) -> Result<[Step; 3]> {
     // Cut in the middle, both halves have whole blocks.
-    let half = options.add_bytes().div_ceil(2).next_multiple_of(BLOCK_BYTES.max(PIECE_BYTES as u64));
+    let half = options.add_bytes.div_ceil(2).next_multiple_of(BLOCK_BYTES.max(PIECE_BYTES as u64));
     let bytes = half * 2;
     let (first, shared) = (dir.join("first"), dir.join("shared"));
     let (known, new) = (options.seed, options.seed + 1);

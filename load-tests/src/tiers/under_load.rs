@@ -40,7 +40,7 @@ pub async fn rounds(options: &Options, connections: usize, targets: &[Target<'_>
 
 fn turn(options: &Options, connections: usize, target: &Target<'_>) -> Result<Turn> {
     let Target { server, asked, headers, body_bytes, .. } = target;
-    let load = Load { url: &server.url, asked: *asked, headers, connections, duration: options.duration() };
+    let load = Load { url: &server.url, asked: *asked, headers, connections, seconds: options.seconds };
     let cpu = server.process.cpu();
     let run = wrk::run(&load)?;
     let cpu = server.process.cpu().saturating_sub(cpu);

@@ -112,20 +112,19 @@ pub struct Options {
 }
 
 impl Options {
+    /// With little content, and faster, if the run is a quick one.
+    fn scaled(self) -> Self {
+        if !self.quick {
+            return self;
+        }
+        let (cids, corpus_bytes_max) = (self.cids.div_ceil(100), self.corpus_bytes_max / 256);
+        Self { cids, corpus_bytes_max, speed: self.speed * 10.0, ..self }
+    }
+
     fn draw(&self) -> Draw {
-        let cids = if self.quick { self.cids.div_ceil(100) } else { self.cids };
-        let bytes_max = if self.quick { self.corpus_bytes_max / 256 } else { self.corpus_bytes_max };
-        let end = self.from_hour + (self.warm_minutes + self.minutes) / 60.0;
-        Draw { seed: self.seed, cids, hours: self.from_hour..end, scale_max: self.size_scale, bytes_max }
-    }
-
-    /// How many times real time the replay is.
-    pub fn speed(&self) -> f64 {
-        if self.quick { self.speed * 10.0 } else { self.speed }
-    }
-
-    fn warm(&self) -> Result<Duration> {
-        Ok(Duration::try_from_secs_f64(self.warm_minutes * 60.0)?)
+        let hours = self.from_hour..self.from_hour + (self.warm_minutes + self.minutes) / 60.0;
+        let (scale_max, bytes_max) = (self.size_scale, self.corpus_bytes_max);
+        Draw { seed: self.seed, cids: self.cids, hours, scale_max, bytes_max }
     }
 }
 
@@ -185,6 +184,7 @@ pub fn corpus_files(dir: &Path) -> [PathBuf; 2] {
 
 /// Writes the content for a gateway that is set up by hand; or measures, and writes the report.
 pub async fn run(options: &Options) -> Result<()> {
+    let options = &options.clone().scaled();
     if let Some(dir) = &options.write {
         std::fs::create_dir_all(dir)?;
         service::write(&drawn(options)?, dir)?;
@@ -207,10 +207,10 @@ pub async fn run(options: &Options) -> Result<()> {
 }
 
 async fn measure(options: &Options) -> Result<Outcome> {
-    let speed = options.speed();
+    let speed = options.speed;
     ensure!(speed.is_finite() && speed > 0.0, "nothing can be replayed at {speed} times its speed");
     let trace = drawn(options)?;
-    let warm = trace.first_at(options.warm()?);
+    let warm = trace.first_at(Duration::try_from_secs_f64(options.warm_minutes * 60.0)?);
     let ram_bytes = options.ram_bytes.unwrap_or((trace.day_bytes as f64 * CACHE_SHARE) as u64);
     let simulated = simulated(&trace, ram_bytes, warm);
     let (service, cids) = match &options.url {
@@ -233,10 +233,10 @@ async fn measure(options: &Options) -> Result<Outcome> {
         cpu_microseconds_per_request: cpu.map(|seconds| seconds * 1e6 / records.len().max(1) as f64),
         replayed,
     };
-    let (draw, popularity) = (options.draw(), Popularity::fitted());
+    let popularity = Popularity::fitted();
     let workload = Workload {
-        seed: draw.seed,
-        cids: draw.cids,
+        seed: options.seed,
+        cids: options.cids,
         from_hour: options.from_hour,
         minutes: options.minutes,
         warm_minutes: options.warm_minutes,
@@ -277,7 +277,7 @@ fn script(trace: &Trace, cids: &[Cid], authority: String, options: &Options) -> 
         bytes: object.bytes,
         seed: object.seed,
     };
-    let shot = |request: &workload::Request| Shot { due: request.at.div_f64(options.speed()), target: request.object };
+    let shot = |request: &workload::Request| Shot { due: request.at.div_f64(options.speed), target: request.object };
     Script {
         authority,
         targets: trace.objects.iter().zip(cids).map(target).collect(),

@@ -60,7 +60,7 @@ impl Process {
 
     /// CPU time used so far, in user and kernel mode, by the process and its living children: nginx works in children.
     pub fn cpu(&self) -> Duration {
-        let id = self.child.id().try_into().unwrap_or_default();
+        let id: i32 = self.child.id().try_into().unwrap_or_default();
         let all = all_processes().into_iter().flatten().flatten().filter_map(|process| process.stat().ok());
         let ticks: u64 = all.filter(|stat| stat.pid == id || stat.ppid == id).map(|stat| stat.utime + stat.stime).sum();
         Duration::from_secs_f64(ticks as f64 / procfs::ticks_per_second() as f64)

@@ -1,7 +1,7 @@
 //! CAR files of synthetic content, in the blocks that `ipfs add --cid-version=1` makes of it.
 //!
-//! Goals: blocks are written as they are made, so that memory does not grow with the archive; one root, so that an archive is
-//! one pin.
+//! Goals: blocks are written as they are made, so that memory does not grow with the archive; one root, so that an
+//! archive is one pin.
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;

@@ -67,7 +67,8 @@ impl Serialize for System {
 pub struct Turn {
     /// In the case's unit.
     pub value: f64,
-    /// CPU time of the server, user and kernel, for each request or each block of 256 KiB; not a number if it was not measured.
+    /// CPU time of the server, user and kernel, for each request or each block of 256 KiB; not a number if it was not
+    /// measured.
     pub cpu_microseconds: f64,
     /// If requests were timed.
     pub latency: Option<Latency>,
@@ -275,7 +276,8 @@ enum Outcome {
     Error(String),
 }
 
-/// Measures the rows that were chosen, or all of them, one after the other. A failure does not keep the others from being measured.
+/// Measures the rows that were chosen, or all of them, one after the other. A failure does not keep the others from
+/// being measured.
 pub async fn measure<R: ValueEnum + Copy>(
     chosen: &[R],
     row_timeout: Duration,
@@ -316,7 +318,8 @@ impl Results {
         report.table(&self.goals());
         report.section("Figures");
         report.paragraph(
-            "CPU is the server's own, user and kernel: for each request, or for each block of 256 KiB that is written or fetched.",
+            "CPU is the server's own, user and kernel: for each request, or for each block of 256 KiB that is written \
+             or fetched.",
         );
         report.table(&self.figures());
         report.section("Remarks");

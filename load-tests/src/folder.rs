@@ -11,8 +11,8 @@ pub fn disk_bytes(dir: &Path) -> Result<u64> {
     Ok(files(dir)?.iter().map(|(_, metadata)| metadata.blocks() * 512).sum())
 }
 
-/// Drops a directory's files from the page cache, so that they are read from disk again. They must not be written meanwhile;
-/// dirty pages stay in memory.
+/// Drops a directory's files from the page cache, so that they are read from disk again. They must not be written
+/// meanwhile; dirty pages stay in memory.
 pub fn drop_page_cache(dir: &Path) -> Result<()> {
     files(dir)?.iter().try_for_each(|(path, _)| Ok(fadvise(File::open(path)?, 0, None, Advice::DontNeed)?))
 }

@@ -1,11 +1,11 @@
 //! Benchmarks of Causeway beside Kubo and nginx, on one machine and in one run.
 //!
-//! Goals: one command, no preparation; every server returns the same bytes, which are compared; figures are medians of rounds
-//! in rotated order, with the server's CPU time beside each; results are files that can be compared over time.
+//! Goals: one command, no preparation; every server returns the same bytes, which are compared; figures are medians of
+//! rounds in rotated order, with the server's CPU time beside each; results are files that can be compared over time.
 //!
-//! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers. The
-//! systems are driven over HTTP and by commands; only [`mod@policies`], the simulated caches of [`mod@trace`] and the
-//! encoder's estimate in [`mod@compression`] use Causeway's crates.
+//! Non-goals: absolute figures. Load generator and servers share the machine, so that ratios hold better than numbers.
+//! The systems are driven over HTTP and by commands; only [`mod@policies`], the simulated caches of [`mod@trace`] and
+//! the encoder's estimate in [`mod@compression`] use Causeway's crates.
 //!
 //! | module | concern |
 //! |---|---|
@@ -71,7 +71,8 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    // Everything here is plain HTTP, but a client is not made without a provider of cryptography. Only a second call fails.
+    // Everything here is plain HTTP, but a client is not made without a provider of cryptography. Only a second call
+    // fails.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match Command::parse() {
         Command::Tiers(options) => tiers::run(&options).await,

@@ -1,8 +1,8 @@
-//! The hit rates of the memory tier's policies, on the same day at a public gateway ([`mod@crate::trace`]), alone and while a very
-//! long file is read.
+//! The hit rates of the memory tier's policies, on the same day at a public gateway ([`mod@crate::trace`]), alone and
+//! while a very long file is read.
 //!
-//! Goals: the memory tier itself is measured, not a model of it ([`crate::trace::simulate`]); whole hours, so that adaptation to
-//! popularity shows; a file that is many times as long as the memory tier.
+//! Goals: the memory tier itself is measured, not a model of it ([`crate::trace::simulate`]); whole hours, so that
+//! adaptation to popularity shows; a file that is many times as long as the memory tier.
 //!
 //! Non-goals: time. The cost of a hit or a miss is the concern of [`mod@crate::tiers`].
 
@@ -102,9 +102,10 @@ impl Results {
     fn describe(&self, report: &mut Report) {
         let [command, commit] = ["command", "commit"].map(|key| report.fact(key));
         report.paragraph(format!(
-            "Simulated by `{command}` at commit {commit}: the memory tier itself, with {:.2} GB, for the requests of a day for {} \
-             CIDs\n(load-tests/src/trace/shape.rs describes the distributions). Hits as shares of requests, and of bytes. A file of \
-             {:.1} GB is read once,\nfrom hour 6 to hour 7; \"after\" is the hour behind that.",
+            "Simulated by `{command}` at commit {commit}: the memory tier itself, with {:.2} GB, for the requests of \
+             a day for {} CIDs\n(load-tests/src/trace/shape.rs describes the distributions). Hits as shares of \
+             requests, and of bytes. A file of {:.1} GB is read once,\nfrom hour 6 to hour 7; \"after\" is the hour \
+             behind that.",
             self.ram_bytes as f64 / 1e9,
             self.cids,
             self.scan_bytes as f64 / 1e9,

@@ -32,7 +32,8 @@ pub struct Picture {
 pub struct Table(String);
 
 impl Report {
-    /// Starts with the title, and a warning if the run was a quick one. Files are named by the machine's date and the kind.
+    /// Starts with the title, and a warning if the run was a quick one. Files are named by the machine's date and the
+    /// kind.
     pub fn new(machine: Value, kind: &str, title: &str) -> Self {
         let name = format!("{}-{kind}", machine["date"].as_str().unwrap_or("undated"));
         let mut report = Self { machine, name, markdown: String::new(), plots: Vec::new() };
@@ -171,7 +172,8 @@ mod tests {
         table.row([number(1.0), number(123.4), number(f64::NAN)]);
         report.table(&table);
         report.plot(Picture { name: "plot", alt: "a plot".to_owned(), svg: String::new() });
-        let expected = "# A title, today\n\nA quick run, which shows that everything works. Its figures mean nothing.\n\n\
+        let expected = "# A title, today\n\n\
+                        A quick run, which shows that everything works. Its figures mean nothing.\n\n\
                         - one\n- t wo\n\n| a | b | c |\n|---|--:|--:|\n| 1.00 | 123 | – |\n\n\
                         ![a plot](today-kind-plot.svg)\n";
         assert_eq!(report.markdown(), expected);

@@ -355,8 +355,8 @@ fn ipfs(binary: &Path, repo: &Path) -> Command {
     command
 }
 
-/// nginx with `proxy_cache` in front of another server, configured to be as fast as possible. Under `/files/` it serves a
-/// directory by `sendfile`, and compressed files (`NAME.gz`) to clients that accept them.
+/// nginx with `proxy_cache` in front of another server, configured to be as fast as possible. Under `/files/` it serves
+/// a directory by `sendfile`, and compressed files (`NAME.gz`) to clients that accept them.
 pub async fn nginx(upstream: &str, files: &Path) -> Result<Server> {
     let dir = folder("nginx")?;
     let port = free_port()?;

@@ -39,7 +39,8 @@ pub fn median_duration(values: impl Iterator<Item = Duration>) -> Duration {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// Every system has one turn in each round, and each round begins with another system. Yields the round and the system's index.
+/// Every system has one turn in each round, and each round begins with another system. Yields the round and the
+/// system's index.
 pub fn rotated(rounds: usize, systems: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rounds).flat_map(move |round| (0..systems).map(move |turn| (round, (round + turn) % systems)))
 }

@@ -27,8 +27,8 @@ pub struct Ran {
     pub stdout: String,
 }
 
-/// Runs a command. Anything but success is an error with the output. No other child of this process may end meanwhile, for the
-/// kernel counts the CPU time of all of them together.
+/// Runs a command. Anything but success is an error with the output. No other child of this process may end meanwhile,
+/// for the kernel counts the CPU time of all of them together.
 pub fn run(command: &mut Command) -> Result<Ran> {
     let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
     run_to(command, &dir.path().join("out"))

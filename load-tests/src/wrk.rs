@@ -8,7 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// In every run: one thread, because the servers need the other cores; and a longer timeout than the default of two seconds.
+/// In every run: one thread, because the servers need the other cores; and a longer timeout than the default of two
+/// seconds.
 pub const ARGUMENTS: [&str; 4] = ["-t1", "--latency", "--timeout", "10s"];
 
 /// What is requested, over how many connections, for how long.
@@ -129,8 +130,9 @@ mod tests {
 
     const OUTPUT: &str = "Running 5s test @ http://127.0.0.1:8080/\n  1 threads and 32 connections\n  \
         Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency   303.59us  100.44us   5.24ms   91.68%\n    \
-        Req/Sec   103.59k     4.01k  110.67k    74.00%\n  Latency Distribution\n     50%  288.00us\n     75%  320.00us\n     \
-        90%  377.00us\n     99%    1.25ms\n  515329 requests in 5.00s, 2.11GB read\nRequests/sec: 103061.33\n\
+        Req/Sec   103.59k     4.01k  110.67k    74.00%\n  Latency Distribution\n     50%  288.00us\n     75%  \
+        320.00us\n     90%  377.00us\n     99%    1.25ms\n  515329 requests in 5.00s, 2.11GB read\nRequests/sec: \
+        103061.33\n\
         Transfer/sec:    432.41MB\n";
 
     #[test]

@@ -1,5 +1,5 @@
-//! The compression benchmark works: every kind of data is stored and sent by both methods, is decoded to what it was, and all
-//! files of results are written.
+//! The compression benchmark works: every kind of data is stored and sent by both methods, is decoded to what it was,
+//! and all files of results are written.
 
 mod quick_run;
 

@@ -1,5 +1,6 @@
-//! The network benchmark works: every kind of source and client starts behind its link, responds with the right bytes, and both
-//! files of results are written. Rows that need a browser, much memory or much time are left to `make bench-network`.
+//! The network benchmark works: every kind of source and client starts behind its link, responds with the right bytes,
+//! and both files of results are written. Rows that need a browser, much memory or much time are left to `make
+//! bench-network`.
 
 mod quick_run;
 

@@ -1,5 +1,5 @@
-//! The datastore benchmark works: every store of this Causeway and every one of Kubo's takes part, has the same CIDs, is read from,
-//! and all files of results are written.
+//! The datastore benchmark works: every store of this Causeway and every one of Kubo's takes part, has the same CIDs,
+//! is read from, and all files of results are written.
 
 mod quick_run;
 

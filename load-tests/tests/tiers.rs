@@ -1,5 +1,5 @@
-//! The benchmark of the local tiers works: every server starts, responds with the right bytes under load, every store is written
-//! to, and both files of results are written.
+//! The benchmark of the local tiers works: every server starts, responds with the right bytes under load, every store
+//! is written to, and both files of results are written.
 
 mod quick_run;
 

@@ -1,5 +1,5 @@
-//! The replay works: both nodes start with their part of the content, every response has the right bytes and a tier, and both
-//! files of results are written.
+//! The replay works: both nodes start with their part of the content, every response has the right bytes and a tier,
+//! and both files of results are written.
 
 mod quick_run;
 

@@ -1,4 +1,5 @@
-//! Compressible blocks that the store's encoder misses, because it compresses a sample first; and what the sample saves.
+//! Compressible blocks that the store's encoder misses, because it compresses a sample first; and what the sample
+//! saves.
 //!
 //! No command reports that, so the encoder itself is called.
 

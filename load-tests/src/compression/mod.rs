@@ -1,13 +1,15 @@
-//! Compression: what is saved on disk and in transfer, by the store's frames of single blocks and by the method of the paper
-//! "IPFSz" (section III), which compresses a file as a whole before it is chunked, unless its format is known to be compressed.
+//! Compression: what is saved on disk and in transfer, by the store's frames of single blocks and by the method of the
+//! paper "IPFSz" (section III), which compresses a file as a whole before it is chunked, unless its format is known to
+//! be compressed.
 //!
-//! Goals: the same data for both, real where every machine has some and otherwise synthetic from a seed, in real formats; ratios
-//! of stored and of sent bytes, the time and CPU of adding, and compressible blocks that the store's estimate misses. The store is
-//! measured through its real binary: `add`, `store stats`, and HTTP with `Accept-Encoding: zstd`; responses are decoded and
-//! compared.
+//! Goals: the same data for both, real where every machine has some and otherwise synthetic from a seed, in real
+//! formats; ratios of stored and of sent bytes, the time and CPU of adding, and compressible blocks that the store's
+//! estimate misses. The store is measured through its real binary: `add`, `store stats`, and HTTP with
+//! `Accept-Encoding: zstd`; responses are decoded and compared.
 //!
-//! Non-goals: other algorithms; how fast compressed responses are ([`mod@crate::tiers`]). What whole files do not support is not
-//! measured: ranges without decompression of what is before them, deduplication of blocks, the CIDs of the plain content.
+//! Non-goals: other algorithms; how fast compressed responses are ([`mod@crate::tiers`]). What whole files do not
+//! support is not measured: ranges without decompression of what is before them, deduplication of blocks, the CIDs of
+//! the plain content.
 //!
 //! | module | concern |
 //! |---|---|

@@ -13,11 +13,12 @@ pub fn describe(report: &mut Report, figures: &Figures) -> Result<()> {
         "{measured} {causeway}; zstd. Seed {seed}.\nMedians of {rounds} rounds; of level {pinned} there is one."
     ));
     report.paragraph(format!(
-        "*Blocks* is the store's method: each block of 256 KiB is a zstd frame of its own if that saves space, and the CID is that of \
-         the plain content.\nLevel {default} is the default; {pinned} stands for `cache.zstd_pinned_level`, which does the same later. \
-         *Whole files* is the method of the paper\n\"IPFSz\": the file is compressed before it is chunked, in one thread, unless its \
-         format is known to be compressed; the CID is another one.\nRatios are to the plain bytes: smaller is better. Sent is the body \
-         of a response to a client that accepts zstd.",
+        "*Blocks* is the store's method: each block of 256 KiB is a zstd frame of its own if that saves space, and \
+         the CID is that of the plain content.\nLevel {default} is the default; {pinned} stands for \
+         `cache.zstd_pinned_level`, which does the same later. *Whole files* is the method of the paper\n\"IPFSz\": \
+         the file is compressed before it is chunked, in one thread, unless its format is known to be compressed; the \
+         CID is another one.\nRatios are to the plain bytes: smaller is better. Sent is the body of a response to a \
+         client that accepts zstd.",
     ));
     figures.notes.iter().for_each(|note| report.item(format!("{note}.")));
 
@@ -30,7 +31,8 @@ pub fn describe(report: &mut Report, figures: &Figures) -> Result<()> {
 
     report.section("Time to add");
     report.paragraph(
-        "Milliseconds for each megabyte (and of CPU), the start of the process included. Hashing alone does not store anything.",
+        "Milliseconds for each megabyte (and of CPU), the start of the process included. Hashing alone does not store \
+         anything.",
     );
     let cpu = |row: &Row, method: &Method| millis_per_megabyte(method.added.cpu, row);
     let millis = Axis::new("ms a megabyte", Scale::Log);
@@ -39,9 +41,9 @@ pub fn describe(report: &mut Report, figures: &Figures) -> Result<()> {
 
     report.section("What the estimate misses");
     report.paragraph(format!(
-        "Before a block is compressed, a sample of it is. Missed are blocks that are stored raw although a frame would have saved \
-         space, and what of the\ndata that would have saved. The last columns are CPU milliseconds for each megabyte at level \
-         {default}: with the sample, and of compressing every block.",
+        "Before a block is compressed, a sample of it is. Missed are blocks that are stored raw although a frame \
+         would have saved space, and what of the\ndata that would have saved. The last columns are CPU milliseconds \
+         for each megabyte at level {default}: with the sample, and of compressing every block.",
     ));
     report.table(&estimates(figures));
 

@@ -1,7 +1,7 @@
 //! The paper's method: a file is compressed as a whole and then added, unless its format is known to be compressed.
 //!
-//! The paper compresses inside of the importing process; here the file is compressed first, in one thread as there, and the result
-//! is added by the same importer as in the store's method. A client is sent the compressed file.
+//! The paper compresses inside of the importing process; here the file is compressed first, in one thread as there, and
+//! the result is added by the same importer as in the store's method. A client is sent the compressed file.
 
 use super::blocks::adding;
 use super::corpora::Corpus;
@@ -12,8 +12,8 @@ use anyhow::Result;
 use std::borrow::Cow;
 use std::time::Instant;
 
-/// "Well-known compressed file format such as zip, jpeg, mp3, mp4": the offset of a signature, and the signature. PNG and gzip are
-/// as well known.
+/// "Well-known compressed file format such as zip, jpeg, mp3, mp4": the offset of a signature, and the signature. PNG
+/// and gzip are as well known.
 const COMPRESSED: [(usize, &[u8]); 7] = [
     (0, b"PK\x03\x04"),
     (0, b"\xff\xd8\xff"),

@@ -69,7 +69,8 @@ fn write_site(dir: &Path, seed: u64) -> Result<usize> {
                 _ => {
                     writeln!(body, "<img src={name} alt=\"\">")?;
                     format!(
-                        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9\" height=\"9\"><desc>{filling}</desc></svg>"
+                        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9\" \
+                         height=\"9\"><desc>{filling}</desc></svg>"
                     )
                 }
             };

@@ -158,7 +158,8 @@ async fn whole(url: &str, path: &str, content: &[u8]) -> Result<f64> {
     Ok(http::get(&format!("{url}{path}")).await?.of_content(content)?.complete.as_secs_f64())
 }
 
-/// The path of some content, and a directory with its DAG in `content.car`. A Kubo makes both, so that all DAGs are alike.
+/// The path of some content, and a directory with its DAG in `content.car`. A Kubo makes both, so that all DAGs are
+/// alike.
 async fn packed(options: &Options, content: &[u8]) -> Result<(String, TempDir)> {
     let dir = TempDir::with_prefix("causeway-bench-archive-")?;
     let packer = Kubo::start(&options.binaries.kubo).await?;

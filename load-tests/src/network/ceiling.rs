@@ -1,9 +1,9 @@
 //! The ceiling of a source: how soon it has sent a set of blocks to a Bitswap client that requests all of them at once.
 //!
-//! No client that finds its way from block to block can be faster. It knows every CID before it starts, which is why it is no
-//! node: a bare swarm that opens streams, and Bitswap's messages from `p2p-bridge`. Those are shared because a second codec would
-//! be one more source of mistakes, and so is room in the kernel for QUIC's bursts. Nothing else of the network tier takes part, so
-//! that a mistake there cannot lower the ceiling that it is measured by.
+//! No client that finds its way from block to block can be faster. It knows every CID before it starts, which is why it
+//! is no node: a bare swarm that opens streams, and Bitswap's messages from `p2p-bridge`. Those are shared because a
+//! second codec would be one more source of mistakes, and so is room in the kernel for QUIC's bursts. Nothing else of
+//! the network tier takes part, so that a mistake there cannot lower the ceiling that it is measured by.
 
 use super::peer::{self, Behaviour};
 use anyhow::{Context, Result, ensure};
@@ -28,8 +28,8 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 const WANTS_MAX: usize = 1_024;
 const READ_BYTES: usize = 64 << 10;
 
-/// Connects to a peer, requests all of these blocks at once, and returns how long it took until the last was received. The
-/// connection is made before the clock starts; the blocks are checked after it has stopped.
+/// Connects to a peer, requests all of these blocks at once, and returns how long it took until the last was received.
+/// The connection is made before the clock starts; the blocks are checked after it has stopped.
 pub async fn fetch(peer: &str, cids: &[Cid]) -> Result<Duration> {
     ensure!(cids.len() <= WANTS_MAX, "{} blocks are more than a peer accepts wants for", cids.len());
     let mut swarm = peer::swarm(STALL_TIMEOUT, Behaviour::new)?;

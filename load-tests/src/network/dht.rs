@@ -1,10 +1,10 @@
 //! A small DHT in this process: Kademlia servers that know each other, each behind an emulated link of its own.
 //!
-//! Goals: twenty nodes where twenty Kubo processes would fill the machine; provider records that they store are observed at
-//! once. They speak the DHT of local networks, because all their addresses are loopback's.
+//! Goals: twenty nodes where twenty Kubo processes would fill the machine; provider records that they store are
+//! observed at once. They speak the DHT of local networks, because all their addresses are loopback's.
 //!
-//! Non-goals: churn and large networks. All twenty nodes are among the closest of every key, so that a lookup takes one or two
-//! hops.
+//! Non-goals: churn and large networks. All twenty nodes are among the closest of every key, so that a lookup takes one
+//! or two hops.
 
 use super::peer;
 use crate::relay::{Link, Protocol, Relay};

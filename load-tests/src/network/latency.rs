@@ -1,4 +1,5 @@
-//! First bytes, in round trips: a page in a sub-directory, a range deep in a file; and a small file on a used connection.
+//! First bytes, in round trips: a page in a sub-directory, a range deep in a file; and a small file on a used
+//! connection.
 
 use super::Options;
 use super::world::{self, Far};

@@ -21,8 +21,8 @@ const AT_ONCE: usize = 8;
 const MISSES: usize = 200;
 /// Of each file that misses, in bytes.
 const FILE: usize = 4 << 20;
-/// How fast each reader reads, in bytes per second: all of them together more slowly than the source sends, so that read-ahead
-/// is buffered.
+/// How fast each reader reads, in bytes per second: all of them together more slowly than the source sends, so that
+/// read-ahead is buffered.
 const READER_RATE: f64 = 64.0 * 1024.0;
 /// The budget of the RAM tier, which does not count.
 const RAM_TIER: u64 = 16 << 20;

@@ -1,9 +1,9 @@
 //! Cache misses over a long link, beside Kubo, plain HTTP and the limit of the source itself.
 //!
-//! Goals: one command for all rows; a real Kubo as the source, behind an emulated link ([`mod@crate::relay`]) that adds the delay
-//! and counts bytes, so that a row fails when its bytes took another path; cold every time (a fresh node, or new content);
-//! responses are compared byte for byte, after the clock has stopped; systems take turns in rotated order and medians count. A
-//! row that fails does not keep the others from being measured.
+//! Goals: one command for all rows; a real Kubo as the source, behind an emulated link ([`mod@crate::relay`]) that adds
+//! the delay and counts bytes, so that a row fails when its bytes took another path; cold every time (a fresh node, or
+//! new content); responses are compared byte for byte, after the clock has stopped; systems take turns in rotated order
+//! and medians count. A row that fails does not keep the others from being measured.
 //!
 //! Non-goals: jitter (see the link), and absolute figures: everything shares one machine.
 //!
@@ -200,8 +200,8 @@ pub async fn run(options: &Options) -> Result<()> {
     let mut report = Report::new(machine, &options.name, "Cache misses");
     let [causeway, kubo, delay, rounds] = ["causeway", "kubo", "delay_ms", "rounds"].map(|key| report.fact(key));
     report.paragraph(format!(
-        "{} {causeway}; {kubo}.\nA link adds {delay} ms each way, unless a case is on loopback; everything shares the machine. \
-         Medians of {rounds} rounds (five times as many where a row is cheap), in rotated order.",
+        "{} {causeway}; {kubo}.\nA link adds {delay} ms each way, unless a case is on loopback; everything shares the \
+         machine. Medians of {rounds} rounds (five times as many where a row is cheap), in rotated order.",
         report.measured(),
     ));
     results.report(&mut report);

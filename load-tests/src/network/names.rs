@@ -1,8 +1,8 @@
 //! How soon an update of an IPNS name is visible: from the end of `ipfs name publish` until a gateway responds with it.
 //!
-//! Goals: a real publisher, a real node of the DHT, and gateways that are polled at the same moments, often or rarely, long after
-//! the record's time to live. The content is in the name's record itself (an identity CID), so that nothing but the name has to be
-//! resolved.
+//! Goals: a real publisher, a real node of the DHT, and gateways that are polled at the same moments, often or rarely,
+//! long after the record's time to live. The content is in the name's record itself (an identity CID), so that nothing
+//! but the name has to be resolved.
 
 use super::Options;
 use super::routing::{SYSTEMS, joined};

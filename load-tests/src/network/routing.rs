@@ -59,7 +59,8 @@ pub async fn far(options: &Options) -> Result<Case> {
         .bar("1 s less than Kubo", kubo - 1.0)
         .aim("a third of Kubo's", kubo / 3.0);
     Ok(case.measure(measure).note(
-        "the DHT nodes are libp2p's, in this process; a client knows one of them and has had time to fill its routing table",
+        "the DHT nodes are libp2p's, in this process; a client knows one of them and has had time to fill its routing \
+         table",
     ))
 }
 
@@ -151,8 +152,8 @@ pub async fn publish(options: &Options) -> Result<Case> {
         .note("until the first of the nodes has the record, which a third one then finds")
         .note(format!("until three quarters of the nodes have it: Kubo {at_kubo:.2}, Causeway {at_causeway:.2} s"))
         .note(
-            "Causeway's clock starts when the process is ready, before it has joined the DHT; Kubo's when a node that has joined \
-             is told to announce",
+            "Causeway's clock starts when the process is ready, before it has joined the DHT; Kubo's when a node that \
+             has joined is told to announce",
         ))
 }
 

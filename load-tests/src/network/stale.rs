@@ -1,8 +1,8 @@
 //! Stale provider records: content that only the DHT knows of, one responsive provider, and many unresponsive ones.
 //!
-//! Goals: real records in a real DHT node, dials that hang as they do in real networks, fresh clients and new content for each
-//! try, so that nothing is cached; in one row the same client meets the same unresponsive providers again. A try in which
-//! nothing is found counts as [`MISSED_SECONDS`] at least, however soon it fails, and is reported.
+//! Goals: real records in a real DHT node, dials that hang as they do in real networks, fresh clients and new content
+//! for each try, so that nothing is cached; in one row the same client meets the same unresponsive providers again. A
+//! try in which nothing is found counts as [`MISSED_SECONDS`] at least, however soon it fails, and is reported.
 //!
 //! Non-goals: dead nodes of the DHT itself.
 
@@ -143,7 +143,8 @@ async fn measure(options: &Options, scenario: Scenario) -> Result<Case> {
         let before = world.source.passed_down();
         let (seconds, found) = fetch(&client, &path, &content).await?;
         missed.extend((!found).then_some(system));
-        // Sometimes the source itself dials the client, as it does other nodes of the DHT, and the content takes that connection.
+        // Sometimes the source itself dials the client, as it does other nodes of the DHT, and the content takes that
+        // connection.
         let passed = world.source.passed_down() - before;
         connected_before += usize::from(found && passed < PAGE as u64);
         Ok(seconds)
@@ -170,7 +171,8 @@ fn case(scenario: Scenario, series: Vec<Series>, missed: &[System]) -> Case {
     let measure =
         Measure::lower(ours, "s at worst").bar(format!("{bar} s"), bar).aim("no slower than Kubo's median", kubo);
     let mut case = case.measure(measure).note(slowest).note(
-        "fresh clients, content and records for each try; the DHT is a Kubo, to which the responsive provider announces last",
+        "fresh clients, content and records for each try; the DHT is a Kubo, to which the responsive provider \
+         announces last",
     );
     for system in SYSTEMS {
         let misses = missed.iter().filter(|missed| **missed == system).count();
@@ -216,7 +218,8 @@ impl World {
         Ok(Self { dht, known, source, unresponsive, providers: scenario.unresponsive + 1, _wrong: wrong })
     }
 
-    /// A new page that all of them announce, the unresponsive ones first, and its path. Returns when the DHT returns all providers.
+    /// A new page that all of them announce, the unresponsive ones first, and its path. Returns when the DHT returns
+    /// all providers.
     async fn publish(&self, seed: u64) -> Result<(String, Vec<u8>)> {
         let content = sample::bytes(PAGE, seed);
         let path = self.source.node.add(&content)?;

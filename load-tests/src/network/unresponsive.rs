@@ -1,8 +1,8 @@
 //! Unresponsive providers: their records are in the DHT, and dials of them hang, or are refused.
 //!
-//! Each is an identity of its own that announces over a connection that it opens itself, because a DHT accepts provider records
-//! from the provider only. The addresses in its records lead to a socket of this process that is unresponsive in one of the ways
-//! that occur in networks.
+//! Each is an identity of its own that announces over a connection that it opens itself, because a DHT accepts provider
+//! records from the provider only. The addresses in its records lead to a socket of this process that is unresponsive
+//! in one of the ways that occur in networks.
 
 use super::dht::PROTOCOL;
 use super::peer;

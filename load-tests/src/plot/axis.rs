@@ -122,7 +122,8 @@ mod tests {
                 for value in &values {
                     let place = ruler.place(*value).expect("it is a number above 0");
                     let slack = (ruler.range.1 - ruler.range.0) * 1e-6;
-                    prop_assert!(place >= ruler.range.0 - slack && place <= ruler.range.1 + slack, "{} in {:?}", value, ruler);
+                    let range = ruler.range.0 - slack..=ruler.range.1 + slack;
+                    prop_assert!(range.contains(&place), "{} in {:?}", value, ruler);
                 }
             }
         }

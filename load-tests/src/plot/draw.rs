@@ -21,8 +21,8 @@ const RADIUS: i32 = 8;
 /// What bars leave free between groups, of a group's width.
 const GROUP_GAP: f64 = 0.16;
 
-/// Okabe and Ito's colours, which people who see few colours tell apart (<https://jfly.uni-koeln.de/color/>), without the yellow,
-/// which is pale on white.
+/// Okabe and Ito's colours, which people who see few colours tell apart (<https://jfly.uni-koeln.de/color/>), without
+/// the yellow, which is pale on white.
 pub const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),

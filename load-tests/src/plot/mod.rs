@@ -1,8 +1,8 @@
 //! Results as plots: SVG files beside the tables.
 //!
-//! Goals: readable on a phone, on paper and by the colour-blind: few words in large letters, a colour-blind safe palette, and a
-//! marker of its own for each line; a title that says what is compared, units at the axes, and whether higher or lower is better.
-//! The same figures make the same file.
+//! Goals: readable on a phone, on paper and by the colour-blind: few words in large letters, a colour-blind safe
+//! palette, and a marker of its own for each line; a title that says what is compared, units at the axes, and whether
+//! higher or lower is better. The same figures make the same file.
 //!
 //! Non-goals: interaction; the exact width of a text, for which fonts would have to be read.
 //!
@@ -83,7 +83,8 @@ impl Scale {
 pub enum Marks {
     /// Joined points; a value that is not a number is left out.
     Lines(Vec<Vec<(f64, f64)>>),
-    /// One bar of each beside each other at each name of the x axis; a value that is not a number leaves its place empty.
+    /// One bar of each beside each other at each name of the x axis; a value that is not a number leaves its place
+    /// empty.
     Bars(Vec<Vec<f64>>),
 }
 

@@ -1,14 +1,15 @@
-//! Emulation of a network link between two programs on one machine: it delays bytes, limits their rate, and counts them.
+//! Emulation of a network link between two programs on one machine: it delays bytes, limits their rate, and counts
+//! them.
 //!
 //! Goals: a precise delay at any rate (a queue with due times for each direction, not a sleep for each piece); bounded
-//! queues with backpressure on TCP, which drop datagrams, but are large enough not to be the bottleneck by themselves; a count of
-//! bytes each way, so that a measurement can prove that nothing bypassed it.
+//! queues with backpressure on TCP, which drop datagrams, but are large enough not to be the bottleneck by themselves;
+//! a count of bytes each way, so that a measurement can prove that nothing bypassed it.
 //!
 //! Datagrams can be lost, every so many; that is all.
 //!
-//! Non-goals: loss of TCP, jitter and reordering. TCP is terminated on both sides, so that a sender's slow start sees the loopback's
-//! round trip, not the relay's; its handshake does take a round trip, because the kernel's own response to it is compensated for
-//! (`tcp`). QUIC and all else over UDP sees the whole round trip.
+//! Non-goals: loss of TCP, jitter and reordering. TCP is terminated on both sides, so that a sender's slow start sees
+//! the loopback's round trip, not the relay's; its handshake does take a round trip, because the kernel's own response
+//! to it is compensated for (`tcp`). QUIC and all else over UDP sees the whole round trip.
 //!
 //! | module | concern |
 //! |---|---|

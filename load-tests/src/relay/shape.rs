@@ -1,7 +1,7 @@
 //! When a piece of data leaves a link: the delay, and the time on a line of limited rate.
 //!
-//! A token bucket in the form of a schedule: the line is busy until some instant, and every piece keeps it busy for as long
-//! as its bits take. The burst is the time by which the line may run ahead of that schedule.
+//! A token bucket in the form of a schedule: the line is busy until some instant, and every piece keeps it busy for as
+//! long as its bits take. The burst is the time by which the line may run ahead of that schedule.
 //!
 //! Goals: no clock of its own, so that its arithmetic is tested exactly. Non-goals: queueing (`line`).
 

@@ -1,8 +1,8 @@
 //! TCP connections through a relay.
 //!
-//! The kernel completes the client's handshake at once, which takes a round trip over a long link. So the client's bytes are left
-//! in the kernel for that time, and the target is dialled when the third packet of a handshake would have reached it: the first
-//! response arrives after two round trips, as it would.
+//! The kernel completes the client's handshake at once, which takes a round trip over a long link. So the client's
+//! bytes are left in the kernel for that time, and the target is dialled when the third packet of a handshake would
+//! have reached it: the first response arrives after two round trips, as it would.
 
 use super::line::{Entrance, Exit, line};
 use super::shape::capacity_bytes;

@@ -1,5 +1,5 @@
-//! Bytes through a relay arrive complete, in order and counted. Their delay is arithmetic (`shape`), except that they are never
-//! early.
+//! Bytes through a relay arrive complete, in order and counted. Their delay is arithmetic (`shape`), except that they
+//! are never early.
 
 use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

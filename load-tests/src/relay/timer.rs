@@ -1,5 +1,5 @@
-//! Waiting until an instant to within some tens of microseconds. The runtime's timer rounds up to whole milliseconds, which
-//! would add up to 4 % to a delay of 25 ms; Linux's timer descriptors do not round.
+//! Waiting until an instant to within some tens of microseconds. The runtime's timer rounds up to whole milliseconds,
+//! which would add up to 4 % to a delay of 25 ms; Linux's timer descriptors do not round.
 
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};

@@ -45,7 +45,8 @@ pub async fn run(socket: UdpSocket, target: watch::Receiver<Option<SocketAddr>>,
                 // An error is an ICMP message about an earlier datagram that was not received.
                 let Ok((len, client)) = received else { continue };
                 if !flows.contains_key(&client) {
-                    let Some((entrance, flow)) = begin(client, &socket, &target, &shared, flows.len()) else { continue };
+                    let flow = begin(client, &socket, &target, &shared, flows.len());
+                    let Some((entrance, flow)) = flow else { continue };
                     tasks.spawn(async move {
                         let _ = flow.await;
                         client

@@ -1,4 +1,5 @@
-//! Directories of synthetic files, the same for the same seed. They are incompressible, so that no store gains by compression.
+//! Directories of synthetic files, the same for the same seed. They are incompressible, so that no store gains by
+//! compression.
 
 use crate::sample;
 use anyhow::{Context, Result};

@@ -71,8 +71,8 @@ pub enum Measure {
 }
 
 impl Figures {
-    /// A figure of one store and one directory: the median of the rounds. Not a number if there is none: of a store that cannot be
-    /// added to, the rate of what takes no longer than a start alone, a factor where nothing is new.
+    /// A figure of one store and one directory: the median of the rounds. Not a number if there is none: of a store
+    /// that cannot be added to, the rate of what takes no longer than a start alone, a factor where nothing is new.
     pub fn figure(&self, answer: &Answer, store: usize, set: usize, measure: Measure) -> f64 {
         let (about, costs) = (&answer.sets[set], &answer.costs[store][set]);
         if costs.is_empty() {

@@ -1,16 +1,17 @@
 //! Datastores: the costs of adding and reading files, Causeway's stores beside Kubo's.
 //!
-//! The questions are those of the Irmin project's benchmark of IPFS datastores: does the size of a file matter, below a block and
-//! above; does it cost less to add the same again; do files share what they have in common; does it matter how many different
-//! blocks a file has. To these come reading, and bytes written and stored on disk.
+//! The questions are those of the Irmin project's benchmark of IPFS datastores: does the size of a file matter, below a
+//! block and above; does it cost less to add the same again; do files share what they have in common; does it matter
+//! how many different blocks a file has. To these come reading, and bytes written and stored on disk.
 //!
-//! Goals: like is compared with like. All stores are given the same directories, made from a seed, and the CIDs are compared;
-//! offline; one process for each directory, whose start is measured by itself and subtracted; and the content is on the disk,
-//! synced, when the process ends. Kubo's flatfs does that only with `sync`, so it takes part as it is shipped, too, under another
-//! name. Stores take turns in rotated order and medians count. CPU time is that of the importing process.
+//! Goals: like is compared with like. All stores are given the same directories, made from a seed, and the CIDs are
+//! compared; offline; one process for each directory, whose start is measured by itself and subtracted; and the content
+//! is on the disk, synced, when the process ends. Kubo's flatfs does that only with `sync`, so it takes part as it is
+//! shipped, too, under another name. Stores take turns in rotated order and medians count. CPU time is that of the
+//! importing process.
 //!
-//! Non-goals: stores under the load of many clients ([`mod@crate::tiers`]); compression ([`mod@crate::compression`]): the content
-//! is incompressible.
+//! Non-goals: stores under the load of many clients ([`mod@crate::tiers`]); compression ([`mod@crate::compression`]):
+//! the content is incompressible.
 //!
 //! | module | concern |
 //! |---|---|

@@ -1,8 +1,9 @@
-//! Reading: a large file from its beginning to its end by one process, and single blocks in random order through a server.
+//! Reading: a large file from its beginning to its end by one process, and single blocks in random order through a
+//! server.
 //!
-//! Before each, the store's files are dropped from the page cache, so that reads come from the disk; a store's own caches remain,
-//! and Causeway's memory tier is as small as it can be. A store in memory is filled through the network first, and read through
-//! its server only.
+//! Before each, the store's files are dropped from the page cache, so that reads come from the disk; a store's own
+//! caches remain, and Causeway's memory tier is as small as it can be. A store in memory is filled through the network
+//! first, and read through its server only.
 
 use super::Options;
 use super::adding;
@@ -114,7 +115,8 @@ async fn from_memory(
     content: &Content,
 ) -> Result<Reading> {
     let mut notes = vec![format!(
-        "`{}` is in memory: no other process can read what one has added, and its server was filled through the network",
+        "`{}` is in memory: no other process can read what one has added, and its server was filled through the \
+         network",
         participant.name
     )];
     let on_disk = participants.iter().find(|one| one.is_causeway() && !one.in_memory());

@@ -16,15 +16,16 @@ pub fn describe(report: &mut Report, figures: &Figures, pictures: Vec<Picture>) 
     let [causeway, kubo, file_system, seed, rounds] =
         ["causeway", "kubo", "folders", "seed", "rounds"].map(|key| report.fact(key));
     report.paragraph(format!(
-        "{} {causeway}; {kubo}. Directories are on {file_system}. Seed {seed}.\nMedians of {rounds} rounds in rotated order.",
+        "{} {causeway}; {kubo}. Directories are on {file_system}. Seed {seed}.\nMedians of {rounds} rounds in rotated \
+         order.",
         report.measured(),
     ));
     report.paragraph(
-        "All stores are given the same directories of incompressible bytes, by `add` of the binary, one process for each directory, \
-         offline, with\nCIDv1, raw leaves and blocks of 256 KiB; the CIDs are compared. The start of a process, measured by itself, is \
-         subtracted. The content is\nsynced when the process ends, except for `kubo-flatfs-unsynced`: that is how Kubo ships flatfs; \
-         for `kubo-flatfs`, `sync` is set.\nCPU is that of the process. Written are the bytes that the kernel wrote for it, by the \
-         kernel's count.",
+        "All stores are given the same directories of incompressible bytes, by `add` of the binary, one process for \
+         each directory, offline, with\nCIDv1, raw leaves and blocks of 256 KiB; the CIDs are compared. The start of \
+         a process, measured by itself, is subtracted. The content is\nsynced when the process ends, except for \
+         `kubo-flatfs-unsynced`: that is how Kubo ships flatfs; for `kubo-flatfs`, `sync` is set.\nCPU is that of the \
+         process. Written are the bytes that the kernel wrote for it, by the kernel's count.",
     );
     for note in figures.notes.iter().chain(figures.readings.iter().flat_map(|reading| &reading.notes)) {
         report.item(format!("{note}."));
@@ -152,8 +153,9 @@ fn answer_tables(report: &mut Report, figures: &Figures, answer: &Answer) {
 
 fn reading_table(report: &mut Report, figures: &Figures) {
     report.paragraph(format!(
-        "The content is {}. The large one is read by a process of its own, its start included; blocks are requested over HTTP,\none \
-         after the other in random order, with `?format=raw`, and compared. CPU of a block is the server's.",
+        "The content is {}. The large one is read by a process of its own, its start included; blocks are requested \
+         over HTTP,\none after the other in random order, with `?format=raw`, and compared. CPU of a block is the \
+         server's.",
         figures.read
     ));
     let headings =
@@ -281,7 +283,8 @@ mod tests {
             "- Causeway memory takes no part: it is not there.\n",
             "## Does it cost less to add the same again?\n\n![Adding the same again](today-stores-repeat.svg)\n",
             "| ms a file (of CPU) | first | second |\n|---|--:|--:|\n| Causeway flat | 10.0 (5.00) | 3.00 (1.50) |\n",
-            "| × the new bytes on disk (written) | first | second |\n|---|--:|--:|\n| Causeway flat | 2.00 (3.00) | – (–) |\n",
+            "| × the new bytes on disk (written) | first | second |\n|---|--:|--:|\n| Causeway flat | 2.00 (3.00) | – \
+             (–) |\n",
             "| Kubo pebble | 2.10 | 238 | 1.000 ms | 4.000 ms | 70 | – | – | – |\n",
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
@@ -292,8 +295,8 @@ mod tests {
     fn causeway_is_compared_with_kubo_s_default() {
         let mut figures = figures();
         figures.names = vec!["causeway-rocksdb".to_owned(), RIVAL.to_owned()];
-        let line = "- `causeway-rocksdb`, how many times as fast as `kubo-flatfs`: first 2.00 ×, second 2.00 ×, reading whole 1.00 ×, \
-                    reading 256 KiB 1.00 ×.\n";
+        let line = "- `causeway-rocksdb`, how many times as fast as `kubo-flatfs`: first 2.00 ×, second 2.00 ×, \
+                    reading whole 1.00 ×, reading 256 KiB 1.00 ×.\n";
         let text = described(&figures, Vec::new());
         assert!(text.contains(line), "{text}");
     }

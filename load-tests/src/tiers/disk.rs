@@ -1,5 +1,5 @@
-//! Many files that are on disk and not in memory, beside Kubo and its flatfs. The operating system's page cache is the same for
-//! both.
+//! Many files that are on disk and not in memory, beside Kubo and its flatfs. The operating system's page cache is the
+//! same for both.
 
 use super::Options;
 use super::under_load::{Target, rounds};

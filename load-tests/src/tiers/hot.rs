@@ -1,5 +1,5 @@
-//! Content that every server has in memory: small files by popularity, files of the published median size and of a mebibyte, a
-//! page in a large directory, and revalidation.
+//! Content that every server has in memory: small files by popularity, files of the published median size and of a
+//! mebibyte, a page in a large directory, and revalidation.
 
 use super::Options;
 use super::under_load::{Target, rounds};

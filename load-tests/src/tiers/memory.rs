@@ -1,5 +1,5 @@
-//! Whether the memory tier keeps to its budget while the working set is several times as large: resident memory over what the
-//! same process takes under the same load with the tier as good as off.
+//! Whether the memory tier keeps to its budget while the working set is several times as large: resident memory over
+//! what the same process takes under the same load with the tier as good as off.
 
 use super::Options;
 use super::under_load::{Target, rounds};

@@ -1,11 +1,11 @@
 //! The local tiers: how fast content that is stored locally is served and written, beside nginx and Kubo.
 //!
-//! Goals: one command for all rows, in one run on one machine; systems take turns in rotated order and medians count; every server
-//! returns the same bytes, which is checked before, and by their number under load; the server's CPU time beside each figure,
-//! since the generator takes a core. A row that fails does not keep the others from being measured.
+//! Goals: one command for all rows, in one run on one machine; systems take turns in rotated order and medians count;
+//! every server returns the same bytes, which is checked before, and by their number under load; the server's CPU time
+//! beside each figure, since the generator takes a core. A row that fails does not keep the others from being measured.
 //!
-//! Non-goals: cache misses ([`mod@crate::network`]); hit rates ([`mod@crate::trace`]); absolute figures: everything shares one
-//! machine.
+//! Non-goals: cache misses ([`mod@crate::network`]); hit rates ([`mod@crate::trace`]); absolute figures: everything
+//! shares one machine.
 //!
 //! | module | concern |
 //! |---|---|
@@ -62,10 +62,12 @@ pub struct Options {
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..))]
     pub disk_files: u16,
     /// Bytes of new blocks to import; the goal is about 10000000000
-    #[arg(long, value_name = "BYTES", default_value_t = 2_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "BYTES", default_value_t = 2_000_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub write_bytes: u64,
     /// Bytes of the file to add
-    #[arg(long, value_name = "BYTES", default_value_t = 1_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "BYTES", default_value_t = 1_000_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub add_bytes: u64,
     /// Requests a second of the open loop
     #[arg(long, value_name = "COUNT", default_value_t = 7100.0)]
@@ -163,9 +165,9 @@ pub async fn run(options: &Options) -> Result<()> {
     let [causeway, kubo, nginx, generator, rounds, file_system, seed] =
         ["causeway", "kubo", "nginx", "load_generator", "rounds", "folders", "seed"].map(|key| report.fact(key));
     report.paragraph(format!(
-        "{} Load generator and servers shared the\nmachine, all on loopback, so that ratios hold better than figures. {causeway}; \
-         {kubo}; {nginx}; {generator}. Medians of {rounds} rounds in\nrotated order (of one where requests are sent in an open \
-         loop). Directories are on {file_system}. Seed {seed}.",
+        "{} Load generator and servers shared the\nmachine, all on loopback, so that ratios hold better than figures. \
+         {causeway}; {kubo}; {nginx}; {generator}. Medians of {rounds} rounds in\nrotated order (of one where \
+         requests are sent in an open loop). Directories are on {file_system}. Seed {seed}.",
         report.measured(),
     ));
     results.report(&mut report);

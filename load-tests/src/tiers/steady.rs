@@ -1,5 +1,5 @@
-//! The load of the largest public gateway, in an open loop: so many requests a second whatever the server does, over persistent
-//! connections ([`crate::trace::replay`]).
+//! The load of the largest public gateway, in an open loop: so many requests a second whatever the server does, over
+//! persistent connections ([`crate::trace::replay`]).
 
 use super::Options;
 use super::world::{Content, File, World};
@@ -27,7 +27,8 @@ const SIZES: [(&str, u64, u64); 6] = [
 const FILES: usize = 100;
 /// For a response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// The least share of the rate that counts as sustained: responses in flight when the last request is sent arrive later.
+/// The least share of the rate that counts as sustained: responses in flight when the last request is sent arrive
+/// later.
 const SUSTAINED: f64 = 0.99;
 
 /// Causeway under the load, and nginx as a check of what the generator and the machine can do.
@@ -112,9 +113,9 @@ impl Sent {
     fn note(&self) -> String {
         let Replayed { due, due_per_second, late, latest, statuses, wrong, failed, unsent, .. } = self.replayed;
         format!(
-            "{}: {due} due at {due_per_second:.0}/s, {:.2} % answered, {:.3} of the rate sustained; {statuses} other statuses, \
-             {wrong} wrong, {failed} failed, {unsent} unsent; {late} sent more than 10 ms late, at most {}; CPU of the generator \
-             {:.1} s, of the server {:.1} s",
+            "{}: {due} due at {due_per_second:.0}/s, {:.2} % answered, {:.3} of the rate sustained; {statuses} other \
+             statuses, {wrong} wrong, {failed} failed, {unsent} unsent; {late} sent more than 10 ms late, at most {}; \
+             CPU of the generator {:.1} s, of the server {:.1} s",
             self.system,
             self.complete() * 100.0,
             self.sustained(),

@@ -1,5 +1,5 @@
-//! Writing: archives of new blocks, and files that are new, stored or stored in part. Every turn has a directory of its own,
-//! and begins when the disk is idle.
+//! Writing: archives of new blocks, and files that are new, stored or stored in part. Every turn has a directory of its
+//! own, and begins when the disk is idle.
 
 use super::Options;
 use crate::archive::{self, PLAIN, importer};

@@ -1,5 +1,5 @@
-//! Text to clients that accept compression: zstd frames as they are stored, against a file that was compressed before and
-//! nginx's gzip_static.
+//! Text to clients that accept compression: zstd frames as they are stored, against a file that was compressed before
+//! and nginx's gzip_static.
 
 use super::Options;
 use super::under_load::{Target, rounds};
@@ -51,8 +51,8 @@ pub async fn zstd(options: &Options) -> Result<Vec<Case>> {
     let ratio = our_bytes as f64 / their_bytes as f64;
     let bytes = Measure::lower(ratio, "× the bytes of nginx's gzip").bar("fewer bytes", 1.0);
     let note = format!(
-        "Causeway was sent `Accept-Encoding: zstd` and responded with {coding}, {our_bytes} bytes; nginx with gzip (-9), \
-         {their_bytes} bytes; the text has {BYTES}"
+        "Causeway was sent `Accept-Encoding: zstd` and responded with {coding}, {our_bytes} bytes; nginx with gzip \
+         (-9), {their_bytes} bytes; the text has {BYTES}"
     );
     Ok(vec![case.measure(requests).measure(bytes).note(note)])
 }

@@ -51,7 +51,8 @@ fn turn(options: &Options, connections: usize, target: &Target<'_>) -> Result<Tu
     Ok(Turn { value: run.requests_per_second, cpu_microseconds, latency: Some(run.latency) })
 }
 
-/// Whether as many bytes were received as so many responses have: `wrk` does not look at bodies, and accepts any status below 400.
+/// Whether as many bytes were received as so many responses have: `wrk` does not look at bodies, and accepts any status
+/// below 400.
 fn check(run: &Run, body_bytes: u64, connections: usize) -> Result<()> {
     ensure!(run.requests > 0, "there was no response");
     let least = run.requests as f64 * body_bytes as f64 * (1.0 - ROUNDING);

@@ -84,8 +84,8 @@ impl World {
         Ok(Self { causeway, nginx, kubo })
     }
 
-    /// Requests every file from every server twice: the first response fills caches, the second shows that the cached bytes are
-    /// right.
+    /// Requests every file from every server twice: the first response fills caches, the second shows that the cached
+    /// bytes are right.
     pub async fn warm(&self, content: &Content) -> Result<()> {
         let client = Client::new()?;
         for file in &content.files {

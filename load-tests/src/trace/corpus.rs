@@ -1,8 +1,8 @@
 //! The objects of a trace as content: bytes from seeds, blocks, archives.
 //!
-//! Goals: the same CIDs for the same trace, so that a running service can have the content already; one object in memory at a
-//! time. Objects are the UnixFS files that `ipfs add --cid-version=1` makes ([`content::importer`]). An archive
-//! has one root, so that it is one pin: a directory of directories of all its files.
+//! Goals: the same CIDs for the same trace, so that a running service can have the content already; one object in
+//! memory at a time. Objects are the UnixFS files that `ipfs add --cid-version=1` makes ([`content::importer`]). An
+//! archive has one root, so that it is one pin: a directory of directories of all its files.
 //!
 //! Non-goals: random access; objects larger than [`super::shape::OBJECT_BYTES_MAX`].
 

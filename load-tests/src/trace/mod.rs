@@ -1,11 +1,12 @@
-//! A day at a public gateway, replayed: a trace with the shape of the paper's figures, sent to a gateway at a multiple of the real
-//! pace, and the paper's Table 5 beside the results.
+//! A day at a public gateway, replayed: a trace with the shape of the paper's figures, sent to a gateway at a multiple
+//! of the real pace, and the paper's Table 5 beside the results.
 //!
-//! Goals: one command and one seed; requests are sent when they are due, whatever the server does; the service's hit rate beside
-//! that of a simulated memory tier of the same size; what the paper does not print is named as an assumption ([`shape`]).
+//! Goals: one command and one seed; requests are sent when they are due, whatever the server does; the service's hit
+//! rate beside that of a simulated memory tier of the same size; what the paper does not print is named as an
+//! assumption ([`shape`]).
 //!
-//! Non-goals: the network's own latency. The node that has the unpinned content is on the same machine, so that the last tier's
-//! times are no public network's; for those see [`mod@crate::network`].
+//! Non-goals: the network's own latency. The node that has the unpinned content is on the same machine, so that the
+//! last tier's times are no public network's; for those see [`mod@crate::network`].
 //!
 //! | module | concern |
 //! |---|---|
@@ -50,7 +51,8 @@ use std::time::Duration;
 use tier::ByTier;
 use workload::{Draw, Trace};
 
-/// The share of a day's bytes that a cache of the fitted popularity has to have room for to reach the paper's hit rate of 46.0 %.
+/// The share of a day's bytes that a cache of the fitted popularity has to have room for to reach the paper's hit rate
+/// of 46.0 %.
 pub const CACHE_SHARE: f64 = 0.011;
 
 /// For a response.
@@ -162,7 +164,8 @@ pub struct Workload {
 pub struct Measured {
     #[serde(flatten)]
     pub replayed: Replayed,
-    /// The service's hits in memory as a share of all its responses, over the simulated LRU's. Nothing if no response had a tier.
+    /// The service's hits in memory as a share of all its responses, over the simulated LRU's. Nothing if no response
+    /// had a tier.
     pub hits_of_lru: Option<f64>,
     /// With the warm-up: bytes of the blocks that each tier served, and CPU time for each request.
     #[serde(rename = "given_bytes")]

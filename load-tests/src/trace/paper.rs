@@ -1,5 +1,6 @@
-//! The figures that the paper prints of one day at a public gateway: "Design and Evaluation of IPFS: A Storage Layer for the Decentralized
-//! Web" (SIGCOMM 2022, <https://doi.org/10.1145/3544216.3544232>), sections 4.2, 5.1 and 6.3, Table 5.
+//! The figures that the paper prints of one day at a public gateway: "Design and Evaluation of IPFS: A Storage Layer
+//! for the Decentralized Web" (SIGCOMM 2022, <https://doi.org/10.1145/3544216.3544232>), sections 4.2, 5.1 and 6.3,
+//! Table 5.
 
 use super::tier::ByTier;
 use serde::Serialize;
@@ -16,8 +17,9 @@ pub const MEDIAN_BYTES: f64 = 664_590.0;
 pub const LARGE_BYTES: f64 = 100_000.0;
 pub const LARGE_SHARE: f64 = 0.791;
 
-/// Countries of the clients: the share of the day's requests, and the country's clock relative to the gateway's, which is on
-/// Pacific time, in hours (section 5.1). Countries with several clocks count by the one in the middle of their population.
+/// Countries of the clients: the share of the day's requests, and the country's clock relative to the gateway's, which
+/// is on Pacific time, in hours (section 5.1). Countries with several clocks count by the one in the middle of their
+/// population.
 pub const COUNTRIES: [(f64, f64); 5] = [
     (0.504, 2.0),  // United States, by Central time
     (0.319, 16.0), // China
@@ -47,8 +49,8 @@ pub const TABLE_5: ByTier<Column> = ByTier {
     network: Column { name: "Non Cached", requests: 0.138, bytes: 0.156, latency: "4.04 s", latency_seconds: 4.04 },
 };
 
-/// The share of pinned content: of the requests that nginx's cache did not answer, those that the node store did. Table 5 is
-/// followed here; the text of section 6.3 has 67.1 %, which does not add up with it.
+/// The share of pinned content: of the requests that nginx's cache did not answer, those that the node store did. Table
+/// 5 is followed here; the text of section 6.3 has 67.1 %, which does not add up with it.
 pub const PINNED_SHARE: f64 = 0.402 / (0.402 + 0.138);
 
 #[test]

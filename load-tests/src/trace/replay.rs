@@ -1,12 +1,12 @@
 //! The replay of a trace over HTTP, in an open loop: requests are sent when they are due, whatever the server does.
 //!
-//! Goals: no coordinated omission (a stall delays the requests during it, and that shows: latency counts from the time that a
-//! request was due); bounded connections, time and memory; an end by itself, however the server behaves. A due request that finds
-//! all connections busy waits for one, and its latency grows meanwhile; how late requests were sent is recorded, so that a slow
-//! generator is distinguished from a slow server.
+//! Goals: no coordinated omission (a stall delays the requests during it, and that shows: latency counts from the time
+//! that a request was due); bounded connections, time and memory; an end by itself, however the server behaves. A due
+//! request that finds all connections busy waits for one, and its latency grows meanwhile; how late requests were sent
+//! is recorded, so that a slow generator is distinguished from a slow server.
 //!
-//! How: one task releases the requests that are due, as permits of a semaphore; a worker for each connection acquires a permit and
-//! then sends the next request of the list. There is no queue beside the list itself.
+//! How: one task releases the requests that are due, as permits of a semaphore; a worker for each connection acquires a
+//! permit and then sends the next request of the list. There is no queue beside the list itself.
 //!
 //! Non-goals: HTTP/2; pipelining; ranges and other response formats.
 
@@ -305,7 +305,8 @@ mod tests {
         }
     }
 
-    /// The whole point: the latency of requests that were due during a stall includes it, although they were sent later.
+    /// The whole point: the latency of requests that were due during a stall includes it, although they were sent
+    /// later.
     #[tokio::test]
     async fn a_stall_counts_for_the_requests_that_were_due_during_it() {
         let shots = [(0, "stall"), (100, ""), (200, "")];

@@ -12,15 +12,17 @@ const HITS_BAR: f64 = 0.98;
 pub fn describe(report: &mut Report, outcome: &Outcome) {
     let causeway = report.fact("causeway");
     report.paragraph(format!(
-        "{} {causeway}. Load generator, gateway and the\nnode that has the unpinned content shared the machine, all on loopback.",
+        "{} {causeway}. Load generator, gateway and the\nnode that has the unpinned content shared the machine, all \
+         on loopback.",
         report.measured(),
     ));
     describe_workload(report, outcome);
     report.section("Table 5");
     report.paragraph(format!(
-        "The paper's latencies are its gateway's own, to the first byte. The simulated gateways have a memory tier of {}, whose blocks \
-         are those of the trace's\nobjects, and behind it a store with \"pins\" as in the paper, or also everything that was fetched. \
-         The tier of a response is the one in its head: as far as\nthe gateway had gone by then.",
+        "The paper's latencies are its gateway's own, to the first byte. The simulated gateways have a memory tier of \
+         {}, whose blocks are those of the trace's\nobjects, and behind it a store with \"pins\" as in the paper, or \
+         also everything that was fetched. The tier of a response is the one in its head: as far as\nthe gateway had \
+         gone by then.",
         bytes(outcome.ram_bytes as f64)
     ));
     report.table(&table_5(outcome));
@@ -33,19 +35,20 @@ fn describe_workload(report: &mut Report, outcome: &Outcome) {
     let Workload { object_bytes, size_scale, popularity_exponent, popularity_knee, .. } = outcome.trace;
     let (below, above) = outcome.trace.size_deviations;
     report.paragraph(format!(
-        "The trace (seed {seed}): {} minutes from {from_hour} o'clock of a day with {cids} CIDs, of which the first {warm_minutes} only \
-         warm the caches; {objects} objects of {} in all,\nwith the paper's sizes times {size_scale:.4}; {due} requests, \
-         {due_per_second:.0}/s: {speed} times real time. Requests are sent in an open loop over at most {connections} \
-         connections;\nlatencies count from when they were due.",
+        "The trace (seed {seed}): {} minutes from {from_hour} o'clock of a day with {cids} CIDs, of which the first \
+         {warm_minutes} only warm the caches; {objects} objects of {} in all,\nwith the paper's sizes times \
+         {size_scale:.4}; {due} requests, {due_per_second:.0}/s: {speed} times real time. Requests are sent in an \
+         open loop over at most {connections} connections;\nlatencies count from when they were due.",
         warm_minutes + minutes,
         bytes(object_bytes as f64),
     ));
     let [half, tenth, hundredth] = [0.5, 0.1, 0.01].map(|share| Popularity::fitted().at(share));
     report.paragraph(format!(
-        "Popularity is Zipf–Mandelbrot with an exponent of {popularity_exponent:.3} and a knee at {popularity_knee} of the CIDs: of all \
-         CIDs, half are requested {half:.1} times a day or more,\na tenth {tenth:.0} times, a hundredth {hundredth:.0} times. Sizes \
-         are log-normal with deviations of {below:.3} below the median and {above:.3} above. What of that the paper prints,\nand \
-         what is assumed, is documented in `load-tests/src/trace/shape.rs`.",
+        "Popularity is Zipf–Mandelbrot with an exponent of {popularity_exponent:.3} and a knee at {popularity_knee} \
+         of the CIDs: of all CIDs, half are requested {half:.1} times a day or more,\na tenth {tenth:.0} times, a \
+         hundredth {hundredth:.0} times. Sizes are log-normal with deviations of {below:.3} below the median and \
+         {above:.3} above. What of that the paper prints,\nand what is assumed, is documented in \
+         `load-tests/src/trace/shape.rs`.",
     ));
 }
 
@@ -80,13 +83,14 @@ fn verdicts(report: &mut Report, measured: &Measured) {
     let Replayed { due, all, late, latest, statuses, wrong, failed, unsent, untold, .. } = &measured.replayed;
     let Replayed { due_per_second, answered_per_second, bytes_per_second, .. } = measured.replayed;
     report.item(format!(
-        "Of {due} requests {} have a complete response; {statuses} had another status than 200, {wrong} wrong bytes, {failed} no \
-         response to its end, {unsent} were not sent before the time was over. {untold} responses had no tier.",
+        "Of {due} requests {} have a complete response; {statuses} had another status than 200, {wrong} wrong bytes, \
+         {failed} no response to its end, {unsent} were not sent before the time was over. {untold} responses had no \
+         tier.",
         all.count
     ));
     report.item(format!(
-        "{due_per_second:.0} requests/s were due, {answered_per_second:.0} requests/s and {}/s were answered. {late} were sent more than \
-         10 ms late, at most {} late.",
+        "{due_per_second:.0} requests/s were due, {answered_per_second:.0} requests/s and {}/s were answered. {late} \
+         were sent more than 10 ms late, at most {} late.",
         bytes(bytes_per_second),
         millis(*latest)
     ));

@@ -33,8 +33,8 @@ impl Tier {
         }
     }
 
-    /// The metric of `Server-Timing` (<https://www.w3.org/TR/server-timing/>): `tier;desc="ram"`, among others. It is known when
-    /// the head is sent: the rest of an object of many blocks may come from farther away.
+    /// The metric of `Server-Timing` (<https://www.w3.org/TR/server-timing/>): `tier;desc="ram"`, among others. It is
+    /// known when the head is sent: the rest of an object of many blocks may come from farther away.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let values = headers.get_all("server-timing").iter().filter_map(|value| value.to_str().ok());
         let mut metrics = values.flat_map(|value| value.split(',')).map(str::trim);

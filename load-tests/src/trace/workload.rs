@@ -1,7 +1,7 @@
 //! A trace: the objects, and the requests for them in the order of their time.
 //!
-//! Goals: one seed, one trace, on every machine; a stretch of the day has as many requests, and repeats itself as often,
-//! as that stretch of the whole day, however short it is; bounded memory.
+//! Goals: one seed, one trace, on every machine; a stretch of the day has as many requests, and repeats itself as
+//! often, as that stretch of the whole day, however short it is; bounded memory.
 
 use super::paper;
 use super::shape::{Day, Popularity, Sizes, Spread};
@@ -10,8 +10,8 @@ use anyhow::{Result, ensure};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Limit for the requests of a trace: the paper's day, and a little more. With their records (`replay`), they take less than a
-/// gigabyte.
+/// Limit for the requests of a trace: the paper's day, and a little more. With their records (`replay`), they take less
+/// than a gigabyte.
 pub const REQUESTS_MAX: usize = 8_000_000;
 
 /// An hour in seconds.
@@ -67,7 +67,8 @@ impl Draw {
     /// Draws the trace.
     ///
     /// # Errors
-    /// The hours are not within a day, there would be no or too many requests, or the limit is too small for the objects.
+    /// The hours are not within a day, there would be no or too many requests, or the limit is too small for the
+    /// objects.
     pub fn draw(&self) -> Result<Trace> {
         let Range { start, end } = self.hours;
         ensure!(0.0 <= start && start < end && end <= 24.0, "from {start} to {end} is no stretch of a day of 24 hours");

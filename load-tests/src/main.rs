@@ -19,7 +19,7 @@
 //! | [`comparison`] | systems that are measured in turn and judged by goals |
 //! | [`servers`], [`child`] | Causeway, Kubo and nginx as child processes, and what these use |
 //! | [`wrk`], [`timed`], [`http`] | one run of `wrk`; of any command; one GET |
-//! | [`sample`], [`archive`], [`folder`] | synthetic content; the same as a CAR file; directories on disk |
+//! | [`sample`], [`archive`], [`directory`] | synthetic content; the same as a CAR file; directories on disk |
 //! | [`stats`], [`zipf`], [`random`] | medians and percentiles, popularity, random numbers |
 //! | [`options`], [`machine`] | flags in common; what the figures were measured on |
 //! | [`report`], [`plot`] | Markdown, JSON and SVG |
@@ -28,7 +28,7 @@ mod archive;
 mod child;
 mod comparison;
 mod compression;
-mod folder;
+mod directory;
 mod http;
 mod machine;
 mod network;

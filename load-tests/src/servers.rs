@@ -94,7 +94,7 @@ impl KuboRepo {
     }
 
     fn made_by(ipfs: &Path, how: impl AsRef<OsStr>, change: impl FnOnce(&mut Value)) -> Result<Self> {
-        let repo = Self { ipfs: ipfs.to_owned(), dir: folder("kubo")? };
+        let repo = Self { ipfs: ipfs.to_owned(), dir: temp_dir("kubo")? };
         let init = repo.command().arg("init").arg(how).stdout(Stdio::null()).status();
         ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
         isolate(&repo.config(), change)?;
@@ -172,9 +172,9 @@ impl Kubo {
     }
 
     /// Adds a directory with raw leaves and returns its path on a gateway.
-    pub fn add_folder(&self, folder: &Path) -> Result<String> {
+    pub fn add_directory(&self, directory: &Path) -> Result<String> {
         let mut add = self.command();
-        add.args(ADD).arg("-r").arg(folder);
+        add.args(ADD).arg("-r").arg(directory);
         let output = add.output()?;
         ensure!(output.status.success(), "ipfs add: {}", String::from_utf8_lossy(&output.stderr));
         Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
@@ -259,7 +259,7 @@ pub struct Setup<'a> {
 impl Causeway {
     /// A fresh node, connected to its peers and to the node through which it joins the DHT.
     pub async fn start(binary: &Path, setup: Setup<'_>) -> Result<Self> {
-        let dir = folder("causeway")?;
+        let dir = temp_dir("causeway")?;
         let data = setup.data.map_or_else(|| dir.path().join("data"), Path::to_owned);
         if let Some(archive) = setup.archive {
             let import = causeway_import(binary, &data, archive).output()?;
@@ -358,7 +358,7 @@ fn ipfs(binary: &Path, repo: &Path) -> Command {
 /// nginx with `proxy_cache` in front of another server, configured to be as fast as possible. Under `/files/` it serves
 /// a directory by `sendfile`, and compressed files (`NAME.gz`) to clients that accept them.
 pub async fn nginx(upstream: &str, files: &Path) -> Result<Server> {
-    let dir = folder("nginx")?;
+    let dir = temp_dir("nginx")?;
     let port = free_port()?;
     let upstream = upstream.trim_start_matches("http://");
     let configuration = nginx_configuration(upstream, files, port, &user()?, dir.path());
@@ -453,7 +453,7 @@ async fn post(url: &str) -> Result<String> {
 }
 
 /// A temporary directory.
-pub fn folder(name: &str) -> Result<TempDir> {
+pub fn temp_dir(name: &str) -> Result<TempDir> {
     Ok(TempDir::with_prefix(format!("causeway-bench-{name}-"))?)
 }
 

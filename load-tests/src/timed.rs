@@ -1,5 +1,6 @@
 //! A command that is run to its end: how long it takes, the CPU time that it uses, and the bytes that it writes.
 
+use crate::servers::temp_dir;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
@@ -30,7 +31,7 @@ pub struct Ran {
 /// Runs a command. Anything but success is an error with the output. No other child of this process may end meanwhile,
 /// for the kernel counts the CPU time of all of them together.
 pub fn run(command: &mut Command) -> Result<Ran> {
-    let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
+    let dir = temp_dir("command")?;
     run_to(command, &dir.path().join("out"))
 }
 
@@ -46,7 +47,7 @@ pub fn settled(command: &mut Command) -> Result<Ran> {
 }
 
 fn run_to(command: &mut Command, out: &Path) -> Result<Ran> {
-    let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
+    let dir = temp_dir("command")?;
     let err = dir.path().join("err");
     command.stdin(Stdio::null()).stdout(File::create(out)?).stderr(File::create(&err)?);
     let (before, begun) = (getrusage(UsageWho::RUSAGE_CHILDREN)?, Instant::now());

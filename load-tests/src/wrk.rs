@@ -1,5 +1,6 @@
 //! One run of `wrk`, the load generator.
 
+use crate::servers::temp_dir;
 use crate::stats::Latency;
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
@@ -17,7 +18,7 @@ pub const ARGUMENTS: [&str; 4] = ["-t1", "--latency", "--timeout", "10s"];
 pub struct Load<'a> {
     /// Without a path, and without a slash at the end.
     pub url: &'a str,
-    pub asked: Asked<'a>,
+    pub paths: Paths<'a>,
     /// "Name: value".
     pub headers: &'a [String],
     pub connections: usize,
@@ -26,18 +27,18 @@ pub struct Load<'a> {
 
 /// Which paths.
 #[derive(Debug, Clone, Copy)]
-pub enum Asked<'a> {
+pub enum Paths<'a> {
     One(&'a str),
-    Drawn(&'a Drawn),
+    List(&'a PathList),
 }
 
 /// A list of paths that are requested in order, again and again.
 #[derive(Debug)]
-pub struct Drawn(TempDir);
+pub struct PathList(TempDir);
 
-impl Drawn {
+impl PathList {
     pub fn new<'a>(paths: impl Iterator<Item = &'a str>) -> Result<Self> {
-        let dir = TempDir::with_prefix("causeway-bench-drawn-")?;
+        let dir = temp_dir("drawn")?;
         let mut list = String::new();
         for path in paths {
             writeln!(list, "{path}")?;
@@ -75,9 +76,9 @@ fn command(load: &Load<'_>) -> Command {
     let mut command = Command::new("wrk");
     command.args(ARGUMENTS).arg(format!("-c{}", load.connections)).arg(format!("-d{}s", load.seconds));
     command.args(load.headers.iter().flat_map(|header| ["-H", header.as_str()]));
-    match load.asked {
-        Asked::One(path) => command.arg(format!("{}{path}", load.url)),
-        Asked::Drawn(drawn) => {
+    match load.paths {
+        Paths::One(path) => command.arg(format!("{}{path}", load.url)),
+        Paths::List(drawn) => {
             command.arg("-s").arg(drawn.dir().join("drawn.lua")).arg(load.url).arg("--").arg(drawn.dir().join("paths"))
         }
     };
@@ -153,19 +154,19 @@ mod tests {
 
     #[test]
     fn a_list_is_requested_by_the_script() {
-        let drawn = Drawn::new(["/a", "/b", "/a"].into_iter()).expect("the temporary folder is writable");
+        let drawn = PathList::new(["/a", "/b", "/a"].into_iter()).expect("the temporary directory is writable");
         let list = std::fs::read_to_string(drawn.dir().join("paths")).expect("it was written");
         assert_eq!(list, "/a\n/b\n/a\n");
         let headers = ["Accept-Encoding: zstd".to_owned()];
         let load =
-            Load { url: "http://[::1]:80", asked: Asked::Drawn(&drawn), headers: &headers, connections: 7, seconds: 3 };
+            Load { url: "http://[::1]:80", paths: Paths::List(&drawn), headers: &headers, connections: 7, seconds: 3 };
         let command = command(&load);
         let arguments: Vec<&str> = command.get_args().filter_map(|argument| argument.to_str()).collect();
         let script = drawn.dir().join("drawn.lua").display().to_string();
         let paths = drawn.dir().join("paths").display().to_string();
         let expected = ["-c7", "-d3s", "-H", "Accept-Encoding: zstd", "-s", &script, "http://[::1]:80", "--", &paths];
         assert_eq!(arguments[ARGUMENTS.len()..], expected);
-        assert!(Drawn::new(std::iter::empty()).is_err());
+        assert!(PathList::new(std::iter::empty()).is_err());
     }
 
     #[test]

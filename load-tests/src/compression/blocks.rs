@@ -12,18 +12,18 @@ use std::path::Path;
 use std::process::Command;
 
 /// Hashes a directory without storing it: the cost of adding without a store.
-pub fn hash(options: &Options, folder: &Path) -> Result<Took> {
-    let ran = timed::settled(adding(&options.causeway, folder).arg("--only-hash"))?;
+pub fn hash(options: &Options, directory: &Path) -> Result<Took> {
+    let ran = timed::settled(adding(&options.causeway, directory).arg("--only-hash"))?;
     Ok(Took { wall: ran.wall, cpu: ran.cpu })
 }
 
 /// Adds a directory, and requests each of its files.
-pub async fn measure(options: &Options, corpus: &Corpus, folder: &Path, level: u8) -> Result<Method> {
+pub async fn measure(options: &Options, corpus: &Corpus, directory: &Path, level: u8) -> Result<Method> {
     let mut runs = Vec::new();
     let mut last = None;
     for _ in 0..options.rounds(level) {
-        let data = servers::folder("store")?;
-        let mut add = adding(&options.causeway, folder);
+        let data = servers::temp_dir("store")?;
+        let mut add = adding(&options.causeway, directory);
         add.arg("--data-dir").arg(data.path()).env("CAUSEWAY_CACHE_ZSTD_LEVEL", level.to_string());
         let ran = timed::settled(&mut add)?;
         runs.push(Took { wall: ran.wall, cpu: ran.cpu });
@@ -36,9 +36,9 @@ pub async fn measure(options: &Options, corpus: &Corpus, folder: &Path, level: u
 }
 
 /// `causeway add` of a directory.
-pub fn adding(binary: &Path, folder: &Path) -> Command {
+pub fn adding(binary: &Path, directory: &Path) -> Command {
     let mut add = without_settings(binary);
-    add.args(["add", "-Q", "--cid-version=1"]).arg(folder);
+    add.args(["add", "-Q", "--cid-version=1"]).arg(directory);
     add
 }
 

@@ -37,11 +37,11 @@ impl Corpus {
 
     /// The files in a directory.
     pub fn written(&self) -> Result<TempDir> {
-        let folder = servers::folder("corpus")?;
+        let directory = servers::temp_dir("corpus")?;
         for file in &self.files {
-            std::fs::write(folder.path().join(&file.name), &file.bytes)?;
+            std::fs::write(directory.path().join(&file.name), &file.bytes)?;
         }
-        Ok(folder)
+        Ok(directory)
     }
 
     fn new(name: &'static str, about: impl Into<String>, extension: &str, contents: Vec<Vec<u8>>) -> Self {
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn real_files_are_taken_while_they_fit() {
-        let dir = TempDir::new().expect("the temporary folder is writable");
+        let dir = TempDir::new().expect("the temporary directory is writable");
         std::fs::create_dir(dir.path().join("target")).expect("it is new");
         for (name, bytes) in [("b.rs", 50), ("a.md", 60), ("c.bin", 10), ("d.rs", 30), ("target/e.rs", 1)] {
             std::fs::write(dir.path().join(name), vec![7; bytes]).expect("there is room");

@@ -137,11 +137,11 @@ pub async fn run(options: &Options) -> Result<()> {
 
 async fn row(options: &Options, corpus: &Corpus) -> Result<Row> {
     eprintln!("{}: {} files, {} bytes", corpus.name, corpus.files.len(), corpus.bytes());
-    let folder = corpus.written()?;
-    let hashing = blocks::hash(options, folder.path())?;
+    let directory = corpus.written()?;
+    let hashing = blocks::hash(options, directory.path())?;
     let mut methods = Vec::new();
     for level in LEVELS {
-        methods.push(blocks::measure(options, corpus, folder.path(), level).await?);
+        methods.push(blocks::measure(options, corpus, directory.path(), level).await?);
     }
     for level in LEVELS {
         methods.push(whole::measure(options, corpus, level)?);

@@ -32,12 +32,12 @@ pub fn measure(options: &Options, corpus: &Corpus, level: u8) -> Result<Method> 
         let (cpu, begun) = (timed::own_cpu()?, Instant::now());
         let packed = corpus.files.iter().map(|file| packed(&file.bytes, level)).collect::<Result<Vec<_>>>()?;
         let (wall, cpu) = (begun.elapsed(), timed::own_cpu()?.saturating_sub(cpu));
-        let (folder, data) = (servers::folder("corpus")?, servers::folder("store")?);
+        let (directory, data) = (servers::temp_dir("corpus")?, servers::temp_dir("store")?);
         for (file, packed) in corpus.files.iter().zip(&packed) {
-            std::fs::write(folder.path().join(&file.name), packed)?;
+            std::fs::write(directory.path().join(&file.name), packed)?;
         }
         bytes = packed.iter().map(|packed| packed.len() as u64).sum();
-        let ran = timed::settled(adding(&options.causeway, folder.path()).arg("--data-dir").arg(data.path()))?;
+        let ran = timed::settled(adding(&options.causeway, directory.path()).arg("--data-dir").arg(data.path()))?;
         rounds.push(Took { wall: wall + ran.wall, cpu: cpu + ran.cpu });
     }
     let name = format!("whole files, level {level}");

@@ -2,15 +2,14 @@
 
 use super::Options;
 use super::latency::{Clients, SYSTEMS};
-use super::world::Far;
+use super::world::Remote;
 use crate::comparison::{Case, Measure, System, rounds};
 use crate::sample;
-use crate::servers::{Kubo, Transport};
+use crate::servers::{Kubo, Transport, temp_dir};
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
-use tempfile::TempDir;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/browser/page-time.mjs");
 /// Style sheets, scripts and pictures.
@@ -20,12 +19,12 @@ const ASSETS: [(&str, usize, usize); 3] = [("css", 4, 30_000), ("js", 6, 60_000)
 pub async fn page(options: &Options, transport: Transport) -> Result<Case> {
     let modules =
         options.browser_modules.as_ref().context("--browser-modules is not given; see `make bench-network`")?;
-    let source = Far::<Kubo>::start(options, options.link()).await?;
+    let source = Remote::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
     let series = rounds(options.run.rounds(), &SYSTEMS, async |system, round| {
-        let site = TempDir::with_prefix("causeway-bench-site-")?;
+        let site = temp_dir("site")?;
         let bytes = write_site(site.path(), 200 << 16 | (system as u64) << 8 | round as u64)?;
-        let root = source.node.add_folder(site.path())?;
+        let root = source.node.add_directory(site.path())?;
         let before = source.passed(system, transport);
         let url = format!("{}{root}/index.html", clients.url(system, &source)?);
         let mut node = Command::new("node");
@@ -93,12 +92,12 @@ fn hexadecimal(bytes: usize, seed: u64) -> String {
 
 #[test]
 fn a_site_names_every_asset_and_no_two_are_alike() {
-    let dir = TempDir::new().expect("the temporary folder is writable");
+    let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
     let total = write_site(dir.path(), 7).expect("it is written");
     let page = std::fs::read_to_string(dir.path().join("index.html")).expect("it is there");
     let mut seen = std::collections::HashSet::new();
     let mut bytes = 0;
-    for entry in std::fs::read_dir(dir.path()).expect("it is a folder").flatten() {
+    for entry in std::fs::read_dir(dir.path()).expect("it is a directory").flatten() {
         let name = entry.file_name().into_string().expect("names are ASCII");
         let content = std::fs::read(entry.path()).expect("it is there");
         if name != "index.html" {

@@ -1,13 +1,13 @@
 //! 100 MiB at once: from Kubo, from Causeway, from four sources, and on loopback.
 
-use super::world::{self, Far};
+use super::world::{self, Remote};
 use super::{Options, ceiling};
 use crate::child::datagrams_dropped;
 use crate::comparison::{Case, Measure, System, Turn, rounds};
 use crate::http;
 use crate::relay::Link;
 use crate::sample;
-use crate::servers::{Causeway, Kubo, Setup, Transport};
+use crate::servers::{Causeway, Kubo, Setup, Transport, temp_dir};
 use anyhow::{Result, ensure};
 use tempfile::TempDir;
 
@@ -19,7 +19,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 
 /// 100 MiB that only a Kubo has, far away.
 pub async fn cold(options: &Options, transport: Transport) -> Result<Case> {
-    let source = Far::<Kubo>::start(options, options.link()).await?;
+    let source = Remote::<Kubo>::start(options, options.link()).await?;
     let content = sample::bytes(options.size(LARGE), 1);
     let path = source.node.add(&content)?;
     let blocks = world::all_blocks(&source.node, &path).await?;
@@ -66,7 +66,7 @@ pub async fn cold(options: &Options, transport: Transport) -> Result<Case> {
 pub async fn ours(options: &Options, transport: Transport) -> Result<Case> {
     let content = sample::bytes(options.size(LARGE), 2);
     let (path, dir) = packed(options, &content).await?;
-    let source = Far::<Causeway>::start(options, options.link(), &dir.path().join("content.car")).await?;
+    let source = Remote::<Causeway>::start(options, options.link(), &dir.path().join("content.car")).await?;
     let systems = [System::Http, System::Causeway, System::Kubo];
     let series = rounds(options.run.rounds(), &systems, async |system, _| {
         let before = source.passed(system, transport);
@@ -93,10 +93,10 @@ pub async fn four(options: &Options) -> Result<Case> {
     let link = Link { bits_per_second: Some(SLOW_BITS_PER_SECOND), ..options.link() };
     let mut sources = Vec::new();
     for _ in 0..4 {
-        sources.push(Far::<Causeway>::start(options, link, &dir.path().join("content.car")).await?);
+        sources.push(Remote::<Causeway>::start(options, link, &dir.path().join("content.car")).await?);
     }
     let addresses: Vec<String> = sources.iter().map(|source| source.multiaddr(Transport::Tcp)).collect();
-    let passed = || sources.iter().map(Far::passed_down).sum::<u64>();
+    let passed = || sources.iter().map(Remote::passed_down).sum::<u64>();
     let mut overhead: f64 = 0.0;
     let systems = [System::OneSource, System::Causeway];
     let series = rounds(options.run.rounds(), &systems, async |system, _| {
@@ -161,7 +161,7 @@ async fn whole(url: &str, path: &str, content: &[u8]) -> Result<f64> {
 /// The path of some content, and a directory with its DAG in `content.car`. A Kubo makes both, so that all DAGs are
 /// alike.
 async fn packed(options: &Options, content: &[u8]) -> Result<(String, TempDir)> {
-    let dir = TempDir::with_prefix("causeway-bench-archive-")?;
+    let dir = temp_dir("archive")?;
     let packer = Kubo::start(&options.binaries.kubo).await?;
     let path = packer.add(content)?;
     world::archive(&packer, &path, &dir.path().join("content.car")).await?;

@@ -2,14 +2,13 @@
 //! connection.
 
 use super::Options;
-use super::world::{self, Far};
+use super::world::{self, Remote};
 use crate::comparison::{Case, Measure, System, rounds};
 use crate::http::{get, get_range};
 use crate::sample;
-use crate::servers::{Kubo, Server, Transport};
+use crate::servers::{Kubo, Server, Transport, temp_dir};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use tempfile::TempDir;
 
 /// Fetched before the clock starts, so that the connection's windows are open.
 const WARM_UP: usize = 8 << 20;
@@ -26,7 +25,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    pub async fn start(options: &Options, source: &Far<Kubo>, transport: Transport) -> Result<Self> {
+    pub async fn start(options: &Options, source: &Remote<Kubo>, transport: Transport) -> Result<Self> {
         let peers = [source.multiaddr(transport)];
         Ok(Self {
             kubo: world::client(System::Kubo, options, &peers).await?,
@@ -35,7 +34,7 @@ impl Clients {
     }
 
     /// The gateway of a system.
-    pub fn url(&self, system: System, source: &Far<Kubo>) -> Result<String> {
+    pub fn url(&self, system: System, source: &Remote<Kubo>) -> Result<String> {
         Ok(match system {
             System::Http => source.url(),
             System::Kubo => self.kubo.url.clone(),
@@ -59,7 +58,7 @@ struct WarmUp {
 }
 
 impl WarmUp {
-    fn new(source: &Far<Kubo>) -> Result<Self> {
+    fn new(source: &Remote<Kubo>) -> Result<Self> {
         let content = sample::bytes(WARM_UP, 5);
         Ok(Self { path: source.node.add(&content)?, content })
     }
@@ -71,7 +70,7 @@ impl WarmUp {
 
 /// A small file on a connection that has carried a larger one.
 pub async fn used(options: &Options, transport: Transport) -> Result<Case> {
-    let source = Far::<Kubo>::start(options, options.link()).await?;
+    let source = Remote::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
     let warm_up = WarmUp::new(&source)?;
     for system in [System::Kubo, System::Causeway] {
@@ -93,15 +92,15 @@ pub async fn used(options: &Options, transport: Transport) -> Result<Case> {
 
 /// A page of one block, two directories down, over an established connection.
 pub async fn page(options: &Options, transport: Transport) -> Result<Case> {
-    let source = Far::<Kubo>::start(options, options.link()).await?;
+    let source = Remote::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
     let round_trip = options.link().round_trip().as_secs_f64();
     let series = rounds(options.run.rounds() * REPETITIONS, &SYSTEMS, async |system, round| {
         let content = sample::bytes(PAGE, seed(7, system, round));
-        let site = TempDir::with_prefix("causeway-bench-site-")?;
+        let site = temp_dir("site")?;
         std::fs::create_dir(site.path().join("articles"))?;
         std::fs::write(site.path().join("articles/page.html"), &content)?;
-        let root = source.node.add_folder(site.path())?;
+        let root = source.node.add_directory(site.path())?;
         let url = format!("{}{root}/articles/page.html", clients.url(system, &source)?);
         let before = source.passed(system, transport);
         let response = get(&url).await?.of_content(&content)?;
@@ -117,7 +116,7 @@ pub async fn page(options: &Options, transport: Transport) -> Result<Case> {
 
 /// Some bytes in the middle of a file that is deeper than one level of links.
 pub async fn range(options: &Options, transport: Transport) -> Result<Case> {
-    let source = Far::<Kubo>::start(options, options.link()).await?;
+    let source = Remote::<Kubo>::start(options, options.link()).await?;
     let content = sample::bytes(options.size(HUGE), 8);
     let path = source.node.add(&content)?;
     let depth = depth(&source.node, &path).await? as f64;

@@ -2,16 +2,15 @@
 
 use super::Options;
 use super::peer::{self, Behaviour};
-use super::world::Far;
+use super::world::Remote;
 use crate::comparison::{Case, Measure, Series, System};
 use crate::relay::Link;
 use crate::sample;
-use crate::servers::{Causeway, Kubo, Setup, Transport};
+use crate::servers::{Causeway, Kubo, Setup, Transport, temp_dir};
 use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use libp2p::{Multiaddr, Swarm};
 use std::time::Duration;
-use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
@@ -33,12 +32,12 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// The peak while all connections are open and all misses stream.
 pub async fn resident(options: &Options) -> Result<Case> {
     let (connections, misses, len) = (options.size(CONNECTIONS), options.size(MISSES), options.size(FILE));
-    let source = Far::<Kubo>::start(options, Link { bits_per_second: None, ..options.link() }).await?;
-    let site = TempDir::with_prefix("causeway-bench-misses-")?;
+    let source = Remote::<Kubo>::start(options, Link { bits_per_second: None, ..options.link() }).await?;
+    let site = temp_dir("misses")?;
     for n in 0..misses {
         std::fs::write(site.path().join(n.to_string()), sample::bytes(len, 300 << 32 | n as u64))?;
     }
-    let root = source.node.add_folder(site.path())?;
+    let root = source.node.add_directory(site.path())?;
     let ram = RAM_TIER.to_string();
     // All clients have one address here, and stand for many.
     let settings = [

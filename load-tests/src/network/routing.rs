@@ -3,19 +3,18 @@
 use super::Options;
 use super::dht::{Dht, Stored};
 use super::latency::seed;
-use super::world::{self, Far};
+use super::world::{self, Remote};
 use crate::comparison::{Case, Measure, Series, System, rounds};
 use crate::http::get;
 use crate::relay::Link;
 use crate::sample;
-use crate::servers::{Causeway, Kubo, Server, Setup, Transport};
+use crate::servers::{Causeway, Kubo, Server, Setup, Transport, temp_dir};
 use crate::stats::median;
 use anyhow::{Context, Result, bail, ensure};
 use content::Cid;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use tokio::sync::broadcast;
 use tokio::time::timeout;
 
@@ -36,7 +35,7 @@ pub fn no_server(settings: &mut Value) {
 /// A page whose provider is known to a third node on loopback.
 pub async fn near(options: &Options) -> Result<Case> {
     let dht = Kubo::start(&options.binaries.kubo).await?;
-    let source = Far::<Kubo>::start_with(options, Link::delay(Duration::ZERO), no_server).await?;
+    let source = Remote::<Kubo>::start_with(options, Link::delay(Duration::ZERO), no_server).await?;
     let known = dht.multiaddr(Transport::Tcp)?.to_owned();
     source.node.connect(&known).await?;
     let series = find(options, &source, &[known], 80).await?;
@@ -48,7 +47,7 @@ pub async fn near(options: &Options) -> Result<Case> {
 /// The same among twenty nodes, all of them far away.
 pub async fn far(options: &Options) -> Result<Case> {
     let dht = Dht::start(NODES, options.link()).await?;
-    let source = Far::<Kubo>::start_with(options, options.link(), no_server).await?;
+    let source = Remote::<Kubo>::start_with(options, options.link(), no_server).await?;
     source.node.connect(&dht.addresses[0]).await?;
     settle(&source.node, 1).await?;
     let series = find(options, &source, &dht.addresses, 90).await?;
@@ -65,7 +64,7 @@ pub async fn far(options: &Options) -> Result<Case> {
 }
 
 /// Seconds to the first byte, for clients that know the first node of `dht` and no other peer.
-async fn find(options: &Options, source: &Far<Kubo>, dht: &[String], row: u64) -> Result<Vec<Series>> {
+async fn find(options: &Options, source: &Remote<Kubo>, dht: &[String], row: u64) -> Result<Vec<Series>> {
     rounds(options.run.rounds(), &SYSTEMS, async |system, round| {
         let content = sample::bytes(PAGE, seed(row, system, round));
         let path = source.node.add(&content)?;
@@ -182,7 +181,7 @@ async fn published_by_causeway(
     stored: broadcast::Receiver<Stored>,
 ) -> Result<(f64, f64)> {
     let path = packer.add(content)?;
-    let dir = TempDir::with_prefix("causeway-bench-archive-")?;
+    let dir = temp_dir("archive")?;
     let archive = dir.path().join("content.car");
     world::archive(packer, &path, &archive).await?;
     let bootstrap = Some(dht.addresses[0].as_str());

@@ -10,7 +10,7 @@ use super::Options;
 use super::latency::seed;
 use super::routing::{SYSTEMS, joined, multihash, no_server};
 use super::unresponsive::{DeadAddress, Fault, HANGING, UnresponsiveProviders};
-use super::world::Far;
+use super::world::Remote;
 use crate::comparison::{Case, Measure, Series, System, rounds};
 use crate::http::get;
 use crate::relay::Link;
@@ -188,7 +188,7 @@ struct World {
     dht: Kubo,
     /// Where the DHT node is.
     known: String,
-    source: Far<Kubo>,
+    source: Remote<Kubo>,
     unresponsive: UnresponsiveProviders,
     /// All of them.
     providers: usize,
@@ -212,7 +212,7 @@ impl World {
             let wrong = wrong.iter().map(|dead| json!(dead.address.to_string()));
             settings["Addresses"]["Announce"] = wrong.chain(right).collect();
         };
-        let source = Far::<Kubo>::start_with(options, scenario.link, announce).await?;
+        let source = Remote::<Kubo>::start_with(options, scenario.link, announce).await?;
         source.node.connect(&known).await?;
         let unresponsive = UnresponsiveProviders::start(scenario.unresponsive, scenario.faults, &known).await?;
         Ok(Self { dht, known, source, unresponsive, providers: scenario.unresponsive + 1, _wrong: wrong })

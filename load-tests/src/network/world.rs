@@ -61,14 +61,14 @@ fn socket(listening: &[String], part: &str) -> Result<SocketAddr> {
 }
 
 /// A node with content, reached through links only.
-pub struct Far<Node> {
+pub struct Remote<Node> {
     pub node: Node,
     peer_id: String,
     relays: Relays,
 }
 
 /// The link's bytes prove that nothing bypassed it.
-impl<Node> Far<Node> {
+impl<Node> Remote<Node> {
     /// Its address as peers know it.
     pub fn multiaddr(&self, transport: Transport) -> String {
         let [tcp, quic] = self.relays.announced();
@@ -103,7 +103,7 @@ impl<Node> Far<Node> {
     }
 }
 
-impl Far<Kubo> {
+impl Remote<Kubo> {
     pub async fn start(options: &Options, link: Link) -> Result<Self> {
         Self::start_with(options, link, |_| {}).await
     }
@@ -122,7 +122,7 @@ impl Far<Kubo> {
     }
 }
 
-impl Far<Causeway> {
+impl Remote<Causeway> {
     /// A Causeway that has the blocks of the archive.
     pub async fn start(options: &Options, link: Link, archive: &Path) -> Result<Self> {
         let relays = Relays::bind(link).await?;

@@ -14,7 +14,7 @@ pub const BLOCK_BYTES: usize = 256 << 10;
 pub struct Set {
     /// What distinguishes it.
     pub label: String,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     pub files: u64,
     /// Of all files.
     pub bytes: u64,
@@ -36,7 +36,7 @@ impl Stretch {
 }
 
 /// The content of a store.
-pub type Had = HashSet<Stretch>;
+pub type Stored = HashSet<Stretch>;
 
 /// Makes directories below one.
 pub struct Maker<'a> {
@@ -57,18 +57,18 @@ impl<'a> Maker<'a> {
     }
 
     /// A directory of files, each of them made of stretches, for a store with some content.
-    pub fn folder(&mut self, label: impl Into<String>, files: &[Vec<Stretch>], had: &mut Had) -> Result<Set> {
-        let folder = self.dir.join(format!("{:03}", self.sets));
+    pub fn directory(&mut self, label: impl Into<String>, files: &[Vec<Stretch>], stored: &mut Stored) -> Result<Set> {
+        let directory = self.dir.join(format!("{:03}", self.sets));
         self.sets += 1;
-        std::fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        std::fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
         for (index, file) in files.iter().enumerate() {
             let content: Vec<u8> = file.iter().flat_map(|stretch| stretch.content()).collect();
-            std::fs::write(folder.join(format!("{index:06}")), content)?;
+            std::fs::write(directory.join(format!("{index:06}")), content)?;
         }
         let all = || files.iter().flatten();
-        let new_bytes = all().filter(|stretch| had.insert(**stretch)).map(|stretch| stretch.bytes as u64).sum();
+        let new_bytes = all().filter(|stretch| stored.insert(**stretch)).map(|stretch| stretch.bytes as u64).sum();
         let bytes = all().map(|stretch| stretch.bytes as u64).sum();
-        Ok(Set { label: label.into(), folder, files: files.len() as u64, bytes, new_bytes })
+        Ok(Set { label: label.into(), directory, files: files.len() as u64, bytes, new_bytes })
     }
 }
 
@@ -87,14 +87,14 @@ mod tests {
 
     /// Two directories of two files that share their first block, and the contents.
     fn made(seed: u64) -> ([Set; 2], Vec<Vec<u8>>) {
-        let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
-        let (mut maker, mut had) = (Maker::new(dir.path(), seed), Had::new());
+        let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
+        let (mut maker, mut stored) = (Maker::new(dir.path(), seed), Stored::new());
         let shared = maker.stretch(10);
         let sets = ["one", "two"].map(|label| {
             let files = [(); 2].map(|()| vec![shared, maker.stretch(5)]);
-            maker.folder(label, &files, &mut had).expect("there is room")
+            maker.directory(label, &files, &mut stored).expect("there is room")
         });
-        let files = sets.iter().flat_map(|set| ["000000", "000001"].map(|file| set.folder.join(file)));
+        let files = sets.iter().flat_map(|set| ["000000", "000001"].map(|file| set.directory.join(file)));
         let contents = files.map(|file| std::fs::read(file).expect("it was written")).collect();
         (sets, contents)
     }

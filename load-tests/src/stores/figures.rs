@@ -150,7 +150,7 @@ pub mod tests {
     pub fn figures() -> Figures {
         let set = |label: &str, new_bytes| Set {
             label: label.to_owned(),
-            folder: std::path::PathBuf::new(),
+            directory: std::path::PathBuf::new(),
             files: 10,
             bytes: 1_000_000,
             new_bytes,

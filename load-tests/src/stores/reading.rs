@@ -7,11 +7,11 @@
 
 use super::Options;
 use super::adding;
-use super::data::{BLOCK_BYTES, Had, Maker, Set, Stretch, size};
+use super::data::{BLOCK_BYTES, Maker, Set, Stored, Stretch, size};
 use super::figures::{Cost, Reading, Reads};
 use super::store::Participant;
 use crate::archive::{self, importer};
-use crate::folder::drop_page_cache;
+use crate::directory::drop_page_cache;
 use crate::http::Client;
 use crate::sample;
 use crate::servers::{self, Server};
@@ -57,9 +57,9 @@ impl Content {
         };
         let (blocks, small) = (stretches(BLOCK_BYTES, BLOCKS)?, stretches(SMALL_BYTES, SMALL_FILES)?);
         let files: Vec<Vec<Stretch>> = small.iter().map(|(_, stretch)| vec![*stretch]).collect();
-        let set = maker.folder("reading", &files, &mut Had::new())?;
+        let set = maker.directory("reading", &files, &mut Stored::new())?;
         let large: Vec<u8> = blocks.iter().flat_map(|(_, stretch)| stretch.content()).collect();
-        std::fs::write(set.folder.join(LARGE), large)?;
+        std::fs::write(set.directory.join(LARGE), large)?;
         Ok(Self { set, blocks, small })
     }
 }
@@ -74,7 +74,7 @@ fn cid(bytes: &[u8]) -> Result<Cid> {
 /// Every store, one after the other.
 pub async fn measure(options: &Options, participants: &[Participant]) -> Result<Vec<Reading>> {
     eprintln!("reading");
-    let dir = servers::folder("data")?;
+    let dir = servers::temp_dir("data")?;
     let content = Content::make(options, dir.path())?;
     let mut all = Vec::new();
     for participant in participants {

@@ -87,7 +87,7 @@ impl Participant {
 
     /// Adds a small file.
     fn try_to_add(self, options: &Options) -> Result<()> {
-        let dir = servers::folder("try")?;
+        let dir = servers::temp_dir("try")?;
         std::fs::write(dir.path().join("file"), "something")?;
         self.fresh(options)?.add(dir.path()).map(drop)
     }
@@ -102,7 +102,7 @@ impl Participant {
     pub fn fresh(self, options: &Options) -> Result<Store<'_>> {
         Ok(match self.kind {
             Kind::Causeway(store) => {
-                let (binary, data) = (&options.binaries.causeway, servers::folder("store")?);
+                let (binary, data) = (&options.binaries.causeway, servers::temp_dir("store")?);
                 Store::Causeway { binary, store: Some(store), data }
             }
             Kind::Kubo(datastore) => Store::Kubo(datastore.init(&options.binaries.kubo)?),

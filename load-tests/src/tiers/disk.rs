@@ -9,7 +9,7 @@ use crate::http::Client;
 use crate::sample;
 use crate::servers::Kubo;
 use crate::trace::tier::bytes_served;
-use crate::wrk::{Asked, Drawn};
+use crate::wrk::{PathList, Paths};
 use anyhow::{Result, ensure};
 
 /// The published median object.
@@ -41,9 +41,9 @@ pub async fn median(options: &Options) -> Result<Vec<Case>> {
     }
     let mut paths: Vec<&str> = content.files.iter().map(|file| file.path.as_str()).collect();
     sample::shuffle(&mut paths, options.seed);
-    let drawn = Drawn::new(paths.into_iter())?;
+    let drawn = PathList::new(paths.into_iter())?;
     let targets = [(System::Causeway, &causeway.server), (System::Kubo, &kubo.server)]
-        .map(|(system, server)| Target::new(system, server, Asked::Drawn(&drawn), Some(BYTES)));
+        .map(|(system, server)| Target::new(system, server, Paths::List(&drawn), Some(BYTES)));
     let before = bytes_served(&causeway.admin).await?;
     let series = rounds(options, CONNECTIONS, &targets).await?;
     let served = bytes_served(&causeway.admin).await?.since(before);

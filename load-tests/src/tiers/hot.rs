@@ -10,7 +10,7 @@ use crate::http::Client;
 use crate::random::SplitMix;
 use crate::sample;
 use crate::servers::{self, Causeway, Setup};
-use crate::wrk::{Asked, Drawn};
+use crate::wrk::{PathList, Paths};
 use crate::zipf::Zipf;
 use anyhow::{Context, Result};
 use content::Cid;
@@ -32,7 +32,7 @@ pub async fn small(options: &Options) -> Result<Vec<Case>> {
     let world = World::start(options, &content).await?;
     world.warm(&content).await?;
     let drawn = by_zipf(options.seed, &content.files)?;
-    let asked = Asked::Drawn(&drawn);
+    let paths = Paths::List(&drawn);
     let mut cases = Vec::new();
     for connections in [CONNECTIONS, 512] {
         let servers = [
@@ -40,7 +40,7 @@ pub async fn small(options: &Options) -> Result<Vec<Case>> {
             (System::NginxCache, &world.nginx),
             (System::Kubo, &world.kubo.server),
         ];
-        let targets = servers.map(|(system, server)| Target::new(system, server, asked, Some(SMALL_BYTES)));
+        let targets = servers.map(|(system, server)| Target::new(system, server, paths, Some(SMALL_BYTES)));
         let series = rounds(options, connections, &targets).await?;
         let case = format!("hot 4 KiB, {URLS} URLs by Zipf, {connections} connections");
         let case = Case::new(case, "requests/s", series);
@@ -51,21 +51,21 @@ pub async fn small(options: &Options) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-fn by_zipf(seed: u64, files: &[File]) -> Result<Drawn> {
+fn by_zipf(seed: u64, files: &[File]) -> Result<PathList> {
     let (zipf, mut random) = (Zipf::new(files.len()), SplitMix::new(seed));
-    Drawn::new((0..DRAWN).map(|_| files[zipf.draw(&mut random)].path.as_str()))
+    PathList::new((0..DRAWN).map(|_| files[zipf.draw(&mut random)].path.as_str()))
 }
 
 /// One file of so many bytes.
 pub async fn large(options: &Options, name: &str, bytes: u64) -> Result<Vec<Case>> {
     let content = Content::make(options.seed, std::iter::once(bytes))?;
     let [file] = content.files.as_slice() else { anyhow::bail!("{} files were made", content.files.len()) };
-    std::fs::write(content.folder().join("file.bin"), file.content()?)?;
+    std::fs::write(content.directory().join("file.bin"), file.content()?)?;
     let world = World::start(options, &content).await?;
     world.warm(&content).await?;
     let static_path = "/files/file.bin";
     Client::new()?.get(&world.nginx.at(static_path)).await?.of_content(&file.content()?)?;
-    let target = |system, server, path| Target::new(system, server, Asked::One(path), Some(bytes));
+    let target = |system, server, path| Target::new(system, server, Paths::One(path), Some(bytes));
     let targets = [
         target(System::Causeway, &world.causeway.server, &file.path),
         target(System::NginxCache, &world.nginx, &file.path),
@@ -81,7 +81,7 @@ pub async fn large(options: &Options, name: &str, bytes: u64) -> Result<Vec<Case
 
 /// A page in a directory of 500 entries, beside the same file by its own CID.
 pub async fn page(options: &Options) -> Result<Vec<Case>> {
-    let dir = servers::folder("page")?;
+    let dir = servers::temp_dir("page")?;
     let archive = dir.path().join("site.car");
     let page = sample::bytes(usize::try_from(SMALL_BYTES)?, options.seed);
     let (site, file) = site(&archive, options.seed, &page)?;
@@ -102,7 +102,7 @@ pub async fn page(options: &Options) -> Result<Vec<Case>> {
     }
     let targets = ways.map(|(system, path, headers)| Target {
         headers,
-        ..Target::new(system, &causeway, Asked::One(path), Some(SMALL_BYTES))
+        ..Target::new(system, &causeway, Paths::One(path), Some(SMALL_BYTES))
     });
     let series = rounds(options, CONNECTIONS, &targets).await?;
     let case = Case::new(format!("hot page in a directory of {ENTRIES} entries"), "requests/s", series);
@@ -144,7 +144,7 @@ pub async fn revalidation(options: &Options) -> Result<Vec<Case>> {
         let etag = response.header("etag").with_context(|| format!("{system}: no ETag"))?;
         let headers = vec![format!("If-None-Match: {etag}")];
         client.request(&server.at(path), &headers).await?.of_status(304)?;
-        targets.push(Target { headers, ..Target::new(system, server, Asked::One(path), Some(0)) });
+        targets.push(Target { headers, ..Target::new(system, server, Paths::One(path), Some(0)) });
     }
     let case = Case::new("304 revalidation", "requests/s", rounds(options, CONNECTIONS, &targets).await?);
     let nginx = case.against(System::NginxCache).bar("1.3 ×", 1.3).aim("1.6 ×", 1.6);

@@ -6,7 +6,7 @@ use super::under_load::{Target, rounds};
 use super::world::Content;
 use crate::comparison::{Case, Measure, System};
 use crate::random::SplitMix;
-use crate::wrk::{Asked, Drawn};
+use crate::wrk::{PathList, Paths};
 use crate::zipf::Zipf;
 use anyhow::Result;
 
@@ -29,13 +29,13 @@ pub async fn budget(options: &Options) -> Result<Vec<Case>> {
     let sizes = (0..files).map(|index| SIZES[index % SIZES.len()]);
     let content = Content::make(options.seed, sizes)?;
     let (zipf, mut random) = (Zipf::new(files), SplitMix::new(options.seed));
-    let drawn = Drawn::new((0..DRAWN).map(|_| content.files[zipf.draw(&mut random)].path.as_str()))?;
+    let drawn = PathList::new((0..DRAWN).map(|_| content.files[zipf.draw(&mut random)].path.as_str()))?;
     let (mut peaks, mut series) = (Vec::new(), Vec::new());
     for ram in [OFF, BUDGET] {
         let ram = ram.to_string();
         let causeway = content.causeway(options, &[("CAUSEWAY_CACHE_RAM_BYTES_MAX", &ram)]).await?;
         // Sizes differ, so that the number of requests does not tell the number of bytes.
-        let target = Target::new(System::Causeway, &causeway.server, Asked::Drawn(&drawn), None);
+        let target = Target::new(System::Causeway, &causeway.server, Paths::List(&drawn), None);
         series = rounds(options, CONNECTIONS, &[target]).await?;
         peaks.push(causeway.server.process.resident_peak()? as f64 / MIB);
     }

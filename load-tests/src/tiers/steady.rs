@@ -9,7 +9,7 @@ use crate::report::millis;
 use crate::servers::Server;
 use crate::timed;
 use crate::trace::figures::Replayed;
-use crate::trace::replay::{Script, Shot, Target, replay};
+use crate::trace::replay::{Schedule, Scheduled, Target, replay};
 use crate::zipf::Zipf;
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
@@ -38,9 +38,9 @@ pub async fn load(options: &Options) -> Result<Vec<Case>> {
     let content = Content::make(options.seed, sizes)?;
     let world = World::start(options, &content).await?;
     world.warm(&content).await?;
-    let shots = shots(options.seed, files, options.load_rate, Duration::from_secs(options.load_seconds));
-    let ours = Sent::measure(options, &world.causeway.server, System::Causeway, &content, shots.clone()).await?;
-    let theirs = Sent::measure(options, &world.nginx, System::NginxCache, &content, shots).await?;
+    let requests = draw_requests(options.seed, files, options.load_rate, Duration::from_secs(options.load_seconds));
+    let ours = Sent::measure(options, &world.causeway.server, System::Causeway, &content, requests.clone()).await?;
+    let theirs = Sent::measure(options, &world.nginx, System::NginxCache, &content, requests).await?;
 
     let series = [&ours, &theirs].map(|sent| Series { system: sent.system, turns: vec![sent.turn()] }).to_vec();
     let (rate, seconds) = (options.load_rate, options.load_seconds);
@@ -72,17 +72,17 @@ impl Sent {
         server: &Server,
         system: System,
         content: &Content,
-        shots: Vec<Shot>,
+        requests: Vec<Scheduled>,
     ) -> Result<Self> {
         let authority = server.url.strip_prefix("http://").with_context(|| server.url.clone())?.to_owned();
         let target =
             |File { path, object }: &File| Target { path: path.clone(), bytes: object.bytes, seed: object.seed };
         let targets = content.files.iter().map(target).collect();
         let connections = options.load_connections;
-        let script = Script { authority, targets, shots, connections, timeout: REQUEST_TIMEOUT };
+        let schedule = Schedule { authority, targets, requests, connections, timeout: REQUEST_TIMEOUT };
         let used = || Ok::<_, anyhow::Error>([server.process.cpu(), timed::own_cpu()?]);
         let before = used()?;
-        let replayed = Replayed::of(&replay(script).await?);
+        let replayed = Replayed::of(&replay(schedule).await?);
         let after = used()?;
         ensure!(replayed.all.count > 0, "{system}: there was no response");
         let cpu = [0, 1].map(|process| after[process].saturating_sub(before[process]));
@@ -127,16 +127,16 @@ impl Sent {
 }
 
 /// A Poisson process: a size by its share, and one of its files by Zipf.
-fn shots(seed: u64, files: usize, per_second: f64, duration: Duration) -> Vec<Shot> {
+fn draw_requests(seed: u64, files: usize, per_second: f64, duration: Duration) -> Vec<Scheduled> {
     let (zipf, mut random) = (Zipf::new(files), SplitMix::new(seed));
-    let (mut due, mut shots) = (0.0, Vec::new());
+    let (mut due, mut requests) = (0.0, Vec::new());
     loop {
         due -= (1.0 - random.unit()).ln() / per_second;
         if due >= duration.as_secs_f64() {
-            return shots;
+            return requests;
         }
         let target = size(random.unit()) * files + zipf.draw(&mut random);
-        shots.push(Shot { due: Duration::from_secs_f64(due), target: target as u32 });
+        requests.push(Scheduled { due: Duration::from_secs_f64(due), target: target as u32 });
     }
 }
 
@@ -160,11 +160,11 @@ mod tests {
 
     #[test]
     fn requests_come_at_the_rate_and_with_the_mean() {
-        let shots = shots(1, 100, 7100.0, Duration::from_secs(10));
-        assert!((70_000..72_000).contains(&shots.len()), "{}", shots.len());
-        assert!(shots.is_sorted_by_key(|shot| shot.due));
-        let bytes = |shot: &Shot| SIZES[shot.target as usize / 100].1 as f64;
-        let mean = shots.iter().map(bytes).sum::<f64>() / shots.len() as f64;
+        let requests = draw_requests(1, 100, 7100.0, Duration::from_secs(10));
+        assert!((70_000..72_000).contains(&requests.len()), "{}", requests.len());
+        assert!(requests.is_sorted_by_key(|request| request.due));
+        let bytes = |request: &Scheduled| SIZES[request.target as usize / 100].1 as f64;
+        let mean = requests.iter().map(bytes).sum::<f64>() / requests.len() as f64;
         assert!((71_000.0..75_000.0).contains(&mean), "{mean}");
         assert_eq!([size(0.0), size(0.0499), size(0.05), size(0.9999)], [0, 0, 1, 5]);
     }

@@ -4,7 +4,7 @@
 use super::Options;
 use crate::archive::{self, PLAIN, importer};
 use crate::comparison::{self, Case, Measure, Series, System, Turn};
-use crate::folder::disk_bytes;
+use crate::directory::disk_bytes;
 use crate::sample;
 use crate::servers::{self, KuboRepo};
 use crate::stats::{median, rotated};
@@ -30,7 +30,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// New blocks from a CAR file.
 pub async fn write(options: &Options) -> Result<Vec<Case>> {
     let bytes = options.write_bytes;
-    let dir = servers::folder("write")?;
+    let dir = servers::temp_dir("write")?;
     let archive = dir.path().join("new.car");
     archive::write(&archive, |sink| Ok((import(pieces(options.seed, bytes), sink)?, ())))?;
     let mut stored = Vec::new();
@@ -68,7 +68,7 @@ struct Step {
 
 /// A large file, the same again, and one of which half is stored already.
 pub fn add(options: &Options) -> Result<Vec<Case>> {
-    let dir = servers::folder("add")?;
+    let dir = servers::temp_dir("add")?;
     let steps = steps(options, dir.path())?;
     let mut series = steps.clone().map(|_| [System::Causeway, System::Kubo].map(Series::new).to_vec());
     let mut hashing = Series::new(System::Hashing);
@@ -175,7 +175,7 @@ fn discard(_: Block) -> Result<(), content::importer::SinkError> {
 fn fresh(options: &Options, system: System) -> Result<Store<'_>> {
     Ok(match system {
         System::Causeway => {
-            Store::Causeway { binary: &options.binaries.causeway, store: None, data: servers::folder("store")? }
+            Store::Causeway { binary: &options.binaries.causeway, store: None, data: servers::temp_dir("store")? }
         }
         System::Kubo => Store::Kubo(KuboRepo::init(&options.binaries.kubo, |_| {})?),
         other => bail!("{other} is no store"),
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_written_file_has_the_root_that_is_expected() {
-        let dir = TempDir::new().expect("the temporary folder is writable");
+        let dir = TempDir::new().expect("the temporary directory is writable");
         let path = dir.path().join("file");
         let (known, new) = (pieces(1, PIECE_BYTES as u64), pieces(2, 5));
         let root =

@@ -8,7 +8,7 @@ use crate::comparison::{Case, Measure, System};
 use crate::http::Client;
 use crate::sample;
 use crate::servers;
-use crate::wrk::Asked;
+use crate::wrk::Paths;
 use anyhow::{Context, Result, ensure};
 use std::process::Command;
 
@@ -20,12 +20,12 @@ const CONNECTIONS: usize = 32;
 pub async fn zstd(options: &Options) -> Result<Vec<Case>> {
     let text = sample::text(BYTES, options.seed);
     let (content, path) = Content::one(&text)?;
-    let file = content.folder().join("text.txt");
+    let file = content.directory().join("text.txt");
     std::fs::write(&file, &text)?;
     let gzip = Command::new("gzip").args(["-9", "--keep"]).arg(&file).output().context("gzip does not start")?;
     ensure!(gzip.status.success(), "gzip: {}", String::from_utf8_lossy(&gzip.stderr));
     let causeway = content.causeway(options, &[]).await?.server;
-    let nginx = servers::nginx(&causeway.url, content.folder()).await?;
+    let nginx = servers::nginx(&causeway.url, content.directory()).await?;
 
     let client = Client::new()?;
     let [zstd, gzip] = ["zstd", "gzip"].map(|coding| vec![format!("Accept-Encoding: {coding}")]);
@@ -39,7 +39,7 @@ pub async fn zstd(options: &Options) -> Result<Vec<Case>> {
     let theirs = theirs.of_content(&std::fs::read(file.with_added_extension("gz"))?)?;
 
     let (our_bytes, their_bytes, coding) = (ours.body.len(), theirs.body.len(), ours.coding());
-    let (our_path, their_path) = (Asked::One(&path), Asked::One("/files/text.txt"));
+    let (our_path, their_path) = (Paths::One(&path), Paths::One("/files/text.txt"));
     let targets = [
         Target { headers: zstd, ..Target::new(System::Causeway, &causeway, our_path, Some(our_bytes as u64)) },
         Target { headers: gzip, ..Target::new(System::NginxStatic, &nginx, their_path, Some(their_bytes as u64)) },

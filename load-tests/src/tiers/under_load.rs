@@ -3,7 +3,7 @@
 use super::Options;
 use crate::comparison::{self, Series, System, Turn};
 use crate::servers::Server;
-use crate::wrk::{self, Asked, Load, Run};
+use crate::wrk::{self, Load, Paths, Run};
 use anyhow::{Context, Result, ensure};
 
 /// Every server's heads are smaller.
@@ -15,7 +15,7 @@ const ROUNDING: f64 = 0.02;
 pub struct Target<'a> {
     pub system: System,
     pub server: &'a Server,
-    pub asked: Asked<'a>,
+    pub paths: Paths<'a>,
     /// "Name: value".
     pub headers: Vec<String>,
     /// Bytes of each response's body, if they are all of one size.
@@ -23,8 +23,8 @@ pub struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    pub fn new(system: System, server: &'a Server, asked: Asked<'a>, body_bytes: Option<u64>) -> Self {
-        Self { system, server, asked, headers: Vec::new(), body_bytes }
+    pub fn new(system: System, server: &'a Server, paths: Paths<'a>, body_bytes: Option<u64>) -> Self {
+        Self { system, server, paths, headers: Vec::new(), body_bytes }
     }
 }
 
@@ -39,8 +39,8 @@ pub async fn rounds(options: &Options, connections: usize, targets: &[Target<'_>
 }
 
 fn turn(options: &Options, connections: usize, target: &Target<'_>) -> Result<Turn> {
-    let Target { server, asked, headers, body_bytes, .. } = target;
-    let load = Load { url: &server.url, asked: *asked, headers, connections, seconds: options.seconds };
+    let Target { server, paths, headers, body_bytes, .. } = target;
+    let load = Load { url: &server.url, paths: *paths, headers, connections, seconds: options.seconds };
     let cpu = server.process.cpu();
     let run = wrk::run(&load)?;
     let cpu = server.process.cpu().saturating_sub(cpu);

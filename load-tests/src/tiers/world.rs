@@ -33,7 +33,7 @@ impl File {
 impl Content {
     /// Files of these sizes. The same seed makes the same files.
     pub fn make(seed: u64, sizes: impl Iterator<Item = u64>) -> Result<Self> {
-        let content = Self { dir: servers::folder("content")?, files: Vec::new() };
+        let content = Self { dir: servers::temp_dir("content")?, files: Vec::new() };
         let object = |(bytes, seed)| Object { bytes, seed, pinned: true };
         let objects: Vec<Object> = sizes.zip(seed << 32..).map(object).collect();
         let cids = corpus::archive(&content.archive(), objects.iter())?;
@@ -43,7 +43,7 @@ impl Content {
 
     /// One file of these bytes, and its path.
     pub fn one(bytes: &[u8]) -> Result<(Self, String)> {
-        let content = Self { dir: servers::folder("content")?, files: Vec::new() };
+        let content = Self { dir: servers::temp_dir("content")?, files: Vec::new() };
         let path = archive::write(&content.archive(), |sink| {
             let part = archive::file(&archive::importer()?, bytes, sink)?;
             Ok((part.cid, format!("/ipfs/{}", part.cid)))
@@ -56,7 +56,7 @@ impl Content {
     }
 
     /// The directory for servers of plain files.
-    pub fn folder(&self) -> &Path {
+    pub fn directory(&self) -> &Path {
         self.dir.path()
     }
 
@@ -80,7 +80,7 @@ impl World {
         let causeway = content.causeway(options, &[]).await?;
         let kubo = Kubo::start(&options.binaries.kubo).await?;
         kubo.import(&content.archive())?;
-        let nginx = servers::nginx(&kubo.server.url, content.folder()).await?;
+        let nginx = servers::nginx(&kubo.server.url, content.directory()).await?;
         Ok(Self { causeway, nginx, kubo })
     }
 

@@ -28,7 +28,8 @@ pub struct Replayed {
     /// Complete responses, of whatever tier.
     pub all: Responses,
     /// Complete responses without a tier.
-    pub untold: usize,
+    #[serde(rename = "untold")]
+    pub without_tier: usize,
     /// Requests that were due.
     pub due: usize,
     /// Requests and bytes a second: as they were due, and as responses were complete, until the last of them.
@@ -66,7 +67,7 @@ impl Replayed {
         Self {
             tiers,
             all: Responses::of(&complete, Share { requests: 1.0, bytes: 1.0 }),
-            untold: complete.iter().filter(|record| record.tier.is_none()).count(),
+            without_tier: complete.iter().filter(|record| record.tier.is_none()).count(),
             due: records.len(),
             due_per_second: records.len() as f64 / span(last_due),
             answered_per_second: complete.len() as f64 / span(last_byte),
@@ -101,11 +102,11 @@ mod tests {
     use super::super::tier::Tier;
     use super::*;
 
-    fn record(shot: usize, tier: Option<Tier>, outcome: Outcome) -> Record {
-        let due = Duration::from_secs(shot as u64);
+    fn record(index: usize, tier: Option<Tier>, outcome: Outcome) -> Record {
+        let due = Duration::from_secs(index as u64);
         let after = |millis| due + Duration::from_millis(millis);
-        let (sent, first_byte, last_byte) = (after(shot as u64 * 5), after(20), after(30));
-        Record { shot, due, sent, first_byte, last_byte, bytes: 100, outcome, tier }
+        let (sent, first_byte, last_byte) = (after(index as u64 * 5), after(20), after(30));
+        Record { index, due, sent, first_byte, last_byte, bytes: 100, outcome, tier }
     }
 
     #[test]
@@ -125,7 +126,7 @@ mod tests {
         ];
         let replayed = Replayed::of(&records[1..]);
         assert_eq!(ByTier::from_fn(|tier| replayed.tiers.of(tier).count), ByTier { ram: 2, disk: 1, network: 0 });
-        assert_eq!((replayed.all.count, replayed.untold, replayed.due), (4, 1, 8));
+        assert_eq!((replayed.all.count, replayed.without_tier, replayed.due), (4, 1, 8));
         assert!((replayed.tiers.ram.share.requests - 2.0 / 3.0).abs() < 1e-9);
         assert_eq!(replayed.tiers.disk.last_byte.p99, Duration::from_millis(30));
         assert_eq!(replayed.tiers.disk.first_byte.median, Duration::from_millis(20));

@@ -40,7 +40,7 @@ use anyhow::{Result, ensure};
 use cache::RamPolicy;
 use content::Cid;
 use figures::Replayed;
-use replay::{Script, Shot, Target};
+use replay::{Schedule, Scheduled, Target};
 use serde::Serialize;
 use serde_json::json;
 use service::Service;
@@ -224,7 +224,7 @@ async fn measure(options: &Options) -> Result<Outcome> {
         None => Service::start(options, &trace, ram_bytes).await?,
     };
     let before = service.usage().await?;
-    let records = replay::replay(script(&trace, &cids, service.authority()?, options)).await?;
+    let records = replay::replay(schedule(&trace, &cids, service.authority()?, options)).await?;
     let after = service.usage().await?;
     let replayed = Replayed::of(&records[warm..]);
     let cpu = before.cpu.zip(after.cpu).map(|(before, after)| after.saturating_sub(before).as_secs_f64());
@@ -274,17 +274,18 @@ fn simulated(trace: &Trace, ram_bytes: u64, warm: usize) -> [Simulated; 3] {
     ]
 }
 
-fn script(trace: &Trace, cids: &[Cid], authority: String, options: &Options) -> Script {
+fn schedule(trace: &Trace, cids: &[Cid], authority: String, options: &Options) -> Schedule {
     let target = |(object, cid): (&workload::Object, &Cid)| Target {
         path: format!("/ipfs/{cid}"),
         bytes: object.bytes,
         seed: object.seed,
     };
-    let shot = |request: &workload::Request| Shot { due: request.at.div_f64(options.speed), target: request.object };
-    Script {
+    let scheduled =
+        |request: &workload::Request| Scheduled { due: request.at.div_f64(options.speed), target: request.object };
+    Schedule {
         authority,
         targets: trace.objects.iter().zip(cids).map(target).collect(),
-        shots: trace.requests.iter().map(shot).collect(),
+        requests: trace.requests.iter().map(scheduled).collect(),
         connections: options.connections,
         timeout: REQUEST_TIMEOUT,
     }

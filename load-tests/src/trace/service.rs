@@ -4,12 +4,11 @@ use super::corpus;
 use super::tier::{self, ByTier};
 use super::workload::Trace;
 use super::{Options, corpus_files};
-use crate::servers::{Causeway, Setup};
+use crate::servers::{Causeway, Setup, temp_dir};
 use anyhow::{Context as _, Result};
 use content::Cid;
 use std::path::Path;
 use std::time::Duration;
-use tempfile::TempDir;
 
 /// Limit for concurrent misses of one client, which the whole replay is.
 const MISSES_MAX: &str = "1024";
@@ -46,7 +45,7 @@ impl Service {
 
     /// Starts a gateway that has the pinned content, and a node that has the rest. Returns the objects' CIDs too.
     pub async fn start(options: &Options, trace: &Trace, ram_bytes: u64) -> Result<(Self, Vec<Cid>)> {
-        let dir = TempDir::with_prefix("causeway-bench-trace-")?;
+        let dir = temp_dir("trace")?;
         let cids = write(trace, dir.path())?;
         let [pinned, others] = corpus_files(dir.path());
         let setup = Setup { archive: Some(&others), flags: options.flags.get(), ..Setup::default() };

@@ -80,11 +80,11 @@ fn verdicts(report: &mut Report, measured: &Measured) {
         }
         None => "No response had a tier.".to_owned(),
     });
-    let Replayed { due, all, late, latest, statuses, wrong, failed, unsent, untold, .. } = &measured.replayed;
+    let Replayed { due, all, late, latest, statuses, wrong, failed, unsent, without_tier, .. } = &measured.replayed;
     let Replayed { due_per_second, answered_per_second, bytes_per_second, .. } = measured.replayed;
     report.item(format!(
         "Of {due} requests {} have a complete response; {statuses} had another status than 200, {wrong} wrong bytes, \
-         {failed} no response to its end, {unsent} were not sent before the time was over. {untold} responses had no \
+         {failed} no response to its end, {unsent} were not sent before the time was over. {without_tier} responses had no \
          tier.",
         all.count
     ));

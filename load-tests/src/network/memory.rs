@@ -95,7 +95,8 @@ async fn crowd(causeway: &Causeway, count: usize) -> Result<JoinSet<()>> {
     let mut swarms = std::pin::pin!(swarms);
     let mut crowd = JoinSet::new();
     while let Some(swarm) = swarms.next().await {
-        crowd.spawn(peer::drive(swarm.with_context(|| format!("with {} connections", crowd.len()))?));
+        let mut swarm = swarm.with_context(|| format!("with {} connections", crowd.len()))?;
+        crowd.spawn(async move { peer::drive(&mut swarm).await });
         if crowd.len() % 100 == 0 {
             eprintln!("  {} connections", crowd.len());
         }
@@ -104,7 +105,7 @@ async fn crowd(causeway: &Causeway, count: usize) -> Result<JoinSet<()>> {
 }
 
 async fn connected(address: Multiaddr) -> Result<Swarm<Behaviour>> {
-    let mut swarm = peer::swarm(TIMEOUT * 2, Behaviour::new)?;
+    let mut swarm = peer::swarm(TIMEOUT * 2, |key| Behaviour::new(key, None))?;
     peer::connect(&mut swarm, address).await?;
     Ok(swarm)
 }

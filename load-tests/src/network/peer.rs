@@ -1,10 +1,12 @@
 //! libp2p peers in this process: a swarm of any behaviour, and one that connects and opens streams.
 
+use super::streams::Streams;
 use anyhow::{Context, Result, bail};
 use futures::StreamExt as _;
 use libp2p::core::upgrade;
 use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol;
+use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::swarm::{NetworkBehaviour, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm, SwarmBuilder, identify, noise, ping, tcp, tls, yamux};
 use std::time::Duration;
@@ -56,15 +58,16 @@ pub fn port(address: &Multiaddr) -> Option<u16> {
 pub struct Behaviour {
     identify: identify::Behaviour,
     ping: ping::Behaviour,
-    pub streams: libp2p_stream::Behaviour,
+    pub streams: Toggle<Streams>,
 }
 
 impl Behaviour {
-    pub fn new(key: &Keypair) -> Self {
+    /// Without streams, the peer speaks no protocol of IPFS.
+    pub fn new(key: &Keypair, streams: Option<Streams>) -> Self {
         Self {
             identify: identify::Behaviour::new(identify(key)),
             ping: ping::Behaviour::default(),
-            streams: libp2p_stream::Behaviour::new(),
+            streams: streams.into(),
         }
     }
 }
@@ -88,7 +91,7 @@ pub async fn connect(swarm: &mut Swarm<Behaviour>, address: Multiaddr) -> Result
 }
 
 /// Drives a swarm for as long as the future is polled.
-pub async fn drive<B: NetworkBehaviour>(mut swarm: Swarm<B>) {
+pub async fn drive<B: NetworkBehaviour>(swarm: &mut Swarm<B>) {
     loop {
         swarm.select_next_some().await;
     }

@@ -39,7 +39,7 @@ impl Clients {
             System::Http => source.url(),
             System::Kubo => self.kubo.url.clone(),
             System::Causeway => self.causeway.url.clone(),
-            _ => bail!("{system} takes no part"),
+            _ => bail!("{system} is not measured here"),
         })
     }
 }

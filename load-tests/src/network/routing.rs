@@ -100,7 +100,7 @@ pub async fn joined(system: System, options: &Options, dht: &[String]) -> Result
             }
             Ok(causeway.server)
         }
-        _ => bail!("{system} takes no part"),
+        _ => bail!("{system} is not measured here"),
     }
 }
 
@@ -132,7 +132,7 @@ pub async fn publish(options: &Options) -> Result<Case> {
         let (first, most) = match system {
             System::Kubo => published_by_kubo(options, &dht, &content, stored).await?,
             System::Causeway => published_by_causeway(options, &dht, &packer, &content, stored).await?,
-            _ => bail!("{system} takes no part"),
+            _ => bail!("{system} is not measured here"),
         };
         everywhere.push((system, most));
         Ok(first)

@@ -166,7 +166,7 @@ pub mod tests {
         let reading = Reading { whole: vec![cost(500)], blocks: Some(reads), small: None, notes: Vec::new() };
         Figures {
             names: ["Causeway flat", "Kubo pebble"].map(str::to_owned).to_vec(),
-            notes: vec!["Causeway memory takes no part: it is not there".to_owned()],
+            notes: vec!["Causeway memory is left out: it is not supported".to_owned()],
             starts: vec![vec![cost(20), cost(10), cost(10)], vec![cost(20)]],
             questions: Question::ALL.map(answer).to_vec(),
             read: "one file".to_owned(),

@@ -77,7 +77,7 @@ impl Participant {
                     able.push(Self { adds: false, ..participant });
                     format!("`{}` cannot be added to by a command: {}", participant.name, last_line(&why))
                 }
-                Err(why) => format!("`{}` takes no part: {}", participant.name, last_line(&why)),
+                Err(why) => format!("`{}` is left out: {}", participant.name, last_line(&why)),
             };
             eprintln!("{note}");
             notes.push(note);

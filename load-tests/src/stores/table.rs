@@ -41,7 +41,7 @@ pub fn describe(report: &mut Report, figures: &Figures, pictures: Vec<Picture>) 
     for question in Question::ALL {
         let mut answers = pictures::answers(figures, question).peekable();
         if answers.peek().is_some() {
-            section(report, asked(question), question.name());
+            section(report, title(question), question.name());
             answers.for_each(|answer| answer_tables(report, figures, answer));
         }
     }
@@ -49,7 +49,7 @@ pub fn describe(report: &mut Report, figures: &Figures, pictures: Vec<Picture>) 
     reading_table(report, figures);
 }
 
-fn asked(question: Question) -> &'static str {
+fn title(question: Question) -> &'static str {
     match question {
         Question::Size => "Does the size of a file matter, below a block and above?",
         Question::Repeat => "Does it cost less to add the same again?",
@@ -280,7 +280,7 @@ mod tests {
     fn a_table_tells_the_question_and_which_stores_take_no_part() {
         let text = described(&figures(), pictures::all(&figures()).expect("they can be drawn"));
         for part in [
-            "- Causeway memory takes no part: it is not there.\n",
+            "- Causeway memory is left out: it is not supported.\n",
             "## Does it cost less to add the same again?\n\n![Adding the same again](today-stores-repeat.svg)\n",
             "| ms a file (of CPU) | first | second |\n|---|--:|--:|\n| Causeway flat | 10.0 (5.00) | 3.00 (1.50) |\n",
             "| × the new bytes on disk (written) | first | second |\n|---|--:|--:|\n| Causeway flat | 2.00 (3.00) | – \

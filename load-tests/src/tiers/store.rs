@@ -62,7 +62,7 @@ struct Step {
     file: PathBuf,
     root: Cid,
     file_bytes: u64,
-    /// Bytes that the store has not had before.
+    /// Bytes that are new to the store.
     new_bytes: u64,
 }
 
@@ -224,7 +224,7 @@ mod tests {
     use tempfile::TempDir;
 
     #[test]
-    fn pieces_are_as_long_as_asked_for_and_do_not_repeat() {
+    fn pieces_have_the_size_and_do_not_repeat() {
         let all: Vec<Vec<u8>> =
             pieces(7, 2 * PIECE_BYTES as u64 + 5).map(|piece| piece.expect("it is short")).collect();
         let lengths: Vec<usize> = all.iter().map(Vec::len).collect();

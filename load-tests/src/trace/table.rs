@@ -84,8 +84,8 @@ fn verdicts(report: &mut Report, measured: &Measured) {
     let Replayed { due_per_second, answered_per_second, bytes_per_second, .. } = measured.replayed;
     report.item(format!(
         "Of {due} requests {} have a complete response; {statuses} had another status than 200, {wrong} wrong bytes, \
-         {failed} no response to its end, {unsent} were not sent before the time was over. {without_tier} responses had no \
-         tier.",
+         {failed} no response to its end, {unsent} were not sent before the time was over. {without_tier} responses \
+         had no tier.",
         all.count
     ));
     report.item(format!(

@@ -92,10 +92,10 @@ docs: ## Build the documentation as a book with checked links, and the crates' d
 	scripts/book
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::bare_urls" cargo doc $(PROFILE) --no-deps
 
-bench: ## Compare cold fetches with Kubo's on this machine; writes load-tests/results
+bench: ## Compare cold fetches with Kubo on this machine, without added latency; writes load-tests/results
 	@scripts/install-missing bench
 	cargo build $(PROFILE) --bins
-	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" compare \
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" network --name network-loopback --rows loopback,loopback-quic \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" $(ARGS)
 
 bench-tiers: ## Measure serving from memory and disk, compared with nginx and Kubo; writes load-tests/results

@@ -1,7 +1,7 @@
-//! CAR files of content that is made up, in the blocks that `ipfs add --cid-version=1` makes of it.
+//! CAR files of synthetic content, in the blocks that `ipfs add --cid-version=1` makes of it.
 //!
-//! Goals: blocks are written as they are made, so that memory does not grow with the archive; one root, so that an archive is
-//! one pin.
+//! Goals: blocks are written as they are made, so that memory does not grow with the archive; one root, so that an
+//! archive is one pin.
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -12,22 +12,22 @@ use std::fs::File;
 use std::io::{BufWriter, Seek as _, Write as _};
 use std::path::Path;
 
-/// Nothing but the content is kept of files and directories.
+/// Files and directories without mode and modification time.
 pub const PLAIN: Attributes = Attributes { mode: None, modified: None };
 
-/// Makes the blocks.
+/// An importer with the profile of `ipfs add --cid-version=1`.
 pub fn importer() -> Result<Importer> {
     Ok(Importer::new(Profile::UNIXFS_V0_2015.with_cid_v1())?)
 }
 
-/// A file out of bytes.
+/// Imports a file.
 pub fn file(importer: &Importer, content: &[u8], sink: &mut dyn BlockSink) -> Result<Part> {
     let mut file = importer.file(PLAIN);
     file.write(content, sink)?;
     Ok(file.finish(sink)?)
 }
 
-/// Writes an archive of the blocks that `fill` makes. It returns their root, and what else its caller wants to know.
+/// Writes an archive of the blocks that `fill` makes. It returns their root, and a value for the caller.
 pub fn write<T>(path: &Path, fill: impl FnOnce(&mut dyn BlockSink) -> Result<(Cid, T)>) -> Result<T> {
     let file = File::create(path).with_context(|| path.display().to_string())?;
     let mut out = BufWriter::new(file);

@@ -1,9 +1,9 @@
-//! The flags that measurements have in common.
+//! The flags that benchmarks have in common.
 
 use anyhow::{Result, ensure};
 use std::path::PathBuf;
 
-/// Who is measured beside whom.
+/// What is compared.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Binaries {
     /// The causeway binary
@@ -15,7 +15,6 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Before anything is begun that would fail without them.
     pub fn check(&self) -> Result<()> {
         for binary in [&self.causeway, &self.kubo] {
             ensure!(binary.exists(), "{} is missing; run `make build kubo`", binary.display());
@@ -24,13 +23,13 @@ impl Binaries {
     }
 }
 
-/// How much is measured, and where it goes.
+/// How much is measured, and where the results go.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Run {
-    /// Folder for the results
+    /// Directory for the results
     #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
     pub out: PathBuf,
-    /// Rounds, of which the median counts
+    /// Rounds, of which the median is taken
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     pub rounds: usize,
     /// One round with little content: shows that everything works, measures nothing
@@ -39,8 +38,22 @@ pub struct Run {
 }
 
 impl Run {
-    /// One if it is a quick one, and never none.
+    /// At least one; exactly one if the run is a quick one.
     pub fn rounds(&self) -> usize {
         if self.quick { 1 } else { self.rounds.max(1) }
+    }
+}
+
+/// More flags for the nodes.
+#[derive(clap::Args, Debug, Clone, Default)]
+pub struct CausewayFlags {
+    /// More flags for every "causeway serve" (repeatable; use --causeway-flag=--flag)
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    causeway_flag: Vec<String>,
+}
+
+impl CausewayFlags {
+    pub fn get(&self) -> Vec<&str> {
+        self.causeway_flag.iter().map(String::as_str).collect()
     }
 }

@@ -1,6 +1,6 @@
-//! Random numbers that a seed decides about.
+//! Pseudo-random numbers from a seed.
 
-/// Words that look random and are the same for a seed every time: SplitMix64, <https://doi.org/10.1145/2660193.2660195>.
+/// The same words for the same seed: SplitMix64, <https://doi.org/10.1145/2660193.2660195>.
 #[derive(Debug, Clone)]
 pub struct SplitMix(u64);
 

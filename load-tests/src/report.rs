@@ -1,113 +1,196 @@
-//! The comparison's figures as [`results`].
+//! Reports: Markdown for people, JSON for comparisons over time, and plots as SVG beside them.
 
-use crate::compare::{Cold, Figures};
-use crate::results;
 use anyhow::Result;
-use serde_json::{Value, json};
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use std::fmt::{Display, Write as _};
+use std::path::Path;
 use std::time::Duration;
 
-/// Writes both files and returns the path of the Markdown one.
-pub fn write(dir: &Path, machine: &Value, figures: &Figures) -> Result<PathBuf> {
-    results::write(dir, machine, "compare", &markdown(machine, figures)?, &as_json(machine, figures))
+/// A report that is being written.
+#[derive(Debug)]
+pub struct Report {
+    machine: Value,
+    /// Of the files, without an extension.
+    name: String,
+    markdown: String,
+    plots: Vec<(String, String)>,
 }
 
-fn markdown(machine: &Value, figures: &Figures) -> Result<String> {
-    let mut out = String::new();
-    let say = |key| results::say(machine, key);
-    results::heading(&mut out, machine, "A cold file through Causeway and Kubo on one machine")?;
-    writeln!(out, "{}. Client and servers shared the machine,", results::measured(machine))?;
-    writeln!(
-        out,
-        "all on loopback, so that ratios hold better than figures. {}; {}.\nMedians of {} rounds in rotated order.\n",
-        say("causeway"),
-        say("kubo"),
-        say("rounds")
-    )?;
-    cold_table(&mut out, figures)?;
-    Ok(out)
+/// A plot that belongs to a report.
+#[derive(Debug)]
+pub struct Picture {
+    /// Of the file, after the report's name.
+    pub name: &'static str,
+    /// The alternative text.
+    pub alt: String,
+    pub svg: String,
 }
 
-fn cold_table(out: &mut String, figures: &Figures) -> Result<()> {
-    let mib = figures.cold_bytes >> 20;
-    writeln!(out, "## Cold: {mib} MiB that only another Kubo node holds\n")?;
-    writeln!(
-        out,
-        "A fresh node, connected to that one, is asked for the whole file over HTTP. CPU is that of the fresh node.\n"
-    )?;
-    writeln!(out, "| server | from the source by | first byte | last byte | MB/s | CPU s | Causeway is | rounds, s |")?;
-    writeln!(out, "|---|---|--:|--:|--:|--:|--:|---|")?;
-    for row in &figures.cold {
-        let Cold { server, transport, first_byte, complete, rounds, cpu } = row;
-        let rounds: Vec<String> = rounds.iter().map(|time| format!("{:.2}", time.as_secs_f64())).collect();
-        let rate = figures.cold_bytes as f64 / 1e6 / complete.as_secs_f64();
-        let ratio = cold_ratio(&figures.cold, row).map_or_else(String::new, times);
-        let (first, complete, cpu) = (millis(*first_byte), complete.as_secs_f64(), cpu.as_secs_f64());
-        let rounds = rounds.join(", ");
-        writeln!(
-            out,
-            "| {server} | {transport} | {first} | {complete:.2} s | {rate:.0} | {cpu:.2} | {ratio} | {rounds} |"
-        )?;
+/// A Markdown table.
+#[derive(Debug)]
+pub struct Table(String);
+
+impl Report {
+    /// Starts with the title, and a warning if the run was a quick one. Files are named by the machine's date and the
+    /// kind.
+    pub fn new(machine: Value, kind: &str, title: &str) -> Self {
+        let name = format!("{}-{kind}", machine["date"].as_str().unwrap_or("undated"));
+        let mut report = Self { machine, name, markdown: String::new(), plots: Vec::new() };
+        report.paragraph(format!("# {title}, {}", report.fact("date")));
+        if report.machine["quick"] == true {
+            report.paragraph("A quick run, which shows that everything works. Its figures mean nothing.");
+        }
+        report
     }
-    Ok(())
+
+    /// A fact about the machine or the run.
+    pub fn fact(&self, key: &str) -> String {
+        self.machine[key].as_str().map_or_else(|| self.machine[key].to_string(), str::to_owned)
+    }
+
+    /// By which command the figures were measured, and on what: the beginning of a paragraph.
+    pub fn measured(&self) -> String {
+        let [command, commit, cores, cpu, memory, kernel] =
+            ["command", "commit", "cores", "cpu", "memory_gib", "kernel"].map(|key| self.fact(key));
+        format!("Measured by `{command}` at commit {commit}: {cores} cores of {cpu}, {memory} GiB, {kernel}.")
+    }
+
+    pub fn section(&mut self, title: &str) {
+        self.paragraph(format!("## {title}"));
+    }
+
+    pub fn paragraph(&mut self, text: impl Display) {
+        if !self.markdown.is_empty() {
+            self.markdown.push('\n');
+        }
+        self.line(text);
+    }
+
+    /// An item of a list.
+    pub fn item(&mut self, text: impl Display) {
+        let continues = self.markdown.lines().last().is_some_and(|line| line.starts_with("- "));
+        let text = format!("- {}", text.to_string().replace('\n', " "));
+        if continues { self.line(text) } else { self.paragraph(text) }
+    }
+
+    pub fn table(&mut self, table: &Table) {
+        self.paragraph(table.0.trim_end());
+    }
+
+    pub fn plot(&mut self, picture: Picture) {
+        let file = format!("{}-{}.svg", self.name, picture.name);
+        self.paragraph(format!("![{}]({file})", picture.alt));
+        self.plots.push((file, picture.svg));
+    }
+
+    pub fn markdown(&self) -> &str {
+        &self.markdown
+    }
+
+    /// Writes all files into a directory, and the Markdown to standard output.
+    pub fn write(&self, dir: &Path, results: &impl Serialize) -> Result<()> {
+        #[derive(Serialize)]
+        struct Document<'a, T> {
+            machine: &'a Value,
+            #[serde(flatten)]
+            results: &'a T,
+        }
+        std::fs::create_dir_all(dir)?;
+        let json = serde_json::to_string_pretty(&Document { machine: &self.machine, results })? + "\n";
+        std::fs::write(dir.join(format!("{}.json", self.name)), json)?;
+        for (file, svg) in &self.plots {
+            std::fs::write(dir.join(file), svg)?;
+        }
+        let file = dir.join(format!("{}.md", self.name));
+        std::fs::write(&file, &self.markdown)?;
+        println!("{}\nWritten to {} and .json beside it.", self.markdown(), file.display());
+        Ok(())
+    }
+
+    fn line(&mut self, text: impl Display) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.markdown, "{text}");
+    }
 }
 
-/// How many times as fast Causeway is over the same transport.
-fn cold_ratio(all: &[Cold], row: &Cold) -> Option<f64> {
-    let ours = all.iter().find(|cold| cold.server == "Causeway" && cold.transport == row.transport)?;
-    (row.server != "Causeway").then(|| row.complete.as_secs_f64() / ours.complete.as_secs_f64())
+impl Table {
+    /// Each column is aligned to the left ("l") or to the right ("r"); the last letter stands for all further columns.
+    pub fn new<T: Display>(alignment: &str, headings: impl IntoIterator<Item = T>) -> Self {
+        let headings: Vec<T> = headings.into_iter().collect();
+        let columns = headings.len();
+        let mut table = Self(String::new());
+        table.row(headings);
+        let last = alignment.chars().last();
+        let alignments = alignment.chars().chain(std::iter::repeat_with(|| last).flatten()).take(columns);
+        let rule: String = alignments.map(|side| if side == 'r' { "--:|" } else { "---|" }).collect();
+        table.0 += &format!("|{rule}\n");
+        table
+    }
+
+    pub fn row<T: Display>(&mut self, cells: impl IntoIterator<Item = T>) {
+        let cells: Vec<String> = cells.into_iter().map(|cell| cell.to_string()).collect();
+        self.0 += &format!("| {} |\n", cells.join(" | "));
+    }
 }
 
-fn times(ratio: f64) -> String {
-    format!("{ratio:.2} × as fast")
+/// Three significant digits, more or less; a dash for what is not a number.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        size if !size.is_finite() => "–".to_owned(),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
 }
 
-fn millis(duration: Duration) -> String {
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+pub fn millis(duration: Duration) -> String {
     format!("{:.2} ms", duration.as_secs_f64() * 1e3)
 }
 
-fn as_json(machine: &Value, figures: &Figures) -> Value {
-    let cold = |row: &Cold| {
-        json!({
-            "server": row.server,
-            "transport": row.transport,
-            "bytes": figures.cold_bytes,
-            "first_byte_seconds": row.first_byte.as_secs_f64(),
-            "last_byte_seconds": row.complete.as_secs_f64(),
-            "rounds_seconds": row.rounds.iter().map(Duration::as_secs_f64).collect::<Vec<_>>(),
-            "cpu_seconds": row.cpu.as_secs_f64(),
-            "causeway_times_as_fast": cold_ratio(&figures.cold, row),
-        })
-    };
-    json!({
-        "machine": machine,
-        "cold": figures.cold.iter().map(cold).collect::<Vec<_>>(),
-    })
+/// Serialises a duration as a number of seconds.
+pub fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
-    fn ratios_compare_like_with_like() {
-        let cold = |server, transport, seconds| Cold {
-            server,
-            transport,
-            first_byte: Duration::from_millis(1),
-            complete: Duration::from_secs(seconds),
-            rounds: vec![Duration::from_secs(seconds)],
-            cpu: Duration::from_secs(1),
-        };
-        let all = [
-            cold("Causeway", "TCP", 2),
-            cold("Kubo", "TCP", 6),
-            cold("Causeway", "QUIC", 4),
-            cold("Kubo", "QUIC", 2),
-            cold("Kubo", "HTTP", 1),
-        ];
-        let ratios: Vec<_> = all.iter().map(|row| cold_ratio(&all, row)).collect();
-        assert_eq!(ratios, [None, Some(3.0), None, Some(0.5), None]);
+    fn blocks_are_separated_and_lists_are_not() {
+        let mut report = Report::new(json!({ "date": "today", "quick": true }), "kind", "A title");
+        report.item("one");
+        report.item("t\nwo");
+        let mut table = Table::new("lr", ["a", "b", "c"]);
+        table.row([number(1.0), number(123.4), number(f64::NAN)]);
+        report.table(&table);
+        report.plot(Picture { name: "plot", alt: "a plot".to_owned(), svg: String::new() });
+        let expected = "# A title, today\n\n\
+                        A quick run, which shows that everything works. Its figures mean nothing.\n\n\
+                        - one\n- t wo\n\n| a | b | c |\n|---|--:|--:|\n| 1.00 | 123 | – |\n\n\
+                        ![a plot](today-kind-plot.svg)\n";
+        assert_eq!(report.markdown(), expected);
+    }
+
+    #[test]
+    fn the_files_of_a_report_are_written() {
+        let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
+        let mut report = Report::new(json!({ "date": "today" }), "kind", "A title");
+        report.plot(Picture { name: "plot", alt: String::new(), svg: "<svg/>".to_owned() });
+        report.write(dir.path(), &json!({ "rows": [1] })).expect("there is space");
+        let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect("it was written");
+        let document: Value = serde_json::from_str(&read("today-kind.json")).expect("it is JSON");
+        assert_eq!(document, json!({ "machine": { "date": "today" }, "rows": [1] }));
+        assert_eq!(
+            (read("today-kind.md").as_str(), read("today-kind-plot.svg").as_str()),
+            (report.markdown(), "<svg/>")
+        );
     }
 }

@@ -1,12 +1,12 @@
-//! Content that is made up.
+//! Synthetic content.
 
-pub use crate::random::SplitMix;
+use crate::random::SplitMix;
 use crate::zipf::Zipf;
 
-/// Words of a made-up language.
+/// Words of a synthetic language.
 const WORDS: usize = 4096;
 
-/// Text that compresses as prose does: words of a made-up language, by Zipf's law, in lines of some ten words.
+/// Text that compresses as prose does: words of a synthetic language, by Zipf's law, in lines of some ten words.
 pub fn text(len: usize, seed: u64) -> Vec<u8> {
     let mut random = SplitMix::new(seed);
     let letter = |random: &mut SplitMix| b"etaoinshrdlucmfw"[(random.word() % 16) as usize];
@@ -42,7 +42,7 @@ pub fn shuffle<T>(things: &mut [T], seed: u64) {
 }
 
 #[test]
-fn a_seed_decides_about_the_order_and_nothing_is_lost() {
+fn the_order_is_the_seed_s_and_nothing_is_lost() {
     let shuffled = |seed| {
         let mut things: Vec<usize> = (0..100).collect();
         shuffle(&mut things, seed);
@@ -56,7 +56,7 @@ fn a_seed_decides_about_the_order_and_nothing_is_lost() {
 }
 
 #[test]
-fn seeds_and_lengths_are_obeyed() {
+fn content_has_the_seed_s_bytes_and_the_length() {
     assert_eq!(bytes(13, 7), bytes(16, 7)[..13]);
     assert_ne!(bytes(16, 7), bytes(16, 8));
     assert!(bytes(0, 7).is_empty());

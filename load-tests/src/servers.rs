@@ -1,4 +1,4 @@
-//! The servers that are compared, each a child process on free loopback ports with a folder of its own.
+//! The servers that are compared, each a child process on free loopback ports with a directory of its own.
 
 use crate::child::Process;
 use anyhow::{Context, Result, ensure};
@@ -11,7 +11,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How two IPFS nodes talk to each other.
+/// Adds with raw leaves, and writes nothing but the CID.
+const ADD: [&str; 5] = ["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"];
+
+/// Imports and pins without an announcement.
+const DAG_IMPORT: [&str; 3] = ["dag", "import", "--fast-provide-root=false"];
+
+/// How two IPFS nodes are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     Tcp,
@@ -28,14 +34,20 @@ impl Transport {
     }
 }
 
-/// A server under load.
+/// A server that is measured.
 pub struct Server {
-    pub name: &'static str,
     /// Without a slash at the end.
     pub url: String,
     pub process: Process,
     /// Deleted when the server is gone: fields are dropped in this order.
     dir: TempDir,
+}
+
+impl Server {
+    /// The URL of a path.
+    pub fn at(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
 }
 
 /// A Kubo node.
@@ -46,7 +58,7 @@ pub struct Kubo {
     multiaddrs: Vec<String>,
 }
 
-/// A Kubo's folder that no node runs on.
+/// A Kubo repository that no node uses.
 pub struct KuboRepo {
     ipfs: PathBuf,
     dir: TempDir,
@@ -57,14 +69,14 @@ pub struct Causeway {
     pub server: Server,
     pub admin: String,
     pub peer_id: String,
-    /// Where it listens for peers, without its peer id.
+    /// Its addresses for peers, without its peer id.
     pub listening: Vec<String>,
-    /// When it said that it was ready.
+    /// When it was ready.
     pub ready: Instant,
 }
 
 impl KuboRepo {
-    /// A fresh folder for a node that knows nobody and contacts nobody, with changes to its configuration.
+    /// A fresh repository for a node without peers, with changes to its configuration.
     pub fn init(ipfs: &Path, change: impl FnOnce(&mut Value)) -> Result<Self> {
         Self::made_by(ipfs, "--profile=test", change)
     }
@@ -76,13 +88,13 @@ impl KuboRepo {
 
     /// The same with any datastore, as `Datastore.Spec` has it.
     pub fn init_on(ipfs: &Path, datastore: Value) -> Result<Self> {
-        // Only a configuration that is there before the folder can choose.
+        // Only a configuration that exists before the repository can choose.
         let given = Self::init(ipfs, |settings| settings["Datastore"]["Spec"] = datastore)?;
         Self::made_by(ipfs, given.config(), |_| {})
     }
 
     fn made_by(ipfs: &Path, how: impl AsRef<OsStr>, change: impl FnOnce(&mut Value)) -> Result<Self> {
-        let repo = Self { ipfs: ipfs.to_owned(), dir: folder("kubo")? };
+        let repo = Self { ipfs: ipfs.to_owned(), dir: temp_dir("kubo")? };
         let init = repo.command().arg("init").arg(how).stdout(Stdio::null()).status();
         ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
         isolate(&repo.config(), change)?;
@@ -93,19 +105,26 @@ impl KuboRepo {
         self.dir.path().join("config")
     }
 
-    /// `ipfs` on this folder.
+    /// `ipfs` on this repository.
     pub fn command(&self) -> Command {
         ipfs(&self.ipfs, self.dir.path())
     }
 
-    /// Where it is.
+    /// `ipfs dag import` of a CAR file.
+    pub fn import(&self, archive: &Path) -> Command {
+        let mut import = self.command();
+        import.args(DAG_IMPORT).arg(archive);
+        import
+    }
+
+    /// Its directory.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 }
 
 impl Kubo {
-    /// A fresh node that knows nobody and contacts nobody.
+    /// A fresh node without peers.
     pub async fn start(ipfs: &Path) -> Result<Self> {
         Self::start_with(ipfs, |_| {}).await
     }
@@ -115,17 +134,17 @@ impl Kubo {
         Self::on(KuboRepo::init(ipfs, change)?, &[]).await
     }
 
-    /// A node on a folder, with more flags of `ipfs daemon`.
+    /// A node on a repository, with more flags of `ipfs daemon`.
     pub async fn on(repo: KuboRepo, flags: &[&str]) -> Result<Self> {
         let mut process = Process::spawn("kubo", repo.command().arg("daemon").args(flags), repo.path())?;
-        let said = process.says("Daemon is ready").await?;
-        let (api, url) = (listening(&said, "RPC API server")?, listening(&said, "Gateway server")?);
+        let output = process.wait_for("Daemon is ready").await?;
+        let (api, url) = (listening(&output, "RPC API server")?, listening(&output, "Gateway server")?);
         let id: Value = serde_json::from_str(&post(&format!("{api}/api/v0/id")).await?)?;
-        // A node that is offline names none.
+        // A node that is offline has none.
         let addresses = id["Addresses"].as_array().into_iter().flatten();
         let multiaddrs = addresses.filter_map(|address| address.as_str().map(str::to_owned)).collect();
         let KuboRepo { ipfs, dir } = repo;
-        let server = Server { name: "Kubo", url, process, dir };
+        let server = Server { url, process, dir };
         Ok(Self { server, ipfs, api, multiaddrs })
     }
 
@@ -137,7 +156,7 @@ impl Kubo {
     /// Adds a file with raw leaves and returns its path on a gateway.
     pub fn add(&self, content: &[u8]) -> Result<String> {
         let mut add = self.command();
-        add.args(["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"]);
+        add.args(ADD);
         let mut child = add.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         child.stdin.take().context("ipfs add has no input")?.write_all(content)?;
         let output = child.wait_with_output()?;
@@ -145,44 +164,56 @@ impl Kubo {
         Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
     }
 
-    /// Where another node reaches it.
+    /// Its address for other nodes.
     pub fn multiaddr(&self, transport: Transport) -> Result<&str> {
         let part = if transport == Transport::Tcp { "/tcp/" } else { "/quic-v1/" };
         let found = self.multiaddrs.iter().find(|address| address.contains(part));
         Ok(found.with_context(|| format!("no {part} in {:?}", self.multiaddrs))?)
     }
 
-    /// Adds a folder with raw leaves and returns its path on a gateway.
-    pub fn add_folder(&self, folder: &Path) -> Result<String> {
+    /// Adds a directory with raw leaves and returns its path on a gateway.
+    pub fn add_directory(&self, directory: &Path) -> Result<String> {
         let mut add = self.command();
-        add.args(["add", "-r", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"]).arg(folder);
+        add.args(ADD).arg("-r").arg(directory);
         let output = add.output()?;
         ensure!(output.status.success(), "ipfs add: {}", String::from_utf8_lossy(&output.stderr));
         Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
     }
 
-    /// Takes in the blocks of a CAR file and pins its root.
+    /// Imports the blocks of a CAR file and pins its root.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        let import = self.command().args(["dag", "import", "--fast-provide-root=false"]).arg(archive).output()?;
+        let import = self.command().args(DAG_IMPORT).arg(archive).output()?;
         ensure!(import.status.success(), "ipfs dag import: {}", String::from_utf8_lossy(&import.stderr));
         Ok(())
     }
 
-    /// Connects to another node, and returns when it is.
+    /// Connects to another node.
     pub async fn connect(&self, multiaddr: &str) -> Result<()> {
         self.call("swarm/connect", multiaddr).await.map(drop)
     }
 
-    /// A command of its RPC API with one argument, and what it answers.
+    /// A command of its RPC API with one argument, and the response.
     pub async fn call(&self, command: &str, argument: &str) -> Result<String> {
         post(&format!("{}/api/v0/{command}?arg={argument}", self.api)).await
     }
 
+    /// A command without arguments, and the response.
+    async fn query(&self, command: &str) -> Result<Value> {
+        Ok(serde_json::from_str(&post(&format!("{}/api/v0/{command}", self.api)).await?)?)
+    }
+
+    /// Announces to the DHT that it has a path's root.
+    pub async fn provide(&self, path: &str) -> Result<()> {
+        let answer = self.call("routing/provide", path.trim_start_matches("/ipfs/")).await?;
+        ensure!(!answer.contains("\"Type\":3"), "Kubo could not announce {path}: {answer}");
+        Ok(())
+    }
+
     /// Closes all connections but those with one peer.
     pub async fn disconnect_all_but(&self, kept: &str) -> Result<()> {
-        let said: Value = serde_json::from_str(&post(&format!("{}/api/v0/swarm/peers", self.api)).await?)?;
-        let peers = said["Peers"].as_array().cloned().unwrap_or_default();
-        for peer in peers.iter().filter_map(|peer| peer["Peer"].as_str()).filter(|peer| *peer != kept) {
+        let answer = self.query("swarm/peers").await?;
+        let peers = answer["Peers"].as_array().into_iter().flatten();
+        for peer in peers.filter_map(|peer| peer["Peer"].as_str()).filter(|peer| *peer != kept) {
             self.call("swarm/disconnect", &format!("/p2p/{peer}")).await?;
         }
         Ok(())
@@ -197,34 +228,27 @@ impl Kubo {
 
     /// Its peer id.
     pub async fn peer_id(&self) -> Result<String> {
-        let id: Value = serde_json::from_str(&post(&format!("{}/api/v0/id", self.api)).await?)?;
-        Ok(id["ID"].as_str().context("ipfs id names no id")?.to_owned())
+        Ok(self.query("id").await?["ID"].as_str().context("no ID in what ipfs id returns")?.to_owned())
     }
 
-    /// Where it really listens, whatever it announces.
+    /// The addresses that it listens on, whatever it announces.
     pub async fn listening(&self) -> Result<Vec<String>> {
-        let answer: Value = serde_json::from_str(&post(&format!("{}/api/v0/swarm/addrs/listen", self.api)).await?)?;
-        let addresses = answer["Strings"].as_array().context("swarm/addrs/listen names no addresses")?;
+        let answer = self.query("swarm/addrs/listen").await?;
+        let addresses = answer["Strings"].as_array().context("no addresses in what swarm/addrs/listen returns")?;
         Ok(addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect())
     }
 }
 
-/// A fresh Causeway, connected to `peer`.
-pub async fn causeway(binary: &Path, peer: &str) -> Result<Server> {
-    let setup = Setup { peers: &[peer.to_owned()], ..Setup::default() };
-    Ok(Causeway::start(binary, setup).await?.server)
-}
-
-/// How a Causeway is to start.
+/// How a Causeway is started.
 #[derive(Debug, Clone, Default)]
 pub struct Setup<'a> {
-    /// Nodes that it stays connected to.
+    /// Nodes that it keeps connections with.
     pub peers: &'a [String],
     /// The node through which it joins the DHT.
     pub bootstrap: Option<&'a str>,
-    /// The folder of a node that ran before; otherwise a new one.
+    /// The data directory of a node that ran before; otherwise a new one.
     pub data: Option<&'a Path>,
-    /// A CAR file that it takes in before it starts.
+    /// A CAR file that is imported before it starts.
     pub archive: Option<&'a Path>,
     /// More flags of `causeway serve`.
     pub flags: Vec<&'a str>,
@@ -235,7 +259,7 @@ pub struct Setup<'a> {
 impl Causeway {
     /// A fresh node, connected to its peers and to the node through which it joins the DHT.
     pub async fn start(binary: &Path, setup: Setup<'_>) -> Result<Self> {
-        let dir = folder("causeway")?;
+        let dir = temp_dir("causeway")?;
         let data = setup.data.map_or_else(|| dir.path().join("data"), Path::to_owned);
         if let Some(archive) = setup.archive {
             let import = causeway_import(binary, &data, archive).output()?;
@@ -249,17 +273,17 @@ impl Causeway {
         command.args(setup.peers.iter().flat_map(|peer| ["--peering", peer])).args(&setup.flags);
         let mut process = Process::spawn("causeway", &mut command, dir.path())
             .with_context(|| format!("{}; run `make build`", binary.display()))?;
-        let said = process.says("  welcome ").await?;
+        let output = process.wait_for("  welcome ").await?;
         let ready = Instant::now();
         let value = |key: &str| {
-            let found = said.lines().find_map(|line| line.trim().strip_prefix(key));
-            Ok::<_, anyhow::Error>(found.with_context(|| format!("no {key:?} in {said}"))?.trim().to_owned())
+            let found = output.lines().find_map(|line| line.trim().strip_prefix(key));
+            Ok::<_, anyhow::Error>(found.with_context(|| format!("no {key:?} in {output}"))?.trim().to_owned())
         };
         let (url, admin, peer_id) = (value("gateway ")?, value("admin ")?, value("peer id ")?);
-        let addresses = said.lines().filter_map(|line| line.trim().strip_prefix("p2p "));
+        let addresses = output.lines().filter_map(|line| line.trim().strip_prefix("p2p "));
         let bare = |address: &str| address.trim().split("/p2p/").next().unwrap_or_default().to_owned();
         let listening = addresses.map(bare).collect();
-        let server = Server { name: "Causeway", url, process, dir };
+        let server = Server { url, process, dir };
         let causeway = Self { server, admin, peer_id, listening, ready };
         causeway.wait_for_peers(setup.peers.len() + usize::from(setup.bootstrap.is_some())).await?;
         Ok(causeway)
@@ -267,7 +291,7 @@ impl Causeway {
 
     /// The connections to the peers are made while the node starts; a cold fetch is to measure fetching.
     async fn wait_for_peers(&self, count: usize) -> Result<()> {
-        // A node that is offline counts none.
+        // A node that is offline has no such metric.
         if count == 0 {
             return Ok(());
         }
@@ -279,6 +303,13 @@ impl Causeway {
         Ok(())
     }
 
+    /// Its address over TCP for other nodes, with its peer id.
+    pub fn multiaddr(&self) -> Result<String> {
+        let address = self.listening.iter().find(|address| address.contains("/tcp/"));
+        let address = address.with_context(|| format!("no TCP in {:?}", self.listening))?;
+        Ok(format!("{address}/p2p/{}", self.peer_id))
+    }
+
     /// The value of a metric: the name with its labels, as the exposition writes it.
     pub async fn metric(&self, name: &str) -> Result<f64> {
         let metrics = scrape(&self.admin).await?;
@@ -287,7 +318,7 @@ impl Causeway {
     }
 }
 
-/// Where the token of admin listeners is looked for; a node of our own gets it from there too.
+/// The variable with the token of admin listeners; a node of our own gets it from there too.
 const TOKEN_VARIABLE: &str = "CAUSEWAY_ADMIN_TOKEN";
 
 fn token() -> String {
@@ -300,14 +331,14 @@ pub async fn scrape(admin: &str) -> Result<String> {
     Ok(asked.error_for_status()?.text().await?)
 }
 
-/// `causeway import` of a CAR file into a node's folder.
+/// `causeway import` of a CAR file into a data directory.
 pub fn causeway_import(binary: &Path, data: &Path, archive: &Path) -> Command {
     let mut command = without_settings(binary);
     command.arg("import").arg("--data-dir").arg(data).arg(archive);
     command
 }
 
-/// The binary without settings: whoever measures may have some for a node of their own.
+/// The binary without settings: the environment may have some for another node.
 pub fn without_settings(binary: &Path) -> Command {
     let mut command = Command::new(binary);
     for (variable, _) in std::env::vars_os() {
@@ -324,10 +355,10 @@ fn ipfs(binary: &Path, repo: &Path) -> Command {
     command
 }
 
-/// nginx with `proxy_cache` in front of another server, set up to do as well as it can. Under `/files/` it serves a folder, by
-/// `sendfile`, and what was compressed before (`NAME.gz`) to those who take it.
+/// nginx with `proxy_cache` in front of another server, configured to be as fast as possible. Under `/files/` it serves
+/// a directory by `sendfile`, and compressed files (`NAME.gz`) to clients that accept them.
 pub async fn nginx(upstream: &str, files: &Path) -> Result<Server> {
-    let dir = folder("nginx")?;
+    let dir = temp_dir("nginx")?;
     let port = free_port()?;
     let upstream = upstream.trim_start_matches("http://");
     let configuration = nginx_configuration(upstream, files, port, &user()?, dir.path());
@@ -343,10 +374,10 @@ pub async fn nginx(upstream: &str, files: &Path) -> Result<Server> {
         ensure!(begun.elapsed() < Duration::from_secs(20), "nginx does not start: {}", log());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Ok(Server { name: "nginx", url, process, dir })
+    Ok(Server { url, process, dir })
 }
 
-/// Debian puts it where only root's PATH looks.
+/// Debian installs it where only root's PATH leads.
 pub fn nginx_binary() -> &'static str {
     if Path::new("/usr/sbin/nginx").exists() { "/usr/sbin/nginx" } else { "nginx" }
 }
@@ -393,7 +424,7 @@ http {{
     )
 }
 
-/// Nobody outside this machine is asked for anything.
+/// No peer or service outside this machine is contacted.
 fn isolate(config: &Path, change: impl FnOnce(&mut Value)) -> Result<()> {
     let mut settings: Value = serde_json::from_str(&std::fs::read_to_string(config)?)?;
     settings["Addresses"]["Swarm"] = json!(["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"]);
@@ -408,8 +439,8 @@ fn isolate(config: &Path, change: impl FnOnce(&mut Value)) -> Result<()> {
 }
 
 /// "… listening on /ip4/127.0.0.1/tcp/5001" as a URL.
-fn listening(said: &str, what: &str) -> Result<String> {
-    let line = said.lines().find(|line| line.starts_with(what)).with_context(|| format!("no {what} in {said}"))?;
+fn listening(output: &str, what: &str) -> Result<String> {
+    let line = output.lines().find(|line| line.starts_with(what)).with_context(|| format!("no {what} in {output}"))?;
     let port = line.rsplit('/').next().unwrap_or_default();
     Ok(format!("http://127.0.0.1:{port}"))
 }
@@ -421,8 +452,8 @@ async fn post(url: &str) -> Result<String> {
     Ok(text)
 }
 
-/// A folder for one part of a measurement.
-pub fn folder(name: &str) -> Result<TempDir> {
+/// A temporary directory.
+pub fn temp_dir(name: &str) -> Result<TempDir> {
     Ok(TempDir::with_prefix(format!("causeway-bench-{name}-"))?)
 }
 

@@ -1,5 +1,6 @@
-//! A command that is run to its end: how long it takes, the CPU time that it uses, and what it writes.
+//! A command that is run to its end: how long it takes, the CPU time that it uses, and the bytes that it writes.
 
+use crate::servers::temp_dir;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
@@ -8,12 +9,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than anything takes that will ever end.
-const PATIENCE: Duration = Duration::from_secs(1800);
-/// How often is looked whether it has ended; what is measured takes seconds.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// Longer than any command takes.
+const TIMEOUT: Duration = Duration::from_secs(1800);
+/// How often the command is polled; it takes seconds.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What the kernel counts written bytes in: getrusage(2).
+/// The unit of written blocks: getrusage(2).
 const WRITTEN_UNIT_BYTES: u64 = 512;
 
 /// A command that ended well.
@@ -22,31 +23,31 @@ pub struct Ran {
     pub wall: Duration,
     /// In user and kernel mode, with all of its children.
     pub cpu: Duration,
-    /// What it made the kernel write to disk, now or later, in whole pages.
+    /// Bytes that the kernel wrote to disk for it, or will write, in whole pages.
     pub written_bytes: u64,
     pub stdout: String,
 }
 
-/// Runs a command. Anything but success is an error with what it said. No other child of this process may end meanwhile, for
-/// the kernel counts the CPU time of all of them together.
+/// Runs a command. Anything but success is an error with the output. No other child of this process may end meanwhile,
+/// for the kernel counts the CPU time of all of them together.
 pub fn run(command: &mut Command) -> Result<Ran> {
-    let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
+    let dir = temp_dir("command")?;
     run_to(command, &dir.path().join("out"))
 }
 
-/// The same for a command whose output is content, and goes nowhere.
-pub fn run_unheard(command: &mut Command) -> Result<Ran> {
+/// The same for a command whose output is content, which is discarded.
+pub fn run_discarding(command: &mut Command) -> Result<Ran> {
     run_to(command, Path::new("/dev/null"))
 }
 
-/// Runs a command when the disk has nothing else to do.
+/// Runs a command when the disk is idle.
 pub fn settled(command: &mut Command) -> Result<Ran> {
     ensure!(Command::new("sync").status()?.success(), "sync failed");
     run(command)
 }
 
 fn run_to(command: &mut Command, out: &Path) -> Result<Ran> {
-    let dir = tempfile::TempDir::with_prefix("causeway-bench-command-")?;
+    let dir = temp_dir("command")?;
     let err = dir.path().join("err");
     command.stdin(Stdio::null()).stdout(File::create(out)?).stderr(File::create(&err)?);
     let (before, begun) = (getrusage(UsageWho::RUSAGE_CHILDREN)?, Instant::now());
@@ -55,12 +56,12 @@ fn run_to(command: &mut Command, out: &Path) -> Result<Ran> {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             child.kill()?;
             child.wait()?;
             bail!("{command:?} does not end");
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     };
     let wall = begun.elapsed();
     let after = getrusage(UsageWho::RUSAGE_CHILDREN)?;
@@ -76,7 +77,7 @@ fn run_to(command: &mut Command, out: &Path) -> Result<Ran> {
     Ok(ran)
 }
 
-/// CPU time that this process has used so far, without its children.
+/// CPU time of this process so far, without its children.
 pub fn own_cpu() -> Result<Duration> {
     cpu(&getrusage(UsageWho::RUSAGE_SELF)?)
 }
@@ -87,7 +88,7 @@ fn cpu(usage: &Usage) -> Result<Duration> {
 }
 
 #[test]
-fn what_a_command_says_and_uses_is_told() {
+fn output_and_usage_of_a_command_are_returned() {
     let mut busy = Command::new("sh");
     let ran = run(busy.args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; echo $i"])).expect("it ends");
     assert_eq!(ran.stdout, "100000\n");
@@ -95,6 +96,6 @@ fn what_a_command_says_and_uses_is_told() {
     let failed = run(Command::new("sh").args(["-c", "echo no way >&2; exit 3"])).expect_err("it fails");
     assert!(failed.to_string().contains("no way"), "{failed}");
     assert!(run(&mut Command::new("/nowhere/at/all")).is_err());
-    let unheard = run_unheard(Command::new("echo").arg("hello")).expect("it ends");
-    assert_eq!(unheard.stdout, "");
+    let discarding = run_discarding(Command::new("echo").arg("hello")).expect("it ends");
+    assert_eq!(discarding.stdout, "");
 }

@@ -1,5 +1,7 @@
 //! One run of `wrk`, the load generator.
 
+use crate::servers::temp_dir;
+use crate::stats::Latency;
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,42 +9,41 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// In every run: one thread, because the servers need the other cores; an answer may take longer than the two seconds that
-/// `wrk` waits by itself.
+/// In every run: one thread, because the servers need the other cores; and a longer timeout than the default of two
+/// seconds.
 pub const ARGUMENTS: [&str; 4] = ["-t1", "--latency", "--timeout", "10s"];
 
-/// What is asked, by how many, for how long.
+/// What is requested, over how many connections, for how long.
 #[derive(Debug, Clone)]
 pub struct Load<'a> {
     /// Without a path, and without a slash at the end.
     pub url: &'a str,
-    pub asked: Asked<'a>,
+    pub paths: Paths<'a>,
     /// "Name: value".
     pub headers: &'a [String],
     pub connections: usize,
-    /// In whole seconds.
-    pub duration: Duration,
+    pub seconds: u64,
 }
 
 /// Which paths.
 #[derive(Debug, Clone, Copy)]
-pub enum Asked<'a> {
+pub enum Paths<'a> {
     One(&'a str),
-    Drawn(&'a Drawn),
+    List(&'a PathList),
 }
 
-/// A list of paths that is gone through in order, again and again.
+/// A list of paths that are requested in order, again and again.
 #[derive(Debug)]
-pub struct Drawn(TempDir);
+pub struct PathList(TempDir);
 
-impl Drawn {
+impl PathList {
     pub fn new<'a>(paths: impl Iterator<Item = &'a str>) -> Result<Self> {
-        let dir = TempDir::with_prefix("causeway-bench-drawn-")?;
+        let dir = temp_dir("drawn")?;
         let mut list = String::new();
         for path in paths {
             writeln!(list, "{path}")?;
         }
-        ensure!(!list.is_empty(), "nothing is asked for");
+        ensure!(!list.is_empty(), "there is no path");
         std::fs::write(dir.path().join("paths"), list)?;
         std::fs::write(dir.path().join("drawn.lua"), include_str!("../wrk/drawn.lua"))?;
         Ok(Self(dir))
@@ -53,18 +54,17 @@ impl Drawn {
     }
 }
 
-/// What one run found.
+/// The figures of one run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Run {
     pub requests: u64,
     pub requests_per_second: f64,
-    /// Heads and bodies, those of unfinished answers included; three digits of it are known.
+    /// Heads and bodies, those of unfinished responses included; `wrk` prints three digits.
     pub bytes_read: f64,
-    pub p50: Duration,
-    pub p99: Duration,
+    pub latency: Latency,
 }
 
-/// Loads a server. Answers of 400 and above, and broken connections, are an error.
+/// Loads a server. Statuses of 400 and above, and broken connections, are an error.
 pub fn run(load: &Load<'_>) -> Result<Run> {
     let output = command(load).output().context("wrk does not start; `scripts/install-missing bench` installs it")?;
     let (text, url) = (String::from_utf8_lossy(&output.stdout), load.url);
@@ -74,11 +74,11 @@ pub fn run(load: &Load<'_>) -> Result<Run> {
 
 fn command(load: &Load<'_>) -> Command {
     let mut command = Command::new("wrk");
-    command.args(ARGUMENTS).arg(format!("-c{}", load.connections)).arg(format!("-d{}s", load.duration.as_secs()));
+    command.args(ARGUMENTS).arg(format!("-c{}", load.connections)).arg(format!("-d{}s", load.seconds));
     command.args(load.headers.iter().flat_map(|header| ["-H", header.as_str()]));
-    match load.asked {
-        Asked::One(path) => command.arg(format!("{}{path}", load.url)),
-        Asked::Drawn(drawn) => {
+    match load.paths {
+        Paths::One(path) => command.arg(format!("{}{path}", load.url)),
+        Paths::List(drawn) => {
             command.arg("-s").arg(drawn.dir().join("drawn.lua")).arg(load.url).arg("--").arg(drawn.dir().join("paths"))
         }
     };
@@ -86,7 +86,7 @@ fn command(load: &Load<'_>) -> Command {
 }
 
 fn parse(text: &str) -> Result<Run> {
-    ensure!(!text.contains("Non-2xx"), "answers with errors");
+    ensure!(!text.contains("Non-2xx"), "responses with errors");
     ensure!(!text.contains("Socket errors"), "broken connections");
     let after = |key: &str| {
         let found = text.lines().find_map(|line| line.trim().strip_prefix(key));
@@ -98,8 +98,7 @@ fn parse(text: &str) -> Result<Run> {
         requests: requests.split_whitespace().next().unwrap_or_default().parse()?,
         bytes_read: bytes(read.context("no number of bytes")?)?,
         requests_per_second: after("Requests/sec:")?.parse()?,
-        p50: duration(after("50%")?)?,
-        p99: duration(after("99%")?)?,
+        latency: Latency { median: duration(after("50%")?)?, p99: duration(after("99%")?)? },
     })
 }
 
@@ -132,15 +131,17 @@ mod tests {
 
     const OUTPUT: &str = "Running 5s test @ http://127.0.0.1:8080/\n  1 threads and 32 connections\n  \
         Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency   303.59us  100.44us   5.24ms   91.68%\n    \
-        Req/Sec   103.59k     4.01k  110.67k    74.00%\n  Latency Distribution\n     50%  288.00us\n     75%  320.00us\n     \
-        90%  377.00us\n     99%    1.25ms\n  515329 requests in 5.00s, 2.11GB read\nRequests/sec: 103061.33\n\
+        Req/Sec   103.59k     4.01k  110.67k    74.00%\n  Latency Distribution\n     50%  288.00us\n     75%  \
+        320.00us\n     90%  377.00us\n     99%    1.25ms\n  515329 requests in 5.00s, 2.11GB read\nRequests/sec: \
+        103061.33\n\
         Transfer/sec:    432.41MB\n";
 
     #[test]
     fn a_run_is_read() {
         let run = parse(OUTPUT).expect("this is what wrk prints");
         assert_eq!((run.requests, run.requests_per_second), (515_329, 103_061.33));
-        assert_eq!((run.p50, run.p99), (Duration::from_micros(288), Duration::from_micros(1250)));
+        let (median, p99) = (Duration::from_micros(288), Duration::from_micros(1250));
+        assert_eq!(run.latency, Latency { median, p99 });
         assert_eq!(run.bytes_read, 2.11 * 1024.0 * 1024.0 * 1024.0);
     }
 
@@ -152,29 +153,24 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_asked_for_by_the_script() {
-        let drawn = Drawn::new(["/a", "/b", "/a"].into_iter()).expect("the temporary folder is writable");
+    fn a_list_is_requested_by_the_script() {
+        let drawn = PathList::new(["/a", "/b", "/a"].into_iter()).expect("the temporary directory is writable");
         let list = std::fs::read_to_string(drawn.dir().join("paths")).expect("it was written");
         assert_eq!(list, "/a\n/b\n/a\n");
         let headers = ["Accept-Encoding: zstd".to_owned()];
-        let load = Load {
-            url: "http://[::1]:80",
-            asked: Asked::Drawn(&drawn),
-            headers: &headers,
-            connections: 7,
-            duration: Duration::from_secs(3),
-        };
+        let load =
+            Load { url: "http://[::1]:80", paths: Paths::List(&drawn), headers: &headers, connections: 7, seconds: 3 };
         let command = command(&load);
         let arguments: Vec<&str> = command.get_args().filter_map(|argument| argument.to_str()).collect();
         let script = drawn.dir().join("drawn.lua").display().to_string();
         let paths = drawn.dir().join("paths").display().to_string();
         let expected = ["-c7", "-d3s", "-H", "Accept-Encoding: zstd", "-s", &script, "http://[::1]:80", "--", &paths];
         assert_eq!(arguments[ARGUMENTS.len()..], expected);
-        assert!(Drawn::new(std::iter::empty()).is_err());
+        assert!(PathList::new(std::iter::empty()).is_err());
     }
 
     #[test]
-    fn answers_with_errors_are_no_result() {
+    fn responses_with_errors_are_no_result() {
         assert!(parse(&format!("{OUTPUT}  Non-2xx or 3xx responses: 4\n")).is_err());
         assert!(parse("").is_err());
     }

@@ -1,8 +1,8 @@
-//! Zipf's law: the more often something is asked for, the fewer such things there are.
+//! Zipf's law.
 
 use crate::random::SplitMix;
 
-/// Draws from so many things, of which the one of rank k (from 1) comes in proportion to 1 / k.
+/// Draws items, of which the one of rank k (from 1) has a probability in proportion to 1 / k.
 #[derive(Debug, Clone)]
 pub struct Zipf {
     /// Sums of 1 / k up to each rank.
@@ -10,13 +10,13 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// At least one thing.
-    pub fn new(things: usize) -> Self {
+    /// At least one item.
+    pub fn new(items: usize) -> Self {
         let sum = |sum: &mut f64, rank: usize| {
             *sum += 1.0 / rank as f64;
             Some(*sum)
         };
-        Self { sums: (1..=things.max(1)).scan(0.0, sum).collect() }
+        Self { sums: (1..=items.max(1)).scan(0.0, sum).collect() }
     }
 
     /// The next one, counted from 0: the most popular.

@@ -1,5 +1,5 @@
-//! The replay still works: both nodes start with their part of the content, every request is answered with the right bytes,
-//! the answers say which tier they came from, and both files of results are written.
+//! The replay works: both nodes start with their part of the content, every response has the right bytes and a tier,
+//! and both files of results are written.
 
 mod quick_run;
 
@@ -7,7 +7,7 @@ use quick_run::{QuickRun, quick_run};
 
 #[test]
 fn a_quick_replay_runs_and_writes_its_results() {
-    let QuickRun { said, text, results } = quick_run("trace", false, &[]);
+    let QuickRun { stdout, text, results } = quick_run("trace", false, &[]);
     let causeway = &results["causeway"];
     assert!(causeway["due"].as_u64().is_some_and(|due| due > 500), "{text}");
     assert_eq!(causeway["all"]["count"], causeway["due"], "{text}");
@@ -15,5 +15,5 @@ fn a_quick_replay_runs_and_writes_its_results() {
     for tier in ["ram", "disk", "network"] {
         assert!(causeway["tiers"][tier]["count"].as_u64().is_some_and(|count| count > 0), "{tier} in {text}");
     }
-    assert!(said.contains("| nginx cache | paper |"), "{said}");
+    assert!(stdout.contains("| nginx cache | paper |"), "{stdout}");
 }

@@ -1,5 +1,5 @@
--- Asks for the paths of a list in their order, and begins again at its end. Who starts wrk has drawn the list, from a seed: every
--- server is asked for the same, in the same order. Requests are made before the clock starts, and one for each distinct path.
+-- Requests the paths of a list in their order, and begins again at its end. The list is drawn from a seed before wrk starts: every
+-- server gets the same requests, in the same order. Requests are made before the clock starts, and one for each distinct path.
 
 local requests = {}
 local last = 0

@@ -1,52 +1,56 @@
-//! The store's way: each block is a frame of its own, if that pays.
+//! The store's method: each block is a frame of its own, if that saves space.
 
 use super::corpora::Corpus;
 use super::{Method, Options, Took};
-use crate::median::median_duration;
+use crate::http::Client;
 use crate::servers::{self, Causeway, Setup, without_settings};
-use crate::timed::{self, Ran};
-use anyhow::{Context, Result, bail, ensure};
+use crate::stats::median_duration;
+use crate::timed;
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// Hashes a folder and keeps nothing: what adding costs without a store.
-pub fn hash(options: &Options, folder: &Path) -> Result<Took> {
-    let mut add = adding(&options.causeway, folder);
-    Ok(middle(&[timed::settled(add.arg("--only-hash"))?]))
+/// Hashes a directory without storing it: the cost of adding without a store.
+pub fn hash(options: &Options, directory: &Path) -> Result<Took> {
+    let ran = timed::settled(adding(&options.causeway, directory).arg("--only-hash"))?;
+    Ok(Took { wall: ran.wall, cpu: ran.cpu })
 }
 
-/// Adds a folder, and asks for each of its files.
-pub async fn measure(options: &Options, corpus: &Corpus, folder: &Path, level: u8) -> Result<Method> {
-    let setting = ("CAUSEWAY_CACHE_ZSTD_LEVEL", level.to_string());
+/// Adds a directory, and requests each of its files.
+pub async fn measure(options: &Options, corpus: &Corpus, directory: &Path, level: u8) -> Result<Method> {
     let mut runs = Vec::new();
     let mut last = None;
     for _ in 0..options.rounds(level) {
-        let data = servers::folder("store")?;
-        let mut add = adding(&options.causeway, folder);
-        runs.push(timed::settled(add.arg("--data-dir").arg(data.path()).env(setting.0, &setting.1))?);
-        last = Some(data);
+        let data = servers::temp_dir("store")?;
+        let mut add = adding(&options.causeway, directory);
+        add.arg("--data-dir").arg(data.path()).env("CAUSEWAY_CACHE_ZSTD_LEVEL", level.to_string());
+        let ran = timed::settled(&mut add)?;
+        runs.push(Took { wall: ran.wall, cpu: ran.cpu });
+        last = Some((data, ran.stdout));
     }
-    let (data, ran) = last.zip(runs.last()).context("there is no round")?;
+    let (data, root) = last.context("there is no round")?;
     let stored_bytes = stored_bytes(&options.causeway, data.path())?;
-    let sent_bytes = sent_bytes(options, corpus, data.path(), ran.stdout.trim()).await?;
-    Ok(Method { stored_bytes, sent_bytes, added: middle(&runs) })
+    let sent_bytes = sent_bytes(options, corpus, data.path(), root.trim()).await?;
+    Ok(Method { name: format!("blocks, level {level}"), stored_bytes, sent_bytes, added: Took::median(&runs) })
 }
 
-/// `causeway add` of a folder.
-pub fn adding(binary: &Path, folder: &Path) -> Command {
+/// `causeway add` of a directory.
+pub fn adding(binary: &Path, directory: &Path) -> Command {
     let mut add = without_settings(binary);
-    add.args(["add", "-Q", "--cid-version=1"]).arg(folder);
+    add.args(["add", "-Q", "--cid-version=1"]).arg(directory);
     add
 }
 
-/// The middle of some runs.
-pub fn middle(runs: &[Ran]) -> Took {
-    let of = |of: fn(&Ran) -> std::time::Duration| median_duration(runs.iter().map(of));
-    Took { wall: of(|ran| ran.wall), cpu: of(|ran| ran.cpu) }
+impl Took {
+    /// The median of some rounds.
+    pub fn median(rounds: &[Self]) -> Self {
+        let of = |of: fn(&Self) -> std::time::Duration| median_duration(rounds.iter().map(of));
+        Self { wall: of(|took| took.wall), cpu: of(|took| took.cpu) }
+    }
 }
 
-/// Of all blocks, those of folders and the inner ones included, which are few and small.
+/// Of all blocks, including directories and inner nodes, which are few and small.
 fn stored_bytes(binary: &Path, data: &Path) -> Result<u64> {
     let mut command = without_settings(binary);
     let ran = timed::run(command.args(["store", "stats", "--json", "--data-dir"]).arg(data))?;
@@ -54,25 +58,17 @@ fn stored_bytes(binary: &Path, data: &Path) -> Result<u64> {
     stats["all"]["stored_bytes"].as_u64().with_context(|| format!("no stored bytes in {}", ran.stdout))
 }
 
-/// What bodies take that are sent to a client who takes zstd; each is unpacked and compared.
+/// The size of all bodies for a client that accepts zstd; each is decoded and compared.
 async fn sent_bytes(options: &Options, corpus: &Corpus, data: &Path, root: &str) -> Result<u64> {
     let setup = Setup { data: Some(data), flags: vec!["--offline"], ..Setup::default() };
     let causeway = Causeway::start(&options.causeway, setup).await?;
-    let client = reqwest::Client::builder().no_proxy().build()?;
+    let (client, headers) = (Client::new()?, ["Accept-Encoding: zstd".to_owned()]);
     let mut bytes = 0;
     for file in &corpus.files {
-        let url = format!("{}/ipfs/{root}/{}", causeway.server.url, file.name);
-        let response = client.get(&url).header("accept-encoding", "zstd").send().await?;
-        ensure!(response.status() == 200, "{url}: {}", response.status());
-        let coding = response.headers().get("content-encoding").cloned();
-        let body = response.bytes().await?;
-        let plain = match coding.as_ref().map(|coding| coding.as_bytes()) {
-            None => body.to_vec(),
-            Some(b"zstd") => zstd::decode_all(&body[..])?,
-            Some(_) => bail!("{url}: {coding:?} was not asked for"),
-        };
-        ensure!(plain == file.bytes, "{url}: wrong bytes");
-        bytes += body.len() as u64;
+        let url = causeway.server.at(&format!("/ipfs/{root}/{}", file.name));
+        let response = client.request(&url, &headers).await?.of_status(200)?;
+        ensure!(response.decoded()? == file.bytes, "{url}: wrong bytes");
+        bytes += response.body.len() as u64;
     }
     Ok(bytes)
 }

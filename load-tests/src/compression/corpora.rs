@@ -1,19 +1,20 @@
 //! The data: what web sites and archives are made of.
 
-use super::{Options, image, made_up};
+use super::{Options, image, synthetic};
 use crate::sample;
 use crate::servers;
-use anyhow::{Context, Result, ensure};
-use std::io::Write as _;
+use anyhow::{Context, Result};
+use flate2::Compression;
+use flate2::read::GzEncoder;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// Texts that every Debian has (base-files).
 const LICENCES: &str = "/usr/share/common-licenses";
-/// What sources are.
+/// Extensions of sources.
 const SOURCES: [&str; 3] = ["rs", "md", "toml"];
-/// Folders of a source tree that hold nothing that somebody wrote.
+/// Directories of a source tree without sources.
 const NOT_SOURCES: [&str; 3] = ["target", "node_modules", "results"];
 
 /// Files of one kind.
@@ -34,13 +35,13 @@ impl Corpus {
         self.files.iter().map(|file| file.bytes.len() as u64).sum()
     }
 
-    /// The files in a folder.
+    /// The files in a directory.
     pub fn written(&self) -> Result<TempDir> {
-        let folder = servers::folder("corpus")?;
+        let directory = servers::temp_dir("corpus")?;
         for file in &self.files {
-            std::fs::write(folder.path().join(&file.name), &file.bytes)?;
+            std::fs::write(directory.path().join(&file.name), &file.bytes)?;
         }
-        Ok(folder)
+        Ok(directory)
     }
 
     fn new(name: &'static str, about: impl Into<String>, extension: &str, contents: Vec<Vec<u8>>) -> Self {
@@ -51,7 +52,7 @@ impl Corpus {
     }
 }
 
-/// Every kind, and what this machine has not.
+/// Every kind, and what this machine does not have.
 pub fn all(options: &Options) -> Result<(Vec<Corpus>, Vec<String>)> {
     let (bytes, seed) = (options.bytes(), options.seed);
     let mut corpora = Vec::new();
@@ -67,43 +68,55 @@ pub fn all(options: &Options) -> Result<(Vec<Corpus>, Vec<String>)> {
             files => corpora.push(Corpus { name, about: about.to_owned(), files }),
         }
     }
-    let csv = made_up::csv(bytes, seed);
-    let gzip = split(&csv, 1 << 20).map(gzip).collect::<Result<Vec<_>>>()?;
+    let csv = synthetic::csv(bytes, seed);
+    let gzip = csv.chunks(1 << 20).map(gzip).collect::<Result<Vec<_>>>()?;
     corpora.extend([
-        Corpus::new("text", "made up: words by Zipf's law", "txt", pieces(&sample::text(bytes, seed), 1 << 20)),
-        Corpus::new("CSV", "made up: readings of sensors", "csv", pieces(&csv, 4 << 20)),
-        Corpus::new("JSON", "made up: answers of an API", "json", made_up::json(bytes, 2 << 20, seed)),
-        Corpus::new("HTML", "made up: pages of one site", "html", made_up::html(bytes, 90 << 10, seed)),
-        Corpus::new("PNG, drawn", "made up, really encoded: areas of one colour", "png", image::drawings(bytes, seed)?),
-        Corpus::new("PNG, photo", "made up, really encoded: gradients and noise", "png", image::photos(bytes, seed)?),
+        Corpus::new("text", "synthetic: words by Zipf's law", "txt", pieces(&sample::text(bytes, seed), 1 << 20)),
+        Corpus::new("CSV", "synthetic: readings of sensors", "csv", pieces(&csv, 4 << 20)),
+        Corpus::new("JSON", "synthetic: answers of an API", "json", synthetic::json(bytes, 2 << 20, seed)),
+        Corpus::new("HTML", "synthetic: pages of one site", "html", synthetic::html(bytes, 90 << 10, seed)),
+        Corpus::new(
+            "PNG, drawn",
+            "synthetic, really encoded: areas of one colour",
+            "png",
+            image::drawings(bytes, seed)?,
+        ),
+        Corpus::new("PNG, photo", "synthetic, really encoded: gradients and noise", "png", image::photos(bytes, seed)?),
         Corpus::new(
             "JPEG-like",
             "noise behind true JPEG headers, as entropy-coded data looks",
             "jpg",
-            made_up::jpeg_like(bytes, 300 << 10, seed),
+            synthetic::jpeg_like(bytes, 300 << 10, seed),
         ),
         Corpus::new(
             "MP4-like",
             "true MP4 boxes: tables of sample sizes, then noise",
             "mp4",
-            vec![made_up::mp4_like(bytes, seed)],
+            vec![synthetic::mp4_like(bytes, seed)],
         ),
-        Corpus::new("WAV", "made up, a real format: 16-bit tones with noise", "wav", vec![made_up::wav(bytes, seed)]),
-        Corpus::new("gzip", "real: the CSV by gzip -6", "csv.gz", gzip),
+        Corpus::new(
+            "WAV",
+            "synthetic, a real format: 16-bit tones with noise",
+            "wav",
+            vec![synthetic::wav(bytes, seed)],
+        ),
+        Corpus::new("gzip", "real: the CSV by gzip, level 6", "csv.gz", gzip),
         Corpus::new("random", "noise", "bin", pieces(&sample::bytes(bytes, seed), 4 << 20)),
     ]);
     Ok((corpora, notes))
 }
 
-fn split(bytes: &[u8], piece_bytes: usize) -> impl Iterator<Item = &[u8]> {
-    bytes.chunks(piece_bytes)
+fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut packed = Vec::new();
+    GzEncoder::new(bytes, Compression::new(6)).read_to_end(&mut packed)?;
+    Ok(packed)
 }
 
 fn pieces(bytes: &[u8], piece_bytes: usize) -> Vec<Vec<u8>> {
-    split(bytes, piece_bytes).map(<[u8]>::to_vec).collect()
+    bytes.chunks(piece_bytes).map(<[u8]>::to_vec).collect()
 }
 
-/// Files of a folder in the order of their paths, until there are enough bytes. Without extensions, all files.
+/// Files of a directory in the order of their paths, until there are enough bytes. Without extensions, all files.
 fn real(dir: &Path, extensions: &[&str], bytes_max: usize) -> Result<Vec<File>> {
     let mut paths = Vec::new();
     collect(dir, extensions, &mut paths).with_context(|| dir.display().to_string())?;
@@ -121,7 +134,7 @@ fn real(dir: &Path, extensions: &[&str], bytes_max: usize) -> Result<Vec<File>> 
     Ok(files)
 }
 
-/// Only real files, no links; a folder that is not there is empty.
+/// Only regular files, no links; a missing directory is empty.
 fn collect(dir: &Path, extensions: &[&str], into: &mut Vec<PathBuf>) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
     for entry in entries {
@@ -139,22 +152,6 @@ fn collect(dir: &Path, extensions: &[&str], into: &mut Vec<PathBuf>) -> Result<(
     Ok(())
 }
 
-/// The bytes as the gzip tool compresses them, without a name or a time.
-pub fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut gzip = Command::new("gzip");
-    gzip.args(["-6", "--no-name", "--stdout"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = gzip.spawn().context("gzip does not start")?;
-    let mut stdin = child.stdin.take().context("gzip has no input")?;
-    let output = std::thread::scope(|scope| {
-        let writer = scope.spawn(move || stdin.write_all(bytes));
-        let output = child.wait_with_output()?;
-        writer.join().map_err(|_| anyhow::anyhow!("a thread failed"))??;
-        Ok::<_, anyhow::Error>(output)
-    })?;
-    ensure!(output.status.success(), "gzip: {}", output.status);
-    Ok(output.stdout)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,7 +165,7 @@ mod tests {
             bytes: 0,
             seed: 1,
         };
-        all(&options).expect("gzip is there")
+        all(&options).expect("memory does not fail")
     }
 
     #[test]
@@ -186,8 +183,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_fits_is_taken_of_what_is_real() {
-        let dir = TempDir::new().expect("the temporary folder is writable");
+    fn real_files_are_taken_while_they_fit() {
+        let dir = TempDir::new().expect("the temporary directory is writable");
         std::fs::create_dir(dir.path().join("target")).expect("it is new");
         for (name, bytes) in [("b.rs", 50), ("a.md", 60), ("c.bin", 10), ("d.rs", 30), ("target/e.rs", 1)] {
             std::fs::write(dir.path().join(name), vec![7; bytes]).expect("there is room");

@@ -1,8 +1,10 @@
-//! What the store's encoder lets go after a look at a sample: whether it would have shrunk, and what the look saves.
+//! Compressible blocks that the store's encoder misses, because it compresses a sample first; and what the sample
+//! saves.
 //!
-//! No command tells that of a store, so the encoder is asked for itself.
+//! No command reports that, so the encoder itself is called.
 
 use super::corpora::Corpus;
+use crate::report::seconds;
 use crate::stores::data::BLOCK_BYTES;
 use crate::timed;
 use anyhow::Result;
@@ -10,28 +12,31 @@ use bytes::Bytes;
 use cache::stored::{self, Encoder, Shape};
 use content::hashes::SHA2_256;
 use content::{Block, codec};
+use serde::Serialize;
 use std::time::Duration;
 
-/// A block is worth a frame if the value shrinks by one part in so many; shorter ones are not tried. So says the encoder.
+/// The encoder's rule: a block is stored as a frame if that saves one part in so many; shorter blocks are not tried.
 const SAVING_MIN: usize = 16;
 const BYTES_MIN: usize = 512;
 
 /// Blocks of one kind of data, at the level that is the default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Estimated {
     pub blocks: usize,
     /// Stored as frames.
     pub framed: usize,
     /// Stored raw although a frame would have paid.
     pub missed: usize,
-    /// What these would have saved.
+    /// Bytes that these would have saved.
     pub missed_bytes: u64,
-    /// CPU time with the look at a sample, and of compressing every block.
+    /// CPU time with the sample, and of compressing every block.
+    #[serde(rename = "cpu_seconds", serialize_with = "seconds")]
     pub encoding: Duration,
+    #[serde(rename = "cpu_seconds_of_every_block", serialize_with = "seconds")]
     pub compressing: Duration,
 }
 
-/// Asks the encoder about every block.
+/// Encodes every block.
 pub fn measure(corpus: &Corpus) -> Result<Estimated> {
     let options = stored::Options::default();
     let mut encoder = Encoder::new(options)?;
@@ -76,7 +81,7 @@ mod tests {
     use crate::sample;
 
     #[test]
-    fn only_what_would_have_paid_is_missed() {
+    fn only_compressible_blocks_are_missed() {
         let mut all = Estimated::default();
         let raw = |block_bytes| Shape::Raw { block_bytes };
         all.count(Shape::Frame { block_bytes: 1600, frame_bytes: 100 }, 1600, 100);
@@ -87,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_encoder_frames_text_and_lets_noise_go() {
+    fn the_encoder_compresses_text_and_not_noise() {
         let files = [sample::text(600_000, 1), sample::bytes(300_000, 1)];
         let files = files.map(|bytes| File { name: String::new(), bytes }).into();
         let estimated = measure(&Corpus { name: "some", about: String::new(), files }).expect("memory does not fail");

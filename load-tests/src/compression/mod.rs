@@ -1,38 +1,44 @@
-//! Compression: what is saved on disk and on the way to a client, by the store's frames of single blocks and by the method of
-//! the paper "IPFSz" (section III), which compresses a file as a whole before it is cut, unless its format is known to be compressed.
+//! Compression: what is saved on disk and in transfer, by the store's frames of single blocks and by the method of the
+//! paper "IPFSz" (section III), which compresses a file as a whole before it is chunked, unless its format is known to
+//! be compressed.
 //!
-//! Goals: the same data for both, real where every machine has some and otherwise made up from a seed, in formats that are what
-//! they say; ratios of what is stored and of what is sent, the time and CPU that adding takes, and what the store's estimate lets
-//! go although it would have shrunk. The store is measured through its real binary: `add`, `store stats`, and HTTP with
-//! `Accept-Encoding: zstd`; what is sent is decoded and compared.
+//! Goals: the same data for both, real where every machine has some and otherwise synthetic from a seed, in real
+//! formats; ratios of stored and of sent bytes, the time and CPU of adding, and compressible blocks that the store's
+//! estimate misses. The store is measured through its real binary: `add`, `store stats`, and HTTP with
+//! `Accept-Encoding: zstd`; responses are decoded and compared.
 //!
-//! Non-goals: other algorithms; how fast compressed answers are ([`mod@crate::tiers`]). What whole files cannot do is not measured:
-//! ranges without unpacking what is before them, blocks that are shared with other files, the CIDs of the plain content.
+//! Non-goals: other algorithms; how fast compressed responses are ([`mod@crate::tiers`]). What whole files do not
+//! support is not measured: ranges without decompression of what is before them, deduplication of blocks, the CIDs of
+//! the plain content.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`corpora`], [`made_up`], [`image`] | the data |
-//! | [`blocks`] | the store's way |
-//! | [`whole`] | the paper's way |
-//! | [`estimate`] | what the store's encoder lets go, and what looking costs |
-//! | [`table`] | figures to Markdown, JSON and SVG |
+//! | [`corpora`], [`synthetic`], [`image`] | the data |
+//! | [`blocks`] | the store's method |
+//! | [`whole`] | the paper's method |
+//! | [`estimate`] | what the store's estimate misses, and its cost |
+//! | [`table`] | figures to Markdown and SVG |
 
 pub mod blocks;
 pub mod corpora;
 pub mod estimate;
 pub mod image;
-pub mod made_up;
+pub mod synthetic;
 pub mod table;
 pub mod whole;
 
+use crate::machine;
 use crate::options::Run;
+use crate::report::{Report, seconds};
 use anyhow::{Context, Result, ensure};
 use corpora::Corpus;
 use estimate::Estimated;
+use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Levels of zstd: the store's default, and the one that the documentation names for what is pinned.
+/// Levels of zstd: the store's default, and the one that the documentation recommends for pinned content.
 pub const LEVELS: [u8; 2] = [3, 19];
 
 /// What to measure.
@@ -43,13 +49,13 @@ pub struct Options {
     pub causeway: PathBuf,
     #[command(flatten)]
     pub run: Run,
-    /// Folder of a source tree, which is the text of programs
+    /// Directory of a source tree
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub sources: PathBuf,
     /// Bytes of each kind of data
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     pub bytes: usize,
-    /// Of what is made up
+    /// Seed of the synthetic data
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 31))]
     pub seed: u64,
 }
@@ -60,13 +66,14 @@ impl Options {
         if self.run.quick { 512 << 10 } else { self.bytes.max(1 << 16) }
     }
 
-    /// The highest level takes seconds of nothing but computing: once is enough.
+    /// The highest level takes seconds of computation: one round is enough.
     pub fn rounds(&self, level: u8) -> usize {
         if self.run.quick || level > LEVELS[0] { 1 } else { self.run.rounds() }
     }
 }
 
 /// Everything that was measured.
+#[derive(Serialize)]
 pub struct Figures {
     pub rows: Vec<Row>,
     /// What is missing, and why.
@@ -74,60 +81,74 @@ pub struct Figures {
 }
 
 /// One kind of data.
+#[derive(Serialize)]
 pub struct Row {
+    #[serde(rename = "data")]
     pub name: &'static str,
     pub about: String,
     pub files: usize,
     pub bytes: u64,
-    /// Hashing it and keeping nothing.
+    /// Hashing without storing.
     pub hashing: Took,
-    /// By level, in [`LEVELS`]'s order.
-    pub blocks: Vec<Method>,
-    pub whole: Vec<Method>,
+    /// In the order of all tables and plots.
+    pub methods: Vec<Method>,
+    #[serde(rename = "estimate")]
     pub estimated: Estimated,
 }
 
-/// What a method comes to.
-#[derive(Debug, Clone, Copy)]
+/// The results of a method.
+#[derive(Debug, Clone, Serialize)]
 pub struct Method {
+    #[serde(rename = "method")]
+    pub name: String,
     /// On disk.
     pub stored_bytes: u64,
-    /// To a client that takes zstd.
+    /// To a client that accepts zstd.
     pub sent_bytes: u64,
     pub added: Took,
 }
 
-/// What something took.
-#[derive(Debug, Clone, Copy, Default)]
+/// The duration of something.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Took {
+    #[serde(rename = "wall_seconds", serialize_with = "seconds")]
     pub wall: Duration,
+    #[serde(rename = "cpu_seconds", serialize_with = "seconds")]
     pub cpu: Duration,
 }
 
-/// Measures everything.
-pub async fn run(options: &Options) -> Result<Figures> {
+/// Measures every kind of data, and writes the report.
+pub async fn run(options: &Options) -> Result<()> {
     ensure!(options.causeway.exists(), "{} is missing; run `make build`", options.causeway.display());
     let (corpora, notes) = corpora::all(options)?;
     let mut rows = Vec::new();
     for corpus in &corpora {
         rows.push(row(options, corpus).await.with_context(|| corpus.name)?);
     }
-    Ok(Figures { rows, notes })
+    let figures = Figures { rows, notes };
+    let mut machine = machine::describe("bench-compression", options.run.quick)?;
+    machine["rounds"] = json!(options.run.rounds());
+    machine["seed"] = json!(options.seed);
+    machine["causeway"] = json!(machine::version(&options.causeway));
+    let mut report = Report::new(machine, "compression", "Compression: frames of blocks beside whole files");
+    table::describe(&mut report, &figures)?;
+    report.write(&options.run.out, &figures)
 }
 
 async fn row(options: &Options, corpus: &Corpus) -> Result<Row> {
     eprintln!("{}: {} files, {} bytes", corpus.name, corpus.files.len(), corpus.bytes());
-    let folder = corpus.written()?;
-    let hashing = blocks::hash(options, folder.path())?;
-    let (mut by_blocks, mut by_whole) = (Vec::new(), Vec::new());
+    let directory = corpus.written()?;
+    let hashing = blocks::hash(options, directory.path())?;
+    let mut methods = Vec::new();
     for level in LEVELS {
-        by_blocks.push(blocks::measure(options, corpus, folder.path(), level).await?);
-        by_whole.push(whole::measure(options, corpus, level)?);
+        methods.push(blocks::measure(options, corpus, directory.path(), level).await?);
     }
-    let estimated = estimate::measure(corpus)?;
-    let Corpus { name, about, files } = corpus;
-    let (files, bytes) = (files.len(), corpus.bytes());
-    let row = Row { name, about: about.clone(), files, bytes, hashing, blocks: by_blocks, whole: by_whole, estimated };
-    eprintln!("  {}", table::progress(&row));
-    Ok(row)
+    for level in LEVELS {
+        methods.push(whole::measure(options, corpus, level)?);
+    }
+    for Method { name, stored_bytes, .. } in &methods {
+        eprintln!("  {name}: {stored_bytes} bytes stored");
+    }
+    let (Corpus { name, about, files }, estimated) = (corpus, estimate::measure(corpus)?);
+    Ok(Row { name, about: about.clone(), files: files.len(), bytes: corpus.bytes(), hashing, methods, estimated })
 }

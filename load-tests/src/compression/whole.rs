@@ -1,20 +1,19 @@
-//! The paper's way: a file is compressed as a whole and then added, unless its format is known to be compressed.
+//! The paper's method: a file is compressed as a whole and then added, unless its format is known to be compressed.
 //!
-//! The paper compresses inside of the importing process; here the file is compressed first, in one thread as there, and the result
-//! is added by the same importer as in the store's way. A client is sent the compressed file.
+//! The paper compresses inside of the importing process; here the file is compressed first, in one thread as there, and
+//! the result is added by the same importer as in the store's method. A client is sent the compressed file.
 
-use super::blocks::{adding, middle};
+use super::blocks::adding;
 use super::corpora::Corpus;
 use super::{Method, Options, Took};
-use crate::median::median_duration;
 use crate::servers;
 use crate::timed;
 use anyhow::Result;
 use std::borrow::Cow;
 use std::time::Instant;
 
-/// "Well-known compressed file format such as zip, jpeg, mp3, mp4": where a signature is, and what it is. PNG and gzip are as
-/// well known.
+/// "Well-known compressed file format such as zip, jpeg, mp3, mp4": the offset of a signature, and the signature. PNG
+/// and gzip are as well known.
 const COMPRESSED: [(usize, &[u8]); 7] = [
     (0, b"PK\x03\x04"),
     (0, b"\xff\xd8\xff"),
@@ -27,27 +26,22 @@ const COMPRESSED: [(usize, &[u8]); 7] = [
 
 /// Compresses files and adds them.
 pub fn measure(options: &Options, corpus: &Corpus, level: u8) -> Result<Method> {
-    let mut compressing = Vec::new();
-    let mut runs = Vec::new();
+    let mut rounds = Vec::new();
     let mut bytes = 0;
     for _ in 0..options.rounds(level) {
         let (cpu, begun) = (timed::own_cpu()?, Instant::now());
         let packed = corpus.files.iter().map(|file| packed(&file.bytes, level)).collect::<Result<Vec<_>>>()?;
-        compressing.push(Took { wall: begun.elapsed(), cpu: timed::own_cpu()?.saturating_sub(cpu) });
-        let [folder, data] = ["corpus", "store"].map(servers::folder);
-        let (folder, data) = (folder?, data?);
+        let (wall, cpu) = (begun.elapsed(), timed::own_cpu()?.saturating_sub(cpu));
+        let (directory, data) = (servers::temp_dir("corpus")?, servers::temp_dir("store")?);
         for (file, packed) in corpus.files.iter().zip(&packed) {
-            std::fs::write(folder.path().join(&file.name), packed)?;
+            std::fs::write(directory.path().join(&file.name), packed)?;
         }
         bytes = packed.iter().map(|packed| packed.len() as u64).sum();
-        let mut add = adding(&options.causeway, folder.path());
-        runs.push(timed::settled(add.arg("--data-dir").arg(data.path()))?);
+        let ran = timed::settled(adding(&options.causeway, directory.path()).arg("--data-dir").arg(data.path()))?;
+        rounds.push(Took { wall: wall + ran.wall, cpu: cpu + ran.cpu });
     }
-    let adding = middle(&runs);
-    let compressing = |of: fn(&Took) -> std::time::Duration| median_duration(compressing.iter().map(of));
-    let added =
-        Took { wall: adding.wall + compressing(|took| took.wall), cpu: adding.cpu + compressing(|took| took.cpu) };
-    Ok(Method { stored_bytes: bytes, sent_bytes: bytes, added })
+    let name = format!("whole files, level {level}");
+    Ok(Method { name, stored_bytes: bytes, sent_bytes: bytes, added: Took::median(&rounds) })
 }
 
 fn packed(file: &[u8], level: u8) -> Result<Cow<'_, [u8]>> {
@@ -59,7 +53,7 @@ fn is_compressed(file: &[u8]) -> bool {
 }
 
 #[test]
-fn what_is_compressed_is_told_by_its_signature() {
+fn compressed_formats_are_known_by_their_signatures() {
     let table: [(&[u8], bool); 6] = [
         (b"PK\x03\x04...", true),
         (b"\x00\x00\x00\x20ftypisom", true),

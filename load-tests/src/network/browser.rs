@@ -1,56 +1,48 @@
 //! A page with 40 assets, whole, in Chromium.
 
 use super::Options;
-use super::figures::{Rounds, Row, Who};
-use super::latency::Clients;
-use super::world::Far;
-use crate::goals::Goal;
+use super::latency::{Clients, SYSTEMS};
+use super::world::Remote;
+use crate::comparison::{Case, Measure, System, rounds};
 use crate::sample;
-use crate::servers::{Kubo, Transport};
+use crate::servers::{Kubo, Transport, temp_dir};
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
-use tempfile::TempDir;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/browser/page-time.mjs");
 /// Style sheets, scripts and pictures.
 const ASSETS: [(&str, usize, usize); 3] = [("css", 4, 30_000), ("js", 6, 60_000), ("svg", 30, 20_000)];
 
 /// From the navigation to the end of the load event.
-pub async fn page(options: &Options, transport: Transport) -> Result<Row> {
+pub async fn page(options: &Options, transport: Transport) -> Result<Case> {
     let modules =
         options.browser_modules.as_ref().context("--browser-modules is not given; see `make bench-network`")?;
-    let source = Far::<Kubo>::start(options, options.link()).await?;
+    let source = Remote::<Kubo>::start(options, options.link()).await?;
     let clients = Clients::start(options, &source, transport).await?;
-    let rounds = Rounds::measure(options.run.rounds(), &[Who::Http, Who::Kubo, Who::Causeway], async |who, round| {
-        let site = TempDir::with_prefix("causeway-bench-site-")?;
-        let bytes = write_site(site.path(), 200 << 16 | (who as u64) << 8 | round as u64)?;
-        let root = source.node.add_folder(site.path())?;
-        let before = source.passed(who, transport);
-        let url = format!("{}{root}/index.html", clients.url(who, &source)?);
+    let series = rounds(options.run.rounds(), &SYSTEMS, async |system, round| {
+        let site = temp_dir("site")?;
+        let bytes = write_site(site.path(), 200 << 16 | (system as u64) << 8 | round as u64)?;
+        let root = source.node.add_directory(site.path())?;
+        let before = source.passed(system, transport);
+        let url = format!("{}{root}/index.html", clients.url(system, &source)?);
         let mut node = Command::new("node");
         node.arg(SCRIPT).arg(modules).arg(&options.chromium).arg(site.path()).arg(url);
-        // The relay needs this runtime meanwhile. The script ends by itself.
+        // The link needs this runtime meanwhile. The script ends by itself.
         let output = tokio::task::spawn_blocking(move || node.output()).await?.context("node does not start")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        source.check(who, transport, before, bytes)?;
+        source.check(system, transport, before, bytes)?;
         let times: Vec<f64> = serde_json::from_slice(&output.stdout)?;
         Ok(times.first().context("no time was printed")? / 1e3)
     });
-    let rounds = rounds.await?;
-    let kubo = rounds.of(Who::Kubo);
-    Ok(Row {
-        case: format!("a cold page with {} assets, whole, in Chromium, {}", assets(), transport.name()),
-        unit: "s",
-        measured: rounds.of(Who::Causeway),
-        measured_unit: "s",
-        higher_is_better: false,
-        bar: Goal::new("half of Kubo's", kubo / 2.0),
-        aim: Goal::new("a quarter", kubo / 4.0),
-        notes: vec!["over HTTP the browser has six connections with the source's gateway".to_owned()],
-        series: rounds.0,
-    })
+    let name = format!("a cold page with {} assets, whole, in Chromium, {}", assets(), transport.name());
+    let case = Case::new(name, "s", series.await?);
+    let kubo = case.value(System::Kubo);
+    let measure = Measure::lower(case.value(System::Causeway), "s")
+        .bar("half of Kubo's", kubo / 2.0)
+        .aim("a quarter", kubo / 4.0);
+    Ok(case.measure(measure).note("over HTTP the browser has six connections with the source's gateway"))
 }
 
 fn assets() -> usize {
@@ -76,7 +68,8 @@ fn write_site(dir: &Path, seed: u64) -> Result<usize> {
                 _ => {
                     writeln!(body, "<img src={name} alt=\"\">")?;
                     format!(
-                        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9\" height=\"9\"><desc>{filling}</desc></svg>"
+                        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"9\" \
+                         height=\"9\"><desc>{filling}</desc></svg>"
                     )
                 }
             };
@@ -99,12 +92,12 @@ fn hexadecimal(bytes: usize, seed: u64) -> String {
 
 #[test]
 fn a_site_names_every_asset_and_no_two_are_alike() {
-    let dir = TempDir::new().expect("the temporary folder is writable");
+    let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
     let total = write_site(dir.path(), 7).expect("it is written");
     let page = std::fs::read_to_string(dir.path().join("index.html")).expect("it is there");
     let mut seen = std::collections::HashSet::new();
     let mut bytes = 0;
-    for entry in std::fs::read_dir(dir.path()).expect("it is a folder").flatten() {
+    for entry in std::fs::read_dir(dir.path()).expect("it is a directory").flatten() {
         let name = entry.file_name().into_string().expect("names are ASCII");
         let content = std::fs::read(entry.path()).expect("it is there");
         if name != "index.html" {

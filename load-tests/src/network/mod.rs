@@ -1,51 +1,51 @@
-//! The network's table: how fast misses are over a long link, beside Kubo, plain HTTP and what the source itself can do.
+//! Cache misses over a long link, beside Kubo, plain HTTP and the limit of the source itself.
 //!
-//! Goals: one command for all rows; a real Kubo as the source, behind a relay ([`mod@crate::relay`]) that adds the delay and
-//! counts, so that a row fails when its bytes went another way; cold every time (a fresh node, or content that nobody has
-//! seen); what arrives is compared byte for byte, after the clock has stopped; rivals take turns in rotated order and
-//! medians count. A row that fails does not keep the others from being measured.
+//! Goals: one command for all rows; a real Kubo as the source, behind an emulated link ([`mod@crate::relay`]) that adds
+//! the delay and counts bytes, so that a row fails when its bytes took another path; cold every time (a fresh node, or
+//! new content); responses are compared byte for byte, after the clock has stopped; systems take turns in rotated order
+//! and medians count. A row that fails does not keep the others from being measured.
 //!
-//! Non-goals: jitter (see the relay), and absolute figures: everything shares one machine.
+//! Non-goals: jitter (see the link), and absolute figures: everything shares one machine.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`figures`] | series, goals, rows |
-//! | [`world`] | sources behind relays, fresh clients |
-//! | [`asker`], [`streams`] | the source's own ceiling: every block asked for at once |
+//! | [`world`] | sources behind links, fresh clients |
+//! | [`peer`] | libp2p peers in this process |
+//! | [`ceiling`], [`streams`] | the source's own limit: every block requested at once |
 //! | [`bulk`] | 100 MiB: from Kubo, from Causeway, on loopback, from four sources |
 //! | [`latency`] | first bytes: a page, a range, a small file on a used connection |
-//! | [`routing`], [`neighbourhood`] | providers that only the DHT knows; a DHT of twenty nodes |
-//! | [`stale`], [`silent`] | the same beside many providers that do not answer |
-//! | [`names`] | how soon a change of a name is seen |
+//! | [`routing`], [`dht`] | providers that only the DHT knows; a DHT of twenty nodes |
+//! | [`stale`], [`unresponsive`] | the same among many unresponsive providers |
+//! | [`names`] | how soon an update of an IPNS name is visible |
 //! | [`browser`] | a page with 40 assets in Chromium |
 //! | [`memory`] | resident memory with many connections and streaming misses |
-//! | [`table`] | rows to Markdown and JSON |
 
-pub mod asker;
 pub mod browser;
 pub mod bulk;
-pub mod figures;
+pub mod ceiling;
+pub mod dht;
 pub mod latency;
 pub mod memory;
 pub mod names;
-pub mod neighbourhood;
+pub mod peer;
 pub mod routing;
-pub mod silent;
 pub mod stale;
 pub mod streams;
-pub mod table;
+pub mod unresponsive;
 pub mod world;
 
-use crate::options::{Binaries, Run};
+use crate::comparison::{self, Case};
+use crate::machine;
+use crate::options::{Binaries, CausewayFlags, Run};
 use crate::relay::Link;
+use crate::report::Report;
 use crate::servers::Transport;
-use anyhow::{Context, Result};
-use figures::Row;
+use anyhow::Result;
+use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::time::timeout;
 
-/// Longer than any row takes that will ever end.
+/// Longer than any row takes.
 const ROW_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// What to measure.
@@ -53,18 +53,20 @@ const ROW_TIMEOUT: Duration = Duration::from_secs(900);
 pub struct Options {
     #[command(flatten)]
     pub binaries: Binaries,
-    /// More flags for every "causeway serve", such as one that a branch needs (repeatable; use --causeway-flag=--flag)
-    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
-    pub causeway_flag: Vec<String>,
+    #[command(flatten)]
+    pub flags: CausewayFlags,
     #[command(flatten)]
     pub run: Run,
-    /// Folder with the browser tests' packages ("scripts/browser-packages" prints where they are)
+    /// Name of the results' files, after the date
+    #[arg(long, value_name = "NAME", default_value = "network")]
+    pub name: String,
+    /// Directory with the browser tests' packages ("scripts/browser-packages" prints where they are)
     #[arg(long, value_name = "DIR")]
     pub browser_modules: Option<PathBuf>,
     /// Chromium's binary
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/chromium")]
     pub chromium: PathBuf,
-    /// Half of the round trip that the relay adds, in milliseconds
+    /// Half of the round trip that the link adds, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 25)]
     pub delay_ms: u64,
     /// Only these rows, separated by commas
@@ -73,7 +75,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The stretch of network between the source and everybody else.
+    /// The link between the source and all clients.
     pub fn link(&self) -> Link {
         Link::delay(Duration::from_millis(self.delay_ms))
     }
@@ -81,11 +83,6 @@ impl Options {
     /// A size in bytes that a quick run divides by 32.
     pub fn size(&self, bytes: usize) -> usize {
         if self.run.quick { bytes / 32 } else { bytes }
-    }
-
-    /// More flags for `causeway serve`.
-    pub fn flags(&self) -> Vec<&str> {
-        self.causeway_flag.iter().map(String::as_str).collect()
     }
 }
 
@@ -114,15 +111,17 @@ pub enum RowName {
     RangeQuic,
     /// 100 MiB from four Causeway peers on slow lines
     Four,
-    /// 100 MiB cold from Kubo without a relay
+    /// 100 MiB cold from Kubo without a link, over TCP
     Loopback,
+    /// The same over QUIC
+    LoopbackQuic,
     /// First byte, provider known only to the DHT, on loopback
     DhtNear,
     /// The same among twenty DHT nodes far away
     DhtFar,
     /// Publication of a provider record among them
     Publish,
-    /// First byte, 20 of 21 providers are silent
+    /// First byte, 20 of 21 providers are unresponsive
     #[value(name = "silent-20")]
     Silent20,
     /// 50 of 51
@@ -131,21 +130,21 @@ pub enum RowName {
     /// 100 of 101
     #[value(name = "silent-100")]
     Silent100,
-    /// The same silent providers for several files in a row
+    /// The same unresponsive providers for several files in a row
     SilentAgain,
     /// 100 of 101 providers refuse
     Refusing,
-    /// The living provider is far away, the others are silent
+    /// The responsive provider is far away, the others are unresponsive
     SilentSlow,
-    /// The living provider's packets are lost, the others are silent
+    /// The link to the responsive provider is lossy, the others are unresponsive
     SilentLossy,
-    /// The other providers are behind relays that are gone
+    /// The other providers are behind circuit relays that are gone
     DeadRelays,
     /// Most addresses of the only provider are wrong
     WrongAddresses,
-    /// From publishing a name until it is seen by those who visit often
+    /// From publishing a name until it is visible, with frequent requests
     NamesOften,
-    /// The same for those who visit rarely
+    /// The same with rare requests
     NamesRare,
     /// A cold page with 40 assets in Chromium, over TCP
     BrowserTcp,
@@ -156,12 +155,7 @@ pub enum RowName {
 }
 
 impl RowName {
-    /// Its name on the command line.
-    pub fn name(self) -> String {
-        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    async fn measure(self, options: &Options) -> Result<Row> {
+    async fn measure(self, options: &Options) -> Result<Case> {
         match self {
             Self::ColdTcp => bulk::cold(options, Transport::Tcp).await,
             Self::ColdQuic => bulk::cold(options, Transport::Quic).await,
@@ -174,7 +168,8 @@ impl RowName {
             Self::RangeTcp => latency::range(options, Transport::Tcp).await,
             Self::RangeQuic => latency::range(options, Transport::Quic).await,
             Self::Four => bulk::four(options).await,
-            Self::Loopback => bulk::loopback(options).await,
+            Self::Loopback => bulk::loopback(options, Transport::Tcp).await,
+            Self::LoopbackQuic => bulk::loopback(options, Transport::Quic).await,
             Self::DhtNear => routing::near(options).await,
             Self::DhtFar => routing::far(options).await,
             Self::Publish => routing::publish(options).await,
@@ -196,23 +191,21 @@ impl RowName {
     }
 }
 
-/// A row's name and what came of it.
-pub type Outcome = (RowName, Result<Row>);
-
-/// Measures the rows that were asked for, one after the other.
-pub async fn run(options: &Options) -> Result<Vec<Outcome>> {
+/// Measures the rows that were chosen, and writes the report.
+pub async fn run(options: &Options) -> Result<()> {
     options.binaries.check()?;
-    let all = <RowName as clap::ValueEnum>::value_variants();
-    let rows = if options.rows.is_empty() { all } else { &options.rows };
-    let mut outcomes = Vec::new();
-    for row in rows {
-        eprintln!("{}", row.name());
-        let measured = timeout(ROW_TIMEOUT, row.measure(options)).await;
-        let outcome = measured.with_context(|| format!("not done within {ROW_TIMEOUT:?}")).flatten();
-        if let Err(error) = &outcome {
-            eprintln!("  failed: {error:#}");
-        }
-        outcomes.push((*row, outcome));
-    }
-    Ok(outcomes)
+    let measure = async |row: RowName| Ok(vec![row.measure(options).await?]);
+    let results = comparison::measure(&options.rows, ROW_TIMEOUT, measure).await;
+    let mut machine = machine::describe_with_kubo("bench-network", &options.run, &options.binaries)?;
+    machine["delay_ms"] = json!(options.delay_ms);
+    let mut report = Report::new(machine, &options.name, "Cache misses");
+    let [causeway, kubo, delay, rounds] = ["causeway", "kubo", "delay_ms", "rounds"].map(|key| report.fact(key));
+    report.paragraph(format!(
+        "{} {causeway}; {kubo}.\nA link adds {delay} ms each way, unless a case is on loopback; everything shares the \
+         machine. Medians of {rounds} rounds (five times as many where a row is cheap), in rotated order.",
+        report.measured(),
+    ));
+    results.report(&mut report);
+    report.write(&options.run.out, &results)?;
+    results.check()
 }

@@ -1,14 +1,13 @@
-//! How soon a change of an IPNS name is seen: from the end of `ipfs name publish` until a gateway shows it.
+//! How soon an update of an IPNS name is visible: from the end of `ipfs name publish` until a gateway responds with it.
 //!
-//! Goals: a real publisher, a real node of the DHT, and rivals that are visited at the same moments, by visitors who come
-//! often and by one who comes rarely, long after the record's time to live. The content is in the name's record itself (an
-//! identity CID), so that nothing but the name has to be found.
+//! Goals: a real publisher, a real node of the DHT, and gateways that are polled at the same moments, often or rarely,
+//! long after the record's time to live. The content is in the name's record itself (an identity CID), so that nothing
+//! but the name has to be resolved.
 
 use super::Options;
-use super::figures::{Rounds, Row, Series, Who};
-use super::routing::{RIVALS, joined};
-use crate::fetch::get;
-use crate::goals::Goal;
+use super::routing::{SYSTEMS, joined};
+use crate::comparison::{Case, Measure, Series, System};
+use crate::http::get;
 use crate::servers::{Kubo, Server, Transport};
 use anyhow::{Context, Result, ensure};
 use content::{Cid, Multihash, codec};
@@ -21,86 +20,79 @@ const TTL_SECONDS: u64 = 10;
 /// The code of a multihash that is the content itself.
 const IDENTITY: u64 = 0;
 
-/// Visits come this often.
+/// How often gateways are polled.
 #[derive(Debug, Clone, Copy)]
-struct Visits {
+struct Polling {
     every: Duration,
     rounds: usize,
     bar: f64,
 }
 
-/// A visit every second.
-pub async fn often(options: &Options) -> Result<Row> {
-    let visits = Visits { every: Duration::from_secs(1), rounds: 5, bar: (TTL_SECONDS + 2) as f64 };
-    measure(options, visits, "a visit every second").await
+/// A request every second.
+pub async fn often(options: &Options) -> Result<Case> {
+    let polling = Polling { every: Duration::from_secs(1), rounds: 5, bar: (TTL_SECONDS + 2) as f64 };
+    measure(options, polling, "a request every second").await
 }
 
-/// A visit every 90 seconds.
-pub async fn rare(options: &Options) -> Result<Row> {
-    let visits = Visits { every: Duration::from_secs(90), rounds: 2, bar: 92.0 };
-    measure(options, visits, "a visit every 90 s").await
+/// A request every 90 seconds.
+pub async fn rare(options: &Options) -> Result<Case> {
+    let polling = Polling { every: Duration::from_secs(90), rounds: 2, bar: 92.0 };
+    measure(options, polling, "a request every 90 s").await
 }
 
-async fn measure(options: &Options, visits: Visits, how: &str) -> Result<Row> {
+async fn measure(options: &Options, polling: Polling, how: &str) -> Result<Case> {
     let dht = Kubo::start(&options.binaries.kubo).await?;
     let publisher = Kubo::start(&options.binaries.kubo).await?;
     let known = dht.multiaddr(Transport::Tcp)?.to_owned();
     publisher.connect(&known).await?;
     let name = publish(&publisher, 0).await?;
     let mut clients = Vec::new();
-    for who in RIVALS {
-        let client = joined(who, options, std::slice::from_ref(&known)).await?;
-        ensure!(version(&client, &name).await? == 0, "{who} shows the first version at first");
-        clients.push((who, client));
+    for system in SYSTEMS {
+        let client = joined(system, options, std::slice::from_ref(&known)).await?;
+        ensure!(version(&client, &name).await? == 0, "{system} responds with the first version at first");
+        clients.push(client);
     }
-    let mut series: Vec<Series> = RIVALS.map(|who| Series { who, rounds: Vec::new() }).into();
-    let rounds = if options.run.quick { 1 } else { visits.rounds };
+    let mut series = SYSTEMS.map(Series::new).to_vec();
+    let rounds = if options.run.quick { 1 } else { polling.rounds };
     for round in 1..=rounds {
-        // Everybody has just been visited.
-        for (_, client) in &clients {
+        // So that the interval begins for all of them.
+        for client in &clients {
             version(client, &name).await?;
         }
         publish(&publisher, round).await?;
         let published = Instant::now();
-        let seen = clients.iter().map(|(_, client)| seen(client, &name, round, published, visits.every));
-        for (series, seconds) in series.iter_mut().zip(futures::future::try_join_all(seen).await?) {
-            eprintln!("  round {round}: {} {seconds:.2}", series.who);
-            series.rounds.push(seconds);
+        let visible = clients.iter().map(|client| visible(client, &name, round, published, polling.every));
+        for (series, seconds) in series.iter_mut().zip(futures::future::try_join_all(visible).await?) {
+            series.push(round - 1, seconds.into());
         }
     }
-    let rounds = Rounds(series);
-    let kubo = rounds.of(Who::Kubo);
-    Ok(Row {
-        case: format!("from publish to visible, TTL {TTL_SECONDS} s, {how}"),
-        unit: "s",
-        measured: rounds.of(Who::Causeway),
-        measured_unit: "s",
-        higher_is_better: false,
-        bar: Goal::new(format!("{} s", visits.bar), visits.bar),
-        aim: Goal::new("Kubo's, and a visit", kubo + visits.every.as_secs_f64().min(2.0)),
-        notes: vec!["the visit that shows it included; all rivals are visited at the same moments".to_owned()],
-        series: rounds.0,
-    })
+    let case = Case::new(format!("from publish to visible, TTL {TTL_SECONDS} s, {how}"), "s", series);
+    let aim = case.value(System::Kubo) + polling.every.as_secs_f64().min(2.0);
+    let measure = Measure::lower(case.value(System::Causeway), "s")
+        .bar(format!("{} s", polling.bar), polling.bar)
+        .aim("Kubo's, and an interval", aim);
+    Ok(case
+        .measure(measure)
+        .note("up to the response with the new version; all gateways are polled at the same moments"))
 }
 
 /// Publishes a version of the content, and returns the name.
 async fn publish(publisher: &Kubo, version: usize) -> Result<String> {
     let content = Multihash::wrap(IDENTITY, format!("version {version}").as_bytes())?;
     let path = format!("/ipfs/{}", Cid::new_v1(codec::RAW, content));
-    let said = publisher.call("name/publish", &format!("{path}&resolve=false&ttl={TTL_SECONDS}s")).await?;
-    let said: Value = serde_json::from_str(&said)?;
-    Ok(said["Name"].as_str().context("publishing tells no name")?.to_owned())
+    let answer = publisher.call("name/publish", &format!("{path}&resolve=false&ttl={TTL_SECONDS}s")).await?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    Ok(answer["Name"].as_str().context("no name was published")?.to_owned())
 }
 
-/// The version that a gateway shows.
+/// The version that a gateway responds with.
 async fn version(client: &Server, name: &str) -> Result<usize> {
-    let (_, body) = get(&format!("{}/ipns/{name}", client.url)).await?;
-    let text = String::from_utf8(body)?;
+    let text = String::from_utf8(get(&client.at(&format!("/ipns/{name}"))).await?.body)?;
     Ok(text.strip_prefix("version ").with_context(|| text.clone())?.parse()?)
 }
 
-/// Seconds until a visit shows a version.
-async fn seen(client: &Server, name: &str, version: usize, published: Instant, every: Duration) -> Result<f64> {
+/// Seconds until a response has a version.
+async fn visible(client: &Server, name: &str, version: usize, published: Instant, every: Duration) -> Result<f64> {
     let mut next = published;
     loop {
         next += every;
@@ -108,6 +100,6 @@ async fn seen(client: &Server, name: &str, version: usize, published: Instant, e
         if self::version(client, name).await? == version {
             return Ok(published.elapsed().as_secs_f64());
         }
-        ensure!(published.elapsed() < Duration::from_secs(600), "version {version} was not seen");
+        ensure!(published.elapsed() < Duration::from_secs(600), "version {version} was never visible");
     }
 }

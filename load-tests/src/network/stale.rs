@@ -1,268 +1,261 @@
-//! Stale provider records: content that only the DHT knows of, one provider that is there, and many that are not.
+//! Stale provider records: content that only the DHT knows of, one responsive provider, and many unresponsive ones.
 //!
-//! Goals: real records in a real DHT node, dials that hang as they do in real networks, fresh clients and fresh content for
-//! each try, so that nothing is remembered; in one row the same client meets the same dead providers again. A try in which
-//! nothing is found counts as [`MISSED`] at least, however soon that is said, and is told.
+//! Goals: real records in a real DHT node, dials that hang as they do in real networks, fresh clients and new content
+//! for each try, so that nothing is cached; in one row the same client meets the same unresponsive providers again. A
+//! try in which nothing is found counts as [`MISSED_SECONDS`] at least, however soon it fails, and is reported.
 //!
 //! Non-goals: dead nodes of the DHT itself.
 
 use super::Options;
-use super::figures::{Rounds, Row, Series, Who};
-use super::routing::{RIVALS, joined, no_server};
-use super::silent::{HANGING, Nowhere, Silence, SilentProviders};
-use super::world::Far;
-use crate::fetch::get;
-use crate::goals::Goal;
+use super::latency::seed;
+use super::routing::{SYSTEMS, joined, multihash, no_server};
+use super::unresponsive::{DeadAddress, Fault, HANGING, UnresponsiveProviders};
+use super::world::Remote;
+use crate::comparison::{Case, Measure, Series, System, rounds};
+use crate::http::get;
 use crate::relay::Link;
+use crate::report::number;
 use crate::sample;
 use crate::servers::{Kubo, Server, Transport};
 use anyhow::{Result, ensure};
-use content::Cid;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Tries of a row.
 const TRIES: usize = 20;
-/// Tries of a row about something else than many dead providers.
+/// Tries of a row about something else than many unresponsive providers.
 const FEW_TRIES: usize = 8;
-/// Files that one client asks for in a row.
+/// Files that one client requests in a row.
 const IN_A_ROW: usize = 6;
 const PAGE: usize = 24 << 10;
-/// What a try takes in which nothing is found, in seconds: as long as a client waits.
-const MISSED: f64 = 30.0;
-/// How long records may take until the DHT names all of them.
+/// A failed try counts for at least this long: as long as a client waits.
+const MISSED_SECONDS: f64 = 30.0;
+/// For the DHT to return all records.
 const SETTLE: Duration = Duration::from_secs(20);
 
-/// What surrounds the provider that is there.
-struct Case {
+/// The providers of a row.
+struct Scenario {
     /// In the table.
     name: String,
-    /// Of the sample content.
-    seed: u64,
-    dead: usize,
-    ways: &'static [Silence],
-    /// Between the living provider and everybody.
+    /// Of the content's seeds.
+    row: u64,
+    unresponsive: usize,
+    faults: &'static [Fault],
+    /// Between the responsive provider and all other peers.
     link: Link,
-    /// Addresses of the living provider that lead nowhere, before the right ones.
+    /// Addresses of the responsive provider at which no peer responds, before the right ones.
     wrong: usize,
-    /// Whether the living provider is reached over QUIC only.
+    /// Whether the responsive provider is reached over QUIC only.
     only_quic: bool,
     tries: usize,
-    /// What the slowest try may take, in seconds.
-    bar: Goal,
+    /// For the slowest try, in seconds.
+    bar: f64,
 }
 
-impl Case {
-    fn silent(name: &str, seed: u64, dead: usize, tries: usize, bar: f64) -> Self {
+impl Scenario {
+    fn new(name: &str, row: u64, unresponsive: usize, tries: usize, bar: f64) -> Self {
         Self {
             name: format!("first byte, provider known only to the DHT, {name}"),
-            seed,
-            dead,
-            ways: &HANGING,
+            row,
+            unresponsive,
+            faults: &HANGING,
             link: Link::delay(Duration::ZERO),
             wrong: 0,
             only_quic: false,
             tries,
-            bar: Goal::new(format!("{bar} s"), bar),
+            bar,
         }
     }
 }
 
 /// Many providers whose dials hang.
-pub async fn silent(options: &Options, dead: usize, bar: f64) -> Result<Row> {
-    let name = format!("{dead} silent of {} providers", dead + 1);
-    measure(options, Case::silent(&name, 200 + dead as u64, dead, TRIES, bar)).await
+pub async fn silent(options: &Options, unresponsive: usize, bar: f64) -> Result<Case> {
+    let name = format!("{unresponsive} unresponsive of {} providers", unresponsive + 1);
+    measure(options, Scenario::new(&name, 200 + unresponsive as u64, unresponsive, TRIES, bar)).await
 }
 
-/// The living provider is far away.
-pub async fn slow(options: &Options) -> Result<Row> {
-    let link = Link::delay(Duration::from_millis(150));
-    measure(options, Case { link, ..Case::silent("20 silent, the 21st 300 ms away", 321, 20, FEW_TRIES, 3.0) }).await
+/// The responsive provider is far away.
+pub async fn slow(options: &Options) -> Result<Case> {
+    let scenario = Scenario::new("20 unresponsive, the 21st 300 ms away", 321, 20, FEW_TRIES, 3.0);
+    measure(options, Scenario { link: Link::delay(Duration::from_millis(150)), ..scenario }).await
 }
 
-/// The living provider's packets are lost: one in ten, each way.
-pub async fn lossy(options: &Options) -> Result<Row> {
+/// The link to the responsive provider loses one packet in ten, each way.
+pub async fn lossy(options: &Options) -> Result<Case> {
+    let name = "20 unresponsive, the 21st over QUIC that loses one packet in ten";
     let link = Link { lose_one_in: Some(10), ..options.link() };
-    let name = "20 silent, the 21st over QUIC that loses one packet in ten";
-    measure(options, Case { link, only_quic: true, ..Case::silent(name, 322, 20, FEW_TRIES, 2.0) }).await
+    measure(options, Scenario { link, only_quic: true, ..Scenario::new(name, 322, 20, FEW_TRIES, 2.0) }).await
 }
 
-/// The other providers are behind relays that are gone.
-pub async fn relays(options: &Options) -> Result<Row> {
-    let ways = &[Silence::DeadRelay];
-    measure(options, Case { ways, ..Case::silent("20 of 21 behind dead relays", 323, 20, FEW_TRIES, 1.0) }).await
+/// The other providers are behind circuit relays that are gone.
+pub async fn relays(options: &Options) -> Result<Case> {
+    let scenario = Scenario::new("20 of 21 behind dead relays", 323, 20, FEW_TRIES, 1.0);
+    measure(options, Scenario { faults: &[Fault::DeadRelay], ..scenario }).await
 }
 
-/// Most addresses of the provider lead nowhere.
-pub async fn wrong(options: &Options) -> Result<Row> {
-    let name = "a provider with 6 wrong addresses before the right ones";
-    measure(options, Case { wrong: 6, ..Case::silent(name, 324, 0, FEW_TRIES, 1.0) }).await
+/// Most addresses of the provider are wrong.
+pub async fn wrong(options: &Options) -> Result<Case> {
+    let scenario = Scenario::new("a provider with 6 wrong addresses before the right ones", 324, 0, FEW_TRIES, 1.0);
+    measure(options, Scenario { wrong: 6, ..scenario }).await
 }
 
 /// The others refuse.
-pub async fn refusing(options: &Options) -> Result<Row> {
-    let ways = &[Silence::Refuses];
-    measure(options, Case { ways, ..Case::silent("100 of 101 refuse", 325, 100, FEW_TRIES, 1.0) }).await
+pub async fn refusing(options: &Options) -> Result<Case> {
+    let scenario = Scenario::new("100 of 101 refuse", 325, 100, FEW_TRIES, 1.0);
+    measure(options, Scenario { faults: &[Fault::Refuses], ..scenario }).await
 }
 
-/// One client that asks for several files of the same providers, one after the other.
-pub async fn again(options: &Options) -> Result<Row> {
-    let case = Case::silent("the same 20 silent of 21 for six files in a row, mean of the six", 326, 20, 3, 0.5);
-    let world = World::start(options, &case).await?;
-    let tries = if options.run.quick { 1 } else { case.tries };
+/// One client that requests several files of the same providers, one after the other.
+pub async fn again(options: &Options) -> Result<Case> {
+    let name = "the same 20 unresponsive of 21 for six files in a row, mean of the six";
+    let scenario = Scenario::new(name, 326, 20, 3, 0.5);
+    let world = World::start(options, &scenario).await?;
+    let tries = if options.run.quick { 1 } else { scenario.tries };
     let mut missed = Vec::new();
-    let rounds = Rounds::measure(tries, &RIVALS, async |who, round| {
+    let series = rounds(tries, &SYSTEMS, async |system, round| {
         let mut files = Vec::new();
         for file in 0..IN_A_ROW {
-            let seed = case.seed << 32 | (who as u64) << 16 | (round * IN_A_ROW + file) as u64;
-            files.push(world.publish(seed).await?);
+            files.push(world.publish(seed(scenario.row, system, round * IN_A_ROW + file)).await?);
         }
-        // Who announces connects to every node of the DHT, so that the client comes last.
-        let client = joined(who, options, std::slice::from_ref(&world.known)).await?;
-        let mut took = 0.0;
+        // Publishing connects the source to every node of the DHT, so that the client starts last.
+        let client = joined(system, options, std::slice::from_ref(&world.known)).await?;
+        let mut sum = 0.0;
         for (path, content) in &files {
             let (seconds, found) = fetch(&client, path, content).await?;
-            missed.extend((!found).then_some(who));
-            took += seconds;
+            missed.extend((!found).then_some(system));
+            sum += seconds;
             world.source.node.disconnect_all_but(&world.dht.peer_id().await?).await?;
         }
-        Ok(took / IN_A_ROW as f64)
+        Ok(sum / IN_A_ROW as f64)
     });
-    let rounds = rounds.await?;
-    Ok(row(case, rounds, &missed))
+    let series = series.await?;
+    Ok(case(scenario, series, &missed))
 }
 
-async fn measure(options: &Options, case: Case) -> Result<Row> {
-    let world = World::start(options, &case).await?;
-    let tries = if options.run.quick { 1 } else { case.tries };
-    let (mut missed, mut met) = (Vec::new(), Vec::new());
-    let rounds = Rounds::measure(tries, &RIVALS, async |who, round| {
-        let (path, content) = world.publish(case.seed << 32 | (who as u64) << 16 | round as u64).await?;
-        let client = joined(who, options, std::slice::from_ref(&world.known)).await?;
+async fn measure(options: &Options, scenario: Scenario) -> Result<Case> {
+    let world = World::start(options, &scenario).await?;
+    let tries = if options.run.quick { 1 } else { scenario.tries };
+    let (mut missed, mut connected_before) = (Vec::new(), 0);
+    let series = rounds(tries, &SYSTEMS, async |system, round| {
+        let (path, content) = world.publish(seed(scenario.row, system, round)).await?;
+        let client = joined(system, options, std::slice::from_ref(&world.known)).await?;
         let before = world.source.passed_down();
         let (seconds, found) = fetch(&client, &path, &content).await?;
-        missed.extend((!found).then_some(who));
+        missed.extend((!found).then_some(system));
+        // Sometimes the source itself dials the client, as it does other nodes of the DHT, and the content takes that
+        // connection.
         let passed = world.source.passed_down() - before;
-        // The source meets nodes of the DHT by itself, now and then the client: that is no dial of the client's.
-        met.extend((found && passed < PAGE as u64).then_some(who));
+        connected_before += usize::from(found && passed < PAGE as u64);
         Ok(seconds)
     });
-    let rounds = rounds.await?;
-    let mut row = row(case, rounds, &missed);
-    if !met.is_empty() {
-        row.notes.push(format!("in {} tries the living provider had connected to the client by itself", met.len()));
-    }
-    Ok(row)
+    let series = series.await?;
+    let case = case(scenario, series, &missed);
+    Ok(match connected_before {
+        0 => case,
+        tries => case.note(format!("in {tries} tries the responsive provider had dialled the client itself")),
+    })
 }
 
-fn row(case: Case, rounds: Rounds, missed: &[Who]) -> Row {
-    let worst = |series: &Series| series.rounds.iter().copied().fold(0.0, f64::max);
-    let of = |who| rounds.0.iter().find(|series| series.who == who).map_or(f64::NAN, worst);
-    let (ours, kubo) = (of(Who::Causeway), rounds.of(Who::Kubo));
-    let mut notes = vec![
-        "fresh clients, content and records for each try; the DHT is a Kubo, to which the living provider announces last"
-            .to_owned(),
-        format!(
-            "median and slowest of {} tries: Causeway {:.2} and {ours:.2} s, Kubo {kubo:.2} and {:.2} s",
-            rounds.0.first().map_or(0, |series| series.rounds.len()),
-            rounds.of(Who::Causeway),
-            of(Who::Kubo),
-        ),
-    ];
-    let missed_by = |who| missed.iter().filter(|other| **other == who).count();
-    for who in RIVALS.into_iter().filter(|who| missed_by(*who) > 0) {
-        notes.push(format!("{who} found nothing in {} requests", missed_by(who)));
+fn case(scenario: Scenario, series: Vec<Series>, missed: &[System]) -> Case {
+    let case = Case::new(scenario.name, "s", series);
+    let highest = |system| case.of(system).map_or(f64::NAN, Series::highest);
+    let (ours, kubo, bar) = (highest(System::Causeway), case.value(System::Kubo), scenario.bar);
+    let slowest = format!(
+        "median and slowest try: Causeway {} and {} s, Kubo {} and {} s",
+        number(case.value(System::Causeway)),
+        number(ours),
+        number(kubo),
+        number(highest(System::Kubo)),
+    );
+    let measure =
+        Measure::lower(ours, "s at worst").bar(format!("{bar} s"), bar).aim("no slower than Kubo's median", kubo);
+    let mut case = case.measure(measure).note(slowest).note(
+        "fresh clients, content and records for each try; the DHT is a Kubo, to which the responsive provider \
+         announces last",
+    );
+    for system in SYSTEMS {
+        let misses = missed.iter().filter(|missed| **missed == system).count();
+        if misses > 0 {
+            case = case.note(format!("{system} found nothing in {misses} requests"));
+        }
     }
-    Row {
-        case: case.name,
-        unit: "s",
-        measured: ours,
-        measured_unit: "s at worst",
-        higher_is_better: false,
-        bar: case.bar,
-        aim: Goal::new("no slower than Kubo's median", kubo),
-        notes,
-        series: rounds.0,
-    }
+    case
 }
 
-/// A DHT node, the provider that is there, and those that are not.
+/// A DHT node, the responsive provider, and the unresponsive ones.
 struct World {
     dht: Kubo,
     /// Where the DHT node is.
     known: String,
-    source: Far<Kubo>,
-    dead: SilentProviders,
-    count: usize,
-    _wrong: Vec<Nowhere>,
+    source: Remote<Kubo>,
+    unresponsive: UnresponsiveProviders,
+    /// All of them.
+    providers: usize,
+    _wrong: Vec<DeadAddress>,
 }
 
 impl World {
-    async fn start(options: &Options, case: &Case) -> Result<Self> {
+    async fn start(options: &Options, scenario: &Scenario) -> Result<Self> {
         let dht = Kubo::start(&options.binaries.kubo).await?;
         let known = dht.multiaddr(Transport::Tcp)?.to_owned();
         let mut wrong = Vec::new();
-        for silence in HANGING.iter().cycle().take(case.wrong) {
-            wrong.push(Nowhere::bind(*silence).await?);
+        for fault in HANGING.iter().cycle().take(scenario.wrong) {
+            wrong.push(DeadAddress::bind(*fault).await?);
         }
         let announce = |settings: &mut Value| {
             no_server(settings);
             let right = settings["Addresses"]["Announce"].as_array().cloned().unwrap_or_default();
             let right = right.into_iter().filter(|address| {
-                !case.only_quic || address.as_str().is_some_and(|address| address.contains("/quic-v1"))
+                !scenario.only_quic || address.as_str().is_some_and(|address| address.contains("/quic-v1"))
             });
-            let wrong = wrong.iter().map(|nowhere| json!(nowhere.address.to_string()));
+            let wrong = wrong.iter().map(|dead| json!(dead.address.to_string()));
             settings["Addresses"]["Announce"] = wrong.chain(right).collect();
         };
-        let source = Far::<Kubo>::start_with(options, case.link, announce).await?;
+        let source = Remote::<Kubo>::start_with(options, scenario.link, announce).await?;
         source.node.connect(&known).await?;
-        let dead = SilentProviders::start(case.dead, case.ways, &known).await?;
-        Ok(Self { dht, known, source, dead, count: case.dead, _wrong: wrong })
+        let unresponsive = UnresponsiveProviders::start(scenario.unresponsive, scenario.faults, &known).await?;
+        Ok(Self { dht, known, source, unresponsive, providers: scenario.unresponsive + 1, _wrong: wrong })
     }
 
-    /// A fresh page that all of them announce, and its path: those that are not there first. Returns when the DHT names all.
+    /// A new page that all of them announce, the unresponsive ones first, and its path. Returns when the DHT returns
+    /// all providers.
     async fn publish(&self, seed: u64) -> Result<(String, Vec<u8>)> {
         let content = sample::bytes(PAGE, seed);
         let path = self.source.node.add(&content)?;
-        let cid = path.trim_start_matches("/ipfs/");
-        self.dead.announce(&cid.parse::<Cid>()?.hash().to_bytes()).await?;
-        let said = self.source.node.call("routing/provide", cid).await?;
-        ensure!(!said.contains("\"Type\":3"), "the source could not announce: {said}");
+        self.unresponsive.announce(&multihash(&path)?).await?;
+        self.source.node.provide(&path).await?;
         let begun = Instant::now();
-        let all = self.count + 1;
         loop {
-            let named = named(&self.dht, cid, all).await?;
-            if named >= all {
+            let found = self.providers_of(&path).await?;
+            if found >= self.providers {
                 return Ok((path, content));
             }
-            ensure!(begun.elapsed() < SETTLE, "the DHT names {named} of {all} providers");
+            ensure!(begun.elapsed() < SETTLE, "the DHT returns {found} of {} providers", self.providers);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
+
+    /// How many providers the DHT node returns.
+    async fn providers_of(&self, path: &str) -> Result<usize> {
+        let cid = path.trim_start_matches("/ipfs/");
+        let argument = format!("{cid}&num-providers={}", self.providers);
+        let answer = self.dht.call("routing/findprovs", &argument).await?;
+        let lines = answer.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let responses = lines.filter(|line| line["Type"] == 4).flat_map(|line| line["Responses"].as_array().cloned());
+        let ids = responses.flatten().filter_map(|provider| provider["ID"].as_str().map(str::to_owned));
+        Ok(ids.collect::<HashSet<String>>().len())
+    }
 }
 
-/// How many providers a node of the DHT names.
-async fn named(dht: &Kubo, cid: &str, all: usize) -> Result<usize> {
-    let said = dht.call("routing/findprovs", &format!("{cid}&num-providers={all}")).await?;
-    let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let responses = lines.filter(|line| line["Type"] == 4).flat_map(|line| line["Responses"].as_array().cloned());
-    let named: HashSet<String> =
-        responses.flatten().filter_map(|found| found["ID"].as_str().map(str::to_owned)).collect();
-    Ok(named.len())
-}
-
-/// Seconds to the first byte, and whether it came; [`MISSED`] at least if it did not.
+/// Seconds to the first byte, and whether the content was found; [`MISSED_SECONDS`] at least if it was not.
 async fn fetch(client: &Server, path: &str, content: &[u8]) -> Result<(f64, bool)> {
     let begun = Instant::now();
-    match get(&format!("{}{path}", client.url)).await {
-        Ok((times, body)) => {
-            ensure!(body == content, "wrong bytes");
-            Ok((times.first_byte.as_secs_f64(), true))
-        }
+    match get(&client.at(path)).await {
+        Ok(response) => Ok((response.of_content(content)?.first_byte.as_secs_f64(), true)),
         Err(error) => {
             eprintln!("  not found: {error:#}");
-            Ok((begun.elapsed().as_secs_f64().max(MISSED), false))
+            Ok((begun.elapsed().as_secs_f64().max(MISSED_SECONDS), false))
         }
     }
 }

@@ -1,10 +1,11 @@
-//! The smallest network behaviour that Bitswap goes through: frames out, each on a stream of its own, and frames in from
-//! any number of streams.
+//! The smallest network behaviour for Bitswap: messages out, each on a stream of its own, and messages in from any
+//! number of streams. libp2p's own behaviour for streams drops inbound streams when several are opened at once, as Kubo
+//! does.
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 use futures::io::BufReader;
-use futures::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use futures::{AsyncReadExt as _, AsyncWriteExt as _};
 use libp2p::core::Endpoint;
 use libp2p::core::transport::PortUse;
 use libp2p::core::upgrade::ReadyUpgrade;
@@ -14,16 +15,18 @@ use libp2p::swarm::{
     NotifyHandler, Stream, SubstreamProtocol, THandlerInEvent, ToSwarm,
 };
 use libp2p::{Multiaddr, PeerId, StreamProtocol};
-use p2p_bridge::bitswap::message::MAX_MESSAGE_BYTES;
+use p2p_bridge::bitswap::message::{MAX_MESSAGE_BYTES, Message};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
+use unsigned_varint::{aio::read_usize, io::ReadError};
 
 type Protocol = ReadyUpgrade<StreamProtocol>;
 
-/// A frame without its length, or why there are no more on some stream.
-pub type Received = Result<Bytes>;
+/// A message, or the error of a stream.
+pub type Received = Result<Message>;
 
 const BITSWAP: StreamProtocol = StreamProtocol::new("/ipfs/bitswap/1.2.0");
 const READ_BYTES: usize = 64 << 10;
@@ -32,14 +35,14 @@ fn protocol<Info>(info: Info) -> SubstreamProtocol<Protocol, Info> {
     SubstreamProtocol::new(ReadyUpgrade::new(BITSWAP), info)
 }
 
-/// The behaviour: frames that are to be written wait here for the swarm's turn.
+/// The behaviour, with the frames that are to be written.
 pub struct Streams {
     received: mpsc::UnboundedSender<Received>,
     outgoing: VecDeque<ToSwarm<Infallible, Bytes>>,
 }
 
 impl Streams {
-    /// What comes in goes to `received`.
+    /// Messages are sent to `received`.
     pub fn new(received: mpsc::UnboundedSender<Received>) -> Self {
         Self { received, outgoing: VecDeque::new() }
     }
@@ -86,7 +89,7 @@ impl NetworkBehaviour for Streams {
     }
 
     fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<Infallible, THandlerInEvent<Self>>> {
-        // Whoever writes also drives the swarm, which polls after every call: no waker is needed.
+        // The swarm is polled after every call of `write`: no waker is needed.
         self.outgoing.pop_front().map_or(Poll::Pending, Poll::Ready)
     }
 }
@@ -155,51 +158,16 @@ async fn write(mut stream: Stream, frame: &Bytes) -> Result<()> {
 
 async fn read(stream: Stream, received: &mpsc::UnboundedSender<Received>) -> Result<()> {
     let mut stream = BufReader::with_capacity(READ_BYTES, stream);
-    while let Some(length) = read_length(&mut stream).await? {
+    loop {
+        let length = match read_usize(&mut stream).await {
+            Err(ReadError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
+            length => length?,
+        };
         ensure!(length <= MAX_MESSAGE_BYTES, "a message of {length} bytes");
         let mut frame = vec![0; length];
         stream.read_exact(&mut frame).await?;
-        if received.send(Ok(frame.into())).is_err() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// An unsigned varint of up to four bytes, or the end of the stream.
-async fn read_length(stream: &mut (impl AsyncRead + Unpin)) -> Result<Option<usize>> {
-    let mut length = 0;
-    for shift in [0, 7, 14, 21] {
-        let mut byte = [0];
-        if stream.read(&mut byte).await? == 0 {
-            ensure!(shift == 0, "the stream ends in the length of a message");
-            return Ok(None);
-        }
-        length |= usize::from(byte[0] & 0x7f) << shift;
-        if byte[0] & 0x80 == 0 {
-            return Ok(Some(length));
-        }
-    }
-    anyhow::bail!("the length of a message is too long")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn lengths_are_read_and_broken_ones_refused() {
-        let table: [(&[u8], Option<Option<usize>>); 6] = [
-            (&[], Some(None)),
-            (&[0], Some(Some(0))),
-            (&[0x7f, 9], Some(Some(127))),
-            (&[0xac, 0x02], Some(Some(300))),
-            (&[0x80], None),
-            (&[0xff, 0xff, 0xff, 0xff, 1], None),
-        ];
-        for (bytes, expected) in table {
-            let read = read_length(&mut futures::io::Cursor::new(bytes)).await;
-            assert_eq!(read.ok(), expected, "{bytes:?}");
+        if received.send(Ok(Message::decode(frame.into())?)).is_err() {
+            return Ok(());
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Sources behind relays, and fresh clients that know nothing but the relay's address.
+//! Sources behind links, and fresh clients that know nothing but the link's address.
 
 use super::Options;
-use super::figures::Who;
+use crate::comparison::System;
+use crate::http;
 use crate::relay::{Link, Passed, Protocol, Relay};
 use crate::servers::{Causeway, Kubo, Server, Setup, Transport};
 use anyhow::{Context, Result, bail, ensure};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-/// The relays of a source, one for each way to it.
+/// The links to a source, one for each protocol.
 pub struct Relays {
     tcp: Relay,
     quic: Relay,
@@ -51,56 +52,58 @@ impl Relays {
 
 /// The socket of the multiaddr that contains `part`. A name of the loopback is no socket; nor are other transports.
 fn socket(listening: &[String], part: &str) -> Result<SocketAddr> {
-    let sockets = listening.iter().filter_map(|address| {
+    let mut sockets = listening.iter().filter_map(|address| {
         let (host, rest) = address.strip_prefix("/ip4/")?.split_once(part)?;
         let port = rest.split('/').next()?.parse().ok()?;
         Some(SocketAddr::new(host.parse().ok()?, port))
     });
-    let mut sockets = sockets;
     sockets.next().with_context(|| format!("no {part} in {listening:?}"))
 }
 
-/// A node with content, reached through relays only.
-pub struct Far<Node> {
+/// A node with content, reached through links only.
+pub struct Remote<Node> {
     pub node: Node,
     peer_id: String,
     relays: Relays,
 }
 
-/// The transport is what a row is about; on either, the relay's bytes prove that nothing went round it.
-impl<Node> Far<Node> {
-    /// Its address as others know it.
+/// The link's bytes prove that nothing bypassed it.
+impl<Node> Remote<Node> {
+    /// Its address as peers know it.
     pub fn multiaddr(&self, transport: Transport) -> String {
         let [tcp, quic] = self.relays.announced();
         let address = if transport == Transport::Tcp { tcp } else { quic };
         format!("{address}/p2p/{}", self.peer_id)
     }
 
-    /// Its gateway over the relay.
+    /// Its gateway over the link.
     pub fn url(&self) -> String {
         format!("http://{}", self.relays.http.address())
     }
 
-    /// What went through the relay for `who` on this transport.
-    pub fn passed(&self, who: Who, transport: Transport) -> Passed {
-        if who == Who::Http { self.relays.http.passed() } else { self.relays.of(transport).passed() }
+    /// Bytes that passed the link for a system on this transport.
+    pub fn passed(&self, system: System, transport: Transport) -> Passed {
+        if system == System::Http { self.relays.http.passed() } else { self.relays.of(transport).passed() }
     }
 
-    /// Bytes that came from it over either transport: a peer that is found twice may be reached by both.
+    /// Bytes sent by the source over either transport: a peer that is found twice may be reached by both.
     pub fn passed_down(&self) -> u64 {
         [Transport::Tcp, Transport::Quic].map(|transport| self.relays.of(transport).passed().down).iter().sum()
     }
 
-    /// Fails unless the relay carried what was transferred.
-    pub fn check(&self, who: Who, transport: Transport, before: Passed, bytes: usize) -> Result<Passed> {
-        let passed = self.passed(who, transport).since(before);
+    /// Fails unless the link carried what was transferred.
+    pub fn check(&self, system: System, transport: Transport, before: Passed, bytes: usize) -> Result<Passed> {
+        let passed = self.passed(system, transport).since(before);
         let way = transport.name();
-        ensure!(passed.down >= bytes as u64, "{who}: {bytes} bytes came, {passed:?} through the {way} relay");
+        ensure!(
+            passed.down >= bytes as u64,
+            "{system}: {bytes} bytes were received, {passed:?} through the {way} link"
+        );
         Ok(passed)
     }
 }
 
-impl Far<Kubo> {
+impl Remote<Kubo> {
     pub async fn start(options: &Options, link: Link) -> Result<Self> {
         Self::start_with(options, link, |_| {}).await
     }
@@ -119,12 +122,12 @@ impl Far<Kubo> {
     }
 }
 
-impl Far<Causeway> {
-    /// A Causeway that holds what is in the archive.
+impl Remote<Causeway> {
+    /// A Causeway that has the blocks of the archive.
     pub async fn start(options: &Options, link: Link, archive: &Path) -> Result<Self> {
         let relays = Relays::bind(link).await?;
         let announced = relays.announced();
-        let mut flags = options.flags();
+        let mut flags = options.flags.get();
         flags.extend(announced.iter().flat_map(|address| ["--announce", address.as_str()]));
         let node =
             Causeway::start(&options.binaries.causeway, Setup { archive: Some(archive), flags, ..Setup::default() })
@@ -137,34 +140,34 @@ impl Far<Causeway> {
     }
 }
 
-/// A fresh client that is connected to all of `peers` and holds nothing.
-pub async fn client(who: Who, options: &Options, peers: &[String]) -> Result<Server> {
-    match who {
-        Who::Kubo => {
+/// A fresh client that is connected to all of `peers` and has no content.
+pub async fn client(system: System, options: &Options, peers: &[String]) -> Result<Server> {
+    match system {
+        System::Kubo => {
             let kubo = Kubo::start(&options.binaries.kubo).await?;
             for peer in peers {
                 kubo.connect(peer).await?;
             }
             Ok(kubo.server)
         }
-        Who::Causeway => {
-            let setup = Setup { peers, flags: options.flags(), ..Setup::default() };
+        System::Causeway => {
+            let setup = Setup { peers, flags: options.flags.get(), ..Setup::default() };
             Ok(Causeway::start(&options.binaries.causeway, setup).await?.server)
         }
-        Who::Http | Who::Ceiling | Who::OneSource => bail!("{who} is no client"),
+        _ => bail!("{system} is no client"),
     }
 }
 
-/// Every CID of a DAG that a Kubo node holds, the root's first.
+/// Every CID of a DAG that a Kubo node has, the root's first.
 pub async fn all_blocks(kubo: &Kubo, path: &str) -> Result<Vec<Cid>> {
     let root = path.trim_start_matches("/ipfs/").to_owned();
     let below = kubo.blocks_below(path).await?;
     [root].iter().chain(&below).map(|cid| Ok(cid.parse::<Cid>()?)).collect()
 }
 
-/// Writes a DAG that a Kubo node holds to a CAR file.
+/// Writes a DAG that a Kubo node has to a CAR file.
 pub async fn archive(kubo: &Kubo, path: &str, file: &Path) -> Result<()> {
-    let car = crate::fetch::get(&format!("{}{path}?format=car", kubo.server.url)).await?.1;
+    let car = http::get(&kubo.server.at(&format!("{path}?format=car"))).await?.body;
     Ok(std::fs::write(file, car)?)
 }
 

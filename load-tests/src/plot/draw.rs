@@ -1,6 +1,6 @@
 //! Lines, bars and the legend.
 
-use super::ruler::Ruler;
+use super::axis::Ruler;
 use super::{Marks, Panel, Plot, Scale};
 use anyhow::Result;
 use plotters::coord::Shift;
@@ -21,8 +21,8 @@ const RADIUS: i32 = 8;
 /// What bars leave free between groups, of a group's width.
 const GROUP_GAP: f64 = 0.16;
 
-/// Okabe and Ito's colours, which people who see few colours tell apart (<https://jfly.uni-koeln.de/color/>), without the yellow,
-/// which is pale on white.
+/// Okabe and Ito's colours, which people who see few colours tell apart (<https://jfly.uni-koeln.de/color/>), without
+/// the yellow, which is pale on white.
 pub const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -37,7 +37,7 @@ pub const INK: RGBColor = RGBColor(30, 30, 30);
 
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The picture as a file.
+/// A plot as an SVG file.
 pub fn svg(plot: &Plot) -> Result<String> {
     let head = Head::of(plot);
     let height = head.height as u32 + PANEL_HEIGHT * plot.panels.len() as u32;
@@ -178,7 +178,7 @@ fn draw_line(canvas: &Area<'_>, index: usize, points: Vec<(i32, i32)>) -> Result
     points.into_iter().try_for_each(|point| marker(canvas, index, point))
 }
 
-/// A shape that only this line has.
+/// The marker of one line.
 fn marker(canvas: &Area<'_>, index: usize, (x, y): (i32, i32)) -> Result<()> {
     let style = colour(index).filled();
     let shape = |corners: &[(i32, i32)]| {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_has_all_its_words_and_marks() {
+    fn a_plot_has_all_its_words_and_marks() {
         let svg = svg(&plot()).expect("it can be drawn");
         for text in
             ["A title", "Less is better", "one", "another", "a panel", "small", "&lt;large&gt; &amp; more", "ms a file"]

@@ -1,33 +1,41 @@
-//! Results as pictures: SVG files beside the tables.
+//! Results as plots: SVG files beside the tables.
 //!
-//! Goals: readable on a phone, on paper and by the colour-blind: few words in large letters, colours of a palette that was made
-//! for that, and a shape of its own for each line; a title that says what is compared, units at the axes, and which way is good.
-//! The same figures make the same file.
+//! Goals: readable on a phone, on paper and by the colour-blind: few words in large letters, a colour-blind safe
+//! palette, and a marker of its own for each line; a title that says what is compared, units at the axes, and whether
+//! higher or lower is better. The same figures make the same file.
 //!
-//! Non-goals: pictures that move; the exact width of a text, for which fonts would have to be read.
+//! Non-goals: interaction; the exact width of a text, for which fonts would have to be read.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`ruler`] | an axis: its range, its ticks, what they are called |
+//! | [`axis`] | an axis: its range, its ticks and their labels |
 //! | [`draw`] | lines, bars and the legend |
-//! | [`ratios`] | what was measured beside what it is judged by |
+//! | [`ratios`] | measures beside their goals |
 
+mod axis;
 mod draw;
 pub mod ratios;
-mod ruler;
 
-pub use draw::svg;
+use crate::report::Picture;
+use anyhow::Result;
 
-/// A picture: panels below each other, under one title and one legend.
+/// Panels below each other, under one title and one legend.
 #[derive(Debug, Clone)]
 pub struct Plot {
     /// What is compared.
     pub title: String,
-    /// How it was measured, and which way is good; in one line.
+    /// How it was measured, and whether higher or lower is better; in one line.
     pub subtitle: String,
-    /// Who takes part, in the order of the figures.
+    /// What is compared, in the order of the figures.
     pub legend: Vec<String>,
     pub panels: Vec<Panel>,
+}
+
+impl Plot {
+    /// Draws it; its title is the alternative text.
+    pub fn picture(&self, name: &'static str) -> Result<Picture> {
+        Ok(Picture { name, alt: self.title.clone(), svg: draw::svg(self)? })
+    }
 }
 
 /// Figures over one pair of axes.
@@ -64,12 +72,19 @@ pub enum Scale {
     Log,
 }
 
+impl Scale {
+    pub fn names<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Self {
+        Self::Names(names.into_iter().map(Into::into).collect())
+    }
+}
+
 /// The figures, in the legend's order.
 #[derive(Debug, Clone)]
 pub enum Marks {
-    /// Points that are joined; a value that is not a number is left out.
+    /// Joined points; a value that is not a number is left out.
     Lines(Vec<Vec<(f64, f64)>>),
-    /// One bar of each beside each other at each name of the x axis; a value that is not a number leaves its place empty.
+    /// One bar of each beside each other at each name of the x axis; a value that is not a number leaves its place
+    /// empty.
     Bars(Vec<Vec<f64>>),
 }
 

@@ -1,4 +1,4 @@
-//! What was measured beside what it is judged by: a bar for each case, and where it should reach.
+//! Measures beside their goals: a bar for each case, and a line that it should reach.
 
 use super::draw::{Area, COLOURS, INK, TEXT_PIXELS, WIDTH, heading, on_canvas, write};
 use anyhow::Result;
@@ -9,20 +9,20 @@ const MARGIN: i32 = 18;
 const HEAD: i32 = 92;
 const BAR: i32 = 24;
 const ROW: i32 = TEXT_PIXELS + BAR + 22;
-/// What is written at the end of a bar.
+/// For the value at the end of a bar.
 const VALUE: i32 = 150;
 
 /// One case.
 #[derive(Debug, Clone)]
 pub struct Ratio {
     pub name: String,
-    /// How many times what is asked for: 1 is enough.
+    /// The ratio to the goal: 1 is enough.
     pub of_bar: f64,
-    /// What was measured, for people.
+    /// The value, for people.
     pub value: String,
 }
 
-/// A bar for each case, whose lengths are ratios to what is asked for; a line where that is.
+/// A bar for each case, whose length is the ratio to its goal; and a line at 1.
 pub fn svg(title: &str, subtitle: &str, ratios: &[Ratio]) -> Result<String> {
     let height = HEAD + ROW * ratios.len() as i32 + MARGIN;
     let most = ratios.iter().map(|ratio| ratio.of_bar).filter(|ratio| ratio.is_finite()).fold(1.0, f64::max);

@@ -1,4 +1,4 @@
-//! One direction of a connection: a bounded queue whose pieces come out, in order, when they are due.
+//! One direction of a connection: a bounded queue whose pieces are delivered, in order, when they are due.
 
 use super::timer::Timer;
 use bytes::Bytes;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// The end where pieces go in.
+/// The sender's end.
 pub struct Entrance {
     pieces: mpsc::UnboundedSender<Piece>,
     /// A permit is a byte: the queue is bounded by these.
@@ -15,23 +15,23 @@ pub struct Entrance {
     capacity: usize,
 }
 
-/// The end where they come out.
+/// The receiver's end.
 pub struct Exit {
     pieces: mpsc::UnboundedReceiver<Piece>,
     timer: Timer,
 }
 
-/// Some bytes under way. They take up room until it is dropped.
+/// Some bytes in flight. They count against the capacity until this is dropped.
 pub struct Piece {
     pub data: Bytes,
     due: Instant,
     _room: OwnedSemaphorePermit,
 }
 
-/// Room for a piece, taken before it is known when the piece is due.
+/// A permit for a piece, acquired before it is known when the piece is due.
 pub struct Room(OwnedSemaphorePermit);
 
-/// A line that holds up to `capacity` bytes.
+/// A line with a capacity in bytes.
 ///
 /// # Errors
 /// When the process has no more file descriptors.
@@ -43,7 +43,7 @@ pub fn line(capacity: usize) -> io::Result<(Entrance, Exit)> {
 }
 
 impl Entrance {
-    /// Waits until there is room for this many bytes: back-pressure. `None` when the line is gone.
+    /// Waits until there is capacity for this many bytes: backpressure. `None` when the line is gone.
     pub async fn room(&self, bytes: usize) -> Option<Room> {
         let wanted = Arc::clone(&self.room).acquire_many_owned(self.permits(bytes));
         tokio::select! {
@@ -52,12 +52,12 @@ impl Entrance {
         }
     }
 
-    /// Room at once, or none.
+    /// A permit at once, or none.
     pub fn try_room(&self, bytes: usize) -> Option<Room> {
         Arc::clone(&self.room).try_acquire_many_owned(self.permits(bytes)).ok().map(Room)
     }
 
-    /// Sends bytes that come out at `due`. False when nobody waits for them any more.
+    /// Sends bytes that are due at an instant. False if the exit is gone.
     pub fn send(&self, data: Bytes, room: Room, due: Instant) -> bool {
         self.pieces.send(Piece { data, due, _room: room.0 }).is_ok()
     }

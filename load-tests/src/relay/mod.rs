@@ -1,14 +1,15 @@
-//! A stretch of network between two programs on one machine: it delays what passes, limits its rate, and counts it.
+//! Emulation of a network link between two programs on one machine: it delays bytes, limits their rate, and counts
+//! them.
 //!
 //! Goals: a precise delay at any rate (a queue with due times for each direction, not a sleep for each piece); bounded
-//! queues that push back on TCP and drop datagrams, but hold enough not to be the bottleneck by themselves; a count of
-//! bytes each way, so that a measurement can prove that nothing went round it.
+//! queues with backpressure on TCP, which drop datagrams, but are large enough not to be the bottleneck by themselves;
+//! a count of bytes each way, so that a measurement can prove that nothing bypassed it.
 //!
 //! Datagrams can be lost, every so many; that is all.
 //!
-//! Non-goals: loss of TCP, jitter and reordering. TCP is ended on both sides, so that a sender's slow start sees the loopback's
-//! round trip, not the relay's; its handshake does take a round trip, because the kernel's own answer to it is made up for
-//! (`tcp`). QUIC and all else over UDP sees the whole round trip.
+//! Non-goals: loss of TCP, jitter and reordering. TCP is terminated on both sides, so that a sender's slow start sees
+//! the loopback's round trip, not the relay's; its handshake does take a round trip, because the kernel's own response
+//! to it is compensated for (`tcp`). QUIC and all else over UDP sees the whole round trip.
 //!
 //! | module | concern |
 //! |---|---|
@@ -31,8 +32,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+
+/// A relay for measurements by hand.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Options {
+    /// Where to listen; port 0 takes a free one, which is printed
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Where to forward to
+    #[arg(long, value_name = "ADDRESS")]
+    to: SocketAddr,
+    /// Delay of each direction in milliseconds: half a round trip
+    #[arg(long, value_name = "MS", default_value_t = 25.0)]
+    delay_ms: f64,
+    /// Limit of each direction in Mbit/s
+    #[arg(long, value_name = "MBIT/S")]
+    rate_mbit: Option<f64>,
+    /// UDP instead of TCP
+    #[arg(long)]
+    udp: bool,
+}
+
+/// Relays until Ctrl-C.
+pub async fn run(options: &Options) -> Result<()> {
+    let delay = Duration::try_from_secs_f64(options.delay_ms / 1e3)?;
+    let bits_per_second = options.rate_mbit.map(|rate| (rate * 1e6) as u64);
+    let protocol = if options.udp { Protocol::Udp } else { Protocol::Tcp };
+    let relay = Relay::bind(protocol, options.listen, Link { bits_per_second, ..Link::delay(delay) }).await?;
+    relay.forward_to(options.to);
+    println!("{} -> {} ({protocol:?})", relay.address(), options.to);
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        _ = terminated.recv() => {}
+    }
+    println!("{:?}", relay.passed());
+    Ok(())
+}
 
 /// What a relay carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,14 +80,14 @@ pub enum Protocol {
     Udp,
 }
 
-/// The stretch of network that a relay stands for.
+/// The network link that a relay emulates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// One way: half of what a round trip takes.
+    /// One way: half of a round trip.
     pub delay: Duration,
     /// For each direction, and all connections together.
     pub bits_per_second: Option<u64>,
-    /// Of so many datagrams one is lost, in each direction; TCP is ended here, so that it loses nothing.
+    /// Of so many datagrams one is lost, in each direction; TCP is terminated here, so that it loses nothing.
     pub lose_one_in: Option<u64>,
 }
 
@@ -75,23 +114,23 @@ pub struct Relay {
 /// Bytes of payload that went through, each way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// From those who connected to the relay.
+    /// From the clients of the relay.
     pub up: u64,
     /// To them.
     pub down: u64,
-    /// Datagrams that found a queue full, or were to be lost.
+    /// Datagrams that were dropped by a full queue, or were to be lost.
     pub dropped: u64,
 }
 
 impl Passed {
-    /// What passed since an earlier look.
+    /// Since an earlier reading.
     pub fn since(self, earlier: Self) -> Self {
         Self { up: self.up - earlier.up, down: self.down - earlier.down, dropped: self.dropped - earlier.dropped }
     }
 }
 
 impl Relay {
-    /// Listens. Nothing is forwarded before [`Relay::forward_to`]: a connection that comes earlier waits.
+    /// Listens. Nothing is forwarded before [`Relay::forward_to`]: earlier connections wait.
     pub async fn bind(protocol: Protocol, listen: SocketAddr, link: Link) -> Result<Self> {
         let (target, targets) = watch::channel(None);
         let shared = Arc::new(Shared::new(link));
@@ -118,7 +157,7 @@ impl Relay {
         self.target.send_replace(Some(target));
     }
 
-    /// What went through so far.
+    /// Bytes that have passed so far.
     pub fn passed(&self) -> Passed {
         let Shared { up, down, .. } = &*self.shared;
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -132,7 +171,7 @@ impl Drop for Relay {
     }
 }
 
-/// What all connections through a relay share.
+/// Shared by all connections through a relay.
 struct Shared {
     link: Link,
     up: Direction,
@@ -145,7 +184,7 @@ impl Shared {
     }
 }
 
-/// One way through the relay.
+/// One direction through the relay.
 struct Direction {
     shaper: Mutex<Shaper>,
     bytes: AtomicU64,

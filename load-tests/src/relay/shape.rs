@@ -1,37 +1,37 @@
-//! When a piece of data comes out at the other end of a link: its delay, and its turn on a line of limited rate.
+//! When a piece of data leaves a link: the delay, and the time on a line of limited rate.
 //!
-//! A token bucket in the form of a schedule: the line is busy until some instant, and every piece keeps it busy for as long
-//! as its bits take. The burst is the time by which the line may run ahead of that schedule.
+//! A token bucket in the form of a schedule: the line is busy until some instant, and every piece keeps it busy for as
+//! long as its bits take. The burst is the time by which the line may run ahead of that schedule.
 //!
 //! Goals: no clock of its own, so that its arithmetic is tested exactly. Non-goals: queueing (`line`).
 
 use super::Link;
 use std::time::{Duration, Instant};
 
-/// What a line that rested may let through at once.
+/// The burst of an idle line.
 const BURST: Duration = Duration::from_millis(2);
-/// What a limited line queues before it pushes back or drops, beyond what is under way: a router's buffer.
+/// The queue of a limited line before it applies backpressure or drops, beyond bytes in flight: a router's buffer.
 const QUEUE: Duration = Duration::from_millis(100);
-/// What an unlimited line holds for one connection, in bytes: 670 MB/s at 25 ms.
+/// The queue of an unlimited line for one connection, in bytes: 670 MB/s at 25 ms.
 const UNLIMITED_BYTES: usize = 16 << 20;
-/// Room for a piece of the largest size, whatever the rate.
+/// Space for a piece of the largest size, whatever the rate.
 const LEAST_BYTES: usize = 256 << 10;
 
 /// The schedule of one direction.
 #[derive(Debug)]
 pub struct Shaper {
     link: Link,
-    /// When the line has sent all that was handed to it.
+    /// When the line has sent all bytes so far.
     busy_until: Option<Instant>,
 }
 
 impl Shaper {
-    /// A line at rest.
+    /// An idle line.
     pub fn new(link: Link) -> Self {
         Self { link, busy_until: None }
     }
 
-    /// Takes `bytes` that arrive `now`, and says when they come out. Never earlier than what was taken before.
+    /// When `bytes` that arrive `now` leave the line: never before bytes that arrived earlier.
     pub fn due(&mut self, now: Instant, bytes: usize) -> Instant {
         let Some(rate) = self.link.bits_per_second else { return now + self.link.delay };
         let rested = now.checked_sub(BURST).unwrap_or(now);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_line_holds_what_is_under_way_and_a_router_s_buffer() {
+    fn a_limited_line_queues_bytes_in_flight_and_a_router_s_buffer() {
         let table = [
             (None, UNLIMITED_BYTES),
             (Some(50_000_000), 781_250),

@@ -1,8 +1,8 @@
 //! TCP connections through a relay.
 //!
-//! The kernel completes the caller's handshake at once, which a long link would take a round trip for. So what the caller
-//! sends in that time is left in the kernel, and the target is called when the third packet of a handshake would have
-//! reached it: the first answer arrives after two round trips, as it would.
+//! The kernel completes the client's handshake at once, which takes a round trip over a long link. So the client's
+//! bytes are left in the kernel for that time, and the target is dialled when the third packet of a handshake would
+//! have reached it: the first response arrives after two round trips, as it would.
 
 use super::line::{Entrance, Exit, line};
 use super::shape::capacity_bytes;
@@ -28,8 +28,8 @@ pub async fn run(listener: TcpListener, target: watch::Receiver<Option<SocketAdd
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((caller, _)) => {
-                    connections.spawn(connection(caller, target.clone(), Arc::clone(&shared)));
+                Ok((client, _)) => {
+                    connections.spawn(connection(client, target.clone(), Arc::clone(&shared)));
                 }
                 // Out of descriptors: some connection has to end first.
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -41,12 +41,12 @@ pub async fn run(listener: TcpListener, target: watch::Receiver<Option<SocketAdd
 
 /// One connection, until both directions have ended or either failed. Dropping the sockets ends both peers' sides.
 async fn connection(
-    caller: TcpStream,
+    client: TcpStream,
     mut target: watch::Receiver<Option<SocketAddr>>,
     shared: Arc<Shared>,
 ) -> Result<()> {
     let accepted = Instant::now();
-    let (caller_in, caller_out) = split(caller)?;
+    let (client_in, client_out) = split(client)?;
     let (up_entrance, up_exit) = line(capacity_bytes(shared.link))?;
     let (down_entrance, down_exit) = line(capacity_bytes(shared.link))?;
     let far = async {
@@ -58,18 +58,18 @@ async fn connection(
     };
     let up = async {
         Timer::new()?.until(accepted + shared.link.round_trip()).await?;
-        drain(caller_in, up_entrance, &shared.up, &shared).await
+        drain(client_in, up_entrance, &shared.up, &shared).await
     };
-    tokio::try_join!(up, far, deliver(down_exit, caller_out)).map(drop)
+    tokio::try_join!(up, far, deliver(down_exit, client_out)).map(drop)
 }
 
 fn split(stream: TcpStream) -> Result<(OwnedReadHalf, OwnedWriteHalf)> {
-    // What was collected by the sender's kernel is not to be collected again here.
+    // The sender's kernel has applied Nagle's algorithm already.
     stream.set_nodelay(true)?;
     Ok(stream.into_split())
 }
 
-/// Reads until the end of the stream, which travels like data.
+/// Reads until the end of the stream, which is delayed like data.
 async fn drain(mut from: OwnedReadHalf, to: Entrance, direction: &Direction, shared: &Shared) -> Result<()> {
     let mut buffer = BytesMut::new();
     loop {
@@ -85,7 +85,7 @@ async fn drain(mut from: OwnedReadHalf, to: Entrance, direction: &Direction, sha
     }
 }
 
-/// Writes what comes out of a line; an empty piece is the end of the stream.
+/// Writes the pieces of a line; an empty one is the end of the stream.
 async fn deliver(mut from: Exit, mut to: OwnedWriteHalf) -> Result<()> {
     while let Some(piece) = from.next().await? {
         if piece.data.is_empty() {

@@ -1,5 +1,5 @@
-//! What goes through a relay arrives whole, in order and counted. How late it arrives is arithmetic (`shape`), except that
-//! it is never early.
+//! Bytes through a relay arrive complete, in order and counted. Their delay is arithmetic (`shape`), except that they
+//! are never early.
 
 use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,7 +12,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index * 31 % 251) as u8).collect()
 }
 
-/// A server that returns all that it is sent, once the sender has ended.
+/// A server that echoes a stream once its sender has closed it.
 async fn echo() -> SocketAddr {
     let listener = TcpListener::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -38,7 +38,7 @@ async fn exchange(relay: SocketAddr, content: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_stream_arrives_whole_late_and_counted() {
+async fn a_stream_arrives_complete_delayed_and_counted() {
     for link in [LINK, Link { bits_per_second: Some(400_000_000), ..LINK }] {
         let relay = Relay::bind(Protocol::Tcp, LOOPBACK.into(), link).await.expect("it starts");
         relay.forward_to(echo().await);
@@ -56,20 +56,20 @@ async fn a_stream_arrives_whole_late_and_counted() {
 async fn connections_that_come_before_the_target_wait_and_do_not_mix() {
     let relay = Relay::bind(Protocol::Tcp, LOOPBACK.into(), LINK).await.expect("it starts");
     let address = relay.address();
-    let callers = (1..20).map(|n| tokio::spawn(async move { exchange(address, &pattern(n * 1000)).await.len() }));
-    let callers: Vec<_> = callers.collect();
+    let clients = (1..20).map(|n| tokio::spawn(async move { exchange(address, &pattern(n * 1000)).await.len() }));
+    let clients: Vec<_> = clients.collect();
     relay.forward_to(echo().await);
-    for (n, caller) in (1..20).zip(callers) {
-        assert_eq!(caller.await.expect("no panic"), n * 1000);
+    for (n, client) in (1..20).zip(clients) {
+        assert_eq!(client.await.expect("no panic"), n * 1000);
     }
 }
 
 #[tokio::test]
-async fn a_refusing_target_ends_the_caller_s_connection() {
+async fn a_refusing_target_ends_the_client_s_connection() {
     let relay = Relay::bind(Protocol::Tcp, LOOPBACK.into(), LINK).await.expect("it starts");
-    let nobody = TcpListener::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
-    relay.forward_to(nobody.local_addr().expect("it is bound"));
-    drop(nobody);
+    let unused = TcpListener::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    relay.forward_to(unused.local_addr().expect("it is bound"));
+    drop(unused);
     let mut stream = TcpStream::connect(relay.address()).await.expect("the relay accepts");
     let mut back = Vec::new();
     assert!(matches!(stream.read_to_end(&mut back).await, Ok(0) | Err(_)), "{back:?}");
@@ -87,20 +87,20 @@ async fn datagrams_find_their_way_back() {
         }
     });
     let begun = Instant::now();
-    let mut callers = Vec::new();
+    let mut clients = Vec::new();
     for n in 1..=3 {
-        let caller = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
-        caller.connect(relay.address()).await.expect("UDP always connects");
+        let client = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+        client.connect(relay.address()).await.expect("UDP always connects");
         for piece in 0..10 {
-            caller.send(&pattern(n * 100 + piece)).await.expect("it is sent");
+            client.send(&pattern(n * 100 + piece)).await.expect("it is sent");
         }
-        callers.push((n, caller));
+        clients.push((n, client));
     }
-    for (n, caller) in callers {
+    for (n, client) in clients {
         for piece in 0..10 {
             let mut buffer = [0; 2048];
-            let len = caller.recv(&mut buffer).await.expect("it comes back");
-            assert!(buffer[..len] == pattern(n * 100 + piece), "datagram {piece} of caller {n}, in order");
+            let len = client.recv(&mut buffer).await.expect("it comes back");
+            assert!(buffer[..len] == pattern(n * 100 + piece), "datagram {piece} of client {n}, in order");
         }
     }
     assert!(begun.elapsed() >= LINK.round_trip());
@@ -114,10 +114,10 @@ async fn a_full_line_drops_datagrams() {
     let relay = Relay::bind(Protocol::Udp, LOOPBACK.into(), link).await.expect("it starts");
     let server = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
     relay.forward_to(server.local_addr().expect("it is bound"));
-    let caller = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    let client = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
     // Far more than the line holds at a kilobyte a second.
     while relay.passed().dropped == 0 {
-        caller.send_to(&[7; 1400], relay.address()).await.expect("it is sent");
+        client.send_to(&[7; 1400], relay.address()).await.expect("it is sent");
         tokio::task::yield_now().await;
     }
     assert!(relay.passed().up <= 256 << 10, "{:?}", relay.passed());
@@ -129,9 +129,9 @@ async fn a_lossy_line_loses_one_datagram_of_so_many() {
     let relay = Relay::bind(Protocol::Udp, LOOPBACK.into(), link).await.expect("it starts");
     let server = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
     relay.forward_to(server.local_addr().expect("it is bound"));
-    let caller = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
+    let client = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a free port");
     for n in 0..100 {
-        caller.send_to(&[n], relay.address()).await.expect("it is sent");
+        client.send_to(&[n], relay.address()).await.expect("it is sent");
     }
     let mut arrived = Vec::new();
     for _ in 0..90 {

@@ -1,5 +1,5 @@
-//! Waiting until an instant to within some tens of microseconds. The runtime's timer rounds up to whole milliseconds, which
-//! would add up to 4 % to a delay of 25 ms; Linux's timer descriptors do not round.
+//! Waiting until an instant to within some tens of microseconds. The runtime's timer rounds up to whole milliseconds,
+//! which would add up to 4 % to a delay of 25 ms; Linux's timer descriptors do not round.
 
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What is not worth a system call.
+/// Shorter waits are not worth a system call.
 const CLOSE_ENOUGH: Duration = Duration::from_micros(20);
 
 /// One waiter's timer.

@@ -17,15 +17,15 @@ use tokio::task::JoinSet;
 
 /// The largest payload of a datagram.
 const DATAGRAM_BYTES: usize = 65_535;
-/// What the kernel keeps for us while something else runs, if it may: the default holds some hundred datagrams.
+/// Kernel buffers, if the kernel's limits allow: the default has space for some hundred datagrams.
 const KERNEL_BYTES: usize = 4 << 20;
-/// Addresses served at once. A measurement has a few; more would be a mistake.
+/// Limit for concurrent flows. A benchmark has a few.
 const FLOWS_MAX: usize = 4_096;
 
 /// A socket with large buffers.
 pub fn bind(address: SocketAddr) -> Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
-    // The kernel grants what its limits allow.
+    // The kernel grants as much as its limits allow.
     socket.set_recv_buffer_size(KERNEL_BYTES)?;
     socket.set_send_buffer_size(KERNEL_BYTES)?;
     socket.set_nonblocking(true)?;
@@ -42,32 +42,33 @@ pub async fn run(socket: UdpSocket, target: watch::Receiver<Option<SocketAddr>>,
     loop {
         tokio::select! {
             received = socket.recv_from(&mut buffer) => {
-                // An error is the echo of a datagram that nobody received: UDP promises nothing.
-                let Ok((len, caller)) = received else { continue };
-                if !flows.contains_key(&caller) {
-                    let Some((entrance, flow)) = begin(caller, &socket, &target, &shared, flows.len()) else { continue };
+                // An error is an ICMP message about an earlier datagram that was not received.
+                let Ok((len, client)) = received else { continue };
+                if !flows.contains_key(&client) {
+                    let flow = begin(client, &socket, &target, &shared, flows.len());
+                    let Some((entrance, flow)) = flow else { continue };
                     tasks.spawn(async move {
                         let _ = flow.await;
-                        caller
+                        client
                     });
-                    flows.insert(caller, entrance);
+                    flows.insert(client, entrance);
                 }
-                if let Some(entrance) = flows.get(&caller) {
+                if let Some(entrance) = flows.get(&client) {
                     pass(&buffer[..len], entrance, &shared.up);
                 }
             }
             Some(ended) = tasks.join_next() => {
-                if let Ok(caller) = ended {
-                    flows.remove(&caller);
+                if let Ok(client) = ended {
+                    flows.remove(&client);
                 }
             }
         }
     }
 }
 
-/// The line up for a new caller, and the task that serves both directions of its flow.
+/// The line towards the target for a new client, and the task that serves both directions of its flow.
 fn begin(
-    caller: SocketAddr,
+    client: SocketAddr,
     socket: &Arc<UdpSocket>,
     target: &watch::Receiver<Option<SocketAddr>>,
     shared: &Arc<Shared>,
@@ -77,11 +78,11 @@ fn begin(
         return None;
     }
     let (entrance, exit) = line(capacity_bytes(shared.link)).ok()?;
-    Some((entrance, flow(caller, exit, Arc::clone(socket), target.clone(), Arc::clone(shared))))
+    Some((entrance, flow(client, exit, Arc::clone(socket), target.clone(), Arc::clone(shared))))
 }
 
 async fn flow(
-    caller: SocketAddr,
+    client: SocketAddr,
     up: Exit,
     socket: Arc<UdpSocket>,
     mut target: watch::Receiver<Option<SocketAddr>>,
@@ -101,7 +102,7 @@ async fn flow(
         }
     };
     let up = deliver(up, &far, target);
-    let down = deliver(exit, &socket, caller);
+    let down = deliver(exit, &socket, client);
     tokio::select! {
         () = answers => Ok(()),
         ended = up => ended,
@@ -109,7 +110,7 @@ async fn flow(
     }
 }
 
-/// A full queue drops, as a router's does, and some links lose what passes.
+/// A full queue drops datagrams, as a router's does; some links lose them.
 fn pass(data: &[u8], entrance: &Entrance, direction: &Direction) {
     let room = if direction.loses_one() { None } else { entrance.try_room(data.len()) };
     let Some(room) = room else {
@@ -121,7 +122,7 @@ fn pass(data: &[u8], entrance: &Entrance, direction: &Direction) {
     entrance.send(Bytes::copy_from_slice(data), room, due);
 }
 
-/// Sends what comes out. What the network below refuses is lost.
+/// Sends datagrams when they are due. A failure to send is a loss.
 async fn deliver(mut from: Exit, socket: &UdpSocket, to: SocketAddr) -> Result<()> {
     while let Some(piece) = from.next().await? {
         let _ = socket.send_to(&piece.data, to).await;

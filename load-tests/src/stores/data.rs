@@ -1,23 +1,24 @@
-//! Folders of files that are made up, the same for a seed every time. Bytes do not shrink, so that no store gains by compressing.
+//! Directories of synthetic files, the same for the same seed. They are incompressible, so that no store gains by
+//! compression.
 
 use crate::sample;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// What files are cut into.
+/// The size of a file's chunks.
 pub const BLOCK_BYTES: usize = 256 << 10;
 
-/// A folder that is added by one process.
+/// A directory that is added by one process.
 #[derive(Debug, Clone)]
 pub struct Set {
-    /// What is different about it.
+    /// What distinguishes it.
     pub label: String,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     pub files: u64,
     /// Of all files.
     pub bytes: u64,
-    /// Of those blocks of files that the store has not had before.
+    /// Of those blocks of files that are new to the store.
     pub new_bytes: u64,
 }
 
@@ -34,10 +35,10 @@ impl Stretch {
     }
 }
 
-/// What a store has had.
-pub type Had = HashSet<Stretch>;
+/// The content of a store.
+pub type Stored = HashSet<Stretch>;
 
-/// Makes folders below one.
+/// Makes directories below one.
 pub struct Maker<'a> {
     dir: &'a Path,
     next_seed: u64,
@@ -55,23 +56,23 @@ impl<'a> Maker<'a> {
         Stretch { bytes, seed: self.next_seed }
     }
 
-    /// A folder of files, each of them made of stretches, for a store that has had some.
-    pub fn folder(&mut self, label: impl Into<String>, files: &[Vec<Stretch>], had: &mut Had) -> Result<Set> {
-        let folder = self.dir.join(format!("{:03}", self.sets));
+    /// A directory of files, each of them made of stretches, for a store with some content.
+    pub fn directory(&mut self, label: impl Into<String>, files: &[Vec<Stretch>], stored: &mut Stored) -> Result<Set> {
+        let directory = self.dir.join(format!("{:03}", self.sets));
         self.sets += 1;
-        std::fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        std::fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
         for (index, file) in files.iter().enumerate() {
             let content: Vec<u8> = file.iter().flat_map(|stretch| stretch.content()).collect();
-            std::fs::write(folder.join(format!("{index:06}")), content)?;
+            std::fs::write(directory.join(format!("{index:06}")), content)?;
         }
         let all = || files.iter().flatten();
-        let new_bytes = all().filter(|stretch| had.insert(**stretch)).map(|stretch| stretch.bytes as u64).sum();
+        let new_bytes = all().filter(|stretch| stored.insert(**stretch)).map(|stretch| stretch.bytes as u64).sum();
         let bytes = all().map(|stretch| stretch.bytes as u64).sum();
-        Ok(Set { label: label.into(), folder, files: files.len() as u64, bytes, new_bytes })
+        Ok(Set { label: label.into(), directory, files: files.len() as u64, bytes, new_bytes })
     }
 }
 
-/// A number of bytes as people say it.
+/// A number of bytes with the unit that suits it.
 pub fn size(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
@@ -84,25 +85,25 @@ pub fn size(bytes: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Two folders of two files that share their first block, and what is in them.
+    /// Two directories of two files that share their first block, and the contents.
     fn made(seed: u64) -> ([Set; 2], Vec<Vec<u8>>) {
-        let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
-        let (mut maker, mut had) = (Maker::new(dir.path(), seed), Had::new());
+        let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
+        let (mut maker, mut stored) = (Maker::new(dir.path(), seed), Stored::new());
         let shared = maker.stretch(10);
         let sets = ["one", "two"].map(|label| {
             let files = [(); 2].map(|()| vec![shared, maker.stretch(5)]);
-            maker.folder(label, &files, &mut had).expect("there is room")
+            maker.directory(label, &files, &mut stored).expect("there is room")
         });
-        let files = sets.iter().flat_map(|set| ["000000", "000001"].map(|file| set.folder.join(file)));
+        let files = sets.iter().flat_map(|set| ["000000", "000001"].map(|file| set.directory.join(file)));
         let contents = files.map(|file| std::fs::read(file).expect("it was written")).collect();
         (sets, contents)
     }
 
     #[test]
-    fn folders_come_from_the_seed_and_share_what_they_are_told_to() {
+    fn directories_are_the_seed_s_and_share_blocks() {
         let (sets, contents) = made(1);
         let amounts = sets.map(|set| (set.files, set.bytes, set.new_bytes));
-        assert_eq!(amounts, [(2, 30, 20), (2, 30, 10)], "what is shared is new once");
+        assert_eq!(amounts, [(2, 30, 20), (2, 30, 10)], "a shared block is new once");
         assert_eq!(contents, made(1).1);
         assert_ne!(contents[0], made(2).1[0]);
         let ends: HashSet<&[u8]> = contents.iter().map(|content| &content[10..]).collect();

@@ -1,34 +1,40 @@
-//! What comes of it: costs of adding, by store, folder and round; costs of reading.
+//! The figures: costs of adding, by store, directory and round; costs of reading.
 
 use super::adding::Question;
 use super::data::Set;
-use crate::median::{median, median_duration};
+use crate::report::seconds;
+use crate::stats::{Latency, median, median_duration};
 use crate::timed::Ran;
+use serde::Serialize;
 use std::time::Duration;
 
 /// Everything that was measured.
 #[derive(Debug, Clone)]
 pub struct Figures {
-    /// Who takes part; in every list below, figures are in this order.
+    /// The stores; in every list below, figures are in this order.
     pub names: Vec<String>,
-    /// Who does not, and why.
+    /// Stores that take no part, and why.
     pub notes: Vec<String>,
-    /// A process that has next to nothing to do, one for each round.
+    /// Processes that have next to nothing to do, one for each round.
     pub starts: Vec<Vec<Cost>>,
     pub questions: Vec<Answer>,
     /// What was read.
     pub read: String,
+    /// Bytes of the large file.
+    pub large_bytes: u64,
     pub readings: Vec<Reading>,
 }
 
-/// What one process took.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The cost of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Cost {
+    #[serde(rename = "wall_seconds", serialize_with = "seconds")]
     pub wall: Duration,
+    #[serde(rename = "cpu_seconds", serialize_with = "seconds")]
     pub cpu: Duration,
-    /// What it made the kernel write.
+    /// Bytes that the kernel wrote for it.
     pub written_bytes: u64,
-    /// What the store takes on disk more than before.
+    /// Growth of the store on disk.
     pub grown_bytes: u64,
 }
 
@@ -38,18 +44,18 @@ impl Cost {
     }
 }
 
-/// A question's folders, and what each store took for each of them.
+/// A question's directories, and the costs of each store for each of them.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub question: Question,
     /// What tells this answer from others to the same question.
     pub heading: String,
     pub sets: Vec<Set>,
-    /// By store, folder and round.
+    /// By store, directory and round.
     pub costs: Vec<Vec<Vec<Cost>>>,
 }
 
-/// One of the things that adding a folder costs, the start of the process taken off.
+/// One of the costs of adding a directory, without the start of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// Milliseconds for each file.
@@ -58,21 +64,21 @@ pub enum Measure {
     FileCpuMillis,
     /// Megabytes a second.
     Rate,
-    /// Bytes that were written for each byte that the store had not before.
+    /// Bytes that were written for each byte that is new to the store.
     Written,
-    /// Bytes that the store takes more for each byte that is new.
+    /// Bytes on disk for each byte that is new to the store.
     Grown,
 }
 
 impl Figures {
-    /// A figure of one store and one folder: of the rounds, the middle one. Not a number if there is none: of a store that cannot
-    /// be added to, the rate of what takes no longer than a start alone, a factor where nothing is new.
+    /// A figure of one store and one directory: the median of the rounds. Not a number if there is none: of a store
+    /// that cannot be added to, the rate of what takes no longer than a start alone, a factor where nothing is new.
     pub fn figure(&self, answer: &Answer, store: usize, set: usize, measure: Measure) -> f64 {
         let (about, costs) = (&answer.sets[set], &answer.costs[store][set]);
         if costs.is_empty() {
             return f64::NAN;
         }
-        let middle = |of: &dyn Fn(&Cost) -> f64| median(costs.iter().map(of));
+        let median_of = |of: &dyn Fn(&Cost) -> f64| median(costs.iter().map(of));
         let net = |of: fn(&Cost) -> Duration| {
             let start = median_duration(self.starts[store].iter().map(of));
             median_duration(costs.iter().map(of)).saturating_sub(start).as_secs_f64()
@@ -85,21 +91,21 @@ impl Figures {
                 seconds if seconds > 0.0 => about.bytes as f64 / 1e6 / seconds,
                 _ => f64::NAN,
             },
-            Measure::Written => factor(middle(&|cost| cost.written_bytes as f64)),
-            Measure::Grown => factor(middle(&|cost| cost.grown_bytes as f64)),
+            Measure::Written => factor(median_of(&|cost| cost.written_bytes as f64)),
+            Measure::Grown => factor(median_of(&|cost| cost.grown_bytes as f64)),
         }
     }
 
-    /// The middle of a store's starts, in milliseconds; not a number if there is none.
+    /// The median of a store's starts, in milliseconds; not a number if there is none.
     pub fn start_millis(&self, store: usize) -> f64 {
         median(self.starts[store].iter().map(|cost| cost.wall.as_secs_f64() * 1e3))
     }
 }
 
-/// What a store takes to be read. Nothing is in memory before, neither the process's own nor the operating system's.
-#[derive(Debug, Clone, Default)]
+/// The costs of reading from a store. Nothing is cached before, neither by the process nor by the operating system.
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Reading {
-    /// A process that writes a large file to nowhere, one for each round; its start is in it.
+    /// Processes that read a large file and discard it, one for each round, with their start.
     pub whole: Vec<Cost>,
     /// Blocks of 256 KiB over HTTP, one after the other in random order.
     pub blocks: Option<Reads>,
@@ -122,11 +128,11 @@ impl Reading {
 }
 
 /// Blocks that were read one after the other.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct Reads {
     pub count: usize,
-    pub median: Duration,
-    pub p99: Duration,
+    #[serde(flatten)]
+    pub latency: Latency,
     /// Of the server, for each block.
     pub cpu_microseconds: f64,
 }
@@ -144,7 +150,7 @@ pub mod tests {
     pub fn figures() -> Figures {
         let set = |label: &str, new_bytes| Set {
             label: label.to_owned(),
-            folder: std::path::PathBuf::new(),
+            directory: std::path::PathBuf::new(),
             files: 10,
             bytes: 1_000_000,
             new_bytes,
@@ -155,15 +161,16 @@ pub mod tests {
             sets: vec![set("first", 1_000_000), set("second", 0)],
             costs: [1, 2].map(|times| [110, 40].map(|millis| vec![cost(millis * times)]).to_vec()).to_vec(),
         };
-        let reads =
-            Reads { count: 9, median: Duration::from_millis(1), p99: Duration::from_millis(4), cpu_microseconds: 70.0 };
+        let latency = Latency { median: Duration::from_millis(1), p99: Duration::from_millis(4) };
+        let reads = Reads { count: 9, latency, cpu_microseconds: 70.0 };
         let reading = Reading { whole: vec![cost(500)], blocks: Some(reads), small: None, notes: Vec::new() };
         Figures {
             names: ["Causeway flat", "Kubo pebble"].map(str::to_owned).to_vec(),
-            notes: vec!["Causeway memory takes no part: it is not there".to_owned()],
+            notes: vec!["Causeway memory is left out: it is not supported".to_owned()],
             starts: vec![vec![cost(20), cost(10), cost(10)], vec![cost(20)]],
             questions: Question::ALL.map(answer).to_vec(),
             read: "one file".to_owned(),
+            large_bytes: 1 << 20,
             readings: vec![reading.clone(), reading],
         }
     }

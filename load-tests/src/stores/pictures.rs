@@ -1,22 +1,18 @@
-//! The figures as pictures.
+//! The figures as plots.
 
 use super::adding::Question;
 use super::figures::{Answer, Figures, Measure};
-use crate::plot::{self, Axis, Marks, Panel, Plot, Scale};
-use crate::results::Picture;
+use crate::plot::{Axis, Marks, Panel, Plot, Scale};
+use crate::report::Picture;
 use anyhow::Result;
 
 /// One for each question, and one for reading.
-pub fn all(figures: &Figures, large_bytes: u64) -> Result<Vec<Picture>> {
+pub fn all(figures: &Figures) -> Result<Vec<Picture>> {
     let questions = Question::ALL.into_iter().filter(|question| answers(figures, *question).next().is_some());
     let mut pictures: Vec<Picture> =
-        questions.map(|question| picture(question.name(), adding(figures, question))).collect::<Result<_>>()?;
-    pictures.push(picture("reading", reading(figures, large_bytes))?);
+        questions.map(|question| adding(figures, question).picture(question.name())).collect::<Result<_>>()?;
+    pictures.push(reading(figures).picture("reading")?);
     Ok(pictures)
-}
-
-fn picture(name: &'static str, plot: Plot) -> Result<Picture> {
-    Ok(Picture { name, shows: plot.title.clone(), svg: plot::svg(&plot)? })
 }
 
 /// The answers to one question.
@@ -27,7 +23,7 @@ pub fn answers(figures: &Figures, question: Question) -> impl Iterator<Item = &A
 fn adding(figures: &Figures, question: Question) -> Plot {
     let panels = answers(figures, question).flat_map(|answer| panels(figures, answer)).collect();
     let (title, subtitle) = match question {
-        Question::Size => ("Adding files of one size", "Higher is faster; lower takes less room. Logarithmic scales"),
+        Question::Size => ("Adding files of one size", "Higher is faster; lower takes less space. Logarithmic scales"),
         Question::Repeat => ("Adding the same again", "Lower is faster. Logarithmic scale"),
         Question::Share => ("Adding files of 400 KiB that share blocks", "Lower is faster"),
         Question::Diversity => ("Adding files of several blocks", "Lower is faster. Letters are blocks of 256 KiB"),
@@ -48,7 +44,7 @@ fn panels(figures: &Figures, answer: &Answer) -> Vec<Panel> {
         Question::Size => vec![
             panel("Rate", "size of each file", Axis::new("MB/s", Scale::Log), lines(Measure::Rate)),
             panel(
-                "What it takes on disk",
+                "Space on disk",
                 "size of each file",
                 Axis::new("bytes for each added", Scale::Log),
                 lines(Measure::Grown),
@@ -67,7 +63,7 @@ fn panels(figures: &Figures, answer: &Answer) -> Vec<Panel> {
     }
 }
 
-/// Each store's figures, in the order of the folders.
+/// Each store's figures, in the order of the directories.
 fn series(figures: &Figures, answer: &Answer, measure: Measure) -> impl Iterator<Item = Vec<f64>> {
     (0..figures.names.len())
         .map(move |store| (0..answer.sets.len()).map(|set| figures.figure(answer, store, set, measure)).collect())
@@ -78,31 +74,30 @@ fn numbered(values: Vec<f64>) -> Vec<(f64, f64)> {
 }
 
 fn labels(answer: &Answer) -> Scale {
-    Scale::Names(answer.sets.iter().map(|set| set.label.clone()).collect())
+    Scale::names(answer.sets.iter().map(|set| set.label.as_str()))
 }
 
-fn reading(figures: &Figures, large_bytes: u64) -> Plot {
-    let names = |names: &[&str]| Scale::Names(names.iter().map(|name| (*name).to_owned()).collect());
-    let whole = figures.readings.iter().map(|reading| vec![reading.whole_rate(large_bytes)]);
+fn reading(figures: &Figures) -> Plot {
+    let whole = figures.readings.iter().map(|reading| vec![reading.whole_rate(figures.large_bytes)]);
     let random = figures.readings.iter().map(|reading| {
         let reads = [reading.small, reading.blocks];
-        reads.iter().map(|reads| reads.map_or(f64::NAN, |reads| reads.median.as_secs_f64() * 1e3)).collect()
+        reads.iter().map(|reads| reads.map_or(f64::NAN, |reads| reads.latency.median.as_secs_f64() * 1e3)).collect()
     });
     let panels = vec![
         Panel {
             heading: "From beginning to end, by one process: higher is faster".to_owned(),
-            x: Axis::new("", names(&["one large file"])),
+            x: Axis::new("", Scale::names(["one large file"])),
             y: Axis::new("MB/s", Scale::Linear),
             marks: Marks::Bars(whole.collect()),
         },
         Panel {
             heading: "Single blocks in random order over HTTP: lower is faster".to_owned(),
-            x: Axis::new("", names(&["1 KiB", "256 KiB"])),
+            x: Axis::new("", Scale::names(["1 KiB", "256 KiB"])),
             y: Axis::new("median, ms", Scale::Linear),
             marks: Marks::Bars(random.collect()),
         },
     ];
-    plot(figures, "Reading what is not in memory", "Pages of the store's files were forgotten before", panels)
+    plot(figures, "Reading what is not in memory", "The page cache was dropped before", panels)
 }
 
 fn plot(figures: &Figures, title: &str, subtitle: &str, panels: Vec<Panel>) -> Plot {
@@ -111,7 +106,7 @@ fn plot(figures: &Figures, title: &str, subtitle: &str, panels: Vec<Panel>) -> P
 
 #[test]
 fn every_question_has_a_picture_with_every_store() {
-    let pictures = all(&super::figures::tests::figures(), 1 << 20).expect("they can be drawn");
+    let pictures = all(&super::figures::tests::figures()).expect("they can be drawn");
     let names: Vec<&str> = pictures.iter().map(|picture| picture.name).collect();
     assert_eq!(names, ["size", "repeat", "share", "diversity", "reading"]);
     for Picture { svg, name, .. } in &pictures {

@@ -1,9 +1,9 @@
-//! Who takes part: Causeway's stores and Kubo's datastores, each through its real binary.
+//! The stores that are compared: Causeway's and Kubo's, each through its real binary.
 
 use super::Options;
-use crate::servers::{self, Causeway, Kubo, KuboRepo, Server, Setup, without_settings};
+use crate::servers::{self, Causeway, Kubo, KuboRepo, Server, Setup, causeway_import, without_settings};
 use crate::timed;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -11,12 +11,12 @@ use tempfile::TempDir;
 
 /// The setting that chooses a store of Causeway's.
 const SETTING: &str = "CAUSEWAY_CACHE_STORE";
-/// The least memory tier that can be set: what is read comes from the store.
+/// The smallest memory tier that can be set: reads come from the store.
 const LITTLE_RAM: (&str, &str) = ("CAUSEWAY_CACHE_RAM_BYTES_MAX", "1048576");
-/// How Kubo adds: as Causeway does by `--cid-version=1`.
+/// With the same CIDs as Causeway with `--cid-version=1`.
 const KUBO_ADD: [&str; 5] = ["add", "-r", "-Q", "--cid-version=1", "--fast-provide-root=false"];
 
-/// A store that can take part.
+/// A store that is compared.
 #[derive(Debug, Clone, Copy)]
 pub struct Participant {
     pub name: &'static str,
@@ -27,12 +27,12 @@ pub struct Participant {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// By what the setting calls it; nothing is set for a Causeway that has no choice.
-    Causeway(Option<&'static str>),
+    /// By its name in the setting.
+    Causeway(&'static str),
     Kubo(Datastore),
 }
 
-/// What Kubo keeps its blocks in.
+/// Kubo's datastores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Datastore {
     Flatfs { sync: bool },
@@ -52,14 +52,14 @@ impl Participant {
     ];
 
     const fn causeway(name: &'static str, store: &'static str) -> Self {
-        Self { name, adds: true, kind: Kind::Causeway(Some(store)) }
+        Self { name, adds: true, kind: Kind::Causeway(store) }
     }
 
     const fn kubo(name: &'static str, datastore: Datastore) -> Self {
         Self { name, adds: true, kind: Kind::Kubo(datastore) }
     }
 
-    /// Those that were asked for and can take part, and why others cannot.
+    /// The chosen ones that are supported, and why others are not.
     pub fn all(options: &Options) -> Result<(Vec<Self>, Vec<String>)> {
         let unknown = options.stores.iter().find(|name| !Self::ALL.iter().any(|one| one.name == name.as_str()));
         ensure!(unknown.is_none(), "there is no store {unknown:?}");
@@ -68,16 +68,16 @@ impl Participant {
             if !options.stores.is_empty() && !options.stores.iter().any(|name| name == participant.name) {
                 continue;
             }
-            let note = match participant.tried(options) {
-                Ok(participant) => {
+            let note = match participant.try_to_add(options) {
+                Ok(()) => {
                     able.push(participant);
                     continue;
                 }
-                Err(why) if participant.forgets() && participant.is_known(options)? => {
+                Err(why) if participant.in_memory() && participant.is_known(options)? => {
                     able.push(Self { adds: false, ..participant });
                     format!("`{}` cannot be added to by a command: {}", participant.name, last_line(&why))
                 }
-                Err(why) => format!("`{}` takes no part: {}", participant.name, last_line(&why)),
+                Err(why) => format!("`{}` is left out: {}", participant.name, last_line(&why)),
             };
             eprintln!("{note}");
             notes.push(note);
@@ -85,18 +85,14 @@ impl Participant {
         Ok((able, notes))
     }
 
-    /// Adds something little. A Causeway that refuses the setting has one store, which is RocksDB.
-    fn tried(self, options: &Options) -> Result<Self> {
-        let dir = servers::folder("try")?;
+    /// Adds a small file.
+    fn try_to_add(self, options: &Options) -> Result<()> {
+        let dir = servers::temp_dir("try")?;
         std::fs::write(dir.path().join("file"), "something")?;
-        let attempt = |participant: Self| participant.fresh(options)?.add(dir.path()).map(|_| participant);
-        match (attempt(self), self.kind) {
-            (Err(_), Kind::Causeway(Some("rocksdb"))) => attempt(Self { kind: Kind::Causeway(None), ..self }),
-            (tried, _) => tried,
-        }
+        self.fresh(options)?.add(dir.path()).map(drop)
     }
 
-    /// Whether this Causeway has such a store to choose.
+    /// Whether this Causeway knows the store.
     fn is_known(self, options: &Options) -> Result<bool> {
         let mut check = self.fresh(options)?.command();
         Ok(check.args(["config", "check"]).output()?.status.success())
@@ -106,7 +102,8 @@ impl Participant {
     pub fn fresh(self, options: &Options) -> Result<Store<'_>> {
         Ok(match self.kind {
             Kind::Causeway(store) => {
-                Store::Causeway { binary: &options.binaries.causeway, store, data: servers::folder("store")? }
+                let (binary, data) = (&options.binaries.causeway, servers::temp_dir("store")?);
+                Store::Causeway { binary, store: Some(store), data }
             }
             Kind::Kubo(datastore) => Store::Kubo(datastore.init(&options.binaries.kubo)?),
         })
@@ -116,13 +113,13 @@ impl Participant {
         matches!(self.kind, Kind::Causeway(_))
     }
 
-    /// Whether what it holds is gone with its process.
-    pub fn forgets(self) -> bool {
-        self.kind == Kind::Causeway(Some("memory"))
+    /// Whether its content is lost with its process.
+    pub fn in_memory(self) -> bool {
+        self.kind == Kind::Causeway("memory")
     }
 }
 
-/// What a command says in the end is what went wrong.
+/// The cause of a command's failure is in the last line of its output.
 fn last_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
@@ -162,16 +159,16 @@ fn set_sync(settings: &mut Value, sync: bool) {
     }
 }
 
-/// Blocks in a folder.
+/// Blocks in a directory. A Causeway has its default store unless another is set.
 pub enum Store<'a> {
     Causeway { binary: &'a Path, store: Option<&'static str>, data: TempDir },
     Kubo(KuboRepo),
 }
 
-/// A server on a store. Fields are dropped in this order: the server ends, then its folder is deleted.
-pub enum Node {
-    Causeway { causeway: Causeway, _data: TempDir },
-    Kubo(Kubo),
+/// A server on a store. Fields are dropped in this order: the server ends, then its directory is deleted.
+pub struct Node {
+    pub server: Server,
+    _data: Option<TempDir>,
 }
 
 impl Store<'_> {
@@ -182,16 +179,24 @@ impl Store<'_> {
         }
     }
 
-    /// Adds a folder and pins it. The last line that is said is its CID.
-    pub fn add(&self, folder: &Path) -> Result<timed::Ran> {
+    /// Adds a file or a directory and pins it. The last line of the output is its CID.
+    pub fn add(&self, path: &Path) -> Result<timed::Ran> {
         let mut command = self.command();
         match self {
             Self::Causeway { data, .. } => {
-                command.args(["add", "-Q", "--cid-version=1", "--data-dir"]).arg(data.path()).arg(folder)
+                command.args(["add", "-Q", "--cid-version=1", "--data-dir"]).arg(data.path()).arg(path)
             }
-            Self::Kubo(_) => command.args(KUBO_ADD).arg(folder),
+            Self::Kubo(_) => command.args(KUBO_ADD).arg(path),
         };
         timed::settled(&mut command)
+    }
+
+    /// Imports a CAR file and pins its root.
+    pub fn import(&self, archive: &Path) -> Result<timed::Ran> {
+        timed::settled(&mut match self {
+            Self::Causeway { binary, data, .. } => causeway_import(binary, data.path(), archive),
+            Self::Kubo(repo) => repo.import(archive),
+        })
     }
 
     /// Writes a file to standard output.
@@ -215,30 +220,29 @@ impl Store<'_> {
         }
     }
 
-    /// A server on it, which asks nobody else.
+    /// A server on it, offline.
     pub async fn serve(self) -> Result<Node> {
         match self {
             Self::Causeway { binary, store, data } => {
                 let setup = Setup { data: Some(data.path()), flags: vec!["--offline"], ..Setup::default() };
                 let causeway = causeway(binary, store, setup).await?;
-                Ok(Node::Causeway { causeway, _data: data })
+                Ok(Node { server: causeway.server, _data: Some(data) })
             }
-            Self::Kubo(repo) => Ok(Node::Kubo(Kubo::on(repo, &["--offline"]).await?)),
+            Self::Kubo(repo) => Ok(Node { server: Kubo::on(repo, &["--offline"]).await?.server, _data: None }),
         }
     }
 
-    /// A server on this one, which is empty, that can ask a server on another one.
+    /// A server on this one, which is empty, with a server on another one as its peer.
     pub async fn serve_behind(self, source: &Self) -> Result<(Node, Causeway)> {
         let (Self::Causeway { binary, store, data }, Self::Causeway { store: from, data: held, .. }) = (self, source)
         else {
-            bail!("only Causeway fetches what Causeway has");
+            bail!("only Causeway is filled through the network");
         };
         let source = causeway(binary, *from, Setup { data: Some(held.path()), ..Setup::default() }).await?;
-        let address = source.listening.iter().find(|address| address.contains("/tcp/"));
-        let peer = format!("{}/p2p/{}", address.context("the source does not listen")?, source.peer_id);
+        let peer = source.multiaddr()?;
         let setup = Setup { data: Some(data.path()), peers: &[peer], ..Setup::default() };
         let causeway = causeway(binary, store, setup).await?;
-        Ok((Node::Causeway { causeway, _data: data }, source))
+        Ok((Node { server: causeway.server, _data: Some(data) }, source))
     }
 }
 
@@ -247,17 +251,8 @@ async fn causeway(binary: &Path, store: Option<&str>, setup: Setup<'_>) -> Resul
     Causeway::start(binary, Setup { settings: &settings, ..setup }).await
 }
 
-impl Node {
-    pub fn server(&self) -> &Server {
-        match self {
-            Self::Causeway { causeway, .. } => &causeway.server,
-            Self::Kubo(kubo) => &kubo.server,
-        }
-    }
-}
-
 #[test]
-fn of_an_error_the_last_words_count() {
+fn the_cause_is_in_the_last_line() {
     let error = anyhow::anyhow!("\"causeway\" \"add\": exit status: 2: error: there is no such setting.\n\n");
     assert_eq!(last_line(&error), "there is no such setting");
     assert_eq!(last_line(&anyhow::anyhow!("one\ntwo")), "two");

@@ -1,14 +1,15 @@
-//! Many files that are on disk and not in memory, beside Kubo and its flatfs. The operating system's page cache is the same for
-//! both.
+//! Many files that are on disk and not in memory, beside Kubo and its flatfs. The operating system's page cache is the
+//! same for both.
 
 use super::Options;
-use super::figures::{Case, Who};
-use super::under_load::{Participant, rounds};
-use super::world::{Client, Content};
+use super::under_load::{Target, rounds};
+use super::world::Content;
+use crate::comparison::{Case, System};
+use crate::http::Client;
 use crate::sample;
 use crate::servers::Kubo;
-use crate::trace::tier::{Tier, bytes_given};
-use crate::wrk::{Asked, Drawn};
+use crate::trace::tier::bytes_served;
+use crate::wrk::{PathList, Paths};
 use anyhow::{Result, ensure};
 
 /// The published median object.
@@ -16,12 +17,12 @@ const BYTES: u64 = 664_000;
 const CONNECTIONS: usize = 32;
 /// The least that the memory tier can be set to: as good as off.
 const RAM_BYTES: &str = "1048576";
-/// Bytes that may come from the memory tier all the same.
+/// The share of bytes that may come from the memory tier all the same.
 const RAM_SHARE_MAX: f64 = 0.05;
 
 /// Files of 664 KB in random order.
 pub async fn median(options: &Options) -> Result<Vec<Case>> {
-    let count = options.disk_files();
+    let count = usize::from(options.disk_files);
     let content = Content::make(options.seed, std::iter::repeat_n(BYTES, count))?;
     let causeway = content.causeway(options, &[("CAUSEWAY_CACHE_RAM_BYTES_MAX", RAM_BYTES)]).await?;
     let mut flatfs = false;
@@ -35,30 +36,23 @@ pub async fn median(options: &Options) -> Result<Vec<Case>> {
     for file in &content.files {
         let expected = file.content()?;
         for server in [&causeway.server, &kubo.server] {
-            client.expect(server, &file.path, &[], &expected).await?;
+            client.get(&server.at(&file.path)).await?.of_content(&expected)?;
         }
     }
     let mut paths: Vec<&str> = content.files.iter().map(|file| file.path.as_str()).collect();
     sample::shuffle(&mut paths, options.seed);
-    let drawn = Drawn::new(paths.into_iter())?;
-    let participant = |who, server| Participant {
-        who,
-        server,
-        asked: Asked::Drawn(&drawn),
-        headers: Vec::new(),
-        body_bytes: Some(BYTES),
-    };
-    let participants = [participant(Who::Causeway, &causeway.server), participant(Who::Kubo, &kubo.server)];
-    let before = bytes_given(&causeway.admin).await?;
-    let series = rounds(options, CONNECTIONS, &participants)?;
-    let after = bytes_given(&causeway.admin).await?;
-    let given = Tier::ALL.map(|tier| after[tier as usize].saturating_sub(before[tier as usize]) as f64);
-    let ram_share = given[Tier::Ram as usize] / given.iter().sum::<f64>();
+    let drawn = PathList::new(paths.into_iter())?;
+    let targets = [(System::Causeway, &causeway.server), (System::Kubo, &kubo.server)]
+        .map(|(system, server)| Target::new(system, server, Paths::List(&drawn), Some(BYTES)));
+    let before = bytes_served(&causeway.admin).await?;
+    let series = rounds(options, CONNECTIONS, &targets).await?;
+    let served = bytes_served(&causeway.admin).await?.since(before);
+    let ram_share = served.ram as f64 / served.sum() as f64;
     ensure!(ram_share <= RAM_SHARE_MAX, "{:.1} % of the bytes came from the memory tier", ram_share * 100.0);
     let case = format!("664 KB from disk, {count} files, RAM tier off, {CONNECTIONS} clients");
-    let mut case = Case::new(case, "requests/s", series);
-    case.measures = vec![case.against(Who::Kubo).bar("1.5 × Kubo (flatfs)", 1.5).aim("2.5 ×", 2.5)];
-    case.notes
-        .push(format!("the memory tier had {RAM_BYTES} bytes and gave {:.2} % of what was read", ram_share * 100.0));
+    let case = Case::new(case, "requests/s", series);
+    let against = case.against(System::Kubo).bar("1.5 × Kubo (flatfs)", 1.5).aim("2.5 ×", 2.5);
+    let note = format!("the memory tier had {RAM_BYTES} bytes and served {:.2} % of all bytes", ram_share * 100.0);
+    let case = case.measure(against).note(note);
     Ok(vec![case])
 }

@@ -1,16 +1,18 @@
-//! Content that everybody holds in memory: small files by popularity, files of the published median size and of a mebibyte, a
-//! page in a large directory, and what a client has already.
+//! Content that every server has in memory: small files by popularity, files of the published median size and of a
+//! mebibyte, a page in a large directory, and revalidation.
 
 use super::Options;
-use super::figures::{Case, Measure, Who};
-use super::under_load::{Participant, rounds};
-use super::world::{Client, Content, File, World};
+use super::under_load::{Target, rounds};
+use super::world::{Content, File, World};
 use crate::archive::{self, PLAIN, importer};
-use crate::sample::{self, SplitMix};
-use crate::servers::{self, Causeway, Server, Setup};
-use crate::wrk::{Asked, Drawn};
+use crate::comparison::{Case, Measure, System};
+use crate::http::Client;
+use crate::random::SplitMix;
+use crate::sample;
+use crate::servers::{self, Causeway, Setup};
+use crate::wrk::{PathList, Paths};
 use crate::zipf::Zipf;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use content::Cid;
 use std::path::Path;
 
@@ -19,7 +21,7 @@ const SMALL_BYTES: u64 = 4096;
 const URLS: usize = 1000;
 /// Requests of the list that `wrk` goes through: enough that the rarest URL is in it several times.
 const DRAWN: usize = 1 << 16;
-/// Connections where a row says nothing else.
+/// Connections, unless a row says otherwise.
 const CONNECTIONS: usize = 32;
 /// Entries of the directory, the page included.
 const ENTRIES: u64 = 500;
@@ -30,89 +32,87 @@ pub async fn small(options: &Options) -> Result<Vec<Case>> {
     let world = World::start(options, &content).await?;
     world.warm(&content).await?;
     let drawn = by_zipf(options.seed, &content.files)?;
-    let asked = Asked::Drawn(&drawn);
+    let paths = Paths::List(&drawn);
     let mut cases = Vec::new();
     for connections in [CONNECTIONS, 512] {
-        let participant = |who, server| participant(who, server, asked, SMALL_BYTES);
-        let participants = [
-            participant(Who::Causeway, &world.causeway.server),
-            participant(Who::NginxCache, &world.nginx),
-            participant(Who::Kubo, &world.kubo.server),
+        let servers = [
+            (System::Causeway, &world.causeway.server),
+            (System::NginxCache, &world.nginx),
+            (System::Kubo, &world.kubo.server),
         ];
-        let series = rounds(options, connections, &participants)?;
+        let targets = servers.map(|(system, server)| Target::new(system, server, paths, Some(SMALL_BYTES)));
+        let series = rounds(options, connections, &targets).await?;
         let case = format!("hot 4 KiB, {URLS} URLs by Zipf, {connections} connections");
-        let mut case = Case::new(case, "requests/s", series);
-        case.measures = vec![
-            case.against(Who::NginxCache).bar("1.2 ×", 1.2).aim("1.5 ×", 1.5),
-            case.against(Who::Kubo).bar("6 ×", 6.0),
-        ];
-        cases.push(case);
+        let case = Case::new(case, "requests/s", series);
+        let nginx = case.against(System::NginxCache).bar("1.2 ×", 1.2).aim("1.5 ×", 1.5);
+        let kubo = case.against(System::Kubo).bar("6 ×", 6.0);
+        cases.push(case.measure(nginx).measure(kubo));
     }
     Ok(cases)
 }
 
-fn by_zipf(seed: u64, files: &[File]) -> Result<Drawn> {
+fn by_zipf(seed: u64, files: &[File]) -> Result<PathList> {
     let (zipf, mut random) = (Zipf::new(files.len()), SplitMix::new(seed));
-    Drawn::new((0..DRAWN).map(|_| files[zipf.draw(&mut random)].path.as_str()))
+    PathList::new((0..DRAWN).map(|_| files[zipf.draw(&mut random)].path.as_str()))
 }
 
 /// One file of so many bytes.
 pub async fn large(options: &Options, name: &str, bytes: u64) -> Result<Vec<Case>> {
     let content = Content::make(options.seed, std::iter::once(bytes))?;
     let [file] = content.files.as_slice() else { anyhow::bail!("{} files were made", content.files.len()) };
-    std::fs::write(content.folder().join("file.bin"), file.content()?)?;
+    std::fs::write(content.directory().join("file.bin"), file.content()?)?;
     let world = World::start(options, &content).await?;
     world.warm(&content).await?;
     let static_path = "/files/file.bin";
-    Client::new()?.expect(&world.nginx, static_path, &[], &file.content()?).await?;
-    let participant = |who, server, path| participant(who, server, Asked::One(path), bytes);
-    let participants = [
-        participant(Who::Causeway, &world.causeway.server, &file.path),
-        participant(Who::NginxCache, &world.nginx, &file.path),
-        participant(Who::NginxStatic, &world.nginx, static_path),
-        participant(Who::Kubo, &world.kubo.server, &file.path),
+    Client::new()?.get(&world.nginx.at(static_path)).await?.of_content(&file.content()?)?;
+    let target = |system, server, path| Target::new(system, server, Paths::One(path), Some(bytes));
+    let targets = [
+        target(System::Causeway, &world.causeway.server, &file.path),
+        target(System::NginxCache, &world.nginx, &file.path),
+        target(System::NginxStatic, &world.nginx, static_path),
+        target(System::Kubo, &world.kubo.server, &file.path),
     ];
-    let mut case = Case::new(format!("hot {name}"), "requests/s", rounds(options, CONNECTIONS, &participants)?);
-    case.measures = vec![
-        case.against(Who::NginxCache).bar("1.1 ×", 1.1).aim("1.4 ×", 1.4),
-        case.against(Who::NginxStatic).aim("as fast with sendfile", 1.0),
-        case.against(Who::Kubo),
-    ];
-    Ok(vec![case])
+    let case = Case::new(format!("hot {name}"), "requests/s", rounds(options, CONNECTIONS, &targets).await?);
+    let cache = case.against(System::NginxCache).bar("1.1 ×", 1.1).aim("1.4 ×", 1.4);
+    let sendfile = case.against(System::NginxStatic).aim("as fast with sendfile", 1.0);
+    let kubo = case.against(System::Kubo);
+    Ok(vec![case.measure(cache).measure(sendfile).measure(kubo)])
 }
 
 /// A page in a directory of 500 entries, beside the same file by its own CID.
 pub async fn page(options: &Options) -> Result<Vec<Case>> {
-    let dir = servers::folder("page")?;
+    let dir = servers::temp_dir("page")?;
     let archive = dir.path().join("site.car");
     let page = sample::bytes(usize::try_from(SMALL_BYTES)?, options.seed);
     let (site, file) = site(&archive, options.seed, &page)?;
-    let setup = Setup { archive: Some(&archive), flags: options.flags(), ..Setup::default() };
+    let setup = Setup { archive: Some(&archive), flags: options.flags.get(), ..Setup::default() };
     let causeway = Causeway::start(&options.binaries.causeway, setup).await?.server;
     let (file, by_path) = (format!("/ipfs/{file}"), format!("/ipfs/{site}/index.html"));
     let ways = [
-        (Who::File, file.as_str(), Vec::new()),
-        (Who::ByPath, by_path.as_str(), Vec::new()),
-        (Who::BySubdomain, "/index.html", vec![format!("Host: {site}.ipfs.localhost")]),
+        (System::File, file.as_str(), Vec::new()),
+        (System::ByPath, by_path.as_str(), Vec::new()),
+        (System::BySubdomain, "/index.html", vec![format!("Host: {site}.ipfs.localhost")]),
     ];
     let client = Client::new()?;
     for (_, path, headers) in &ways {
-        // Twice, so that the second answer is a remembered one.
-        client.expect(&causeway, path, headers, &page).await?;
-        client.expect(&causeway, path, headers, &page).await?;
+        // Twice, so that the second response is a cached one.
+        for _ in 0..2 {
+            client.request(&causeway.at(path), headers).await?.of_status(200)?.of_content(&page)?;
+        }
     }
-    let participants = ways.map(|(who, path, headers)| Participant {
+    let targets = ways.map(|(system, path, headers)| Target {
         headers,
-        ..participant(who, &causeway, Asked::One(path), SMALL_BYTES)
+        ..Target::new(system, &causeway, Paths::One(path), Some(SMALL_BYTES))
     });
-    let series = rounds(options, CONNECTIONS, &participants)?;
-    let mut case = Case::new(format!("hot page in a directory of {ENTRIES} entries"), "requests/s", series);
-    let beside = |who, how| {
-        Measure::of(case.ratio(who, Who::File), format!("× the file, {how}")).bar("0.85 ×", 0.85).aim("the same", 1.0)
+    let series = rounds(options, CONNECTIONS, &targets).await?;
+    let case = Case::new(format!("hot page in a directory of {ENTRIES} entries"), "requests/s", series);
+    let of_file = |system, how| {
+        let ratio = case.value(system) / case.value(System::File);
+        Measure::higher(ratio, format!("× the file, {how}")).bar("0.85 ×", 0.85).aim("the same", 1.0)
     };
-    case.measures = vec![beside(Who::ByPath, "by path"), beside(Who::BySubdomain, "by subdomain")];
-    case.notes.push(format!("the page has {SMALL_BYTES} bytes: the smaller it is, the more the way to it weighs"));
-    Ok(vec![case])
+    let (by_path, by_subdomain) = (of_file(System::ByPath, "by path"), of_file(System::BySubdomain, "by subdomain"));
+    let note = format!("the page has {SMALL_BYTES} bytes: the smaller it is, the more path resolution weighs");
+    Ok(vec![case.measure(by_path).measure(by_subdomain).note(note)])
 }
 
 /// Writes a directory of pages, one of them `page`. Returns the CIDs of both.
@@ -131,28 +131,22 @@ fn site(archive: &Path, seed: u64, page: &[u8]) -> Result<(Cid, Cid)> {
     })
 }
 
-/// A file that the client has: 304.
+/// Revalidation of a file that the client has: 304.
 pub async fn revalidation(options: &Options) -> Result<Vec<Case>> {
     let content = Content::make(options.seed, std::iter::once(SMALL_BYTES))?;
     let world = World::start(options, &content).await?;
     world.warm(&content).await?;
     let path = content.files.first().context("no file was made")?.path.as_str();
     let client = Client::new()?;
-    let mut participants = Vec::new();
-    for (who, server) in [(Who::Causeway, &world.causeway.server), (Who::NginxCache, &world.nginx)] {
-        let answer = client.get(server, path, &[]).await?;
-        let headers =
-            vec![format!("If-None-Match: {}", answer.header("etag").with_context(|| format!("{who}: no ETag"))?)];
-        let status = client.get(server, path, &headers).await?.status;
-        ensure!(status == 304, "{who}: {status} for what has not changed");
-        participants.push(Participant { headers, ..participant(who, server, Asked::One(path), 0) });
+    let mut targets = Vec::new();
+    for (system, server) in [(System::Causeway, &world.causeway.server), (System::NginxCache, &world.nginx)] {
+        let response = client.get(&server.at(path)).await?;
+        let etag = response.header("etag").with_context(|| format!("{system}: no ETag"))?;
+        let headers = vec![format!("If-None-Match: {etag}")];
+        client.request(&server.at(path), &headers).await?.of_status(304)?;
+        targets.push(Target { headers, ..Target::new(system, server, Paths::One(path), Some(0)) });
     }
-    let series = rounds(options, CONNECTIONS, &participants)?;
-    let mut case = Case::new("304 revalidation", "requests/s", series);
-    case.measures = vec![case.against(Who::NginxCache).bar("1.3 ×", 1.3).aim("1.6 ×", 1.6)];
-    Ok(vec![case])
-}
-
-fn participant<'a>(who: Who, server: &'a Server, asked: Asked<'a>, body_bytes: u64) -> Participant<'a> {
-    Participant { who, server, asked, headers: Vec::new(), body_bytes: Some(body_bytes) }
+    let case = Case::new("304 revalidation", "requests/s", rounds(options, CONNECTIONS, &targets).await?);
+    let nginx = case.against(System::NginxCache).bar("1.3 ×", 1.3).aim("1.6 ×", 1.6);
+    Ok(vec![case.measure(nginx)])
 }

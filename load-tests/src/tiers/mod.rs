@@ -1,45 +1,43 @@
-//! The local tiers' table: how fast what is held here is served and stored, beside nginx and Kubo.
+//! The local tiers: how fast content that is stored locally is served and written, beside nginx and Kubo.
 //!
-//! Goals: one command for all rows, in one run on one machine; rivals take turns in rotated order and medians count; every server
-//! answers the same bytes, which is checked before, and by their number under load; the server's CPU time beside each figure,
-//! since the generator takes a core. A row that fails does not keep the others from being measured, and one that this Causeway
-//! cannot take part in says so.
+//! Goals: one command for all rows, in one run on one machine; systems take turns in rotated order and medians count;
+//! every server returns the same bytes, which is checked before, and by their number under load; the server's CPU time
+//! beside each figure, since the generator takes a core. A row that fails does not keep the others from being measured.
 //!
-//! Non-goals: misses ([`mod@crate::network`], [`mod@crate::compare`]); hit shares ([`mod@crate::trace`]); absolute figures: everything
+//! Non-goals: cache misses ([`mod@crate::network`]); hit rates ([`mod@crate::trace`]); absolute figures: everything
 //! shares one machine.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`figures`] | turns, series, cases, what is judged |
 //! | [`world`] | content, and the servers that have it |
 //! | [`under_load`] | servers that take turns under the load of `wrk` |
-//! | [`hot`] | what is in memory: small and large files, pages, 304 |
-//! | [`disk`] | what is on disk only |
-//! | [`memory`] | whether the memory tier holds its budget |
+//! | [`hot`] | content in memory: small and large files, pages, 304 |
+//! | [`disk`] | content on disk only |
+//! | [`memory`] | whether the memory tier keeps to its budget |
 //! | [`text`] | text, compressed |
 //! | [`store`] | writing: archives and files |
 //! | [`steady`] | the load of a public gateway in an open loop |
-//! | [`table`], [`picture`] | cases to Markdown and JSON, and to SVG |
+//! | [`picture`] | the measures beside their bars, as a plot |
 
 pub mod disk;
-pub mod figures;
 pub mod hot;
 pub mod memory;
 pub mod picture;
 pub mod steady;
 pub mod store;
-pub mod table;
 pub mod text;
 pub mod under_load;
 pub mod world;
 
-use crate::options::{Binaries, Run};
-use anyhow::{Context, Result, ensure};
-use figures::Case;
+use crate::comparison::{self, Case};
+use crate::options::{Binaries, CausewayFlags, Run};
+use crate::report::Report;
+use crate::{machine, servers, wrk};
+use anyhow::{Result, ensure};
+use serde_json::json;
 use std::time::Duration;
-use tokio::time::timeout;
 
-/// Longer than any row takes that will ever end.
+/// Longer than any row takes.
 const ROW_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// What to measure.
@@ -47,34 +45,35 @@ const ROW_TIMEOUT: Duration = Duration::from_secs(3600);
 pub struct Options {
     #[command(flatten)]
     pub binaries: Binaries,
-    /// More flags for every "causeway serve" (repeatable; use --causeway-flag=--flag)
-    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
-    pub causeway_flag: Vec<String>,
+    #[command(flatten)]
+    pub flags: CausewayFlags,
     #[command(flatten)]
     pub run: Run,
     /// Only these rows, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub rows: Vec<RowName>,
     /// Seconds of each run of wrk
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
-    /// Of the content and of the order in which it is asked for
+    /// Seed of the content and of the order of requests
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 31))]
     pub seed: u64,
     /// Files of 664 KB that are read from disk
-    #[arg(long, value_name = "COUNT", default_value_t = 1000)]
-    pub disk_files: usize,
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..))]
+    pub disk_files: u16,
     /// Bytes of new blocks to import; the goal is about 10000000000
     #[arg(long, value_name = "BYTES", default_value_t = 2_000_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub write_bytes: u64,
     /// Bytes of the file to add
     #[arg(long, value_name = "BYTES", default_value_t = 1_000_000_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub add_bytes: u64,
     /// Requests a second of the open loop
     #[arg(long, value_name = "COUNT", default_value_t = 7100.0)]
     pub load_rate: f64,
     /// Seconds of the open loop
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub load_seconds: u64,
     /// Connections of the open loop
     #[arg(long, value_name = "COUNT", default_value_t = 512)]
@@ -82,49 +81,20 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of each run of wrk.
-    pub fn duration(&self) -> Duration {
-        Duration::from_secs(if self.run.quick { 1 } else { self.seconds.max(1) })
-    }
-
-    pub fn disk_files(&self) -> usize {
-        self.disk_files.div_ceil(if self.run.quick { 10 } else { 1 }).max(1)
-    }
-
-    /// Of several sizes, for the memory tier's budget.
-    pub fn memory_files(&self) -> usize {
-        if self.run.quick { 60 } else { 1800 }
-    }
-
-    /// Of each size, for the open loop.
-    pub fn load_files(&self) -> usize {
-        if self.run.quick { 5 } else { 100 }
-    }
-
-    pub fn write_bytes(&self) -> u64 {
-        self.size(self.write_bytes)
-    }
-
-    pub fn add_bytes(&self) -> u64 {
-        self.size(self.add_bytes)
-    }
-
-    fn size(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(if self.run.quick { 100 } else { 1 }).max(1)
-    }
-
-    /// Requests a second.
-    pub fn load_rate(&self) -> f64 {
-        if self.run.quick { self.load_rate / 20.0 } else { self.load_rate }
-    }
-
-    pub fn load_duration(&self) -> Duration {
-        Duration::from_secs(if self.run.quick { 1 } else { self.load_seconds.max(1) })
-    }
-
-    /// More flags for `causeway serve`.
-    pub fn flags(&self) -> Vec<&str> {
-        self.causeway_flag.iter().map(String::as_str).collect()
+    /// With little content if the run is a quick one.
+    fn scaled(self) -> Self {
+        if !self.run.quick {
+            return self;
+        }
+        Self {
+            seconds: 1,
+            disk_files: self.disk_files.div_ceil(10),
+            write_bytes: self.write_bytes.div_ceil(100),
+            add_bytes: self.add_bytes.div_ceil(100),
+            load_rate: self.load_rate / 20.0,
+            load_seconds: 1,
+            ..self
+        }
     }
 }
 
@@ -162,57 +132,48 @@ pub enum RowName {
 }
 
 impl RowName {
-    /// Its name on the command line.
-    pub fn name(self) -> String {
-        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    async fn measure(self, options: &Options) -> Result<Measured> {
-        let cases = match self {
-            Self::Hot4k => hot::small(options).await?,
-            Self::Hot664k => hot::large(options, "664 KB", 664_000).await?,
-            Self::Hot1m => hot::large(options, "1 MiB", 1 << 20).await?,
-            Self::PageIn500 => hot::page(options).await?,
-            Self::Revalidate304 => hot::revalidation(options).await?,
-            Self::Disk664k => disk::median(options).await?,
-            Self::Memory => memory::budget(options).await?,
-            Self::ZstdText => text::zstd(options).await?,
-            Self::Write => store::write(options)?,
-            Self::Add => return store::add(options),
-            Self::Load => steady::load(options).await?,
-        };
-        Ok(Measured::Cases(cases))
+    async fn measure(self, options: &Options) -> Result<Vec<Case>> {
+        match self {
+            Self::Hot4k => hot::small(options).await,
+            Self::Hot664k => hot::large(options, "664 KB", 664_000).await,
+            Self::Hot1m => hot::large(options, "1 MiB", 1 << 20).await,
+            Self::PageIn500 => hot::page(options).await,
+            Self::Revalidate304 => hot::revalidation(options).await,
+            Self::Disk664k => disk::median(options).await,
+            Self::Memory => memory::budget(options).await,
+            Self::ZstdText => text::zstd(options).await,
+            Self::Write => store::write(options).await,
+            Self::Add => store::add(options),
+            Self::Load => steady::load(options).await,
+        }
     }
 }
 
-/// What a row comes to.
-#[derive(Debug, Clone)]
-pub enum Measured {
-    Cases(Vec<Case>),
-    /// The Causeway that is measured cannot do it, and why.
-    Unavailable(String),
-}
-
-/// A row's name and what came of it.
-pub type Outcome = (RowName, Result<Measured>);
-
-/// Measures the rows that were asked for, one after the other.
-pub async fn run(options: &Options) -> Result<Vec<Outcome>> {
+/// Measures the rows that were chosen, and writes the report.
+pub async fn run(options: &Options) -> Result<()> {
+    let options = &options.clone().scaled();
     options.binaries.check()?;
     ensure!(options.load_rate.is_finite() && options.load_rate >= 1.0, "{} requests a second", options.load_rate);
-    let all = <RowName as clap::ValueEnum>::value_variants();
-    let rows = if options.rows.is_empty() { all } else { &options.rows };
-    let mut outcomes = Vec::new();
-    for row in rows {
-        eprintln!("{}", row.name());
-        let measured = timeout(ROW_TIMEOUT, row.measure(options)).await;
-        let outcome = measured.with_context(|| format!("not done within {ROW_TIMEOUT:?}")).flatten();
-        match &outcome {
-            Ok(Measured::Cases(_)) => {}
-            Ok(Measured::Unavailable(why)) => eprintln!("  not available: {why}"),
-            Err(error) => eprintln!("  failed: {error:#}"),
-        }
-        outcomes.push((*row, outcome));
+    let results = comparison::measure(&options.rows, ROW_TIMEOUT, async |row| row.measure(options).await).await;
+    let mut machine = machine::describe_with_kubo("bench-tiers", &options.run, &options.binaries)?;
+    let wrk = machine::first_line("wrk", &["-v"]);
+    machine["load_generator"] = json!(format!("{wrk} {} -d{}s", wrk::ARGUMENTS.join(" "), options.seconds));
+    machine["seed"] = json!(options.seed);
+    machine["folders"] = json!(machine::temporary_file_system());
+    machine["nginx"] = json!(machine::first_line(servers::nginx_binary(), &["-v"]));
+    let mut report = Report::new(machine, "tiers", "Content that is stored locally: Causeway beside nginx and Kubo");
+    let [causeway, kubo, nginx, generator, rounds, file_system, seed] =
+        ["causeway", "kubo", "nginx", "load_generator", "rounds", "folders", "seed"].map(|key| report.fact(key));
+    report.paragraph(format!(
+        "{} Load generator and servers shared the\nmachine, all on loopback, so that ratios hold better than figures. \
+         {causeway}; {kubo}; {nginx}; {generator}. Medians of {rounds} rounds in\nrotated order (of one where \
+         requests are sent in an open loop). Directories are on {file_system}. Seed {seed}.",
+        report.measured(),
+    ));
+    results.report(&mut report);
+    if let Some(picture) = picture::bars(&results)? {
+        report.plot(picture);
     }
-    Ok(outcomes)
+    report.write(&options.run.out, &results)?;
+    results.check()
 }

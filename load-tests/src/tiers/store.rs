@@ -1,14 +1,14 @@
-//! Writing: archives of new blocks, and files that are new, known or known in part. Every turn has a folder of its own, and
-//! begins when nothing of the turn before waits to be written.
+//! Writing: archives of new blocks, and files that are new, stored or stored in part. Every turn has a directory of its
+//! own, and begins when the disk is idle.
 
-use super::figures::{Case, Measure, Series, Turn, Who};
-use super::{Measured, Options};
+use super::Options;
 use crate::archive::{self, PLAIN, importer};
-use crate::folder::disk_bytes;
-use crate::median::median;
-use crate::rounds::rotated;
+use crate::comparison::{self, Case, Measure, Series, System, Turn};
+use crate::directory::disk_bytes;
 use crate::sample;
-use crate::servers::{self, KuboRepo, causeway_import, without_settings};
+use crate::servers::{self, KuboRepo};
+use crate::stats::{median, rotated};
+use crate::stores::store::Store;
 use crate::timed::{self, settled};
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -21,83 +21,70 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
-/// What files are cut into.
+/// The size of a file's chunks.
 const BLOCK_BYTES: u64 = 256 << 10;
-/// What content is made in.
+/// The size of synthetic pieces.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// New blocks from a CAR file.
-pub fn write(options: &Options) -> Result<Vec<Case>> {
-    let bytes = options.write_bytes();
-    let dir = servers::folder("write")?;
+pub async fn write(options: &Options) -> Result<Vec<Case>> {
+    let bytes = options.write_bytes;
+    let dir = servers::temp_dir("write")?;
     let archive = dir.path().join("new.car");
     archive::write(&archive, |sink| Ok((import(pieces(options.seed, bytes), sink)?, ())))?;
-    let mut series = [Who::Causeway, Who::Kubo, Who::Copy].map(Series::new);
     let mut stored = Vec::new();
-    for (round, index) in rotated(options.run.rounds(), series.len()) {
-        let series = &mut series[index];
-        let ran = if series.who == Who::Copy {
-            settled(&mut copy(&archive, &dir.path().join("copy")))?
-        } else {
-            let store = Store::fresh(options, series.who)?;
-            let ran = settled(&mut store.import(&archive))?;
-            let share = disk_bytes(store.path())? as f64 / bytes as f64;
-            ensure!(share > 0.9, "{}: only {share:.2} × the bytes are on disk", series.who);
-            if series.who == Who::Causeway {
-                stored.push(share);
-            }
-            ran
-        };
-        push(series, round, turn(ran.wall, ran.cpu, bytes));
-    }
+    let systems = [System::Causeway, System::Kubo, System::Copy];
+    let series = comparison::rounds(options.run.rounds(), &systems, async |system, _| {
+        if system == System::Copy {
+            let ran = settled(&mut copy(&archive, &dir.path().join("copy")))?;
+            return Ok(turn(ran.wall, ran.cpu, bytes));
+        }
+        let store = fresh(options, system)?;
+        let ran = store.import(&archive)?;
+        let share = disk_bytes(store.path())? as f64 / bytes as f64;
+        ensure!(share > 0.9, "only {share:.2} × the bytes are on disk");
+        stored.extend((system == System::Causeway).then_some(share));
+        Ok(turn(ran.wall, ran.cpu, bytes))
+    });
     let name = format!("writing {} MB of new 256 KiB blocks from a CAR file", bytes / 1_000_000);
-    let mut case = Case::new(name, "MB/s", series.to_vec());
-    case.measures = vec![
-        case.against(Who::Kubo).bar("3 × Kubo's dag import", 3.0),
-        case.against(Who::Copy).aim("the disk's limit", 1.0),
-    ];
-    case.notes.push(format!("Causeway's folder has {:.3} × the bytes on disk", median(stored.into_iter())));
-    Ok(vec![case])
+    let case = Case::new(name, "MB/s", series.await?);
+    let kubo = case.against(System::Kubo).bar("3 × Kubo's dag import", 3.0);
+    let copy = case.against(System::Copy).aim("the disk's limit", 1.0);
+    let note = format!("Causeway has {:.3} × the bytes on disk", median(stored.into_iter()));
+    Ok(vec![case.measure(kubo).measure(copy).note(note)])
 }
 
-/// What is added, one after the other, to a store that was empty.
+/// Files that are added, one after the other, to an empty store.
 #[derive(Debug, Clone)]
 struct Step {
     case: String,
     file: PathBuf,
     root: Cid,
     file_bytes: u64,
-    /// Bytes that the store has not had before.
+    /// Bytes that are new to the store.
     new_bytes: u64,
 }
 
-/// A large file, the same again, and one of which half is known.
-pub fn add(options: &Options) -> Result<Measured> {
-    let help = without_settings(&options.binaries.causeway).args(["add", "--help"]).output()?;
-    if !help.status.success() {
-        return Ok(Measured::Unavailable("this causeway has no command \"add\"".to_owned()));
-    }
-    // As Kubo is asked for: raw leaves and CIDv1, unless there is no choice.
-    let chooses = String::from_utf8_lossy(&help.stdout).contains("--cid-version");
-    let dir = servers::folder("add")?;
+/// A large file, the same again, and one of which half is stored already.
+pub fn add(options: &Options) -> Result<Vec<Case>> {
+    let dir = servers::temp_dir("add")?;
     let steps = steps(options, dir.path())?;
-    let mut series = steps.clone().map(|_| [Who::Causeway, Who::Kubo].map(Series::new).to_vec());
-    let mut hashing = Series::new(Who::Hashing);
+    let mut series = steps.clone().map(|_| [System::Causeway, System::Kubo].map(Series::new).to_vec());
+    let mut hashing = Series::new(System::Hashing);
     let mut growth = [const { Vec::new() }; 3];
     for (round, index) in rotated(options.run.rounds(), 3) {
-        let Some(who) = series[0].get(index).map(|series| series.who) else {
-            push(&mut hashing, round, hash(&steps[0])?);
+        let Some(system) = series[0].get(index).map(|series| series.system) else {
+            hashing.push(round, hash(&steps[0])?);
             continue;
         };
-        let store = Store::fresh(options, who)?;
+        let store = fresh(options, system)?;
         for (step, (series, growth)) in steps.iter().zip(series.iter_mut().zip(&mut growth)) {
             let before = disk_bytes(store.path())?;
-            let ran = settled(&mut store.add(&step.file, chooses))?;
-            ensure!(ran.stdout.contains(&step.root.to_string()), "{who}: not {}, but {}", step.root, ran.stdout);
-            push(&mut series[index], round, turn(ran.wall, ran.cpu, step.file_bytes));
-            if who == Who::Causeway {
+            let ran = store.add(&step.file)?;
+            ensure!(ran.stdout.contains(&step.root.to_string()), "{system}: not {}, but {}", step.root, ran.stdout);
+            series[index].push(round, turn(ran.wall, ran.cpu, step.file_bytes));
+            if system == System::Causeway {
                 growth.push(disk_bytes(store.path())?.saturating_sub(before) as f64);
             }
         }
@@ -105,30 +92,30 @@ pub fn add(options: &Options) -> Result<Measured> {
     series[0].push(hashing);
     let cases = steps.into_iter().zip(series).zip(growth);
     let cases = cases.map(|((step, series), growth)| judged(&step, series, median(growth.into_iter())));
-    Ok(Measured::Cases(cases.collect()))
+    Ok(cases.collect())
 }
 
 fn judged(step: &Step, series: Vec<Series>, growth: f64) -> Case {
-    let mut case = Case::new(step.case.clone(), "MB/s", series);
-    case.measures.push(case.against(Who::Kubo).bar("2 × Kubo", 2.0));
+    let case = Case::new(step.case.clone(), "MB/s", series);
+    let kubo = case.against(System::Kubo).bar("2 × Kubo", 2.0);
+    let hashing = case.against(System::Hashing).aim("the hash limit", 1.0);
+    let case = case.measure(kubo);
     let of_file = growth / step.file_bytes as f64;
     match step.new_bytes {
         new if new == step.file_bytes => {
-            case.measures.push(case.against(Who::Hashing).aim("the hash limit", 1.0));
-            case.notes.push(format!("Causeway's folder grew by {of_file:.3} × the file"));
+            case.measure(hashing).note(format!("Causeway's directory grew by {of_file:.3} × the file"))
         }
-        0 => case.measures.push(Measure::below(of_file, "× the file stored").bar("nothing new", 0.02)),
+        0 => case.measure(Measure::lower(of_file, "× the file stored").bar("nothing new", 0.02)),
         new => {
             let of_new = growth / new as f64;
-            case.measures.push(Measure::below(of_new, "× the new blocks stored").bar("only the new blocks", 1.1));
+            case.measure(Measure::lower(of_new, "× the new blocks stored").bar("only the new blocks", 1.1))
         }
     }
-    case
 }
 
 fn steps(options: &Options, dir: &Path) -> Result<[Step; 3]> {
     // Cut in the middle, both halves have whole blocks.
-    let half = options.add_bytes().div_ceil(2).next_multiple_of(BLOCK_BYTES.max(PIECE_BYTES as u64));
+    let half = options.add_bytes.div_ceil(2).next_multiple_of(BLOCK_BYTES.max(PIECE_BYTES as u64));
     let bytes = half * 2;
     let (first, shared) = (dir.join("first"), dir.join("shared"));
     let (known, new) = (options.seed, options.seed + 1);
@@ -158,7 +145,7 @@ fn pieces(seed: u64, bytes: u64) -> impl Iterator<Item = Result<Vec<u8>>> {
     })
 }
 
-/// The same pieces, each of them written to a file when it is asked for.
+/// The same pieces, each of them written to a file when it is consumed.
 fn written(
     path: &Path,
     pieces: impl Iterator<Item = Result<Vec<u8>>>,
@@ -184,55 +171,15 @@ fn discard(_: Block) -> Result<(), content::importer::SinkError> {
     Ok(())
 }
 
-/// A store that is empty at first.
-enum Store<'a> {
-    Causeway { binary: &'a Path, data: TempDir },
-    Kubo(KuboRepo),
-}
-
-impl<'a> Store<'a> {
-    fn fresh(options: &'a Options, who: Who) -> Result<Self> {
-        Ok(match who {
-            Who::Causeway => Self::Causeway { binary: &options.binaries.causeway, data: servers::folder("store")? },
-            Who::Kubo => Self::Kubo(KuboRepo::init(&options.binaries.kubo, |_| {})?),
-            other => bail!("{other} stores nothing"),
-        })
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Causeway { data, .. } => data.path(),
-            Self::Kubo(repo) => repo.path(),
+/// An empty store.
+fn fresh(options: &Options, system: System) -> Result<Store<'_>> {
+    Ok(match system {
+        System::Causeway => {
+            Store::Causeway { binary: &options.binaries.causeway, store: None, data: servers::temp_dir("store")? }
         }
-    }
-
-    fn import(&self, archive: &Path) -> Command {
-        match self {
-            Self::Causeway { binary, data } => causeway_import(binary, data.path(), archive),
-            Self::Kubo(repo) => {
-                let mut import = repo.command();
-                import.args(["dag", "import", "--fast-provide-root=false"]).arg(archive);
-                import
-            }
-        }
-    }
-
-    /// Raw leaves and CIDv1, if there is a choice.
-    fn add(&self, file: &Path, chooses: bool) -> Command {
-        match self {
-            Self::Causeway { binary, data } => {
-                let mut add = without_settings(binary);
-                add.arg("add").arg(file).arg("--data-dir").arg(data.path());
-                add.args(chooses.then_some("--cid-version=1"));
-                add
-            }
-            Self::Kubo(repo) => {
-                let mut add = repo.command();
-                add.args(["add", "-Q", "--cid-version=1", "--fast-provide-root=false"]).arg(file);
-                add
-            }
-        }
-    }
+        System::Kubo => Store::Kubo(KuboRepo::init(&options.binaries.kubo, |_| {})?),
+        other => bail!("{other} is no store"),
+    })
 }
 
 fn copy(from: &Path, to: &Path) -> Command {
@@ -243,7 +190,7 @@ fn copy(from: &Path, to: &Path) -> Command {
 
 fn turn(wall: Duration, cpu: Duration, bytes: u64) -> Turn {
     Turn {
-        rate: bytes as f64 / 1e6 / wall.as_secs_f64(),
+        value: bytes as f64 / 1e6 / wall.as_secs_f64(),
         cpu_microseconds: cpu.as_secs_f64() * 1e6 / bytes.div_ceil(BLOCK_BYTES) as f64,
         latency: None,
     }
@@ -271,17 +218,13 @@ fn hash(step: &Step) -> Result<Turn> {
     Ok(turn(begun.elapsed(), timed::own_cpu()?.saturating_sub(cpu), step.file_bytes))
 }
 
-fn push(series: &mut Series, round: usize, turn: Turn) {
-    eprintln!("  round {}: {} {:.0} MB/s, {:.0} µs a block", round + 1, series.who, turn.rate, turn.cpu_microseconds);
-    series.turns.push(turn);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::TempDir;
 
     #[test]
-    fn pieces_are_as_long_as_asked_for_and_do_not_repeat() {
+    fn pieces_have_the_size_and_do_not_repeat() {
         let all: Vec<Vec<u8>> =
             pieces(7, 2 * PIECE_BYTES as u64 + 5).map(|piece| piece.expect("it is short")).collect();
         let lengths: Vec<usize> = all.iter().map(Vec::len).collect();
@@ -292,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_written_file_has_the_root_that_is_expected() {
-        let dir = TempDir::new().expect("the temporary folder is writable");
+        let dir = TempDir::new().expect("the temporary directory is writable");
         let path = dir.path().join("file");
         let (known, new) = (pieces(1, PIECE_BYTES as u64), pieces(2, 5));
         let root =
@@ -315,8 +258,7 @@ mod tests {
         };
         let met = |new_bytes, growth| {
             let case = judged(&step(new_bytes), Vec::new(), growth);
-            let measure = &case.measures[1];
-            measure.bar.as_ref().map(|bar| measure.meets(bar))
+            case.measures[1].bar.as_ref().map(|bar| bar.met)
         };
         assert_eq!([met(50, 54.0), met(50, 56.0)], [Some(true), Some(false)]);
         assert_eq!([met(0, 1.0), met(0, 3.0)], [Some(true), Some(false)]);

@@ -1,10 +1,9 @@
 //! Servers that take turns under the load of `wrk`.
 
 use super::Options;
-use super::figures::{Series, Turn, Who};
-use crate::rounds::rotated;
+use crate::comparison::{self, Series, System, Turn};
 use crate::servers::Server;
-use crate::wrk::{self, Asked, Load, Run};
+use crate::wrk::{self, Load, Paths, Run};
 use anyhow::{Context, Result, ensure};
 
 /// Every server's heads are smaller.
@@ -12,61 +11,66 @@ const HEAD_BYTES_MAX: u64 = 2048;
 /// `wrk` prints three digits of what it has read, and may have it cut off.
 const ROUNDING: f64 = 0.02;
 
-/// A server, and what it is asked for.
-pub struct Participant<'a> {
-    pub who: Who,
+/// A server, and what is requested from it.
+pub struct Target<'a> {
+    pub system: System,
     pub server: &'a Server,
-    pub asked: Asked<'a>,
+    pub paths: Paths<'a>,
     /// "Name: value".
     pub headers: Vec<String>,
-    /// Bytes of the body of each answer, if they all have as many.
+    /// Bytes of each response's body, if they are all of one size.
     pub body_bytes: Option<u64>,
 }
 
-/// Every participant once a round, in rotated order.
-pub fn rounds(options: &Options, connections: usize, participants: &[Participant<'_>]) -> Result<Vec<Series>> {
-    let mut all: Vec<Series> = participants.iter().map(|participant| Series::new(participant.who)).collect();
-    for (round, index) in rotated(options.run.rounds(), participants.len()) {
-        let turn = turn(options, connections, &participants[index])?;
-        let who = all[index].who;
-        eprintln!("  round {}: {who} {:.0}/s, {:.1} µs", round + 1, turn.rate, turn.cpu_microseconds);
-        all[index].turns.push(turn);
+impl<'a> Target<'a> {
+    pub fn new(system: System, server: &'a Server, paths: Paths<'a>, body_bytes: Option<u64>) -> Self {
+        Self { system, server, paths, headers: Vec::new(), body_bytes }
     }
-    Ok(all)
 }
 
-fn turn(options: &Options, connections: usize, participant: &Participant<'_>) -> Result<Turn> {
-    let Participant { who, server, asked, headers, body_bytes } = participant;
-    let load = Load { url: &server.url, asked: *asked, headers, connections, duration: options.duration() };
+/// Every target once in each round, in rotated order.
+pub async fn rounds(options: &Options, connections: usize, targets: &[Target<'_>]) -> Result<Vec<Series>> {
+    let systems: Vec<System> = targets.iter().map(|target| target.system).collect();
+    comparison::rounds(options.run.rounds(), &systems, async |system, _| {
+        let target = targets.iter().find(|target| target.system == system).context("a system without a target")?;
+        turn(options, connections, target)
+    })
+    .await
+}
+
+fn turn(options: &Options, connections: usize, target: &Target<'_>) -> Result<Turn> {
+    let Target { server, paths, headers, body_bytes, .. } = target;
+    let load = Load { url: &server.url, paths: *paths, headers, connections, seconds: options.seconds };
     let cpu = server.process.cpu();
-    let run = wrk::run(&load).with_context(|| who.to_string())?;
+    let run = wrk::run(&load)?;
     let cpu = server.process.cpu().saturating_sub(cpu);
     if let Some(bytes) = body_bytes {
-        check(&run, *bytes, connections).with_context(|| who.to_string())?;
+        check(&run, *bytes, connections)?;
     }
     let cpu_microseconds = cpu.as_secs_f64() * 1e6 / run.requests.max(1) as f64;
-    Ok(Turn { rate: run.requests_per_second, cpu_microseconds, latency: Some([run.p50, run.p99]) })
+    Ok(Turn { value: run.requests_per_second, cpu_microseconds, latency: Some(run.latency) })
 }
 
-/// Whether as much came as so many answers have: `wrk` looks at no body, and takes any status below 400.
+/// Whether as many bytes were received as so many responses have: `wrk` does not look at bodies, and accepts any status
+/// below 400.
 fn check(run: &Run, body_bytes: u64, connections: usize) -> Result<()> {
-    ensure!(run.requests > 0, "nothing was answered");
+    ensure!(run.requests > 0, "there was no response");
     let least = run.requests as f64 * body_bytes as f64 * (1.0 - ROUNDING);
-    let answers = run.requests as f64 + connections as f64;
-    let most = answers * (body_bytes + HEAD_BYTES_MAX) as f64 * (1.0 + ROUNDING);
+    let responses = run.requests as f64 + connections as f64;
+    let most = responses * (body_bytes + HEAD_BYTES_MAX) as f64 * (1.0 + ROUNDING);
     let (read, requests) = (run.bytes_read, run.requests);
     ensure!(
         (least..=most).contains(&read),
-        "{requests} answers with bodies of {body_bytes} bytes cannot be {read:.0} bytes"
+        "{requests} responses with bodies of {body_bytes} bytes cannot be {read:.0} bytes"
     );
     Ok(())
 }
 
 #[test]
-fn answers_of_another_size_are_noticed() {
-    use std::time::Duration;
+fn responses_of_another_size_are_noticed() {
+    use crate::stats::Latency;
     let check = |requests, bytes_read, body_bytes| {
-        let run = Run { requests, requests_per_second: 1.0, bytes_read, p50: Duration::ZERO, p99: Duration::ZERO };
+        let run = Run { requests, requests_per_second: 1.0, bytes_read, latency: Latency::default() };
         check(&run, body_bytes, 32).is_ok()
     };
     assert!(check(1000, 664_500_000.0, 664_000));

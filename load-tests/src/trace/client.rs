@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection that is kept open, and opened again when the server has closed it.
+//! One persistent HTTP/1.1 connection, which is opened again when the server has closed it.
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// A connection to one server, or the wish for one.
+/// At most one connection to one server.
 pub struct Client {
     /// Host and port.
     authority: String,
@@ -18,12 +18,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Nothing is opened yet.
+    /// Not connected yet.
     pub fn new(authority: String) -> Self {
         Self { authority, connection: None }
     }
 
-    /// Sends a GET, and returns when the answer's head has come. The body has to be read before the next one.
+    /// Sends a GET, and returns when the response's head was received. The body has to be read before the next request.
     pub async fn get(&mut self, path: &str) -> Result<Response<Incoming>> {
         if let Some(mut used) = self.connection.take()
             && used.ready().await.is_ok()
@@ -33,7 +33,7 @@ impl Client {
                     self.connection = Some(used);
                     return Ok(response);
                 }
-                // The server has just closed a connection that rested: a GET may be sent again (RFC 9110, section 9.2.2).
+                // The server has just closed an idle connection: a GET may be sent again (RFC 9110, section 9.2.2).
                 Err(error) => ensure!(error.is_canceled() || error.is_incomplete_message(), error),
             }
         }
@@ -43,7 +43,7 @@ impl Client {
         Ok(response)
     }
 
-    /// Gives the connection up: what comes over it is not to be trusted, or not to be waited for.
+    /// Closes the connection: the rest of a response may still be in flight.
     pub fn close(&mut self) {
         self.connection = None;
     }
@@ -56,7 +56,7 @@ impl Client {
         let stream = TcpStream::connect(&self.authority).await?;
         stream.set_nodelay(true)?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // It ends when the sender is gone; what fails on it, fails in the sender.
+        // It ends when the sender is dropped; its errors are the sender's.
         tokio::spawn(connection);
         sender.ready().await?;
         Ok(sender)

@@ -1,10 +1,10 @@
 //! The objects of a trace as content: bytes from seeds, blocks, archives.
 //!
-//! Goals: the same CIDs for the same trace, so that a running service can have been given the content before; one object in
-//! memory at a time. Objects are the UnixFS files that `ipfs add --cid-version=1` makes ([`content::importer`]). An archive
-//! has one root, so that it is one pin: a directory of directories of all its files.
+//! Goals: the same CIDs for the same trace, so that a running service can have the content already; one object in
+//! memory at a time. Objects are the UnixFS files that `ipfs add --cid-version=1` makes ([`content::importer`]). An
+//! archive has one root, so that it is one pin: a directory of directories of all its files.
 //!
-//! Non-goals: random access; sizes above [`super::shape::OBJECT_BYTES_MAX`].
+//! Non-goals: random access; objects larger than [`super::shape::OBJECT_BYTES_MAX`].
 
 use super::workload::Object;
 use crate::archive::{self, PLAIN, importer};
@@ -25,17 +25,17 @@ pub fn cid(object: &Object) -> Result<Cid> {
 /// Writes an archive of some objects with one root. Returns each object's CID, in order.
 pub fn archive<'a>(path: &Path, objects: impl Iterator<Item = &'a Object>) -> Result<Vec<Cid>> {
     archive::write(path, |sink| {
-        let mut folders = Folders::new(importer()?);
+        let mut directories = Directories::new(importer()?);
         let mut cids = Vec::new();
         for object in objects {
-            cids.push(folders.add(object, sink)?);
+            cids.push(directories.add(object, sink)?);
         }
-        Ok((folders.finish(sink)?, cids))
+        Ok((directories.finish(sink)?, cids))
     })
 }
 
-/// Two levels of directories, of which one folder is being filled.
-struct Folders {
+/// Two levels of directories, of which one is being filled.
+struct Directories {
     importer: Importer,
     root: Directory,
     full: usize,
@@ -43,7 +43,7 @@ struct Folders {
     files: usize,
 }
 
-impl Folders {
+impl Directories {
     fn new(importer: Importer) -> Self {
         let [root, folder] = [(); 2].map(|()| importer.directory(PLAIN));
         Self { importer, root, full: 0, folder, files: 0 }
@@ -74,7 +74,7 @@ impl Folders {
     }
 }
 
-/// Of one length, so that the order of names is that of numbers.
+/// Names of one length, so that they have the order of the numbers.
 fn name(index: usize) -> String {
     format!("{index:06}")
 }
@@ -103,49 +103,49 @@ mod tests {
         let [root] = *reader.roots() else { panic!("{:?}", reader.roots()) };
         // The reader checks every block against its CID.
         let blocks: Vec<Block> = reader.into_blocks().try_collect().await.expect("it is complete");
-        let held = MemoryBlocks::new();
-        blocks.iter().for_each(|block| held.insert(block));
-        (root, Arc::new(held))
+        let memory = MemoryBlocks::new();
+        blocks.iter().for_each(|block| memory.insert(block));
+        (root, Arc::new(memory))
     }
 
     #[tokio::test]
-    async fn an_archive_holds_every_object_as_a_file_below_its_root() {
+    async fn an_archive_has_every_object_as_a_file_below_its_root() {
         let sizes = [1, 1000, LEAF, LEAF + 1, 3 * LEAF, 5 * LEAF + 77];
         let objects: Vec<Object> =
             sizes.iter().zip(0..).map(|(bytes, seed)| Object { bytes: *bytes, seed, pinned: false }).collect();
-        let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
+        let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
         let path = dir.path().join("some.car");
         let cids = archive(&path, objects.iter()).expect("it can be written");
-        let (root, held) = read(&path).await;
+        let (root, blocks) = read(&path).await;
         for (index, (object, cid)) in objects.iter().zip(&cids).enumerate() {
             assert_eq!(super::cid(object).ok().as_ref(), Some(cid), "without an archive it is the same");
-            let block = held.get(cid).await.expect("the archive holds it");
-            let (source, limits) = (Arc::clone(&held), ReadLimits::default());
+            let block = blocks.get(cid).await.expect("the archive has it");
+            let (source, limits) = (Arc::clone(&blocks), ReadLimits::default());
             let reader = FileReader::new(source, block, 0..object.bytes, limits).expect("it is a file of that size");
             let content: Vec<Bytes> = reader.try_collect().await.expect("it can be read");
             let expected = sample::bytes(object.bytes as usize, object.seed);
             assert!(content.concat() == expected, "wrong bytes of {object:?}");
             let segments = ["000000".to_owned(), name(index)];
-            let found = walk::resolve(&held, root, &segments).await.expect("the root leads to it");
+            let found = walk::resolve(&blocks, root, &segments).await.expect("the root leads to it");
             assert_eq!(found.block.cid(), cid);
         }
     }
 
     #[tokio::test]
-    async fn a_full_folder_is_followed_by_another() {
+    async fn a_full_directory_is_followed_by_another() {
         let object = |seed| Object { bytes: 8, seed, pinned: true };
         let objects: Vec<Object> = (0..ENTRIES_MAX as u64 + 1).map(object).collect();
-        let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
+        let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
         let path = dir.path().join("many.car");
         let cids = archive(&path, objects.iter()).expect("it can be written");
-        let (root, held) = read(&path).await;
+        let (root, blocks) = read(&path).await;
         for (segments, expected) in [(["000000", "000999"], cids[999]), (["000001", "000000"], cids[1000])] {
-            let found = walk::resolve(&held, root, &segments.map(str::to_owned)).await.expect("the root leads to it");
+            let found = walk::resolve(&blocks, root, &segments.map(str::to_owned)).await.expect("the root leads to it");
             assert_eq!(*found.block.cid(), expected);
         }
     }
 
-    /// What Kubo 0.41 says of the same bytes: `ipfs add --only-hash --cid-version=1 --raw-leaves`.
+    /// The CIDs of Kubo 0.41 for the same bytes: `ipfs add --only-hash --cid-version=1 --raw-leaves`.
     #[test]
     fn cids_are_those_of_kubo() {
         let table = [
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn nothing_but_an_empty_root_is_an_archive_of_nothing() {
-        let dir = tempfile::TempDir::new().expect("the temporary folder is writable");
+        let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
         let path = dir.path().join("none.car");
         assert!(archive(&path, std::iter::empty()).expect("it can be written").is_empty());
         assert!(std::fs::metadata(&path).is_ok_and(|file| file.len() > 50));

@@ -1,46 +1,44 @@
-//! What a replay comes to: each tier's share and latencies, how well the generator kept its own times, and what a simulated
-//! cache would have done.
+//! Records of a replay summed up: each tier's share and latencies, and how well the generator kept its schedule.
 
 use super::replay::{Outcome, Record};
 use super::simulate::{Counts, Share};
-use super::tier::Tier;
+use super::tier::ByTier;
+use crate::report::seconds;
+use crate::stats::Latency;
+use serde::Serialize;
 use std::time::Duration;
 
-/// A request that was sent later than this after its time was late.
+/// A request that was sent later than this after it was due was late.
 const LATE: Duration = Duration::from_millis(10);
 
-/// One tier's answers. Latencies count from when requests were due.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Answers {
+/// One tier's responses. Latencies count from when requests were due.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Responses {
     pub count: usize,
     pub share: Share,
     pub first_byte: Latency,
     pub last_byte: Latency,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Latency {
-    pub median: Duration,
-    pub p99: Duration,
-}
-
-/// A replay, or what is left of it without what was sent to warm the caches.
-#[derive(Debug, Clone)]
+/// A replay without its warm-up.
+#[derive(Debug, Clone, Serialize)]
 pub struct Replayed {
-    /// In [`Tier::ALL`]'s order. Shares are of those answers whose tier is known.
-    pub tiers: [Answers; 3],
-    /// Complete answers, of whatever tier.
-    pub all: Answers,
-    /// Complete answers that did not say where they came from.
-    pub untold: usize,
+    /// Shares are of those responses whose tier is known.
+    pub tiers: ByTier<Responses>,
+    /// Complete responses, of whatever tier.
+    pub all: Responses,
+    /// Complete responses without a tier.
+    #[serde(rename = "untold")]
+    pub without_tier: usize,
     /// Requests that were due.
     pub due: usize,
-    /// Requests and bytes a second: as they were due, and as they were answered until the last of them.
+    /// Requests and bytes a second: as they were due, and as responses were complete, until the last of them.
     pub due_per_second: f64,
     pub answered_per_second: f64,
     pub bytes_per_second: f64,
-    /// Sent more than 10 ms after their time, because all connections were busy or the generator was.
+    /// Sent more than 10 ms late, because all connections were busy or the generator was.
     pub late: usize,
+    #[serde(rename = "latest_seconds", serialize_with = "seconds")]
     pub latest: Duration,
     pub statuses: usize,
     pub wrong: usize,
@@ -56,10 +54,10 @@ impl Replayed {
         let mut counts = Counts::default();
         complete.iter().for_each(|record| record.tier.into_iter().for_each(|tier| counts.add(tier, record.bytes)));
         let shares = counts.shares();
-        let of_tier = |tier: Tier| {
-            let some: Vec<&Record> = complete.iter().copied().filter(|record| record.tier == Some(tier)).collect();
-            answers(&some, shares[tier as usize])
-        };
+        let tiers = ByTier::from_fn(|tier| {
+            let of_tier: Vec<&Record> = complete.iter().copied().filter(|record| record.tier == Some(tier)).collect();
+            Responses::of(&of_tier, *shares.of(tier))
+        });
         let count = |of: &dyn Fn(Outcome) -> bool| records.iter().filter(|record| of(record.outcome)).count();
         let lateness = |record: &Record| record.sent.saturating_sub(record.due);
         let span = |until: Option<Duration>| until.unwrap_or(from).saturating_sub(from).as_secs_f64().max(1e-3);
@@ -67,9 +65,9 @@ impl Replayed {
             (records.last().map(|record| record.due), complete.iter().map(|r| r.last_byte).max());
         let bytes: u64 = complete.iter().map(|record| record.bytes).sum();
         Self {
-            tiers: Tier::ALL.map(of_tier),
-            all: answers(&complete, Share { requests: 1.0, bytes: 1.0 }),
-            untold: complete.iter().filter(|record| record.tier.is_none()).count(),
+            tiers,
+            all: Responses::of(&complete, Share { requests: 1.0, bytes: 1.0 }),
+            without_tier: complete.iter().filter(|record| record.tier.is_none()).count(),
             due: records.len(),
             due_per_second: records.len() as f64 / span(last_due),
             answered_per_second: complete.len() as f64 / span(last_byte),
@@ -83,50 +81,36 @@ impl Replayed {
         }
     }
 
-    /// Requests that were not answered as they should be.
+    /// Requests without a complete response.
     pub fn unanswered(&self) -> usize {
         self.statuses + self.wrong + self.failed + self.unsent
     }
 }
 
-fn answers(records: &[&Record], share: Share) -> Answers {
-    let latency = |of: fn(&Record) -> Duration| {
-        let mut all: Vec<Duration> = records.iter().map(|record| of(record).saturating_sub(record.due)).collect();
-        all.sort_unstable();
-        Latency { median: percentile(&all, 50), p99: percentile(&all, 99) }
-    };
-    let (first_byte, last_byte) = (latency(|record| record.first_byte), latency(|record| record.last_byte));
-    Answers { count: records.len(), share, first_byte, last_byte }
-}
-
-/// The least figure that so many percent are not above: the nearest rank. Zero of none.
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    let rank = (sorted.len() * percent).div_ceil(100);
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+impl Responses {
+    fn of(records: &[&Record], share: Share) -> Self {
+        let latency = |time: fn(&Record) -> Duration| {
+            Latency::of(records.iter().map(|record| time(record).saturating_sub(record.due)))
+        };
+        let (first_byte, last_byte) = (latency(|record| record.first_byte), latency(|record| record.last_byte));
+        Self { count: records.len(), share, first_byte, last_byte }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tier::Tier;
     use super::*;
 
-    fn record(shot: usize, tier: Option<Tier>, outcome: Outcome) -> Record {
-        let due = Duration::from_secs(shot as u64);
+    fn record(index: usize, tier: Option<Tier>, outcome: Outcome) -> Record {
+        let due = Duration::from_secs(index as u64);
         let after = |millis| due + Duration::from_millis(millis);
-        let (sent, first_byte, last_byte) = (after(shot as u64 * 5), after(20), after(30));
-        Record { shot, due, sent, first_byte, last_byte, bytes: 100, outcome, tier }
+        let (sent, first_byte, last_byte) = (after(index as u64 * 5), after(20), after(30));
+        Record { index, due, sent, first_byte, last_byte, bytes: 100, outcome, tier }
     }
 
     #[test]
-    fn percentiles_are_nearest_ranks() {
-        let all: Vec<Duration> = (1..=200).map(Duration::from_millis).collect();
-        assert_eq!(percentile(&all, 50), Duration::from_millis(100));
-        assert_eq!(percentile(&all, 99), Duration::from_millis(198));
-        assert_eq!(percentile(&all[..1], 99), Duration::from_millis(1));
-        assert_eq!(percentile(&[], 50), Duration::ZERO);
-    }
-
-    #[test]
-    fn only_complete_answers_have_tiers_and_latencies() {
+    fn only_complete_responses_have_tiers_and_latencies() {
         use Outcome::{Complete, Failed, Status, Unsent, Wrong};
         let (ram, disk) = (Some(Tier::Ram), Some(Tier::Disk));
         let records = [
@@ -141,11 +125,11 @@ mod tests {
             record(8, None, Unsent),
         ];
         let replayed = Replayed::of(&records[1..]);
-        assert_eq!(replayed.tiers.map(|tier| tier.count), [2, 1, 0]);
-        assert_eq!((replayed.all.count, replayed.untold, replayed.due), (4, 1, 8));
-        assert!((replayed.tiers[0].share.requests - 2.0 / 3.0).abs() < 1e-9);
-        assert_eq!(replayed.tiers[1].last_byte.p99, Duration::from_millis(30));
-        assert_eq!(replayed.tiers[1].first_byte.median, Duration::from_millis(20));
+        assert_eq!(ByTier::from_fn(|tier| replayed.tiers.of(tier).count), ByTier { ram: 2, disk: 1, network: 0 });
+        assert_eq!((replayed.all.count, replayed.without_tier, replayed.due), (4, 1, 8));
+        assert!((replayed.tiers.ram.share.requests - 2.0 / 3.0).abs() < 1e-9);
+        assert_eq!(replayed.tiers.disk.last_byte.p99, Duration::from_millis(30));
+        assert_eq!(replayed.tiers.disk.first_byte.median, Duration::from_millis(20));
         let Replayed { statuses, wrong, failed, unsent, late, latest, .. } = replayed;
         assert_eq!((statuses, wrong, failed, unsent), (1, 1, 1, 1));
         assert_eq!(replayed.unanswered(), 4);
@@ -154,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_to_nothing() {
+    fn no_records_have_no_figures() {
         let replayed = Replayed::of(&[]);
         assert_eq!((replayed.due, replayed.all.count, replayed.all.last_byte), (0, 0, Latency::default()));
     }

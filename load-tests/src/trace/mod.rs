@@ -1,23 +1,24 @@
-//! A day at a public gateway, replayed: a trace with the shape that the paper's figures have, sent to a gateway at a multiple
-//! of the real pace, and the paper's Table 5 beside what comes of it.
+//! A day at a public gateway, replayed: a trace with the shape of the paper's figures, sent to a gateway at a multiple
+//! of the real pace, and the paper's Table 5 beside the results.
 //!
-//! Goals: one command and one seed; requests that are due are sent, whatever the server does; the service's hit share beside
-//! that of a simulated cache of the same size; what the paper does not print is named as an assumption ([`shape`]).
+//! Goals: one command and one seed; requests are sent when they are due, whatever the server does; the service's hit
+//! rate beside that of a simulated memory tier of the same size; what the paper does not print is named as an
+//! assumption ([`shape`]).
 //!
-//! Non-goals: the network's own latency. The node that has what is not pinned is on the same machine, so that the last
-//! column's times are no public network's; for those see [`mod@crate::network`].
+//! Non-goals: the network's own latency. The node that has the unpinned content is on the same machine, so that the
+//! last tier's times are no public network's; for those see [`mod@crate::network`].
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`paper`] | the figures that are followed |
+//! | [`paper`] | the figures that are reproduced |
 //! | [`shape`] | the distributions that are fitted to them: popularity, sizes, pins, the day's curve |
 //! | [`workload`] | a seed to a trace: objects and requests |
-//! | [`simulate`] | LRU and TinyLFU over a trace |
+//! | [`simulate`] | the memory tier's hits over a trace, without a gateway |
 //! | [`corpus`] | objects to blocks and archives |
-//! | [`service`] | the gateway that is asked, and the node behind it |
-//! | [`replay`], [`client`] | requests at their times, and a record of each |
-//! | [`tier`] | which tier answered |
-//! | [`figures`], [`table`], [`picture`] | records to figures; figures to Markdown and JSON, and to SVG |
+//! | [`service`] | the gateway that is measured, and the node behind it |
+//! | [`replay`], [`client`] | requests on schedule, and a record of each |
+//! | [`tier`] | which tier served a response |
+//! | [`figures`], [`table`], [`picture`] | records to figures; figures to Markdown, and to SVG |
 
 pub mod client;
 pub mod corpus;
@@ -32,21 +33,30 @@ pub mod table;
 pub mod tier;
 pub mod workload;
 
+use crate::machine;
+use crate::options::CausewayFlags;
+use crate::report::Report;
 use anyhow::{Result, ensure};
+use cache::RamPolicy;
 use content::Cid;
 use figures::Replayed;
-use replay::{Script, Shot, Target};
+use replay::{Schedule, Scheduled, Target};
+use serde::Serialize;
+use serde_json::json;
 use service::Service;
-use simulate::{Policy, Share, Store};
+use shape::{Popularity, Sizes};
+use simulate::{Share, Store};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tier::ByTier;
 use workload::{Draw, Trace};
 
-/// The share of a day's bytes that a cache of the fitted popularity has to hold to answer the paper's 46.0 %.
+/// The share of a day's bytes that a cache of the fitted popularity has to have room for to reach the paper's hit rate
+/// of 46.0 %.
 pub const CACHE_SHARE: f64 = 0.011;
 
-/// How long an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// For a response.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What to replay, and against what.
 #[derive(clap::Args, Debug, Clone)]
@@ -54,19 +64,18 @@ pub struct Options {
     /// The causeway binary
     #[arg(long, value_name = "FILE", default_value = "target/release/causeway")]
     pub causeway: PathBuf,
-    /// More flags for every "causeway serve" (repeatable; use --causeway-flag=--flag)
-    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
-    pub causeway_flag: Vec<String>,
-    /// Ask a gateway that runs already and has been given the content (see --write), instead of one of our own
+    #[command(flatten)]
+    pub flags: CausewayFlags,
+    /// Measure a running gateway that has the content (see --write), instead of one of our own
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// That gateway's admin listener, for its metrics; CAUSEWAY_ADMIN_TOKEN has a token with the scope "read"
+    /// That gateway's admin listener, for its metrics; CAUSEWAY_ADMIN_TOKEN is a token with the scope "read"
     #[arg(long, value_name = "URL", requires = "url")]
     pub admin: Option<String>,
-    /// Write the content into this folder, as pinned.car and others.car, and replay nothing
+    /// Write the content into this directory, as pinned.car and others.car, and replay nothing
     #[arg(long, value_name = "DIR", conflicts_with = "url")]
     pub write: Option<PathBuf>,
-    /// Folder for the results
+    /// Directory for the results
     #[arg(long, value_name = "DIR", default_value = "load-tests/results")]
     pub out: PathBuf,
     /// The trace's seed: the same one draws the same trace
@@ -81,19 +90,19 @@ pub struct Options {
     /// Minutes of the day that are measured
     #[arg(long, value_name = "MINUTES", default_value_t = 20.0)]
     pub minutes: f64,
-    /// Minutes of the day before those that only warm the caches
+    /// Minutes of warm-up before those
     #[arg(long, value_name = "MINUTES", default_value_t = 5.0)]
     pub warm_minutes: f64,
-    /// How many times as fast as the real day
+    /// Pace, as a multiple of the real day's
     #[arg(long, value_name = "TIMES", default_value_t = 20.0)]
     pub speed: f64,
-    /// What sizes are multiplied by
+    /// Factor of all sizes
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub size_scale: f64,
-    /// Bytes that all content may have; if it would have more, all sizes shrink alike
+    /// Limit for the bytes of all content; if it is exceeded, all sizes shrink alike
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
     pub corpus_bytes_max: u64,
-    /// Bytes of the gateway's memory tier and of the simulated caches; 1.1 % of the day's if not given
+    /// Bytes of the gateway's memory tier and of the simulated ones; 1.1 % of the day's by default
     #[arg(long, value_name = "BYTES")]
     pub ram_bytes: Option<u64>,
     /// Connections at a time
@@ -105,74 +114,106 @@ pub struct Options {
 }
 
 impl Options {
+    /// With little content, and faster, if the run is a quick one.
+    fn scaled(self) -> Self {
+        if !self.quick {
+            return self;
+        }
+        let (cids, corpus_bytes_max) = (self.cids.div_ceil(100), self.corpus_bytes_max / 256);
+        Self { cids, corpus_bytes_max, speed: self.speed * 10.0, ..self }
+    }
+
     fn draw(&self) -> Draw {
-        let cids = if self.quick { self.cids.div_ceil(100) } else { self.cids };
-        let bytes_max = if self.quick { self.corpus_bytes_max / 256 } else { self.corpus_bytes_max };
-        let end = self.from_hour + (self.warm_minutes + self.minutes) / 60.0;
-        Draw { seed: self.seed, cids, hours: self.from_hour..end, scale_max: self.size_scale, bytes_max }
-    }
-
-    /// How many times real time the replay is.
-    pub fn speed(&self) -> f64 {
-        if self.quick { self.speed * 10.0 } else { self.speed }
-    }
-
-    fn warm(&self) -> Result<Duration> {
-        Ok(Duration::try_from_secs_f64(self.warm_minutes * 60.0)?)
+        let hours = self.from_hour..self.from_hour + (self.warm_minutes + self.minutes) / 60.0;
+        let (scale_max, bytes_max) = (self.size_scale, self.corpus_bytes_max);
+        Draw { seed: self.seed, cids: self.cids, hours, scale_max, bytes_max }
     }
 }
 
-/// Everything that was measured, and what it is measured against.
-#[derive(Debug, Clone)]
+/// Everything that was measured, and what it is compared with.
+#[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// What the trace is like.
+    pub trace: Workload,
+    /// The size of the simulated memory tiers; the service's is configured alike.
+    pub ram_bytes: u64,
+    paper: ByTier<paper::Column>,
+    pub simulated: Vec<Simulated>,
+    pub causeway: Measured,
+}
+
+/// What the trace is like.
+#[derive(Debug, Clone, Serialize)]
+pub struct Workload {
+    pub seed: u64,
+    #[serde(rename = "cids_of_day")]
+    pub cids: u32,
+    pub from_hour: f64,
+    pub minutes: f64,
+    pub warm_minutes: f64,
+    pub speed: f64,
     pub objects: usize,
     pub object_bytes: u64,
-    pub scale: f64,
-    /// What the simulated caches hold, and the service's memory tier is meant to.
-    pub ram_bytes: u64,
+    pub size_scale: f64,
+    pub size_deviations: (f64, f64),
+    pub popularity_exponent: f64,
+    pub popularity_knee: f64,
+    pub connections: usize,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Measured {
+    #[serde(flatten)]
     pub replayed: Replayed,
-    /// The warming included: bytes of the blocks that each tier gave, and CPU time for each request.
-    pub given: Option<[u64; 3]>,
+    /// The service's hits in memory as a share of all its responses, over the simulated LRU's. Nothing if no response
+    /// had a tier.
+    pub hits_of_lru: Option<f64>,
+    /// With the warm-up: bytes of the blocks that each tier served, and CPU time for each request.
+    #[serde(rename = "given_bytes")]
+    pub served: Option<ByTier<u64>>,
     pub cpu_microseconds_per_request: Option<f64>,
-    pub simulated: Vec<Simulated>,
 }
 
-/// A simulated cache with a store behind it, in the place of the service.
-#[derive(Debug, Clone, Copy)]
+/// A simulated memory tier with a store behind it, in the place of the service.
+#[derive(Debug, Clone, Serialize)]
 pub struct Simulated {
-    pub policy: Policy,
-    pub store: Store,
-    pub tiers: [Share; 3],
+    pub name: &'static str,
+    pub tiers: ByTier<Share>,
 }
 
-impl Outcome {
-    /// The service's hits in memory as a share of all its answers, over the simulated LRU's. Nothing if no answer told.
-    pub fn of_lru(&self) -> Option<f64> {
-        let lru = self.simulated.iter().find(|simulated| simulated.policy == Policy::Lru)?;
-        let told = self.replayed.tiers.iter().any(|tier| tier.count > 0);
-        told.then(|| self.replayed.tiers[0].share.requests / lru.tiers[0].requests)
-    }
-}
-
-/// The archives of a trace in a folder: what is pinned, and the rest.
+/// The archives of a trace in a directory: the pinned content, and the rest.
 pub fn corpus_files(dir: &Path) -> [PathBuf; 2] {
     ["pinned.car", "others.car"].map(|name| dir.join(name))
 }
 
-/// Writes the content of a trace for a gateway that is set up by hand.
-pub fn write(options: &Options, dir: &Path) -> Result<()> {
-    std::fs::create_dir_all(dir)?;
-    service::write(&drawn(options)?, dir)?;
+/// Writes the content for a gateway that is set up by hand; or measures, and writes the report.
+pub async fn run(options: &Options) -> Result<()> {
+    let options = &options.clone().scaled();
+    if let Some(dir) = &options.write {
+        std::fs::create_dir_all(dir)?;
+        service::write(&drawn(options)?, dir)?;
+        println!("Written to {}: pinned.car is for the gateway, others.car for a node that it reaches.", dir.display());
+        return Ok(());
+    }
+    let outcome = measure(options).await?;
+    let mut machine = machine::describe("bench-trace", options.quick)?;
+    machine["causeway"] = json!(match &options.url {
+        Some(url) => format!("what ran at {url}"),
+        None => machine::version(&options.causeway),
+    });
+    let mut report = Report::new(machine, "trace", "A day at a public gateway, replayed");
+    table::describe(&mut report, &outcome);
+    report.plot(picture::tiers(&outcome.causeway.replayed)?);
+    report.write(&options.out, &outcome)?;
+    let unanswered = outcome.causeway.replayed.unanswered();
+    ensure!(unanswered == 0, "{unanswered} requests have no complete response");
     Ok(())
 }
 
-/// Draws, replays, measures and simulates.
-pub async fn run(options: &Options) -> Result<Outcome> {
-    let speed = options.speed();
+async fn measure(options: &Options) -> Result<Outcome> {
+    let speed = options.speed;
     ensure!(speed.is_finite() && speed > 0.0, "nothing can be replayed at {speed} times its speed");
     let trace = drawn(options)?;
-    let warm = trace.first_at(options.warm()?);
+    let warm = trace.first_at(Duration::try_from_secs_f64(options.warm_minutes * 60.0)?);
     let ram_bytes = options.ram_bytes.unwrap_or((trace.day_bytes as f64 * CACHE_SHARE) as u64);
     let simulated = simulated(&trace, ram_bytes, warm);
     let (service, cids) = match &options.url {
@@ -182,21 +223,36 @@ pub async fn run(options: &Options) -> Result<Outcome> {
         }
         None => Service::start(options, &trace, ram_bytes).await?,
     };
-    let before = service.look().await?;
-    let records = replay::replay(script(&trace, &cids, service.authority()?, options)).await?;
-    let after = service.look().await?;
-    let given = before.given.zip(after.given);
+    let before = service.usage().await?;
+    let records = replay::replay(schedule(&trace, &cids, service.authority()?, options)).await?;
+    let after = service.usage().await?;
+    let replayed = Replayed::of(&records[warm..]);
     let cpu = before.cpu.zip(after.cpu).map(|(before, after)| after.saturating_sub(before).as_secs_f64());
-    Ok(Outcome {
+    let with_tier = replayed.tiers.iter().any(|tier| tier.count > 0);
+    let [lru, ..] = &simulated;
+    let causeway = Measured {
+        hits_of_lru: with_tier.then(|| replayed.tiers.ram.share.requests / lru.tiers.ram.requests),
+        served: before.served.zip(after.served).map(|(before, after)| after.since(before)),
+        cpu_microseconds_per_request: cpu.map(|seconds| seconds * 1e6 / records.len().max(1) as f64),
+        replayed,
+    };
+    let popularity = Popularity::fitted();
+    let workload = Workload {
+        seed: options.seed,
+        cids: options.cids,
+        from_hour: options.from_hour,
+        minutes: options.minutes,
+        warm_minutes: options.warm_minutes,
+        speed,
         objects: trace.objects.len(),
         object_bytes: trace.bytes(),
-        scale: trace.scale,
-        ram_bytes,
-        replayed: Replayed::of(&records[warm..]),
-        given: given.map(|(before, after)| std::array::from_fn(|tier| after[tier].saturating_sub(before[tier]))),
-        cpu_microseconds_per_request: cpu.map(|seconds| seconds * 1e6 / records.len().max(1) as f64),
-        simulated,
-    })
+        size_scale: trace.scale,
+        size_deviations: Sizes::fitted().deviations(),
+        popularity_exponent: popularity.exponent(),
+        popularity_knee: popularity.knee(),
+        connections: options.connections,
+    };
+    Ok(Outcome { trace: workload, ram_bytes, paper: paper::TABLE_5, simulated: simulated.into(), causeway })
 }
 
 fn drawn(options: &Options) -> Result<Trace> {
@@ -206,28 +262,31 @@ fn drawn(options: &Options) -> Result<Trace> {
     Ok(trace)
 }
 
-fn simulated(trace: &Trace, ram_bytes: u64, from: usize) -> Vec<Simulated> {
-    let cases =
-        [(Policy::Lru, Store::Pins), (Policy::Lru, Store::PinsAndFetched), (Policy::TinyLfu, Store::PinsAndFetched)];
-    let simulate = |(policy, store)| {
-        let tiers = simulate::shares(trace, &simulate::hits(trace, policy, ram_bytes), store, from);
-        Simulated { policy, store, tiers }
-    };
-    cases.map(simulate).to_vec()
+/// The first of them is LRU, with which the service is compared.
+fn simulated(trace: &Trace, ram_bytes: u64, warm: usize) -> [Simulated; 3] {
+    let [lru, tiny_lfu] =
+        [RamPolicy::Lru, RamPolicy::TinyLfu].map(|policy| simulate::hits(trace, policy, ram_bytes, None));
+    let tiers = |hits: &[bool], store| simulate::shares(trace, hits, store, warm..trace.requests.len());
+    [
+        Simulated { name: "LRU, pins", tiers: tiers(&lru, Store::Pins) },
+        Simulated { name: "LRU, pins and fetched", tiers: tiers(&lru, Store::PinsAndFetched) },
+        Simulated { name: "TinyLFU, pins and fetched", tiers: tiers(&tiny_lfu, Store::PinsAndFetched) },
+    ]
 }
 
-fn script(trace: &Trace, cids: &[Cid], authority: String, options: &Options) -> Script {
+fn schedule(trace: &Trace, cids: &[Cid], authority: String, options: &Options) -> Schedule {
     let target = |(object, cid): (&workload::Object, &Cid)| Target {
         path: format!("/ipfs/{cid}"),
         bytes: object.bytes,
         seed: object.seed,
     };
-    let shot = |request: &workload::Request| Shot { due: request.at.div_f64(options.speed()), target: request.object };
-    Script {
+    let scheduled =
+        |request: &workload::Request| Scheduled { due: request.at.div_f64(options.speed), target: request.object };
+    Schedule {
         authority,
         targets: trace.objects.iter().zip(cids).map(target).collect(),
-        shots: trace.requests.iter().map(shot).collect(),
+        requests: trace.requests.iter().map(scheduled).collect(),
         connections: options.connections,
-        patience: PATIENCE,
+        timeout: REQUEST_TIMEOUT,
     }
 }

@@ -1,23 +1,22 @@
-//! The gateway under test: one that runs already, or one of our own with a second node as the network.
+//! The gateway under test: a running one, or one of our own with a second node as the network.
 
 use super::corpus;
-use super::tier;
+use super::tier::{self, ByTier};
 use super::workload::Trace;
 use super::{Options, corpus_files};
-use crate::servers::{Causeway, Setup};
+use crate::servers::{Causeway, Setup, temp_dir};
 use anyhow::{Context as _, Result};
 use content::Cid;
 use std::path::Path;
 use std::time::Duration;
-use tempfile::TempDir;
 
-/// Requests of one client, which the whole replay is, that may fetch at a time.
+/// Limit for concurrent misses of one client, which the whole replay is.
 const MISSES_MAX: &str = "1024";
 
-/// A gateway, and what of it can be looked at.
+/// A gateway, and where its usage is measured.
 pub struct Service {
     url: String,
-    /// The operator's listener.
+    /// The admin listener.
     admin: Option<String>,
     nodes: Option<Nodes>,
 }
@@ -28,41 +27,38 @@ struct Nodes {
     _source: Causeway,
 }
 
-/// What a gateway has done so far.
+/// Counters of a gateway.
 #[derive(Debug, Clone, Copy)]
-pub struct Look {
-    /// Bytes of the blocks that each tier gave.
-    pub given: Option<[u64; 3]>,
-    /// CPU time that it used.
+pub struct Usage {
+    /// Bytes of the blocks that each tier has served.
+    pub served: Option<ByTier<u64>>,
+    /// CPU time.
     pub cpu: Option<Duration>,
 }
 
 impl Service {
-    /// A gateway that runs already, and has been given the content.
+    /// A running gateway that has the content.
     pub fn running(url: &str, admin: Option<&str>) -> Self {
         let bare = |url: &str| url.trim_end_matches('/').to_owned();
         Self { url: bare(url), admin: admin.map(bare), nodes: None }
     }
 
-    /// Starts a gateway that holds what is pinned, and a node that holds the rest. Returns the objects' CIDs too.
+    /// Starts a gateway that has the pinned content, and a node that has the rest. Returns the objects' CIDs too.
     pub async fn start(options: &Options, trace: &Trace, ram_bytes: u64) -> Result<(Self, Vec<Cid>)> {
-        let dir = TempDir::with_prefix("causeway-bench-trace-")?;
+        let dir = temp_dir("trace")?;
         let cids = write(trace, dir.path())?;
         let [pinned, others] = corpus_files(dir.path());
-        let flags = || options.causeway_flag.iter().map(String::as_str).collect();
-        let setup = Setup { archive: Some(&others), flags: flags(), ..Setup::default() };
+        let setup = Setup { archive: Some(&others), flags: options.flags.get(), ..Setup::default() };
         let source = Causeway::start(&options.causeway, setup).await?;
-        let listening = source.listening.iter().find(|address| address.contains("/tcp/"));
-        let address = listening.with_context(|| format!("no TCP in {:?}", source.listening))?;
-        let peers = [format!("{address}/p2p/{}", source.peer_id)];
+        let peers = [source.multiaddr()?];
         let ram_bytes = ram_bytes.to_string();
         let settings = [
             ("CAUSEWAY_CACHE_RAM_BYTES_MAX", ram_bytes.as_str()),
             ("CAUSEWAY_HTTP_MISSES_MAX", MISSES_MAX),
             ("CAUSEWAY_HTTP_CLIENT_MISSES_MAX", MISSES_MAX),
         ];
-        let setup =
-            Setup { peers: &peers, archive: Some(&pinned), flags: flags(), settings: &settings, ..Setup::default() };
+        let (archive, flags) = (Some(pinned.as_path()), options.flags.get());
+        let setup = Setup { peers: &peers, archive, flags, settings: &settings, ..Setup::default() };
         let gateway = Causeway::start(&options.causeway, setup).await?;
         let (url, admin) = (gateway.server.url.clone(), Some(gateway.admin.clone()));
         Ok((Self { url, admin, nodes: Some(Nodes { gateway, _source: source }) }, cids))
@@ -74,16 +70,16 @@ impl Service {
         Ok(if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") })
     }
 
-    pub async fn look(&self) -> Result<Look> {
-        let given = match &self.admin {
-            Some(admin) => Some(tier::bytes_given(admin).await?),
+    pub async fn usage(&self) -> Result<Usage> {
+        let served = match &self.admin {
+            Some(admin) => Some(tier::bytes_served(admin).await?),
             None => None,
         };
-        Ok(Look { given, cpu: self.nodes.as_ref().map(|nodes| nodes.gateway.server.process.cpu()) })
+        Ok(Usage { served, cpu: self.nodes.as_ref().map(|nodes| nodes.gateway.server.process.cpu()) })
     }
 }
 
-/// Writes the archives of a trace: what is pinned, and the rest. Returns the objects' CIDs in their order.
+/// Writes the archives of a trace: the pinned content, and the rest. Returns the objects' CIDs in their order.
 pub fn write(trace: &Trace, dir: &Path) -> Result<Vec<Cid>> {
     let archive = |file: &Path, pinned| {
         let objects = trace.objects.iter().filter(|object| object.pinned == pinned);

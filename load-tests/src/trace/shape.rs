@@ -1,25 +1,25 @@
 //! The distributions that a trace is drawn from, fitted to the paper ([`super::paper`]).
 //!
-//! Goals: every figure that the paper prints is met, and what it does not print is named here as an assumption; the shape
-//! does not depend on how many CIDs there are, so that a small trace is a small picture of the whole day.
+//! Goals: every figure that the paper prints is met, and what it does not print is named here as an assumption; the
+//! shape does not depend on the number of CIDs, so that a small trace is the whole day at a smaller scale.
 //!
-//! Non-goals: bursts, and popularity that wanders during the day. Each request is drawn by itself, so that a cache's hit
-//! share is the same at every hour, while the paper's wanders between 32 % and 66 %.
+//! Non-goals: bursts, and popularity that wanders during the day. Each request is drawn by itself, so that a cache's
+//! hit share is the same at every hour, while the paper's wanders between 32 % and 66 %.
 
 use super::paper;
 use std::f64::consts::{SQRT_2, TAU};
 
-/// The longest object in bytes: room for everything that [`Sizes`] gives in practice, and a bound for who reads it.
+/// The largest object in bytes: above everything that [`Sizes`] draws in practice, and a limit for its readers.
 pub const OBJECT_BYTES_MAX: u64 = 256 << 20;
 
-/// Requests for each CID: Zipf–Mandelbrot. The CID behind a share `x` of more popular ones is asked for
+/// Requests for each CID: Zipf–Mandelbrot. The CID behind a share `x` of more popular ones is requested
 /// `((1 + knee) / (x + knee)) ^ exponent` times a day.
 ///
-/// The paper prints two figures. The mean (7.1 M requests for 274 k CIDs: 25.9) and that the least popular of the CIDs that
-/// were seen was asked for once leave one number free. With a knee of 0 (plain Zipf) a single CID would have an eighth of all
-/// requests and sixty objects would fill a cache that answers 46 %. The knee is *assumed* to be a thousandth of the CIDs: the
-/// most popular one has 0.13 % of the requests, and a cache for 1.1 % of the day's bytes answers nginx's 46.0 %. How large
-/// nginx's cache was is not printed.
+/// The paper prints two figures. The mean (7.1 M requests for 274 k CIDs: 25.9) and that the least popular of the CIDs
+/// that were seen was requested once leave one number free. With a knee of 0 (plain Zipf) a single CID would have an
+/// eighth of all requests and sixty objects would fill a cache that answers 46 %. The knee is *assumed* to be a
+/// thousandth of the CIDs: the most popular one has 0.13 % of the requests, and a cache for 1.1 % of the day's bytes
+/// answers nginx's 46.0 %. How large nginx's cache was is not printed.
 #[derive(Debug, Clone, Copy)]
 pub struct Popularity {
     knee: f64,
@@ -29,7 +29,7 @@ pub struct Popularity {
 impl Popularity {
     const KNEE: f64 = 1e-3;
 
-    /// What the paper's figures lead to.
+    /// Fitted to the paper's figures.
     pub fn fitted() -> Self {
         let mean = paper::REQUESTS / f64::from(paper::CIDS);
         let with = |exponent| Self { knee: Self::KNEE, exponent };
@@ -51,7 +51,8 @@ impl Popularity {
         ((1.0 + self.knee) / (share + self.knee)).powf(self.exponent)
     }
 
-    /// Requests a day of that share of the CIDs that is the most popular, for each CID of all: the integral of [`Self::at`].
+    /// Requests a day of that share of the CIDs that is the most popular, for each CID of all: the integral of
+    /// [`Self::at`].
     pub fn of_most_popular(&self, share: f64) -> f64 {
         let (knee, power) = (self.knee, self.exponent - 1.0);
         (1.0 + knee).powf(self.exponent) * (knee.powf(-power) - (share + knee).powf(-power)) / power
@@ -68,9 +69,9 @@ impl Popularity {
 
 /// Sizes of objects: log-normal, with one deviation below the median and another above it.
 ///
-/// A plain log-normal distribution with the paper's median and its share over 100 KB would have a mean of 10.2 MB, where
-/// 6.57 TB for 7.1 M requests are 0.93 MB. So the share sets the deviation below the median, and the mean the one above it.
-/// Sizes do not depend on popularity.
+/// A plain log-normal distribution with the paper's median and its share over 100 KB would have a mean of 10.2 MB,
+/// where 6.57 TB for 7.1 M requests are 0.93 MB. So the share sets the deviation below the median, and the mean the one
+/// above it. Sizes do not depend on popularity.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     below: f64,
@@ -81,7 +82,7 @@ impl Sizes {
     /// Equal shares that a mean is taken of.
     const STRATA: u32 = 4096;
 
-    /// What the paper's figures lead to.
+    /// Fitted to the paper's figures.
     pub fn fitted() -> Self {
         let below = (paper::MEDIAN_BYTES / paper::LARGE_BYTES).ln() / normal_quantile(paper::LARGE_SHARE);
         let mean = paper::BYTES / paper::REQUESTS;
@@ -112,8 +113,9 @@ impl Sizes {
     }
 }
 
-/// Shares that spread evenly over any run of ranks, however short: multiples of an irrational number, without their whole
-/// part. With independent draws, the few objects that have most of the requests would move every figure by their luck.
+/// Shares that spread evenly over any run of ranks, however short: multiples of an irrational number, without their
+/// whole part. With independent draws, the few objects that have most of the requests would move every figure by their
+/// luck.
 #[derive(Debug, Clone, Copy)]
 pub struct Spread {
     start: f64,
@@ -137,11 +139,11 @@ impl Spread {
     }
 }
 
-/// When the requests of a day come.
+/// The times of a day's requests.
 ///
-/// Figure 4b shows the curve without printing figures, so it is composed of what is printed: where users are. Each country's
-/// requests are *assumed* to follow a sine with its peak at 20:00 of the local clock and half as many requests more, or
-/// fewer, than on average; those of the countries that are not named are spread evenly.
+/// Figure 4b shows the curve without printing figures, so it is composed from the countries of the clients. Each
+/// country's requests are *assumed* to follow a sine with its peak at 20:00 of the local clock and half as many
+/// requests more, or fewer, than on average; those of the countries that are not named are spread evenly.
 #[derive(Debug, Clone)]
 pub struct Day {
     /// The share of the day's requests that come before each bin of five minutes, and 1 at the end.
@@ -182,7 +184,8 @@ impl Day {
     }
 }
 
-/// The normal distribution's quantile, to within 0.0005: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.2.23.
+/// The normal distribution's quantile, to within 0.0005: Abramowitz and Stegun, Handbook of Mathematical Functions,
+/// 26.2.23.
 fn normal_quantile(share: f64) -> f64 {
     let tail = share.min(1.0 - share);
     let t = (-2.0 * tail.ln()).sqrt();
@@ -221,8 +224,8 @@ mod tests {
         let counts: Vec<u64> = popularity.counts(paper::CIDS).collect();
         assert_eq!(counts.len(), 274_000);
         close(counts.iter().sum::<u64>() as f64, paper::REQUESTS, 1e-6);
-        assert_eq!(counts.last(), Some(&1), "the least popular one was asked for once");
-        // What share of CIDs is asked for at least how often: the fit, kept from drifting.
+        assert_eq!(counts.last(), Some(&1), "the least popular one was requested once");
+        // Quantiles of requests by CID: a regression test of the fit.
         let table = [(0.5, 2.5), (0.1, 20.8), (0.01, 393.0), (0.001, 3_755.0)];
         for (share, expected) in table {
             close(popularity.at(share), expected, 0.01);
@@ -235,7 +238,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_cid_is_asked_for_and_the_mean_does_not_depend_on_their_number(cids in 1_u32..20_000) {
+        fn every_cid_is_requested_and_the_mean_does_not_depend_on_their_number(cids in 1_u32..20_000) {
             let counts: Vec<u64> = Popularity::fitted().counts(cids).collect();
             prop_assert!(counts.iter().all(|count| *count >= 1));
             prop_assert!(counts.windows(2).all(|pair| pair[0] + 1 >= pair[1]), "only rounding breaks the order");
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn more_comes_in_the_evening_of_most_users_than_at_their_dawn() {
+    fn there_are_more_requests_in_the_evening_of_most_users_than_at_their_dawn() {
         let day = Day::new();
         let rate = |hour| (day.before(hour + 0.5) - day.before(hour - 0.5)) * 24.0;
         let (evening, dawn) = (rate(18.0), rate(8.0));

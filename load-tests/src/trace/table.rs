@@ -1,172 +1,116 @@
-//! The paper's Table 5 beside ours, as [`results`].
+//! The paper's Table 5 beside ours.
 
-use super::figures::{Answers, Replayed};
-use super::shape::{Popularity, Sizes};
-use super::simulate::{Policy, Share, Store};
+use super::figures::{Replayed, Responses};
+use super::shape::Popularity;
 use super::tier::Tier;
-use super::{Options, Outcome, Simulated, paper, picture};
-use crate::results;
-use anyhow::Result;
-use serde_json::{Value, json};
-use std::fmt::Write as _;
-use std::path::PathBuf;
-use std::time::Duration;
+use super::{Measured, Outcome, Workload, paper};
+use crate::report::{Report, Table, millis, percent};
 
-/// The least share of a simulated LRU's hits that the service's memory tier is to have.
+/// The required share of a simulated LRU's hits.
 const HITS_BAR: f64 = 0.98;
 
-/// Of the files.
-const KIND: &str = "trace";
-
-/// Writes all files and returns the path of the Markdown one.
-pub fn write(options: &Options, machine: &Value, outcome: &Outcome) -> Result<PathBuf> {
-    let picture = picture::tiers(&outcome.replayed)?;
-    let (mut markdown, json) = (markdown(options, machine, outcome)?, as_json(options, machine, outcome));
-    markdown.push('\n');
-    results::show_picture(&mut markdown, machine, KIND, &picture)?;
-    results::write_pictures(&options.out, machine, KIND, &[picture])?;
-    results::write(&options.out, machine, KIND, &markdown, &json)
-}
-
-fn markdown(options: &Options, machine: &Value, outcome: &Outcome) -> Result<String> {
-    let mut out = String::new();
-    let say = |key| results::say(machine, key);
-    results::heading(&mut out, machine, "A day at a public gateway, replayed")?;
-    writeln!(
-        out,
-        "{}. {}. Load generator, gateway and the\nnode that has what is not pinned shared the machine, all on loopback.\n",
-        results::measured(machine),
-        say("causeway")
-    )?;
-    about_trace(&mut out, options, outcome)?;
-    table_5(&mut out, outcome)?;
-    verdicts(&mut out, outcome)?;
-    Ok(out)
-}
-
-fn about_trace(out: &mut String, options: &Options, outcome: &Outcome) -> Result<()> {
-    let Replayed { due, due_per_second, .. } = outcome.replayed;
-    let (popularity, (below, above)) = (Popularity::fitted(), Sizes::fitted().deviations());
-    let draw = options.draw();
-    writeln!(
-        out,
-        "The trace (seed {}): {} minutes from {} o'clock of a day with {} CIDs, of which the first {} only warm the caches; {} \
-         objects of {} in all,\nwith the paper's sizes times {:.4}; {due} requests, {due_per_second:.0}/s: {} times real time. \
-         Requests are sent in an open loop over at most {} connections;\nlatencies count from when they were due.\n",
-        draw.seed,
-        options.warm_minutes + options.minutes,
-        options.from_hour,
-        draw.cids,
-        options.warm_minutes,
-        outcome.objects,
-        bytes(outcome.object_bytes as f64),
-        outcome.scale,
-        options.speed(),
-        options.connections,
-    )?;
-    Ok(writeln!(
-        out,
-        "Popularity is Zipf–Mandelbrot with an exponent of {:.3} and a knee at {} of the CIDs: of all CIDs, half are asked for {:.1} \
-         times a day or more,\na tenth {:.0} times, a hundredth {:.0} times. Sizes are log-normal with deviations of {below:.3} below \
-         the median and {above:.3} above. What of that the paper prints,\nand what is assumed, is told in \
-         `load-tests/src/trace/shape.rs`.\n",
-        popularity.exponent(),
-        popularity.knee(),
-        popularity.at(0.5),
-        popularity.at(0.1),
-        popularity.at(0.01),
-    )?)
-}
-
-fn table_5(out: &mut String, outcome: &Outcome) -> Result<()> {
-    writeln!(out, "## Table 5\n")?;
-    writeln!(
-        out,
-        "The paper's latencies are its gateway's own, to the first byte. The simulated caches hold whole objects in {}, and behind \
-         them\n\"pins\" as in the paper, or also everything that was fetched. Which tier answered is what the response's head says: as far \
-         as the\nsearch had gone by then.\n",
+pub fn describe(report: &mut Report, outcome: &Outcome) {
+    let causeway = report.fact("causeway");
+    report.paragraph(format!(
+        "{} {causeway}. Load generator, gateway and the\nnode that has the unpinned content shared the machine, all \
+         on loopback.",
+        report.measured(),
+    ));
+    describe_workload(report, outcome);
+    report.section("Table 5");
+    report.paragraph(format!(
+        "The paper's latencies are its gateway's own, to the first byte. The simulated gateways have a memory tier of \
+         {}, whose blocks are those of the trace's\nobjects, and behind it a store with \"pins\" as in the paper, or \
+         also everything that was fetched. The tier of a response is the one in its head: as far as\nthe gateway had \
+         gone by then.",
         bytes(outcome.ram_bytes as f64)
-    )?;
-    writeln!(out, "| tier | whose | requests | bytes | first byte, median | p99 | last byte, median | p99 |")?;
-    writeln!(out, "|---|---|--:|--:|--:|--:|--:|--:|")?;
-    for (index, column) in paper::TABLE_5.iter().enumerate() {
-        let ours = column.tier.name();
-        let share = Share { requests: column.requests, bytes: column.bytes };
-        writeln!(out, "| {} | paper {} | {} | – | – | – |", column.name, shares(share), column.latency)?;
-        for simulated in &outcome.simulated {
-            writeln!(
-                out,
-                "| {ours} | simulated: {} {} | – | – | – | – |",
-                name(simulated),
-                shares(simulated.tiers[index])
-            )?;
-        }
-        let answers = &outcome.replayed.tiers[index];
-        writeln!(out, "| {ours} | Causeway {} | {} |", shares(answers.share), times(answers))?;
-    }
-    Ok(writeln!(out, "| all | Causeway | | | {} |\n", times(&outcome.replayed.all))?)
+    ));
+    report.table(&table_5(outcome));
+    verdicts(report, &outcome.causeway);
 }
 
-fn verdicts(out: &mut String, outcome: &Outcome) -> Result<()> {
-    let replayed = &outcome.replayed;
-    match outcome.of_lru() {
+fn describe_workload(report: &mut Report, outcome: &Outcome) {
+    let Replayed { due, due_per_second, .. } = outcome.causeway.replayed;
+    let Workload { seed, cids, from_hour, minutes, warm_minutes, speed, objects, connections, .. } = outcome.trace;
+    let Workload { object_bytes, size_scale, popularity_exponent, popularity_knee, .. } = outcome.trace;
+    let (below, above) = outcome.trace.size_deviations;
+    report.paragraph(format!(
+        "The trace (seed {seed}): {} minutes from {from_hour} o'clock of a day with {cids} CIDs, of which the first \
+         {warm_minutes} only warm the caches; {objects} objects of {} in all,\nwith the paper's sizes times \
+         {size_scale:.4}; {due} requests, {due_per_second:.0}/s: {speed} times real time. Requests are sent in an \
+         open loop over at most {connections} connections;\nlatencies count from when they were due.",
+        warm_minutes + minutes,
+        bytes(object_bytes as f64),
+    ));
+    let [half, tenth, hundredth] = [0.5, 0.1, 0.01].map(|share| Popularity::fitted().at(share));
+    report.paragraph(format!(
+        "Popularity is Zipf–Mandelbrot with an exponent of {popularity_exponent:.3} and a knee at {popularity_knee} \
+         of the CIDs: of all CIDs, half are requested {half:.1} times a day or more,\na tenth {tenth:.0} times, a \
+         hundredth {hundredth:.0} times. Sizes are log-normal with deviations of {below:.3} below the median and \
+         {above:.3} above. What of that the paper prints,\nand what is assumed, is documented in \
+         `load-tests/src/trace/shape.rs`.",
+    ));
+}
+
+fn table_5(outcome: &Outcome) -> Table {
+    let headings = ["tier", "whose", "requests", "bytes", "first byte, median", "p99", "last byte, median", "p99"];
+    let mut table = Table::new("llr", headings);
+    for tier in Tier::ALL {
+        let paper::Column { name, requests, bytes, latency, .. } = paper::TABLE_5.of(tier);
+        table.row([*name, "paper", &percent(*requests), &percent(*bytes), latency, "–", "–", "–"]);
+        for simulated in &outcome.simulated {
+            let share = simulated.tiers.of(tier);
+            let whose = format!("simulated: {}", simulated.name);
+            table.row([tier.name(), &whose, &percent(share.requests), &percent(share.bytes), "–", "–", "–", "–"]);
+        }
+        let responses = outcome.causeway.replayed.tiers.of(tier);
+        let [requests, bytes] = [responses.share.requests, responses.share.bytes].map(percent);
+        table.row([tier.name(), "Causeway", &requests, &bytes].map(str::to_owned).into_iter().chain(times(responses)));
+    }
+    let all = ["all", "Causeway", "", ""].map(str::to_owned);
+    table.row(all.into_iter().chain(times(&outcome.causeway.replayed.all)));
+    table
+}
+
+fn verdicts(report: &mut Report, measured: &Measured) {
+    report.item(match measured.hits_of_lru {
         Some(ratio) => {
             let met = if ratio >= HITS_BAR { "met" } else { "**missed**" };
-            writeln!(out, "- Hits in memory are {ratio:.3} of the simulated LRU's; at least {HITS_BAR}: {met}.")?;
+            format!("Hits in memory are {ratio:.3} of the simulated LRU's; at least {HITS_BAR}: {met}.")
         }
-        None => writeln!(out, "- No answer said which tier it came from.")?,
-    }
-    let Replayed { due, late, latest, statuses, wrong, failed, unsent, untold, .. } = replayed;
-    writeln!(
-        out,
-        "- Of {due} requests {} were answered in full; {statuses} had another status than 200, {wrong} wrong bytes, {failed} no answer \
-         to its end, {unsent} were not\n  sent before the time was over. {untold} did not say which tier they came from.",
-        replayed.all.count
-    )?;
-    writeln!(
-        out,
-        "- {:.0} requests/s were due, {:.0} requests/s and {}/s were answered. {late} were sent more than 10 ms late, at most {} late.",
-        replayed.due_per_second,
-        replayed.answered_per_second,
-        bytes(replayed.bytes_per_second),
+        None => "No response had a tier.".to_owned(),
+    });
+    let Replayed { due, all, late, latest, statuses, wrong, failed, unsent, without_tier, .. } = &measured.replayed;
+    let Replayed { due_per_second, answered_per_second, bytes_per_second, .. } = measured.replayed;
+    report.item(format!(
+        "Of {due} requests {} have a complete response; {statuses} had another status than 200, {wrong} wrong bytes, \
+         {failed} no response to its end, {unsent} were not sent before the time was over. {without_tier} responses \
+         had no tier.",
+        all.count
+    ));
+    report.item(format!(
+        "{due_per_second:.0} requests/s were due, {answered_per_second:.0} requests/s and {}/s were answered. {late} \
+         were sent more than 10 ms late, at most {} late.",
+        bytes(bytes_per_second),
         millis(*latest)
-    )?;
-    if let Some(given) = outcome.given {
-        let all = given.iter().sum::<u64>().max(1) as f64;
+    ));
+    if let Some(served) = measured.served {
         let tiers = Tier::ALL.map(|tier| {
-            let given = given[tier as usize] as f64;
-            format!("{} {} ({:.1} %)", tier.name(), bytes(given), given / all * 100.0)
+            let of_tier = *served.of(tier) as f64;
+            format!("{} {} ({})", tier.name(), bytes(of_tier), percent(of_tier / served.sum().max(1) as f64))
         });
-        writeln!(out, "- Bytes of blocks by the gateway's metrics, the warming included: {}.", tiers.join(", "))?;
+        report.item(format!("Bytes of blocks by the gateway's metrics, the warm-up included: {}.", tiers.join(", ")));
     }
-    if let Some(microseconds) = outcome.cpu_microseconds_per_request {
-        writeln!(out, "- The gateway took {microseconds:.0} µs of CPU for each request, the warming included.")?;
-    }
-    Ok(())
-}
-
-fn name(simulated: &Simulated) -> &'static str {
-    match (simulated.policy, simulated.store) {
-        (Policy::Lru, Store::Pins) => "LRU, pins",
-        (Policy::Lru, Store::PinsAndFetched) => "LRU, pins and fetched",
-        (Policy::TinyLfu, Store::Pins) => "TinyLFU, pins",
-        (Policy::TinyLfu, Store::PinsAndFetched) => "TinyLFU, pins and fetched",
+    if let Some(microseconds) = measured.cpu_microseconds_per_request {
+        report.item(format!("The gateway took {microseconds:.0} µs of CPU for each request, the warm-up included."));
     }
 }
 
-fn shares(share: Share) -> String {
-    format!("| {:.1} % | {:.1} %", share.requests * 100.0, share.bytes * 100.0)
-}
-
-/// Four columns; none answered, none timed.
-fn times(answers: &Answers) -> String {
-    let Answers { count, first_byte, last_byte, .. } = answers;
+/// Four columns; dashes if there were no responses.
+fn times(responses: &Responses) -> [String; 4] {
+    let Responses { count, first_byte, last_byte, .. } = responses;
     let times = [first_byte.median, first_byte.p99, last_byte.median, last_byte.p99];
-    times.map(|time| if *count > 0 { millis(time) } else { "–".to_owned() }).join(" | ")
-}
-
-fn millis(duration: Duration) -> String {
-    format!("{:.2} ms", duration.as_secs_f64() * 1e3)
+    times.map(|time| if *count > 0 { millis(time) } else { "–".to_owned() })
 }
 
 fn bytes(count: f64) -> String {
@@ -175,107 +119,61 @@ fn bytes(count: f64) -> String {
     format!("{:.1} {name}", count / unit)
 }
 
-fn as_json(options: &Options, machine: &Value, outcome: &Outcome) -> Value {
-    let replayed = &outcome.replayed;
-    let share = |share: &Share| json!({ "requests": share.requests, "bytes": share.bytes });
-    let by_tier = |of: &dyn Fn(usize) -> Value| -> Value {
-        Tier::ALL.iter().enumerate().map(|(index, tier)| (tier.name().to_owned(), of(index))).collect()
-    };
-    let paper = |index: usize| {
-        let paper::Column { name, requests, bytes, latency, .. } = paper::TABLE_5[index];
-        json!({ "name": name, "requests": requests, "bytes": bytes, "median_latency": latency })
-    };
-    let answers = |answers: &Answers| {
-        json!({
-            "count": answers.count,
-            "share": share(&answers.share),
-            "first_byte_median_seconds": answers.first_byte.median.as_secs_f64(),
-            "first_byte_p99_seconds": answers.first_byte.p99.as_secs_f64(),
-            "last_byte_median_seconds": answers.last_byte.median.as_secs_f64(),
-            "last_byte_p99_seconds": answers.last_byte.p99.as_secs_f64(),
-        })
-    };
-    let simulated = |simulated: &Simulated| {
-        let tiers = by_tier(&|index| share(&simulated.tiers[index]));
-        json!({ "name": name(simulated), "tiers": tiers })
-    };
-    let draw = options.draw();
-    json!({
-        "machine": machine,
-        "trace": {
-            "seed": draw.seed,
-            "cids_of_day": draw.cids,
-            "from_hour": options.from_hour,
-            "minutes": options.minutes,
-            "warm_minutes": options.warm_minutes,
-            "speed": options.speed(),
-            "objects": outcome.objects,
-            "object_bytes": outcome.object_bytes,
-            "size_scale": outcome.scale,
-            "size_deviations": Sizes::fitted().deviations(),
-            "popularity_exponent": Popularity::fitted().exponent(),
-            "popularity_knee": Popularity::fitted().knee(),
-            "connections": options.connections,
-        },
-        "ram_bytes": outcome.ram_bytes,
-        "paper": by_tier(&paper),
-        "simulated": outcome.simulated.iter().map(simulated).collect::<Vec<_>>(),
-        "causeway": {
-            "tiers": by_tier(&|index| answers(&replayed.tiers[index])),
-            "all": answers(&replayed.all),
-            "due": replayed.due,
-            "due_per_second": replayed.due_per_second,
-            "answered_per_second": replayed.answered_per_second,
-            "bytes_per_second": replayed.bytes_per_second,
-            "late": replayed.late,
-            "latest_seconds": replayed.latest.as_secs_f64(),
-            "statuses": replayed.statuses,
-            "wrong": replayed.wrong,
-            "failed": replayed.failed,
-            "unsent": replayed.unsent,
-            "untold": replayed.untold,
-            "hits_of_lru": outcome.of_lru(),
-            "given_bytes": outcome.given.map(|given| by_tier(&|index| json!(given[index]))),
-            "cpu_microseconds_per_request": outcome.cpu_microseconds_per_request,
-        },
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::figures::Latency;
+    use super::super::Simulated;
+    use super::super::simulate::Share;
+    use super::super::tier::ByTier;
     use super::*;
-    use clap::Parser as _;
-
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::stats::Latency;
+    use serde_json::json;
+    use std::time::Duration;
 
     /// Shares of Causeway's and of a simulated LRU's memory.
     fn outcome(ours: f64, lru: f64) -> Outcome {
         let latency = Latency { median: Duration::from_millis(1), p99: Duration::from_millis(9) };
         let mut replayed = Replayed::of(&[]);
         let share = Share { requests: ours, bytes: ours };
-        replayed.tiers[0] = Answers { count: 7, share, first_byte: latency, last_byte: latency };
-        let tiers = [lru, 1.0 - lru, 0.0].map(|share| Share { requests: share, bytes: share });
+        replayed.tiers.ram = Responses { count: 7, share, first_byte: latency, last_byte: latency };
+        let share = |share| Share { requests: share, bytes: share };
+        let tiers = ByTier { ram: share(lru), disk: share(1.0 - lru), network: share(0.0) };
         Outcome {
-            objects: 3,
-            object_bytes: 3_000_000,
-            scale: 0.5,
+            trace: Workload {
+                seed: 1,
+                cids: 10,
+                from_hour: 18.0,
+                minutes: 20.0,
+                warm_minutes: 5.0,
+                speed: 20.0,
+                objects: 3,
+                object_bytes: 3_000_000,
+                size_scale: 0.5,
+                size_deviations: (2.0, 1.0),
+                popularity_exponent: 1.3,
+                popularity_knee: 0.001,
+                connections: 512,
+            },
             ram_bytes: 1_500_000,
-            replayed,
-            given: Some([75, 25, 0]),
-            cpu_microseconds_per_request: Some(42.0),
-            simulated: vec![Simulated { policy: Policy::Lru, store: Store::Pins, tiers }],
+            paper: paper::TABLE_5,
+            simulated: vec![Simulated { name: "LRU, pins", tiers }],
+            causeway: Measured {
+                replayed,
+                hits_of_lru: Some(ours / lru),
+                served: Some(ByTier { ram: 75, disk: 25, network: 0 }),
+                cpu_microseconds_per_request: Some(42.0),
+            },
         }
+    }
+
+    fn described(outcome: &Outcome) -> String {
+        let mut report = Report::new(json!({}), "trace", "A title");
+        describe(&mut report, outcome);
+        report.markdown().to_owned()
     }
 
     #[test]
     fn every_tier_has_the_paper_s_line_the_simulated_and_ours() {
-        let options = Line::parse_from(["trace"]).options;
-        let text = markdown(&options, &json!({}), &outcome(0.45, 0.46)).expect("it can be written");
+        let text = described(&outcome(0.45, 0.46));
         let lines = [
             "| nginx cache | paper | 46.0 % | 46.4 % | 0 s | – | – | – |",
             "| ram | simulated: LRU, pins | 46.0 % | 46.0 % | – | – | – | – |",
@@ -287,20 +185,17 @@ mod tests {
         for line in lines {
             assert!(text.contains(line), "no {line} in {text}");
         }
-        let json = as_json(&options, &json!({}), &outcome(0.45, 0.46));
+        let json = serde_json::to_value(outcome(0.45, 0.46)).expect("it can be serialised");
         assert_eq!(json["causeway"]["tiers"]["ram"]["count"], 7);
         assert_eq!(json["paper"]["disk"]["requests"], 0.402);
+        assert_eq!(json["causeway"]["tiers"]["ram"]["first_byte"]["median_seconds"], 0.001);
     }
 
     #[test]
-    fn hits_are_measured_by_the_simulated_lru_s() {
+    fn hits_are_judged_by_the_simulated_lru_s() {
         for (ours, lru, verdict) in [(0.46, 0.46, "0.98: met"), (0.449, 0.46, "0.98: **missed**")] {
-            let mut out = String::new();
-            verdicts(&mut out, &outcome(ours, lru)).expect("it can be written");
-            assert!(out.contains(verdict), "{out}");
+            let text = described(&outcome(ours, lru));
+            assert!(text.contains(verdict), "{text}");
         }
-        let mut untold = outcome(0.0, 0.46);
-        untold.replayed.tiers[0].count = 0;
-        assert_eq!(untold.of_lru(), None);
     }
 }

@@ -1,15 +1,24 @@
-//! Which tier of the gateway answered: what it says in a response's head, and what its metrics say of all.
+//! Which tier of the gateway served a response: by the response's head, and by the metrics of all responses.
 
 use crate::servers::scrape;
 use anyhow::Result;
 use hyper::HeaderMap;
+use serde::Serialize;
 
-/// How far the gateway had to go for an answer.
+/// How far the gateway had to go for a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tier {
     Ram,
     Disk,
     Network,
+}
+
+/// A figure for each tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct ByTier<T> {
+    pub ram: T,
+    pub disk: T,
+    pub network: T,
 }
 
 impl Tier {
@@ -24,8 +33,8 @@ impl Tier {
         }
     }
 
-    /// What `Server-Timing` (<https://www.w3.org/TR/server-timing/>) says: `tier;desc="ram"`, among others. It is known when the
-    /// head is sent: the rest of an object of many blocks may come from farther away.
+    /// The metric of `Server-Timing` (<https://www.w3.org/TR/server-timing/>): `tier;desc="ram"`, among others. It is
+    /// known when the head is sent: the rest of an object of many blocks may come from farther away.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let values = headers.get_all("server-timing").iter().filter_map(|value| value.to_str().ok());
         let mut metrics = values.flat_map(|value| value.split(',')).map(str::trim);
@@ -34,13 +43,51 @@ impl Tier {
     }
 }
 
-/// Bytes of the blocks that each tier gave so far, by `/metrics` of the operator's listener.
-pub async fn bytes_given(admin: &str) -> Result<[u64; 3]> {
-    let metrics = scrape(admin).await?;
-    Ok(Tier::ALL.map(|tier| bytes_of(&metrics, tier)))
+impl<T> ByTier<T> {
+    pub fn from_fn(mut of: impl FnMut(Tier) -> T) -> Self {
+        Self { ram: of(Tier::Ram), disk: of(Tier::Disk), network: of(Tier::Network) }
+    }
+
+    pub fn of(&self, tier: Tier) -> &T {
+        match tier {
+            Tier::Ram => &self.ram,
+            Tier::Disk => &self.disk,
+            Tier::Network => &self.network,
+        }
+    }
+
+    pub fn of_mut(&mut self, tier: Tier) -> &mut T {
+        match tier {
+            Tier::Ram => &mut self.ram,
+            Tier::Disk => &mut self.disk,
+            Tier::Network => &mut self.network,
+        }
+    }
+
+    /// In [`Tier::ALL`]'s order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        [&self.ram, &self.disk, &self.network].into_iter()
+    }
 }
 
-/// A tier that was not asked yet may be missing.
+impl ByTier<u64> {
+    /// Since an earlier reading of counters.
+    pub fn since(&self, before: Self) -> Self {
+        Self::from_fn(|tier| self.of(tier).saturating_sub(*before.of(tier)))
+    }
+
+    pub fn sum(&self) -> u64 {
+        self.iter().sum()
+    }
+}
+
+/// Bytes of the blocks that each tier has served, by the metrics of the admin listener.
+pub async fn bytes_served(admin: &str) -> Result<ByTier<u64>> {
+    let metrics = scrape(admin).await?;
+    Ok(ByTier::from_fn(|tier| bytes_of(&metrics, tier)))
+}
+
+/// A tier that has served nothing yet may be missing.
 fn bytes_of(metrics: &str, tier: Tier) -> u64 {
     let name = format!("causeway_tier_bytes_total{{tier=\"{}\"}} ", tier.name());
     metrics.lines().find_map(|line| line.strip_prefix(name.as_str())?.trim().parse().ok()).unwrap_or_default()
@@ -73,6 +120,7 @@ mod tests {
     fn bytes_are_read_from_an_exposition() {
         let metrics = "# TYPE causeway_tier_bytes counter\ncauseway_tier_bytes_total{tier=\"ram\"} 42\n\
                        causeway_tier_bytes_total{tier=\"disk\"} 7\n";
-        assert_eq!(Tier::ALL.map(|tier| bytes_of(metrics, tier)), [42, 7, 0]);
+        let bytes = ByTier::from_fn(|tier| bytes_of(metrics, tier));
+        assert_eq!(bytes, ByTier { ram: 42, disk: 7, network: 0 });
     }
 }

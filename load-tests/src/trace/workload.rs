@@ -1,23 +1,23 @@
-//! A trace: the objects, and the requests for them in the order in which they come.
+//! A trace: the objects, and the requests for them in the order of their time.
 //!
-//! Goals: one seed, one trace, on every machine; a stretch of the day has as many requests, and repeats itself as often,
-//! as that stretch of the whole day, however short it is; bounded memory.
+//! Goals: one seed, one trace, on every machine; a stretch of the day has as many requests, and repeats itself as
+//! often, as that stretch of the whole day, however short it is; bounded memory.
 
 use super::paper;
 use super::shape::{Day, Popularity, Sizes, Spread};
-use crate::sample::SplitMix;
+use crate::random::SplitMix;
 use anyhow::{Result, ensure};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Requests that a trace may have: the paper's day, and a little room. With what is recorded of each (`replay`), less than
-/// a gigabyte.
+/// Limit for the requests of a trace: the paper's day, and a little more. With their records (`replay`), they take less
+/// than a gigabyte.
 pub const REQUESTS_MAX: usize = 8_000_000;
 
 /// An hour in seconds.
 const HOUR: f64 = 3600.0;
 
-/// What is to be drawn.
+/// Parameters of a trace.
 #[derive(Debug, Clone)]
 pub struct Draw {
     pub seed: u64,
@@ -25,9 +25,9 @@ pub struct Draw {
     pub cids: u32,
     /// The hours of the gateway's clock that are taken out of the day.
     pub hours: Range<f64>,
-    /// What sizes are multiplied by at most: 1 for the paper's.
+    /// Limit for the factor of all sizes: 1 for the paper's.
     pub scale_max: f64,
-    /// Bytes that all objects of the trace may have together. If they would have more, all sizes shrink alike.
+    /// Limit for the bytes of all objects of the trace. If it is exceeded, all sizes shrink alike.
     pub bytes_max: u64,
 }
 
@@ -37,7 +37,7 @@ pub struct Object {
     pub bytes: u64,
     /// Of its bytes: [`crate::sample::bytes`].
     pub seed: u64,
-    /// Held in the gateway's store for good.
+    /// In the gateway's store from the beginning.
     pub pinned: bool,
 }
 
@@ -50,14 +50,14 @@ pub struct Request {
     pub object: u32,
 }
 
-/// What was drawn.
+/// A trace.
 #[derive(Debug, Clone)]
 pub struct Trace {
-    /// Only those that are asked for.
+    /// Those with requests.
     pub objects: Vec<Object>,
     /// By time.
     pub requests: Vec<Request>,
-    /// What sizes were multiplied by.
+    /// The factor of all sizes.
     pub scale: f64,
     /// Bytes of all objects of the whole day: what a cache's size is a share of.
     pub day_bytes: u64,
@@ -67,7 +67,8 @@ impl Draw {
     /// Draws the trace.
     ///
     /// # Errors
-    /// The hours are none of a day's, nothing or too much would be drawn, or the limit is too small for the objects.
+    /// The hours are not within a day, there would be no or too many requests, or the limit is too small for the
+    /// objects.
     pub fn draw(&self) -> Result<Trace> {
         let Range { start, end } = self.hours;
         ensure!(0.0 <= start && start < end && end <= 24.0, "from {start} to {end} is no stretch of a day of 24 hours");
@@ -80,7 +81,7 @@ impl Draw {
         let mut random = SplitMix::new(self.seed);
         let (sizes, pins) = (Spread::of_sizes(random.unit()), Spread::of_pins(random.unit()));
         let (ranks, requests) = self.requests(&mut random);
-        ensure!(!requests.is_empty(), "nothing is asked for in {} minutes", (end - start) * 60.0);
+        ensure!(!requests.is_empty(), "there are no requests in {} minutes", (end - start) * 60.0);
         let (count, fitted) = (ranks.len(), Sizes::fitted());
         let bytes = |rank: u32, scale| fitted.bytes(sizes.at(rank), scale);
         let unscaled: u64 = ranks.iter().map(|rank| bytes(*rank, 1.0)).sum();
@@ -95,7 +96,7 @@ impl Draw {
         Ok(Trace { objects: ranks.iter().map(object).collect(), requests, scale, day_bytes })
     }
 
-    /// About how many there will be.
+    /// About how many requests there will be.
     fn expected_requests(&self) -> f64 {
         let day = Day::new();
         (day.before(self.hours.end) - day.before(self.hours.start))
@@ -103,14 +104,14 @@ impl Draw {
             * Popularity::fitted().of_most_popular(1.0)
     }
 
-    /// The ranks that are asked for, and the requests for them by their index among those.
+    /// The ranks with requests, and the requests for them by their index among those.
     fn requests(&self, random: &mut SplitMix) -> (Vec<u32>, Vec<Request>) {
         let (day, start) = (Day::new(), self.hours.start * HOUR);
         let wanted = day.before(self.hours.start)..day.before(self.hours.end);
         let (mut ranks, mut requests) = (Vec::new(), Vec::new());
         for (rank, count) in (0..self.cids).zip(Popularity::fitted().counts(self.cids)) {
             let before = requests.len();
-            // The whole day is drawn, so that what is left of it is a piece of it, and not another day.
+            // The whole day is drawn, so that a part of it is a part of the same day.
             let shares = (0..count).map(|_| random.unit()).filter(|share| wanted.contains(share));
             let seconds = shares.map(|share| (day.hour(share) * HOUR - start).max(0.0));
             let object = ranks.len() as u32;
@@ -154,7 +155,7 @@ mod tests {
     fn a_day_has_the_paper_s_figures_by_request_and_by_object() {
         for seed in 0..3 {
             let trace = draw(seed, 20_000, 0.0..24.0).draw().expect("it is a day");
-            assert_eq!(trace.objects.len(), 20_000, "every CID is asked for");
+            assert_eq!(trace.objects.len(), 20_000, "every CID has requests");
             assert_eq!(trace.day_bytes, trace.bytes());
             let mean = trace.requests.len() as f64 / 20_000.0;
             assert!((mean - 25.912).abs() < 0.001, "{mean}");
@@ -211,14 +212,14 @@ mod tests {
             bytes_max in 10_000_u64..1_000_000_000,
         ) {
             let drawn = Draw { scale_max: 0.5, bytes_max, ..draw(seed, cids, start..start + 1.0) }.draw();
-            // Hardly anything may be asked for in an hour, and too little room be left for the rest.
+            // An hour may have hardly any requests, or the limit may be too small for the objects.
             prop_assume!(drawn.is_ok());
             let trace = drawn.expect("it is");
             prop_assert!(trace.requests.is_sorted_by_key(|request| request.at));
             prop_assert!(trace.requests.iter().all(|request| request.at <= Duration::from_millis(3_600_001)));
             let mut used = vec![false; trace.objects.len()];
             trace.requests.iter().for_each(|request| used[request.object as usize] = true);
-            prop_assert!(used.iter().all(|used| *used), "an object that nobody asks for");
+            prop_assert!(used.iter().all(|used| *used), "an object without requests");
             prop_assert!(trace.scale <= 0.5);
             // Rounding, and a byte for what would be nothing.
             prop_assert!(trace.bytes() <= bytes_max + trace.objects.len() as u64, "{} bytes", trace.bytes());
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_drawn_is_refused() {
+    fn invalid_parameters_are_rejected() {
         let good = draw(1, 100, 0.0..24.0);
         let table = [
             Draw { hours: 23.0..25.0, ..good.clone() },

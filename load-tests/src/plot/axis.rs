@@ -1,4 +1,4 @@
-//! An axis: where values lie on it, and its ticks.
+//! An axis: the places of values on it, and its ticks.
 
 use super::Scale;
 
@@ -32,12 +32,12 @@ impl Ruler {
         Self { scale: scale.clone(), range, ticks }
     }
 
-    /// Where a value lies; nowhere if the axis has no place for it.
+    /// The place of a value, if the axis has one.
     pub fn place(&self, value: f64) -> Option<f64> {
         place(&self.scale, value)
     }
 
-    /// What a place is called.
+    /// The label of a place.
     pub fn name(&self, place: f64) -> String {
         match &self.scale {
             Scale::Names(names) => names.get(place.round().max(0.0) as usize).cloned().unwrap_or_default(),
@@ -122,7 +122,8 @@ mod tests {
                 for value in &values {
                     let place = ruler.place(*value).expect("it is a number above 0");
                     let slack = (ruler.range.1 - ruler.range.0) * 1e-6;
-                    prop_assert!(place >= ruler.range.0 - slack && place <= ruler.range.1 + slack, "{} in {:?}", value, ruler);
+                    let range = ruler.range.0 - slack..=ruler.range.1 + slack;
+                    prop_assert!(range.contains(&place), "{} in {:?}", value, ruler);
                 }
             }
         }

@@ -1,6 +1,7 @@
-//! Data that is made up: in formats that are what they say, or begin as such.
+//! Synthetic data: in real formats, or with their real headers.
 
-use crate::sample::{self, SplitMix};
+use crate::random::SplitMix;
+use crate::sample;
 use std::fmt::Write as _;
 
 /// Readings of sensors, as they are logged: times that go up, a few names, numbers that wander.
@@ -37,8 +38,9 @@ fn document(random: &mut SplitMix, words: &[String], bytes: usize) -> Vec<u8> {
         let (latitude, longitude) = (random.unit() * 180.0 - 90.0, random.unit() * 360.0 - 180.0);
         _ = write!(
             out,
-            "{{\"id\":\"{id}\",\"name\":\"{first} {last}\",\"city\":\"{city}\",\"age\":{age},\"score\":{score:.3},\"active\":{active},\
-             \"tags\":[\"{tag}\",\"{city}\"],\"location\":{{\"latitude\":{latitude:.5},\"longitude\":{longitude:.5}}}}},"
+            "{{\"id\":\"{id}\",\"name\":\"{first} {last}\",\"city\":\"{city}\",\
+             \"age\":{age},\"score\":{score:.3},\"active\":{active},\"tags\":[\"{tag}\",\"{city}\"],\
+             \"location\":{{\"latitude\":{latitude:.5},\"longitude\":{longitude:.5}}}}},"
         );
     }
     out.pop();
@@ -56,8 +58,8 @@ pub fn html(bytes: usize, piece_bytes: usize, seed: u64) -> Vec<Vec<u8>> {
 fn page(random: &mut SplitMix, words: &[String], bytes: usize) -> Vec<u8> {
     let title = format!("{} {}", word(random, words), word(random, words));
     let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<link rel=\"stylesheet\" \
-         href=\"/assets/site.css\">\n</head>\n<body class=\"page\">\n<nav class=\"menu\">\n"
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<link \
+         rel=\"stylesheet\" href=\"/assets/site.css\">\n</head>\n<body class=\"page\">\n<nav class=\"menu\">\n"
     );
     for entry in words.iter().take(30) {
         _ = writeln!(out, "  <a class=\"menu-entry\" href=\"/topics/{entry}/\">{entry}</a>");
@@ -69,7 +71,8 @@ fn page(random: &mut SplitMix, words: &[String], bytes: usize) -> Vec<u8> {
         let (id, link) = (random.word() % 1000, word(random, words));
         _ = writeln!(
             out,
-            "<section id=\"part-{id}\">\n<h2>{}</h2>\n<p class=\"text\">{}. <a href=\"/topics/{link}/#part-{id}\">{link}</a></p>\n</section>",
+            "<section id=\"part-{id}\">\n<h2>{}</h2>\n<p class=\"text\">{}. <a \
+             href=\"/topics/{link}/#part-{id}\">{link}</a></p>\n</section>",
             word(random, words),
             paragraph.join(" ")
         );
@@ -78,8 +81,8 @@ fn page(random: &mut SplitMix, words: &[String], bytes: usize) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// What JPEG files look like to a compressor: headers (start of image, JFIF, start of scan), and then what cannot be told from
-/// noise, in which ff is followed by 00 (ITU-T T.81, F.1.2.3). It is no picture.
+/// JPEG files as a compressor sees them: headers (start of image, JFIF, start of scan), and then what cannot be told
+/// from noise, in which ff is followed by 00 (ITU-T T.81, F.1.2.3). It is no picture.
 pub fn jpeg_like(bytes: usize, piece_bytes: usize, seed: u64) -> Vec<Vec<u8>> {
     let one = |(length, seed): (usize, u64)| {
         let mut out = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x48\x00\x48\x00\x00\xff\xda\x00\x0c".to_vec();
@@ -95,8 +98,8 @@ pub fn jpeg_like(bytes: usize, piece_bytes: usize, seed: u64) -> Vec<Vec<u8>> {
     lengths(bytes, piece_bytes).zip(seed << 16..).map(one).collect()
 }
 
-/// What films look like to a compressor: the file's type, tables of samples, which shrink, and what cannot be told from noise
-/// (ISO/IEC 14496-12). It is no film.
+/// Films as a compressor sees them: the file's type, tables of samples, which shrink, and what cannot be told from
+/// noise (ISO/IEC 14496-12). It is no film.
 pub fn mp4_like(bytes: usize, seed: u64) -> Vec<u8> {
     let boxed = |kind: &[u8; 4], body: &[u8]| {
         let length = u32::try_from(body.len() + 8).unwrap_or(u32::MAX);
@@ -138,7 +141,7 @@ fn lengths(bytes: usize, piece_bytes: usize) -> impl Iterator<Item = usize> {
     (0..bytes).step_by(piece_bytes).map(move |start| piece_bytes.min(bytes - start))
 }
 
-/// Words of a made-up language.
+/// Words of a synthetic language.
 fn words(seed: u64) -> Vec<String> {
     let text = sample::text(64 << 10, seed);
     let mut words: Vec<String> = String::from_utf8_lossy(&text).split_whitespace().map(str::to_owned).collect();
@@ -159,7 +162,7 @@ fn cut(mut bytes: Vec<u8>, length: usize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// What is left of it by zstd.
+    /// The share that zstd leaves.
     fn share(bytes: &[u8]) -> f64 {
         zstd::encode_all(bytes, 3).expect("memory does not fail").len() as f64 / bytes.len() as f64
     }

@@ -38,7 +38,9 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cache::import::{IMPORT_MEMORY_BYTES_MAX, ImportError};
-use cache::{BlockStore, Finding, ImportSummary, PinError, ReadCar, RootsIn, ScrubPass, ScrubProgress, StoreError};
+use cache::{
+    BlockStore, Finding, ImportSummary, PinError, PinSummary, ReadCar, RootsIn, ScrubPass, ScrubProgress, StoreError,
+};
 use content::budget::Share;
 use content::car::{self, CarError};
 use content::dag::DagError;
@@ -53,7 +55,7 @@ use http_body::Body as _;
 use services::access::Principal;
 use services::audit::ResponseDetail;
 use services::limiter::{Limiter, Permit};
-use services::pinning::adopt::{AdoptError, Adoption};
+use services::pinning::adopt::{AdoptError, Adopted, Adoption};
 use services::pinning::{Meta, Owner, Pins, PinsError};
 use services::uploads::request_body::{Upload, boxed};
 use services::uploads::{Uploads, memory_for};
@@ -401,7 +403,8 @@ impl StoreApi {
         let adoption = Adoption { owner, name, meta: &Meta::new(), renames: true };
         match self.pins.adopt(addition, &roots, adoption).await {
             Ok(adopted) => {
-                let pins = adopted.into_iter().map(|adopted| adopted.pin).collect();
+                let pin = |Adopted { pin, request }| PinSummary { name: request.name.clone(), ..pin };
+                let pins = adopted.into_iter().map(pin).collect();
                 Ok(ImportSummary { pins, blocks, bytes })
             }
             Err(AdoptError::Add(error)) => Err(import_error(error.into())),

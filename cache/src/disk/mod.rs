@@ -151,7 +151,7 @@ impl Drop for Inner {
 
 impl Disk {
     /// Opens the store in `dir`, creating it if need be. Blocks the thread: the write-ahead log of a killed process is
-    /// replayed, a store of an earlier release is migrated, and a damaged index is rebuilt, which reads every block. If
+    /// replayed, and a damaged index is rebuilt, which reads every block. If
     /// a store that this process has closed is still being read, waits for it, for ten seconds at most.
     ///
     /// # Errors

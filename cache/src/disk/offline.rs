@@ -106,7 +106,7 @@ impl CheckReport {
 }
 
 impl Offline {
-    /// Opens the store in `dir`, and migrates one of an earlier release.
+    /// Opens the store in `dir`.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::NewerSchema`], or I/O errors.

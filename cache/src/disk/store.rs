@@ -758,6 +758,10 @@ fn known_schema(dir: &Path, found: &[u8]) -> Result<(), StoreError> {
     if found > SCHEMA {
         return Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: SCHEMA });
     }
+    if found < SCHEMA {
+        // No release wrote one.
+        return Err(StoreError::index_damaged(format!("its schema version is {found}")));
+    }
     Ok(())
 }
 

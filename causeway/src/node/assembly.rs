@@ -20,6 +20,7 @@ use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
 use gateway::resolve::source::Sources;
 use p2p_bridge::names::Names;
+use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use services::access::authenticator::{self, Authenticator};
@@ -82,7 +83,7 @@ pub(super) struct Services {
     pub senders: Senders,
     control: Arc<Control>,
     uploads: Uploads,
-    audit: Arc<AuditLog>,
+    pub audit: Arc<AuditLog>,
     caches: Caches,
 }
 
@@ -97,25 +98,25 @@ impl<'a> Assembly<'a> {
         Self { loaded, registry, health, supervisor, metrics, stop: CancellationToken::new() }
     }
 
-    /// Opens the store and the denylists.
-    pub async fn storage(&mut self) -> anyhow::Result<Storage> {
+    /// Opens the store, the keys and the denylists.
+    pub async fn storage(&mut self) -> anyhow::Result<(Storage, Keystore)> {
         let Config { data_dir, cache, policy, .. } = &self.loaded.config;
         let disk = stores::open(data_dir, cache).await.map_err(|error| self.data_dir_error(&error))?;
         stores::log_unused(data_dir, cache);
+        let keys = p2p::open_keys(self.loaded).await?;
         let lists = Lists::open(policy, data_dir).await;
         let lists = lists.map_err(|error| self.loaded.error(error.setting, error.to_string()))?;
         let policy: Arc<dyn Policy> = Arc::clone(lists.running()) as _;
         let ram = Ram::with_policy(cache.ram_bytes_max, ram_policy(cache.ram_policy));
         let tiers = Tiers::new(ram, Arc::clone(&disk), Arc::clone(&policy), TierMetrics::register(&mut self.registry));
         watch_store(&self.health, disk.live_stats());
-        Ok(Storage { disk, lists, tiers, policy })
+        Ok((Storage { disk, lists, tiers, policy }, keys))
     }
 
     /// Joins the network, and resolves and publishes names over it.
-    pub async fn network(&mut self, storage: &Storage) -> anyhow::Result<Reached> {
+    pub async fn network(&mut self, storage: &Storage, keys: Keystore) -> anyhow::Result<Reached> {
         let (loaded, registry) = (self.loaded, &mut self.registry);
         let Storage { disk, tiers, policy, .. } = storage;
-        let keys = p2p::open_keys(loaded).await?;
         let network = Network::start(loaded, Arc::new(PeerSource::of(tiers)), policy, registry).await?;
         let welcome = welcome_site(loaded, &**disk).await;
         network.provide(&**disk, loaded.config.p2p.provide).await;
@@ -192,17 +193,6 @@ impl<'a> Assembly<'a> {
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.forget()));
         gateway
-    }
-
-    /// Watches the tasks that the node cannot do without. Last, since a start that fails ends them as well.
-    pub fn watch(&self, storage: &Storage, reached: &Reached, services: &Services) {
-        self.supervisor.watch("the store's writer", storage.disk.ended());
-        self.supervisor.watch("the pin service", services.pins.ended());
-        self.supervisor.watch("the publisher of names", reached.publisher.failed());
-        self.supervisor.watch("the audit log's writer", services.audit.ended());
-        if let Some(bridge) = reached.network.bridge() {
-            self.supervisor.watch("the peer-to-peer network", bridge.ended());
-        }
     }
 
     /// The state of the admin listener.

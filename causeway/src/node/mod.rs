@@ -25,6 +25,7 @@ use gateway::listen::server::{ConnectionLimits, Drain};
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
 use services::access::authenticator::NO_ADMIN;
+use services::audit::AuditLog;
 use services::denylists::{ListUpdater, Lists};
 use services::front_caches::Senders;
 use services::health::{Health, Stage};
@@ -106,8 +107,8 @@ impl Node {
     pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(loaded).await?;
         let mut assembly = Assembly::new(loaded);
-        let storage = assembly.storage().await?;
-        let reached = assembly.network(&storage).await?;
+        let (storage, keys) = assembly.storage().await?;
+        let reached = assembly.network(&storage, keys).await?;
         let services = assembly.services(&storage, &reached).await?;
         let gateway = assembly.gateway(&storage, &reached);
         let addresses = NodeAddresses {
@@ -120,7 +121,6 @@ impl Node {
         };
         let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());
         let (metrics, stop) = (Arc::clone(&assembly.metrics), assembly.stop.clone());
-        assembly.watch(&storage, &reached, &services);
         let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
         let http = &loaded.config.http;
         let limits = ConnectionLimits::of(http);
@@ -145,8 +145,20 @@ impl Node {
             addresses,
         };
         node.publish_admin_address().await?;
+        node.watch_essential_tasks(&services.audit);
         node.health.enter(Stage::Serving);
         Ok(node)
+    }
+
+    /// Has the process end with the first task that it cannot do without. Last, since a start that fails ends them as well.
+    fn watch_essential_tasks(&self, audit: &AuditLog) {
+        self.supervisor.watch("the store's writer", self.disk.ended());
+        self.supervisor.watch("the pin service", self.pins.ended());
+        self.supervisor.watch("the publisher of names", self.publisher.failed());
+        self.supervisor.watch("the audit log's writer", audit.ended());
+        if let Some(bridge) = self.network.bridge() {
+            self.supervisor.watch("the peer-to-peer network", bridge.ended());
+        }
     }
 
     /// Publishes the address of the admin listener to commands that find the keys locked.

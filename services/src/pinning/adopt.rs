@@ -48,7 +48,8 @@ impl Pins {
     /// name keeps its request. Not cancellation-safe: a caller whose client may disconnect spawns it.
     ///
     /// # Errors
-    /// [`AdoptError`]. No new request and no pin stays then, except those that other requests need.
+    /// [`AdoptError`]. No new request and no pin stays then, except those that other requests need. A pin of the owner
+    /// that was renamed stays renamed.
     pub async fn adopt(
         self: &Arc<Self>,
         addition: Addition,
@@ -75,16 +76,12 @@ impl Pins {
         adoption: Adoption<'_>,
     ) -> Result<Vec<Adopted>, AdoptError> {
         let pins = addition.pin(roots, adoption.name).await?;
+        // So that no request is reused that another adoption withdraws.
+        let _turn = self.adoptions.lock().await;
         let (mut adopted, mut new) = (Vec::with_capacity(pins.len()), Vec::new());
         for pin in pins {
-            let known = self.known(pin.root, adoption);
-            let is_new = known.is_none();
-            let recorded = match known {
-                Some(request) => Ok(request),
-                None => self.record_as(pin.root, adoption).await,
-            };
-            match recorded {
-                Ok(request) => {
+            match self.record_as(pin.root, adoption).await {
+                Ok((request, is_new)) => {
                     new.extend(is_new.then(|| Arc::clone(&request.id)));
                     adopted.push(Adopted { pin, request });
                 }
@@ -106,13 +103,18 @@ impl Pins {
         self.of_root(&owner.id, &root).into_iter().find(is_same)
     }
 
-    async fn record_as(self: &Arc<Self>, root: Cid, adoption: Adoption<'_>) -> Result<Request, PinsError> {
+    /// The request that keeps a root for the owner, and whether it is one more than before.
+    async fn record_as(self: &Arc<Self>, root: Cid, adoption: Adoption<'_>) -> Result<(Request, bool), PinsError> {
         let Adoption { owner, name, meta, renames } = adoption;
-        let name = name.map(str::to_owned);
-        match renames {
-            true => self.record_once(owner, root, name).await,
-            false => self.record(owner, root, name, meta.clone()).await,
+        if let Some(known) = self.known(root, adoption) {
+            return Ok((known, false));
         }
+        let name = name.map(str::to_owned);
+        if !renames {
+            return Ok((self.record(owner, root, name, meta.clone()).await?, true));
+        }
+        let has_one = self.of_root(&owner.id, &root).iter().any(|request| request.status != Status::Failed);
+        Ok((self.record_once(owner, root, name).await?, !has_one))
     }
 
     async fn withdraw(self: &Arc<Self>, owner: &Owner, requests: &[Arc<str>]) {

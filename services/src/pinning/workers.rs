@@ -81,7 +81,7 @@ impl Pins {
             () = worker.cancelled() => None,
         };
         let (pins, arrived) = (Arc::clone(&self), arrived.into_inner());
-        let ended = self.spawn_change(async move { pins.end(&root, attempted, arrived).await }).await;
+        let ended = self.spawn_worker_change(async move { pins.end(&root, attempted, arrived).await }).await;
         if let Err(error) = ended {
             tracing::warn!(%root, %error, "recording the result of a pin failed");
         }
@@ -116,7 +116,7 @@ impl Pins {
         }
         // If no request is left, this cancels the worker.
         let (pins, root) = (Arc::clone(self), *root);
-        let settled = self.spawn_change(async move { pins.settle_exceeding(&root).await }).await;
+        let settled = self.spawn_worker_change(async move { pins.settle_exceeding(&root).await }).await;
         if let Err(error) = settled {
             tracing::warn!(%root, %error, "recording that a pin exceeds its quota failed");
         }

@@ -346,6 +346,8 @@ impl Index {
         *live -= 1;
         if *live == 0 {
             root.live.remove(&entry.owner);
+            // Then it is removed when it is released.
+            root.removal_pending |= root.live.is_empty() && root.retained > 0;
             if let Some(rows) = self.owners.get_mut(&entry.owner) {
                 rows.bytes = rows.bytes.saturating_sub(root.progress.bytes);
             }
@@ -383,6 +385,7 @@ impl Index {
             return false;
         }
         if root.removing {
+            root.removal_pending = true;
             return false;
         }
         (root.removing, root.removal_pending) = (true, false);
@@ -391,14 +394,18 @@ impl Index {
         true
     }
 
-    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued.
-    pub fn end_removal(&mut self, cid: &Cid) {
+    /// Ends the removal of a root's pin. Requests that arrived meanwhile are queued. Returns whether another removal was
+    /// requested meanwhile, which this one has done as well.
+    pub fn end_removal(&mut self, cid: &Cid) -> bool {
+        let mut again = false;
         if let Some(root) = self.roots.get_mut(cid) {
             root.removing = false;
+            again = std::mem::take(&mut root.removal_pending);
             root.notify();
         }
         self.requeue(cid);
         self.remove_root_if_unused(cid);
+        again
     }
 
     /// Whether a root's pin is being removed from the store.

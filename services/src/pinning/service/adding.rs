@@ -192,9 +192,13 @@ impl Pins {
             pins.index_mut().set_progress(&root, progress(&summary), true);
             let added = pins.add_now(&owner, wanted, None).await;
             // Other requests for the root may be pending.
-            pins.settle_complete(&root).await?;
+            let settled = pins.settle_complete(&root).await;
             if added.is_ok() {
                 pins.follow_ups().push(FollowUp::Announce(root));
+            }
+            // The worker settles them later.
+            if let Err(error) = settled {
+                tracing::warn!(%root, %error, "settling other requests for a pinned root failed");
             }
             added
         })

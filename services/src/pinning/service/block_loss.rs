@@ -27,7 +27,7 @@ pub(super) async fn watch(pins: Weak<Pins>, stopping: CancellationToken, changes
         for root in roots {
             let Some(pins) = pins.upgrade() else { return };
             let changing = Arc::clone(&pins);
-            if let Err(error) = pins.spawn_change(async move { changing.refresh(&root).await }).await {
+            if let Err(error) = pins.spawn_worker_change(async move { changing.refresh(&root).await }).await {
                 tracing::warn!(%root, %error, "recording that a pin lost blocks failed; the next start does it");
             }
         }

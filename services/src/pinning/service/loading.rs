@@ -8,13 +8,16 @@ use crate::pinning::workers::wait_max;
 use cache::metadata_store::Change;
 use cache::{MetadataStore, PinState, PinSummary, Salvage, StoreError};
 use content::Cid;
+use futures::future::join_all;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 
 impl Pins {
     /// Loads the pin metadata store and reconciles it with the block store.
     pub(super) async fn load(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.change(self.load_now()).await
+        let (loaded, follow_ups) = self.change(self.load_now()).await;
+        join_all(follow_ups).await;
+        loaded
     }
 
     async fn load_now(&self) -> Result<(), StoreError> {

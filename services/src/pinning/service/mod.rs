@@ -32,6 +32,7 @@ use crate::pinning::reach::Reach;
 use crate::pinning::request::{Owner, Progress, Request, Status};
 use cache::{BlockStore, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
+use futures::future::join_all;
 use libp2p::Multiaddr;
 use prometheus_client::registry::Registry;
 use std::collections::HashMap;
@@ -41,6 +42,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 /// The maximum number of concurrent dials for requests that are added while their root is being fetched.
 const DIALS_MAX: usize = 16;
@@ -165,6 +167,10 @@ pub struct Pins {
     changes: tokio::sync::Mutex<()>,
     /// The follow-ups of the change in progress.
     follow_ups: Mutex<Vec<FollowUp>>,
+    /// The follow-ups that run.
+    follow_up_tasks: TaskTracker,
+    /// One adoption records its requests at a time.
+    pub(in crate::pinning) adoptions: tokio::sync::Mutex<()>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
     /// Cancelled when the dispatcher or the task that watches pin changes has ended.
     ended: CancellationToken,
@@ -243,6 +249,8 @@ impl Pins {
             index: RwLock::default(),
             changes: tokio::sync::Mutex::default(),
             follow_ups: Mutex::default(),
+            follow_up_tasks: TaskTracker::new(),
+            adoptions: tokio::sync::Mutex::default(),
             dispatcher: Mutex::default(),
             ended: CancellationToken::new(),
             damage: Mutex::default(),
@@ -261,6 +269,8 @@ impl Pins {
         if let Some(dispatcher) = dispatcher {
             _ = dispatcher.await;
         }
+        self.follow_up_tasks.close();
+        self.follow_up_tasks.wait().await;
     }
 
     /// Waits until the service fetches no more: it was stopped, or failed because of a defect.
@@ -343,8 +353,8 @@ impl Pins {
         self.reach.delegates().await
     }
 
-    /// Waits until a request is pinned or has failed, and returns it. `on_change` is called first and after each
-    /// change.
+    /// Waits until a request is pinned or has failed, and returns it. `on_change` is called first and after each change
+    /// of its progress.
     ///
     /// # Errors
     /// [`PinsError::NotFound`] if there is no such request, or it is removed meanwhile.
@@ -376,22 +386,45 @@ impl Pins {
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, PinsError>> + Send + 'static,
     ) -> Result<T, PinsError> {
+        self.spawn(change, true).await
+    }
+
+    /// The same, for workers, which do not wait for the follow-ups either.
+    pub(in crate::pinning) async fn spawn_worker_change<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl Future<Output = Result<T, PinsError>> + Send + 'static,
+    ) -> Result<T, PinsError> {
+        self.spawn(change, false).await
+    }
+
+    async fn spawn<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl Future<Output = Result<T, PinsError>> + Send + 'static,
+        waits: bool,
+    ) -> Result<T, PinsError> {
         let pins = Arc::clone(self);
-        let working = tokio::spawn(async move { pins.change(change).await });
+        let working = tokio::spawn(async move {
+            let (changed, follow_ups) = pins.change(change).await;
+            if waits {
+                join_all(follow_ups).await;
+            }
+            changed
+        });
         working.await.unwrap_or(Err(PinsError::Store(StoreError::Closed)))
     }
 
-    /// Runs a change under the lock of changes, and then its follow-ups without it.
-    async fn change<T>(&self, change: impl Future<Output = T>) -> T {
+    /// Runs a change under the lock of changes, and starts its follow-ups.
+    async fn change<T>(self: &Arc<Self>, change: impl Future<Output = T>) -> (T, Vec<JoinHandle<()>>) {
         let (changed, follow_ups) = {
             let _turn = self.changes.lock().await;
             let changed = change.await;
             (changed, std::mem::take(&mut *self.follow_ups()))
         };
-        for follow_up in follow_ups {
-            self.follow_up(follow_up).await;
-        }
-        changed
+        let start = |follow_up| {
+            let pins = Arc::clone(self);
+            self.follow_up_tasks.spawn(async move { pins.follow_up(follow_up).await })
+        };
+        (changed, follow_ups.into_iter().map(start).collect())
     }
 
     pub(in crate::pinning) fn follow_ups(&self) -> MutexGuard<'_, Vec<FollowUp>> {

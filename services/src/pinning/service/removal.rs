@@ -5,6 +5,7 @@
 use crate::pinning::index::{Outcome, StoredRequest};
 use crate::pinning::record;
 use crate::pinning::service::{FollowUp, Pins, PinsError};
+use cache::StoreError;
 use content::Cid;
 use std::sync::Arc;
 
@@ -101,31 +102,61 @@ impl Pins {
     /// Runs a follow-up, without the lock of changes.
     pub(in crate::pinning) async fn follow_up(&self, follow_up: FollowUp) {
         match follow_up {
-            FollowUp::Remove(root) => {
-                self.remove_pin(&root).await;
-                self.index_mut().end_removal(&root);
-                self.changed();
-            }
+            FollowUp::Remove(root) => match self.remove_pin(&root).await {
+                Ok(()) => self.withdraw_unneeded(&root).await,
+                Err(error) => tracing::warn!(
+                    %root, %error, "removing a pin that is no longer needed failed; the next start tries again"
+                ),
+            },
             FollowUp::Announce(root) => {
                 self.reach.announce(&root).await;
                 // It may have been unpinned meanwhile.
-                if !self.index().is_needed(&root) {
-                    self.reach.withdraw(&root, &*self.store).await;
-                }
+                self.withdraw_unneeded(&root).await;
             }
         }
     }
 
-    async fn remove_pin(&self, root: &Cid) {
-        let removed = self.store.remove_pin(root).await;
-        let noted = match removed {
-            Ok(_) => self.register.write(vec![record::delete_orphan(root)]).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = noted {
-            tracing::warn!(%root, %error, "removing a pin that is no longer needed failed; the next start tries again");
+    async fn remove_pin(&self, root: &Cid) -> Result<(), StoreError> {
+        let mut removal = Removal { pins: self, root: Some(root) };
+        self.store.remove_pin(root).await?;
+        self.register.write(vec![record::delete_orphan(root)]).await?;
+        if removal.end() {
+            // A further removal, decided meanwhile, has written that row again.
+            self.register.write(vec![record::delete_orphan(root)]).await?;
+        }
+        Ok(())
+    }
+
+    /// Withdraws the announcement of a root, unless it has been pinned again.
+    async fn withdraw_unneeded(&self, root: &Cid) {
+        if self.index().is_needed(root) {
             return;
         }
         self.reach.withdraw(root, &*self.store).await;
+        if self.index().root(root).is_some_and(|root| root.complete) {
+            self.reach.announce(root).await;
+        }
+    }
+}
+
+/// A removal of the store's pin of a root. However it ends, the root is available again.
+struct Removal<'a> {
+    pins: &'a Pins,
+    root: Option<&'a Cid>,
+}
+
+impl Removal<'_> {
+    /// Ends the removal; returns whether it was requested once more meanwhile.
+    fn end(&mut self) -> bool {
+        let Some(root) = self.root.take() else { return false };
+        let again = self.pins.index_mut().end_removal(root);
+        self.pins.changed();
+        again
+    }
+}
+
+impl Drop for Removal<'_> {
+    fn drop(&mut self) {
+        self.end();
     }
 }

@@ -392,6 +392,15 @@ async fn a_client_that_waits_for_a_pin_sees_its_progress_and_its_end() {
     assert!(matches!(waiting.await, Err(PinsError::NotFound)));
 }
 
+/// Blocks that an upload has stored and not pinned yet.
+async fn addition<'a>(world: &World, blocks: impl IntoIterator<Item = &'a Block>) -> cache::Addition {
+    let addition = cache::Addition::begin(&*world.store).await.expect("begins");
+    for block in blocks {
+        addition.put(block).await.expect("stores");
+    }
+    addition
+}
+
 #[tokio::test]
 async fn an_addition_of_which_one_root_is_refused_leaves_nothing() {
     let world = World::new();
@@ -399,13 +408,7 @@ async fn an_addition_of_which_one_root_is_refused_leaves_nothing() {
     let pins = world.start().await;
     let poor = Owner { pins_max: Some(1), ..owner("poor") };
     let roots = [*first[0].cid(), *second[0].cid()];
-    let addition = async || {
-        let addition = cache::Addition::begin(&*world.store).await.expect("begins");
-        for block in first.iter().chain(&second) {
-            addition.put(block).await.expect("stores");
-        }
-        addition
-    };
+    let addition = async || addition(&world, first.iter().chain(&second)).await;
     let adoption = Adoption { owner: &poor, name: Some("both"), meta: &Default::default(), renames: false };
     let refused = pins.adopt(addition().await, &roots, adoption).await;
     assert!(matches!(refused, Err(AdoptError::Pins(PinsError::Quota(_)))), "{refused:?}");
@@ -418,4 +421,45 @@ async fn an_addition_of_which_one_root_is_refused_leaves_nothing() {
         adopted.iter().map(|adopted| Arc::clone(&adopted.request.id)).collect()
     };
     assert_eq!(ids(&again), ids(&adopted), "the same again changes nothing");
+}
+
+#[tokio::test]
+async fn a_failed_addition_keeps_the_pins_that_its_owner_had() {
+    let world = World::new();
+    let (first, second) = (dag("first", 0..4), dag("second", 4..8));
+    let pins = world.start().await;
+    let poor = Owner { pins_max: Some(1), ..owner("poor") };
+    let roots = [*first[0].cid(), *second[0].cid()];
+    let adoption = Adoption { owner: &poor, name: Some("old"), meta: &Default::default(), renames: true };
+    pins.adopt(addition(&world, &first).await, &roots[..1], adoption).await.expect("adopts");
+    // One root is pinned under another name, the other exceeds the quota.
+    let both = || addition(&world, first.iter().chain(&second));
+    let refused = pins.adopt(both().await, &roots, Adoption { name: Some("new"), ..adoption }).await;
+    assert!(matches!(refused, Err(AdoptError::Pins(PinsError::Quota(_)))), "{refused:?}");
+    let kept = pins.of_root("poor", &roots[0]);
+    assert_eq!((kept.len(), kept[0].status, world.pinned().await), (1, Status::Pinned, vec![roots[0]]));
+    // The same for one that was still being fetched.
+    let patient = Owner { pins_max: Some(1), ..owner("patient") };
+    let third = dag("third", 8..12);
+    let queued = pins.request(&patient, wanted(&third)).await.expect("is accepted");
+    let both = addition(&world, third.iter().chain(&second)).await;
+    let refused = pins.adopt(both, &[*third[0].cid(), roots[1]], Adoption { owner: &patient, ..adoption }).await;
+    assert!(matches!(refused, Err(AdoptError::Pins(PinsError::Quota(_)))), "{refused:?}");
+    assert_eq!(pins.of_root("patient", third[0].cid()).len(), 1);
+    assert!(world.pinned().await.contains(third[0].cid()) && !world.pinned().await.contains(&roots[1]));
+    _ = queued;
+}
+
+#[tokio::test]
+async fn a_pin_whose_last_request_goes_while_it_is_protected_goes_with_the_protection() {
+    let world = World::new();
+    let blocks = dag("one", 0..4);
+    world.upstream.has(&blocks);
+    let pins = world.start().await;
+    let request = pin(&pins, &owner("client"), wanted(&blocks)).await;
+    let protection = pins.protect(*blocks[0].cid()).await;
+    pins.remove("client", &request.id).await.expect("removes");
+    assert_eq!(world.pinned().await.len(), 1);
+    drop(protection);
+    until("it is removed", async || world.pinned().await.is_empty().then_some(())).await;
 }

@@ -167,7 +167,7 @@ proptest! {
                         progress[root] = 0;
                     }
                 }
-                Step::EndRemoval(root) if removing.remove(&roots[root]) => index.end_removal(&roots[root]),
+                Step::EndRemoval(root) if removing.remove(&roots[root]) => _ = index.end_removal(&roots[root]),
                 Step::End(root) if active.remove(&roots[root]) => index.end_work(&roots[root]),
                 _ => {}
             }

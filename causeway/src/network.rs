@@ -17,7 +17,7 @@ use p2p_bridge::{Bridge, BridgeOptions, KeySource, StartError};
 use prometheus_client::registry::Registry;
 use services::limiter::Limiter;
 use services::p2p;
-use services::pinning::Reach;
+use services::pinning::PinNetwork;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,9 +77,9 @@ impl Network {
     }
 
     /// The pin service's access to the store and the network.
-    pub fn reach(&self, loaded: &Loaded, tiers: &Tiers, policy: Arc<dyn Policy>) -> Reach {
+    pub fn reach(&self, loaded: &Loaded, tiers: &Tiers, policy: Arc<dyn Policy>) -> PinNetwork {
         let bridge = self.bridge();
-        Reach {
+        PinNetwork {
             local: Arc::new(tiers.local()),
             session: self.upstream(),
             policy,

@@ -26,9 +26,9 @@ const PUBLIC_PEERS_WAIT: Duration = Duration::from_secs(3);
 
 /// The source of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holder {
+pub enum RecordOrigin {
     /// The node's own record store.
-    Ourselves,
+    LocalNode,
     /// A peer of the DHT.
     Peer(PeerId),
     /// A delegated router.
@@ -37,9 +37,9 @@ pub enum Holder {
 
 /// A record that was found, not yet validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundRecord {
     /// The source of the record.
-    pub holder: Holder,
+    pub holder: RecordOrigin,
     /// The record.
     pub bytes: Bytes,
 }
@@ -47,7 +47,7 @@ pub struct Found {
 /// The receiver of a search. Dropping it ends the search.
 #[derive(Debug)]
 pub struct Search {
-    found: mpsc::Receiver<Found>,
+    found: mpsc::Receiver<FoundRecord>,
     peers_asked: Arc<AtomicUsize>,
     /// The permit of a concurrent search; `None` if the network has stopped.
     _permit: Option<OwnedSemaphorePermit>,
@@ -63,7 +63,7 @@ impl Search {
     }
 
     /// The next record; `None` when all relevant peers were asked.
-    pub async fn next(&mut self) -> Option<Found> {
+    pub async fn next(&mut self) -> Option<FoundRecord> {
         self.found.recv().await
     }
 
@@ -76,18 +76,18 @@ impl Search {
 /// The sender of a search, for the swarm task.
 #[derive(Debug)]
 pub struct Sink {
-    sender: mpsc::Sender<Found>,
+    sender: mpsc::Sender<FoundRecord>,
     peers_asked: Arc<AtomicUsize>,
 }
 
 impl Sink {
     /// A further sender for a search outside the DHT. The search does not end before it is dropped.
-    pub(crate) fn feeder(&self) -> mpsc::Sender<Found> {
+    pub(crate) fn feeder(&self) -> mpsc::Sender<FoundRecord> {
         self.sender.clone()
     }
 
     /// Sends a record.
-    pub(crate) fn put(&self, found: Found) {
+    pub(crate) fn put(&self, found: FoundRecord) {
         // If the channel is full, the record is dropped.
         let _ = self.sender.try_send(found);
     }
@@ -165,7 +165,7 @@ impl Lookups {
     }
 
     /// A query found a record.
-    pub fn found(&mut self, scope: Scope, query: QueryId, found: Found) {
+    pub fn found(&mut self, scope: Scope, query: QueryId, found: FoundRecord) {
         if let Some(lookup) = self.queries.get(&(scope, query)).and_then(|id| self.lookups.get_mut(id)) {
             lookup.found = true;
             lookup.sink.put(found);
@@ -234,8 +234,8 @@ mod tests {
         RecordKey::new(b"key")
     }
 
-    fn found() -> Found {
-        Found { holder: Holder::Peer(PeerId::random()), bytes: Bytes::from_static(b"record") }
+    fn found() -> FoundRecord {
+        FoundRecord { holder: RecordOrigin::Peer(PeerId::random()), bytes: Bytes::from_static(b"record") }
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@ use content::names::Key;
 use content::{Block, BlockKey, BlockSource, Cid, MemoryBlocks, codec, hashes};
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::finders::PeerSearch;
-use p2p_bridge::lookups::Holder;
+use p2p_bridge::lookups::RecordOrigin;
 use p2p_bridge::routing_v1::PeerRecord;
 use p2p_bridge::{Bridge, BridgeOptions};
 use prometheus_client::registry::Registry;
@@ -208,6 +208,6 @@ async fn ipns_records_are_found_through_routers() {
     let node = Node::start(&[], |options| options.http.routers = vec![url]).await;
     let mut search = node.bridge.find_records(&key).await;
     let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("in time").expect("a record");
-    assert_eq!((found.holder, &found.bytes[..]), (Holder::Router, &b"a record"[..]), "not verified here");
+    assert_eq!((found.holder, &found.bytes[..]), (RecordOrigin::Router, &b"a record"[..]), "not verified here");
     node.bridge.shutdown().await;
 }

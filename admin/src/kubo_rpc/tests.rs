@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use services::access::Principal;
 use services::limiter::Limiter;
-use services::pinning::{PinMetrics, PinOptions, Reach};
+use services::pinning::{PinMetrics, PinNetwork, PinOptions};
 use std::io;
 use tower::ServiceExt as _;
 
@@ -95,9 +95,9 @@ impl World {
         let sources = Sources { local, open_session: Box::new(open_session), fetches, policy: Arc::clone(&policy) };
         let sources = Arc::new(sources);
         let upstream = Arc::clone(&elsewhere);
-        let reach = Reach {
+        let reach = PinNetwork {
             session: Box::new(move |_| Arc::clone(&upstream) as _),
-            ..Reach::nobody(&tiers, Arc::clone(&policy))
+            ..PinNetwork::local_only(&tiers, Arc::clone(&policy))
         };
         let metrics = PinMetrics::register(registry);
         let pins = Pins::start(PinOptions::default(), MetadataStore::memory(), Arc::clone(&store), reach, metrics);

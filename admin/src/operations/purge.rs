@@ -130,7 +130,7 @@ impl Operations {
         let name_subjects: Vec<Subject> = names.iter().map(|name| whole(Root::Name(name.clone()))).collect();
         for name in names {
             let known = match mode {
-                PurgeMode::Remove => self.parts().names.forget(&name),
+                PurgeMode::Remove => self.parts().names.invalidate(&name),
                 PurgeMode::DryRun => self.parts().names.is_cached(&name),
             };
             if known {

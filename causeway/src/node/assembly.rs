@@ -32,7 +32,7 @@ use services::front_caches::{Caches, Senders};
 use services::health::{Degraded, Health};
 use services::limiter::Limiter;
 use services::logging::chain;
-use services::pinning::{PinMetrics, PinOptions, Pins, Reach};
+use services::pinning::{PinMetrics, PinNetwork, PinOptions, Pins};
 use services::supervision::Supervisor;
 use services::uploads::resumable::ResumableUploads;
 use services::uploads::{self, Uploads};
@@ -143,7 +143,7 @@ impl<'a> Assembly<'a> {
         Ok(Services { pins, parts, senders, control, uploads, audit, caches })
     }
 
-    async fn pins(&mut self, store: &Arc<dyn BlockStore>, reach: Reach) -> anyhow::Result<Arc<Pins>> {
+    async fn pins(&mut self, store: &Arc<dyn BlockStore>, reach: PinNetwork) -> anyhow::Result<Arc<Pins>> {
         let Config { data_dir, cache, pinning, .. } = &self.loaded.config;
         let options = PinOptions {
             workers_max: size(pinning.workers_max),
@@ -191,7 +191,7 @@ impl<'a> Assembly<'a> {
         };
         let gateway = Arc::new(Gateway::new(wiring, http, self.limits()));
         let caches = Arc::downgrade(&gateway);
-        storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.forget()));
+        storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.invalidate_caches()));
         gateway
     }
 

@@ -35,7 +35,7 @@ use config::{Loaded, StoreKind};
 use content::Cid;
 use futures::stream::{self, Stream, TryStreamExt as _};
 use http::{Method, StatusCode};
-use p2p_bridge::names::keystore::{Holder, Keystore};
+use p2p_bridge::names::keystore::{Keystore, LockHolder};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -148,12 +148,12 @@ async fn admin_url(data_dir: &Path) -> anyhow::Result<Option<String>> {
     let (dir, begun) = (p2p::state_dir(data_dir), Instant::now());
     loop {
         match Keystore::holder(&dir)? {
-            Holder::Somebody { word: Some(admin_url) } => return Ok(Some(admin_url)),
+            LockHolder::Process { admin_address: Some(admin_url) } => return Ok(Some(admin_url)),
             // A starting gateway, or a command that holds the lock for a moment.
-            Holder::Somebody { word: None } if begun.elapsed() < STARTUP_TIMEOUT => {
+            LockHolder::Process { admin_address: None } if begun.elapsed() < STARTUP_TIMEOUT => {
                 tokio::time::sleep(POLL_INTERVAL).await
             }
-            Holder::Somebody { word: None } | Holder::Nobody => return Ok(None),
+            LockHolder::Process { admin_address: None } | LockHolder::Unlocked => return Ok(None),
         }
     }
 }

@@ -167,7 +167,7 @@ impl Gateway {
     }
 
     /// Invalidates all caches, because the policy has changed.
-    pub fn forget(&self) {
+    pub fn invalidate_caches(&self) {
         self.paths.invalidate_all();
         self.resources.redirects.invalidate_all();
         self.resources.listings.invalidate_all();

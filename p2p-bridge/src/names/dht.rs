@@ -8,7 +8,7 @@
 use super::cache::{Answer, CacheEntry, QUORUM};
 use super::{FAILURE_TTL, Inner, QUORUM_WAIT};
 use crate::bridge::Bridge;
-use crate::lookups::{Holder, Search};
+use crate::lookups::{RecordOrigin, Search};
 use content::ipns::Record;
 use content::names::Key;
 use content::{Name, NameError};
@@ -67,7 +67,7 @@ pub(super) async fn search(
         let Some(found) = next else { break };
         match check(inner, &key, &found.bytes) {
             // A record that this node stores for the DHT confirms nothing.
-            Ok(record) if found.holder == Holder::Ourselves && is_known(inner, &name, &record) => {}
+            Ok(record) if found.holder == RecordOrigin::LocalNode && is_known(inner, &name, &record) => {}
             Ok(record) => {
                 good += 1;
                 if good == 1 {

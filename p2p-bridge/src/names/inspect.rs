@@ -121,7 +121,7 @@ impl Names {
 
     /// Invalidates the cached answer of a name. The static map and published names are not affected. Returns whether
     /// there was one.
-    pub fn forget(&self, name: &Name) -> bool {
+    pub fn invalidate(&self, name: &Name) -> bool {
         let known = self.inner.cache.remove(name);
         if known {
             self.inner.changed.notify_one();

@@ -85,7 +85,7 @@ pub enum KeyError {
         /// The folder.
         folder: PathBuf,
         /// The admin address of that process, if it published one.
-        word: Option<String>,
+        admin_address: Option<String>,
     },
     /// The node's own key is not available.
     #[error(transparent)]
@@ -102,13 +102,13 @@ pub enum KeyError {
 
 /// The process that has a keystore open.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
+pub enum LockHolder {
     /// None.
-    Nobody,
+    Unlocked,
     /// Another process: a node, or a short-running command.
-    Somebody {
+    Process {
         /// Its admin address, if it has published one.
-        word: Option<String>,
+        admin_address: Option<String>,
     },
 }
 
@@ -166,16 +166,18 @@ impl Keystore {
     ///
     /// # Errors
     /// [`KeyError::Io`]; a missing keystore is not an error.
-    pub fn holder(state_dir: &Path) -> Result<Holder, KeyError> {
+    pub fn holder(state_dir: &Path) -> Result<LockHolder, KeyError> {
         let path = state_dir.join(LOCK_FILE);
         let mut file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Holder::Nobody),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(LockHolder::Unlocked),
             file => file.map_err(at(&path))?,
         };
         match file.try_lock_shared() {
-            Ok(()) => Ok(Holder::Nobody),
+            Ok(()) => Ok(LockHolder::Unlocked),
             Err(TryLockError::Error(error)) => Err(at(&path)(error)),
-            Err(TryLockError::WouldBlock) => Ok(Holder::Somebody { word: read_address(&mut file).map_err(at(&path))? }),
+            Err(TryLockError::WouldBlock) => {
+                Ok(LockHolder::Process { admin_address: read_address(&mut file).map_err(at(&path))? })
+            }
         }
     }
 
@@ -183,12 +185,12 @@ impl Keystore {
     ///
     /// # Errors
     /// [`KeyError::Io`] if the lock file cannot be written.
-    pub fn publish_admin_address(&self, word: &str) -> Result<(), KeyError> {
+    pub fn publish_admin_address(&self, admin_address: &str) -> Result<(), KeyError> {
         let mut file = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let write = |file: &mut File| {
             file.set_len(0)?;
             file.rewind()?;
-            file.write_all(word.as_bytes())
+            file.write_all(admin_address.as_bytes())
         };
         write(&mut file).map_err(at(&self.folder))
     }
@@ -368,19 +370,19 @@ fn lock(state_dir: &Path, patience: Duration) -> Result<File, KeyError> {
             Err(TryLockError::Error(error)) => return Err(at(&path)(error)),
             Err(TryLockError::WouldBlock) => {}
         }
-        let word = read_address(&mut file).map_err(at(&path))?;
-        if word.is_some() || begun.elapsed() >= patience {
-            return Err(KeyError::InUse { folder: state_dir.to_owned(), word });
+        let admin_address = read_address(&mut file).map_err(at(&path))?;
+        if admin_address.is_some() || begun.elapsed() >= patience {
+            return Err(KeyError::InUse { folder: state_dir.to_owned(), admin_address });
         }
         std::thread::sleep(RETRY_INTERVAL);
     }
 }
 
 fn read_address(file: &mut File) -> io::Result<Option<String>> {
-    let mut word = String::new();
+    let mut admin_address = String::new();
     file.rewind()?;
-    file.take(ADDRESS_BYTES_MAX as u64).read_to_string(&mut word)?;
-    Ok(Some(word).filter(|word| !word.is_empty()))
+    file.take(ADDRESS_BYTES_MAX as u64).read_to_string(&mut admin_address)?;
+    Ok(Some(admin_address).filter(|admin_address| !admin_address.is_empty()))
 }
 
 #[cfg(test)]
@@ -489,18 +491,23 @@ mod tests {
         let folder = folder();
         let keys = open(&folder);
         let refusal = |patience| Keystore::open(folder.path(), patience).err();
-        assert!(matches!(refusal(Duration::from_millis(50)), Some(KeyError::InUse { word: None, .. })));
+        assert!(matches!(refusal(Duration::from_millis(50)), Some(KeyError::InUse { admin_address: None, .. })));
         keys.publish_admin_address("http://127.0.0.1:12345").expect("writes");
         let holder = || Keystore::holder(folder.path()).expect("reads");
-        assert_eq!(holder(), Holder::Somebody { word: Some("http://127.0.0.1:12345".to_owned()) });
+        assert_eq!(holder(), LockHolder::Process { admin_address: Some("http://127.0.0.1:12345".to_owned()) });
         keys.publish_admin_address("http://[::1]:1").expect("writes");
-        assert_eq!(holder(), Holder::Somebody { word: Some("http://[::1]:1".to_owned()) });
+        assert_eq!(holder(), LockHolder::Process { admin_address: Some("http://[::1]:1".to_owned()) });
         let refused = refusal(Duration::from_secs(3600));
-        assert!(matches!(&refused, Some(KeyError::InUse { word: Some(word), .. }) if word == "http://[::1]:1"));
+        assert!(
+            matches!(&refused, Some(KeyError::InUse { admin_address: Some(admin_address), .. }) if admin_address == "http://[::1]:1")
+        );
         drop(keys);
-        assert_eq!(holder(), Holder::Nobody);
+        assert_eq!(holder(), LockHolder::Unlocked);
         let keys = open(&folder);
-        assert!(matches!(refusal(Duration::ZERO), Some(KeyError::InUse { word: None, .. })), "the address was deleted");
+        assert!(
+            matches!(refusal(Duration::ZERO), Some(KeyError::InUse { admin_address: None, .. })),
+            "the address was deleted"
+        );
         drop(keys);
     }
 }

@@ -1,7 +1,7 @@
 //! Names with a scripted DHT and DNS and a clock that tests advance, and with a real DNS server on loopback.
 
 use super::*;
-use crate::lookups::{Found, Holder, Search, Sink};
+use crate::lookups::{FoundRecord, RecordOrigin, Search, Sink};
 use bytes::Bytes;
 use cid::multibase::{self, Base};
 use content::ipns::Draft;
@@ -109,7 +109,7 @@ impl Dht {
     /// Adds a record to every open search.
     pub fn finds(&self, bytes: Bytes) {
         for sink in self.sinks.lock().expect("no panics").iter() {
-            sink.put(Found { holder: Holder::Peer(PeerId::random()), bytes: bytes.clone() });
+            sink.put(FoundRecord { holder: RecordOrigin::Peer(PeerId::random()), bytes: bytes.clone() });
         }
     }
 
@@ -131,10 +131,10 @@ impl RecordSource for Dht {
     fn find(&self, key: Key) -> BoxFuture<'static, Search> {
         let (search, sink) = Search::new(None);
         for bytes in self.kept.lock().expect("no panics").iter() {
-            sink.put(Found { holder: Holder::Ourselves, bytes: bytes.clone() });
+            sink.put(FoundRecord { holder: RecordOrigin::LocalNode, bytes: bytes.clone() });
         }
         for bytes in self.records.lock().expect("no panics").get(&key).into_iter().flatten() {
-            sink.put(Found { holder: Holder::Peer(PeerId::random()), bytes: bytes.clone() });
+            sink.put(FoundRecord { holder: RecordOrigin::Peer(PeerId::random()), bytes: bytes.clone() });
         }
         if self.open {
             self.sinks.lock().expect("no panics").push(sink);
@@ -758,7 +758,7 @@ async fn a_refresh_looks_up_a_cached_name() {
     dht.has(1, []);
     let failed = names.refresh(&name(1)).await;
     assert_eq!((failed.new.as_ref().map(leads_to).as_deref(), dht.searches()), (Ok("new"), 3));
-    assert!(names.forget(&name(1)) && !names.forget(&name(1)), "no longer cached");
+    assert!(names.invalidate(&name(1)) && !names.invalidate(&name(1)), "no longer cached");
     assert!(matches!(names.resolve(&name(1)).await, Err(NameError::NoRecord { .. })));
 }
 

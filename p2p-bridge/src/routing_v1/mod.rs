@@ -29,7 +29,7 @@ pub use client::{InvalidRouterUrl, Question, RouterError};
 pub use filters::Filters;
 pub use types::PeerRecord;
 
-use crate::lookups::{self, Holder};
+use crate::lookups::{self, RecordOrigin};
 use bytes::Bytes;
 use client::{Limits, Router};
 use content::names::Key;
@@ -124,7 +124,7 @@ impl Routers {
 
     /// Queries all available routers for the record of a key, and sends the results to a search, until its receiver is
     /// closed. The records are not verified.
-    pub async fn feed(self, key: Key, search: mpsc::Sender<lookups::Found>) {
+    pub async fn feed(self, key: Key, search: mpsc::Sender<lookups::FoundRecord>) {
         let mut tasks = JoinSet::new();
         for request in self.ask_all("ipns") {
             let search = search.clone();
@@ -132,7 +132,7 @@ impl Routers {
                 let answer = request.execute(|router| async move { router.record(&key).await }, count).await;
                 if let Ok(Some(bytes)) = answer {
                     // If the channel is full, the search has enough records.
-                    let _ = search.try_send(lookups::Found { holder: Holder::Router, bytes });
+                    let _ = search.try_send(lookups::FoundRecord { holder: RecordOrigin::Router, bytes });
                 }
             });
         }

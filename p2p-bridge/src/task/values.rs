@@ -1,7 +1,7 @@
 //! Searches for value records ([`crate::lookups`]), and puts ([`crate::puts`]).
 
 use super::Task;
-use crate::lookups::{Found, Holder, Sink};
+use crate::lookups::{FoundRecord, RecordOrigin, Sink};
 use crate::puts::PutError;
 use crate::scope::Scope;
 use libp2p::kad::store::RecordStore;
@@ -14,7 +14,7 @@ impl Task {
     pub(super) fn find_records(&mut self, key: RecordKey, sink: Sink) {
         for scope in Scope::ALL {
             if let Some(record) = self.swarm.behaviour_mut().dht(scope).store_mut().get(&key) {
-                sink.put(Found { holder: Holder::Ourselves, bytes: record.into_owned().value.into() });
+                sink.put(FoundRecord { holder: RecordOrigin::LocalNode, bytes: record.into_owned().value.into() });
             }
         }
         self.lookups.add(key, sink, Instant::now());
@@ -39,7 +39,11 @@ impl Task {
     pub(super) fn on_record(&mut self, scope: Scope, query: QueryId, found: PeerRecord) {
         // A record without a peer is a stored one, which was returned when the search started.
         let Some(peer) = found.peer else { return };
-        self.lookups.found(scope, query, Found { holder: Holder::Peer(peer), bytes: found.record.value.into() });
+        self.lookups.found(
+            scope,
+            query,
+            FoundRecord { holder: RecordOrigin::Peer(peer), bytes: found.record.value.into() },
+        );
         self.end_abandoned_lookups();
     }
 
@@ -134,7 +138,7 @@ mod tests {
             let bridge = started.expect("starts");
             let mut search = bridge.find_records(&key).await;
             let found = timeout(Duration::from_secs(30), search.next()).await.expect("at once");
-            let expected = Found { holder: Holder::Ourselves, bytes: record.bytes().clone() };
+            let expected = FoundRecord { holder: RecordOrigin::LocalNode, bytes: record.bytes().clone() };
             assert_eq!((found, search.peers_asked()), (Some(expected), 0), "{scope:?}");
             bridge.shutdown().await;
         }

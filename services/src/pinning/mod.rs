@@ -43,7 +43,7 @@ mod workers;
 
 pub use self::filter::{Filter, NameMatch, Page};
 pub use self::metrics::PinMetrics;
-pub use self::reach::Reach;
+pub use self::reach::PinNetwork;
 pub use self::request::{Meta, OPERATOR, Owner, PinParameters, Progress, Request, Status};
 pub use self::service::{DamageReport, PinOptions, Pins, PinsError, Protection, QuotaUsage, RemainingQuota};
 

@@ -1,4 +1,4 @@
-//! [`Reach`]: the network, as the pin service uses it.
+//! [`PinNetwork`]: the network, as the pin service uses it.
 
 use cache::{BlockStore, Tiers};
 use content::{BlockKey, BlockSource, Cid, Policy};
@@ -21,7 +21,7 @@ const DIAL_WAIT: Duration = Duration::from_secs(5);
 pub type OpenSession = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
 
 /// Access to blocks and peers.
-pub struct Reach {
+pub struct PinNetwork {
     /// The locally stored blocks, as far as the policy allows.
     pub local: Arc<dyn BlockSource>,
     /// The network.
@@ -36,9 +36,9 @@ pub struct Reach {
     pub provide: config::Provide,
 }
 
-impl Reach {
+impl PinNetwork {
     /// The tiers only, without a network.
-    pub fn nobody(tiers: &Tiers, policy: Arc<dyn Policy>) -> Self {
+    pub fn local_only(tiers: &Tiers, policy: Arc<dyn Policy>) -> Self {
         let nothing = Arc::new(content::MemoryBlocks::new());
         Self {
             local: Arc::new(tiers.local()),

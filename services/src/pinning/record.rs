@@ -264,10 +264,10 @@ mod tests {
         };
         let full = StoredRequest {
             id: "0123".into(),
-            owner: "somebody".into(),
+            owner: "alice".into(),
             wanted: Arc::new(wanted),
             created_ms: 1_795_000_000_123,
-            outcome: Outcome::Failed("nobody has it".into()),
+            outcome: Outcome::Failed("no peer has it".into()),
             bytes_max: Some(7),
             keeps: Some(root),
             taken_in: false,

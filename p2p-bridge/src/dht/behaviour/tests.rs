@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Bridge;
-use crate::lookups::Holder;
+use crate::lookups::RecordOrigin;
 use content::MemoryBlocks;
 use content::ipns::{Draft, Record};
 use futures::StreamExt;
@@ -243,7 +243,7 @@ async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
             let bridge = start(settings.clone()).await;
             let mut search = bridge.find_records(&name).await;
             let found = tokio::time::timeout(PATIENCE, search.next()).await.expect("the search ends");
-            assert_eq!(found.map(|found| found.holder), Some(Holder::Peer(server.peer_id())), "{scope:?}");
+            assert_eq!(found.map(|found| found.holder), Some(RecordOrigin::Peer(server.peer_id())), "{scope:?}");
             bridge.shutdown().await;
         }
         server.shutdown().await;

@@ -30,7 +30,7 @@ use super::dht::RecordSource;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::essential::SupervisedTasks;
-use crate::lookups::Holder;
+use crate::lookups::RecordOrigin;
 use crate::options::PublishOptions;
 use content::Name;
 use content::ipns::Record;
@@ -439,7 +439,7 @@ impl Inner {
             let mut search = records.find(entry.key).await;
             while let Some(found) = search.next().await {
                 // Routers count as a source although they are not DHT peers; this node does not.
-                if found.holder != Holder::Ourselves {
+                if found.holder != RecordOrigin::LocalNode {
                     asked = 1;
                 }
                 // An expired record counts as well, because its sequence number is used.

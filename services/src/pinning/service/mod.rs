@@ -28,7 +28,7 @@ mod settling;
 use crate::pinning::filter::{Filter, Page, PreparedFilter};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
-use crate::pinning::reach::Reach;
+use crate::pinning::reach::PinNetwork;
 use crate::pinning::request::{Owner, Progress, Request, Status};
 use cache::{BlockStore, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
@@ -152,7 +152,7 @@ impl Drop for Protection {
 pub struct Pins {
     pub(in crate::pinning) options: PinOptions,
     pub(in crate::pinning) store: Arc<dyn BlockStore>,
-    pub(in crate::pinning) reach: Reach,
+    pub(in crate::pinning) reach: PinNetwork,
     pub(in crate::pinning) metrics: PinMetrics,
     /// Notified when a root may have become due.
     pub(in crate::pinning) wake: Notify,
@@ -186,7 +186,7 @@ impl Pins {
         options: PinOptions,
         register: MetadataStore,
         store: Arc<dyn BlockStore>,
-        reach: Reach,
+        reach: PinNetwork,
         metrics: PinMetrics,
     ) -> Result<Arc<Self>, StoreError> {
         let pins = Arc::new(Self::new(options, register, store, reach, metrics));
@@ -224,7 +224,7 @@ impl Pins {
         let policy: Arc<dyn Policy> = Arc::new(AllowAll);
         let tiers = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(Ram::new(1 << 20), Arc::clone(store), Arc::clone(&policy), tiers);
-        let reach = Reach::nobody(&tiers, policy);
+        let reach = PinNetwork::local_only(&tiers, policy);
         let (options, metrics) = (PinOptions::default(), PinMetrics::default());
         Arc::new(Self::new(options, register, Arc::clone(store), reach, metrics))
     }
@@ -233,7 +233,7 @@ impl Pins {
         options: PinOptions,
         register: MetadataStore,
         store: Arc<dyn BlockStore>,
-        reach: Reach,
+        reach: PinNetwork,
         metrics: PinMetrics,
     ) -> Self {
         Self {

@@ -39,12 +39,12 @@ async fn a_pin_that_loses_a_block_fetches_it_again() {
         world.upstream = Upstream::new(6);
         world.upstream.has(&blocks);
         let pins = world.start().await;
-        let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+        let request = pin(&pins, &owner("alice"), wanted(&blocks)).await;
         lose(&world, &blocks[3]).await;
         let waiting = waits(&pins, &request).await;
         let details = waiting.details.as_deref().unwrap_or_default();
         assert!(details.contains("blocks of it were lost"), "{details}");
-        assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks), "its usage is unchanged");
+        assert_eq!(pins.used("alice").bytes, bytes_of(&blocks), "its usage is unchanged");
         assert_eq!(pins.counts(), Counts { pending: 1, incomplete_roots: 1, ..pins.counts() });
         let poor = Owner { bytes_max: Some(bytes_of(&blocks) - 1), ..owner("poor") };
         let refused = pins.request(&poor, wanted(&blocks)).await;
@@ -70,7 +70,7 @@ async fn lost_blocks_are_fetched_after_a_restart() {
     let supply = futures::stream::iter(operators.iter().cloned().map(Ok::<_, SourceError>));
     world.store.pin_recursive(*operators[0].cid(), None, supply).await.expect("pins");
     let pins = world.start().await;
-    let request = pin(&pins, &owner("somebody"), wanted(&mine)).await;
+    let request = pin(&pins, &owner("alice"), wanted(&mine)).await;
     let taken_in = pins.list(OPERATOR, &Filter { limit: 1, ..Filter::default() }).await.requests.remove(0);
     pins.stop().await;
     // While no service runs, as by a check; and while one runs that is killed before it is notified.
@@ -117,7 +117,7 @@ async fn a_lost_block_that_is_stored_in_another_way_completes_the_pin_soon() {
     let blocks = dag("one", 0..3);
     world.upstream.has(&blocks);
     let pins = world.start().await;
-    let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    let request = pin(&pins, &owner("alice"), wanted(&blocks)).await;
     world.upstream = Upstream::new(0);
     let pins = {
         pins.stop().await;
@@ -127,7 +127,7 @@ async fn a_lost_block_that_is_stored_in_another_way_completes_the_pin_soon() {
     };
     lose(&world, &blocks[2]).await;
     until("the next attempt is an hour away", async || {
-        pins.get("somebody", &request.id).filter(|now| now.next_attempt.is_some())
+        pins.get("alice", &request.id).filter(|now| now.next_attempt.is_some())
     })
     .await;
     world.store.put_cached(blocks[2].clone()).await;
@@ -162,7 +162,7 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     let blocks = dag("one", 0..5);
     world.upstream.has(&blocks);
     let pins = world.start().await;
-    let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    let request = pin(&pins, &owner("alice"), wanted(&blocks)).await;
     // One block is withheld and stored; another is withheld and was deleted, as by a take-down.
     rules.set(vec![*blocks[2].cid(), *blocks[3].cid()]);
     lose(&world, &blocks[3]).await;
@@ -174,7 +174,7 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     assert_eq!((pins.counts().withheld, pins.counts().incomplete_roots, pins.counts().failed), (1, 0, 0));
     assert_eq!(world.upstream.asked(), asked, "it is not fetched");
     assert!(world.holds(&blocks[1]).await && world.holds(&blocks[2]).await, "the rest is kept");
-    assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks));
+    assert_eq!(pins.used("alice").bytes, bytes_of(&blocks));
     // A corrupt block of the same DAG is fetched again.
     lose(&world, &blocks[4]).await;
     until("it was fetched", async || (world.upstream.asked() == asked + 1).then_some(())).await;

@@ -12,8 +12,8 @@ async fn a_dag_is_fetched_pinned_and_unpinned() {
         let blocks = dag("one", 0..40);
         world.upstream.has(&blocks);
         let pins = world.start().await;
-        let somebody = owner("somebody");
-        let asked = pins.request(&somebody, named(&blocks, "mine")).await.expect("is asked for");
+        let alice = owner("alice");
+        let asked = pins.request(&alice, named(&blocks, "mine")).await.expect("is asked for");
         assert!(matches!(asked.status, Status::Queued | Status::Pinning));
         assert!(asked.id.len() == 32 && asked.id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{}", asked.id);
         let request = becomes(&pins, &asked, Status::Pinned).await;
@@ -21,11 +21,11 @@ async fn a_dag_is_fetched_pinned_and_unpinned() {
         assert_eq!((request.name.as_deref(), request.created), (Some("mine"), asked.created));
         assert_eq!(world.pinned().await, [*blocks[0].cid()]);
         assert!(world.holds(&blocks[40]).await);
-        pins.remove("somebody", &request.id).await.expect("removes");
-        assert!(pins.get("somebody", &request.id).is_none());
+        pins.remove("alice", &request.id).await.expect("removes");
+        assert!(pins.get("alice", &request.id).is_none());
         assert_eq!(world.pinned().await, []);
         assert!(!world.holds(&blocks[40]).await && !world.holds(&blocks[0]).await);
-        let again = pins.remove("somebody", &request.id).await;
+        let again = pins.remove("alice", &request.id).await;
         assert!(matches!(again, Err(PinsError::NotFound)));
         pins.stop().await;
     }
@@ -66,12 +66,12 @@ async fn a_block_of_two_dags_stays_until_both_are_unpinned() {
     world.upstream.has(&first);
     world.upstream.has(&second);
     let pins = world.start().await;
-    let somebody = owner("somebody");
-    let one = pin(&pins, &somebody, wanted(&first)).await;
-    let other = pin(&pins, &somebody, wanted(&second)).await;
-    pins.remove("somebody", &one.id).await.expect("removes");
+    let alice = owner("alice");
+    let one = pin(&pins, &alice, wanted(&first)).await;
+    let other = pin(&pins, &alice, wanted(&second)).await;
+    pins.remove("alice", &one.id).await.expect("removes");
     assert!(world.holds(&shared).await && !world.holds(&first[0]).await);
-    pins.remove("somebody", &other.id).await.expect("removes");
+    pins.remove("alice", &other.id).await.expect("removes");
     assert!(!world.holds(&shared).await);
 }
 
@@ -89,16 +89,16 @@ async fn permanent_failures_are_immediate_and_leave_nothing() {
         (vec![node("broken", std::slice::from_ref(&broken)), broken], "malformed"),
     ];
     let pins = world.start().await;
-    let somebody = owner("somebody");
+    let alice = owner("alice");
     for (blocks, words) in table {
         world.upstream.has(&blocks);
-        let request = pins.request(&somebody, wanted(&blocks)).await.expect("is asked for");
+        let request = pins.request(&alice, wanted(&blocks)).await.expect("is asked for");
         let request = becomes(&pins, &request, Status::Failed).await;
         let details = request.details.as_deref().unwrap_or_default();
         assert!(details.contains(words), "{details}");
         assert_eq!(request.progress, Progress::default());
         until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
-        pins.remove("somebody", &request.id).await.expect("removes");
+        pins.remove("alice", &request.id).await.expect("removes");
     }
 }
 
@@ -108,9 +108,9 @@ async fn missing_blocks_are_retried_until_they_arrive() {
     let blocks = dag("one", 0..5);
     world.upstream.has(&blocks[..5]);
     let pins = world.start().await;
-    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
     let waiting = until("it was tried twice", async || {
-        pins.get("somebody", &request.id).filter(|now| now.attempts >= 2 && now.status == Status::Queued)
+        pins.get("alice", &request.id).filter(|now| now.attempts >= 2 && now.status == Status::Queued)
     });
     let waiting = waiting.await;
     assert!(waiting.details.is_some_and(|details| details.contains("is not stored locally")));
@@ -127,14 +127,14 @@ async fn requests_fail_when_retries_are_exhausted() {
     let blocks = dag("one", 0..5);
     world.upstream.has(&blocks[..3]);
     let pins = world.start().await;
-    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
     let failed = becomes(&pins, &request, Status::Failed).await;
     assert!(failed.details.is_some_and(|details| details.starts_with("given up after")));
     until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
     // A new request is tried again; the failed one stays failed.
     world.upstream.has(&blocks);
-    pin(&pins, &owner("somebody"), wanted(&blocks)).await;
-    assert_eq!(pins.get("somebody", &request.id).map(|request| request.status), Some(Status::Failed));
+    pin(&pins, &owner("alice"), wanted(&blocks)).await;
+    assert_eq!(pins.get("alice", &request.id).map(|request| request.status), Some(Status::Failed));
 }
 
 #[tokio::test]
@@ -144,15 +144,15 @@ async fn removing_a_request_during_its_fetch_cancels_the_worker() {
     let blocks = dag("one", 0..50);
     world.upstream.has(&blocks);
     let pins = world.start().await;
-    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
-    until("some came", async || pins.get("somebody", &request.id).filter(|now| now.progress.blocks == 3)).await;
-    assert_eq!(pins.get("somebody", &request.id).map(|now| now.status), Some(Status::Pinning));
-    pins.remove("somebody", &request.id).await.expect("removes");
+    let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
+    until("some came", async || pins.get("alice", &request.id).filter(|now| now.progress.blocks == 3)).await;
+    assert_eq!(pins.get("alice", &request.id).map(|now| now.status), Some(Status::Pinning));
+    pins.remove("alice", &request.id).await.expect("removes");
     until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
     assert!(!world.holds(&blocks[0]).await);
     // The next request starts again.
     world.upstream.permits.add_permits(1000);
-    pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    pin(&pins, &owner("alice"), wanted(&blocks)).await;
 }
 
 #[tokio::test]
@@ -190,19 +190,19 @@ async fn a_replacement_releases_the_former_pin_when_it_is_complete() {
     world.upstream.has(&former);
     world.upstream.has(&next);
     let pins = world.start().await;
-    let somebody = owner("somebody");
-    let old = pin(&pins, &somebody, wanted(&former)).await;
+    let alice = owner("alice");
+    let old = pin(&pins, &alice, wanted(&former)).await;
     pins.stop().await;
     world.upstream = Upstream::new(0);
     world.upstream.has(&next);
     let pins = world.start().await;
-    let missing = pins.replace(&somebody, "nothing", wanted(&next)).await;
+    let missing = pins.replace(&alice, "nothing", wanted(&next)).await;
     assert!(matches!(missing, Err(PinsError::NotFound)));
     let others = pins.replace(&owner("other"), &old.id, wanted(&next)).await;
     assert!(matches!(others, Err(PinsError::NotFound)));
-    let new = pins.replace(&somebody, &old.id, wanted(&next)).await.expect("replaces");
+    let new = pins.replace(&alice, &old.id, wanted(&next)).await.expect("replaces");
     assert_ne!(new.id, old.id);
-    assert!(pins.get("somebody", &old.id).is_none());
+    assert!(pins.get("alice", &old.id).is_none());
     assert!(world.holds(&former[1]).await, "the former pin stays until then");
     world.upstream.permits.add_permits(1000);
     becomes(&pins, &new, Status::Pinned).await;
@@ -210,7 +210,7 @@ async fn a_replacement_releases_the_former_pin_when_it_is_complete() {
     until("the former pin is gone", async || (world.pinned().await == [*next[0].cid()]).then_some(())).await;
     assert!(!world.holds(&former[1]).await && world.holds(&leaf(3)).await);
     // The same DAG again: another request, the same pin.
-    let same = pins.replace(&somebody, &new.id, named(&next, "name")).await.expect("replaces");
+    let same = pins.replace(&alice, &new.id, named(&next, "name")).await.expect("replaces");
     assert_eq!((same.status, same.name.as_deref()), (Status::Pinned, Some("name")));
     assert_eq!(world.pinned().await, [*next[0].cid()]);
 }
@@ -220,9 +220,9 @@ async fn uploads_are_recorded_if_they_are_in_the_store() {
     let world = World::new();
     let blocks = dag("upload", 0..5);
     let pins = world.start().await;
-    let somebody = owner("somebody");
+    let alice = owner("alice");
     let root = *blocks[0].cid();
-    let early = pins.record(&somebody, root, None, Default::default()).await;
+    let early = pins.record(&alice, root, None, Default::default()).await;
     assert!(matches!(early, Err(PinsError::NotPinned { .. })));
     let protection = pins.protect(root).await;
     let supply = futures::stream::iter(blocks.clone().into_iter().map(Ok::<_, SourceError>));
@@ -232,11 +232,11 @@ async fn uploads_are_recorded_if_they_are_in_the_store() {
     becomes(&pins, &other, Status::Pinned).await;
     pins.remove("other", &other.id).await.expect("removes");
     assert_eq!(world.pinned().await, [root], "it is protected");
-    let recorded = pins.record(&somebody, root, Some("upload".to_owned()), Default::default()).await.expect("records");
+    let recorded = pins.record(&alice, root, Some("upload".to_owned()), Default::default()).await.expect("records");
     drop(protection);
     assert_eq!((recorded.status, recorded.progress.bytes), (Status::Pinned, bytes_of(&blocks)));
     assert_eq!(world.upstream.asked(), 0);
-    pins.remove("somebody", &recorded.id).await.expect("removes");
+    pins.remove("alice", &recorded.id).await.expect("removes");
     assert_eq!(world.pinned().await, []);
 }
 
@@ -292,9 +292,9 @@ async fn roots_with_identity_hashes_are_pinned() {
         Ok(block) => *block.cid(),
         Err(_) => "bafkqabdbmjrwi".parse().expect("a CID"),
     };
-    let request = pin(&pins, &owner("somebody"), PinParameters::new(cid)).await;
+    let request = pin(&pins, &owner("alice"), PinParameters::new(cid)).await;
     assert_eq!(request.progress.blocks, 0);
-    pins.remove("somebody", &request.id).await.expect("removes");
+    pins.remove("alice", &request.id).await.expect("removes");
     assert_eq!(world.pinned().await, []);
 }
 

@@ -9,7 +9,7 @@ fn all() -> Filter {
 }
 
 async fn names(pins: &Pins, filter: &Filter) -> (usize, Vec<String>) {
-    let page = pins.list("somebody", filter).await;
+    let page = pins.list("alice", filter).await;
     let name = |request: &Request| request.name.as_deref().unwrap_or("-").to_owned();
     (page.count, page.requests.iter().map(name).collect())
 }
@@ -22,12 +22,12 @@ fn meta(pairs: &[(&str, &str)]) -> Meta {
 async fn filters_select_requests() {
     let world = World::new();
     let pins = world.start().await;
-    let somebody = owner("somebody");
+    let alice = owner("alice");
     let (here, there) = (dag("here", 0..1), dag("there", 0..1));
     world.upstream.has(&here);
     let ask = async |blocks: &[Block], name: Option<&str>, pairs: &[(&str, &str)]| {
         let wanted = PinParameters { name: name.map(str::to_owned), meta: meta(pairs), ..wanted(blocks) };
-        pins.request(&somebody, wanted).await.expect("is asked for")
+        pins.request(&alice, wanted).await.expect("is asked for")
     };
     let a = ask(&here, Some("Alpha"), &[("app", "1"), ("kind", "x")]).await;
     let b = ask(&there, Some("alphabet"), &[("app", "1")]).await;
@@ -81,10 +81,10 @@ async fn filters_select_requests() {
 async fn pages_have_every_request_once() {
     let world = World::new();
     let pins = world.start().await;
-    let somebody = owner("somebody");
+    let alice = owner("alice");
     let mut ids = Vec::new();
     for number in 0..60 {
-        let request = pins.request(&somebody, wanted(&dag(&format!("dag {}", number % 7), 0..1))).await;
+        let request = pins.request(&alice, wanted(&dag(&format!("dag {}", number % 7), 0..1))).await;
         ids.push(request.expect("is asked for").id);
     }
     ids.reverse();
@@ -92,7 +92,7 @@ async fn pages_have_every_request_once() {
         let mut seen = Vec::new();
         let mut filter = Filter { limit, ..Filter::default() };
         loop {
-            let page = pins.list("somebody", &filter).await;
+            let page = pins.list("alice", &filter).await;
             let Some(last) = page.requests.last() else { return seen };
             filter.before = Some(last.created);
             seen.extend(page.requests.into_iter().map(|request| request.id));
@@ -118,7 +118,7 @@ async fn turns<T>(work: impl Future<Output = T>) -> (T, usize) {
 async fn long_listings_yield() {
     const COUNT: u64 = 5_000;
     let world = World::new();
-    let outcome = crate::pinning::index::Outcome::Failed("nobody has it".into());
+    let outcome = crate::pinning::index::Outcome::Failed("no peer has it".into());
     let entry =
         |at| model::entry(at, if at % 2 == 0 { "even" } else { "odd" }, *leaf(at % 3).cid(), outcome.clone(), None);
     let changes = (1..=COUNT).map(|at| crate::pinning::record::put(&entry(at)).expect("can be written")).collect();
@@ -150,13 +150,13 @@ async fn ten_thousand_are_listed_and_filtered_in_milliseconds() {
     let blocks = dag("one", 0..1);
     world.upstream.has(&blocks);
     let pins = world.start().await;
-    let somebody = owner("somebody");
-    pin(&pins, &somebody, wanted(&blocks)).await;
+    let alice = owner("alice");
+    pin(&pins, &alice, wanted(&blocks)).await;
     let begun = Instant::now();
     for number in 0..10_000 {
         let meta = meta(&[("app", &(number % 10).to_string()), ("text", &"x".repeat(100))]);
         let wanted = PinParameters { meta, ..named(&blocks, &format!("Some name {number}")) };
-        pins.request(&somebody, wanted).await.expect("is asked for");
+        pins.request(&alice, wanted).await.expect("is asked for");
     }
     println!("10,000 requests were written in {:?}", begun.elapsed());
     let name = |how| Some(("NAME 99".to_owned(), how));
@@ -170,7 +170,7 @@ async fn ten_thousand_are_listed_and_filtered_in_milliseconds() {
     ];
     for (what, filter) in table {
         let begun = Instant::now();
-        let page = pins.list("somebody", &filter).await;
+        let page = pins.list("alice", &filter).await;
         println!("{what}: {} of {} in {:?}", page.requests.len(), page.count, begun.elapsed());
     }
 }

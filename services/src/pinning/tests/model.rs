@@ -191,7 +191,7 @@ fn owners_take_turns_and_share_the_workers() {
         index.insert(entry(number as u64, owner, *block.cid(), Outcome::Pending, None));
     }
     let at = |cid: Cid| blocks.iter().position(|block| *block.cid() == cid).expect("one of ours");
-    let taken: Vec<_> = (0..6).map(|_| at(index.take_next(0, 3).expect("somebody waits"))).collect();
+    let taken: Vec<_> = (0..6).map(|_| at(index.take_next(0, 3).expect("alice waits"))).collect();
     assert_eq!(taken, [0, 9, 1, 10, 2, 11], "in turns, each in the order of asking");
     assert_eq!(index.take_next(0, 3), None, "three each");
     assert_eq!(index.take_next(0, 4).map(at), Some(3));

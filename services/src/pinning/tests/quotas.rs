@@ -32,7 +32,7 @@ async fn the_bytes_of_a_token_are_limited() {
     let poor = Owner { bytes_max: Some(most), ..owner("poor") };
     let kept = pin(&pins, &poor, wanted(&small)).await;
     assert_eq!(pins.used("poor"), QuotaUsage { pins: 1, bytes: bytes_of(&small) });
-    let beyond = pins.request(&poor, wanted(&large)).await.expect("nobody knows how large it is");
+    let beyond = pins.request(&poor, wanted(&large)).await.expect("its size is not known yet");
     let beyond = becomes(&pins, &beyond, Status::Failed).await;
     assert!(beyond.details.is_some_and(|details| details.contains(&most.to_string())));
     until("the rest is gone", async || (world.pinned().await == [*small[0].cid()]).then_some(())).await;
@@ -68,9 +68,9 @@ async fn the_requests_of_the_service_are_limited() {
     let mut world = World::new();
     world.options.pins_max = 2;
     let pins = world.start().await;
-    let somebody = owner("somebody");
+    let alice = owner("alice");
     for number in 0..2 {
-        pins.request(&somebody, wanted(&dag(&format!("dag {number}"), 0..1))).await.expect("is asked for");
+        pins.request(&alice, wanted(&dag(&format!("dag {number}"), 0..1))).await.expect("is asked for");
     }
     let further = pins.request(&owner("other"), wanted(&dag("one more", 0..1))).await;
     assert!(matches!(further, Err(PinsError::Full(_))), "{further:?}");
@@ -98,7 +98,7 @@ async fn parameters_that_exceed_their_limits_are_rejected() {
         (PinParameters { meta: [("k".to_owned(), "v".repeat(17_000))].into(), ..plain.clone() }, "16384 bytes"),
     ];
     for (wanted, words) in table {
-        match pins.request(&owner("somebody"), wanted).await {
+        match pins.request(&owner("alice"), wanted).await {
             Err(PinsError::Invalid(told)) => assert!(told.contains(words), "{told}"),
             other => panic!("{words}: {other:?}"),
         }
@@ -107,6 +107,6 @@ async fn parameters_that_exceed_their_limits_are_rejected() {
     let origins = (1..21).map(origin).collect();
     let meta = (0..1000).map(|number| (number.to_string(), "v".to_owned())).collect();
     let request =
-        pins.request(&owner("somebody"), PinParameters { name, origins, meta, ..plain }).await.expect("is asked for");
+        pins.request(&owner("alice"), PinParameters { name, origins, meta, ..plain }).await.expect("is asked for");
     assert_eq!((request.origins.len(), request.meta.len()), (20, 1000));
 }

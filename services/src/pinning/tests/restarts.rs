@@ -22,9 +22,9 @@ async fn everything_survives_a_restart() {
         world.upstream.has(&blocks);
         let pins = world.start().await;
         let wanted = PinParameters { meta, ..named(&blocks, "name") };
-        let pinned = pin(&pins, &owner("somebody"), wanted).await;
+        let pinned = pin(&pins, &owner("alice"), wanted).await;
         let queued =
-            pins.request(&owner("somebody"), crate::pinning::tests::wanted(&missing)).await.expect("is asked for");
+            pins.request(&owner("alice"), crate::pinning::tests::wanted(&missing)).await.expect("is asked for");
         let poor = Owner { bytes_max: Some(1), ..owner("poor") };
         let unlucky = dag("unlucky", 0..2);
         world.upstream.has(&unlucky);
@@ -36,12 +36,12 @@ async fn everything_survives_a_restart() {
     };
     let world = World::on_disk(dir.path());
     let pins = world.start().await;
-    assert_eq!(pins.get("somebody", &pinned.id).as_ref(), Some(&pinned));
+    assert_eq!(pins.get("alice", &pinned.id).as_ref(), Some(&pinned));
     assert_eq!(pins.get("poor", &failed.id).as_ref(), Some(&failed));
-    assert_eq!(pins.used("somebody").bytes, bytes_of(&blocks));
+    assert_eq!(pins.used("alice").bytes, bytes_of(&blocks));
     world.upstream.has(&missing);
     becomes(&pins, &queued, Status::Pinned).await;
-    let newest = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    let newest = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
     assert!(newest.created > queued.created && newest.status == Status::Pinned);
 }
 
@@ -54,8 +54,8 @@ async fn an_interrupted_fetch_continues() {
         world.upstream = Upstream::new(60);
         world.upstream.has(&blocks);
         let pins = world.start().await;
-        let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
-        until("some came", async || pins.get("somebody", &request.id).filter(|now| now.progress.blocks == 60)).await;
+        let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
+        until("some came", async || pins.get("alice", &request.id).filter(|now| now.progress.blocks == 60)).await;
         pins.stop().await;
         world.store.flush().await.expect("flushes");
         // No orderly end, as when the process is killed: the handles are dropped without being closed.
@@ -65,7 +65,7 @@ async fn an_interrupted_fetch_continues() {
     world.upstream = Upstream::new(1000);
     world.upstream.has(&blocks);
     let pins = world.start().await;
-    let now = pins.get("somebody", &id).expect("is there");
+    let now = pins.get("alice", &id).expect("is there");
     assert_eq!(now.progress.blocks, 60, "its progress is known immediately");
     becomes(&pins, &now, Status::Pinned).await;
     assert_eq!(world.upstream.asked(), 41);
@@ -101,7 +101,7 @@ async fn blocks_that_the_store_lost_are_fetched_again() {
     let blocks = dag("one", 0..3);
     world.upstream.has(&blocks);
     let pins = world.start().await;
-    let request = pin(&pins, &owner("somebody"), wanted(&blocks)).await;
+    let request = pin(&pins, &owner("alice"), wanted(&blocks)).await;
     pins.stop().await;
     world.store.remove_pin(blocks[0].cid()).await.expect("removes");
     let pins = world.start().await;
@@ -122,14 +122,14 @@ async fn an_interrupted_removal_is_completed() {
     let orphans = [(*gone[0].cid(), far), (*later[0].cid(), 0)];
     let mut changes = orphans.map(|(root, at)| record::put_orphan(&root, at).expect("can be written")).to_vec();
     let outcome = Outcome::Failed("beyond its quota".into());
-    let failed = model::entry(7, "somebody", *gone[0].cid(), outcome, None);
+    let failed = model::entry(7, "alice", *gone[0].cid(), outcome, None);
     changes.push(record::put(&failed).expect("can be written"));
     world.register.write(changes).await.expect("writes");
     let pins = world.start().await;
     assert_eq!(pins.list(OPERATOR, &Filter::default()).await.count, 2);
     assert!(!world.pinned().await.contains(gone[0].cid()));
     assert_eq!(record::load(&world.register).expect("reads").orphans, []);
-    let again = pins.request(&owner("somebody"), wanted(&gone)).await.expect("is asked for");
+    let again = pins.request(&owner("alice"), wanted(&gone)).await.expect("is asked for");
     assert_ne!(again.status, Status::Pinned, "it is no longer stored");
 }
 
@@ -138,11 +138,11 @@ async fn a_pin_that_was_completed_but_not_recorded_is_pinned() {
     let world = World::new();
     let blocks = dag("one", 0..3);
     let pins = world.start().await;
-    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
     pins.stop().await;
     store(&world, &blocks, "").await;
     let pins = world.start().await;
-    let now = pins.get("somebody", &request.id).expect("is there");
+    let now = pins.get("alice", &request.id).expect("is there");
     assert_eq!(now.status, Status::Pinned);
     assert_eq!(world.pinned().await.len(), 1);
 }
@@ -151,7 +151,7 @@ async fn a_pin_that_was_completed_but_not_recorded_is_pinned() {
 async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
     const PINS: u64 = 60;
     let dir = tempfile::tempdir().expect("a directory");
-    let somebody = owner("somebody");
+    let alice = owner("alice");
     {
         let world = World::on_disk(dir.path());
         let pins = world.start().await;
@@ -160,7 +160,7 @@ async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
             world.upstream.has(&blocks);
             pin(
                 &pins,
-                &somebody,
+                &alice,
                 PinParameters { meta: [("text".to_owned(), "x".repeat(2_000))].into(), ..wanted(&blocks) },
             )
             .await;
@@ -181,13 +181,13 @@ async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
     let damage = pins.damage().expect("it is told of");
     let kept = damage.salvage.as_ref().and_then(|salvage| salvage.kept.clone()).expect("the damaged files are kept");
     assert!(kept.join(log.file_name().expect("a name")).exists());
-    let (own, operators) = (pins.used("somebody").pins, pins.used(OPERATOR).pins);
+    let (own, operators) = (pins.used("alice").pins, pins.used(OPERATOR).pins);
     assert!(own > 0 && operators > 0 && own + operators == PINS, "{own} and {operators}");
     assert_eq!(damage.taken_in.len() as u64, operators, "each pin that lost its owner is reported");
     assert_eq!((pins.counts().pinned, world.pinned().await.len() as u64), (PINS, PINS));
     let blocks = dag("later", 0..1);
     world.upstream.has(&blocks);
-    pin(&pins, &somebody, wanted(&blocks)).await;
+    pin(&pins, &alice, wanted(&blocks)).await;
     pins.stop().await;
     let pins = world.start().await;
     assert_eq!(pins.counts().pinned, PINS + 1);
@@ -203,7 +203,7 @@ async fn a_full_disk_does_not_prevent_the_start() {
     let mut world = World { register: MetadataStore::open_or_salvage(&dir).expect("opens"), ..World::new() };
     world.upstream = Upstream::new(0);
     let pins = world.start().await;
-    let request = pins.request(&owner("somebody"), wanted(&blocks)).await.expect("is asked for");
+    let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
     pins.stop().await;
     drop(pins);
     store(&world, &blocks, "one").await;
@@ -214,11 +214,11 @@ async fn a_full_disk_does_not_prevent_the_start() {
     let filling = disk.fill();
     world.register = until("the former is closed", async || MetadataStore::open_or_salvage(&dir).ok()).await;
     let pins = world.start().await;
-    let now = pins.get("somebody", &request.id).expect("is there");
+    let now = pins.get("alice", &request.id).expect("is there");
     assert_eq!(now.progress.blocks, 4, "{now:?}");
     std::fs::remove_file(filling).expect("removes");
     becomes(&pins, &request, Status::Pinned).await;
     pins.stop().await;
     let pins = world.start().await;
-    assert_eq!(pins.get("somebody", &request.id).map(|request| request.status), Some(Status::Pinned));
+    assert_eq!(pins.get("alice", &request.id).map(|request| request.status), Some(Status::Pinned));
 }

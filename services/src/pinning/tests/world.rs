@@ -1,7 +1,7 @@
 //! A store, a pin metadata store and an upstream, with a pin service. Shared by the tests of the service and of its
 //! API.
 
-use super::pinning::{Owner, PinMetrics, PinOptions, PinParameters, Pins, Reach, Request, Status};
+use super::pinning::{Owner, PinMetrics, PinNetwork, PinOptions, PinParameters, Pins, Request, Status};
 use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
 use cache::{BlockStore, Disk, DiskOptions, MetadataStore, Ram, TierMetrics, Tiers};
@@ -93,9 +93,9 @@ impl World {
         let metrics = TierMetrics::register(&mut Registry::default());
         let tiers = Tiers::new(ram, Arc::clone(&self.store), Arc::clone(&self.policy), metrics);
         let upstream = Arc::clone(&self.upstream);
-        let reach = Reach {
+        let reach = PinNetwork {
             session: Box::new(move |_| Arc::new(Session(Arc::clone(&upstream)))),
-            ..Reach::nobody(&tiers, Arc::clone(&self.policy))
+            ..PinNetwork::local_only(&tiers, Arc::clone(&self.policy))
         };
         let metrics = PinMetrics::register(&mut Registry::default());
         let started = Pins::start(self.options.clone(), self.register.clone(), Arc::clone(&self.store), reach, metrics);

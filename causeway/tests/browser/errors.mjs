@@ -12,7 +12,7 @@ export default function errors({ gateway, alone, browser, content }) {
   const table = [
     ["no-such-entry", 404, `${gateway.origin}/ipfs/${content.cids.folder}/missing-${LONG_NAME}`, /not found/i],
     ["no-such-page", 404, `${gateway.origin}/nothing/here`, /not found/i],
-    ["not-held-here", 404, `${gateway.origin}/ipfs/${NOWHERE}`, /held/i],
+    ["not-stored-locally", 404, `${gateway.origin}/ipfs/${NOWHERE}`, /stored locally/i],
     ["not-a-cid", 400, `${gateway.origin}/ipfs/not-a-cid${"x".repeat(200)}`, /not a cid/i],
     ["no-peers", 504, `${alone.origin}/ipfs/${NOWHERE}`, /no peers/i],
   ];

@@ -230,7 +230,9 @@ impl Backend {
         let dir = p2p::state_dir(&loaded.config.data_dir);
         match Keystore::open(&dir, LOCK_TIMEOUT) {
             Ok(keys) => Ok(Self::Files(keys, PublicationStore::open(&dir)?)),
-            Err(KeyError::InUse { admin_address: Some(word), .. }) => Ok(Self::Node(connect_local(loaded, node, &word).await?)),
+            Err(KeyError::InUse { admin_address: Some(word), .. }) => {
+                Ok(Self::Node(connect_local(loaded, node, &word).await?))
+            }
             Err(error) => Err(error.into()),
         }
     }

@@ -39,10 +39,12 @@
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
 //! | [`providing`] | announcing provider records, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | reconnecting to peerings, the table of known peers, the key pair |
+//! | [`back_off`] | exponential back-off |
 
 pub mod address_filter;
 pub mod admission;
 pub mod announced;
+pub mod back_off;
 pub mod bitswap;
 pub mod connecting;
 pub mod counted;

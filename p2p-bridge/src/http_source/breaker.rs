@@ -11,6 +11,7 @@
 //!                                                                 └── failure: next back-off┘
 //! ```
 
+use crate::back_off::exponential;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -88,7 +89,7 @@ impl Breaker {
             None => false,
         };
         self.failures = self.failures.saturating_add(1);
-        let usual = BACK_OFF.start().saturating_mul(1 << self.openings.min(16)).min(*BACK_OFF.end());
+        let usual = exponential(*BACK_OFF.start(), *BACK_OFF.end(), self.openings);
         let back_off = match fault {
             Fault::InvalidBlock => LONG_BACK_OFF,
             Fault::Busy(asked) => asked.map_or(usual, |asked| asked.clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end())),

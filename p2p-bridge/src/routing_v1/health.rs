@@ -3,6 +3,7 @@
 //! A state machine that is passed the clock. After a failure the breaker is open for a back-off that doubles each time;
 //! then one request probes the router, and its success closes the breaker.
 
+use crate::back_off::exponential;
 use std::time::{Duration, Instant};
 
 /// The back-off after the first failure.
@@ -40,7 +41,7 @@ impl Health {
 
     /// Records a request that failed or timed out.
     pub fn failed(&mut self, now: Instant) {
-        let back_off = BACK_OFF_MIN.saturating_mul(2_u32.saturating_pow(self.failures)).min(BACK_OFF_MAX);
+        let back_off = exponential(BACK_OFF_MIN, BACK_OFF_MAX, self.failures);
         // Requests in flight during the first failure are not counted again.
         if self.probing || self.open_until.is_none() {
             self.failures = self.failures.saturating_add(1);

@@ -6,6 +6,7 @@ use crate::front_caches::message::{self, Message, PurgeResult};
 use crate::front_caches::queue::Item;
 use crate::subject::Subject;
 use config::{FrontCache, Secret};
+use p2p_bridge::back_off;
 use p2p_bridge::http_source::dialling;
 use reqwest::Client;
 use serde_json::json;
@@ -109,8 +110,9 @@ impl Sender {
                     self.report(&item, &failure, failures == 0).await;
                     let outcome = Outcome::of(&failure, &item);
                     self.settle(item, outcome).await;
+                    let back_off = back_off::exponential(BACK_OFF_MIN, BACK_OFF_MAX, failures);
                     failures += 1;
-                    tokio::time::sleep(back_off(failures)).await;
+                    tokio::time::sleep(back_off::with_jitter(back_off)).await;
                 }
             }
         }
@@ -206,11 +208,6 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     error.to_string()
 }
 
-/// The back-off after so many consecutive failures.
-fn back_off(failures: u32) -> Duration {
-    BACK_OFF_MIN.saturating_mul(1 << failures.clamp(1, 12).saturating_sub(1)).min(BACK_OFF_MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,11 +226,5 @@ mod tests {
         for (failure, refusals, expected) in table {
             assert_eq!(Outcome::of(&failure, &item(refusals)), expected);
         }
-    }
-
-    #[test]
-    fn failing_caches_are_backed_off() {
-        let pauses: Vec<u64> = [1, 2, 3, 9, 10, 99].iter().map(|n| back_off(*n).as_secs()).collect();
-        assert_eq!(pauses, [1, 2, 4, 256, 300, 300]);
     }
 }

@@ -13,7 +13,7 @@ use crate::pinning::walk::BlockSources;
 use cache::{PinState, PinSummary};
 use content::Cid;
 use futures::FutureExt as _;
-use std::hash::{BuildHasher as _, RandomState};
+use p2p_bridge::back_off;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +23,6 @@ use tokio_util::sync::CancellationToken;
 
 /// How long after a pin was removed during its attempt it is started again, if it is still requested.
 const AFTER_REMOVAL: Duration = Duration::from_secs(1);
-
-/// The maximum jitter of a back-off, in eighths of it.
-const EIGHTHS_MAX: u32 = 10;
 
 /// The result of an attempt; `None` if it was cancelled.
 type Attempted = Option<Result<PinSummary, FetchError>>;
@@ -199,27 +196,20 @@ impl Pins {
 fn next_work(former: &Work, error: &FetchError, arrived: bool, now_ms: u64, options: &PinOptions) -> Work {
     let attempts = if arrived { 1 } else { former.attempts.saturating_add(1) };
     let since_ms = if arrived || former.since_ms == 0 { now_ms } else { former.since_ms };
-    let wait = back_off(attempts, options, RandomState::new().hash_one(attempts));
+    let back_off = back_off::exponential(options.retry_first, options.retry_max, attempts.saturating_sub(1));
     Work {
         attempts,
         since_ms,
-        due_ms: now_ms.saturating_add(millis(wait)),
+        due_ms: now_ms.saturating_add(millis(back_off::with_jitter(back_off))),
         reason: Some(error.to_string()),
         waited_ms: now_ms.saturating_sub(since_ms),
         lost: former.lost,
     }
 }
 
-/// The back-off after so many failures: exponential, with a jitter of up to a quarter.
-fn back_off(attempts: u32, options: &PinOptions, random: u64) -> Duration {
-    let doubled = options.retry_first.saturating_mul(2_u32.saturating_pow(attempts.saturating_sub(1)));
-    let eighths = EIGHTHS_MAX - u32::try_from(random % 5).unwrap_or_default();
-    doubled.min(options.retry_max).saturating_mul(eighths) / 8
-}
-
 /// The longest back-off, with jitter.
 pub(super) fn wait_max(options: &PinOptions) -> Duration {
-    options.retry_max.saturating_mul(EIGHTHS_MAX) / 8
+    back_off::with_jitter_max(options.retry_max)
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -230,18 +220,6 @@ fn millis(duration: Duration) -> u64 {
 mod tests {
     use super::*;
     use crate::pinning::walk::WalkError;
-
-    #[test]
-    fn back_offs_double_up_to_a_maximum_and_have_jitter() {
-        let options = PinOptions::default();
-        let table = [(1, 30), (2, 60), (3, 120), (7, 1920), (8, 3600), (30, 3600), (u32::MAX, 3600)];
-        for (attempts, seconds) in table {
-            let waits: Vec<_> = (0..5).map(|random| back_off(attempts, &options, random)).collect();
-            let (least, most) = (waits.iter().min().expect("some"), waits.iter().max().expect("some"));
-            assert_eq!(*least, Duration::from_secs(seconds) * 6 / 8, "{attempts}");
-            assert_eq!(*most, Duration::from_secs(seconds) * 10 / 8, "{attempts}");
-        }
-    }
 
     #[test]
     fn received_blocks_reset_the_back_off() {

@@ -5,6 +5,7 @@
 //! target once. Once per value it is *compared* with records of others: the key may have been used on another node, and
 //! then the record must be signed with a higher sequence number, or it would be rejected.
 
+use crate::back_off::exponential;
 use content::ipns::{Draft, Record, SignError};
 use content::names::Key;
 use libp2p::identity::Keypair;
@@ -159,9 +160,8 @@ struct BackOff {
 
 impl BackOff {
     fn failed(&mut self, now: Instant) {
-        let delay = RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
+        self.until = Some(now + exponential(RETRY_MIN, RETRY_MAX, self.failures));
         self.failures += 1;
-        self.until = Some(now + delay);
     }
 
     fn left(&self, now: Instant) -> Duration {

@@ -39,7 +39,7 @@
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
 //! | [`providing`] | announcing provider records, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | reconnecting to peerings, the table of known peers, the key pair |
-//! | [`back_off`] | exponential back-off |
+//! | [`back_off`], `recent` | exponential back-off, and bounded maps |
 
 pub mod address_filter;
 pub mod admission;
@@ -80,6 +80,7 @@ pub mod udp;
 pub mod wants;
 
 mod bridge;
+mod recent;
 mod swarm;
 mod task;
 mod transport;

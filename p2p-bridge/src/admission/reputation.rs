@@ -6,6 +6,7 @@
 //!
 //! Bounded: the records with the fewest points are evicted first.
 
+use crate::recent::{Recent, recent};
 use libp2p::PeerId;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -90,14 +91,14 @@ struct Address {
 pub struct Reputation {
     ban: Duration,
     records: HashMap<PeerId, Record>,
-    banned: HashMap<PeerId, Instant>,
+    banned: Recent<PeerId, Instant>,
     addresses: HashMap<IpAddr, Address>,
 }
 
 impl Reputation {
     /// No records. `ban` is the duration of bans; zero disables them.
     pub fn new(ban: Duration) -> Self {
-        Self { ban, records: HashMap::new(), banned: HashMap::new(), addresses: HashMap::new() }
+        Self { ban, records: HashMap::new(), banned: recent(BANS_MAX), addresses: HashMap::new() }
     }
 
     /// Records an offence of a peer, from `ip` if known, and returns its standing.
@@ -134,7 +135,7 @@ impl Reputation {
 
     /// Whether a peer is banned.
     pub fn is_banned(&self, peer: &PeerId, now: Instant) -> bool {
-        self.banned.get(peer).is_some_and(|until| now < *until)
+        self.banned.peek(peer).is_some_and(|until| now < *until)
     }
 
     /// Whether an address is banned.
@@ -170,11 +171,6 @@ impl Reputation {
                 .map(|(peer, _)| *peer)
         {
             self.records.remove(&least);
-        }
-        if self.banned.len() >= BANS_MAX
-            && let Some(soonest) = self.banned.iter().min_by_key(|(_, until)| **until).map(|(peer, _)| *peer)
-        {
-            self.banned.remove(&soonest);
         }
     }
 }

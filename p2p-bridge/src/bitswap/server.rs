@@ -17,8 +17,10 @@
 
 use super::message::{Ask, MAX_WANTS_PER_PEER, WantEntry};
 use content::{Block, Cid};
+use hashlink::LinkedHashMap;
 use libp2p::PeerId;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::hash::RandomState;
 
 /// The initial limit of bytes in flight to a peer, until it has proved to read.
 pub const ALLOWANCE_MIN: usize = 512 * 1024;
@@ -93,51 +95,30 @@ impl Answer {
     }
 }
 
-/// A peer's wantlist, each CID once, in order of arrival.
+/// A peer's wantlist, each CID once, in order of arrival. The hashes are keyed, so that it cannot construct collisions.
 #[derive(Default)]
-struct Queue {
-    order: VecDeque<Cid>,
-    wants: HashMap<Cid, WantEntry>,
-}
+struct Queue(LinkedHashMap<Cid, WantEntry, RandomState>);
 
 impl Queue {
     fn is_empty(&self) -> bool {
-        self.wants.is_empty()
+        self.0.is_empty()
     }
 
     /// Adds a want, or replaces the one for its CID; `false` if the queue is full.
     fn push(&mut self, want: WantEntry) -> bool {
-        let known = self.wants.contains_key(&want.cid);
-        if !known && self.wants.len() >= MAX_WANTS_PER_PEER {
-            return false;
+        let fits = self.0.len() < MAX_WANTS_PER_PEER || self.0.contains_key(&want.cid);
+        if fits {
+            self.0.replace(want.cid, want);
         }
-        if !known {
-            self.order.push_back(want.cid);
-            self.compact();
-        }
-        self.wants.insert(want.cid, want);
-        true
+        fits
     }
 
     fn cancel(&mut self, cid: &Cid) {
-        self.wants.remove(cid);
+        self.0.remove(cid);
     }
 
     fn pop(&mut self) -> Option<WantEntry> {
-        while let Some(cid) = self.order.pop_front() {
-            if let Some(want) = self.wants.remove(&cid) {
-                return Some(want);
-            }
-        }
-        None
-    }
-
-    /// Cancelled wants stay in the order until their turn, unless there are too many.
-    fn compact(&mut self) {
-        if self.order.len() > 2 * MAX_WANTS_PER_PEER {
-            let mut seen = HashSet::new();
-            self.order.retain(|cid| self.wants.contains_key(cid) && seen.insert(*cid));
-        }
+        self.0.pop_front().map(|(_, want)| want)
     }
 }
 
@@ -494,7 +475,7 @@ mod tests {
             let cid = *super::tests::block(n, 8).cid();
             server.asked(peer, vec![want(cid, Ask::Have), want(cid, Ask::Cancel)], false);
         }
-        assert!(server.ledgers[&peer].queue.order.len() <= 2 * MAX_WANTS_PER_PEER + 1);
+        assert!(server.ledgers[&peer].queue.is_empty());
         assert_eq!(server.next_lookup(), None);
     }
 

@@ -3,10 +3,11 @@
 //! It records events per search, provider and dial, never per block. Bounded in DAGs, with the least recently searched
 //! one evicted first, and in providers per search.
 
+use crate::recent::{Recent, recent};
 use crate::scope::Scope;
 use crate::wants::SessionId;
 use libp2p::PeerId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// Maximum DAGs whose last search is recorded.
@@ -105,31 +106,28 @@ impl SearchRecord {
 }
 
 /// The last searches.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct History {
-    searches: HashMap<SessionId, SearchRecord>,
-    order: VecDeque<SessionId>,
+    searches: Recent<SessionId, SearchRecord>,
     /// Dials in progress, with the searches that they belong to.
     dials: HashMap<PeerId, Vec<SessionId>>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { searches: recent(ROOTS_MAX), dials: HashMap::new() }
+    }
 }
 
 impl History {
     /// Records the start of a search.
     pub fn began(&mut self, root: SessionId, now: Instant) {
-        if self.searches.insert(root, SearchRecord::new(now)).is_some() {
-            self.order.retain(|known| *known != root);
-        }
-        self.order.push_back(root);
-        while self.order.len() > ROOTS_MAX {
-            if let Some(oldest) = self.order.pop_front() {
-                self.searches.remove(&oldest);
-            }
-        }
+        self.searches.insert(root, SearchRecord::new(now));
     }
 
     /// Records the end of a search.
     pub fn ended(&mut self, root: &SessionId, now: Instant) {
-        if let Some(search) = self.searches.get_mut(root)
+        if let Some(search) = self.searches.peek_mut(root)
             && search.took.is_none()
         {
             search.took = Some(now.saturating_duration_since(search.began));
@@ -138,7 +136,7 @@ impl History {
 
     /// Records a query to a source.
     pub fn asked(&mut self, root: &SessionId, source: ProviderSource) {
-        if let Some(search) = self.searches.get_mut(root)
+        if let Some(search) = self.searches.peek_mut(root)
             && !search.asked.iter().any(|(known, _)| *known == source)
         {
             search.asked.push((source, None));
@@ -147,7 +145,7 @@ impl History {
 
     /// Records that a source has finished.
     pub fn answered(&mut self, root: &SessionId, source: ProviderSource, now: Instant) {
-        let Some(search) = self.searches.get_mut(root) else { return };
+        let Some(search) = self.searches.peek_mut(root) else { return };
         let took = now.saturating_duration_since(search.began);
         if let Some((_, known)) = search.asked.iter_mut().find(|(known, _)| *known == source) {
             *known = Some(took);
@@ -156,7 +154,7 @@ impl History {
 
     /// Records a provider that a source found.
     pub fn named(&mut self, root: &SessionId, peer: PeerId, by: ProviderSource, is_connected: bool, now: Instant) {
-        let Some(search) = self.searches.get_mut(root) else { return };
+        let Some(search) = self.searches.peek_mut(root) else { return };
         let after = now.saturating_duration_since(search.began);
         if let Some(provider) = search.provider(peer, is_connected)
             && !provider.named.iter().any(|(known, _)| *known == by)
@@ -167,7 +165,7 @@ impl History {
 
     /// Records the start of a dial.
     pub fn dialled(&mut self, root: &SessionId, peer: PeerId, now: Instant) {
-        let Some(search) = self.searches.get_mut(root) else { return };
+        let Some(search) = self.searches.peek_mut(root) else { return };
         let after = now.saturating_duration_since(search.began);
         if let Some(provider) = search.provider(peer, false) {
             provider.dial = Some(DialRecord { after, ended: None });
@@ -183,7 +181,7 @@ impl History {
         let Some(roots) = self.dials.remove(peer) else { return };
         let outcome = why().map_or(Ok(()), |why| Err(why.chars().take(REASON_CHARS_MAX).collect::<String>()));
         for root in roots {
-            let Some(search) = self.searches.get_mut(&root) else { continue };
+            let Some(search) = self.searches.peek_mut(&root) else { continue };
             let since = now.saturating_duration_since(search.began);
             let provider = search.providers.iter_mut().find(|provider| provider.peer == *peer);
             if let Some(dial) = provider.and_then(|provider| provider.dial.as_mut()) {
@@ -194,7 +192,7 @@ impl History {
 
     /// Records that a peer has the DAG.
     pub fn proved(&mut self, root: &SessionId, peer: PeerId, now: Instant) {
-        let Some(search) = self.searches.get_mut(root) else { return };
+        let Some(search) = self.searches.peek_mut(root) else { return };
         let after = now.saturating_duration_since(search.began);
         if let Some(provider) = search.provider(peer, true) {
             provider.proved.get_or_insert(after);
@@ -203,7 +201,7 @@ impl History {
 
     /// The last search for the providers of a DAG.
     pub fn last(&self, root: &SessionId) -> Option<&SearchRecord> {
-        self.searches.get(root)
+        self.searches.peek(root)
     }
 }
 
@@ -267,7 +265,7 @@ mod tests {
             history.began(root(n), now);
             history.began(root(n), now);
         }
-        assert_eq!((history.searches.len(), history.order.len()), (ROOTS_MAX, ROOTS_MAX));
+        assert_eq!(history.searches.len(), ROOTS_MAX);
         assert!(history.last(&root(0)).is_none());
         let newest = root(2 * ROOTS_MAX as u64 - 1);
         for _ in 0..PROVIDERS_MAX + 5 {

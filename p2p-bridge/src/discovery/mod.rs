@@ -25,5 +25,4 @@ pub mod memory;
 pub mod negative_cache;
 pub mod plan;
 pub mod rate_limits;
-mod recent;
 pub mod unreachable;

@@ -11,11 +11,10 @@
 //!
 //! Bounded; the least recently used target is evicted first. State that is passed the clock.
 
-use super::recent::Recent;
+use crate::recent::{Recent, recent};
 use crate::scope::is_public;
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
-use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -59,14 +58,13 @@ impl Target {
 #[derive(Debug)]
 pub struct RateLimits {
     /// When a target has all tokens again (the theoretical arrival time of the generic cell rate algorithm).
-    full_at: HashMap<Target, Instant>,
-    order: VecDeque<(Instant, Target)>,
+    full_at: Recent<Target, Instant>,
     owners: Recent<Target, (PeerId, Instant)>,
 }
 
 impl Default for RateLimits {
     fn default() -> Self {
-        Self { full_at: HashMap::new(), order: VecDeque::new(), owners: Recent::new(OWNERS_MAX) }
+        Self { full_at: recent(TARGETS_MAX), owners: recent(OWNERS_MAX) }
     }
 }
 
@@ -80,10 +78,9 @@ impl RateLimits {
             return false;
         }
         for target in targets.into_iter().flatten() {
-            self.evict(now);
-            let full_at = self.full_at.get(&target).map_or(now, |at| (*at).max(now)) + target.rate().refill;
+            self.remove_full(now);
+            let full_at = self.full_at.peek(&target).map_or(now, |at| (*at).max(now)) + target.rate().refill;
             self.full_at.insert(target, full_at);
-            self.order.push_back((full_at, target));
         }
         true
     }
@@ -91,14 +88,14 @@ impl RateLimits {
     /// Records that a peer proved its ID at an address.
     pub fn answered(&mut self, peer: PeerId, address: &Multiaddr, now: Instant) {
         if let Some(socket) = targets(address)[0] {
-            self.owners.insert(socket, (peer, now), now);
+            self.owners.insert(socket, (peer, now));
         }
     }
 
     /// Records that a peer did not answer at an address, which ends its ownership.
     pub fn not_answered(&mut self, peer: &PeerId, address: &Multiaddr) {
         let Some(socket) = targets(address)[0] else { return };
-        if self.owners.get(&socket).is_some_and(|(owner, _)| owner == peer) {
+        if self.owners.peek(&socket).is_some_and(|(owner, _)| owner == peer) {
             self.owners.remove(&socket);
         }
     }
@@ -109,14 +106,14 @@ impl RateLimits {
     }
 
     fn owner(&self, address: &Multiaddr, now: Instant) -> Option<PeerId> {
-        let (owner, at) = self.owners.get(&targets(address)[0]?)?;
+        let (owner, at) = self.owners.peek(&targets(address)[0]?)?;
         (now.saturating_duration_since(*at) < OWNED_FOR).then_some(*owner)
     }
 
     /// Returns the tokens of a dial that reached its peer.
     pub fn return_tokens(&mut self, address: &Multiaddr) {
         for target in targets(address).into_iter().flatten() {
-            if let Some(full_at) = self.full_at.get_mut(&target) {
+            if let Some(full_at) = self.full_at.peek_mut(&target) {
                 *full_at = full_at.checked_sub(target.rate().refill).unwrap_or(*full_at);
             }
         }
@@ -124,19 +121,14 @@ impl RateLimits {
 
     fn has_token(&self, target: &Target, now: Instant) -> bool {
         let Rate { burst, refill } = target.rate();
-        let until_full = self.full_at.get(target).map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let until_full = self.full_at.peek(target).map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         until_full <= refill * burst.saturating_sub(1)
     }
 
-    fn evict(&mut self, now: Instant) {
-        while let Some((at, target)) = self.order.front().copied() {
-            if self.order.len() < TARGETS_MAX && at > now {
-                return;
-            }
-            self.order.pop_front();
-            if self.full_at.get(&target).is_some_and(|latest| *latest <= at) {
-                self.full_at.remove(&target);
-            }
+    /// Removes targets that have all tokens again.
+    fn remove_full(&mut self, now: Instant) {
+        while self.full_at.iter().next().is_some_and(|(_, at)| *at <= now) {
+            self.full_at.remove_lru();
         }
     }
 }
@@ -274,13 +266,13 @@ mod tests {
             let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
             assert!(limits.take(&PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now));
         }
-        assert!(limits.full_at.len() <= TARGETS_MAX && limits.order.len() <= TARGETS_MAX);
+        assert!(limits.full_at.len() <= TARGETS_MAX);
         assert!(limits.take(&PeerId::random(), &address("/ip4/9.9.9.9/tcp/1"), now + HOST.refill + SOCKET.refill));
         assert!(limits.full_at.len() <= 4, "targets with all tokens need no state");
         for n in 0..2 * OWNERS_MAX as u32 {
             let ip = std::net::Ipv4Addr::from(0x0808_0000 + n);
             limits.answered(PeerId::random(), &address(&format!("/ip4/{ip}/tcp/1")), now);
         }
-        assert!(limits.owners.slots() <= OWNERS_MAX);
+        assert!(limits.owners.len() <= OWNERS_MAX);
     }
 }

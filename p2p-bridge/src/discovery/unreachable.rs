@@ -14,7 +14,7 @@
 //! oldest evicted first. Entries are keyed hashes, so that an attacker cannot construct collisions. A state machine
 //! that is passed the clock.
 
-use super::recent::Recent;
+use crate::recent::{Recent, recent};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use std::collections::hash_map::RandomState;
@@ -55,8 +55,7 @@ pub struct Unreachable {
 
 impl Default for Unreachable {
     fn default() -> Self {
-        let (failures, alive) = (Recent::new(FAILURES_MAX), Recent::new(ALIVE_MAX));
-        Self { hasher: RandomState::new(), failures, alive }
+        Self { hasher: RandomState::new(), failures: recent(FAILURES_MAX), alive: recent(ALIVE_MAX) }
     }
 }
 
@@ -83,25 +82,25 @@ impl Unreachable {
             self.failures.remove(&pair);
             self.failures.remove(&self.hasher.hash_one(&address));
         }
-        self.alive.insert(peer, now, now);
+        self.alive.insert(peer, now);
     }
 
     /// Whether a peer was connected recently.
     pub fn was_alive(&self, peer: &PeerId, now: Instant) -> bool {
-        self.alive.get(peer).is_some_and(|seen| now.saturating_duration_since(*seen) < ALIVE_TTL)
+        self.alive.peek(peer).is_some_and(|seen| now.saturating_duration_since(*seen) < ALIVE_TTL)
     }
 
     /// Whether a dial of a peer at an address is likely to fail.
     pub fn is_unreachable(&self, peer: &PeerId, address: &Multiaddr, now: Instant) -> bool {
         let address = bare(address, peer);
-        let alive = self.alive.get(peer);
+        let alive = self.alive.peek(peer);
         let keys = [self.hasher.hash_one(&address), self.pair(peer, &address)];
         let counts = |failure: &Failure| failure.counts(now) && alive.is_none_or(|seen| *seen < failure.at);
-        keys.iter().filter_map(|key| self.failures.get(key)).any(counts)
+        keys.iter().filter_map(|key| self.failures.peek(key)).any(counts)
     }
 
     fn failed(&mut self, key: u64, now: Instant) {
-        let before = self.failures.get(&key).copied();
+        let before = self.failures.peek(&key).copied();
         let lasts = match before {
             // One dial may be recorded twice: when it is overdue, and when it fails.
             Some(failure) if now.saturating_duration_since(failure.at) < FIRST => failure.lasts,
@@ -110,7 +109,7 @@ impl Unreachable {
             }
             _ => FIRST,
         };
-        self.failures.insert(key, Failure { at: now, lasts }, now);
+        self.failures.insert(key, Failure { at: now, lasts });
     }
 
     fn pair(&self, peer: &PeerId, address: &Multiaddr) -> u64 {
@@ -201,7 +200,7 @@ mod tests {
         /// The cache is bounded after any steps.
         #[test]
         fn a_flood_costs_bounded_memory(steps in prop::collection::vec((0_u8..4, 0_u16..64), 0..600)) {
-            let mut cache = Unreachable { failures: Recent::new(16), alive: Recent::new(8), ..Unreachable::default() };
+            let mut cache = Unreachable { failures: recent(16), alive: recent(8), ..Unreachable::default() };
             let peers: Vec<PeerId> = (0..16).map(|_| PeerId::random()).collect();
             let mut now = Instant::now();
             for (what, n) in steps {
@@ -213,8 +212,8 @@ mod tests {
                     _ => cache.alive(peer, None, now),
                 }
                 now += Duration::from_millis(u64::from(n));
-                prop_assert!(cache.failures.slots() <= 16);
-                prop_assert!(cache.alive.slots() <= 8);
+                prop_assert!(cache.failures.len() <= 16);
+                prop_assert!(cache.alive.len() <= 8);
                 if what >= 2 {
                     prop_assert!(!cache.is_unreachable(&peer, &address(n), now));
                 }

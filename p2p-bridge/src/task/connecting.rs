@@ -13,7 +13,7 @@ use libp2p::{Multiaddr, PeerId};
 use std::time::Instant;
 
 /// The maximum number of DAGs with suggested providers, and of suggested providers of one.
-const SUGGESTED_ROOTS_MAX: usize = 1_024;
+pub(super) const SUGGESTED_ROOTS_MAX: usize = 1_024;
 const SUGGESTED_MAX: usize = 16;
 
 impl Task {
@@ -62,14 +62,11 @@ impl Task {
 
     /// Suggests a provider of a DAG, which is asked when the DAG is searched for.
     pub(super) fn suggest(&mut self, root: SessionId, provider: Provider) {
-        while self.suggestions.len() >= SUGGESTED_ROOTS_MAX && !self.suggestions.contains_key(&root) {
-            let Some(any) = self.suggestions.keys().next().copied() else { break };
-            self.suggestions.remove(&any);
-        }
-        let known = self.suggestions.entry(root).or_default();
+        let mut known = self.suggestions.remove(&root).unwrap_or_default();
         known.retain(|known| known.peer != provider.peer);
         known.insert(0, provider.clone());
         known.truncate(SUGGESTED_MAX);
+        self.suggestions.insert(root, known);
         self.provider_named(root, provider, ProviderSource::Caller);
     }
 

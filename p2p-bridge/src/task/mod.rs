@@ -44,6 +44,7 @@ use crate::peerbook::Peerbook;
 use crate::peers::{ConnectedPeer, Identity, Load, RootState};
 use crate::providing::KeySource;
 use crate::puts::{self, Puts};
+use crate::recent::{Recent, recent};
 use crate::redial::Redial;
 use crate::routing_v1::PeerRecord;
 use crate::scope::Scope;
@@ -155,7 +156,7 @@ pub struct Task {
     /// The results of the last searches for providers.
     history: History,
     /// Suggested providers of DAGs.
-    suggestions: HashMap<SessionId, Vec<Provider>>,
+    suggestions: Recent<SessionId, Vec<Provider>>,
     nat: Nat,
     no_peers: NoPeers,
     round: u32,
@@ -201,7 +202,7 @@ impl Task {
             connects: PendingConnects::default(),
             dialer,
             history: History::default(),
-            suggestions: HashMap::new(),
+            suggestions: recent(connecting::SUGGESTED_ROOTS_MAX),
             nat,
             no_peers: NoPeers::new(Instant::now()),
             round: 0,

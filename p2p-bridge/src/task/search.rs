@@ -98,7 +98,7 @@ impl Task {
         for provider in self.memory.providers(&session) {
             self.provider_named(session, provider, ProviderSource::Memory);
         }
-        for provider in self.suggestions.get(&session).cloned().unwrap_or_default() {
+        for provider in self.suggestions.peek(&session).cloned().unwrap_or_default() {
             self.provider_named(session, provider, ProviderSource::Caller);
         }
         self.ask_dht(session, &RecordKey::new(&session.to_bytes()));

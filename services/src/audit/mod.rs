@@ -32,10 +32,11 @@ pub use api::audit::{CLIENT_DISCONNECTED, Entry};
 use self::entry::RECORD_BYTES_MAX;
 use self::file::{AuditFile, FILE, OLDER_FILE, ReserveLevel};
 use crate::audit::context::AuditContext;
+use hashlink::LinkedHashMap;
 use http::Response;
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -278,19 +279,16 @@ impl AuditLog {
 struct LastEntries {
     entries_max: usize,
     ended: VecDeque<Entry>,
-    /// Intents without an outcome so far, with their order.
-    open: HashMap<String, (u64, Entry)>,
-    seen: u64,
+    /// Intents without an outcome so far.
+    open: LinkedHashMap<String, Entry>,
 }
 
 impl LastEntries {
     fn add(&mut self, entry: Entry) {
-        self.seen += 1;
         if entry.status.is_none() {
-            self.open.insert(entry.id.clone(), (self.seen, entry));
+            self.open.insert(entry.id.clone(), entry);
             if self.open.len() > OPEN_SHOWN_MAX {
-                let oldest = self.open.iter().min_by_key(|(_, (seen, _))| *seen).map(|(id, _)| id.clone());
-                oldest.and_then(|id| self.open.remove(&id));
+                self.open.pop_front();
             }
             return;
         }
@@ -303,9 +301,7 @@ impl LastEntries {
 
     fn newest_first(self) -> Vec<Entry> {
         let mut entries: Vec<Entry> = self.ended.into_iter().rev().collect();
-        let mut open: Vec<(u64, Entry)> = self.open.into_values().collect();
-        open.sort_by_key(|(seen, _)| std::cmp::Reverse(*seen));
-        entries.extend(open.into_iter().map(|(_, entry)| entry));
+        entries.extend(self.open.into_iter().rev().map(|(_, entry)| entry));
         // The sort is stable: records of the same time keep their order.
         entries.sort_by(|one, other| other.at.total_cmp(&one.at));
         entries.truncate(self.entries_max);

@@ -2,10 +2,11 @@
 
 use super::link::Link;
 use crate::bitswap::message::MAX_WANTS_PER_PEER;
+use crate::recent::{Recent, recent};
 use crate::wants::SessionId;
 use content::{BlockKey, Cid, Stall};
 use libp2p::PeerId;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// The maximum number of cancelled or received blocks per peer that may still be received late, to distinguish them
@@ -36,8 +37,7 @@ pub(super) struct Peer {
     /// Whether a response was lost since the requests were last sent again, and when that was.
     answer_lost: bool,
     requests_resent: Option<Instant>,
-    late: HashSet<BlockKey>,
-    late_order: VecDeque<BlockKey>,
+    late: Recent<BlockKey, ()>,
 }
 
 impl Peer {
@@ -53,8 +53,7 @@ impl Peer {
             cancelled_probes: HashMap::new(),
             answer_lost: false,
             requests_resent: None,
-            late: HashSet::new(),
-            late_order: VecDeque::new(),
+            late: recent(LATE_MAX),
         }
     }
 
@@ -167,19 +166,12 @@ impl Peer {
 
     /// Whether a block was once requested from it.
     pub fn may_be_late(&self, key: &BlockKey) -> bool {
-        self.late.contains(key)
+        self.late.contains_key(key)
     }
 
     /// Expects a late block, which no session waits for any more.
     pub fn expect_late(&mut self, key: BlockKey) {
-        if self.late.insert(key) {
-            self.late_order.push_back(key);
-        }
-        while self.late_order.len() > LATE_MAX {
-            if let Some(old) = self.late_order.pop_front() {
-                self.late.remove(&old);
-            }
-        }
+        self.late.insert(key, ());
     }
 }
 

@@ -35,14 +35,17 @@ pub fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
 
 /// Like [`parameter`], for values that need not be text.
 pub fn parameter_bytes<'a>(query: &'a str, name: &str) -> Option<Cow<'a, [u8]>> {
-    let pair = query.split('&').find_map(|pair| match pair.split_once('=') {
-        Some((key, value)) => (key == name).then_some(value),
-        None => (pair == name).then_some(""),
-    })?;
-    if !pair.contains(['%', '+']) {
-        return Some(Cow::Borrowed(pair.as_bytes()));
+    let (_, value) = pairs(query).find(|(key, _)| *key == name)?;
+    if !value.contains(['%', '+']) {
+        return Some(Cow::Borrowed(value.as_bytes()));
     }
-    Some(Cow::Owned(form_decoded(pair.as_bytes())))
+    Some(Cow::Owned(form_decoded(value.as_bytes())))
+}
+
+/// The names and values of a query, encoded. A name alone has an empty value.
+pub fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
 /// Decodes a name or value of a form: `+` is a space (<https://url.spec.whatwg.org/#urlencoded-parsing>). Invalid

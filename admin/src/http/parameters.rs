@@ -3,7 +3,7 @@
 use crate::http::answer::ApiError;
 use axum::http::{StatusCode, Uri};
 use serde::de::DeserializeOwned;
-use services::url::parameter;
+use services::url::{pairs, parameter};
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
@@ -34,8 +34,7 @@ impl<'a> Parameters<'a> {
     /// 400 about the first unknown parameter.
     pub fn of(uri: &'a Uri, known: &[&str]) -> Result<Self, ApiError> {
         let query = uri.query().unwrap_or_default();
-        let names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
-        match names.into_iter().find(|name| !known.contains(name)) {
+        match pairs(query).map(|(name, _)| name).find(|name| !known.contains(name)) {
             Some(name) if known.is_empty() => {
                 Err(bad_request(format!("there is no parameter \"{name}\"; this path takes no parameters")))
             }

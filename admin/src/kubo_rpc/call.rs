@@ -17,7 +17,7 @@ use axum::http::header::TE;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use gateway::listen::server::Connection;
-use services::url::form_decoded;
+use services::url;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,8 +158,7 @@ impl Call {
         if query.len() > QUERY_BYTES_MAX {
             return Err(RpcError::bad_request(format!("the query has more than {QUERY_BYTES_MAX} bytes")));
         }
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in url::pairs(query) {
             let (name, value) = (decode(name)?, decode(value)?);
             if name == "arg" {
                 arguments.push(value);
@@ -282,7 +281,7 @@ fn decode(text: &str) -> Result<String, RpcError> {
     if !escapes.all(|rest| rest.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))) {
         return Err(bad());
     }
-    String::from_utf8(form_decoded(text.as_bytes())).map_err(|_| bad())
+    String::from_utf8(url::form_decoded(text.as_bytes())).map_err(|_| bad())
 }
 
 impl Opt {

@@ -4,7 +4,7 @@ use crate::pinning::Meta;
 use crate::pinning::request::check_meta;
 use crate::uploads::multipart::filename;
 use crate::uploads::{Destination, Form, UploadError, UploadOptions};
-use crate::url::parameter;
+use crate::url::{pairs, parameter};
 use api::store::CAR;
 use content::importer::{Chunking, Profile, Version};
 use http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_TYPE};
@@ -141,8 +141,7 @@ struct Query<'a>(&'a str);
 
 impl<'a> Query<'a> {
     fn of(query: &'a str) -> Result<Self, UploadError> {
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        let mut names: Vec<&str> = pairs.map(|pair| pair.split('=').next().unwrap_or(pair)).collect();
+        let mut names: Vec<&str> = pairs(query).map(|(name, _)| name).collect();
         if let Some(name) = names.iter().find(|name| !KNOWN.iter().any(|known| known == *name)) {
             let name: String = name.chars().take(80).collect();
             return Err(invalid(format!("unknown parameter \"{name}\"; the parameters are {}", KNOWN.join(", "))));

@@ -4,7 +4,7 @@ use crate::pins::psa::failure::PsaFailure;
 use cache::pins::NAME_CHARS_MAX;
 use serde::{Deserialize, Serialize};
 use services::pinning::{Filter, Meta, NameMatch, Status};
-use services::url::form_decoded;
+use services::url;
 use std::collections::HashMap;
 use std::time::SystemTime;
 use time::OffsetDateTime;
@@ -61,8 +61,7 @@ struct QueryParameters(HashMap<String, Vec<String>>);
 impl QueryParameters {
     fn of(query: &str) -> Result<Self, PsaFailure> {
         let mut given: HashMap<String, Vec<String>> = HashMap::new();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in url::pairs(query) {
             given.entry(decoded(name)?).or_default().push(decoded(value)?);
         }
         Ok(Self(given))
@@ -79,7 +78,7 @@ impl QueryParameters {
 }
 
 fn decoded(text: &str) -> Result<String, PsaFailure> {
-    String::from_utf8(form_decoded(text.as_bytes())).map_err(|_| PsaFailure::bad_request("the query is not UTF-8"))
+    String::from_utf8(url::form_decoded(text.as_bytes())).map_err(|_| PsaFailure::bad_request("the query is not UTF-8"))
 }
 
 /// Parses the parameter `name`.

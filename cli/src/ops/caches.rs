@@ -72,16 +72,20 @@ pub async fn purge(loaded: &Loaded, args: PurgeArgs) -> anyhow::Result<()> {
     let (cid, path) = what.as_deref().map(cid_or_path).unwrap_or_default();
     let request = PurgeRequest { cid, path, surrogate_key, name, below: this_only.then_some(false), dry_run };
     let purged: PurgedView = connect(loaded, &options.node).await?.post("/api/v1/purge", &request).await?;
-    print_view(options.json, &purged, |purged| if dry_run { purgeable_text(purged) } else { purged_text(purged) })
+    print_view(options.json, &purged, |purged| purged_text(purged, dry_run))
 }
 
-fn purged_text(purged: &PurgedView) -> String {
+fn purged_text(purged: &PurgedView, dry_run: bool) -> String {
     let PurgedView { ram_blocks, disk_blocks, disk_bytes, pinned_blocks, missing_blocks, .. } = purged;
+    let (removed, kept, resolved, sending) = match dry_run {
+        true => ("would remove", "would keep", "would", "would send"),
+        false => ("removed", "kept", "will", "sending"),
+    };
     let blocks = count(*disk_blocks, "block");
-    let mut text = format!("removed {blocks} from the disk ({}), {ram_blocks} from memory\n", size(*disk_bytes));
+    let mut text = format!("{removed} {blocks} from the disk ({}), {ram_blocks} from memory\n", size(*disk_bytes));
     if *pinned_blocks > 0 {
-        let pinned = count(*pinned_blocks, "pinned block");
-        _ = writeln!(text, "kept {pinned} on the disk: \"causeway pin rm\" unpins them");
+        let hint = if dry_run { "" } else { ": \"causeway pin rm\" unpins them" };
+        _ = writeln!(text, "{kept} {} on the disk{hint}", count(*pinned_blocks, "pinned block"));
     }
     if *missing_blocks > 0 {
         let missing = count(*missing_blocks, "block");
@@ -89,33 +93,11 @@ fn purged_text(purged: &PurgedView) -> String {
     }
     let pages = purged.paths + purged.listings + purged.sites + purged.encoded;
     if pages > 0 {
-        _ = writeln!(text, "removed from caches of paths and pages: {pages}");
+        _ = writeln!(text, "{removed} from caches of paths and pages: {pages}");
     }
-    purged.names.iter().for_each(|name| _ = writeln!(text, "{name} will be resolved again"));
+    purged.names.iter().for_each(|name| _ = writeln!(text, "{name} {resolved} be resolved again"));
     if purged.caches_notified > 0 {
-        _ = writeln!(text, "sending purge requests to {}", count(purged.caches_notified, "cache"));
-    }
-    text
-}
-
-fn purgeable_text(purged: &PurgedView) -> String {
-    let PurgedView { ram_blocks, disk_blocks, disk_bytes, pinned_blocks, missing_blocks, .. } = purged;
-    let blocks = count(*disk_blocks, "block");
-    let mut text = format!("would remove {blocks} from the disk ({}), {ram_blocks} from memory\n", size(*disk_bytes));
-    if *pinned_blocks > 0 {
-        _ = writeln!(text, "would keep {} on the disk", count(*pinned_blocks, "pinned block"));
-    }
-    if *missing_blocks > 0 {
-        let missing = count(*missing_blocks, "block");
-        _ = writeln!(text, "not stored: {missing}; blocks below them were not looked for");
-    }
-    let pages = purged.paths + purged.listings + purged.sites + purged.encoded;
-    if pages > 0 {
-        _ = writeln!(text, "would remove from caches of paths and pages: {pages}");
-    }
-    purged.names.iter().for_each(|name| _ = writeln!(text, "{name} would be resolved again"));
-    if purged.caches_notified > 0 {
-        _ = writeln!(text, "would send purge requests to {}", count(purged.caches_notified, "cache"));
+        _ = writeln!(text, "{sending} purge requests to {}", count(purged.caches_notified, "cache"));
     }
     text
 }

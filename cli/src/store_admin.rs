@@ -12,7 +12,7 @@
 use crate::audited_change::AuditedChange;
 use crate::options::{GATEWAY_OPTIONAL, NodeOptions, RequestOptions};
 use crate::output::{count, print, print_view};
-use crate::progress::{self, Progress, ProgressReader};
+use crate::progress;
 use crate::remote::{self, Backend, open_or_connect};
 use crate::{local_policy, values};
 use anyhow::{Context as _, ensure};
@@ -25,6 +25,7 @@ use config::{Flags, Loaded};
 use content::scope::{self, ScopeError, ScopeLimits, ScopeOptions};
 use content::{BlockSource, Cid, Permitted, SourceError, car};
 use futures::TryStreamExt as _;
+use indicatif::ProgressBar;
 use serde_json::json;
 use services::pinning::index::Outcome;
 use services::pinning::{self, DamageReport, Pins};
@@ -190,7 +191,7 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::
     let opened = opened.with_context(|| format!("{name} cannot be read"))?;
     // Only regular files have a meaningful length.
     let total = opened.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len());
-    let archive = ProgressReader::new(tokio::fs::File::from_std(opened), total);
+    let archive = progress::bytes(total).wrap_async_read(tokio::fs::File::from_std(opened));
     let unimported = || format!("{name} was not imported");
     let imported = runtime.block_on(async {
         match open(loaded, node).await? {
@@ -220,7 +221,7 @@ async fn stats(loaded: &Loaded, options: &RequestOptions) -> anyhow::Result<()> 
 }
 
 async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOptions) -> anyhow::Result<()> {
-    let (mut shown, mut found) = (Progress::new(), FindingPrinter::new(json));
+    let (shown, mut found) = (progress::text(), FindingPrinter::new(json));
     // A running gateway has checked its pin metadata when it started.
     let mut pin_metadata = None;
     let (report, remedy) = match open_or_connect(loaded, node, async || OfflineStore::open(loaded)).await? {
@@ -228,8 +229,8 @@ async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOption
             pin_metadata = stores::check_register(&loaded.config.data_dir, &loaded.config.cache)?;
             let limiter = RateLimiter::new(rate);
             let report = store.check(|progress, findings| {
-                shown.show(|time| check_line(&views::store::progress(progress), time));
-                findings.iter().for_each(|finding| found.take(&mut shown, views::store::finding(finding)));
+                shown.set_message(check_line(&views::store::progress(progress), shown.elapsed()));
+                findings.iter().for_each(|finding| found.take(&shown, views::store::finding(finding)));
                 limiter.wait_for(progress.bytes);
             })?;
             let unknown = unknown_pins(loaded, &store.pinned_roots()?)?;
@@ -237,8 +238,8 @@ async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOption
         }
         Backend::Remote(remote) => {
             let show = |line: CheckLine| match line {
-                CheckLine::Progress(progress) => shown.show(|time| check_line(&progress, time)),
-                CheckLine::Finding(finding) => found.take(&mut shown, finding),
+                CheckLine::Progress(progress) => shown.set_message(check_line(&progress, shown.elapsed())),
+                CheckLine::Finding(finding) => found.take(&shown, finding),
                 CheckLine::Report(_) | CheckLine::Error(_) => {}
             };
             (remote.check(rate, show).await?, "damaged blocks have been deleted; those of pins are being fetched again")
@@ -290,13 +291,10 @@ impl FindingPrinter {
         Self { collected: collects.then(Vec::new), printed: Ok(()) }
     }
 
-    fn take(&mut self, shown: &mut Progress, finding: FindingView) {
+    fn take(&mut self, shown: &ProgressBar, finding: FindingView) {
         match &mut self.collected {
             Some(collected) => collected.push(finding),
-            None if self.printed.is_ok() => {
-                shown.hide();
-                self.printed = print(&finding.line());
-            }
+            None if self.printed.is_ok() => self.printed = shown.suspend(|| print(&finding.line())),
             None => {}
         }
     }
@@ -328,7 +326,7 @@ impl RateLimiter {
 /// The progress line of a check.
 fn check_line(progress: &ProgressView, time: Duration) -> String {
     let ProgressView { blocks, bytes, damaged, .. } = progress;
-    format!("{}, {}, {damaged} damaged", count(*blocks, "block"), progress::bytes(*bytes, None, time))
+    format!("{}, {}, {damaged} damaged", count(*blocks, "block"), progress::rate(*bytes, time))
 }
 
 fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &NodeOptions) -> anyhow::Result<()> {
@@ -344,10 +342,10 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
     let noted = looked.noted()?;
     drop(looked);
     let scrub = async |store: &dyn BlockStore| {
-        let (mut shown, mut found) = (Progress::new(), FindingPrinter::new(false));
+        let (shown, mut found) = (progress::text(), FindingPrinter::new(false));
         let mut show = |progress: &ScrubProgress, findings: &[Finding]| {
-            shown.show(|time| check_line(&views::store::progress(progress), time));
-            findings.iter().for_each(|finding| found.take(&mut shown, views::store::finding(finding)));
+            shown.set_message(check_line(&views::store::progress(progress), shown.elapsed()));
+            findings.iter().for_each(|finding| found.take(&shown, views::store::finding(finding)));
         };
         // Opening the store deleted what an earlier check found.
         let earlier = noted.len() as u64;
@@ -408,8 +406,9 @@ fn pins_repaired(damage: Option<&DamageReport>) -> String {
 }
 
 fn repair_index(loaded: &Loaded) -> anyhow::Result<Repaired> {
-    let mut shown = Progress::new();
-    let repaired = stores::repair(loaded, &mut |progress| shown.show(|time| rebuild_line(progress, time)));
+    let shown = progress::text();
+    let mut show = |progress: &RebuildProgress| shown.set_message(rebuild_line(progress, shown.elapsed()));
+    let repaired = stores::repair(loaded, &mut show);
     let repaired =
         repaired.map_err(|error| if remote::is_in_use(&error) { error.context(STOP_FIRST) } else { error })?;
     drop(shown);
@@ -423,7 +422,7 @@ fn repair_index(loaded: &Loaded) -> anyhow::Result<Repaired> {
 /// The progress line of a rebuild of the index.
 fn rebuild_line(progress: &RebuildProgress, time: Duration) -> String {
     let RebuildProgress { segments, segments_total, bytes, pins, pins_total, .. } = *progress;
-    let read = progress::bytes(bytes, None, time);
+    let read = progress::rate(bytes, time);
     format!("rebuilding the index: {segments} of {segments_total} segments, {read}; {pins} of {pins_total} pins")
 }
 

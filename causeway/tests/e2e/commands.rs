@@ -214,7 +214,7 @@ async fn progress_is_drawn_on_terminals_only() {
     let output = launch.output(&["add", "big"], b"");
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
     let Some(drawn) = launch.on_terminal(&["add", "big"]) else { return };
-    assert!(drawn.contains("\u{1b}[K") && drawn.contains("/s") && drawn.contains("added "), "{drawn}");
+    assert!(drawn.contains("\u{1b}[2K") && drawn.contains("/s") && drawn.contains("added "), "{drawn}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::ops::path_of;
 use crate::options::{GATEWAY_REQUIRED, RequestOptions};
 use crate::output::{count, print_view};
-use crate::progress::Progress;
+use crate::progress;
 use crate::remote::connect;
 use crate::values;
 use anyhow::{Context as _, bail, ensure};
@@ -138,11 +138,11 @@ pub async fn warm(loaded: &Loaded, args: WarmArgs) -> anyhow::Result<()> {
     let request = WarmRequest { cid, path, depth, bytes_max };
     let remote = connect(loaded, &options.node).await?;
     let mut lines = remote.client().lines(Method::POST, "/api/v1/warm", Some(&request)).await?;
-    let mut progress = Progress::new();
+    let progress = progress::text();
     let report = loop {
         let line = lines.next().await?.context("the gateway closed the connection before the report")?;
         match serde_json::from_slice(&line).context("the answer cannot be parsed: the gateway has another version")? {
-            WarmLine::Progress(now) => progress.show(|_| progress_text(&now)),
+            WarmLine::Progress(now) => progress.set_message(progress_text(&now)),
             WarmLine::Report(report) => break report,
             WarmLine::Error(message) => bail!("{what} was not fetched: {message}"),
         }

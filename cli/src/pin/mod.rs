@@ -22,7 +22,7 @@ use self::args::STATUSES;
 use self::show::{describe, details, line, rows, short, status_name};
 use crate::audited_change::AuditedChange;
 use crate::output::{print_line, print_view};
-use crate::progress::Progress;
+use crate::progress;
 use crate::remote::address::{query, segment};
 use crate::remote::{Backend, Remote, connect, open_or_connect};
 use crate::store_cli::{ContentRef, finish_and_close_async};
@@ -176,13 +176,12 @@ async fn replace(loaded: &Loaded, old: &str, args: &AddArgs) -> anyhow::Result<(
 
 /// Polls a pin until it is pinned or has failed, or the timeout is over.
 async fn wait(remote: &Remote, pin: PinStatusView, timeout: Option<Duration>) -> anyhow::Result<PinStatusView> {
-    let (mut pin, mut interval, mut progress) = (pin, POLL_INTERVALS.0, Progress::new());
+    let (mut pin, mut interval, progress) = (pin, POLL_INTERVALS.0, progress::text());
     while matches!(pin.status, StatusView::Queued | StatusView::Pinning) {
         if let Some(timeout) = timeout.filter(|timeout| progress.elapsed() >= *timeout) {
-            progress.hide();
             bail!("{} is not pinned after {} s: {}", pin.pin.cid, timeout.as_secs(), details(&pin));
         }
-        progress.show(|_| format!("{}: {}", short(&pin.pin.cid), details(&pin)));
+        progress.set_message(format!("{}: {}", short(&pin.pin.cid), details(&pin)));
         tokio::time::sleep(interval).await;
         interval = (interval * 5 / 4).min(POLL_INTERVALS.1);
         pin = remote.get(&request_path(&pin.requestid)).await?;

@@ -6,7 +6,7 @@
 //! Non-goals: modes and modification times.
 
 use crate::options::GATEWAY_OPTIONAL;
-use crate::progress::{self, Progress};
+use crate::progress;
 use crate::store_cli::tree::{self, SkippedSymlinks};
 use crate::store_cli::{ContentRef, ReadOptions, printable, unless_pipe_closed, with_blocks};
 use anyhow::{Context as _, bail, ensure};
@@ -207,10 +207,9 @@ async fn write_file(chunks: ByteStream, path: &Path) -> anyhow::Result<()> {
     let permissions = Permissions::from_mode(0o666);
     let temporary = Builder::new().prefix(TEMPORARY_PREFIX).permissions(permissions).tempfile_in(folder_of(path));
     let mut temporary = temporary.with_context(|| unwritable(path))?;
-    let (mut progress, mut written) = (Progress::new(), 0);
+    let progress = progress::bytes(None);
     copy(chunks, |chunk| {
-        written += chunk.len() as u64;
-        progress.show(|time| progress::bytes(written, None, time));
+        progress.inc(chunk.len() as u64);
         temporary.write_all(chunk).map(|()| true)
     })
     .await?;

@@ -8,7 +8,7 @@
 //! fail for existing paths and do not follow a symlink at the end of a path: a second entry with the same name is an
 //! error, so no path contains a symlink that was written before.
 
-use crate::progress::{self, Progress};
+use crate::progress;
 use crate::store_cli::get::{bytes_of, copy};
 use anyhow::{Context as _, bail, ensure};
 use content::unixfs::Node;
@@ -62,7 +62,7 @@ impl SkippedSymlinks {
 /// When a path cannot be written, or a block is missing. What was written until then stays.
 pub(super) async fn write(source: Arc<dyn BlockSource>, root: Block, to: &Path) -> anyhow::Result<SkippedSymlinks> {
     let mut open = vec![enter(&source, root, to.to_owned())?];
-    let (mut progress, mut written, mut skipped) = (Progress::new(), 0, SkippedSymlinks::default());
+    let (progress, mut skipped) = (progress::bytes(None), SkippedSymlinks::default());
     while let Some(folder) = open.last_mut() {
         let Some(entry) = folder.entries.try_next().await? else {
             open.pop();
@@ -74,8 +74,7 @@ pub(super) async fn write(source: Arc<dyn BlockSource>, root: Block, to: &Path) 
             Node::File(_) => {
                 let mut file = File::create_new(&path).with_context(|| unwritable(to, &path))?;
                 copy(bytes_of(Arc::clone(&source), block)?, |chunk| {
-                    written += chunk.len() as u64;
-                    progress.show(|time| progress::bytes(written, None, time));
+                    progress.inc(chunk.len() as u64);
                     file.write_all(chunk).map(|()| true)
                 })
                 .await?;

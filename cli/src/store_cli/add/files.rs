@@ -3,8 +3,10 @@
 //! Goals: a missing argument is detected before anything is read; a folder is always added in the same order (of names,
 //! as bytes); a symlink is added and never followed, even if it is an argument.
 
+use crate::progress;
 use anyhow::{Context as _, bail};
 use content::importer::Attributes;
+use indicatif::WeakProgressBar;
 use rustix::fs::OFlags;
 use services::uploads::pipeline::Pipeline;
 use std::collections::HashMap;
@@ -13,7 +15,6 @@ use std::fs::{self, File, FileType};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 use std::{io, thread};
 
 /// An input that an argument names.
@@ -58,9 +59,9 @@ pub fn check_names(inputs: &[Input]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts the bytes to read on a thread of its own, and sets `total` to the sum. With standard input, the total stays
-/// unknown.
-pub fn measure(inputs: &[Input], hidden: bool, total: Arc<OnceLock<u64>>) {
+/// Counts the bytes to read on a thread of its own, and sets them as the total of a progress line. With standard input,
+/// the total stays unknown.
+pub fn measure(inputs: &[Input], hidden: bool, line: WeakProgressBar) {
     let mut left: Vec<PathBuf> = Vec::new();
     for input in inputs {
         match input {
@@ -81,7 +82,9 @@ pub fn measure(inputs: &[Input], hidden: bool, total: Arc<OnceLock<u64>>) {
                 _ => {}
             }
         }
-        _ = total.set(bytes);
+        if let Some(line) = line.upgrade() {
+            progress::set_total(&line, bytes);
+        }
     });
 }
 

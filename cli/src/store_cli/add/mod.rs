@@ -143,17 +143,15 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
     let profile = effective_profile(args.profile.clone(), args.cid_version, args.raw_leaves, args.chunker);
     let job =
         ImportJob { importer: Importer::new(profile)?, inputs, hidden: args.hidden, wrap: args.wrap_with_directory };
+    let store = if args.only_hash { None } else { Some(store_to_write(loaded, runtime, &args.node)?) };
     let mut report = Report::new(args.lines());
-    if report.is_shown() {
-        files::measure(&job.inputs, args.hidden, report.total());
-    }
-    if args.only_hash {
-        job.import(runtime, &mut |_| Ok(()), &mut report)?;
-        return report.end();
+    if !report.progress.is_hidden() {
+        files::measure(&job.inputs, args.hidden, report.progress.downgrade());
     }
     let name = args.name.as_deref();
-    match store_to_write(loaded, runtime, &args.node)? {
-        Backend::Local(store) => {
+    match store {
+        None => _ = job.import(runtime, &mut |_| Ok(()), &mut report)?,
+        Some(Backend::Local(store)) => {
             let policy = runtime.block_on(local_policy::load(loaded));
             let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
             let added = policy.and_then(|policy| {
@@ -167,7 +165,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
             });
             finish_and_close(runtime, &store, added)?;
         }
-        Backend::Remote(remote) => add_remotely(runtime, &remote, job, name, &mut report)?,
+        Some(Backend::Remote(remote)) => add_remotely(runtime, &remote, job, name, &mut report)?,
     }
     report.end()
 }

@@ -1,12 +1,13 @@
 //! [`Report`]: the lines of added files on standard output, and the progress on standard error.
 
-use crate::progress::{self, Progress};
+use crate::progress;
 use crate::store_cli::{print_line, printable};
 use content::importer::Part;
+use indicatif::ProgressBar;
 use services::uploads::UploadError;
 use services::uploads::pipeline::{Added, Watch};
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Which lines are printed, and their format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,11 +28,8 @@ pub enum Lines {
 pub struct Report {
     lines: Lines,
     last: Option<String>,
-    progress: Progress,
-    /// Bytes of files that were read.
-    bytes: u64,
-    /// The total bytes to read, once it is known.
-    total: Arc<OnceLock<u64>>,
+    /// The bytes of files that were read, and their total once it is known.
+    pub progress: ProgressBar,
     /// The first error of printing, returned at the end, since everything is added all the same.
     failure: Option<io::Error>,
     /// The roots in the order of the inputs: all files and folders outside of any folder.
@@ -41,25 +39,7 @@ pub struct Report {
 impl Report {
     /// A report whose clock starts now.
     pub fn new(lines: Lines) -> Self {
-        Self {
-            lines,
-            last: None,
-            progress: Progress::new(),
-            bytes: 0,
-            total: Arc::default(),
-            failure: None,
-            roots: Vec::new(),
-        }
-    }
-
-    /// Whether the progress is shown.
-    pub fn is_shown(&self) -> bool {
-        self.progress.is_shown()
-    }
-
-    /// The cell for the total bytes to read, which another thread sets.
-    pub fn total(&self) -> Arc<OnceLock<u64>> {
-        Arc::clone(&self.total)
+        Self { lines, last: None, progress: progress::bytes(None), failure: None, roots: Vec::new() }
     }
 
     fn print_part(&mut self, part: &Part, name: &str) {
@@ -75,7 +55,10 @@ impl Report {
 
     /// All inputs are read; the roots are being pinned.
     pub fn pinning(&mut self) {
-        self.progress.show_now(|time| format!("{}, pinning", progress::bytes(self.bytes, None, time)));
+        progress::unset_total(&self.progress);
+        self.progress.set_message(", pinning");
+        // The message might be too soon after the last one to be drawn, and there may be no other for long.
+        self.progress.enable_steady_tick(Duration::from_secs(1));
     }
 
     /// Ends the report, and prints what is left.
@@ -86,13 +69,16 @@ impl Report {
         if let Some(last) = self.last.take() {
             self.print(&last);
         }
-        self.progress.leave(|time| progress::bytes(self.bytes, None, time));
+        if !self.progress.is_hidden() {
+            let total = progress::rate(self.progress.position(), self.progress.elapsed());
+            self.progress.finish_and_clear();
+            eprintln!("{total}");
+        }
         self.failure.map_or(Ok(()), |error| Err(error.into()))
     }
 
     fn print(&mut self, line: &str) {
-        self.progress.hide();
-        if let Err(error) = print_line(&mut io::stdout(), line) {
+        if let Err(error) = self.progress.suspend(|| print_line(&mut io::stdout(), line)) {
             self.failure.get_or_insert(error);
         }
     }
@@ -100,8 +86,7 @@ impl Report {
 
 impl Watch for Report {
     fn read(&mut self, _name: Option<&[u8]>, more: usize, _so_far: u64) {
-        self.bytes += more as u64;
-        self.progress.show(|time| progress::bytes(self.bytes, self.total.get().copied(), time));
+        self.progress.inc(more as u64);
     }
 
     fn added(&mut self, added: Added<'_>) -> Result<(), UploadError> {

@@ -237,6 +237,9 @@ async fn pins_are_provided_until_they_are_removed() {
     .await;
     let metrics = causeway.metrics().await;
     assert_eq!(metrics.sample("causeway_pins_fetched_blocks_total"), 1);
+    let (_, _, network) = metrics.tiers();
+    assert_eq!(network, 1, "what pins fetch comes from the network tier");
+    assert_eq!(metrics.sample("causeway_tier_bytes_total{tier=\"network\"}"), "to be announced".len() as u64);
     causeway.stop().await;
 }
 

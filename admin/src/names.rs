@@ -201,6 +201,9 @@ async fn list_published(State(names): State<Names>) -> Answer {
 }
 
 /// Publishes a path under a name. Answers once a peer has the record, or after five seconds.
+///
+/// The first publication with a key searches the network for earlier records, for ten seconds at most, and continues
+/// their sequence numbers.
 #[utoipa::path(post, path = "/api/v1/names/publish", tag = "names", security(("bearer" = ["operate"])),
     request_body(content = Publish, content_type = "application/json"),
     responses((status = 200, description = "The published name", body = PublishedView), BadRequest, KeyConflict,

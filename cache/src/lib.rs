@@ -69,7 +69,7 @@ pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
 pub use crate::singleflight::Singleflight;
 pub use crate::store::{BlockStore, DegradedReason, Evict, Evicted, Held, ScrubPass, Stats, StoreStats};
-pub use crate::tiers::{Local, Through, Tiers};
+pub use crate::tiers::{Counted, Local, Through, Tiers};
 
 #[cfg(test)]
 mod tests;

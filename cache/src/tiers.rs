@@ -12,7 +12,7 @@
 //! blocks that this gateway's own clients use.
 
 use crate::disk::StoreError;
-use crate::metrics::{TierMetrics, TiersFigures};
+use crate::metrics::{Tier, TierMetrics, TiersFigures};
 use crate::ram::Ram;
 use crate::singleflight::{Outcome, Singleflight};
 use crate::store::{BlockStore, Evict, Evicted};
@@ -85,6 +85,12 @@ impl Tiers {
     /// own upstream.
     pub fn through(&self, upstream: Arc<dyn BlockSource>) -> Through {
         Through { inner: Arc::clone(&self.inner), upstream }
+    }
+
+    /// An upstream whose blocks are counted as those of the network tier, for a reader that stores them itself. It
+    /// reads no other tier.
+    pub fn counted(&self, upstream: Arc<dyn BlockSource>) -> Counted {
+        Counted { network: self.inner.metrics.network.clone(), upstream }
     }
 
     /// The stored forms of blocks, without reading them: in the order of the CIDs, `None` for a missing block.
@@ -236,14 +242,7 @@ impl Inner {
     }
 
     async fn get_upstream(&self, upstream: &dyn BlockSource, cid: &Cid) -> Outcome {
-        let (tier, start) = (&self.metrics.network, Instant::now());
-        let outcome = upstream.get(cid).await;
-        tier.observe_since(start);
-        match &outcome {
-            Ok(block) => tier.hit(block.data().len()),
-            Err(SourceError::NotFound { .. } | SourceError::Stalled { .. }) => _ = tier.misses.inc(),
-            Err(_) => _ = tier.errors.inc(),
-        }
+        let outcome = get_counted(&self.metrics.network, upstream.get(cid)).await;
         outcome?.under(cid).ok_or(SourceError::Corrupt { cid: *cid })
     }
 
@@ -372,6 +371,19 @@ impl Inner {
     }
 }
 
+/// Fetches a block, and counts the outcome in the network tier.
+async fn get_counted(network: &Tier, get: impl Future<Output = Outcome>) -> Outcome {
+    let start = Instant::now();
+    let outcome = get.await;
+    network.observe_since(start);
+    match &outcome {
+        Ok(block) => network.hit(block.data().len()),
+        Err(SourceError::NotFound { .. } | SourceError::Stalled { .. }) => _ = network.misses.inc(),
+        Err(_) => _ = network.errors.inc(),
+    }
+    outcome
+}
+
 /// Replaces the leader's CID in an error, which may have another codec, by this caller's.
 fn rename(error: SourceError, cid: &Cid) -> SourceError {
     let cid = *cid;
@@ -444,6 +456,28 @@ impl BlockSource for Through {
     }
 }
 
+/// An upstream that is counted: see [`Tiers::counted`].
+#[derive(Clone)]
+pub struct Counted {
+    network: Tier,
+    upstream: Arc<dyn BlockSource>,
+}
+
+impl BlockSource for Counted {
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        self.upstream.inline(cid)
+    }
+
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let (network, getting) = (self.network.clone(), self.upstream.get(cid));
+        async move { get_counted(&network, getting).await }.boxed()
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.upstream.has(cid)
+    }
+}
+
 impl std::fmt::Debug for Local {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Local").finish_non_exhaustive()
@@ -453,5 +487,11 @@ impl std::fmt::Debug for Local {
 impl std::fmt::Debug for Through {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Through").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Counted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counted").finish_non_exhaustive()
     }
 }

@@ -78,10 +78,10 @@ impl Network {
 
     /// The pin service's access to the store and the network.
     pub fn reach(&self, loaded: &Loaded, tiers: &Tiers, policy: Arc<dyn Policy>) -> PinNetwork {
-        let bridge = self.bridge();
+        let (bridge, upstream, counting) = (self.bridge(), self.upstream(), tiers.clone());
         PinNetwork {
             local: Arc::new(tiers.local()),
-            session: self.upstream(),
+            session: Box::new(move |root| Arc::new(counting.counted(upstream(root)))),
             policy,
             bridge,
             peer_id: self.peer_id(),

@@ -10,7 +10,9 @@
 //!
 //! Invalid settings change nothing: the gateway keeps those that it has.
 
-use config::{ConfigError, Loaded, keys};
+use cli::command_line;
+use config::{ConfigError, Flags, Loaded, keys};
+use content::dnslink::StaticMap;
 use p2p_bridge::names::Names;
 use services::denylists::Lists;
 use services::{logging, p2p};
@@ -19,10 +21,10 @@ use std::sync::Arc;
 /// The settings that are applied without a restart.
 const RELOADED: [&str; 2] = ["log.level", "names.dnslink_map"];
 
-/// Applies the settings. `running` has the settings of the start, `read` the current ones.
-pub async fn reload(running: &Loaded, read: Result<Loaded, ConfigError>, lists: &Arc<Lists>, names: &Names) {
-    let loaded = match read {
-        Ok(loaded) => loaded,
+/// Reads the settings and applies them. `running` has the settings of the start, `flags` those of the command line.
+pub async fn reload(running: &Loaded, flags: &Flags, lists: &Arc<Lists>, names: &Names) {
+    let (loaded, map) = match read(flags).await {
+        Ok(read) => read,
         Err(error) => {
             tracing::warn!(%error, "the new settings are invalid and were not applied: fix them and send SIGHUP again");
             return;
@@ -32,7 +34,7 @@ pub async fn reload(running: &Loaded, read: Result<Loaded, ConfigError>, lists: 
     if let Err(error) = level {
         tracing::warn!(error, "log.level is invalid and was not applied");
     }
-    match p2p::static_map(&loaded) {
+    match map {
         Ok(map) => {
             names.set_static_map(map);
             tracing::info!("reloaded names.dnslink_map");
@@ -48,6 +50,17 @@ pub async fn reload(running: &Loaded, read: Result<Loaded, ConfigError>, lists: 
     tracing::info!(lists = read.len(), usable, "reloaded the settings and the denylists");
 }
 
+/// Reads the settings, and the file of `names.dnslink_map`, on a blocking thread: a file may be on a slow disk.
+async fn read(flags: &Flags) -> anyhow::Result<(Loaded, Result<StaticMap, ConfigError>)> {
+    let flags = flags.clone();
+    let reading = move || {
+        let loaded = command_line::read(&flags)?;
+        let map = p2p::static_map(&loaded);
+        Ok((loaded, map))
+    };
+    tokio::task::spawn_blocking(reading).await?
+}
+
 /// The changed settings that require a restart.
 fn need_restart(running: &Loaded, loaded: &Loaded) -> Vec<String> {
     let changed = keys::changed(&running.config, &loaded.config);
@@ -57,6 +70,29 @@ fn need_restart(running: &Loaded, loaded: &Loaded) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write as _;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn other_tasks_run_while_a_file_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let fifo = dir.path().join("map");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().is_ok_and(|status| status.success()));
+        let flags = Flags { dnslink_map: Some(fifo.display().to_string()), ..Flags::default() };
+        let (another_task_runs, awaited) = mpsc::channel();
+        // The read ends only when this thread has written the map.
+        let writer = std::thread::spawn(move || {
+            let mut file = std::fs::OpenOptions::new().write(true).open(&fifo).expect("is being read");
+            let ran = awaited.recv_timeout(Duration::from_secs(10)).is_ok();
+            file.write_all(b"example.org:/ipfs/bafkqaddjnzzxazldoqwxizltoq\n").expect("writes");
+            ran
+        });
+        let another_task = async { another_task_runs.send(()).expect("is awaited") };
+        let (read, ()) = tokio::join!(read(&flags), another_task);
+        assert_ne!(read.expect("the settings are valid").1.expect("the map is valid"), StaticMap::default());
+        assert!(writer.join().expect("no panics"), "the runtime was blocked");
+    }
 
     #[test]
     fn changed_settings_that_require_a_restart_are_listed() {

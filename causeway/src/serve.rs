@@ -40,7 +40,7 @@ async fn run_until_stopped(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()>
                 SignalAction::Stop => break,
                 // A reload may fetch lists, which a stop does not wait for.
                 SignalAction::Reload => tokio::select! {
-                    () = node.reload(loaded, read(flags)) => {}
+                    () = node.reload(loaded, flags) => {}
                     () = signals.stop() => break,
                     () = node.asked_to_stop() => break,
                     failure = node.failed() => return Err(drain_after(failure, node).await),

@@ -18,7 +18,7 @@ use config::{Flags, Loaded};
 use http::Method;
 use p2p_bridge::names::key_format::{KEY_BYTES_MAX, KeyFormat, KeyKind};
 use p2p_bridge::names::keystore::{KeyError, KeyInfo, Keystore, SELF};
-use p2p_bridge::names::publish::{self, PublicationStore, Published, Terms};
+use p2p_bridge::names::publish::{self, KnownRecords, PublicationStore, Published, Terms};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -348,7 +348,9 @@ pub async fn names(loaded: &Loaded, command: NameCommand) -> anyhow::Result<()> 
                         Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
                     let request = json!({ "key": key, "path": path });
                     let record = AuditedChange::begin(&loaded.config.data_dir, "name publish", request)?;
-                    let signed = publish::sign(book, &keypair, &path, terms, None, SystemTime::now());
+                    // The node that puts it compares it with the records of others.
+                    let known = KnownRecords::default();
+                    let signed = publish::sign(book, &keypair, &path, terms, known, SystemTime::now());
                     let view = |published: Published| views::keys::published(Some(info), &published, &[]);
                     record.end(signed.map(view).map_err(Into::into), |view| json!(view))?
                 }

@@ -11,13 +11,13 @@
 //! paths that do not exist.
 
 use crate::work::Work;
-use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, utf8_percent_encode};
-use std::borrow::Cow;
+use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 
 /// The maximum size of the file, in bytes (the specification, "Max File Size").
 pub const FILE_BYTES_MAX: usize = 64 * 1024;
-/// The maximum number of colons in `from` and in `to`. Each can begin a placeholder, so this bounds the length of a
-/// target.
+/// The maximum length of a target with its placeholders replaced, in bytes: the value of a `Location`, or a path.
+pub const TARGET_BYTES_MAX: usize = 16 * 1024;
+/// The maximum number of colons in `from` and in `to`. Each can begin a placeholder.
 const COLONS_MAX: usize = 64;
 /// Comparisons of rules and segments that are counted as one step of work.
 const COMPARISONS_PER_STEP: u64 = 8;
@@ -59,6 +59,8 @@ pub enum Target {
     Path(String),
     /// Content of another site with status 200, which would have to be proxied. Not supported.
     Elsewhere,
+    /// A target of more than [`TARGET_BYTES_MAX`].
+    TooLong,
 }
 
 impl Target {
@@ -66,6 +68,8 @@ impl Target {
         match self {
             Self::Location(text) | Self::Path(text) => text.len(),
             Self::Elsewhere => 0,
+            // As many were written before the bound was reached.
+            Self::TooLong => TARGET_BYTES_MAX,
         }
     }
 }
@@ -238,12 +242,13 @@ impl Rule {
     }
 
     fn apply(&self, values: &[(&str, &str)]) -> Match {
+        let pieces = pieces(&self.to, values);
         let to = match self.status {
-            300..400 => Target::Location(escape_text(&substitute(&self.to, values, escape_value))),
-            _ if self.to.starts_with('/') => Target::Path(substitute(&self.to, values, |value| value.into())),
-            _ => Target::Elsewhere,
+            300..400 => join(pieces.flat_map(Piece::encode)).map(Target::Location),
+            _ if self.to.starts_with('/') => join(pieces.map(Piece::text)).map(Target::Path),
+            _ => Some(Target::Elsewhere),
         };
-        Match { status: self.status, to }
+        Match { status: self.status, to: to.unwrap_or(Target::TooLong) }
     }
 }
 
@@ -296,34 +301,56 @@ fn parse_status(word: &str) -> Result<u16, RuleError> {
     }
 }
 
-/// Replaces the placeholders in `to` by their values, in one pass, so that values are not substituted again. Of several
-/// matching names the longest is used. A colon before any other text is kept.
-fn substitute(to: &str, values: &[(&str, &str)], encode: impl Fn(&str) -> Cow<'_, str>) -> String {
-    let mut parts = to.split(':');
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let named = values.iter().filter(|(name, _)| !name.is_empty() && part.starts_with(name));
-        match named.max_by_key(|(name, _)| name.len()) {
-            Some((name, value)) => {
-                out.push_str(&encode(value));
-                out.push_str(&part[name.len()..]);
-            }
-            None => {
-                out.push(':');
-                out.push_str(part);
-            }
+/// A piece of a target.
+#[derive(Debug, Clone, Copy)]
+enum Piece<'a> {
+    /// Text of the rule.
+    Text(&'a str),
+    /// The value of a placeholder.
+    Value(&'a str),
+}
+
+impl<'a> Piece<'a> {
+    fn text(self) -> &'a str {
+        match self {
+            Self::Text(text) | Self::Value(text) => text,
         }
     }
-    out
+
+    /// Percent-encodes a value, and in the text of the rule only the characters that a header cannot have.
+    fn encode(self) -> PercentEncode<'a> {
+        match self {
+            Self::Text(text) => utf8_percent_encode(text, CONTROLS),
+            Self::Value(value) => utf8_percent_encode(value, VALUE_ENCODE_SET),
+        }
+    }
 }
 
-fn escape_value(value: &str) -> Cow<'_, str> {
-    utf8_percent_encode(value, VALUE_ENCODE_SET).into()
+/// Replaces the placeholders in `to` by their values, in one pass, so that values are not substituted again. Of several
+/// matching names the longest is used. A colon before any other text is kept.
+fn pieces<'a>(to: &'a str, values: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = Piece<'a>> {
+    let mut parts = to.split(':');
+    let first = Piece::Text(parts.next().unwrap_or_default());
+    let replaced = parts.flat_map(move |part| {
+        let named = values.iter().filter(|(name, _)| !name.is_empty() && part.starts_with(name));
+        match named.max_by_key(|(name, _)| name.len()) {
+            Some((name, value)) => [Piece::Value(value), Piece::Text(&part[name.len()..])],
+            None => [Piece::Text(":"), Piece::Text(part)],
+        }
+    });
+    std::iter::once(first).chain(replaced)
 }
 
-/// Percent-encodes only the characters that a header cannot have.
-fn escape_text(text: &str) -> String {
-    utf8_percent_encode(text, CONTROLS).to_string()
+/// The joined texts; `None` if they exceed [`TARGET_BYTES_MAX`]. Texts after that are not read.
+fn join<'a>(texts: impl Iterator<Item = &'a str>) -> Option<String> {
+    let mut joined = String::new();
+    for text in texts {
+        if joined.len() + text.len() > TARGET_BYTES_MAX {
+            return None;
+        }
+        joined.push_str(text);
+    }
+    Some(joined)
 }
 
 #[cfg(test)]
@@ -340,6 +367,7 @@ mod tests {
         rules(text).find(path, &Work::unlimited()).map(|found| match found.to {
             Target::Location(to) | Target::Path(to) => format!("{} {to}", found.status),
             Target::Elsewhere => format!("{} elsewhere", found.status),
+            Target::TooLong => format!("{} too long", found.status),
         })
     }
 
@@ -505,7 +533,8 @@ mod tests {
         let table = [
             ("/a/b /c\n".repeat(8_000), "/x".to_owned(), 1_000..3_000),
             ("/:a/b /c\n".repeat(4_000), "/x/y".to_owned(), 1_000..3_000),
-            (format!("/* /{}", ":splat".repeat(COLONS_MAX)), format!("/{}", "a".repeat(8_000)), 8_000..9_000),
+            (format!("/* /{}", ":splat".repeat(COLONS_MAX)), format!("/{}", "a".repeat(200)), 190..220),
+            (format!("/* /{}", ":splat".repeat(COLONS_MAX)), format!("/{}", "a".repeat(8_000)), 250..300),
         ];
         for (file, path, steps) in table {
             let work = Work::unlimited();
@@ -531,10 +560,38 @@ mod tests {
                 if let Some(Match { to: Target::Location(to), .. }) =
                     rules(file).find(&format!("/{path}"), &Work::unlimited())
                 {
-                    assert!(to.len() <= file.len() + COLONS_MAX * path.len());
+                    assert!(to.len() <= TARGET_BYTES_MAX);
                 }
             }
         }
+    }
+
+    #[test]
+    fn targets_end_at_the_maximum_length() {
+        let to = |status: u16, value: &str| answer(&format!("/* /:splat:splat {status}"), &format!("/{value}"));
+        let half = TARGET_BYTES_MAX / 2;
+        for status in [301, 200] {
+            // The slash takes one byte.
+            let longest = to(status, &"a".repeat(half - 1)).expect("matches");
+            assert_eq!(longest.len(), "301 /".len() + 2 * (half - 1), "{status}");
+            assert_eq!(to(status, &"a".repeat(half)), Some(format!("{status} too long")));
+        }
+        // Each of these takes three bytes in a URL.
+        assert_eq!(to(301, &" ".repeat(half / 3 + 1)), Some("301 too long".to_owned()));
+        assert_eq!(to(200, &" ".repeat(half / 3 + 1)).map(|to| to.len()), Some("200 /".len() + 2 * (half / 3 + 1)));
+        let text = "\u{f6}".repeat(TARGET_BYTES_MAX / 6 + 1);
+        assert_eq!(answer(&format!("/a /{text}"), "/a"), Some("301 too long".to_owned()));
+    }
+
+    #[test]
+    fn nothing_is_written_beyond_the_maximum_length() {
+        let (splats, path) = (":splat".repeat(COLONS_MAX), "%".repeat(32 * 1024));
+        let rule = rules(&format!("/* /{splats}")).0.remove(0);
+        let values = [(SPLAT, path.as_str())];
+        let mut read = 0;
+        let pieces = pieces(&rule.to, &values).flat_map(Piece::encode).inspect(|text| read += text.len());
+        assert_eq!(join(pieces), None);
+        assert!(read <= TARGET_BYTES_MAX + "%25".len(), "{read} bytes");
     }
 
     proptest! {

@@ -50,7 +50,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
 
 /// The maximum number of commands in the swarm task's queue.
 const COMMANDS_MAX: usize = 64;
@@ -114,6 +114,7 @@ pub struct Bridge {
     policy: NetworkPolicy,
     dial_private: bool,
     operator: OperatorAddresses,
+    inbound: broadcast::Sender<PeerId>,
     bandwidth: Arc<Bandwidth>,
     metrics: Arc<Metrics>,
 }
@@ -178,7 +179,9 @@ impl Bridge {
         let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
         let nat = Nat::new(&options, NatMetrics::register(registry));
         let (of_task, metrics, bandwidth) = (metrics.clone(), Arc::new(metrics), Arc::new(bandwidth));
-        tokio::spawn(Task::new(swarm, inbox, of_task, known_peers, delegation, announcing, nat).run());
+        let task = Task::new(swarm, inbox, of_task, known_peers, delegation, announcing, nat);
+        let inbound = task.inbound_connections();
+        tokio::spawn(task.run());
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         let connects = Arc::new(Semaphore::new(CONNECTS_MAX));
@@ -196,6 +199,7 @@ impl Bridge {
             policy,
             dial_private,
             operator,
+            inbound,
             bandwidth,
             metrics,
         })
@@ -260,6 +264,12 @@ impl Bridge {
             return Vec::new();
         }
         peers.await.unwrap_or_default()
+    }
+
+    /// The peers that connect to this node from now on, unless they are connected already. A receiver that is too slow
+    /// misses some, and is told so.
+    pub fn inbound_connections(&self) -> broadcast::Receiver<PeerId> {
+        self.inbound.subscribe()
     }
 
     /// Suggests a provider of a DAG before it is fetched. The peer is dialled as soon as the search for providers

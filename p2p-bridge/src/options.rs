@@ -170,11 +170,18 @@ pub struct PublishOptions {
     pub every: Duration,
     /// The TTL of a record: how long resolvers may cache its value. At most `lifetime`.
     pub ttl: Duration,
+    /// The timeout of a search for the records that other nodes have of a key.
+    pub comparison_timeout: Duration,
 }
 
 impl Default for PublishOptions {
     fn default() -> Self {
-        Self { lifetime: 48 * HOUR, every: 4 * HOUR, ttl: Duration::from_secs(300) }
+        Self {
+            lifetime: 48 * HOUR,
+            every: 4 * HOUR,
+            ttl: Duration::from_secs(300),
+            comparison_timeout: Duration::from_secs(10),
+        }
     }
 }
 

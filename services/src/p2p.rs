@@ -122,6 +122,7 @@ pub fn publish_options(loaded: &Loaded) -> PublishOptions {
         lifetime: hours(names.publish_lifetime_hours),
         every: hours(names.republish_hours),
         ttl: Duration::from_secs(names.publish_ttl_seconds),
+        ..PublishOptions::default()
     }
 }
 

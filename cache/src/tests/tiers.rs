@@ -1,7 +1,7 @@
 use super::sources::tiers;
 use super::{block_of, cache, key, noisy, open, until};
 use crate::disk::faults::Call;
-use crate::{BlockStore as _, Disk, Evict, Ram, TierMetrics, Tiers};
+use crate::{BlockStore as _, Disk, Evict, Ram, TierFigures, TierMetrics, Tiers, TiersFigures};
 use content::{
     AllowAll, Block, BlockSource, Cid, DenyList, MemoryBlocks, Multihash, Policy, SourceError, Stall, Verdict, codec,
 };
@@ -310,6 +310,23 @@ async fn a_scrape_has_the_documented_metrics() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
+}
+
+#[tokio::test]
+async fn a_counted_upstream_counts_as_the_network_tier_and_fills_no_tier() {
+    let Setup { ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
+    let block = noisy(1, 1_000);
+    let upstream = Gated::new([block.clone()], true);
+    let source = tiers.counted(upstream.clone());
+    assert_eq!(source.get(block.cid()).await, Ok(block.clone()));
+    assert!(source.get(noisy(2, 10).cid()).await.is_err());
+    assert_eq!(tiers.counted(Arc::new(Always(Err(SourceError::Busy)))).get(block.cid()).await, Err(SourceError::Busy));
+    let TiersFigures { network, ram: of_ram, disk: of_disk } = tiers.figures();
+    assert_eq!(network, TierFigures { hits: 1, misses: 1, errors: 1, bytes: 1_000 });
+    assert_eq!((of_ram, of_disk), Default::default());
+    assert_eq!((source.peek(block.cid()), source.read_now(block.cid()), upstream.asked()), (None, None, 2));
+    disk.flush().await.expect("flushes");
+    assert!(!ram.holds(&key(&block)) && disk.stats().blocks == 0);
 }
 
 #[tokio::test]

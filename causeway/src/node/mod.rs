@@ -20,7 +20,7 @@ use crate::process::VERSION_AND_COMMIT;
 use admin::operations::NodeAddresses;
 use anyhow::Context as _;
 use cache::BlockStore;
-use config::{ConfigError, Loaded};
+use config::{Flags, Loaded};
 use gateway::listen::server::{ConnectionLimits, Drain};
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
@@ -102,7 +102,7 @@ impl Node {
     /// Starts everything. When this returns, the listeners answer requests.
     ///
     /// # Errors
-    /// [`ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the store
+    /// [`config::ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the store
     /// or the network.
     pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(loaded).await?;
@@ -171,10 +171,10 @@ impl Node {
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
-    /// Applies the settings that can change at run time. `running` has the settings of the start, `read` the current
-    /// ones.
-    pub async fn reload(&self, running: &Loaded, read: Result<Loaded, ConfigError>) {
-        crate::reload::reload(running, read, &self.lists, &self.names).await;
+    /// Reads the settings again and applies those that can change at run time. `running` has the settings of the start,
+    /// `flags` those of the command line.
+    pub async fn reload(&self, running: &Loaded, flags: &Flags) {
+        crate::reload::reload(running, flags, &self.lists, &self.names).await;
     }
 
     /// Waits until an operator stops the process through the admin API.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -94,6 +94,29 @@ async fn kubo_drives_remote_pins() {
     let listed = ipfs(&["ls", "--service=causeway"]);
     assert!(!listed.contains(&cid) && listed.contains(&other), "{listed}");
     ipfs(&["service", "rm", "causeway"]);
+    causeway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pin_is_fetched_when_its_origin_connects() {
+    let dir = folder();
+    // It may not dial the loopback addresses that Kubo has.
+    let causeway = Launch::new(dir.path()).start().await;
+    let kubo = Kubo::start().await;
+    let cid = kubo.add(&Noise::bytes(9, 600_000)[..], &["--cid-version=1"]);
+    let id = add(&causeway, json!({ "cid": cid, "origins": [kubo.tcp()] })).await;
+    until(&causeway, &id, "the first attempt has failed", TIMEOUT, |pin| {
+        pin["status"] == "queued" && pin["info"]["attempts"] == "1"
+    })
+    .await;
+    let (_, all) = causeway.admin("GET", &format!("/api/v1/pins?cid={cid}"), None).await;
+    let due = all["pins"][0]["next_attempt_at"].as_u64().expect("a time");
+    // As Kubo does with the delegates of a request.
+    kubo.connect(causeway.tcp()).await;
+    pinned(&causeway, &id, TIMEOUT).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+    assert!(now < due, "it waited for its back-off");
+    kubo.stop().await;
     causeway.stop().await;
 }
 
@@ -214,6 +237,9 @@ async fn pins_are_provided_until_they_are_removed() {
     .await;
     let metrics = causeway.metrics().await;
     assert_eq!(metrics.sample("causeway_pins_fetched_blocks_total"), 1);
+    let (_, _, network) = metrics.tiers();
+    assert_eq!(network, 1, "what pins fetch comes from the network tier");
+    assert_eq!(metrics.sample("causeway_tier_bytes_total{tier=\"network\"}"), "to be announced".len() as u64);
     causeway.stop().await;
 }
 

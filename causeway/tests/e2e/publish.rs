@@ -128,6 +128,30 @@ async fn records_are_republished_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_imported_key_continues_the_sequence_of_the_network() {
+    let (first, second) = network().await;
+    let (former, dir) = (folder(), folder());
+    let file = dir.path().join("site.key").display().to_string();
+    let launch = Launch::new(former.path()).bootstrap(first.tcp());
+    let node = launch.start().await;
+    let name = id(&run(&launch, &["key", "create", "site"]));
+    run(&launch, &["name", "publish", "--key", "site", ONE]);
+    run(&launch, &["name", "publish", "--key", "site", OTHER]);
+    resolves(&second, &name, OTHER).await;
+    run(&launch, &["key", "export", "-o", &file, "site"]);
+    node.stop().await;
+
+    // A node that knows nothing but the key.
+    let launch = Launch::new(dir.path()).bootstrap(first.tcp());
+    let node = launch.start().await;
+    assert_eq!(id(&run(&launch, &["key", "import", "site", &file])), name);
+    let printed = run(&launch, &["name", "publish", "--key", "site", ONE]);
+    assert!(printed.contains("sequence number 2"), "{printed}");
+    resolves(&second, &name, ONE).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn keys_are_exchanged_with_kubo() {
     let (first, second) = network().await;
     let dir = folder();

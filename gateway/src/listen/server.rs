@@ -428,11 +428,12 @@ impl Drop for CountedConnection {
 
 /// Performs the TLS handshake, within the timeout of a request's head.
 async fn tls_handshake(
-    tls: &Tls,
+    tls: &Arc<Tls>,
     stream: MonitoredStream,
     limits: &ConnectionLimits,
 ) -> Option<TlsStream<MonitoredStream>> {
-    match tokio::time::timeout(limits.header_timeout, tls.acceptor().accept(stream)).await {
+    let accepting = async { tls.acceptor().await?.accept(stream).await };
+    match tokio::time::timeout(limits.header_timeout, accepting).await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
             tracing::debug!(%error, "the TLS handshake failed");

@@ -10,6 +10,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use services::fingerprint::FileFingerprint;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_rustls::TlsAcceptor;
@@ -57,8 +58,16 @@ impl Tls {
         Ok(Self { certificate: certificate.to_owned(), key: key.to_owned(), current })
     }
 
-    /// The acceptor for the next connection. Reads both files if they have changed.
-    pub fn acceptor(&self) -> TlsAcceptor {
+    /// The acceptor for the next connection. Reads both files if they have changed, on a blocking thread.
+    ///
+    /// # Errors
+    /// When the runtime is stopping.
+    pub async fn acceptor(self: &Arc<Self>) -> io::Result<TlsAcceptor> {
+        let tls = Arc::clone(self);
+        Ok(tokio::task::spawn_blocking(move || tls.current()).await?.into())
+    }
+
+    fn current(&self) -> Arc<ServerConfig> {
         let found = [&self.certificate, &self.key].map(|path| FileFingerprint::at(path));
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.0 != found {
@@ -74,7 +83,7 @@ impl Tls {
                 }
             }
         }
-        Arc::clone(&current.1).into()
+        Arc::clone(&current.1)
     }
 }
 

@@ -566,7 +566,7 @@ impl Gateway {
         match rule.to {
             redirects::Target::Location(location) => {
                 let location = redirects::with_query(&location, cx.ask.query.unwrap_or_default());
-                if location.len() > LOCATION_BYTES_MAX {
+                if location.len() > redirects::TARGET_BYTES_MAX {
                     return Err(problem);
                 }
                 let freshness = cx.target.freshness;
@@ -591,7 +591,7 @@ impl Gateway {
                 }
                 Ok(draft)
             }
-            redirects::Target::Elsewhere => Err(problem),
+            redirects::Target::Elsewhere | redirects::Target::TooLong => Err(problem),
         }
     }
 }
@@ -640,9 +640,6 @@ fn check_precondition(ask: &Ask<'_>, draft: Draft) -> Result<Draft, Problem> {
     }
     Ok(draft)
 }
-
-/// The maximum length of a redirect's `Location`, in bytes.
-const LOCATION_BYTES_MAX: usize = 16 * 1024;
 
 /// A block that is not stored locally is a different error for a request with `only-if-cached`.
 fn only_if_cached_error(ask: &Ask<'_>, problem: Problem) -> Problem {

@@ -7,6 +7,7 @@ use http_body_util::Full;
 use prometheus_client::registry::Registry;
 use rcgen::CertifiedKey;
 use reqwest::{Certificate, Client};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -82,6 +83,32 @@ async fn requests_succeed_and_a_renewed_certificate_is_used_at_once() {
     // Invalid files change nothing.
     std::fs::write(files.certificate(), "nonsense").expect("writes");
     assert_eq!(ask(address, &second).await.expect("answers"), "fine");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn other_tasks_run_while_a_certificate_is_read() {
+    let (files, certificate) = Files::new();
+    let (address, _drain) = listen(&files).await;
+    let (key, path) = (std::fs::read(files.key()).expect("reads"), files.key());
+    std::fs::remove_file(&path).expect("removes");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().is_ok_and(|status| status.success()));
+    let (is_read, begun) = tokio::sync::oneshot::channel();
+    let (another_task_runs, awaited) = std::sync::mpsc::channel();
+    // The read ends only when this thread has written the key.
+    let writer = std::thread::spawn(move || {
+        let mut file = std::fs::OpenOptions::new().write(true).open(path).expect("is being read");
+        is_read.send(()).expect("is awaited");
+        let ran = awaited.recv_timeout(Duration::from_secs(10)).is_ok();
+        file.write_all(&key).expect("writes");
+        ran
+    });
+    let another_task = async {
+        begun.await.expect("is read");
+        another_task_runs.send(()).is_ok()
+    };
+    let (_, answer) = tokio::join!(another_task, ask(address, &certificate));
+    assert!(writer.join().expect("no panic"), "the runtime was blocked");
+    assert_eq!(answer.expect("answers"), "fine");
 }
 
 #[tokio::test]

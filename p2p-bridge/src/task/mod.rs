@@ -62,13 +62,15 @@ use search::{EndedDial, Search};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 /// The interval of housekeeping: peerings, announcements and the peer table.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// How often the peer table is saved, in rounds of housekeeping.
 const SAVE_EVERY: u32 = 60;
+/// The maximum number of inbound connections that wait for their receivers.
+const INBOUND_WAITING_MAX: usize = 256;
 /// The maximum number of addresses from one identify message.
 const ADDRESSES_MAX: usize = 8;
 
@@ -143,6 +145,8 @@ pub struct Task {
     dialled: HashMap<ConnectionId, Multiaddr>,
     /// The connected peers, and since when.
     connected: HashMap<PeerId, Instant>,
+    /// Reports peers that connect to this node.
+    inbound: broadcast::Sender<PeerId>,
     /// The connected peers that are throttled.
     throttled: HashSet<PeerId>,
     /// What connected peers reported by identify.
@@ -196,6 +200,7 @@ impl Task {
             remotes: HashMap::new(),
             dialled: HashMap::new(),
             connected: HashMap::new(),
+            inbound: broadcast::Sender::new(INBOUND_WAITING_MAX),
             throttled: HashSet::new(),
             identities: HashMap::new(),
             round_trips: HashMap::new(),
@@ -207,6 +212,11 @@ impl Task {
             no_peers: NoPeers::new(Instant::now()),
             round: 0,
         }
+    }
+
+    /// The sender of [`crate::Bridge::inbound_connections`].
+    pub fn inbound_connections(&self) -> broadcast::Sender<PeerId> {
+        self.inbound.clone()
     }
 
     /// Runs until shutdown, or until all handles are dropped.

@@ -11,6 +11,7 @@ use crate::scope::{AddressPolicy, Scope};
 use libp2p::core::ConnectedPoint;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId, identify};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,13 @@ impl Task {
         if self.throttled.contains(&peer) {
             self.swarm.behaviour_mut().bitswap.throttle(peer, true);
         }
-        self.connected.entry(peer).or_insert_with(Instant::now);
+        if let Entry::Vacant(vacant) = self.connected.entry(peer) {
+            vacant.insert(Instant::now());
+            if endpoint.is_listener() {
+                // An error means that there is no receiver.
+                let _ = self.inbound.send(peer);
+            }
+        }
         self.connects.connected(&peer, endpoint.get_remote_address());
         self.history.dial_ended(&peer, Instant::now(), || None);
         let now = Instant::now();

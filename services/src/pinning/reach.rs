@@ -1,5 +1,6 @@
 //! [`PinNetwork`]: the network, as the pin service uses it.
 
+use crate::pinning::request::origin_peer;
 use cache::{BlockStore, Tiers};
 use content::{BlockKey, BlockSource, Cid, Policy};
 use futures::stream::{FuturesUnordered, StreamExt as _};
@@ -70,7 +71,7 @@ impl PinNetwork {
         let Some(bridge) = &self.bridge else { return };
         let mut peers: BTreeMap<PeerId, Vec<Multiaddr>> = BTreeMap::new();
         for origin in origins {
-            if let Some(Protocol::P2p(peer)) = origin.iter().last() {
+            if let Some(peer) = origin_peer(&origin) {
                 peers.entry(peer).or_default().push(origin);
             }
         }

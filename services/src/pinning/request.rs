@@ -3,8 +3,8 @@
 use crate::access::Principal;
 use cache::pins::NAME_CHARS_MAX;
 use content::Cid;
-use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -79,11 +79,19 @@ impl PinParameters {
         if self.origins.len() > ORIGINS_MAX {
             return Err(format!("a pin must have at most {ORIGINS_MAX} origins; it has {}", self.origins.len()));
         }
-        let nameless = |origin: &&Multiaddr| !matches!(origin.iter().last(), Some(Protocol::P2p(_)));
+        let nameless = |origin: &&Multiaddr| origin_peer(origin).is_none();
         if let Some(origin) = self.origins.iter().find(nameless) {
             return Err(format!("the origin {origin} must end in /p2p/PEERID"));
         }
         check_meta(&self.meta)
+    }
+}
+
+/// The peer of an origin.
+pub fn origin_peer(origin: &Multiaddr) -> Option<PeerId> {
+    match origin.iter().last() {
+        Some(Protocol::P2p(peer)) => Some(peer),
+        _ => None,
     }
 }
 

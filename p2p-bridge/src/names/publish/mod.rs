@@ -1,21 +1,26 @@
 //! [`Publisher`]: publishes IPNS names and keeps them published.
 //!
 //! Goals: an acknowledged publication is never lost: a record is on disk before it is acknowledged; publishing does not
-//! wait for the network, which may be offline; the node's own resolver returns the new value at once; records are
-//! renewed and put on schedule, across restarts, and failures are retried with back-off.
+//! wait for the network, which may be offline, except once for a bounded time; the node's own resolver returns the new
+//! value at once; records are renewed and put on schedule, across restarts, and failures are retried with back-off.
 //!
 //! How a value is published:
 //!
-//! 1. the record is signed with a sequence number above all known ones, written (`book.rs`) and passed to the resolver;
-//! 2. the task of the name continues (`entry.rs`): it searches once for newer records of others, signs above them if
-//!    there are any, and puts the record to every [`Target`]: the two DHTs, and the routers if any are configured;
-//! 3. every few hours the record is signed again with a later end of life, and put again.
+//! 1. if the book has no record of the key, which may have been imported, the records of others are searched for
+//!    (`comparison.rs`): it has to continue their sequence;
+//! 2. the record is signed with a sequence number above all known ones, written (`book.rs`) and passed to the resolver;
+//! 3. the task of the name continues (`entry.rs`): unless that was done just now, it searches once for newer records of
+//!    others and signs above them if there are any; then it puts the record to every [`Target`]: the two DHTs, and the
+//!    routers if any are configured;
+//! 4. every few hours the record is signed again with a later end of life, and put again.
 //!
-//! A renewal keeps sequence number and value, so that of two nodes with the same key the one that published last wins.
+//! A renewal keeps sequence number and value, so that of two nodes with the same key the one that published last wins;
+//! the other one logs that its record is superseded, and stops renewing it.
 //!
 //! Non-goals: the content that a path leads to, and whether it exists.
 
 mod book;
+mod comparison;
 mod entry;
 mod metrics;
 mod target;
@@ -23,6 +28,7 @@ mod target;
 mod tests;
 
 pub use book::PublicationStore;
+pub use comparison::KnownRecords;
 pub use entry::{Published, Put, SignRecordError, Terms};
 pub use target::{Target, targets};
 
@@ -30,8 +36,8 @@ use super::dht::RecordSource;
 use super::keystore::{KeyError, KeyInfo, Keystore};
 use super::{Clock, DEPTH_MAX, Names, SYSTEM_CLOCK};
 use crate::essential::SupervisedTasks;
-use crate::lookups::RecordOrigin;
 use crate::options::PublishOptions;
+use comparison::Comparison;
 use content::Name;
 use content::ipns::Record;
 use content::names::Key;
@@ -59,9 +65,7 @@ pub const LIFETIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The maximum time to live of a record.
 pub const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The timeout of a search for newer records.
-const COMPARISON_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum concurrent searches for newer records. Look-ups of clients have priority.
+/// Maximum concurrent searches for newer records in the background. Look-ups of clients have priority.
 const COMPARISONS_MAX: usize = 8;
 
 /// Why a name was not published.
@@ -195,7 +199,9 @@ impl Publisher {
     }
 
     /// Publishes a path with a key. When this returns, the record is on disk and the node's own resolver has it; it is
-    /// put in the background. Lifetime and time to live default to the options.
+    /// put in the background. The first publication of a key continues the sequence of the records that other nodes
+    /// have, for which it searches at most for [`PublishOptions::comparison_timeout`]. Lifetime and time to live
+    /// default to the options.
     ///
     /// # Errors
     /// [`PublishError`]; nothing has changed then.
@@ -207,13 +213,17 @@ impl Publisher {
         ttl: Option<Duration>,
     ) -> Result<Published, PublishError> {
         let (inner, key_name, path) = (Arc::clone(&self.inner), key_name.to_owned(), path.to_owned());
-        let (options, wall) = (&inner.options, (inner.clock.wall)());
+        let options = &inner.options;
         let terms = Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
+        let key = inner.keys.get(&key_name)?.0.key;
+        checked_value(&path, &key, terms)?;
+        let found = inner.compare_unless_published(key).await;
         blocking(move || {
             let _changing = inner.changing();
-            let (info, keypair) = inner.keys.get(&key_name)?;
-            let known = inner.names.known(&info.key).map(|record| record.sequence());
-            let entry = sign(&inner.book, &keypair, &path, terms, known, wall)?;
+            let (_, keypair) = inner.keys.find(&key).ok_or(KeyError::Missing(key_name))?;
+            let known = inner.names.known(&key).map(|record| record.sequence());
+            let known = KnownRecords { sequence: known.max(found.sequence), ..found };
+            let entry = sign(&inner.book, &keypair, &path, terms, known, (inner.clock.wall)())?;
             inner.names.add_published(entry.key, entry.record.clone());
             inner.wake_or_start(entry.key);
             inner.count();
@@ -309,18 +319,16 @@ pub fn sign(
     keypair: &Keypair,
     path: &str,
     terms: Terms,
-    known: Option<u64>,
+    known: KnownRecords,
     now: std::time::SystemTime,
 ) -> Result<Published, PublishError> {
     let key = Key::from(keypair.public().to_peer_id());
-    let value = value(path, &key)?;
-    if !(LIFETIME_MIN..=LIFETIME_MAX).contains(&terms.lifetime) || terms.ttl > TTL_MAX {
-        return Err(PublishError::Terms);
-    }
+    let value = checked_value(path, &key, terms)?;
     let entry = book.change(&key, |before| {
-        let known = known.max(before.map(|before| before.record.sequence()));
-        let entry = Published::new(keypair, &value, terms, known, now)?;
-        Ok(Some(Published { last_put: before.and_then(|before| before.last_put), ..entry }))
+        let sequence = known.sequence.max(before.map(|before| before.record.sequence()));
+        let entry = Published::new(keypair, &value, terms, sequence, now)?;
+        let last_put = before.and_then(|before| before.last_put);
+        Ok(Some(Published { compared: known.compared, last_put, ..entry }))
     })?;
     entry.ok_or(PublishError::Stopping)
 }
@@ -337,8 +345,11 @@ pub fn remove_key(keys: &Keystore, book: &PublicationStore, info: &KeyInfo) -> R
     Ok(keys.remove(&info.name)?)
 }
 
-/// The value of a record: a valid path, where a CID is short for `/ipfs/CID`.
-fn value(path: &str, own: &Key) -> Result<String, PublishError> {
+/// The value of a record: a valid path, where a CID is short for `/ipfs/CID`. Checks the durations as well.
+fn checked_value(path: &str, own: &Key, terms: Terms) -> Result<String, PublishError> {
+    if !(LIFETIME_MIN..=LIFETIME_MAX).contains(&terms.lifetime) || terms.ttl > TTL_MAX {
+        return Err(PublishError::Terms);
+    }
     let value = if path.starts_with('/') { path.to_owned() } else { format!("/ipfs/{path}") };
     let wrong = |reason| PublishError::Path { value: path.chars().take(200).collect(), reason };
     match ContentPath::read(&value, DEPTH_MAX).map_err(wrong)?.root {
@@ -380,19 +391,35 @@ impl Inner {
         }
     }
 
-    fn next(&self, entry: &Published, pending: &PendingSteps) -> Step {
-        let (now, wall) = ((self.clock.now)(), (self.clock.wall)());
-        let replaces = |known: &Record| known.newer_than(&entry.record) && known.is_valid_at(wall);
-        let superseded = self.names.known(&entry.key).as_ref().is_some_and(replaces);
+    /// The known record of another node that supersedes the one of this node.
+    fn superseding(&self, entry: &Published) -> Option<Record> {
+        let wall = (self.clock.wall)();
+        self.names.known(&entry.key).filter(|known| known.newer_than(&entry.record) && known.is_valid_at(wall))
+    }
+
+    fn next(&self, entry: &Published, superseded: bool, pending: &PendingSteps) -> Step {
         let context = StepContext {
-            now,
-            wall,
+            now: (self.clock.now)(),
+            wall: (self.clock.wall)(),
             every: self.options.every,
             comparable: self.records.is_some(),
             superseded,
             targets: &self.target_names,
         };
         pending.next(entry, context)
+    }
+
+    /// Searches for the records of others if this node has not published with a key.
+    async fn compare_unless_published(&self, key: Key) -> KnownRecords {
+        let Some(records) = self.records.as_ref().filter(|_| self.book.get(&key).is_none()) else {
+            return KnownRecords::default();
+        };
+        let comparison = Comparison::search(&**records, key, self.options.comparison_timeout).await;
+        let known = comparison.known();
+        if let Some(sequence) = known.sequence {
+            tracing::info!(name = %key, sequence, "the name was published before: continuing its sequence");
+        }
+        known
     }
 
     /// Changes a publication and updates the resolver, unless the record differs from the one that the caller has seen.
@@ -433,26 +460,9 @@ impl Inner {
     async fn compare(self: &Arc<Self>, entry: &Published) -> bool {
         let Some(records) = &self.records else { return false };
         let Ok(_permit) = self.comparisons.acquire().await else { return false };
-        let mut newest: Option<Record> = None;
-        let mut asked = 0;
-        let searching = async {
-            let mut search = records.find(entry.key).await;
-            while let Some(found) = search.next().await {
-                // Routers count as a source although they are not DHT peers; this node does not.
-                if found.holder != RecordOrigin::LocalNode {
-                    asked = 1;
-                }
-                // An expired record counts as well, because its sequence number is used.
-                if let Ok(record) = Record::verify(&entry.key, found.bytes)
-                    && newest.as_ref().is_none_or(|newest| record.newer_than(newest))
-                {
-                    newest = Some(record);
-                }
-            }
-            asked = asked.max(search.peers_asked());
-        };
-        let _ = timeout(COMPARISON_TIMEOUT, searching).await;
-        if asked == 0 {
+        let Comparison { newest, asked } =
+            Comparison::search(&**records, entry.key, self.options.comparison_timeout).await;
+        if !asked {
             return false;
         }
         let wall = (self.clock.wall)();
@@ -512,17 +522,37 @@ impl Inner {
     }
 }
 
+/// Advises the operator, who has the same key on two nodes.
+fn log_superseded(key: &Key, by: &Record) {
+    let (name, sequence, value) = (key, by.sequence(), by.value());
+    tracing::warn!(
+        %name,
+        sequence,
+        value,
+        "another node publishes this name, and its record is newer: this node does not renew its own. Publish the name \
+         on one node only; publishing it again here supersedes the other record"
+    );
+}
+
 /// The task of a name, which runs while the name is published.
 async fn run_task(inner: Arc<Inner>, key: Key, changed: Arc<Notify>) {
     let (mut pending, mut puts) = (PendingSteps::default(), FuturesUnordered::new());
     let mut last: Option<Record> = None;
+    let mut logged: Option<Record> = None;
     while let Some(entry) = inner.book.get(&key) {
         if last.as_ref() != Some(&entry.record) {
             // Dropping the pending puts cancels them: the previous record is obsolete.
             (pending, puts) = (PendingSteps::default(), FuturesUnordered::new());
             last = Some(entry.record.clone());
         }
-        match inner.next(&entry, &pending) {
+        let superseding = inner.superseding(&entry);
+        if let Some(record) = superseding.as_ref().filter(|_| entry.compared)
+            && logged.as_ref() != Some(record)
+        {
+            log_superseded(&entry.key, record);
+            logged = Some(record.clone());
+        }
+        match inner.next(&entry, superseding.is_some(), &pending) {
             Step::Renew => {
                 if !inner.renew(&entry).await {
                     pending.not_renewed((inner.clock.now)());

@@ -4,6 +4,7 @@ use super::super::NamesOptions;
 use super::super::keystore::SELF;
 use super::super::tests::{CLOCK, Dht, HOUR, MINUTE, advance, names_with_records, to, until};
 use super::*;
+use bytes::Bytes;
 use content::ipns::Draft;
 use content::{NameError, NameResolver};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -68,6 +69,15 @@ struct Node {
 impl Node {
     /// A previous node that was dropped keeps the keystore open until its tasks have ended.
     async fn start(dir: &TempDir, dht: Option<&Arc<Dht>>, fakes: &[&Arc<FakeTarget>]) -> Self {
+        Self::start_with(PublishOptions::default(), dir, dht, fakes).await
+    }
+
+    async fn start_with(
+        options: PublishOptions,
+        dir: &TempDir,
+        dht: Option<&Arc<Dht>>,
+        fakes: &[&Arc<FakeTarget>],
+    ) -> Self {
         let mut keys = None;
         until("the keystore is unlocked", || {
             keys = Keystore::open(dir.path(), Duration::ZERO).ok();
@@ -78,7 +88,7 @@ impl Node {
         let records = dht.map(|dht| Arc::clone(dht) as Arc<dyn RecordSource>);
         let names = names_with_records(NamesOptions::default(), records.clone());
         let targets = fakes.iter().map(|fake| Arc::new(Shared(Arc::clone(fake))) as Arc<dyn Target>).collect();
-        let (options, registry) = (PublishOptions::default(), &mut Registry::default());
+        let registry = &mut Registry::default();
         let started = Publisher::with(options, dir.path(), keys, Arc::clone(&names), records, targets, CLOCK, registry);
         Self { publisher: started.expect("starts"), names }
     }
@@ -159,16 +169,15 @@ async fn publications_survive_a_restart_and_are_put_and_renewed_on_schedule() {
 #[tokio::test]
 async fn a_newer_record_of_another_node_is_superseded_once() {
     let (dir, wan, dht) = (dir(), FakeTarget::new("wan"), Arc::new(Dht::default()));
-    let own = Keystore::open(dir.path(), Duration::ZERO).expect("opens").get(SELF).expect("self").1;
+    let own = own_pair(&dir);
     let key = Key::from(own.public().to_peer_id());
-    let others = |sequence, end_of_life| {
-        let draft = Draft { value: to("other"), sequence, end_of_life, ttl: MINUTE };
-        Record::sign(&own, &draft).expect("signs").bytes().clone()
-    };
-    // An expired record counts as well.
+    let others = |sequence, end_of_life| signed(&own, sequence, end_of_life);
+    // Another node publishes after this one. An expired record counts as well.
+    let offline = Node::start(&dir, None, &[]).await;
+    assert_eq!(offline.publish("mine").await.record.sequence(), 0);
+    drop(offline);
     dht.has_for(key, [others(3, SystemTime::now() + HOUR), others(5, SystemTime::now() - HOUR)]);
     let node = Node::start(&dir, Some(&dht), &[&wan]).await;
-    node.publish("mine").await;
     until("the record is put", || wan.has() == [(6, "mine".to_owned())]).await;
     assert_eq!(node.leads(key).await, "mine");
 
@@ -187,6 +196,77 @@ async fn a_newer_record_of_another_node_is_superseded_once() {
     node.publish("mine again").await;
     until("the record is put", || wan.has().last() == Some(&(10, "mine again".to_owned()))).await;
     assert_eq!(node.leads(key).await, "mine again");
+}
+
+/// The key pair of the node in a folder.
+fn own_pair(dir: &TempDir) -> Keypair {
+    Keystore::open(dir.path(), Duration::ZERO).expect("opens").get(SELF).expect("self").1
+}
+
+fn signed(pair: &Keypair, sequence: u64, end_of_life: SystemTime) -> Bytes {
+    let draft = Draft { value: to("other"), sequence, end_of_life, ttl: MINUTE };
+    Record::sign(pair, &draft).expect("signs").bytes().clone()
+}
+
+#[tokio::test]
+async fn the_first_publication_with_a_key_continues_the_sequence_of_the_network() {
+    let (dir, wan, dht) = (dir(), FakeTarget::new("wan"), Arc::new(Dht::default()));
+    let own = own_pair(&dir);
+    let soon = SystemTime::now() + HOUR;
+    // An expired record counts as well; one with another key, and what is no record, do not.
+    let found = [
+        signed(&own, 3, soon),
+        signed(&own, 5, SystemTime::now() - HOUR),
+        signed(&Keypair::generate_ed25519(), 9, soon),
+        Bytes::from_static(b"no record"),
+    ];
+    dht.has_for(Key::from(own.public().to_peer_id()), found);
+    let node = Node::start(&dir, Some(&dht), &[&wan]).await;
+    let first = node.publish("mine").await;
+    assert_eq!((first.record.sequence(), first.compared), (6, true));
+    until("the record is put", || wan.has() == [(6, "mine".to_owned())]).await;
+    assert_eq!(dht.searches(), 1, "it is not compared again");
+    assert_eq!(node.publish("next").await.record.sequence(), 7);
+    until("the next record is put", || wan.has().last() == Some(&(7, "next".to_owned()))).await;
+    assert_eq!(node.leads(first.key).await, "next");
+}
+
+#[tokio::test]
+async fn only_the_first_publication_waits_for_the_network_and_not_for_long() {
+    let (dir, dht) = (dir(), Dht::open());
+    let own = own_pair(&dir);
+    dht.has_for(Key::from(own.public().to_peer_id()), [signed(&own, 3, SystemTime::now() + HOUR)]);
+    let timeout = Duration::from_millis(50);
+    let node = Node::start_with(
+        PublishOptions { comparison_timeout: timeout, ..PublishOptions::default() },
+        &dir,
+        Some(&dht),
+        &[],
+    )
+    .await;
+    let first = node.publish("mine").await;
+    assert_eq!(first.record.sequence(), 4, "what was found in time counts");
+    drop(node);
+
+    // The searches of this node do not end.
+    let node = Node::start_with(
+        PublishOptions { comparison_timeout: HOUR, ..PublishOptions::default() },
+        &dir,
+        Some(&dht),
+        &[],
+    )
+    .await;
+    let next = tokio::time::timeout(Duration::from_secs(20), node.publish("next")).await.expect("does not wait");
+    assert_eq!(next.record.sequence(), 5);
+}
+
+#[tokio::test]
+async fn an_invalid_publication_asks_no_other_node() {
+    let (dir, dht) = (dir(), Arc::new(Dht::default()));
+    let node = Node::start(&dir, Some(&dht), &[]).await;
+    let missing = node.publisher.publish("site", &to("a"), None, None).await;
+    let invalid = node.publisher.publish(SELF, "nonsense", None, None).await;
+    assert!(missing.is_err() && invalid.is_err() && dht.searches() == 0);
 }
 
 #[tokio::test]

@@ -6,11 +6,13 @@
 //! |---|---|
 //! | `queries` | read access |
 //! | `queue` | the fetch queue |
+//! | `origins` | the peers that requests name as origins |
 //!
 //! Terms: a request is *live* while it is pending or pinned, also if some of its blocks are withheld; a failed request
 //! keeps no blocks. A root is *needed* while it has a live request, or its pin is retained for another reason (a
 //! replacement in progress, an upload about to be recorded).
 
+mod origins;
 mod queries;
 mod queue;
 
@@ -20,7 +22,7 @@ use crate::pinning::clock::Clock;
 use crate::pinning::record::Work;
 use crate::pinning::request::{PinParameters, Progress};
 use content::Cid;
-use libp2p::Multiaddr;
+use libp2p::{Multiaddr, PeerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Deref;
@@ -138,6 +140,8 @@ pub struct Root {
     pub progress: Progress,
     /// A worker fetches it.
     pub active: bool,
+    /// An origin has connected since the worker began.
+    origin_connected: bool,
     /// The attempts to fetch it.
     pub work: Work,
     /// Its position in the queue: the owner, the due time, and the creation time of the request.
@@ -203,6 +207,8 @@ pub struct Index {
     /// The owners of all requests, by creation time.
     times: BTreeMap<u64, Arc<str>>,
     roots: HashMap<Cid, Root>,
+    /// The origins of pending requests, with the creation times of the requests.
+    origin_peers: BTreeSet<(PeerId, u64)>,
     /// Roots of DAGs that lost blocks.
     lost: HashSet<Cid>,
     /// The owner for whom each active root is fetched.
@@ -214,6 +220,7 @@ pub struct Index {
     turns: u64,
     counts: Counts,
 }
+
 impl Index {
     /// A unique creation time: now, or slightly later. In milliseconds, by which JavaScript clients page.
     pub fn next_created_ms(&self, now_ms: u64) -> u64 {
@@ -314,7 +321,11 @@ impl Index {
         Some(entry)
     }
 
+    /// Adds a request to the counts and to the indexed origins, or removes it.
     fn count(&mut self, entry: &StoredRequest, more: bool) {
+        if entry.is_pending() {
+            self.index_origins(entry, more);
+        }
         let count = match entry.outcome {
             Outcome::Pending => &mut self.counts.pending,
             Outcome::Pinned => &mut self.counts.pinned,

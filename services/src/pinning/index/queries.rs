@@ -94,7 +94,7 @@ impl Index {
         Batch::of(newest.into_iter().map(|(at, of)| (*at, self.at(of, *at).filter(|_| is_owned(of)))), most)
     }
 
-    fn at(&self, owner: &str, created_ms: u64) -> Option<&StoredRequest> {
+    pub(super) fn at(&self, owner: &str, created_ms: u64) -> Option<&StoredRequest> {
         self.owners.get(owner)?.requests.get(&created_ms)
     }
 

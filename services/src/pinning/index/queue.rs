@@ -19,7 +19,7 @@ impl Index {
         (rows.turn, rows.active) = (self.turns, rows.active + 1);
         self.dequeue(&cid);
         let root = self.roots.get_mut(&cid)?;
-        root.active = true;
+        (root.active, root.origin_connected) = (true, false);
         self.counts.active_roots += 1;
         self.fetched_for.insert(cid, owner);
         Some(cid)
@@ -32,8 +32,12 @@ impl Index {
         if let Some(rows) = self.owners.get_mut(&owner) {
             rows.active = rows.active.saturating_sub(1);
         }
+        let now_ms = self.clock.now_ms();
         if let Some(root) = self.roots.get_mut(cid) {
             root.active = false;
+            if std::mem::take(&mut root.origin_connected) {
+                root.work.due_ms = root.work.due_ms.min(now_ms);
+            }
         }
         self.requeue(cid);
         self.remove_root_if_unused(cid);
@@ -57,7 +61,7 @@ impl Index {
         self.requeue(cid);
     }
 
-    /// Makes a queued root due no later than `due_ms`, because a missing block may have been stored in another way.
+    /// Makes a queued root due no later than `due_ms`, because an earlier attempt may succeed.
     pub fn schedule_by(&mut self, cid: &Cid, due_ms: u64) {
         let Some(root) = self.roots.get_mut(cid).filter(|root| root.work.due_ms > due_ms) else { return };
         root.work.due_ms = due_ms;

@@ -7,6 +7,7 @@
 //! | `removal` | unpinning: who may remove which request, and the removal of pins that are no longer needed |
 //! | `loading` | the start of the service |
 //! | `block_loss` | pins that lose blocks |
+//! | `origins` | origins that connect |
 //!
 //! Changes are serialised: each is decided on the index, written, and only then applied to the index, so that nothing
 //! is visible that a power failure may undo. A change completes even if its caller is cancelled. Removing the store's
@@ -22,6 +23,7 @@ pub use self::loading::DamageReport;
 mod adding;
 mod block_loss;
 mod loading;
+mod origins;
 mod removal;
 mod settling;
 
@@ -202,6 +204,10 @@ impl Pins {
             let _ended = ended;
             watching.await;
         });
+        if let Some(bridge) = &pins.reach.bridge {
+            let connections = bridge.inbound_connections();
+            tokio::spawn(origins::watch(Arc::downgrade(&pins), pins.stopping.clone(), connections));
+        }
         Ok(pins)
     }
 

@@ -4,6 +4,8 @@ use crate::pinning::Progress;
 use crate::pinning::adopt::{AdoptError, Adoption};
 use crate::pinning::service::FollowUp;
 use crate::pinning::tests::*;
+use libp2p::multiaddr::Protocol;
+use libp2p::{Multiaddr, PeerId};
 
 #[tokio::test]
 async fn a_dag_is_fetched_pinned_and_unpinned() {
@@ -100,6 +102,32 @@ async fn permanent_failures_are_immediate_and_leave_nothing() {
         until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
         pins.remove("alice", &request.id).await.expect("removes");
     }
+}
+
+#[tokio::test]
+async fn a_pin_is_fetched_without_its_back_off_when_an_origin_connects() {
+    let mut world = World::new();
+    world.options.retry_first = Duration::from_hours(1);
+    let (blocks, other) = (dag("one", 0..5), dag("other", 5..7));
+    let [origin, another] = [(); 2].map(|()| PeerId::random());
+    let from = |blocks: &[Block], peer: PeerId| PinParameters {
+        origins: vec![Multiaddr::empty().with(Protocol::P2p(peer))],
+        ..wanted(blocks)
+    };
+    let pins = world.start().await;
+    let alice = owner("alice");
+    let waiting = pins.request(&alice, from(&blocks, origin)).await.expect("is asked for");
+    let still = pins.request(&alice, from(&other, another)).await.expect("is asked for");
+    let has_failed = |request: &Request| {
+        pins.get("alice", &request.id).filter(|now| now.attempts == 1 && now.status == Status::Queued)
+    };
+    until("both were tried", async || has_failed(&waiting).and(has_failed(&still))).await;
+    world.upstream.has(&blocks);
+    world.upstream.has(&other);
+    pins.origin_connected(&PeerId::random());
+    pins.origin_connected(&origin);
+    becomes(&pins, &waiting, Status::Pinned).await;
+    assert!(has_failed(&still).is_some(), "its origin has not connected");
 }
 
 #[tokio::test]

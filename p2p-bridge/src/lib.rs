@@ -37,6 +37,7 @@
 //! | [`essential`] | tasks whose panic ends the process |
 //! | [`udp`] | socket buffers for QUIC |
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
+//! | [`metric_set`] | declarations of metrics, and of the enums of their labels |
 //! | [`providing`] | announcing provider records, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | reconnecting to peerings, the table of known peers, the key pair |
 
@@ -56,6 +57,7 @@ pub mod finders;
 pub mod http_source;
 pub mod identity;
 pub mod lookups;
+pub mod metric_set;
 pub mod metrics;
 pub mod names;
 pub mod nat;

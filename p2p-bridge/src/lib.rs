@@ -38,6 +38,7 @@
 //! | [`udp`] | socket buffers for QUIC |
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
 //! | [`metric_set`] | declarations of metrics, and of the enums of their labels |
+//! | `behaviours` | methods that several network behaviours share |
 //! | [`providing`] | announcing provider records, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | reconnecting to peerings, the table of known peers, the key pair |
 
@@ -79,6 +80,7 @@ pub mod tls;
 pub mod udp;
 pub mod wants;
 
+mod behaviours;
 mod bridge;
 mod swarm;
 mod task;

@@ -33,7 +33,7 @@ struct RequestLabels {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
-    reason: &'static str,
+    reason: Abort,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -41,45 +41,70 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// Why a response was aborted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Abort {
-    /// The client disconnected.
-    Client,
-    /// The rest of the content did not arrive.
-    Stalled,
-    /// The rest of the content is invalid.
-    Corrupt,
-    /// An internal error.
-    Internal,
-    /// The response would exceed a limit.
-    Limit,
+p2p_bridge::label_values! {
+    /// Why a response was aborted.
+    pub enum Abort {
+        /// The client disconnected.
+        Client = "client",
+        /// The rest of the content did not arrive.
+        Stalled = "stalled",
+        /// The rest of the content is invalid.
+        Corrupt = "corrupt",
+        /// An internal error.
+        Internal = "internal",
+        /// The response would exceed a limit.
+        Limit = "limit",
+    }
 }
 
-const ABORTS: [&str; 5] = ["client", "stalled", "corrupt", "internal", "limit"];
+p2p_bridge::metrics! {
+    /// Families of metrics, by their labels.
+    struct Families {
+        requests: Family<RequestLabels, Counter> = "causeway_http_requests",
+            "Answered requests, by method and class of status";
+        aborted: Family<ReasonLabel, Counter> = "causeway_http_responses_aborted",
+            "Responses that were aborted after their head was sent, by reason";
+        paths: Family<ResultLabel, Counter> = "causeway_http_path_lookups",
+            "Look-ups in the cache of resolved paths, by result";
+        listings: Family<ResultLabel, Counter> = "causeway_http_listings",
+            "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
+             generates the page (joined)";
+    }
+}
+
+p2p_bridge::metrics! {
+    /// Metrics without labels.
+    #[derive(Debug)]
+    pub struct PlainMetrics {
+        cancelled: Counter = "causeway_http_requests_cancelled",
+            "Requests whose client disconnected before the response began";
+        pub walks_joined: Counter = "causeway_http_walks_joined",
+            "Requests that joined the path resolution of another request (singleflight)";
+        bytes: Counter = "causeway_http_response_bytes", "Bytes of response bodies";
+        in_flight: Gauge = "causeway_http_requests_in_flight", "Requests in progress";
+        first_byte: Histogram = "causeway_http_first_byte_seconds",
+            "Time from a request's head to its response's head, in seconds", Histogram::new(SECONDS);
+        duration: Histogram = "causeway_http_duration_seconds",
+            "Time from a request's head to the end of its response, in seconds", Histogram::new(SECONDS);
+        pub connections: Gauge = "causeway_http_connections", "Open connections";
+        // Always a bug.
+        pub panics: Counter = "causeway_http_panics", "Connections that ended in a panic";
+    }
+}
 
 /// Metrics of the public listener.
 #[derive(Debug)]
 pub struct HttpMetrics {
     requests: [[Counter; CLASSES.len()]; METHODS.len()],
-    aborted: [Counter; ABORTS.len()],
-    cancelled: Counter,
-    bytes: Counter,
-    in_flight: Gauge,
-    first_byte: Histogram,
-    duration: Histogram,
-    /// Open connections.
-    pub connections: Gauge,
-    /// Connections that ended in a panic: always a bug.
-    pub panics: Counter,
+    aborted: [Counter; Abort::ALL.len()],
     /// Paths that were answered from the cache of resolved paths.
     pub path_hits: Counter,
     /// Paths that were resolved.
     pub path_misses: Counter,
-    /// Requests that joined the path resolution of another request.
-    pub walks_joined: Counter,
     /// Requests for pages of listings, by result.
     pub listings: ListingMetrics,
+    /// The metrics without labels.
+    pub plain: PlainMetrics,
 }
 
 /// The counters and gauges of the public listener.
@@ -111,50 +136,18 @@ pub struct ListingMetrics {
 impl HttpMetrics {
     /// Registers all metrics under their full names. Call it once for a registry.
     pub fn register(registry: &mut Registry) -> Self {
-        let requests = Family::<RequestLabels, Counter>::default();
-        registry.register(
-            "causeway_http_requests",
-            "Answered requests, by method and class of status",
-            requests.clone(),
-        );
-        let aborted = Family::<ReasonLabel, Counter>::default();
-        registry.register(
-            "causeway_http_responses_aborted",
-            "Responses that were aborted after their head was sent, by reason",
-            aborted.clone(),
-        );
-        let paths = Family::<ResultLabel, Counter>::default();
-        registry.register(
-            "causeway_http_path_lookups",
-            "Look-ups in the cache of resolved paths, by result",
-            paths.clone(),
-        );
-        let listings = Family::<ResultLabel, Counter>::default();
-        registry.register(
-            "causeway_http_listings",
-            "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
-             generates the page (joined)",
-            listings.clone(),
-        );
+        let Families { requests, aborted, paths, listings } = Families::registered(registry);
+        let path = |result| paths.get_or_create_owned(&ResultLabel { result });
         let listing = |result| listings.get_or_create_owned(&ResultLabel { result });
-        let metrics = Self {
+        Self {
             requests: METHODS
                 .map(|method| CLASSES.map(|code| requests.get_or_create_owned(&RequestLabels { method, code }))),
-            aborted: ABORTS.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
-            cancelled: Counter::default(),
-            bytes: Counter::default(),
-            in_flight: Gauge::default(),
-            first_byte: Histogram::new(SECONDS),
-            duration: Histogram::new(SECONDS),
-            connections: Gauge::default(),
-            panics: Counter::default(),
-            path_hits: paths.get_or_create_owned(&ResultLabel { result: "hit" }),
-            path_misses: paths.get_or_create_owned(&ResultLabel { result: "miss" }),
-            walks_joined: Counter::default(),
+            aborted: Abort::ALL.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
+            path_hits: path("hit"),
+            path_misses: path("miss"),
             listings: ListingMetrics { hits: listing("hit"), misses: listing("miss"), joined: listing("joined") },
-        };
-        metrics.register_plain(registry);
-        metrics
+            plain: PlainMetrics::registered(registry),
+        }
     }
 
     /// The current values.
@@ -162,32 +155,11 @@ impl HttpMetrics {
         let of_class = |class: usize| self.requests.iter().map(|of_method| of_method[class].get()).sum();
         HttpFigures {
             requests: CLASSES.into_iter().enumerate().map(|(index, class)| (class, of_class(index))).collect(),
-            in_flight: self.in_flight.get(),
-            connections: self.connections.get(),
-            bytes: self.bytes.get(),
+            in_flight: self.plain.in_flight.get(),
+            connections: self.plain.connections.get(),
+            bytes: self.plain.bytes.get(),
             aborted: self.aborted.iter().map(|counter| counter.get()).sum(),
         }
-    }
-
-    fn register_plain(&self, registry: &mut Registry) {
-        let cancelled = "Requests whose client disconnected before the response began";
-        registry.register("causeway_http_requests_cancelled", cancelled, self.cancelled.clone());
-        let joined = "Requests that joined the path resolution of another request (singleflight)";
-        registry.register("causeway_http_walks_joined", joined, self.walks_joined.clone());
-        registry.register("causeway_http_response_bytes", "Bytes of response bodies", self.bytes.clone());
-        registry.register("causeway_http_requests_in_flight", "Requests in progress", self.in_flight.clone());
-        registry.register(
-            "causeway_http_first_byte_seconds",
-            "Time from a request's head to its response's head, in seconds",
-            self.first_byte.clone(),
-        );
-        registry.register(
-            "causeway_http_duration_seconds",
-            "Time from a request's head to the end of its response, in seconds",
-            self.duration.clone(),
-        );
-        registry.register("causeway_http_connections", "Open connections", self.connections.clone());
-        registry.register("causeway_http_panics", "Connections that ended in a panic", self.panics.clone());
     }
 
     fn requests(&self, method: usize, status: StatusCode) -> &Counter {
@@ -217,7 +189,7 @@ pub struct Exchange {
 impl Exchange {
     /// Begins with a request's head.
     pub fn begin(metrics: &Arc<HttpMetrics>, method: &Method) -> Self {
-        metrics.in_flight.inc();
+        metrics.plain.in_flight.inc();
         Self {
             metrics: Arc::clone(metrics),
             started: Instant::now(),
@@ -251,7 +223,7 @@ impl Exchange {
             access.head(status, tier);
         }
         self.metrics.requests(self.method, status).inc();
-        self.metrics.first_byte.observe(self.started.elapsed().as_secs_f64());
+        self.metrics.plain.first_byte.observe(self.started.elapsed().as_secs_f64());
     }
 
     /// Counts bytes of the body.
@@ -262,7 +234,7 @@ impl Exchange {
         }
         // A long body is counted while it is sent, so that rates are current.
         if self.body_bytes >= COUNTED_BYTES_MIN {
-            self.metrics.bytes.inc_by(std::mem::take(&mut self.body_bytes));
+            self.metrics.plain.bytes.inc_by(std::mem::take(&mut self.body_bytes));
         }
     }
 
@@ -280,15 +252,15 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         let Self { metrics, started, .. } = self;
-        metrics.in_flight.dec();
-        metrics.bytes.inc_by(self.body_bytes);
+        metrics.plain.in_flight.dec();
+        metrics.plain.bytes.inc_by(self.body_bytes);
         let took = started.elapsed();
-        metrics.duration.observe(took.as_secs_f64());
+        metrics.plain.duration.observe(took.as_secs_f64());
         if let Some(access) = &self.access {
             access.write(took, self.end.is_none());
         }
         match self.end {
-            Some(_) if !self.head_sent => _ = metrics.cancelled.inc(),
+            Some(_) if !self.head_sent => _ = metrics.plain.cancelled.inc(),
             Some(reason) => _ = metrics.aborted[reason as usize].inc(),
             None => {}
         }

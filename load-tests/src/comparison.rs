@@ -10,49 +10,78 @@ use std::fmt;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A system that is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum System {
-    Causeway,
-    /// Causeway, with requests for a file by its own CID.
-    File,
-    /// Causeway, with requests for the same file by a path through a directory.
-    ByPath,
-    /// Causeway, with requests for it by the directory's subdomain.
-    BySubdomain,
-    /// Causeway with one source, where it otherwise has several.
-    OneSource,
-    Kubo,
-    /// nginx with `proxy_cache` in front of Kubo.
-    NginxCache,
-    /// nginx that serves files.
-    NginxStatic,
-    /// Plain HTTP from the source, over the same link: the limit of any fetch.
-    Http,
-    /// The source's limit: every block requested at once.
-    Ceiling,
-    /// The disk's limit: a copy that is synced.
-    Copy,
-    /// The processor's limit: every block hashed, and nothing else.
-    Hashing,
+/// Declares an enum whose variants have names in reports.
+macro_rules! named {
+    ($(#[$attribute:meta])* pub enum $Name:ident { $($(#[$of_variant:meta])* $Variant:ident = $name:literal,)* }) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $Name {
+            $($(#[$of_variant])* $Variant,)*
+        }
+
+        impl $Name {
+            /// Its name in reports.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$Variant => $name,)*
+                }
+            }
+        }
+    };
+}
+pub(crate) use named;
+
+/// Declares the rows of a table, in its order: each with its documentation for the command line, and how it is measured.
+macro_rules! rows {
+    (($options:ident: $Options:ty) -> $Measured:ty; $($(#[$attribute:meta])* $Row:ident => $measure:expr,)*) => {
+        /// The rows of the table, in its order.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+        pub enum RowName {
+            $($(#[$attribute])* $Row,)*
+        }
+
+        impl RowName {
+            async fn measure(self, $options: $Options) -> $Measured {
+                match self {
+                    $(Self::$Row => $measure,)*
+                }
+            }
+        }
+    };
+}
+pub(crate) use rows;
+
+named! {
+    /// A system that is measured.
+    pub enum System {
+        Causeway = "Causeway",
+        /// Causeway, with requests for a file by its own CID.
+        File = "Causeway, the file",
+        /// Causeway, with requests for the same file by a path through a directory.
+        ByPath = "Causeway, by path",
+        /// Causeway, with requests for it by the directory's subdomain.
+        BySubdomain = "Causeway, by subdomain",
+        /// Causeway with one source, where it otherwise has several.
+        OneSource = "Causeway, one source",
+        Kubo = "Kubo",
+        /// nginx with `proxy_cache` in front of Kubo.
+        NginxCache = "nginx proxy_cache",
+        /// nginx that serves files.
+        NginxStatic = "nginx static",
+        /// Plain HTTP from the source, over the same link: the limit of any fetch.
+        Http = "HTTP",
+        /// The source's limit: every block requested at once.
+        Ceiling = "ceiling",
+        /// The disk's limit: a copy that is synced.
+        Copy = "synced copy",
+        /// The processor's limit: every block hashed, and nothing else.
+        Hashing = "hashing alone",
+    }
 }
 
 impl fmt::Display for System {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Causeway => "Causeway",
-            Self::File => "Causeway, the file",
-            Self::ByPath => "Causeway, by path",
-            Self::BySubdomain => "Causeway, by subdomain",
-            Self::OneSource => "Causeway, one source",
-            Self::Kubo => "Kubo",
-            Self::NginxCache => "nginx proxy_cache",
-            Self::NginxStatic => "nginx static",
-            Self::Http => "HTTP",
-            Self::Ceiling => "ceiling",
-            Self::Copy => "synced copy",
-            Self::Hashing => "hashing alone",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -1,10 +1,16 @@
-//! Directories on disk: the space that they take, and the page cache.
+//! Directories on disk: temporary ones, the space that they take, and the page cache.
 
 use anyhow::Result;
 use rustix::fs::{Advice, fadvise};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A temporary directory.
+pub fn temp_dir(name: &str) -> Result<TempDir> {
+    Ok(TempDir::with_prefix(format!("causeway-bench-{name}-"))?)
+}
 
 /// Space that the files in a directory take on disk, in bytes.
 pub fn disk_bytes(dir: &Path) -> Result<u64> {
@@ -32,7 +38,7 @@ fn files(dir: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
 
 #[test]
 fn files_of_all_levels_count_and_can_be_dropped_from_the_page_cache() {
-    let dir = tempfile::TempDir::new().expect("the temporary directory is writable");
+    let dir = TempDir::new().expect("the temporary directory is writable");
     let inner = dir.path().join("inner");
     std::fs::create_dir(&inner).expect("it is new");
     let content = crate::sample::bytes(100_000, 1);

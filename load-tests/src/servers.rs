@@ -1,6 +1,9 @@
 //! The servers that are compared, each a child process on free loopback ports with a directory of its own.
 
 use crate::child::Process;
+use crate::comparison::named;
+use crate::directory::temp_dir;
+use crate::timed;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
@@ -17,20 +20,11 @@ const ADD: [&str; 5] = ["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-
 /// Imports and pins without an announcement.
 const DAG_IMPORT: [&str; 3] = ["dag", "import", "--fast-provide-root=false"];
 
-/// How two IPFS nodes are connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
-    Tcp,
-    Quic,
-}
-
-impl Transport {
-    /// Its name in the report.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Quic => "QUIC",
-        }
+named! {
+    /// How two IPFS nodes are connected.
+    pub enum Transport {
+        Tcp = "TCP",
+        Quic = "QUIC",
     }
 }
 
@@ -95,8 +89,8 @@ impl KuboRepo {
 
     fn made_by(ipfs: &Path, how: impl AsRef<OsStr>, change: impl FnOnce(&mut Value)) -> Result<Self> {
         let repo = Self { ipfs: ipfs.to_owned(), dir: temp_dir("kubo")? };
-        let init = repo.command().arg("init").arg(how).stdout(Stdio::null()).status();
-        ensure!(init.with_context(|| format!("{}; run `make kubo`", ipfs.display()))?.success(), "ipfs init failed");
+        timed::run(repo.command().arg("init").arg(how))
+            .with_context(|| format!("{}; run `make kubo`", ipfs.display()))?;
         isolate(&repo.config(), change)?;
         Ok(repo)
     }
@@ -173,18 +167,13 @@ impl Kubo {
 
     /// Adds a directory with raw leaves and returns its path on a gateway.
     pub fn add_directory(&self, directory: &Path) -> Result<String> {
-        let mut add = self.command();
-        add.args(ADD).arg("-r").arg(directory);
-        let output = add.output()?;
-        ensure!(output.status.success(), "ipfs add: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
+        let added = timed::run(self.command().args(ADD).arg("-r").arg(directory))?;
+        Ok(format!("/ipfs/{}", added.stdout.trim()))
     }
 
     /// Imports the blocks of a CAR file and pins its root.
     pub fn import(&self, archive: &Path) -> Result<()> {
-        let import = self.command().args(DAG_IMPORT).arg(archive).output()?;
-        ensure!(import.status.success(), "ipfs dag import: {}", String::from_utf8_lossy(&import.stderr));
-        Ok(())
+        timed::run(self.command().args(DAG_IMPORT).arg(archive)).map(drop)
     }
 
     /// Connects to another node.
@@ -195,6 +184,12 @@ impl Kubo {
     /// A command of its RPC API with one argument, and the response.
     pub async fn call(&self, command: &str, argument: &str) -> Result<String> {
         post(&format!("{}/api/v0/{command}?arg={argument}", self.api)).await
+    }
+
+    /// A command that responds with a line of JSON for each result.
+    pub async fn lines(&self, command: &str, argument: &str) -> Result<Vec<Value>> {
+        let answer = self.call(command, argument).await?;
+        Ok(answer.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
     /// A command without arguments, and the response.
@@ -221,9 +216,8 @@ impl Kubo {
 
     /// CIDs of all blocks below a path, without the root.
     pub async fn blocks_below(&self, path: &str) -> Result<Vec<String>> {
-        let answer = self.call("refs", &format!("{path}&recursive=true&unique=true")).await?;
-        let lines = answer.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        Ok(lines.filter_map(|line| line["Ref"].as_str().map(str::to_owned)).collect())
+        let lines = self.lines("refs", &format!("{path}&recursive=true&unique=true")).await?;
+        Ok(lines.iter().filter_map(|line| line["Ref"].as_str().map(str::to_owned)).collect())
     }
 
     /// Its peer id.
@@ -262,8 +256,7 @@ impl Causeway {
         let dir = temp_dir("causeway")?;
         let data = setup.data.map_or_else(|| dir.path().join("data"), Path::to_owned);
         if let Some(archive) = setup.archive {
-            let import = causeway_import(binary, &data, archive).output()?;
-            ensure!(import.status.success(), "causeway import: {}", String::from_utf8_lossy(&import.stderr));
+            timed::run(&mut causeway_import(binary, &data, archive))?;
         }
         let mut command = without_settings(binary);
         command.arg("serve").arg("--data-dir").arg(&data).envs(setup.settings.iter().copied());
@@ -452,15 +445,10 @@ async fn post(url: &str) -> Result<String> {
     Ok(text)
 }
 
-/// A temporary directory.
-pub fn temp_dir(name: &str) -> Result<TempDir> {
-    Ok(TempDir::with_prefix(format!("causeway-bench-{name}-"))?)
-}
-
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 fn user() -> Result<String> {
-    Ok(String::from_utf8(Command::new("id").arg("-un").output()?.stdout)?.trim().to_owned())
+    Ok(timed::run(Command::new("id").arg("-un"))?.stdout.trim().to_owned())
 }

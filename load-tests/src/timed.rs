@@ -1,6 +1,6 @@
 //! A command that is run to its end: how long it takes, the CPU time that it uses, and the bytes that it writes.
 
-use crate::servers::temp_dir;
+use crate::directory::temp_dir;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;

@@ -1,6 +1,6 @@
 //! One run of `wrk`, the load generator.
 
-use crate::servers::temp_dir;
+use crate::directory::temp_dir;
 use crate::stats::Latency;
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;

@@ -5,6 +5,7 @@
 //! protocols, which [`AnnounceFilter`] applies to libp2p's behaviours. Non-goals: whether peers can reach an address,
 //! and which scope of the DHT it belongs to ([`crate::scope`]).
 
+use crate::behaviours::forward_connections;
 use crate::options::{BridgeOptions, NoAnnounce};
 use crate::scope::AddressPolicy;
 use libp2p::core::Endpoint;
@@ -95,24 +96,7 @@ impl<B: NetworkBehaviour> NetworkBehaviour for AnnounceFilter<B> {
     type ConnectionHandler = THandler<B>;
     type ToSwarm = B::ToSwarm;
 
-    fn handle_pending_inbound_connection(
-        &mut self,
-        connection: ConnectionId,
-        local: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<(), ConnectionDenied> {
-        self.inner.handle_pending_inbound_connection(connection, local, remote)
-    }
-
-    fn handle_established_inbound_connection(
-        &mut self,
-        connection: ConnectionId,
-        peer: PeerId,
-        local: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<THandler<B>, ConnectionDenied> {
-        self.inner.handle_established_inbound_connection(connection, peer, local, remote)
-    }
+    forward_connections!();
 
     fn handle_pending_outbound_connection(
         &mut self,
@@ -125,17 +109,6 @@ impl<B: NetworkBehaviour> NetworkBehaviour for AnnounceFilter<B> {
         // Multicast DNS returns any address that a packet contains.
         known.retain(|address| AddressPolicy::default().may_dial_in_any(address));
         Ok(known)
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        connection: ConnectionId,
-        peer: PeerId,
-        address: &Multiaddr,
-        role: Endpoint,
-        port_use: PortUse,
-    ) -> Result<THandler<B>, ConnectionDenied> {
-        self.inner.handle_established_outbound_connection(connection, peer, address, role, port_use)
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
@@ -157,10 +130,6 @@ impl<B: NetworkBehaviour> NetworkBehaviour for AnnounceFilter<B> {
             FromSwarm::ExpiredListenAddr(listen) if !self.announced.tells(listen.addr) => {}
             _ => self.inner.on_swarm_event(event),
         }
-    }
-
-    fn on_connection_handler_event(&mut self, peer: PeerId, connection: ConnectionId, event: THandlerOutEvent<B>) {
-        self.inner.on_connection_handler_event(peer, connection, event);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<B::ToSwarm, THandlerInEvent<B>>> {

@@ -9,42 +9,29 @@ use libp2p::core::muxing::{StreamMuxer, StreamMuxerEvent};
 use libp2p::core::upgrade::{InboundConnectionUpgrade, OutboundConnectionUpgrade, UpgradeInfo};
 use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, yamux};
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
-use std::fmt::{self, Write as _};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A transport.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Via {
-    /// TCP.
-    Tcp,
-    /// QUIC.
-    Quic,
-    /// WebSocket over TCP.
-    WebSocket,
-    /// A circuit through a relay. Its bytes also count for the transport of the connection to the relay.
-    Circuit,
+crate::label_values! {
+    /// A transport. Its label is its name in API responses as well.
+    pub enum Via {
+        /// TCP.
+        Tcp = "tcp",
+        /// QUIC.
+        Quic = "quic",
+        /// WebSocket over TCP.
+        WebSocket = "websocket",
+        /// A circuit through a relay. Its bytes also count for the transport of the connection to the relay.
+        Circuit = "circuit",
+    }
 }
 
 impl Via {
-    /// All transports.
-    pub const ALL: [Self; 4] = [Self::Tcp, Self::Quic, Self::WebSocket, Self::Circuit];
-
-    /// The name in metrics and API responses.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Quic => "quic",
-            Self::WebSocket => "websocket",
-            Self::Circuit => "circuit",
-        }
-    }
-
     /// The transport of an address.
     pub fn of(address: &Multiaddr) -> Self {
         let mut via = Self::Tcp;
@@ -60,31 +47,10 @@ impl Via {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Direction {
-    In,
-    Out,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     transport: Via,
-    direction: Direction,
-}
-
-impl EncodeLabelValue for Via {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-        encoder.write_str(self.name())
-    }
-}
-
-impl EncodeLabelValue for Direction {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-        encoder.write_str(match self {
-            Self::In => "in",
-            Self::Out => "out",
-        })
-    }
+    direction: &'static str,
 }
 
 /// The counters of one transport. Clones share them.
@@ -122,10 +88,7 @@ impl Bandwidth {
             family.clone(),
         );
         let counter = |transport, direction| family.get_or_create_owned(&Labels { transport, direction });
-        Self {
-            meters: Via::ALL
-                .map(|via| Meter { received: counter(via, Direction::In), sent: counter(via, Direction::Out) }),
-        }
+        Self { meters: Via::ALL.map(|via| Meter { received: counter(via, "in"), sent: counter(via, "out") }) }
     }
 
     /// The counters of a transport.

@@ -37,6 +37,8 @@
 //! | [`essential`] | tasks whose panic ends the process |
 //! | [`udp`] | socket buffers for QUIC |
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
+//! | [`metric_set`] | declarations of metrics, and of the enums of their labels |
+//! | `behaviours` | methods that several network behaviours share |
 //! | [`providing`] | announcing provider records, in sweeps |
 //! | [`redial`], [`peerbook`], [`identity`] | reconnecting to peerings, the table of known peers, the key pair |
 //! | [`back_off`], `recent` | exponential back-off, and bounded maps |
@@ -58,6 +60,7 @@ pub mod finders;
 pub mod http_source;
 pub mod identity;
 pub mod lookups;
+pub mod metric_set;
 pub mod metrics;
 pub mod names;
 pub mod nat;
@@ -79,6 +82,7 @@ pub mod tls;
 pub mod udp;
 pub mod wants;
 
+mod behaviours;
 mod bridge;
 mod recent;
 mod swarm;

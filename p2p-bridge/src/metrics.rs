@@ -2,33 +2,24 @@
 
 use crate::admission::reputation::Offence;
 use crate::scope::Scope;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::{Registry, Unit};
-use std::fmt::Write as _;
+use prometheus_client::registry::Registry;
 use std::time::Duration;
 
-/// How a received block relates to the client's wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum BlockKind {
-    /// The first copy of a wanted block.
-    Wanted,
-    /// A further copy.
-    Duplicate,
-    /// A block that was not requested.
-    Unsolicited,
-}
-
-impl EncodeLabelValue for BlockKind {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-        encoder.write_str(match self {
-            Self::Wanted => "wanted",
-            Self::Duplicate => "duplicate",
-            Self::Unsolicited => "unsolicited",
-        })
+crate::label_values! {
+    /// How a received block relates to the client's wants.
+    pub enum BlockKind {
+        /// The first copy of a wanted block.
+        Wanted = "wanted",
+        /// A further copy.
+        Duplicate = "duplicate",
+        /// A block that was not requested.
+        Unsolicited = "unsolicited",
     }
 }
 
@@ -37,34 +28,19 @@ struct BlockKindLabel {
     kind: BlockKind,
 }
 
-impl EncodeLabelValue for Scope {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-        encoder.write_str(match self {
-            Self::Wan => "wan",
-            Self::Lan => "lan",
-        })
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct DhtLabel {
     pub(crate) dht: Scope,
 }
 
-impl EncodeLabelValue for Offence {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-        encoder.write_str(match self {
-            Self::InvalidBlock => "lie",
-            Self::Protocol => "protocol",
-            Self::Flood => "flood",
-            Self::Stall => "stall",
-        })
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OffenceLabel {
     offence: Offence,
+}
+
+/// A histogram of seconds, with buckets from 1 ms to 65 s.
+pub(crate) fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 17))
 }
 
 /// A histogram of seconds whose sum can be read. Clones share it.
@@ -75,11 +51,23 @@ pub struct Timing {
     count: Counter,
 }
 
-impl Timing {
-    fn new(histogram: Histogram) -> Self {
-        Self { histogram, microseconds: Counter::default(), count: Counter::default() }
+impl Default for Timing {
+    fn default() -> Self {
+        Self { histogram: seconds(), microseconds: Counter::default(), count: Counter::default() }
+    }
+}
+
+impl EncodeMetric for Timing {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.histogram.encode(encoder)
     }
 
+    fn metric_type(&self) -> MetricType {
+        self.histogram.metric_type()
+    }
+}
+
+impl Timing {
     /// Records a duration in seconds.
     pub fn observe(&self, seconds: f64) {
         self.histogram.observe(seconds);
@@ -94,135 +82,47 @@ impl Timing {
     }
 }
 
-/// Handles to the bridge's metrics. Clones share them.
-#[derive(Clone)]
-pub struct Metrics {
-    /// From a session's first request to the first peer that is known to have blocks of its DAG.
-    pub discovery_seconds: Timing,
-    /// From requesting a block from a peer to receiving it.
-    pub transfer_seconds: Timing,
-    /// The duration of DHT queries.
-    pub walk_seconds: Histogram,
-    /// The number of peers that DHT queries asked.
-    pub walk_requests: Histogram,
-    /// Hedged requests: a second peer was asked because the first did not answer in time.
-    pub hedges: Counter,
-    /// Wants that timed out.
-    pub stalls: Counter,
-    /// Block bytes sent to peers.
-    pub sent_bytes: Counter,
-    /// Blocks sent to peers.
-    pub sent_blocks: Counter,
-    /// Messages that could not be decoded, or violated the protocol.
-    pub faults: Counter,
-    /// Dials of providers that took longer than usual.
-    pub overdue_dials: Counter,
-    /// Overdue dials that were aborted because other dials needed their slots.
-    pub displaced_dials: Counter,
-    /// Established connections.
-    pub connections: Gauge,
-    /// Peers disconnected by trimming.
-    pub trimmed: Counter,
-    /// Peers that are banned.
-    pub banned: Gauge,
-    offences: Family<OffenceLabel, Counter>,
-    blocks: Family<BlockKindLabel, Counter>,
-    block_bytes: Family<BlockKindLabel, Counter>,
-    queries: Family<DhtLabel, Counter>,
-    providers: Family<DhtLabel, Counter>,
-    table: Family<DhtLabel, Gauge>,
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        // 1 ms to 65 s.
-        let seconds = || Histogram::new(exponential_buckets(0.001, 2.0, 17));
-        Self {
-            discovery_seconds: Timing::new(seconds()),
-            transfer_seconds: Timing::new(seconds()),
-            walk_seconds: seconds(),
-            walk_requests: Histogram::new(exponential_buckets(1.0, 2.0, 10)),
-            hedges: Counter::default(),
-            stalls: Counter::default(),
-            sent_bytes: Counter::default(),
-            sent_blocks: Counter::default(),
-            faults: Counter::default(),
-            overdue_dials: Counter::default(),
-            displaced_dials: Counter::default(),
-            connections: Gauge::default(),
-            trimmed: Counter::default(),
-            banned: Gauge::default(),
-            offences: Family::default(),
-            blocks: Family::default(),
-            block_bytes: Family::default(),
-            queries: Family::default(),
-            providers: Family::default(),
-            table: Family::default(),
-        }
+crate::metrics! {
+    /// Handles to the bridge's metrics. Clones share them.
+    #[derive(Clone)]
+    pub struct Metrics {
+        pub discovery_seconds: Timing = "causeway_upstream_discovery" in Seconds,
+            "Time from the first request for a DAG to the first peer that has blocks of it";
+        pub transfer_seconds: Timing = "causeway_upstream_transfer" in Seconds,
+            "Time from requesting a block from a peer to receiving it";
+        pub walk_seconds: Histogram = "causeway_dht_walk" in Seconds, "Duration of DHT queries", seconds();
+        pub walk_requests: Histogram = "causeway_dht_walk_requests", "Peers asked per DHT query",
+            Histogram::new(exponential_buckets(1.0, 2.0, 10));
+        pub hedges: Counter = "causeway_bitswap_hedges",
+            "Hedged requests: a second peer was asked because the first did not answer in time";
+        pub stalls: Counter = "causeway_bitswap_stalls", "Wanted blocks that timed out";
+        pub sent_bytes: Counter = "causeway_bitswap_sent_bytes", "Block bytes sent to peers";
+        pub sent_blocks: Counter = "causeway_bitswap_sent_blocks", "Blocks sent to peers";
+        pub faults: Counter = "causeway_bitswap_faults", "Messages that violated the Bitswap protocol";
+        blocks: Family<BlockKindLabel, Counter> = "causeway_bitswap_blocks",
+            "Blocks received, by kind (wanted, duplicate or unsolicited)";
+        block_bytes: Family<BlockKindLabel, Counter> = "causeway_bitswap_block_bytes",
+            "Block bytes received, by kind (wanted, duplicate or unsolicited)";
+        pub overdue_dials: Counter = "causeway_p2p_dials_overdue",
+            "Dials of providers that took longer than usual, so that further providers were dialled";
+        pub displaced_dials: Counter = "causeway_p2p_dials_displaced",
+            "Overdue dials of providers that were aborted because other dials needed their slots";
+        pub connections: Gauge = "causeway_p2p_connections", "Established libp2p connections";
+        pub trimmed: Counter = "causeway_p2p_trimmed", "Peers disconnected because there were too many connections";
+        pub banned: Gauge = "causeway_p2p_banned", "Banned peers";
+        offences: Family<OffenceLabel, Counter> = "causeway_p2p_offences", "Misbehaviour of peers, by kind";
+        queries: Family<DhtLabel, Counter> = "causeway_dht_queries", "DHT queries started";
+        providers: Family<DhtLabel, Counter> = "causeway_dht_providers_found", "Providers found in the DHT";
+        table: Family<DhtLabel, Gauge> = "causeway_dht_routing_table_peers", "Peers in the DHT's routing tables";
     }
 }
 
 impl Metrics {
     /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
-        let m = Self::default();
-        let add = registry;
-        add.register_with_unit(
-            "causeway_upstream_discovery",
-            "Time from the first request for a DAG to the first peer that has blocks of it",
-            Unit::Seconds,
-            m.discovery_seconds.histogram.clone(),
-        );
-        add.register_with_unit(
-            "causeway_upstream_transfer",
-            "Time from requesting a block from a peer to receiving it",
-            Unit::Seconds,
-            m.transfer_seconds.histogram.clone(),
-        );
-        add.register_with_unit("causeway_dht_walk", "Duration of DHT queries", Unit::Seconds, m.walk_seconds.clone());
-        add.register("causeway_dht_walk_requests", "Peers asked per DHT query", m.walk_requests.clone());
-        add.register(
-            "causeway_bitswap_hedges",
-            "Hedged requests: a second peer was asked because the first did not answer in time",
-            m.hedges.clone(),
-        );
-        add.register("causeway_bitswap_stalls", "Wanted blocks that timed out", m.stalls.clone());
-        add.register("causeway_bitswap_sent_bytes", "Block bytes sent to peers", m.sent_bytes.clone());
-        add.register("causeway_bitswap_sent_blocks", "Blocks sent to peers", m.sent_blocks.clone());
-        add.register("causeway_bitswap_faults", "Messages that violated the Bitswap protocol", m.faults.clone());
-        add.register(
-            "causeway_bitswap_blocks",
-            "Blocks received, by kind (wanted, duplicate or unsolicited)",
-            m.blocks.clone(),
-        );
-        add.register(
-            "causeway_bitswap_block_bytes",
-            "Block bytes received, by kind (wanted, duplicate or unsolicited)",
-            m.block_bytes.clone(),
-        );
-        add.register(
-            "causeway_p2p_dials_overdue",
-            "Dials of providers that took longer than usual, so that further providers were dialled",
-            m.overdue_dials.clone(),
-        );
-        add.register(
-            "causeway_p2p_dials_displaced",
-            "Overdue dials of providers that were aborted because other dials needed their slots",
-            m.displaced_dials.clone(),
-        );
-        add.register("causeway_p2p_connections", "Established libp2p connections", m.connections.clone());
-        add.register(
-            "causeway_p2p_trimmed",
-            "Peers disconnected because there were too many connections",
-            m.trimmed.clone(),
-        );
-        add.register("causeway_p2p_banned", "Banned peers", m.banned.clone());
-        add.register("causeway_p2p_offences", "Misbehaviour of peers, by kind", m.offences.clone());
-        add.register("causeway_dht_queries", "DHT queries started", m.queries.clone());
-        add.register("causeway_dht_providers_found", "Providers found in the DHT", m.providers.clone());
-        add.register("causeway_dht_routing_table_peers", "Peers in the DHT's routing tables", m.table.clone());
+        let m = Self::registered(registry);
         // Initialised with zero: a counter that is missing until its first event looks like a broken one.
-        for kind in [BlockKind::Wanted, BlockKind::Duplicate, BlockKind::Unsolicited] {
+        for kind in BlockKind::ALL {
             m.block_received(kind, 0, 0);
         }
         for offence in Offence::ALL {

@@ -67,21 +67,18 @@ struct Proof {
     at: Instant,
 }
 
-/// Whether the node is reachable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Verdict {
-    /// Not known yet.
-    #[default]
-    Unknown,
-    /// Peers can dial the node.
-    Reachable,
-    /// Peers cannot dial the node.
-    Unreachable,
-}
-
-impl Verdict {
-    /// All verdicts.
-    pub const ALL: [Self; 3] = [Self::Unknown, Self::Reachable, Self::Unreachable];
+crate::label_values! {
+    /// Whether the node is reachable.
+    #[derive(Default)]
+    pub enum Verdict {
+        /// Not known yet.
+        #[default]
+        Unknown = "unknown",
+        /// Peers can dial the node.
+        Reachable = "reachable",
+        /// Peers cannot dial the node.
+        Unreachable = "unreachable",
+    }
 }
 
 /// The evidence for the node's reachability. See the module's documentation.

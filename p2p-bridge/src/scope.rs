@@ -12,19 +12,17 @@ use crate::dialable::{Host, Shape};
 use libp2p::{Multiaddr, StreamProtocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The scope of a DHT.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// Publicly reachable addresses.
-    Wan,
-    /// Private, link-local and loopback addresses.
-    Lan,
+crate::label_values! {
+    /// The scope of a DHT.
+    pub enum Scope {
+        /// Publicly reachable addresses.
+        Wan = "wan",
+        /// Private, link-local and loopback addresses.
+        Lan = "lan",
+    }
 }
 
 impl Scope {
-    /// Both scopes.
-    pub const ALL: [Self; 2] = [Self::Wan, Self::Lan];
-
     /// The protocol ID of this scope's DHT.
     pub const fn protocol(self) -> StreamProtocol {
         StreamProtocol::new(match self {

@@ -137,7 +137,7 @@ impl Operations {
     pub(super) fn carried(&self) -> Vec<CarriedView> {
         let carried = self.parts().bridge.as_ref().map(p2p_bridge::Bridge::carried).unwrap_or_default();
         let view = |carried: p2p_bridge::counted::TransportBytes| CarriedView {
-            transport: carried.via.name().to_owned(),
+            transport: carried.via.label().to_owned(),
             received_bytes: carried.received,
             sent_bytes: carried.sent,
         };

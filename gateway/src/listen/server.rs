@@ -340,12 +340,12 @@ pub async fn serve<H, F, B>(
         // one.
         let counted = CountedConnection::register(&limits.admission, peer);
         drain.connections.spawn(async move {
-            metrics.connections.inc();
+            metrics.plain.connections.inc();
             let serving = serve_connection(stream, counted, &limits, handler, stop);
             let served = AssertUnwindSafe(serving).catch_unwind().await;
-            metrics.connections.dec();
+            metrics.plain.connections.dec();
             if served.is_err() {
-                metrics.panics.inc();
+                metrics.plain.panics.inc();
                 tracing::error!("a panic closed a connection: this is a bug, please report it with the message above");
             }
         });

@@ -138,7 +138,7 @@ impl Gateway {
             policy,
             paths: Paths::new(limits.paths_bytes_max - sites_bytes_max),
             resources: Resources {
-                path_resolver: PathResolver::new(metrics.walks_joined.clone()),
+                path_resolver: PathResolver::new(metrics.plain.walks_joined.clone()),
                 redirects: SiteRedirects::new(sites_bytes_max),
                 listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
                 encoded,

@@ -322,6 +322,6 @@ async fn a_panic_ends_one_connection_and_is_counted() {
         stream.read_to_string(&mut answer).await.expect("an end");
         assert!(answer.ends_with(expected) && (path == "/" || answer.is_empty()), "{path}: {answer}");
     }
-    assert_eq!(metrics.panics.get(), 1);
-    until(|| metrics.connections.get() == 0, "every connection to end").await;
+    assert_eq!(metrics.plain.panics.get(), 1);
+    until(|| metrics.plain.connections.get() == 0, "every connection to end").await;
 }

@@ -2,8 +2,9 @@
 
 use super::corpora::Corpus;
 use super::{Method, Options, Took};
+use crate::directory::temp_dir;
 use crate::http::Client;
-use crate::servers::{self, Causeway, Setup, without_settings};
+use crate::servers::{Causeway, Setup, without_settings};
 use crate::stats::median_duration;
 use crate::timed;
 use anyhow::{Context, Result, ensure};
@@ -22,7 +23,7 @@ pub async fn measure(options: &Options, corpus: &Corpus, directory: &Path, level
     let mut runs = Vec::new();
     let mut last = None;
     for _ in 0..options.rounds(level) {
-        let data = servers::temp_dir("store")?;
+        let data = temp_dir("store")?;
         let mut add = adding(&options.causeway, directory);
         add.arg("--data-dir").arg(data.path()).env("CAUSEWAY_CACHE_ZSTD_LEVEL", level.to_string());
         let ran = timed::settled(&mut add)?;

@@ -1,8 +1,8 @@
 //! The data: what web sites and archives are made of.
 
 use super::{Options, image, synthetic};
+use crate::directory::temp_dir;
 use crate::sample;
-use crate::servers;
 use anyhow::{Context, Result};
 use flate2::Compression;
 use flate2::read::GzEncoder;
@@ -37,7 +37,7 @@ impl Corpus {
 
     /// The files in a directory.
     pub fn written(&self) -> Result<TempDir> {
-        let directory = servers::temp_dir("corpus")?;
+        let directory = temp_dir("corpus")?;
         for file in &self.files {
             std::fs::write(directory.path().join(&file.name), &file.bytes)?;
         }

@@ -111,18 +111,14 @@ fn picture(
     figures: &Figures,
     of: impl Fn(&Row, &Method) -> f64,
 ) -> Result<Picture> {
-    let legend: Vec<String> = names(figures).map(str::to_owned).collect();
+    let legend: Vec<&str> = names(figures).collect();
     let panel = |rows: &[Row]| {
         let of_method = |method: usize| rows.iter().map(|row| of(row, &row.methods[method])).collect();
-        Panel {
-            heading: String::new(),
-            x: Axis::new("", Scale::names(rows.iter().map(|row| row.name))),
-            y: y.clone(),
-            marks: Marks::Bars((0..legend.len()).map(of_method).collect()),
-        }
+        let x = Axis::new("", Scale::names(rows.iter().map(|row| row.name)));
+        Panel::new("", x, y.clone(), Marks::Bars((0..legend.len()).map(of_method).collect()))
     };
     let panels = figures.rows.chunks(figures.rows.len().div_ceil(3).max(1)).map(panel).collect();
-    Plot { title: title.to_owned(), subtitle: subtitle.to_owned(), legend: legend.clone(), panels }.picture(name)
+    Plot::new(title, subtitle, &legend, panels).picture(name)
 }
 
 #[cfg(test)]

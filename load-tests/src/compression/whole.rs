@@ -6,7 +6,7 @@
 use super::blocks::adding;
 use super::corpora::Corpus;
 use super::{Method, Options, Took};
-use crate::servers;
+use crate::directory::temp_dir;
 use crate::timed;
 use anyhow::Result;
 use std::borrow::Cow;
@@ -32,7 +32,7 @@ pub fn measure(options: &Options, corpus: &Corpus, level: u8) -> Result<Method> 
         let (cpu, begun) = (timed::own_cpu()?, Instant::now());
         let packed = corpus.files.iter().map(|file| packed(&file.bytes, level)).collect::<Result<Vec<_>>>()?;
         let (wall, cpu) = (begun.elapsed(), timed::own_cpu()?.saturating_sub(cpu));
-        let (directory, data) = (servers::temp_dir("corpus")?, servers::temp_dir("store")?);
+        let (directory, data) = (temp_dir("corpus")?, temp_dir("store")?);
         for (file, packed) in corpus.files.iter().zip(&packed) {
             std::fs::write(directory.path().join(&file.name), packed)?;
         }

@@ -4,9 +4,11 @@ use super::Options;
 use super::latency::{Clients, SYSTEMS};
 use super::world::Remote;
 use crate::comparison::{Case, Measure, System, rounds};
+use crate::directory::temp_dir;
 use crate::sample;
-use crate::servers::{Kubo, Transport, temp_dir};
-use anyhow::{Context, Result, ensure};
+use crate::servers::{Kubo, Transport};
+use crate::timed;
+use anyhow::{Context, Result};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -30,10 +32,9 @@ pub async fn page(options: &Options, transport: Transport) -> Result<Case> {
         let mut node = Command::new("node");
         node.arg(SCRIPT).arg(modules).arg(&options.chromium).arg(site.path()).arg(url);
         // The link needs this runtime meanwhile. The script ends by itself.
-        let output = tokio::task::spawn_blocking(move || node.output()).await?.context("node does not start")?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let ran = tokio::task::spawn_blocking(move || timed::run(&mut node)).await??;
         source.check(system, transport, before, bytes)?;
-        let times: Vec<f64> = serde_json::from_slice(&output.stdout)?;
+        let times: Vec<f64> = serde_json::from_str(&ran.stdout)?;
         Ok(times.first().context("no time was printed")? / 1e3)
     });
     let name = format!("a cold page with {} assets, whole, in Chromium, {}", assets(), transport.name());

@@ -4,10 +4,11 @@ use super::world::{self, Remote};
 use super::{Options, ceiling};
 use crate::child::datagrams_dropped;
 use crate::comparison::{Case, Measure, System, Turn, rounds};
+use crate::directory::temp_dir;
 use crate::http;
 use crate::relay::Link;
 use crate::sample;
-use crate::servers::{Causeway, Kubo, Setup, Transport, temp_dir};
+use crate::servers::{Causeway, Kubo, Setup, Transport};
 use anyhow::{Result, ensure};
 use tempfile::TempDir;
 

@@ -4,11 +4,11 @@
 use super::Options;
 use super::world::{self, Remote};
 use crate::comparison::{Case, Measure, System, rounds};
+use crate::directory::temp_dir;
 use crate::http::{get, get_range};
 use crate::sample;
-use crate::servers::{Kubo, Server, Transport, temp_dir};
+use crate::servers::{Kubo, Server, Transport};
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 
 /// Fetched before the clock starts, so that the connection's windows are open.
 const WARM_UP: usize = 8 << 20;
@@ -155,9 +155,8 @@ pub async fn range(options: &Options, transport: Transport) -> Result<Case> {
 async fn depth(kubo: &Kubo, path: &str) -> Result<usize> {
     let mut at = path.trim_start_matches("/ipfs/").to_owned();
     for depth in 1..=16 {
-        let answer = kubo.call("refs", &at).await?;
-        let Some(line) = answer.lines().next() else { return Ok(depth) };
-        let line: Value = serde_json::from_str(line)?;
+        let lines = kubo.lines("refs", &at).await?;
+        let Some(line) = lines.first() else { return Ok(depth) };
         at = line["Ref"].as_str().context("no Ref in what refs returns")?.to_owned();
     }
     bail!("{path} is too deep to be a file")

@@ -86,109 +86,71 @@ impl Options {
     }
 }
 
-/// The rows of the table, in its order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum RowName {
+comparison::rows! {
+    (options: &Options) -> Result<Case>;
     /// 100 MiB cold from Kubo over TCP
-    ColdTcp,
+    ColdTcp => bulk::cold(options, Transport::Tcp).await,
     /// The same over QUIC
-    ColdQuic,
+    ColdQuic => bulk::cold(options, Transport::Quic).await,
     /// 100 MiB cold from Causeway over TCP
-    OursTcp,
+    OursTcp => bulk::ours(options, Transport::Tcp).await,
     /// The same over QUIC
-    OursQuic,
+    OursQuic => bulk::ours(options, Transport::Quic).await,
     /// 1 MiB cold from Kubo on a used TCP connection
-    UsedTcp,
+    UsedTcp => latency::used(options, Transport::Tcp).await,
     /// The same over QUIC
-    UsedQuic,
+    UsedQuic => latency::used(options, Transport::Quic).await,
     /// First byte of a page in a sub-directory, over TCP
-    PageTcp,
+    PageTcp => latency::page(options, Transport::Tcp).await,
     /// The same over QUIC
-    PageQuic,
+    PageQuic => latency::page(options, Transport::Quic).await,
     /// First byte of a range deep in a cold 1 GiB file, over TCP
-    RangeTcp,
+    RangeTcp => latency::range(options, Transport::Tcp).await,
     /// The same over QUIC
-    RangeQuic,
+    RangeQuic => latency::range(options, Transport::Quic).await,
     /// 100 MiB from four Causeway peers on slow lines
-    Four,
+    Four => bulk::four(options).await,
     /// 100 MiB cold from Kubo without a link, over TCP
-    Loopback,
+    Loopback => bulk::loopback(options, Transport::Tcp).await,
     /// The same over QUIC
-    LoopbackQuic,
+    LoopbackQuic => bulk::loopback(options, Transport::Quic).await,
     /// First byte, provider known only to the DHT, on loopback
-    DhtNear,
+    DhtNear => routing::near(options).await,
     /// The same among twenty DHT nodes far away
-    DhtFar,
+    DhtFar => routing::far(options).await,
     /// Publication of a provider record among them
-    Publish,
+    Publish => routing::publish(options).await,
     /// First byte, 20 of 21 providers are unresponsive
     #[value(name = "silent-20")]
-    Silent20,
+    Silent20 => stale::silent(options, 20, 1.0).await,
     /// 50 of 51
     #[value(name = "silent-50")]
-    Silent50,
+    Silent50 => stale::silent(options, 50, 1.0).await,
     /// 100 of 101
     #[value(name = "silent-100")]
-    Silent100,
+    Silent100 => stale::silent(options, 100, 1.5).await,
     /// The same unresponsive providers for several files in a row
-    SilentAgain,
+    SilentAgain => stale::again(options).await,
     /// 100 of 101 providers refuse
-    Refusing,
+    Refusing => stale::refusing(options).await,
     /// The responsive provider is far away, the others are unresponsive
-    SilentSlow,
+    SilentSlow => stale::slow(options).await,
     /// The link to the responsive provider is lossy, the others are unresponsive
-    SilentLossy,
+    SilentLossy => stale::lossy(options).await,
     /// The other providers are behind circuit relays that are gone
-    DeadRelays,
+    DeadRelays => stale::relays(options).await,
     /// Most addresses of the only provider are wrong
-    WrongAddresses,
+    WrongAddresses => stale::wrong(options).await,
     /// From publishing a name until it is visible, with frequent requests
-    NamesOften,
+    NamesOften => names::often(options).await,
     /// The same with rare requests
-    NamesRare,
+    NamesRare => names::rare(options).await,
     /// A cold page with 40 assets in Chromium, over TCP
-    BrowserTcp,
+    BrowserTcp => browser::page(options, Transport::Tcp).await,
     /// The same over QUIC
-    BrowserQuic,
+    BrowserQuic => browser::page(options, Transport::Quic).await,
     /// Resident memory with 1,000 connections and 200 streaming misses
-    Memory,
-}
-
-impl RowName {
-    async fn measure(self, options: &Options) -> Result<Case> {
-        match self {
-            Self::ColdTcp => bulk::cold(options, Transport::Tcp).await,
-            Self::ColdQuic => bulk::cold(options, Transport::Quic).await,
-            Self::OursTcp => bulk::ours(options, Transport::Tcp).await,
-            Self::OursQuic => bulk::ours(options, Transport::Quic).await,
-            Self::UsedTcp => latency::used(options, Transport::Tcp).await,
-            Self::UsedQuic => latency::used(options, Transport::Quic).await,
-            Self::PageTcp => latency::page(options, Transport::Tcp).await,
-            Self::PageQuic => latency::page(options, Transport::Quic).await,
-            Self::RangeTcp => latency::range(options, Transport::Tcp).await,
-            Self::RangeQuic => latency::range(options, Transport::Quic).await,
-            Self::Four => bulk::four(options).await,
-            Self::Loopback => bulk::loopback(options, Transport::Tcp).await,
-            Self::LoopbackQuic => bulk::loopback(options, Transport::Quic).await,
-            Self::DhtNear => routing::near(options).await,
-            Self::DhtFar => routing::far(options).await,
-            Self::Publish => routing::publish(options).await,
-            Self::Silent20 => stale::silent(options, 20, 1.0).await,
-            Self::Silent50 => stale::silent(options, 50, 1.0).await,
-            Self::Silent100 => stale::silent(options, 100, 1.5).await,
-            Self::SilentAgain => stale::again(options).await,
-            Self::Refusing => stale::refusing(options).await,
-            Self::SilentSlow => stale::slow(options).await,
-            Self::SilentLossy => stale::lossy(options).await,
-            Self::DeadRelays => stale::relays(options).await,
-            Self::WrongAddresses => stale::wrong(options).await,
-            Self::NamesOften => names::often(options).await,
-            Self::NamesRare => names::rare(options).await,
-            Self::BrowserTcp => browser::page(options, Transport::Tcp).await,
-            Self::BrowserQuic => browser::page(options, Transport::Quic).await,
-            Self::Memory => memory::resident(options).await,
-        }
-    }
+    Memory => memory::resident(options).await,
 }
 
 /// Measures the rows that were chosen, and writes the report.

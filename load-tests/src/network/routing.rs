@@ -5,10 +5,11 @@ use super::dht::{Dht, Stored};
 use super::latency::seed;
 use super::world::{self, Remote};
 use crate::comparison::{Case, Measure, Series, System, rounds};
+use crate::directory::temp_dir;
 use crate::http::get;
 use crate::relay::Link;
 use crate::sample;
-use crate::servers::{Causeway, Kubo, Server, Setup, Transport, temp_dir};
+use crate::servers::{Causeway, Kubo, Server, Setup, Transport};
 use crate::stats::median;
 use anyhow::{Context, Result, bail, ensure};
 use content::Cid;
@@ -115,9 +116,8 @@ async fn settle(kubo: &Kubo, enough: usize) -> Result<()> {
 
 /// Peers in the routing table of a Kubo.
 async fn known_to(kubo: &Kubo) -> Result<usize> {
-    let answer = kubo.call("stats/dht", "lan").await?;
-    let tables = answer.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let buckets = tables.flat_map(|table| table["Buckets"].as_array().cloned().unwrap_or_default());
+    let tables = kubo.lines("stats/dht", "lan").await?;
+    let buckets = tables.iter().flat_map(|table| table["Buckets"].as_array().cloned().unwrap_or_default());
     Ok(buckets.filter_map(|bucket| bucket["Peers"].as_array().map(Vec::len)).sum())
 }
 

@@ -240,9 +240,9 @@ impl World {
     async fn providers_of(&self, path: &str) -> Result<usize> {
         let cid = path.trim_start_matches("/ipfs/");
         let argument = format!("{cid}&num-providers={}", self.providers);
-        let answer = self.dht.call("routing/findprovs", &argument).await?;
-        let lines = answer.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let responses = lines.filter(|line| line["Type"] == 4).flat_map(|line| line["Responses"].as_array().cloned());
+        let lines = self.dht.lines("routing/findprovs", &argument).await?;
+        let responses =
+            lines.iter().filter(|line| line["Type"] == 4).flat_map(|line| line["Responses"].as_array().cloned());
         let ids = responses.flatten().filter_map(|provider| provider["ID"].as_str().map(str::to_owned));
         Ok(ids.collect::<HashSet<String>>().len())
     }

@@ -6,15 +6,13 @@ use anyhow::{Result, ensure};
 use bytes::Bytes;
 use futures::io::BufReader;
 use futures::{AsyncReadExt as _, AsyncWriteExt as _};
-use libp2p::core::Endpoint;
-use libp2p::core::transport::PortUse;
 use libp2p::core::upgrade::ReadyUpgrade;
 use libp2p::swarm::handler::{ConnectionEvent, FullyNegotiatedInbound, FullyNegotiatedOutbound};
 use libp2p::swarm::{
-    ConnectionDenied, ConnectionHandler, ConnectionHandlerEvent, ConnectionId, FromSwarm, NetworkBehaviour,
-    NotifyHandler, Stream, SubstreamProtocol, THandlerInEvent, ToSwarm,
+    ConnectionHandler, ConnectionHandlerEvent, ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, Stream,
+    SubstreamProtocol, THandlerInEvent, ToSwarm,
 };
-use libp2p::{Multiaddr, PeerId, StreamProtocol};
+use libp2p::{PeerId, StreamProtocol};
 use p2p_bridge::bitswap::message::{MAX_MESSAGE_BYTES, Message};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -61,26 +59,7 @@ impl NetworkBehaviour for Streams {
     type ConnectionHandler = Handler;
     type ToSwarm = Infallible;
 
-    fn handle_established_inbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: &Multiaddr,
-    ) -> Result<Handler, ConnectionDenied> {
-        Ok(self.handler())
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: Endpoint,
-        _: PortUse,
-    ) -> Result<Handler, ConnectionDenied> {
-        Ok(self.handler())
-    }
+    p2p_bridge::handler_of_each_connection!(|streams, _| streams.handler());
 
     fn on_swarm_event(&mut self, _: FromSwarm) {}
 

@@ -240,24 +240,11 @@ mod tests {
     fn plot() -> Plot {
         let names = ["small", "<large> & more"].map(str::to_owned).to_vec();
         let x = Axis::new("size", Scale::Names(names));
-        let panel = |marks, scale| Panel {
-            heading: "a panel".to_owned(),
-            x: x.clone(),
-            y: Axis::new("ms a file", scale),
-            marks,
-        };
-        Plot {
-            title: "A title".to_owned(),
-            subtitle: "Less is better".to_owned(),
-            legend: ["one", "another"].map(str::to_owned).to_vec(),
-            panels: vec![
-                panel(
-                    Marks::Lines(vec![vec![(0.0, 1.0), (1.0, 100.0)], vec![(0.0, f64::NAN), (1.0, 7.0)]]),
-                    Scale::Log,
-                ),
-                panel(Marks::Bars(vec![vec![1.0, 3.0], vec![f64::NAN, 0.5]]), Scale::Linear),
-            ],
-        }
+        let panel = |marks, scale| Panel::new("a panel", x.clone(), Axis::new("ms a file", scale), marks);
+        let lines = Marks::Lines(vec![vec![(0.0, 1.0), (1.0, 100.0)], vec![(0.0, f64::NAN), (1.0, 7.0)]]);
+        let bars = Marks::Bars(vec![vec![1.0, 3.0], vec![f64::NAN, 0.5]]);
+        let panels = vec![panel(lines, Scale::Log), panel(bars, Scale::Linear)];
+        Plot::new("A title", "Less is better", &["one", "another"], panels)
     }
 
     #[test]

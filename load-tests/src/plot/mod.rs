@@ -32,6 +32,11 @@ pub struct Plot {
 }
 
 impl Plot {
+    pub fn new(title: &str, subtitle: &str, legend: &[impl ToString], panels: Vec<Panel>) -> Self {
+        let legend = legend.iter().map(ToString::to_string).collect();
+        Self { title: title.to_owned(), subtitle: subtitle.to_owned(), legend, panels }
+    }
+
     /// Draws it; its title is the alternative text.
     pub fn picture(&self, name: &'static str) -> Result<Picture> {
         Ok(Picture { name, alt: self.title.clone(), svg: draw::svg(self)? })
@@ -45,6 +50,12 @@ pub struct Panel {
     pub x: Axis,
     pub y: Axis,
     pub marks: Marks,
+}
+
+impl Panel {
+    pub fn new(heading: &str, x: Axis, y: Axis, marks: Marks) -> Self {
+        Self { heading: heading.to_owned(), x, y, marks }
+    }
 }
 
 /// What is measured along an axis.

@@ -4,8 +4,8 @@ use super::Options;
 use super::data::{BLOCK_BYTES, Maker, Set, Stored, Stretch, size};
 use super::figures::{Answer, Cost};
 use super::store::{Participant, Store};
-use crate::directory::disk_bytes;
-use crate::servers;
+use crate::comparison::named;
+use crate::directory::{disk_bytes, temp_dir};
 use crate::stats::rotated;
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
@@ -26,17 +26,18 @@ const SHARING_FILES: usize = 64;
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
 const DIVERSE_FILES: usize = 16;
 
-/// A question about adding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
-    /// Does the size of a file matter, below a block and above?
-    Size,
-    /// Does it cost less to add the same again?
-    Repeat,
-    /// Do files share what they have in common?
-    Share,
-    /// Does it matter how many different blocks a file has?
-    Diversity,
+named! {
+    /// A question about adding.
+    pub enum Question {
+        /// Does the size of a file matter, below a block and above?
+        Size = "size",
+        /// Does it cost less to add the same again?
+        Repeat = "repeat",
+        /// Do files share what they have in common?
+        Share = "share",
+        /// Does it matter how many different blocks a file has?
+        Diversity = "diversity",
+    }
 }
 
 /// Whether a store is empty before each directory, or only before the first.
@@ -49,19 +50,9 @@ enum Empty {
 impl Question {
     pub const ALL: [Self; 4] = [Self::Size, Self::Repeat, Self::Share, Self::Diversity];
 
-    /// Its name in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Size => "size",
-            Self::Repeat => "repeat",
-            Self::Share => "share",
-            Self::Diversity => "diversity",
-        }
-    }
-
     /// Measures every store.
     pub fn measure(self, options: &Options, participants: &[Participant]) -> Result<Vec<Answer>> {
-        let dir = servers::temp_dir("data")?;
+        let dir = temp_dir("data")?;
         // Questions do not share content.
         let seed = options.seed * Self::ALL.len() as u64 + self as u64;
         let mut maker = Maker::new(dir.path(), seed);
@@ -166,7 +157,7 @@ pub fn starts(options: &Options, participants: &[Participant]) -> Result<Vec<Vec
 
 /// A directory with a file of a few bytes.
 fn next_to_nothing() -> Result<TempDir> {
-    let dir = servers::temp_dir("start")?;
+    let dir = temp_dir("start")?;
     std::fs::write(dir.path().join("file"), "next to nothing")?;
     Ok(dir)
 }

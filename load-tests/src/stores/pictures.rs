@@ -28,18 +28,13 @@ fn adding(figures: &Figures, question: Question) -> Plot {
         Question::Share => ("Adding files of 400 KiB that share blocks", "Lower is faster"),
         Question::Diversity => ("Adding files of several blocks", "Lower is faster. Letters are blocks of 256 KiB"),
     };
-    plot(figures, title, subtitle, panels)
+    Plot::new(title, subtitle, &figures.names, panels)
 }
 
 fn panels(figures: &Figures, answer: &Answer) -> Vec<Panel> {
     let lines = |measure| Marks::Lines(series(figures, answer, measure).map(numbered).collect());
     let millis = |scale| Axis::new("ms a file", scale);
-    let panel = |heading: &str, x: &str, y, marks| Panel {
-        heading: heading.to_owned(),
-        x: Axis::new(x, labels(answer)),
-        y,
-        marks,
-    };
+    let panel = |heading: &str, x: &str, y, marks| Panel::new(heading, Axis::new(x, labels(answer)), y, marks);
     match answer.question {
         Question::Size => vec![
             panel("Rate", "size of each file", Axis::new("MB/s", Scale::Log), lines(Measure::Rate)),
@@ -84,24 +79,20 @@ fn reading(figures: &Figures) -> Plot {
         reads.iter().map(|reads| reads.map_or(f64::NAN, |reads| reads.latency.median.as_secs_f64() * 1e3)).collect()
     });
     let panels = vec![
-        Panel {
-            heading: "From beginning to end, by one process: higher is faster".to_owned(),
-            x: Axis::new("", Scale::names(["one large file"])),
-            y: Axis::new("MB/s", Scale::Linear),
-            marks: Marks::Bars(whole.collect()),
-        },
-        Panel {
-            heading: "Single blocks in random order over HTTP: lower is faster".to_owned(),
-            x: Axis::new("", Scale::names(["1 KiB", "256 KiB"])),
-            y: Axis::new("median, ms", Scale::Linear),
-            marks: Marks::Bars(random.collect()),
-        },
+        Panel::new(
+            "From beginning to end, by one process: higher is faster",
+            Axis::new("", Scale::names(["one large file"])),
+            Axis::new("MB/s", Scale::Linear),
+            Marks::Bars(whole.collect()),
+        ),
+        Panel::new(
+            "Single blocks in random order over HTTP: lower is faster",
+            Axis::new("", Scale::names(["1 KiB", "256 KiB"])),
+            Axis::new("median, ms", Scale::Linear),
+            Marks::Bars(random.collect()),
+        ),
     ];
-    plot(figures, "Reading what is not in memory", "The page cache was dropped before", panels)
-}
-
-fn plot(figures: &Figures, title: &str, subtitle: &str, panels: Vec<Panel>) -> Plot {
-    Plot { title: title.to_owned(), subtitle: subtitle.to_owned(), legend: figures.names.clone(), panels }
+    Plot::new("Reading what is not in memory", "The page cache was dropped before", &figures.names, panels)
 }
 
 #[test]

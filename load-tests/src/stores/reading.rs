@@ -11,10 +11,10 @@ use super::data::{BLOCK_BYTES, Maker, Set, Stored, Stretch, size};
 use super::figures::{Cost, Reading, Reads};
 use super::store::Participant;
 use crate::archive::{self, importer};
-use crate::directory::drop_page_cache;
+use crate::directory::{drop_page_cache, temp_dir};
 use crate::http::Client;
 use crate::sample;
-use crate::servers::{self, Server};
+use crate::servers::Server;
 use crate::stats::Latency;
 use crate::timed;
 use anyhow::{Context, Result, ensure};
@@ -74,7 +74,7 @@ fn cid(bytes: &[u8]) -> Result<Cid> {
 /// Every store, one after the other.
 pub async fn measure(options: &Options, participants: &[Participant]) -> Result<Vec<Reading>> {
     eprintln!("reading");
-    let dir = servers::temp_dir("data")?;
+    let dir = temp_dir("data")?;
     let content = Content::make(options, dir.path())?;
     let mut all = Vec::new();
     for participant in participants {

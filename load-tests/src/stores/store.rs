@@ -1,7 +1,8 @@
 //! The stores that are compared: Causeway's and Kubo's, each through its real binary.
 
 use super::Options;
-use crate::servers::{self, Causeway, Kubo, KuboRepo, Server, Setup, causeway_import, without_settings};
+use crate::directory::temp_dir;
+use crate::servers::{Causeway, Kubo, KuboRepo, Server, Setup, causeway_import, without_settings};
 use crate::timed;
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
@@ -87,7 +88,7 @@ impl Participant {
 
     /// Adds a small file.
     fn try_to_add(self, options: &Options) -> Result<()> {
-        let dir = servers::temp_dir("try")?;
+        let dir = temp_dir("try")?;
         std::fs::write(dir.path().join("file"), "something")?;
         self.fresh(options)?.add(dir.path()).map(drop)
     }
@@ -102,7 +103,7 @@ impl Participant {
     pub fn fresh(self, options: &Options) -> Result<Store<'_>> {
         Ok(match self.kind {
             Kind::Causeway(store) => {
-                let (binary, data) = (&options.binaries.causeway, servers::temp_dir("store")?);
+                let (binary, data) = (&options.binaries.causeway, temp_dir("store")?);
                 Store::Causeway { binary, store: Some(store), data }
             }
             Kind::Kubo(datastore) => Store::Kubo(datastore.init(&options.binaries.kubo)?),

@@ -1,12 +1,12 @@
 //! The figures as tables, and as JSON.
 
 use super::adding::Question;
-use super::figures::{Answer, Cost, Figures, Measure, Reading, Reads};
+use super::data::Set;
+use super::figures::{Answer, Figures, Measure, Reading, Reads};
 use super::pictures;
 use crate::report::{Picture, Report, Table, number};
 use crate::stats::Latency;
-use serde::Serialize;
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// What Causeway's stores are compared with in a word: Kubo's default, told to sync.
@@ -177,98 +177,52 @@ fn reads_cells(reads: Option<Reads>) -> [String; 3] {
     [millis(median), millis(p99), format!("{cpu_microseconds:.0}")]
 }
 
+/// The figures as JSON.
+pub fn results(figures: &Figures) -> Value {
+    let answer = |answer: &Answer| {
+        let sets = (0..answer.sets.len()).map(|set| set_results(figures, answer, set)).collect::<Value>();
+        json!({ "question": answer.question.name(), "heading": answer.heading, "sets": sets })
+    };
+    let reading = |store: usize| {
+        let mut reading = json!(figures.readings[store]);
+        reading["large_bytes"] = json!(figures.large_bytes);
+        reading["whole_megabytes_per_second"] = json!(figures.readings[store].whole_rate(figures.large_bytes));
+        reading
+    };
+    json!({
+        "notes": figures.notes,
+        "stores": figures.names,
+        "starts": by_store(figures, |store| json!(figures.starts[store])),
+        "adding": figures.questions.iter().map(answer).collect::<Value>(),
+        "reading": by_store(figures, reading),
+    })
+}
+
 /// A figure for each store, by its name.
-type ByStore<'a, T> = BTreeMap<&'a str, T>;
-
-#[derive(Serialize)]
-pub struct Results<'a> {
-    notes: &'a [String],
-    stores: &'a [String],
-    starts: ByStore<'a, &'a [Cost]>,
-    adding: Vec<AnswerResults<'a>>,
-    reading: ByStore<'a, ReadingResults<'a>>,
+fn by_store(figures: &Figures, of: impl Fn(usize) -> Value) -> Value {
+    figures.names.iter().enumerate().map(|(store, name)| (name.clone(), of(store))).collect()
 }
 
-#[derive(Serialize)]
-struct AnswerResults<'a> {
-    question: &'static str,
-    heading: &'a str,
-    sets: Vec<SetResults<'a>>,
-}
-
-#[derive(Serialize)]
-struct SetResults<'a> {
-    label: &'a str,
-    files: u64,
-    bytes: u64,
-    new_bytes: u64,
-    stores: ByStore<'a, AddingResults<'a>>,
-}
-
-#[derive(Serialize)]
-struct AddingResults<'a> {
-    millis_a_file: f64,
-    cpu_millis_a_file: f64,
-    megabytes_per_second: f64,
-    written_for_each_new: f64,
-    on_disk_for_each_new: f64,
-    rounds: &'a [Cost],
-}
-
-#[derive(Serialize)]
-struct ReadingResults<'a> {
-    large_bytes: u64,
-    whole_megabytes_per_second: f64,
-    #[serde(flatten)]
-    reading: &'a Reading,
-}
-
-pub fn results(figures: &Figures) -> Results<'_> {
-    let adding = figures.questions.iter().map(|answer| AnswerResults {
-        question: answer.question.name(),
-        heading: &answer.heading,
-        sets: (0..answer.sets.len()).map(|set| SetResults::of(figures, answer, set)).collect(),
+fn set_results(figures: &Figures, answer: &Answer, set: usize) -> Value {
+    let Set { label, files, bytes, new_bytes, .. } = &answer.sets[set];
+    let stores = by_store(figures, |store| {
+        let figure = |measure| figures.figure(answer, store, set, measure);
+        json!({
+            "millis_a_file": figure(Measure::FileMillis),
+            "cpu_millis_a_file": figure(Measure::FileCpuMillis),
+            "megabytes_per_second": figure(Measure::Rate),
+            "written_for_each_new": figure(Measure::Written),
+            "on_disk_for_each_new": figure(Measure::Grown),
+            "rounds": answer.costs[store][set],
+        })
     });
-    Results {
-        notes: &figures.notes,
-        stores: &figures.names,
-        starts: by_store(figures, |store| figures.starts[store].as_slice()),
-        adding: adding.collect(),
-        reading: by_store(figures, |store| ReadingResults {
-            large_bytes: figures.large_bytes,
-            whole_megabytes_per_second: figures.readings[store].whole_rate(figures.large_bytes),
-            reading: &figures.readings[store],
-        }),
-    }
-}
-
-fn by_store<T>(figures: &Figures, of: impl Fn(usize) -> T) -> ByStore<'_, T> {
-    figures.names.iter().enumerate().map(|(store, name)| (name.as_str(), of(store))).collect()
-}
-
-impl<'a> SetResults<'a> {
-    fn of(figures: &'a Figures, answer: &'a Answer, set: usize) -> Self {
-        let about = &answer.sets[set];
-        let stores = by_store(figures, |store| {
-            let figure = |measure| figures.figure(answer, store, set, measure);
-            AddingResults {
-                millis_a_file: figure(Measure::FileMillis),
-                cpu_millis_a_file: figure(Measure::FileCpuMillis),
-                megabytes_per_second: figure(Measure::Rate),
-                written_for_each_new: figure(Measure::Written),
-                on_disk_for_each_new: figure(Measure::Grown),
-                rounds: &answer.costs[store][set],
-            }
-        });
-        Self { label: &about.label, files: about.files, bytes: about.bytes, new_bytes: about.new_bytes, stores }
-    }
+    json!({ "label": label, "files": files, "bytes": bytes, "new_bytes": new_bytes, "stores": stores })
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::figures::tests::figures;
     use super::*;
-    use serde_json::json;
 
     fn described(figures: &Figures, pictures: Vec<Picture>) -> String {
         let mut report = Report::new(json!({ "date": "today" }), "stores", "A title");
@@ -304,7 +258,7 @@ mod tests {
     #[test]
     fn json_has_the_same() {
         let figures = figures();
-        let json = serde_json::to_value(results(&figures)).expect("it can be serialised");
+        let json = results(&figures);
         let first = &json["adding"][0]["sets"][0]["stores"]["Causeway flat"];
         assert_eq!((&first["millis_a_file"], &first["rounds"][0]["written_bytes"]), (&json!(10.0), &json!(3_000_000)));
         assert_eq!(json["reading"]["Kubo pebble"]["blocks"]["count"], 9);

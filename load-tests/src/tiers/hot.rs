@@ -6,10 +6,11 @@ use super::under_load::{Target, rounds};
 use super::world::{Content, File, World};
 use crate::archive::{self, PLAIN, importer};
 use crate::comparison::{Case, Measure, System};
+use crate::directory::temp_dir;
 use crate::http::Client;
 use crate::random::SplitMix;
 use crate::sample;
-use crate::servers::{self, Causeway, Setup};
+use crate::servers::{Causeway, Setup};
 use crate::wrk::{PathList, Paths};
 use crate::zipf::Zipf;
 use anyhow::{Context, Result};
@@ -81,7 +82,7 @@ pub async fn large(options: &Options, name: &str, bytes: u64) -> Result<Vec<Case
 
 /// A page in a directory of 500 entries, beside the same file by its own CID.
 pub async fn page(options: &Options) -> Result<Vec<Case>> {
-    let dir = servers::temp_dir("page")?;
+    let dir = temp_dir("page")?;
     let archive = dir.path().join("site.car");
     let page = sample::bytes(usize::try_from(SMALL_BYTES)?, options.seed);
     let (site, file) = site(&archive, options.seed, &page)?;

@@ -98,55 +98,36 @@ impl Options {
     }
 }
 
-/// The rows of the table, in its order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum RowName {
+comparison::rows! {
+    (options: &Options) -> Result<Vec<Case>>;
     /// Hot 4 KiB, 1,000 URLs by Zipf, 32 and 512 connections
     #[value(name = "hot-4k")]
-    Hot4k,
+    Hot4k => hot::small(options).await,
     /// Hot 664 KB
     #[value(name = "hot-664k")]
-    Hot664k,
+    Hot664k => hot::large(options, "664 KB", 664_000).await,
     /// Hot 1 MiB
     #[value(name = "hot-1m")]
-    Hot1m,
+    Hot1m => hot::large(options, "1 MiB", 1 << 20).await,
     /// A hot page in a directory of 500 entries, by path and by subdomain
     #[value(name = "page-in-500")]
-    PageIn500,
+    PageIn500 => hot::page(options).await,
     /// 304 for what has not changed
     #[value(name = "revalidate-304")]
-    Revalidate304,
+    Revalidate304 => hot::revalidation(options).await,
     /// 664 KB from disk, RAM tier off
     #[value(name = "disk-664k")]
-    Disk664k,
+    Disk664k => disk::median(options).await,
     /// The memory tier's budget under load
-    Memory,
+    Memory => memory::budget(options).await,
     /// Hot text over zstd, against nginx with gzip_static
-    ZstdText,
+    ZstdText => text::zstd(options).await,
     /// New 256 KiB blocks from a CAR file
-    Write,
+    Write => store::write(options).await,
     /// A large file, the same again, and a partly known one
-    Add,
+    Add => store::add(options),
     /// 7,100 requests/s at 73 KB mean, open loop
-    Load,
-}
-
-impl RowName {
-    async fn measure(self, options: &Options) -> Result<Vec<Case>> {
-        match self {
-            Self::Hot4k => hot::small(options).await,
-            Self::Hot664k => hot::large(options, "664 KB", 664_000).await,
-            Self::Hot1m => hot::large(options, "1 MiB", 1 << 20).await,
-            Self::PageIn500 => hot::page(options).await,
-            Self::Revalidate304 => hot::revalidation(options).await,
-            Self::Disk664k => disk::median(options).await,
-            Self::Memory => memory::budget(options).await,
-            Self::ZstdText => text::zstd(options).await,
-            Self::Write => store::write(options).await,
-            Self::Add => store::add(options),
-            Self::Load => steady::load(options).await,
-        }
-    }
+    Load => steady::load(options).await,
 }
 
 /// Measures the rows that were chosen, and writes the report.

@@ -4,9 +4,9 @@
 use super::Options;
 use crate::archive::{self, PLAIN, importer};
 use crate::comparison::{self, Case, Measure, Series, System, Turn};
-use crate::directory::disk_bytes;
+use crate::directory::{disk_bytes, temp_dir};
 use crate::sample;
-use crate::servers::{self, KuboRepo};
+use crate::servers::KuboRepo;
 use crate::stats::{median, rotated};
 use crate::stores::store::Store;
 use crate::timed::{self, settled};
@@ -30,7 +30,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// New blocks from a CAR file.
 pub async fn write(options: &Options) -> Result<Vec<Case>> {
     let bytes = options.write_bytes;
-    let dir = servers::temp_dir("write")?;
+    let dir = temp_dir("write")?;
     let archive = dir.path().join("new.car");
     archive::write(&archive, |sink| Ok((import(pieces(options.seed, bytes), sink)?, ())))?;
     let mut stored = Vec::new();
@@ -68,7 +68,7 @@ struct Step {
 
 /// A large file, the same again, and one of which half is stored already.
 pub fn add(options: &Options) -> Result<Vec<Case>> {
-    let dir = servers::temp_dir("add")?;
+    let dir = temp_dir("add")?;
     let steps = steps(options, dir.path())?;
     let mut series = steps.clone().map(|_| [System::Causeway, System::Kubo].map(Series::new).to_vec());
     let mut hashing = Series::new(System::Hashing);
@@ -175,7 +175,7 @@ fn discard(_: Block) -> Result<(), content::importer::SinkError> {
 fn fresh(options: &Options, system: System) -> Result<Store<'_>> {
     Ok(match system {
         System::Causeway => {
-            Store::Causeway { binary: &options.binaries.causeway, store: None, data: servers::temp_dir("store")? }
+            Store::Causeway { binary: &options.binaries.causeway, store: None, data: temp_dir("store")? }
         }
         System::Kubo => Store::Kubo(KuboRepo::init(&options.binaries.kubo, |_| {})?),
         other => bail!("{other} is no store"),

@@ -8,8 +8,9 @@ use crate::comparison::{Case, Measure, System};
 use crate::http::Client;
 use crate::sample;
 use crate::servers;
+use crate::timed;
 use crate::wrk::Paths;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use std::process::Command;
 
 /// The published median object: several blocks.
@@ -22,8 +23,7 @@ pub async fn zstd(options: &Options) -> Result<Vec<Case>> {
     let (content, path) = Content::one(&text)?;
     let file = content.directory().join("text.txt");
     std::fs::write(&file, &text)?;
-    let gzip = Command::new("gzip").args(["-9", "--keep"]).arg(&file).output().context("gzip does not start")?;
-    ensure!(gzip.status.success(), "gzip: {}", String::from_utf8_lossy(&gzip.stderr));
+    timed::run(Command::new("gzip").args(["-9", "--keep"]).arg(&file))?;
     let causeway = content.causeway(options, &[]).await?.server;
     let nginx = servers::nginx(&causeway.url, content.directory()).await?;
 

@@ -2,6 +2,7 @@
 
 use super::Options;
 use crate::archive;
+use crate::directory::temp_dir;
 use crate::http::Client;
 use crate::sample;
 use crate::servers::{self, Causeway, Kubo, Server, Setup};
@@ -33,7 +34,7 @@ impl File {
 impl Content {
     /// Files of these sizes. The same seed makes the same files.
     pub fn make(seed: u64, sizes: impl Iterator<Item = u64>) -> Result<Self> {
-        let content = Self { dir: servers::temp_dir("content")?, files: Vec::new() };
+        let content = Self { dir: temp_dir("content")?, files: Vec::new() };
         let object = |(bytes, seed)| Object { bytes, seed, pinned: true };
         let objects: Vec<Object> = sizes.zip(seed << 32..).map(object).collect();
         let cids = corpus::archive(&content.archive(), objects.iter())?;
@@ -43,7 +44,7 @@ impl Content {
 
     /// One file of these bytes, and its path.
     pub fn one(bytes: &[u8]) -> Result<(Self, String)> {
-        let content = Self { dir: servers::temp_dir("content")?, files: Vec::new() };
+        let content = Self { dir: temp_dir("content")?, files: Vec::new() };
         let path = archive::write(&content.archive(), |sink| {
             let part = archive::file(&archive::importer()?, bytes, sink)?;
             Ok((part.cid, format!("/ipfs/{}", part.cid)))

@@ -10,24 +10,16 @@ use std::time::Duration;
 
 /// Shares of requests, and the latency of the first byte.
 pub fn tiers(replayed: &Replayed) -> Result<Picture> {
-    let plot = Plot {
-        title: "Shares and latencies of the tiers".to_owned(),
-        subtitle: "The paper's day beside ours, replayed".to_owned(),
-        legend: ["paper", "Causeway"].map(str::to_owned).to_vec(),
-        panels: vec![shares(replayed), latencies(replayed)],
-    };
-    plot.picture("tiers")
+    let panels = vec![shares(replayed), latencies(replayed)];
+    let subtitle = "The paper's day beside ours, replayed";
+    Plot::new("Shares and latencies of the tiers", subtitle, &["paper", "Causeway"], panels).picture("tiers")
 }
 
 fn shares(replayed: &Replayed) -> Panel {
     let ours = replayed.tiers.iter().map(|responses| responses.share.requests * 100.0).collect();
     let theirs = paper::TABLE_5.iter().map(|column| column.requests * 100.0).collect();
-    Panel {
-        heading: "Share of requests".to_owned(),
-        x: Axis::new("tier", Scale::names(Tier::ALL.map(Tier::name))),
-        y: Axis::new("%", Scale::Linear),
-        marks: Marks::Bars(vec![theirs, ours]),
-    }
+    let x = Axis::new("tier", Scale::names(Tier::ALL.map(Tier::name)));
+    Panel::new("Share of requests", x, Axis::new("%", Scale::Linear), Marks::Bars(vec![theirs, ours]))
 }
 
 /// The paper has medians alone.
@@ -38,12 +30,8 @@ fn latencies(replayed: &Replayed) -> Panel {
         [first_byte.median, first_byte.p99].map(millis)
     });
     let theirs = paper::TABLE_5.iter().flat_map(|column| [column.latency_seconds * 1e3, f64::NAN]).collect();
-    Panel {
-        heading: "First byte: lower is sooner".to_owned(),
-        x: Axis::new("", Scale::names(names)),
-        y: Axis::new("ms", Scale::Log),
-        marks: Marks::Bars(vec![theirs, ours.collect()]),
-    }
+    let (x, marks) = (Axis::new("", Scale::names(names)), Marks::Bars(vec![theirs, ours.collect()]));
+    Panel::new("First byte: lower is sooner", x, Axis::new("ms", Scale::Log), marks)
 }
 
 #[test]

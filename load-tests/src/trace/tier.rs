@@ -1,16 +1,18 @@
 //! Which tier of the gateway served a response: by the response's head, and by the metrics of all responses.
 
+use crate::comparison::named;
 use crate::servers::scrape;
 use anyhow::Result;
 use hyper::HeaderMap;
 use serde::Serialize;
 
-/// How far the gateway had to go for a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tier {
-    Ram,
-    Disk,
-    Network,
+named! {
+    /// How far the gateway had to go for a response. Names are the gateway's.
+    pub enum Tier {
+        Ram = "ram",
+        Disk = "disk",
+        Network = "network",
+    }
 }
 
 /// A figure for each tier.
@@ -23,15 +25,6 @@ pub struct ByTier<T> {
 
 impl Tier {
     pub const ALL: [Self; 3] = [Self::Ram, Self::Disk, Self::Network];
-
-    /// As the gateway names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ram => "ram",
-            Self::Disk => "disk",
-            Self::Network => "network",
-        }
-    }
 
     /// The metric of `Server-Timing` (<https://www.w3.org/TR/server-timing/>): `tier;desc="ram"`, among others. It is
     /// known when the head is sent: the rest of an object of many blocks may come from farther away.

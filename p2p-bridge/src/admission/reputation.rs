@@ -27,24 +27,22 @@ const PEERS_BEFORE_ADDRESS: usize = 3;
 /// Records with fewer points are removed.
 const POINTS_MIN: f64 = 1.0;
 
-/// Misbehaviour of a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Offence {
-    /// It sent an invalid block.
-    InvalidBlock,
-    /// It violated a protocol.
-    Protocol,
-    /// It exceeded a limit of requests.
-    Flood,
-    /// It sent nothing of an outstanding block until the want failed, stopped in the middle of a message, or did not
-    /// read the responses to its wants.
-    Stall,
+crate::label_values! {
+    /// Misbehaviour of a peer.
+    pub enum Offence {
+        /// It sent an invalid block.
+        InvalidBlock = "lie",
+        /// It violated a protocol.
+        Protocol = "protocol",
+        /// It exceeded a limit of requests.
+        Flood = "flood",
+        /// It sent nothing of an outstanding block until the want failed, stopped in the middle of a message, or did
+        /// not read the responses to its wants.
+        Stall = "stall",
+    }
 }
 
 impl Offence {
-    /// All offences.
-    pub const ALL: [Self; 4] = [Self::InvalidBlock, Self::Protocol, Self::Flood, Self::Stall];
-
     /// Invalid blocks are rarely a mistake, but a block may arrive on a connection without the request for it.
     fn points(self) -> f64 {
         match self {

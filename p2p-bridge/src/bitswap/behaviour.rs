@@ -20,11 +20,9 @@ use content::{BlockKey, BlockSource, Cid};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use libp2p::core::Endpoint;
-use libp2p::core::transport::PortUse;
 use libp2p::swarm::{
-    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, THandlerInEvent,
-    ToSwarm, behaviour::ConnectionEstablished,
+    ConnectionClosed, ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, THandlerInEvent, ToSwarm,
+    behaviour::ConnectionEstablished,
 };
 use libp2p::{Multiaddr, PeerId};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -395,26 +393,7 @@ impl NetworkBehaviour for Behaviour {
     type ConnectionHandler = Handler;
     type ToSwarm = Event;
 
-    fn handle_established_inbound_connection(
-        &mut self,
-        _: ConnectionId,
-        peer: PeerId,
-        _: &Multiaddr,
-        _: &Multiaddr,
-    ) -> Result<Handler, ConnectionDenied> {
-        Ok(self.handler(peer))
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        _: ConnectionId,
-        peer: PeerId,
-        _: &Multiaddr,
-        _: Endpoint,
-        _: PortUse,
-    ) -> Result<Handler, ConnectionDenied> {
-        Ok(self.handler(peer))
-    }
+    crate::handler_of_each_connection!(|behaviour, peer| behaviour.handler(peer));
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
         match event {

@@ -217,26 +217,9 @@ mod old_peers {
         type ConnectionHandler = OneShotHandler<Reads, Reads, Message>;
         type ToSwarm = Vec<WantEntry>;
 
-        fn handle_established_inbound_connection(
-            &mut self,
-            _: ConnectionId,
-            _: PeerId,
-            _: &Multiaddr,
-            _: &Multiaddr,
-        ) -> Result<Self::ConnectionHandler, ConnectionDenied> {
-            Ok(OneShotHandler::new(libp2p::swarm::SubstreamProtocol::new(Reads(self.version), ()), Default::default()))
-        }
-
-        fn handle_established_outbound_connection(
-            &mut self,
-            _: ConnectionId,
-            _: PeerId,
-            _: &Multiaddr,
-            _: Endpoint,
-            _: PortUse,
-        ) -> Result<Self::ConnectionHandler, ConnectionDenied> {
-            unreachable!("it does not dial")
-        }
+        crate::handler_of_each_connection!(|peer, _| {
+            OneShotHandler::new(libp2p::swarm::SubstreamProtocol::new(Reads(peer.version), ()), Default::default())
+        });
 
         fn on_swarm_event(&mut self, _: FromSwarm) {}
 

@@ -1,45 +1,32 @@
 //! Metrics of trustless gateways.
 
 use super::client::Outcome;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use std::fmt::Write as _;
 
-/// The outcome of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum OutcomeKind {
-    /// A block.
-    Block,
-    /// The gateway has the block.
-    Has,
-    /// The gateway does not have the block.
-    Lacks,
-    /// An invalid block.
-    InvalidBlock,
-    /// No response, or a server error.
-    Failed,
-    /// An unusable response.
-    Useless,
-    /// The gateway is overloaded.
-    Busy,
-    /// It was cancelled: the block came from another source, or is not wanted any more.
-    Cancelled,
-}
-
-impl OutcomeKind {
-    const ALL: [Self; 8] = [
-        Self::Block,
-        Self::Has,
-        Self::Lacks,
-        Self::InvalidBlock,
-        Self::Failed,
-        Self::Useless,
-        Self::Busy,
-        Self::Cancelled,
-    ];
+crate::label_values! {
+    /// The outcome of a request.
+    pub enum OutcomeKind {
+        /// A block.
+        Block = "block",
+        /// The gateway has the block.
+        Has = "has",
+        /// The gateway does not have the block.
+        Lacks = "lacks",
+        /// An invalid block.
+        InvalidBlock = "lie",
+        /// No response, or a server error.
+        Failed = "failed",
+        /// An unusable response.
+        Useless = "useless",
+        /// The gateway is overloaded.
+        Busy = "busy",
+        /// It was cancelled: the block came from another source, or is not wanted any more.
+        Cancelled = "cancelled",
+    }
 }
 
 impl From<&Outcome> for OutcomeKind {
@@ -56,55 +43,29 @@ impl From<&Outcome> for OutcomeKind {
     }
 }
 
-impl EncodeLabelValue for OutcomeKind {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-        encoder.write_str(match self {
-            Self::Block => "block",
-            Self::Has => "has",
-            Self::Lacks => "lacks",
-            Self::InvalidBlock => "lie",
-            Self::Failed => "failed",
-            Self::Useless => "useless",
-            Self::Busy => "busy",
-            Self::Cancelled => "cancelled",
-        })
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: OutcomeKind,
 }
 
-/// Handles to the metrics of HTTP sources. Clones share them.
-#[derive(Debug, Clone, Default)]
-pub struct Metrics {
-    /// Bytes of verified blocks.
-    pub block_bytes: Counter,
-    /// Gateways that can be asked.
-    pub gateways: Gauge,
-    /// Origins whose circuit breaker is open or half open.
-    pub breakers_open: Gauge,
-    requests: Family<OutcomeLabel, Counter>,
+crate::metrics! {
+    /// Handles to the metrics of HTTP sources. Clones share them.
+    #[derive(Debug, Clone)]
+    pub struct Metrics {
+        requests: Family<OutcomeLabel, Counter> = "causeway_http_source_requests",
+            "Requests to trustless gateways, by outcome";
+        pub block_bytes: Counter = "causeway_http_source_block_bytes",
+            "Bytes of verified blocks from trustless gateways";
+        pub gateways: Gauge = "causeway_http_source_gateways", "Trustless gateways in use";
+        pub breakers_open: Gauge = "causeway_http_source_breakers_open",
+            "Origins of trustless gateways with an open circuit breaker";
+    }
 }
 
 impl Metrics {
     /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
-        let m = Self::default();
-        let add = registry;
-        add.register("causeway_http_source_requests", "Requests to trustless gateways, by outcome", m.requests.clone());
-        add.register(
-            "causeway_http_source_block_bytes",
-            "Bytes of verified blocks from trustless gateways",
-            m.block_bytes.clone(),
-        );
-        add.register("causeway_http_source_gateways", "Trustless gateways in use", m.gateways.clone());
-        add.register(
-            "causeway_http_source_breakers_open",
-            "Origins of trustless gateways with an open circuit breaker",
-            m.breakers_open.clone(),
-        );
+        let m = Self::registered(registry);
         // Initialised with zero: a counter that is missing until its first event looks like a broken one.
         for kind in OutcomeKind::ALL {
             m.requests.get_or_create(&OutcomeLabel { outcome: kind }).inc_by(0);

@@ -1,11 +1,12 @@
 //! Metrics of name resolution.
 
+use crate::metrics::seconds;
 use content::{Name, NameError};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
 use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -16,7 +17,7 @@ struct LookupLabels {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
-    state: &'static str,
+    state: Hit,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -26,53 +27,33 @@ struct KindLabel {
 
 const KINDS: [&str; 2] = ["key", "domain"];
 const RESULTS: [&str; 5] = ["found", "missing", "refused", "busy", "failed"];
-const FRESH: &str = "fresh";
-const STALE: &str = "stale";
-const FAILURE: &str = "failure";
-const MAP: &str = "map";
 
-/// Handles to the metrics of names. Cloning shares them.
-#[derive(Clone)]
-pub(super) struct Metrics {
-    lookups: Family<LookupLabels, Counter>,
-    cached: Family<StateLabel, Counter>,
-    seconds: Family<KindLabel, Histogram, fn() -> Histogram>,
+crate::metrics! {
+    /// Handles to the metrics of names. Cloning shares them.
+    #[derive(Clone)]
+    pub(super) struct Metrics {
+        lookups: Family<LookupLabels, Counter> = "causeway_names_lookups",
+            "Look-ups of names in the DHT (key) or DNS (domain), by result";
+        cached: Family<StateLabel, Counter> = "causeway_names_cached",
+            "Names answered without a look-up, by the state of the cached answer";
+        seconds: Family<KindLabel, Histogram, fn() -> Histogram> = "causeway_names_lookup" in Seconds,
+            "Time from the start of a look-up to its first answer", Family::new_with_constructor(seconds);
+    }
 }
 
-/// The source of an answer without a look-up.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Hit {
-    Fresh,
-    Stale,
-    Failure,
-    Map,
+crate::label_values! {
+    /// The source of an answer without a look-up.
+    pub(super) enum Hit {
+        Fresh = "fresh",
+        Stale = "stale",
+        Failure = "failure",
+        Map = "map",
+    }
 }
 
 impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
-        // 1 ms to 65 s.
-        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 17));
-        let metrics = Self {
-            lookups: Family::default(),
-            cached: Family::default(),
-            seconds: Family::new_with_constructor(seconds),
-        };
-        registry.register(
-            "causeway_names_lookups",
-            "Look-ups of names in the DHT (key) or DNS (domain), by result",
-            metrics.lookups.clone(),
-        );
-        registry.register(
-            "causeway_names_cached",
-            "Names answered without a look-up, by the state of the cached answer",
-            metrics.cached.clone(),
-        );
-        registry.register_with_unit(
-            "causeway_names_lookup",
-            "Time from the start of a look-up to its first answer",
-            Unit::Seconds,
-            metrics.seconds.clone(),
-        );
+        let metrics = Self::registered(registry);
         // All counters are exported from the start: a missing counter looks like a broken one.
         for kind in KINDS {
             for result in RESULTS {
@@ -80,7 +61,7 @@ impl Metrics {
             }
             drop(metrics.seconds.get_or_create(&KindLabel { kind }));
         }
-        for state in [FRESH, STALE, FAILURE, MAP] {
+        for state in Hit::ALL {
             drop(metrics.cached.get_or_create(&StateLabel { state }));
         }
         metrics
@@ -99,13 +80,7 @@ impl Metrics {
     }
 
     /// Counts an answer without a look-up.
-    pub fn hit(&self, hit: Hit) {
-        let state = match hit {
-            Hit::Fresh => FRESH,
-            Hit::Stale => STALE,
-            Hit::Failure => FAILURE,
-            Hit::Map => MAP,
-        };
+    pub fn hit(&self, state: Hit) {
         self.cached.get_or_create(&StateLabel { state }).inc();
     }
 }

@@ -12,6 +12,7 @@
 //! - External addresses that the behaviour confirms are not announced: [`crate::reachability`] decides.
 
 use super::Rules;
+use crate::behaviours::forward_connections;
 use libp2p::core::transport::PortUse;
 use libp2p::core::{ConnectedPoint, Endpoint};
 use libp2p::swarm::behaviour::{ConnectionEstablished, NewExternalAddrCandidate};
@@ -150,24 +151,7 @@ impl<B: NetworkBehaviour> NetworkBehaviour for AddressFiltered<B> {
     type ConnectionHandler = THandler<B>;
     type ToSwarm = B::ToSwarm;
 
-    fn handle_pending_inbound_connection(
-        &mut self,
-        id: ConnectionId,
-        local: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<(), ConnectionDenied> {
-        self.inner.handle_pending_inbound_connection(id, local, remote)
-    }
-
-    fn handle_established_inbound_connection(
-        &mut self,
-        id: ConnectionId,
-        peer: PeerId,
-        local: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<THandler<B>, ConnectionDenied> {
-        self.inner.handle_established_inbound_connection(id, peer, local, remote)
-    }
+    forward_connections!();
 
     fn handle_pending_outbound_connection(
         &mut self,
@@ -178,17 +162,6 @@ impl<B: NetworkBehaviour> NetworkBehaviour for AddressFiltered<B> {
     ) -> Result<Vec<Multiaddr>, ConnectionDenied> {
         self.admit_dial(id, addresses).map_err(ConnectionDenied::new)?;
         self.inner.handle_pending_outbound_connection(id, peer, addresses, role).map(|_| Vec::new())
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        id: ConnectionId,
-        peer: PeerId,
-        address: &Multiaddr,
-        role: Endpoint,
-        port_use: PortUse,
-    ) -> Result<THandler<B>, ConnectionDenied> {
-        self.inner.handle_established_outbound_connection(id, peer, address, role, port_use)
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
@@ -209,10 +182,6 @@ impl<B: NetworkBehaviour> NetworkBehaviour for AddressFiltered<B> {
             _ => {}
         }
         self.inner.on_swarm_event(event);
-    }
-
-    fn on_connection_handler_event(&mut self, peer: PeerId, id: ConnectionId, event: THandlerOutEvent<B>) {
-        self.inner.on_connection_handler_event(peer, id, event);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<B::ToSwarm, THandlerInEvent<B>>> {
@@ -251,26 +220,7 @@ mod tests {
         type ConnectionHandler = dummy::ConnectionHandler;
         type ToSwarm = Infallible;
 
-        fn handle_established_inbound_connection(
-            &mut self,
-            _: ConnectionId,
-            _: PeerId,
-            _: &Multiaddr,
-            _: &Multiaddr,
-        ) -> Result<dummy::ConnectionHandler, ConnectionDenied> {
-            Ok(dummy::ConnectionHandler)
-        }
-
-        fn handle_established_outbound_connection(
-            &mut self,
-            _: ConnectionId,
-            _: PeerId,
-            _: &Multiaddr,
-            _: Endpoint,
-            _: PortUse,
-        ) -> Result<dummy::ConnectionHandler, ConnectionDenied> {
-            Ok(dummy::ConnectionHandler)
-        }
+        crate::handler_of_each_connection!(|_, _| dummy::ConnectionHandler);
 
         fn on_swarm_event(&mut self, event: FromSwarm) {
             match event {

@@ -1,22 +1,11 @@
 //! Metrics of NAT traversal: reachability, relays, port mappings and hole punching.
 
 use crate::reachability::Verdict;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use std::fmt::Write as _;
-
-impl EncodeLabelValue for Verdict {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-        encoder.write_str(match self {
-            Self::Unknown => "unknown",
-            Self::Reachable => "reachable",
-            Self::Unreachable => "unreachable",
-        })
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VerdictLabel {
@@ -28,44 +17,24 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// Handles to the metrics. Clones share them.
-#[derive(Clone, Default)]
-pub struct NatMetrics {
-    /// Relayed connections.
-    pub relayed: Gauge,
-    /// Relays with a reservation.
-    pub reservations: Gauge,
-    /// Ports that the router maps.
-    pub mapped_ports: Gauge,
-    verdict: Family<VerdictLabel, Gauge>,
-    hole_punches: Family<OutcomeLabel, Counter>,
+crate::metrics! {
+    /// Handles to the metrics. Clones share them.
+    #[derive(Clone)]
+    pub struct NatMetrics {
+        verdict: Family<VerdictLabel, Gauge> = "causeway_p2p_reachability",
+            "Whether peers can open connections to this node: 1 for the current verdict";
+        pub relayed: Gauge = "causeway_p2p_relayed_connections", "Relayed connections";
+        pub reservations: Gauge = "causeway_p2p_relay_reservations", "Relays with a reservation of this node";
+        pub mapped_ports: Gauge = "causeway_p2p_mapped_ports", "Ports that the local router maps to this node (UPnP)";
+        hole_punches: Family<OutcomeLabel, Counter> = "causeway_p2p_hole_punches",
+            "Hole punching attempts (DCUtR), by outcome";
+    }
 }
 
 impl NatMetrics {
     /// Creates the metrics and registers them.
     pub fn register(registry: &mut Registry) -> Self {
-        let m = Self::default();
-        registry.register(
-            "causeway_p2p_reachability",
-            "Whether peers can open connections to this node: 1 for the current verdict",
-            m.verdict.clone(),
-        );
-        registry.register("causeway_p2p_relayed_connections", "Relayed connections", m.relayed.clone());
-        registry.register(
-            "causeway_p2p_relay_reservations",
-            "Relays with a reservation of this node",
-            m.reservations.clone(),
-        );
-        registry.register(
-            "causeway_p2p_mapped_ports",
-            "Ports that the local router maps to this node (UPnP)",
-            m.mapped_ports.clone(),
-        );
-        registry.register(
-            "causeway_p2p_hole_punches",
-            "Hole punching attempts (DCUtR), by outcome",
-            m.hole_punches.clone(),
-        );
+        let m = Self::registered(registry);
         m.set_verdict(Verdict::Unknown);
         for outcome in ["succeeded", "failed"] {
             m.hole_punches.get_or_create(&OutcomeLabel { outcome }).inc_by(0);

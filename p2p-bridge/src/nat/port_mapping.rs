@@ -7,13 +7,8 @@
 //!
 //! libp2p's behaviour drops the mapping of a closed listener without an event. This wrapper emits one.
 
-use libp2p::core::Endpoint;
-use libp2p::core::transport::PortUse;
 use libp2p::multiaddr::Protocol;
-use libp2p::swarm::{
-    ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
-    dummy,
-};
+use libp2p::swarm::{ConnectionId, FromSwarm, NetworkBehaviour, THandlerInEvent, THandlerOutEvent, ToSwarm, dummy};
 use libp2p::{Multiaddr, PeerId, upnp};
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -74,26 +69,7 @@ impl NetworkBehaviour for PortMapping {
     type ConnectionHandler = dummy::ConnectionHandler;
     type ToSwarm = upnp::Event;
 
-    fn handle_established_inbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: &Multiaddr,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        Ok(dummy::ConnectionHandler)
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: Endpoint,
-        _: PortUse,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        Ok(dummy::ConnectionHandler)
-    }
+    crate::handler_of_each_connection!(|_, _| dummy::ConnectionHandler);
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
         match event {

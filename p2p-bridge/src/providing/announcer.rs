@@ -10,13 +10,10 @@ use super::keys::Batch;
 use super::message::Provider;
 use super::walk::Peer;
 use crate::scope::Scope;
-use libp2p::core::Endpoint;
-use libp2p::core::transport::PortUse;
 use libp2p::swarm::behaviour::{ConnectionClosed, ConnectionEstablished, DialFailure};
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{
-    CloseConnection, ConnectionDenied, ConnectionId, DialError, FromSwarm, NetworkBehaviour, NotifyHandler,
-    THandlerInEvent, ToSwarm,
+    CloseConnection, ConnectionId, DialError, FromSwarm, NetworkBehaviour, NotifyHandler, THandlerInEvent, ToSwarm,
 };
 use libp2p::{Multiaddr, PeerId};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -190,26 +187,7 @@ impl NetworkBehaviour for Behaviour {
     type ConnectionHandler = Handler;
     type ToSwarm = Done;
 
-    fn handle_established_inbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: &Multiaddr,
-    ) -> Result<Handler, ConnectionDenied> {
-        Ok(Handler::default())
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: Endpoint,
-        _: PortUse,
-    ) -> Result<Handler, ConnectionDenied> {
-        Ok(Handler::default())
-    }
+    crate::handler_of_each_connection!(|_, _| Handler::default());
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
         match event {

@@ -6,52 +6,34 @@ use crate::scope::Scope;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
-/// Handles to the metrics. Cloning shares them.
-#[derive(Debug, Clone, Default)]
-pub struct Metrics {
-    keys: Family<DhtLabel, Gauge>,
-    waiting: Family<DhtLabel, Gauge>,
-    slots_done: Family<DhtLabel, Gauge>,
-    slots: Gauge,
-    lag: Family<DhtLabel, Gauge>,
-    last_catch_up: Family<DhtLabel, Gauge>,
-    announced: Family<DhtLabel, Counter>,
-    records: Family<DhtLabel, Counter>,
-    failures: Family<DhtLabel, Counter>,
-    walks: Family<DhtLabel, Counter>,
+crate::metrics! {
+    /// Handles to the metrics. Cloning shares them.
+    #[derive(Debug, Clone)]
+    pub struct Metrics {
+        keys: Family<DhtLabel, Gauge> = "causeway_provide_keys",
+            "Keys to announce, as of the last read of the key source";
+        waiting: Family<DhtLabel, Gauge> = "causeway_provide_waiting", "New keys not yet announced";
+        slots_done: Family<DhtLabel, Gauge> = "causeway_provide_slots_done",
+            "Slots of the key space that are not due";
+        slots: Gauge = "causeway_provide_slots", "Slots that the key space is divided into";
+        lag: Family<DhtLabel, Gauge> = "causeway_provide_lag" in Seconds,
+            "How long the most overdue slot has been due";
+        last_catch_up: Family<DhtLabel, Gauge> = "causeway_provide_last_catch_up" in Seconds,
+            "Duration of the last run that announced all due slots";
+        announced: Family<DhtLabel, Counter> = "causeway_provide_announced", "Keys announced";
+        records: Family<DhtLabel, Counter> = "causeway_provide_records", "Provider records that peers accepted";
+        failures: Family<DhtLabel, Counter> = "causeway_provide_failures",
+            "Batches of records that peers did not accept";
+        walks: Family<DhtLabel, Counter> = "causeway_provide_walks", "DHT walks to find the closest peers of keys";
+    }
 }
 
 impl Metrics {
     /// Creates the metrics and adds them to a registry.
     pub fn register(registry: &mut Registry) -> Self {
-        let m = Self::default();
-        let add = registry;
-        add.register(
-            "causeway_provide_keys",
-            "Keys to announce, as of the last read of the key source",
-            m.keys.clone(),
-        );
-        add.register("causeway_provide_waiting", "New keys not yet announced", m.waiting.clone());
-        add.register("causeway_provide_slots_done", "Slots of the key space that are not due", m.slots_done.clone());
-        add.register("causeway_provide_slots", "Slots that the key space is divided into", m.slots.clone());
-        add.register_with_unit(
-            "causeway_provide_lag",
-            "How long the most overdue slot has been due",
-            Unit::Seconds,
-            m.lag.clone(),
-        );
-        add.register_with_unit(
-            "causeway_provide_last_catch_up",
-            "Duration of the last run that announced all due slots",
-            Unit::Seconds,
-            m.last_catch_up.clone(),
-        );
-        add.register("causeway_provide_announced", "Keys announced", m.announced.clone());
-        add.register("causeway_provide_records", "Provider records that peers accepted", m.records.clone());
-        add.register("causeway_provide_failures", "Batches of records that peers did not accept", m.failures.clone());
-        add.register("causeway_provide_walks", "DHT walks to find the closest peers of keys", m.walks.clone());
+        let m = Self::registered(registry);
         m.slots.set(i64::from(super::keyspace::SLOTS));
         for scope in Scope::ALL {
             m.count(scope, Counts::default());

@@ -91,7 +91,7 @@ impl Caches {
             writing: Mutex::default(),
             changed: Notify::new(),
             audit: Arc::clone(audit),
-            metrics: CacheMetrics::register(registry),
+            metrics: CacheMetrics::registered(registry),
         });
         inner.update_metrics();
         let send = |(cache, token)| {
@@ -176,25 +176,19 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// Metrics of caches in front.
-#[derive(Debug, Clone, Default)]
-struct CacheMetrics {
-    waiting: Family<CacheLabel, Gauge>,
-    sent: Family<ResultLabel, Counter>,
-    dropped: Counter,
+p2p_bridge::metrics! {
+    /// Metrics of caches in front.
+    #[derive(Debug, Clone)]
+    struct CacheMetrics {
+        waiting: Family<CacheLabel, Gauge> = "causeway_cache_invalidations_waiting", "Queued purge requests, by cache";
+        sent: Family<ResultLabel, Counter> = "causeway_cache_invalidations_sent",
+            "Purge requests sent, by cache and result";
+        dropped: Counter = "causeway_cache_invalidations_dropped",
+            "Purge requests dropped because the queue was full";
+    }
 }
 
 impl CacheMetrics {
-    fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        let registry = registry.sub_registry_with_prefix("causeway_cache_invalidations");
-        let all = &metrics;
-        registry.register("waiting", "Queued purge requests, by cache", all.waiting.clone());
-        registry.register("sent", "Purge requests sent, by cache and result", all.sent.clone());
-        registry.register("dropped", "Purge requests dropped because the queue was full", all.dropped.clone());
-        metrics
-    }
-
     fn waiting(&self, cache: &FrontCache) -> Gauge {
         self.waiting.get_or_create(&CacheLabel { cache: cache.to_string() }).clone()
     }

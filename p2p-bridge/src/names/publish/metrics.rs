@@ -19,48 +19,23 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// Handles to the metrics.
-pub(super) struct Metrics {
-    keys: Gauge,
-    published: Gauge,
-    nowhere: Gauge,
-    oldest_put: Gauge,
-    puts: Family<PutLabels, Counter>,
-    renewals: Family<ResultLabel, Counter>,
+crate::metrics! {
+    /// Handles to the metrics.
+    pub(super) struct Metrics {
+        keys: Gauge = "causeway_names_keys", "Keys in the keystore, including the node's own key";
+        published: Gauge = "causeway_names_published", "Names published by this node";
+        nowhere: Gauge = "causeway_names_unput", "Published names whose current record is on no target yet";
+        oldest_put: Gauge = "causeway_names_oldest_put_timestamp_seconds",
+            "Oldest time of the last put over all published names; zero without published names";
+        puts: Family<PutLabels, Counter> = "causeway_names_puts", "Puts of published names, by target and result";
+        renewals: Family<ResultLabel, Counter> = "causeway_names_renewals",
+            "Renewals of records of published names, by result";
+    }
 }
 
 impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            keys: Gauge::default(),
-            published: Gauge::default(),
-            nowhere: Gauge::default(),
-            oldest_put: Gauge::default(),
-            puts: Family::default(),
-            renewals: Family::default(),
-        };
-        registry.register(
-            "causeway_names_keys",
-            "Keys in the keystore, including the node's own key",
-            metrics.keys.clone(),
-        );
-        registry.register("causeway_names_published", "Names published by this node", metrics.published.clone());
-        registry.register(
-            "causeway_names_unput",
-            "Published names whose current record is on no target yet",
-            metrics.nowhere.clone(),
-        );
-        registry.register(
-            "causeway_names_oldest_put_timestamp_seconds",
-            "Oldest time of the last put over all published names; zero without published names",
-            metrics.oldest_put.clone(),
-        );
-        registry.register("causeway_names_puts", "Puts of published names, by target and result", metrics.puts.clone());
-        registry.register(
-            "causeway_names_renewals",
-            "Renewals of records of published names, by result",
-            metrics.renewals.clone(),
-        );
+        let metrics = Self::registered(registry);
         for result in [OK, FAILED] {
             drop(metrics.renewals.get_or_create(&ResultLabel { result }));
         }

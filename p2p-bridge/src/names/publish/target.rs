@@ -25,10 +25,7 @@ struct Dht {
 
 impl Target for Dht {
     fn name(&self) -> String {
-        match self.scope {
-            Scope::Wan => "wan".to_owned(),
-            Scope::Lan => "lan".to_owned(),
-        }
+        self.scope.label().to_owned()
     }
 
     fn put(&self, key: Key, record: Record) -> BoxFuture<'static, Result<usize, String>> {

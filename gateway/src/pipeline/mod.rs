@@ -25,9 +25,9 @@ use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
 use crate::represent::listings::Listings;
 use crate::represent::plan::{self, About};
-use crate::represent::{Context, Resources, archive, directory, document, record};
+use crate::represent::{Context, Resources, archive, directory, document, not_modified_by_cid, record};
 use crate::request::client::Client;
-use crate::request::conditional::{has_precondition, none_match, precondition_holds};
+use crate::request::conditional::{has_precondition, precondition_holds};
 use crate::request::hosts::Hosts;
 use crate::request::negotiate::Format;
 use crate::request::route::{Place, Route, Router};
@@ -36,7 +36,7 @@ use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::paths::Paths;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Sources, Tier};
-use crate::resolve::{Entity, Freshness, PathTarget, Target, etag_of};
+use crate::resolve::{Entity, Freshness, PathTarget, Target};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, WaitReason};
@@ -603,29 +603,6 @@ fn reject_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     let below = content::path::Namespace::split(ask.sent).map(|(_, below)| below);
     let at_root = below.is_some_and(|below| !below.contains('/')) && ask.sent == ask.path;
     if script && at_root { Err(Problem::ServiceWorker) } else { Ok(()) }
-}
-
-/// The content at a bare CID has this CID as its entity tag, so 304 needs no block. The root must be stored locally: a
-/// condition applies to the response that would be sent (RFC 9110, section 13.1.2), and without the content that would
-/// be an error.
-fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
-    if !target.segments.is_empty() {
-        return None;
-    }
-    let cid = &target.root;
-    let tags = match ask.wanted.format {
-        Format::Native => match document::native_format(cid) {
-            Some(_) if document::shows_preview(ask) => vec![(document::preview_etag(cid), true)],
-            Some(native) => vec![(document::etag(cid, native), false)],
-            None => vec![(etag_of(cid, ""), false), (directory::etag(cid), true)],
-        },
-        Format::Raw => vec![(file::raw_etag(cid), false)],
-        _ => return None,
-    };
-    let (etag, generated) = tags.into_iter().find(|(etag, _)| none_match(ask.headers, etag.as_bytes(), false))?;
-    let roots = header(&cid.to_string());
-    let about = About { ask, freshness: target.freshness, roots: &roots, tier: Tier::Ram };
-    Some(plan::not_modified(&about, &etag, generated).map(|()| Content::Empty))
 }
 
 /// Checks the preconditions of a request. They apply to content only (RFC 9110, section 13.2.1), not to errors or

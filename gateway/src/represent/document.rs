@@ -11,7 +11,6 @@ use crate::html;
 use crate::represent::file::{InMemory, Origin, in_memory};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
-use crate::request::conditional::none_match;
 use crate::request::negotiate::Format;
 use crate::request::route::Links;
 use crate::resolve::{self, etag_of};
@@ -138,8 +137,8 @@ pub fn preview_etag(cid: &Cid) -> HeaderValue {
 
 async fn preview(cx: &Context<'_>, block: &Block, roots: &HeaderValue) -> Result<Draft, Problem> {
     let (about, etag) = (cx.about(roots), preview_etag(block.cid()));
-    if none_match(cx.ask.headers, etag.as_bytes(), true) {
-        return Ok(plan::not_modified(&about, &etag, true).map(|()| Content::Empty));
+    if let Some(head) = plan::not_modified(&about, &etag, true) {
+        return Ok(head.map(|()| Content::Empty));
     }
     let outline = read(cx, block, |block| Ok(ipld::outline(&ipld::decode(block)?, OutlineLimits::default()))).await?;
     let page = page(cx, block, &outline).into_string();

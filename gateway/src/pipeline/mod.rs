@@ -41,7 +41,6 @@ use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, WaitReason};
 use crate::workers::Workers;
-use content::budget::Share;
 use content::path::Root;
 use content::walk::WalkError;
 use content::{
@@ -130,8 +129,7 @@ impl Gateway {
     /// A gateway to the blocks of the sources, for the configured hosts.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
         let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
-        let budget = limits.read.shared.clone();
-        let listings = metrics.listings.clone();
+        let (memory, listings) = (Arc::clone(&limits.memory), metrics.listings.clone());
         let sites_bytes_max = limits.paths_bytes_max / SITES_SHARE;
         Self {
             sources,
@@ -140,7 +138,7 @@ impl Gateway {
             resources: Resources {
                 path_resolver: PathResolver::new(metrics.walks_joined.clone()),
                 redirects: SiteRedirects::new(sites_bytes_max),
-                listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
+                listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, memory, listings),
                 encoded,
                 archives: Arc::new(Limiter::new(limits.archives_max, limits.client_archives_max)),
                 workers: Workers::default(),
@@ -314,7 +312,7 @@ impl Gateway {
             Subject::Routing => {
                 if let Some(routing) = self.routing.as_ref().filter(|_| !self.router.is_site(client)) {
                     let draft = Box::pin(routing.answer(head, client)).await?;
-                    return self.for_version(head, draft).await;
+                    return self.for_version(head, client, draft).await;
                 }
             }
             Subject::Health | Subject::Ready | Subject::Content => {}
@@ -325,15 +323,16 @@ impl Gateway {
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
-        self.for_version(head, draft).await
+        self.for_version(head, client, draft).await
     }
 
     /// HTTP/1.0 responses need a length.
-    async fn for_version(&self, head: &Parts, draft: Draft) -> Result<Draft, Problem> {
+    async fn for_version(&self, head: &Parts, client: &Client, draft: Draft) -> Result<Draft, Problem> {
         match head.version < Version::HTTP_11 && head.method != Method::HEAD {
             true => {
-                let share = Share::of(self.limits().read.shared.clone());
-                Box::pin(respond::with_known_length(draft, self.limits().http10_buffer_bytes_max, share)).await
+                let (bytes_max, memory) =
+                    (self.limits().http10_buffer_bytes_max, self.limits().memory_of(client.group()));
+                Box::pin(respond::with_known_length(draft, bytes_max, memory)).await
             }
             false => Ok(draft),
         }
@@ -379,8 +378,8 @@ impl Gateway {
             return draft;
         }
         self.metrics.path_misses.inc();
-        // No block is read for this answer, but the tiers ask the policy before they say that they have one.
         let source = self.source(target.root, client, ask);
+        // No block is read for this answer, but the tiers ask the policy before they say that they have one.
         if let Some(draft) = not_modified_by_cid(ask, &target)
             && source.has(&target.root).await == Ok(true)
         {
@@ -492,14 +491,14 @@ impl Gateway {
                     source: cx.source,
                     block: &block,
                     encoded: cx.resources.encoded.as_ref(),
-                    limits: &self.limits().read,
+                    limits: self.limits(),
                 };
                 // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
                 // too.
                 file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, cache_entity).await
             }
             PathTarget::Symlink(entity, target) => {
-                file::symlink(&cx.about(&entity.roots), &entity, target, &cx.resources.limits.read)
+                file::symlink(&cx.about(&entity.roots), &entity, target, cx.memory())
             }
             PathTarget::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
             PathTarget::Document(resolved) => document::document(cx, resolved).await,
@@ -540,7 +539,7 @@ impl Gateway {
             source: &source,
             block: &block,
             encoded: self.resources.encoded.as_ref(),
-            limits: &self.limits().read,
+            limits: self.limits(),
         };
         let cache_entity = |entity: &Arc<Entity>| self.paths.insert(key, entity);
         let max = self.limits().response_bytes_max;

@@ -253,9 +253,9 @@ async fn check_local_blocks(
     Ok(())
 }
 
-/// The read-ahead of one archive, within the budget of all responses.
+/// The read-ahead of one archive, within the memory of its client.
 fn share(cx: &Context<'_>, bytes: usize) -> Share {
-    let mut share = Share::of(cx.resources.limits.read.shared.clone());
+    let mut share = cx.memory().share();
     share.grow_within_fair_share(bytes);
     share
 }

@@ -75,10 +75,10 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     }
     let view = Arc::new(View::of(&key, cid));
     let (after, entries_max) = (key.after.clone(), cx.resources.limits.listing_entries_max);
-    let (memory, workers) = (cx.resources.limits.read.shared.clone(), cx.resources.workers.clone());
+    let (memory, workers) = (cx.memory().budget(), cx.resources.workers.clone());
     let writer = Arc::new(move |source| {
         let (directory, after, view) = (directory.clone(), after.clone(), Arc::clone(&view));
-        let limits = (entries_max, memory.clone());
+        let limits = (entries_max, Some(Arc::clone(&memory)));
         let selects = view.selection().sort.is_some() || view.selection().search.is_some();
         let page = stream::once(write(workers.clone(), source, directory, after, view, limits)).try_flatten().boxed();
         // A search may read many entries before it finds one.

@@ -30,7 +30,7 @@ pub mod whole;
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
-use crate::limits::Limits;
+use crate::limits::{ClientMemory, Limits};
 use crate::represent::encoded::Encoded;
 use crate::represent::listings::Listings;
 use crate::represent::plan::About;
@@ -101,6 +101,11 @@ impl<'a> Context<'a> {
     /// The common data of response heads.
     pub fn about(&self, roots: &'a HeaderValue) -> About<'a> {
         About { ask: self.ask, freshness: self.target.freshness, roots, tier: self.source.tier() }
+    }
+
+    /// The memory of the client for response bodies.
+    pub fn memory(&self) -> ClientMemory<'a> {
+        self.resources.limits.memory_of(self.source.client())
     }
 
     /// The last block of the path, of any codec.

@@ -17,9 +17,10 @@ use crate::respond::Draft;
 use bytes::Bytes;
 use content::budget::Share;
 use content::policy::check_inlined;
+use content::unixfs::Node;
 use content::unixfs::file::FileReader;
 use content::walk::WalkError;
-use content::{Block, Cid, codec};
+use content::{Block, BlockSource as _, Cid, codec};
 use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
 use http::HeaderValue;
@@ -325,9 +326,25 @@ fn in_pieces(source: &Arc<RootSource>, cid: Cid, range: Range<u64>) -> Content {
     Content::Stream { stream: pieces.boxed(), remaining: Some(range.end - range.start) }
 }
 
+/// The requested bytes, if the root block contains the whole file: small files need no reader. They count against the
+/// client's budget unless it is used up; then they are held all the same, as each reader holds a block.
+fn in_root_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &Limits) -> Option<Content> {
+    if range.end > block.data().len() as u64 {
+        return None;
+    }
+    source.work().charge_decoding(block);
+    let Ok(Node::File(file)) = Node::decode(block) else { return None };
+    let bytes = (file.child_count() == 0).then(|| slice(file.data(), range))?;
+    let memory = limits.memory_of(source.client());
+    Some(Content::Bytes(counted(bytes.clone(), block.data().len(), memory).unwrap_or(bytes)))
+}
+
 async fn open(source: &Arc<RootSource>, block: &Block, range: Range<u64>, limits: &Limits) -> Result<Content, Problem> {
     if block.cid().codec() == codec::RAW {
         return Ok(block_content(source, block, &range, limits));
+    }
+    if let Some(content) = in_root_block(source, block, &range, limits) {
+        return Ok(content);
     }
     let remaining = range.end - range.start;
     let read_limits = limits.memory_of(source.client()).read_limits();

@@ -1,6 +1,6 @@
 //! Limits of requests.
 
-use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, noise, raw};
+use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, file_in_one_block, noise, raw};
 use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
 use crate::upstream::FakeNetwork;
 use content::budget::Budget;
@@ -530,8 +530,8 @@ async fn read(mut content: Content) -> Vec<u8> {
 async fn blocks_count_against_the_memory_budget_and_are_read_in_pieces_when_it_is_used_up() {
     const TOTAL: usize = 6 << 20;
     let data = noise(1, (2 << 20) - 100);
-    let large = raw(data.clone());
-    let mut setup = Setup::new(&[&large]);
+    let (large, file) = (raw(data.clone()), file_in_one_block(&data));
+    let mut setup = Setup::new(&[&large, &file]);
     (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
     setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
     let site = setup.start().await;
@@ -539,6 +539,7 @@ async fn blocks_count_against_the_memory_budget_and_are_read_in_pieces_when_it_i
     let table = [
         (format!("/ipfs/{}", large.cid()), large.data().len()),
         (format!("/ipfs/{}?format=raw", large.cid()), large.data().len()),
+        (format!("/ipfs/{}", file.cid()), file.data().len()),
     ];
     for (path, kept) in table {
         let head = get(&path);

@@ -116,8 +116,8 @@ pub struct Http {
     /// The maximum size of a response. Longer files can be read with range requests.
     pub response_bytes_max: u64,
     /// The total number of bytes of files, archives and listings that are read ahead for all responses together,
-    /// including what is buffered for HTTP/1.0 clients. When the budget is used up, further responses are fetched block
-    /// by block.
+    /// including what is buffered for HTTP/1.0 clients. One client (an IPv4 address or an IPv6 /64 network) can use at
+    /// most three quarters of it. When the budget is used up, further responses are fetched block by block.
     pub read_ahead_total_bytes_max: u64,
     /// The maximum number of entries on one page of a directory listing, in HTML and in JSON.
     pub listing_entries_max: u64,

@@ -7,27 +7,46 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct Budget {
     left: AtomicUsize,
+    /// A budget from which the same bytes are reserved.
+    parent: Option<Arc<Budget>>,
 }
 
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(bytes: usize) -> Self {
-        Self { left: AtomicUsize::new(bytes) }
+        Self { left: AtomicUsize::new(bytes), parent: None }
+    }
+
+    /// A budget of so many bytes, which are also reserved from `parent`.
+    pub fn within(parent: Arc<Budget>, bytes: usize) -> Self {
+        Self { left: AtomicUsize::new(bytes), parent: Some(parent) }
     }
 
     /// Reserves bytes; `false` if fewer are left.
     pub fn try_reserve(&self, bytes: usize) -> bool {
-        self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+        let take = |left: usize| left.checked_sub(bytes);
+        if self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take).is_err() {
+            return false;
+        }
+        let reserved = self.parent.as_ref().is_none_or(|parent| parent.try_reserve(bytes));
+        if !reserved {
+            self.left.fetch_add(bytes, Ordering::AcqRel);
+        }
+        reserved
     }
 
     /// Releases reserved bytes.
     pub fn release(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::AcqRel);
+        if let Some(parent) = &self.parent {
+            parent.release(bytes);
+        }
     }
 
     /// The number of bytes that are left.
     pub fn left(&self) -> usize {
-        self.left.load(Ordering::Relaxed)
+        let left = self.left.load(Ordering::Relaxed);
+        self.parent.as_ref().map_or(left, |parent| left.min(parent.left()))
     }
 }
 
@@ -110,5 +129,18 @@ mod tests {
         let mut unlimited = Share::of(None);
         unlimited.grow_within_fair_share(7);
         assert!(unlimited.grow(usize::MAX - 7));
+    }
+
+    #[test]
+    fn a_budget_within_another_reserves_from_both() {
+        let all = Arc::new(Budget::new(100));
+        let [one, other] = [75, 75].map(|bytes| Budget::within(Arc::clone(&all), bytes));
+        assert!(!one.try_reserve(76) && one.try_reserve(70));
+        assert_eq!((one.left(), other.left(), all.left()), (5, 30, 30));
+        assert!(!other.try_reserve(31) && other.try_reserve(30), "the parent has 30");
+        assert_eq!((one.left(), other.left(), all.left()), (0, 0, 0));
+        one.release(70);
+        other.release(30);
+        assert_eq!((one.left(), other.left(), all.left()), (75, 75, 100));
     }
 }

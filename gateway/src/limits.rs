@@ -1,9 +1,12 @@
-//! [`Limits`]: the configured limits of one request to the public listener.
+//! [`Limits`]: the configured limits of one request to the public listener, and [`ClientMemory`]: the memory of its
+//! client for response bodies.
 
-use content::budget::Budget;
+use content::budget::{Budget, Share};
 use content::scope::ScopeLimits;
 use content::tar::TarLimits;
 use content::unixfs::file::ReadLimits;
+use services::client_budgets::ClientBudgets;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +17,10 @@ pub struct Limits {
     pub url_bytes_max: usize,
     /// The maximum number of path segments.
     pub path_depth_max: usize,
-    /// The read-ahead of files.
-    pub read: ReadLimits,
+    /// The maximum read-ahead of a file, in bytes.
+    pub window_bytes_max: usize,
+    /// The memory of all response bodies.
+    pub memory: Arc<ClientBudgets>,
     /// The maximum size of a buffered HTTP/1.0 response, in bytes.
     pub http10_buffer_bytes_max: u64,
     /// The size of the caches of resolved paths and of sites' `_redirects`, in bytes.
@@ -58,11 +63,11 @@ impl Limits {
     pub fn of(http: &config::Http, cache: &config::Cache) -> Self {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let window_bytes_max = size(http.read_ahead_bytes_max);
-        let shared = Arc::new(Budget::new(size(http.read_ahead_total_bytes_max)));
         Self {
             url_bytes_max: size(http.url_bytes_max),
             path_depth_max: size(http.path_depth_max),
-            read: ReadLimits { window_bytes_max, shared: Some(shared) },
+            window_bytes_max,
+            memory: Arc::new(ClientBudgets::new(size(http.read_ahead_total_bytes_max))),
             http10_buffer_bytes_max: http.http10_buffer_bytes_max,
             paths_bytes_max: cache.paths_bytes_max,
             listings_bytes_max: cache.listings_bytes_max,
@@ -88,5 +93,35 @@ impl Limits {
             convert_codecs: http.convert_codecs,
             work_steps_max: http.work_steps_max,
         }
+    }
+
+    /// The memory of one client.
+    pub fn memory_of(&self, client: IpAddr) -> ClientMemory<'_> {
+        ClientMemory { limits: self, client }
+    }
+}
+
+/// The memory for one client's response bodies. Its budget is looked up only for bodies that reserve some of it, so
+/// that others take no lock.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientMemory<'a> {
+    limits: &'a Limits,
+    client: IpAddr,
+}
+
+impl ClientMemory<'_> {
+    /// The client's budget.
+    pub fn budget(self) -> Arc<Budget> {
+        self.limits.memory.of(self.client)
+    }
+
+    /// A share of zero bytes of the client's budget.
+    pub fn share(self) -> Share {
+        Share::of(Some(self.budget()))
+    }
+
+    /// The limits for reading a file.
+    pub fn read_limits(self) -> ReadLimits {
+        ReadLimits { window_bytes_max: self.limits.window_bytes_max, shared: Some(self.budget()) }
     }
 }

@@ -3,6 +3,7 @@
 use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
 use crate::headers::header;
+use crate::limits::ClientMemory;
 use crate::listen::server::Connection;
 use crate::metrics::Exchange;
 use crate::resolve::source::Tier;
@@ -122,7 +123,7 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     draft.map(|content| body(content).listed(listed))
 }
 
-/// A buffered body, counted against the budget of all responses.
+/// A buffered body, counted against the memory of its client.
 struct BufferedBody {
     bytes: BytesMut,
     _share: Share,
@@ -135,14 +136,14 @@ impl AsRef<[u8]> for BufferedBody {
 }
 
 /// Buffers a page of unknown length for an HTTP/1.0 client, to which an aborted page would look complete. The buffer
-/// counts against the budget of `share` until it is sent.
+/// counts against `memory` until it is sent.
 ///
 /// # Errors
 /// [`Problem::NeedsHttp11`] when the page exceeds `bytes_max`, [`Problem::Http10BufferFull`] when the budget is used
 /// up, or the error of the page.
-pub async fn with_known_length(mut draft: Draft, bytes_max: u64, mut share: Share) -> Result<Draft, Problem> {
+pub async fn with_known_length(mut draft: Draft, bytes_max: u64, memory: ClientMemory<'_>) -> Result<Draft, Problem> {
     let Content::Stream { stream, remaining: None } = draft.body_mut() else { return Ok(draft) };
-    let mut collected = BytesMut::new();
+    let (mut collected, mut share) = (BytesMut::new(), memory.share());
     while let Some(chunk) = stream.next().await {
         let chunk = chunk?;
         if (collected.len() + chunk.len()) as u64 > bytes_max {

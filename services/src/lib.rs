@@ -13,7 +13,7 @@
 //! | [`denylists`] | content policy: denylists, allowlists and take-downs |
 //! | [`front_caches`] | caches in front of the gateway, which are purged after take-downs |
 //! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
-//! | [`limiter`] | permits, with a limit for each client |
+//! | [`limiter`], [`client_budgets`] | permits and memory, with a limit for each client |
 //! | [`health`], [`supervision`] | the health of the process; supervision of its essential tasks |
 //! | [`subject`], [`surrogate_keys`] | parsing references to content; surrogate keys of content delivery networks |
 //! | [`views`] | API views of stores, tokens, keys and uploads |
@@ -23,6 +23,7 @@
 
 pub mod access;
 pub mod audit;
+pub mod client_budgets;
 pub mod denylists;
 pub mod fingerprint;
 pub mod front_caches;

@@ -54,7 +54,7 @@ pub async fn cat(State(rpc): State<Rpc>, request: Request) -> Answer {
     let call = Call::receive(&CAT, request).await?;
     call.within(async {
         let (parts, length) = rpc.open(&call).await?;
-        let limits = rpc.limits.read.clone();
+        let limits = rpc.limits.memory_of(call.client).read_limits();
         let chunks = stream::iter(parts).flat_map(move |part| part.read(limits.clone())).boxed();
         let mut response = answer::bytes(&call, "text/plain", chunks).await?;
         response.headers_mut().insert(CONTENT_LENGTH_HINT, HeaderValue::from(length));

@@ -92,11 +92,9 @@ impl ConnectionLimits {
 pub struct Connection {
     peer: SocketAddr,
     reset: AtomicBool,
-    /// The accepted tunnel, before the connection is upgraded.
-    upgrade: Mutex<Option<OnUpgrade>>,
-    /// Whether the connection was upgraded to a tunnel.
-    is_tunnel: AtomicBool,
-    /// The address of the client that requested the tunnel.
+    /// The tunnel of the last request for one, and the address of its client, before the connection is upgraded.
+    upgrade: Mutex<Option<(OnUpgrade, IpAddr)>>,
+    /// The address of the client that requested the tunnel, once the connection is upgraded to one.
     tunnel_client: OnceLock<IpAddr>,
     /// Its slot in the admission control.
     slot: OnceLock<Slot>,
@@ -118,7 +116,6 @@ impl Connection {
             peer,
             reset: AtomicBool::default(),
             upgrade: Mutex::default(),
-            is_tunnel: AtomicBool::default(),
             tunnel_client: OnceLock::new(),
             slot: OnceLock::new(),
             evicted: CancellationToken::new(),
@@ -136,13 +133,13 @@ impl Connection {
 
     /// Whether a tunnel can be requested; nested tunnels are not supported.
     pub fn may_become_tunnel(&self) -> bool {
-        !self.is_tunnel.load(Ordering::Relaxed)
+        self.tunnel_client.get().is_none()
     }
 
     /// The address of the client that requested this tunnel. A proxy that forwards the tunnel does not see its
     /// requests, so `X-Forwarded-*` headers in it come from the client and are not trusted.
     pub fn tunnel_client(&self) -> Option<IpAddr> {
-        self.tunnel_client.get().copied().filter(|_| !self.may_become_tunnel())
+        self.tunnel_client.get().copied()
     }
 
     /// Waits until the connection is admitted, for a limited time. Until then only health checks are answered.
@@ -159,19 +156,21 @@ impl Connection {
         }
     }
 
-    /// Accepts the tunnel that a client requests. Requests in it are served by this gateway; it leads nowhere else.
+    /// Accepts the tunnel that a client requests. Requests in it are served by this gateway; it leads nowhere else. If
+    /// the request is rejected, the connection is not upgraded, and another client of a proxy may request a tunnel.
     pub fn become_tunnel<B>(&self, request: &mut Request<B>, client: IpAddr) {
         // The upgrade holds a reference to this connection, so it must be taken out again: that happens at the end of
         // the exchange that requested it.
         if self.may_become_tunnel() {
-            _ = self.tunnel_client.set(client);
-            *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = Some(hyper::upgrade::on(request));
+            let requested = (hyper::upgrade::on(request), client);
+            *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = Some(requested);
         }
     }
 
     fn take_tunnel(&self) -> Option<OnUpgrade> {
-        self.is_tunnel.store(true, Ordering::Relaxed);
-        self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let (upgrade, client) = self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        _ = self.tunnel_client.set(client);
+        Some(upgrade)
     }
 
     /// Closes the connection with a reset (RST) instead of a FIN.

@@ -25,9 +25,9 @@ use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
 use crate::represent::listings::Listings;
 use crate::represent::plan::{self, About};
-use crate::represent::{Context, Resources, archive, directory, document, record};
+use crate::represent::{Context, Resources, archive, directory, document, not_modified_by_cid, record};
 use crate::request::client::Client;
-use crate::request::conditional::{has_precondition, none_match, precondition_holds};
+use crate::request::conditional::{has_precondition, precondition_holds};
 use crate::request::hosts::Hosts;
 use crate::request::negotiate::Format;
 use crate::request::route::{Place, Route, Router};
@@ -36,12 +36,11 @@ use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::paths::Paths;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Sources, Tier};
-use crate::resolve::{Entity, Freshness, PathTarget, Target, etag_of};
+use crate::resolve::{Entity, Freshness, PathTarget, Target};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, WaitReason};
 use crate::workers::Workers;
-use content::budget::Share;
 use content::path::Root;
 use content::walk::WalkError;
 use content::{
@@ -130,8 +129,7 @@ impl Gateway {
     /// A gateway to the blocks of the sources, for the configured hosts.
     pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
         let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
-        let budget = limits.read.shared.clone();
-        let listings = metrics.listings.clone();
+        let (memory, listings) = (Arc::clone(&limits.memory), metrics.listings.clone());
         let sites_bytes_max = limits.paths_bytes_max / SITES_SHARE;
         Self {
             sources,
@@ -140,7 +138,7 @@ impl Gateway {
             resources: Resources {
                 path_resolver: PathResolver::new(metrics.plain.walks_joined.clone()),
                 redirects: SiteRedirects::new(sites_bytes_max),
-                listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, budget, listings),
+                listings: Listings::new(limits.listings_bytes_max, limits.response_bytes_max, memory, listings),
                 encoded,
                 archives: Arc::new(Limiter::new(limits.archives_max, limits.client_archives_max)),
                 workers: Workers::default(),
@@ -314,7 +312,7 @@ impl Gateway {
             Subject::Routing => {
                 if let Some(routing) = self.routing.as_ref().filter(|_| !self.router.is_site(client)) {
                     let draft = Box::pin(routing.answer(head, client)).await?;
-                    return self.for_version(head, draft).await;
+                    return self.for_version(head, client, draft).await;
                 }
             }
             Subject::Health | Subject::Ready | Subject::Content => {}
@@ -325,15 +323,16 @@ impl Gateway {
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
-        self.for_version(head, draft).await
+        self.for_version(head, client, draft).await
     }
 
     /// HTTP/1.0 responses need a length.
-    async fn for_version(&self, head: &Parts, draft: Draft) -> Result<Draft, Problem> {
+    async fn for_version(&self, head: &Parts, client: &Client, draft: Draft) -> Result<Draft, Problem> {
         match head.version < Version::HTTP_11 && head.method != Method::HEAD {
             true => {
-                let share = Share::of(self.limits().read.shared.clone());
-                Box::pin(respond::with_known_length(draft, self.limits().http10_buffer_bytes_max, share)).await
+                let (bytes_max, memory) =
+                    (self.limits().http10_buffer_bytes_max, self.limits().memory_of(client.group()));
+                Box::pin(respond::with_known_length(draft, bytes_max, memory)).await
             }
             false => Ok(draft),
         }
@@ -375,12 +374,12 @@ impl Gateway {
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
         }
-        self.check_allowed(&target.root)?;
         if let Some(draft) = self.cached(ask, place, client, &target, generation).await {
             return draft;
         }
         self.metrics.path_misses.inc();
         let source = self.source(target.root, client, ask);
+        // No block is read for this answer, but the tiers ask the policy before they say that they have one.
         if let Some(draft) = not_modified_by_cid(ask, &target)
             && source.has(&target.root).await == Ok(true)
         {
@@ -441,14 +440,6 @@ impl Gateway {
         file::is_native(ask).then(|| self.paths.get(key, generation)).flatten()
     }
 
-    /// The tiers check every block, but an answer from the CID alone reads none.
-    fn check_allowed(&self, root: &Cid) -> Result<(), Problem> {
-        match self.policy.check(root) {
-            Verdict::Allow => Ok(()),
-            verdict => Err(Problem::Refused { cid: *root, verdict }),
-        }
-    }
-
     /// In allowlist mode, the entry point of a request must be allowed: a root or name, or a path from there.
     fn check_entry(&self, ask: &Ask<'_>) -> Result<(), Problem> {
         if !self.policy.serves_only_listed() {
@@ -500,14 +491,14 @@ impl Gateway {
                     source: cx.source,
                     block: &block,
                     encoded: cx.resources.encoded.as_ref(),
-                    limits: &self.limits().read,
+                    limits: self.limits(),
                 };
                 // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
                 // too.
                 file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, cache_entity).await
             }
             PathTarget::Symlink(entity, target) => {
-                file::symlink(&cx.about(&entity.roots), &entity, target, &cx.resources.limits.read)
+                file::symlink(&cx.about(&entity.roots), &entity, target, cx.memory())
             }
             PathTarget::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
             PathTarget::Document(resolved) => document::document(cx, resolved).await,
@@ -548,7 +539,7 @@ impl Gateway {
             source: &source,
             block: &block,
             encoded: self.resources.encoded.as_ref(),
-            limits: &self.limits().read,
+            limits: self.limits(),
         };
         let cache_entity = |entity: &Arc<Entity>| self.paths.insert(key, entity);
         let max = self.limits().response_bytes_max;
@@ -603,29 +594,6 @@ fn reject_wide_service_worker(ask: &Ask<'_>) -> Result<(), Problem> {
     let below = content::path::Namespace::split(ask.sent).map(|(_, below)| below);
     let at_root = below.is_some_and(|below| !below.contains('/')) && ask.sent == ask.path;
     if script && at_root { Err(Problem::ServiceWorker) } else { Ok(()) }
-}
-
-/// The content at a bare CID has this CID as its entity tag, so 304 needs no block. The root must be stored locally: a
-/// condition applies to the response that would be sent (RFC 9110, section 13.1.2), and without the content that would
-/// be an error.
-fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
-    if !target.segments.is_empty() {
-        return None;
-    }
-    let cid = &target.root;
-    let tags = match ask.wanted.format {
-        Format::Native => match document::native_format(cid) {
-            Some(_) if document::shows_preview(ask) => vec![(document::preview_etag(cid), true)],
-            Some(native) => vec![(document::etag(cid, native), false)],
-            None => vec![(etag_of(cid, ""), false), (directory::etag(cid), true)],
-        },
-        Format::Raw => vec![(file::raw_etag(cid), false)],
-        _ => return None,
-    };
-    let (etag, generated) = tags.into_iter().find(|(etag, _)| none_match(ask.headers, etag.as_bytes(), false))?;
-    let roots = header(&cid.to_string());
-    let about = About { ask, freshness: target.freshness, roots: &roots, tier: Tier::Ram };
-    Some(plan::not_modified(&about, &etag, generated).map(|()| Content::Empty))
 }
 
 /// Checks the preconditions of a request. They apply to content only (RFC 9110, section 13.2.1), not to errors or

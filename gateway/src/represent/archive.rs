@@ -9,7 +9,6 @@ use crate::headers::header;
 use crate::represent::whole::{LocalBlocks, Whole};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
-use crate::request::conditional::none_match;
 use crate::resolve;
 use crate::respond::Draft;
 use bytes::Bytes;
@@ -109,8 +108,10 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let CarOptions { scope, entity_bytes, duplicates } = options;
     let permit = cx.resources.begin_archive(cx.source.client())?;
     let check = check_in_advance(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
-    if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
-        return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
+    if check == PolicyCheck::Served
+        && let Some(head) = plan::not_modified(&about, &etag, false)
+    {
+        return Ok(head.map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, options.media_type(), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "car"))));
@@ -165,8 +166,10 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
     let (about, etag) = (cx.about(&roots), header(&format!("W/\"{cid}.x-tar\"")));
     let permit = cx.resources.begin_archive(cx.source.client())?;
     let check = check_in_advance(cx, &resolved, ScopeOptions::default()).await?;
-    if check == PolicyCheck::Served && none_match(cx.ask.headers, without_weakness(&etag), true) {
-        return Ok(plan::not_modified(&about, &etag, false).map(|()| Content::Empty));
+    if check == PolicyCheck::Served
+        && let Some(head) = plan::not_modified(&about, &etag, false)
+    {
+        return Ok(head.map(|()| Content::Empty));
     }
     let mut head = plan::stream(&about, &etag, HeaderValue::from_static("application/x-tar"), false);
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "tar"))));
@@ -250,9 +253,9 @@ async fn check_local_blocks(
     Ok(())
 }
 
-/// The read-ahead of one archive, within the budget of all responses.
+/// The read-ahead of one archive, within the memory of its client.
 fn share(cx: &Context<'_>, bytes: usize) -> Share {
-    let mut share = Share::of(cx.resources.limits.read.shared.clone());
+    let mut share = cx.memory().share();
     share.grow_within_fair_share(bytes);
     share
 }
@@ -280,11 +283,6 @@ async fn begin(
     }
     let stream = stream::iter(first).chain(stream).boxed();
     Ok(head.map(|()| Content::Stream { stream, remaining: None }))
-}
-
-/// Entity tags are compared weakly, without `W/`.
-fn without_weakness(etag: &HeaderValue) -> &[u8] {
-    etag.as_bytes().strip_prefix(b"W/").unwrap_or(etag.as_bytes())
 }
 
 /// The file name of an archive: its root, and the last name of the path.

@@ -70,15 +70,15 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     let cid = *directory.cid();
     let key = key(cx.ask, cx.place, cx.target, cx.generation);
     let etag = if key.json { header(&format!("\"DirIndex-{VERSION}_CID-{cid}.json\"")) } else { etag(&cid) };
-    if let Some(draft) = not_modified(&cx.about(roots), &etag) {
-        return Ok(draft);
+    if let Some(head) = plan::not_modified(&cx.about(roots), &etag, true) {
+        return Ok(head.map(|()| Content::Empty));
     }
     let view = Arc::new(View::of(&key, cid));
     let (after, entries_max) = (key.after.clone(), cx.resources.limits.listing_entries_max);
-    let (memory, workers) = (cx.resources.limits.read.shared.clone(), cx.resources.workers.clone());
+    let (memory, workers) = (cx.memory().budget(), cx.resources.workers.clone());
     let writer = Arc::new(move |source| {
         let (directory, after, view) = (directory.clone(), after.clone(), Arc::clone(&view));
-        let limits = (entries_max, memory.clone());
+        let limits = (entries_max, Some(Arc::clone(&memory)));
         let selects = view.selection().sort.is_some() || view.selection().search.is_some();
         let page = stream::once(write(workers.clone(), source, directory, after, view, limits)).try_flatten().boxed();
         // A search may read many entries before it finds one.
@@ -100,8 +100,10 @@ pub fn cached(listings: &Listings, ask: &Ask<'_>, place: &Place, target: &Target
     let key = is_listing.then(|| key(ask, place, target, generation))?;
     let cached_page = listings.get(&key)?;
     let about = About { ask, freshness: target.freshness, roots: &cached_page.roots, tier: Tier::Ram };
-    let draft = not_modified(&about, &cached_page.etag);
-    draft.or_else(|| Some(page(&about, &cached_page.etag, key.json, Content::Bytes(cached_page.bytes.clone()))))
+    Some(match plan::not_modified(&about, &cached_page.etag, true) {
+        Some(head) => head.map(|()| Content::Empty),
+        None => page(&about, &cached_page.etag, key.json, Content::Bytes(cached_page.bytes.clone())),
+    })
 }
 
 fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
@@ -116,11 +118,6 @@ fn key(ask: &Ask<'_>, place: &Place, target: &Target, generation: u64) -> Key {
         selection: Selection::of(ask),
         generation,
     }
-}
-
-fn not_modified(about: &About<'_>, etag: &HeaderValue) -> Option<Draft> {
-    let has_it = crate::request::conditional::none_match(about.ask.headers, etag.as_bytes(), true);
-    has_it.then(|| plan::not_modified(about, etag, true).map(|()| Content::Empty))
 }
 
 fn page(about: &About<'_>, etag: &HeaderValue, json: bool, content: Content) -> Draft {

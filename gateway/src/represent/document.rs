@@ -11,7 +11,6 @@ use crate::html;
 use crate::represent::file::{InMemory, Origin, in_memory};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
-use crate::request::conditional::none_match;
 use crate::request::negotiate::Format;
 use crate::request::route::Links;
 use crate::resolve::{self, etag_of};
@@ -92,7 +91,7 @@ pub fn shows_preview(ask: &Ask<'_>) -> bool {
 }
 
 fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
-    let origin = Origin::Block { source: cx.source, block, limits: &cx.resources.limits.read };
+    let origin = Origin::Block { source: cx.source, block, limits: &cx.resources.limits };
     in_format(cx, block.cid(), block.data().clone(), origin, format, roots)
 }
 
@@ -102,7 +101,7 @@ async fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &Head
         return Err(Problem::NotConverted { cid, wanted: wanted.name() });
     }
     let bytes = read(cx, block, move |block| ipld::convert(block, codec_of(wanted))).await?;
-    in_format(cx, &cid, bytes, Origin::Made { limits: &cx.resources.limits.read }, wanted, roots)
+    in_format(cx, &cid, bytes, Origin::Made { memory: cx.memory() }, wanted, roots)
 }
 
 fn in_format(
@@ -138,8 +137,8 @@ pub fn preview_etag(cid: &Cid) -> HeaderValue {
 
 async fn preview(cx: &Context<'_>, block: &Block, roots: &HeaderValue) -> Result<Draft, Problem> {
     let (about, etag) = (cx.about(roots), preview_etag(block.cid()));
-    if none_match(cx.ask.headers, etag.as_bytes(), true) {
-        return Ok(plan::not_modified(&about, &etag, true).map(|()| Content::Empty));
+    if let Some(head) = plan::not_modified(&about, &etag, true) {
+        return Ok(head.map(|()| Content::Empty));
     }
     let outline = read(cx, block, |block| Ok(ipld::outline(&ipld::decode(block)?, OutlineLimits::default()))).await?;
     let page = page(cx, block, &outline).into_string();

@@ -37,6 +37,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::invalidate::{PurgeMode, invalidate_where};
+use crate::limits::ClientMemory;
 use crate::request::negotiate::Coding;
 
 /// The maximum number of leaves: 256 MiB with leaves of the usual size.
@@ -125,15 +126,21 @@ impl Encoded {
         Self { tiers, cache, negative, analyses, transcoding: Arc::new(Semaphore::new(1)), body_bytes_max }
     }
 
-    /// The encoded bytes of a file with their number, if it is sent encoded. `generation` is the policy's; `share` is
-    /// the memory budget of the read-ahead.
-    pub async fn file(&self, cid: &Cid, size: u64, generation: u64, share: Share) -> Option<(u64, Content)> {
+    /// The encoded bytes of a file with their number, if it is sent encoded. `generation` is the policy's; the
+    /// read-ahead of a body that is not cached counts against `memory`.
+    pub async fn file(
+        &self,
+        cid: &Cid,
+        size: u64,
+        generation: u64,
+        memory: ClientMemory<'_>,
+    ) -> Option<(u64, Content)> {
         let key = (*cid, generation, Coding::Zstd);
         match self.zstd_encoding(cid, size, generation).await? {
             Encoding::Plain => None,
             Encoding::Body(body) => Some((body.len() as u64, Content::Bytes(body))),
             Encoding::Leaves(leaves) => {
-                let content = Box::pin(self.read(&leaves, share)).await;
+                let content = Box::pin(self.read(&leaves, memory.share())).await;
                 if content.is_none() {
                     self.cache.invalidate(&key);
                 }

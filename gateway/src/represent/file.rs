@@ -3,6 +3,7 @@
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
+use crate::limits::{ClientMemory, Limits};
 use crate::represent::Context;
 use crate::represent::encoded::Encoded;
 use crate::represent::plan::{self, About, Decision, Representation};
@@ -16,9 +17,10 @@ use crate::respond::Draft;
 use bytes::Bytes;
 use content::budget::Share;
 use content::policy::check_inlined;
-use content::unixfs::file::{FileReader, ReadLimits};
+use content::unixfs::Node;
+use content::unixfs::file::FileReader;
 use content::walk::WalkError;
-use content::{Block, Cid, codec};
+use content::{Block, BlockSource as _, Cid, codec};
 use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
 use http::HeaderValue;
@@ -35,8 +37,8 @@ pub struct OpenFile<'a> {
     pub block: &'a Block,
     /// The cache of encoded files, if files are sent encoded.
     pub encoded: Option<&'a Encoded>,
-    /// The read-ahead limits.
-    pub limits: &'a ReadLimits,
+    /// The limits of a request.
+    pub limits: &'a Limits,
 }
 
 /// The response with a file or its ranges. `on_sniffed` is called when sniffing has determined the media type.
@@ -136,8 +138,8 @@ async fn encoded_content(
     for coding in negotiate::codings(ask.headers) {
         let found = match coding {
             Coding::Zstd => {
-                let share = Share::of(file.limits.shared.clone());
-                encoded.file(&entity.cid, entity.size, entity.generation, share).await
+                let memory = file.limits.memory_of(file.source.client());
+                encoded.file(&entity.cid, entity.size, entity.generation, memory).await
             }
             _ => encoded.transcoded(&entity.cid, entity.size, entity.generation, coding).await,
         };
@@ -284,8 +286,8 @@ impl AsRef<[u8]> for BudgetedBytes {
     }
 }
 
-/// Bytes that keep a buffer of `kept` bytes in memory, counted against the budget; `None` if it is used up.
-fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
+/// Bytes that keep a buffer of `kept` bytes in memory, counted against the client's budget; `None` if it is used up.
+fn counted(bytes: Bytes, kept: usize, memory: ClientMemory<'_>) -> Option<Bytes> {
     if kept < COUNTED_BYTES_MIN {
         return Some(bytes);
     }
@@ -294,14 +296,15 @@ fn counted(bytes: Bytes, kept: usize, limits: &ReadLimits) -> Option<Bytes> {
         true => (Bytes::copy_from_slice(&bytes), bytes.len()),
         false => (bytes, kept),
     };
-    let mut share = Share::of(limits.shared.clone());
+    let mut share = memory.share();
     share.grow(held).then(|| Bytes::from_owner(BudgetedBytes { bytes, _share: share }))
 }
 
 /// The requested bytes of a block. If there is no memory to hold them, the block is released and read again for each
 /// piece that the client takes.
-fn block_content(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &ReadLimits) -> Content {
-    match counted(slice(block.data(), range), block.data().len(), limits) {
+fn block_content(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &Limits) -> Content {
+    let memory = limits.memory_of(source.client());
+    match counted(slice(block.data(), range), block.data().len(), memory) {
         Some(bytes) => Content::Bytes(bytes),
         None => in_pieces(source, *block.cid(), range.clone()),
     }
@@ -323,17 +326,29 @@ fn in_pieces(source: &Arc<RootSource>, cid: Cid, range: Range<u64>) -> Content {
     Content::Stream { stream: pieces.boxed(), remaining: Some(range.end - range.start) }
 }
 
-async fn open(
-    source: &Arc<RootSource>,
-    block: &Block,
-    range: Range<u64>,
-    limits: &ReadLimits,
-) -> Result<Content, Problem> {
+/// The requested bytes, if the root block contains the whole file: small files need no reader. They count against the
+/// client's budget unless it is used up; then they are held all the same, as each reader holds a block.
+fn in_root_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &Limits) -> Option<Content> {
+    if range.end > block.data().len() as u64 {
+        return None;
+    }
+    source.work().charge_decoding(block);
+    let Ok(Node::File(file)) = Node::decode(block) else { return None };
+    let bytes = (file.child_count() == 0).then(|| slice(file.data(), range))?;
+    let memory = limits.memory_of(source.client());
+    Some(Content::Bytes(counted(bytes.clone(), block.data().len(), memory).unwrap_or(bytes)))
+}
+
+async fn open(source: &Arc<RootSource>, block: &Block, range: Range<u64>, limits: &Limits) -> Result<Content, Problem> {
     if block.cid().codec() == codec::RAW {
         return Ok(block_content(source, block, &range, limits));
     }
+    if let Some(content) = in_root_block(source, block, &range, limits) {
+        return Ok(content);
+    }
     let remaining = range.end - range.start;
-    let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, limits.clone())?;
+    let read_limits = limits.memory_of(source.client()).read_limits();
+    let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, read_limits)?;
     match reader.next().await.transpose()? {
         None if remaining == 0 => Ok(Content::Empty),
         None => Err(Problem::Length),
@@ -398,13 +413,13 @@ pub enum Origin<'a> {
         source: &'a Arc<RootSource>,
         /// The block.
         block: &'a Block,
-        /// The memory budget.
-        limits: &'a ReadLimits,
+        /// The limits of a request.
+        limits: &'a Limits,
     },
     /// Generated for this response.
     Made {
-        /// The memory budget.
-        limits: &'a ReadLimits,
+        /// The memory of the client.
+        memory: ClientMemory<'a>,
     },
     /// Small, and shared with other owners.
     Small,
@@ -416,8 +431,8 @@ impl InMemory<'_> {
         let bytes = slice(&self.bytes, range);
         match self.origin {
             Origin::Block { source, block, limits } => Ok(block_content(source, block, range, limits)),
-            Origin::Made { limits } => {
-                counted(bytes, self.bytes.len(), limits).map(Content::Bytes).ok_or(Problem::MemoryFull)
+            Origin::Made { memory } => {
+                counted(bytes, self.bytes.len(), memory).map(Content::Bytes).ok_or(Problem::MemoryFull)
             }
             Origin::Small => Ok(Content::Bytes(bytes)),
         }
@@ -430,9 +445,9 @@ impl InMemory<'_> {
             Origin::Small => Ok(Content::Bytes(joined(&self.bytes, multipart))),
             _ if length < COUNTED_BYTES_MIN => Ok(Content::Bytes(joined(&self.bytes, multipart))),
             Origin::Block { source, block, .. } => Ok(parts_of_block(source, block, multipart.clone())),
-            Origin::Made { limits } => {
+            Origin::Made { memory } => {
                 // The budget is checked before the body is assembled.
-                let mut share = Share::of(limits.shared.clone());
+                let mut share = memory.share();
                 if !share.grow(length) {
                     return Err(Problem::MemoryFull);
                 }
@@ -497,13 +512,13 @@ fn joined(bytes: &Bytes, multipart: &Multipart) -> Bytes {
 ///
 /// # Errors
 /// As [`in_memory`].
-pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes, limits: &ReadLimits) -> Result<Draft, Problem> {
+pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes, memory: ClientMemory<'_>) -> Result<Draft, Problem> {
     let content_type = plan::file_type(about.ask, entity).unwrap_or(content_type::SYMLINK);
     in_memory(
         about,
         InMemory {
             bytes: target,
-            origin: Origin::Made { limits },
+            origin: Origin::Made { memory },
             etag: entity.etag.clone(),
             content_type,
             disposition: plan::file_disposition(about.ask),
@@ -525,7 +540,7 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     let block = resolved.block;
     let it = InMemory {
         bytes: block.data().clone(),
-        origin: Origin::Block { source: cx.source, block: &block, limits: &cx.resources.limits.read },
+        origin: Origin::Block { source: cx.source, block: &block, limits: &cx.resources.limits },
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
         disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),

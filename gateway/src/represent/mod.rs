@@ -27,20 +27,25 @@ pub mod plan;
 pub mod record;
 pub mod whole;
 
+use crate::body::Content;
 use crate::errors::Problem;
-use crate::limits::Limits;
+use crate::headers::header;
+use crate::limits::{ClientMemory, Limits};
 use crate::represent::encoded::Encoded;
 use crate::represent::listings::Listings;
 use crate::represent::plan::About;
 use crate::request::Ask;
+use crate::request::negotiate::Format;
 use crate::request::route::Place;
-use crate::resolve::Target;
 use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::redirects::SiteRedirects;
-use crate::resolve::source::RootSource;
+use crate::resolve::source::{RootSource, Tier};
+use crate::resolve::{Target, etag_of};
+use crate::respond::Draft;
 use crate::workers::Workers;
 use content::walk::Resolved;
 use http::HeaderValue;
+use http::header::IF_NONE_MATCH;
 use services::limiter::{Limiter, Permit};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -98,6 +103,11 @@ impl<'a> Context<'a> {
         About { ask: self.ask, freshness: self.target.freshness, roots, tier: self.source.tier() }
     }
 
+    /// The memory of the client for response bodies.
+    pub fn memory(&self) -> ClientMemory<'a> {
+        self.resources.limits.memory_of(self.source.client())
+    }
+
     /// The last block of the path, of any codec.
     ///
     /// # Errors
@@ -105,4 +115,27 @@ impl<'a> Context<'a> {
     pub async fn walk(&self) -> Result<Resolved, Problem> {
         self.resources.path_resolver.block(self.source, self.target, self.generation).await
     }
+}
+
+/// The content at a bare CID has this CID as its entity tag, so 304 needs no block. The root must be stored locally: a
+/// condition applies to the response that would be sent (RFC 9110, section 13.1.2), and without the content that would
+/// be an error.
+pub fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
+    if !target.segments.is_empty() || !ask.headers.contains_key(IF_NONE_MATCH) {
+        return None;
+    }
+    let cid = &target.root;
+    let tags = match ask.wanted.format {
+        Format::Native => match document::native_format(cid) {
+            Some(_) if document::shows_preview(ask) => vec![(document::preview_etag(cid), true)],
+            Some(native) => vec![(document::etag(cid, native), false)],
+            None => vec![(etag_of(cid, ""), false), (directory::etag(cid), true)],
+        },
+        Format::Raw => vec![(file::raw_etag(cid), false)],
+        _ => return None,
+    };
+    let roots = header(&cid.to_string());
+    let about = About { ask, freshness: target.freshness, roots: &roots, tier: Tier::Ram };
+    let head = tags.into_iter().find_map(|(etag, generated)| plan::not_modified_unseen(&about, &etag, generated))?;
+    Some(head.map(|()| Content::Empty))
 }

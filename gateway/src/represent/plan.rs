@@ -219,9 +219,18 @@ pub fn stream(about: &About<'_>, etag: &HeaderValue, content_type: HeaderValue, 
     head(StatusCode::OK, headers)
 }
 
-/// The head of a 304 without reading a block.
-pub fn not_modified(about: &About<'_>, etag: &HeaderValue, generated: bool) -> Head {
-    head(StatusCode::NOT_MODIFIED, about.common(etag, generated))
+/// The head of a 304, if the client has the representation with this entity tag. Needs no block.
+pub fn not_modified(about: &About<'_>, etag: &HeaderValue, generated: bool) -> Option<Head> {
+    not_modified_if(none_match(about.ask.headers, etag.as_bytes(), true), about, etag, generated)
+}
+
+/// The same for content that is not known to exist, so that `If-None-Match: *` does not match.
+pub fn not_modified_unseen(about: &About<'_>, etag: &HeaderValue, generated: bool) -> Option<Head> {
+    not_modified_if(none_match(about.ask.headers, etag.as_bytes(), false), about, etag, generated)
+}
+
+fn not_modified_if(matches: bool, about: &About<'_>, etag: &HeaderValue, generated: bool) -> Option<Head> {
+    matches.then(|| head(StatusCode::NOT_MODIFIED, about.common(etag, generated)))
 }
 
 /// A redirect to the same path with a trailing slash and the same query

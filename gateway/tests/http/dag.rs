@@ -78,6 +78,14 @@ pub fn file(leaves: &[Block]) -> Block {
     node(&links, &unixfs)
 }
 
+/// A file without leaves.
+pub fn file_in_one_block(data: &[u8]) -> Block {
+    let mut unixfs = Vec::new();
+    number(1, FILE, &mut unixfs);
+    bytes(2, data, &mut unixfs);
+    node::<&str>(&[], &unixfs)
+}
+
 /// A few blocks of a file that repeats a leaf 2^`times` times, the leaf first and the root last.
 pub fn doubled_file(leaf: &Block, times: u32) -> Vec<Block> {
     let mut blocks = vec![leaf.clone()];

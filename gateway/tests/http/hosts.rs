@@ -634,6 +634,35 @@ async fn limits_count_the_client_of_a_tunnel() {
     assert!(answer.starts_with(b"HTTP/1.1 429"), "{}", String::from_utf8_lossy(&answer));
 }
 
+/// A proxy may send the requests of several clients over one connection.
+#[tokio::test]
+async fn a_tunnel_belongs_to_the_client_of_the_request_that_opened_it() {
+    let (held, other) = (raw("far away"), raw("as far"));
+    let network = FakeNetwork::new([&held, &other], [&held]);
+    let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
+    setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+    setup.http.client_misses_max = 1;
+    let site = setup.start().await;
+    let get = |block: &Block, client: &str| {
+        let path = format!("/ipfs/{}", block.cid());
+        format!("GET {path} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {client}\r\nConnection: close\r\n\r\n")
+    };
+    // The first client has no permits left, and its request for a tunnel is rejected, because it has no host.
+    let _waiting = site.connect(&get(&held, "192.0.2.1")).await;
+    until(|| network.waiting() == 1, "the first to be fetched").await;
+    let mut stream = site.connect("CONNECT x:80 HTTP/1.1\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n").await;
+    let head = read_head(&mut stream).await.to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    assert!(head.starts_with("http/1.1 400"), "{head}");
+    stream.read_exact(&mut vec![0; length.expect("a length").parse().expect("a number")]).await.expect("a body");
+
+    let connect = "CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\nX-Forwarded-For: 192.0.2.2\r\n\r\n";
+    stream.write_all(connect.as_bytes()).await.expect("sends");
+    assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200"));
+    let (answer, _) = through(&mut stream, &get(&other, "192.0.2.1")).await;
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+}
+
 #[tokio::test]
 async fn a_drain_closes_tunnels() {
     let world = world().await;

@@ -1,10 +1,12 @@
 //! Limits of requests.
 
-use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, noise, raw};
+use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, file_in_one_block, noise, raw};
 use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
 use crate::upstream::FakeNetwork;
+use content::budget::Budget;
 use content::{Block, BlockSource, Cid, SourceError, Stall};
 use futures::StreamExt as _;
+use gateway::body::Content;
 use gateway::request::client::Client;
 use reqwest::Response;
 use std::sync::Arc;
@@ -501,43 +503,69 @@ async fn an_aborted_archive_never_looks_complete() {
     }
 }
 
+/// The memory budget of all response bodies.
+fn memory(site: &Site) -> Arc<Budget> {
+    Arc::clone(site.gateway.limits().memory.all())
+}
+
+/// The head of a GET request.
+fn get(path: &str) -> http::request::Parts {
+    http::Request::get(path).body(()).expect("a request").into_parts().0
+}
+
+fn client(address: &str) -> Client {
+    Client { address: address.parse().expect("an address"), authority: "x".to_owned(), https: false }
+}
+
+/// The bytes of a body.
+async fn read(mut content: Content) -> Vec<u8> {
+    let mut read = Vec::new();
+    while let Some(bytes) = content.next().await {
+        read.extend_from_slice(&bytes.expect("is complete"));
+    }
+    read
+}
+
 #[tokio::test]
 async fn blocks_count_against_the_memory_budget_and_are_read_in_pieces_when_it_is_used_up() {
-    const TOTAL: usize = 5 << 20;
-    let large = raw(noise(1, 2 << 20));
-    let mut setup = Setup::new(&[&large]);
+    const TOTAL: usize = 6 << 20;
+    let data = noise(1, (2 << 20) - 100);
+    let (large, file) = (raw(data.clone()), file_in_one_block(&data));
+    let mut setup = Setup::new(&[&large, &file]);
     (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
     setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
     let site = setup.start().await;
-    let budget = Arc::clone(site.gateway.limits().read.shared.as_ref().expect("a budget"));
-    let client = Client { address: [192, 0, 2, 1].into(), authority: "x".to_owned(), https: false };
-    for path in [format!("/ipfs/{}", large.cid()), format!("/ipfs/{}?format=raw", large.cid())] {
-        let head = http::Request::get(&path).body(()).expect("a request").into_parts().0;
-        // Responses that are not read yet.
+    let (budget, client) = (memory(&site), client("192.0.2.1"));
+    let table = [
+        (format!("/ipfs/{}", large.cid()), large.data().len()),
+        (format!("/ipfs/{}?format=raw", large.cid()), large.data().len()),
+        (format!("/ipfs/{}", file.cid()), file.data().len()),
+    ];
+    for (path, kept) in table {
+        let head = get(&path);
+        // Responses that are not read yet, of which the client's share, three quarters, has room for two.
         let mut answers = Vec::new();
         for number in 1..=4 {
             answers.push(site.gateway.preview(&head, &client).await.expect("an answer"));
             let held = TOTAL - budget.left();
-            assert_eq!(held, number.min(2) * (2 << 20), "{path}: held for {number}");
+            assert_eq!(held, number.min(2) * kept, "{path}: held for {number}");
         }
         for answer in answers {
-            let mut content = answer.into_body();
-            assert_eq!(content.length(), Some(2 << 20));
-            let mut read = Vec::new();
-            while let Some(bytes) = content.next().await {
-                read.extend_from_slice(&bytes.expect("it is stored"));
-            }
-            assert!(read == *large.data(), "{path}");
+            let content = answer.into_body();
+            assert_eq!(content.length(), Some(data.len() as u64));
+            assert!(read(content).await == data, "{path}");
         }
         assert_eq!(budget.left(), TOTAL, "{path}: everything is released");
         let part = site.send("GET", &path, &[("range", "bytes=1000000-1999999")]).await;
-        assert_eq!(part.bytes().await.expect("a complete body"), large.data()[1_000_000..2_000_000], "{path}");
+        assert_eq!(part.bytes().await.expect("a complete body"), data[1_000_000..2_000_000], "{path}");
+        until(|| budget.left() == TOTAL, "the part to be released").await;
     }
 }
 
 #[tokio::test]
 async fn documents_and_ranges_count_against_the_memory_budget_too() {
-    const TOTAL: usize = 1 << 20;
+    const SHARE: usize = 1 << 20;
+    const TOTAL: usize = SHARE / 3 * 4;
     // A byte string of 768 KiB, which dag-json encodes as base64.
     let document = cbor_of([&[0x5a, 0, 0x0c, 0, 0][..], &noise(1, 0x0c_0000)].concat());
     let shorter = cbor_of([&[0x5a, 0, 0x05, 0, 0][..], &noise(3, 0x05_0000)].concat());
@@ -547,8 +575,7 @@ async fn documents_and_ranges_count_against_the_memory_budget_too() {
     setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
     setup.limits.convert_codecs = true;
     let site = setup.start().await;
-    let budget = Arc::clone(site.gateway.limits().read.shared.as_ref().expect("a budget"));
-    let client = Client { address: [192, 0, 2, 1].into(), authority: "x".to_owned(), https: false };
+    let (budget, client) = (memory(&site), client("192.0.2.1"));
     let part = ("range", "bytes=100-900099");
     let parts = ("range", "bytes=0-399999,1000000-1399999");
     let raw = format!("/ipfs/{}?format=raw", block.cid());
@@ -562,11 +589,10 @@ async fn documents_and_ranges_count_against_the_memory_budget_too() {
         (raw, Some(parts), 0, 800_000),
     ];
     for (path, header, least, length) in table {
-        let mut request = http::Request::get(&path);
+        let mut head = get(&path);
         if let Some((name, value)) = header {
-            request = request.header(name, value);
+            head.headers.insert(name, http::HeaderValue::from_static(value));
         }
-        let head = request.body(()).expect("a request").into_parts().0;
         let held = || TOTAL - budget.left();
         let mut answers = Vec::new();
         let refused = loop {
@@ -576,7 +602,7 @@ async fn documents_and_ranges_count_against_the_memory_budget_too() {
                 Err(problem) => break Some(problem),
             }
         };
-        let fit = TOTAL.checked_div(least).unwrap_or_default();
+        let fit = SHARE.checked_div(least).unwrap_or_default();
         assert!((least * fit..(least + 1_000) * fit + 1).contains(&held()), "{path}: {} bytes are held", held());
         match refused {
             Some(problem) => {
@@ -586,16 +612,84 @@ async fn documents_and_ranges_count_against_the_memory_budget_too() {
             None => assert!(!path.contains("dag-json"), "what was made cannot be read again"),
         }
         for answer in answers {
-            let (mut content, mut read) = (answer.into_body(), 0);
-            while let Some(bytes) = content.next().await {
-                read += bytes.expect("it is stored").len();
-            }
+            let read = read(answer.into_body()).await.len();
             assert!((length..length + 1_000).contains(&read), "{path}: {read} bytes");
         }
         assert_eq!(budget.left(), TOTAL, "{path}: everything is released");
     }
     let too_long = format!("/ipfs/{}?format=dag-json", document.cid());
     assert_is_busy(&site.get(&too_long).await);
+}
+
+#[tokio::test]
+async fn one_clients_slow_readers_leave_read_ahead_to_others() {
+    const TOTAL: usize = 8 << 20;
+    let held = raw(noise(99, 1 << 20));
+    let leaves: Vec<Block> = (0..40).map(|seed| raw(noise(seed, 64 << 10))).collect();
+    let large = file(&leaves);
+    let network = FakeNetwork::new(&leaves, &leaves[1..]);
+    let mut setup = setup(&[&held, &large], Arc::clone(&network) as _);
+    (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
+    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    let site = setup.start().await;
+    let budget = memory(&site);
+    let path = |block: &Block| get(&format!("/ipfs/{}", block.cid()));
+
+    // The addresses of an IPv6 network are one client.
+    let mut unread = Vec::new();
+    for number in 1..=12 {
+        let slow = client(&format!("2001:db8::{number}"));
+        unread.push(site.gateway.preview(&path(&held), &slow).await.expect("an answer"));
+    }
+    let other = site.gateway.preview(&path(&large), &client("192.0.2.1")).await.expect("an answer").into_body();
+    until(|| network.waiting() >= 12, "the read-ahead of the other client").await;
+    assert!(budget.left() < TOTAL / 4, "both have a part: {} bytes are left", budget.left());
+
+    network.gate.add_permits(leaves.len());
+    assert!(read(other).await == leaves.iter().flat_map(|leaf| leaf.data().to_vec()).collect::<Vec<_>>());
+    for answer in unread {
+        assert!(read(answer.into_body()).await == *held.data(), "beyond the share it is read in pieces");
+    }
+    assert_eq!(budget.left(), TOTAL, "everything is released");
+}
+
+#[tokio::test]
+async fn a_client_holds_at_most_its_share_of_the_memory_for_bodies() {
+    const TOTAL: usize = 4 << 20;
+    let block = raw(noise(1, 512 << 10));
+    let document = cbor_of([&[0x5a, 0, 0x05, 0, 0][..], &noise(2, 0x05_0000)].concat());
+    let leaves: Vec<Block> = (3..6).map(|seed| raw(noise(seed, 200 << 10))).collect();
+    let large = file(&leaves);
+    let mut setup = Setup::new(&[&block, &document, &large, &leaves[0], &leaves[1], &leaves[2]]);
+    (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
+    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits.convert_codecs = true;
+    let site = setup.start().await;
+    let budget = memory(&site);
+    let table = [
+        ("a block", http::Version::HTTP_11, format!("/ipfs/{}?format=raw", block.cid())),
+        ("a file", http::Version::HTTP_11, format!("/ipfs/{}", large.cid())),
+        ("an archive", http::Version::HTTP_11, format!("/ipfs/{}?format=car", large.cid())),
+        ("a conversion", http::Version::HTTP_11, format!("/ipfs/{}?format=dag-json", document.cid())),
+        ("an HTTP/1.0 buffer", http::Version::HTTP_10, format!("/ipfs/{}?format=tar", large.cid())),
+    ];
+    for (what, version, path) in table {
+        let head = {
+            let mut head = get(&path);
+            head.version = version;
+            head
+        };
+        let mut unread = Vec::new();
+        while unread.len() < 40
+            && let Ok(answer) = site.gateway.preview(&head, &client("192.0.2.1")).await
+        {
+            unread.push(answer);
+        }
+        let left = budget.left();
+        assert!((TOTAL / 4..TOTAL / 2).contains(&left), "{what}: {left} bytes are left by {}", unread.len());
+        drop(unread);
+        until(|| budget.left() == TOTAL, "everything to be released").await;
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The gateway over HTTP, with real tiers in a temporary folder and without a network: complete and aborted responses.
 
 mod answers;
+mod checks;
 mod connections;
 mod control;
 mod dag;

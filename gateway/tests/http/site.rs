@@ -135,6 +135,10 @@ impl<S: BlockSource> BlockSource for CountingSource<S> {
         self.source.peek(cid)
     }
 
+    fn read_now(&self, cid: &Cid) -> Option<Block> {
+        self.source.read_now(cid)
+    }
+
     fn inline(&self, cid: &Cid) -> Option<Block> {
         self.source.inline(cid)
     }

@@ -11,7 +11,7 @@
 //! [`selection`]: filtering and sorting of entries.
 //!
 //! Entries are valid for one generation of the policy, which is part of the key, as is everything else that the bytes
-//! depend on. Chunks that not all readers have read yet count against the read-ahead budget of all responses.
+//! depend on. Chunks that not all readers have read yet count against the memory of the leader's client.
 
 pub mod selection;
 
@@ -24,12 +24,13 @@ use crate::request::route::Links;
 use crate::resolve::source::{RootSource, Tier};
 use bytes::Bytes;
 use cache::singleflight::{LEADER_ONLY_ERRORS_MAX, SharedCall, Singleflight, aside};
-use content::budget::{Budget, Share};
+use content::budget::Share;
 use futures::FutureExt as _;
 use futures::future::ready;
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use http::HeaderValue;
 use moka::sync::Cache;
+use services::client_budgets::ClientBudgets;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
@@ -130,28 +131,28 @@ struct Inner {
     shared_bytes_max: usize,
     /// Requests with `only-if-cached` have calls of their own: the second part of the key.
     flights: Singleflight<(Key, bool), Outcome, watch::Receiver<Written>>,
-    /// The budget for chunks that were written and not read yet.
-    budget: Option<Arc<Budget>>,
+    /// The memory for chunks that were written and not read yet.
+    memory: Arc<ClientBudgets>,
     metrics: ListingMetrics,
 }
 
 impl Listings {
-    /// A cache of at most `memory_bytes_max`. No page is longer than `response_bytes_max`; pages in progress count
-    /// against `budget`.
+    /// A cache of at most `cache_bytes_max`. No page is longer than `response_bytes_max`; pages in progress count
+    /// against `memory`.
     pub fn new(
-        memory_bytes_max: u64,
+        cache_bytes_max: u64,
         response_bytes_max: u64,
-        budget: Option<Arc<Budget>>,
+        memory: Arc<ClientBudgets>,
         metrics: ListingMetrics,
     ) -> Self {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let cache = Cache::builder().name("listings").max_capacity(memory_bytes_max).weigher(weight).build();
+        let cache = Cache::builder().name("listings").max_capacity(cache_bytes_max).weigher(weight).build();
         let inner = Inner {
             cache,
-            cached_bytes_max: size(memory_bytes_max / PAGE_SHARE_MAX),
+            cached_bytes_max: size(cache_bytes_max / PAGE_SHARE_MAX),
             shared_bytes_max: PAGE_BYTES_MAX.min(size(response_bytes_max)),
             flights: Singleflight::default(),
-            budget,
+            memory,
             metrics,
         };
         Self { inner: Arc::new(inner) }
@@ -205,7 +206,7 @@ impl Inner {
     fn join(self: &Arc<Self>, wanted: &Arc<Wanted>, source: &Arc<RootSource>) -> SharedRead {
         let key = (wanted.key.clone(), source.is_local_only());
         let (flight, written, joined) = self.flights.join_observed(key, || {
-            let share = Share::of(self.budget.clone());
+            let share = Share::of(Some(self.memory.of(source.client())));
             let (page, written) = watch::channel(Written { chunks: Vec::new(), bytes: 0, tier: Tier::Ram, share });
             let (inner, wanted, source) = (Arc::clone(self), Arc::clone(wanted), Arc::clone(source));
             let flight = aside(async move { inner.write(&wanted, source, &page).await });
@@ -518,7 +519,7 @@ mod tests {
         case: Case,
         page: Vec<u8>,
         listings: Listings,
-        budget: Arc<Budget>,
+        memory: Arc<ClientBudgets>,
         sources: Arc<Sources>,
         /// The leader of each call, by the address of its source, and whether the call failed.
         writers: Mutex<Vec<(usize, bool)>>,
@@ -527,9 +528,9 @@ mod tests {
     impl World {
         fn new(case: Case) -> Arc<Self> {
             let page = case.chunks.iter().enumerate().flat_map(|(index, bytes)| vec![b'a' + index as u8; *bytes]);
-            let budget = Arc::new(Budget::new(case.budget));
+            let budgets = Arc::new(ClientBudgets::new(case.budget));
             let metrics = HttpMetrics::register(&mut Registry::default());
-            let (memory, shared) = (case.memory_bytes_max as u64, case.shared_bytes_max as u64);
+            let (cached, shared) = (case.memory_bytes_max as u64, case.shared_bytes_max as u64);
             let nothing = || Arc::new(MemoryBlocks::new());
             let sources = Sources {
                 local: nothing(),
@@ -539,8 +540,8 @@ mod tests {
             };
             Arc::new(Self {
                 page: page.collect(),
-                listings: Listings::new(memory, shared, Some(Arc::clone(&budget)), metrics.listings.clone()),
-                budget,
+                listings: Listings::new(cached, shared, Arc::clone(&budgets), metrics.listings.clone()),
+                memory: budgets,
                 sources: Arc::new(sources),
                 writers: Mutex::default(),
                 case,
@@ -653,7 +654,7 @@ mod tests {
             ends.push(got.1);
         }
         // Detached tasks are dropped when the runtime runs others.
-        while world.budget.left() != world.case.budget || world.listings.under_way() != 0 {
+        while world.memory.all().left() != world.case.budget || world.listings.under_way() != 0 {
             tokio::task::yield_now().await;
         }
         let page = world.listings.get(&World::key());
@@ -661,8 +662,9 @@ mod tests {
             assert_eq!(page.bytes, world.page);
         }
         let Case { shared_bytes_max, memory_bytes_max, budget, .. } = world.case;
-        let fits =
-            world.page.len() <= shared_bytes_max.min(budget / world.case.readers.len()).min(memory_bytes_max / 16);
+        // All readers are one client, which can use three quarters of the budget.
+        let share = (budget - budget / 4) / world.case.readers.len();
+        let fits = world.page.len() <= shared_bytes_max.min(share).min(memory_bytes_max / 16);
         let is_whole = ends.iter().any(|end| matches!(end, Some(Ok(()))));
         let leader_only_errors =
             world.case.writers.iter().filter(|behaviour| matches!(behaviour.fails, Some((_, true)))).count();

@@ -168,9 +168,7 @@ async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
         pins.stop().await;
         world.store.close().await.expect("closes");
     }
-    let log = std::fs::read_dir(dir.path().join("pins")).expect("lists").map(|entry| entry.expect("lists").path());
-    let log = log.filter(|path| path.extension().is_some_and(|end| end == "log"));
-    let log = log.max_by_key(|path| std::fs::metadata(path).expect("is there").len()).expect("a log");
+    let log = longest_log(&dir.path().join("pins"));
     let mut bytes = std::fs::read(&log).expect("reads");
     let middle = bytes.len() / 2;
     bytes[middle..middle + 64].fill(0xff);
@@ -192,6 +190,45 @@ async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
     let pins = world.start().await;
     assert_eq!(pins.counts().pinned, PINS + 1);
     pins.stop().await;
+}
+
+/// The record of the last change is damaged, which RocksDB takes for one that was never acknowledged.
+#[tokio::test]
+async fn a_pin_whose_record_was_the_last_of_a_damaged_log_stays_pinned() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let blocks = dag("one", 0..3);
+    let root = *blocks[0].cid();
+    {
+        let world = World::on_disk(dir.path());
+        store(&world, &blocks, "one").await;
+        // A removal of the pin was decided and not completed. Then it was requested again.
+        let far = crate::pinning::service::now_ms() + 60_000;
+        world.register.write(vec![record::put_orphan(&root, far).expect("can be written")]).await.expect("writes");
+        let again = record::put(&model::entry(7, "alice", root, Outcome::Pinned, None)).expect("can be written");
+        world.register.write(vec![again, record::delete_orphan(&root)]).await.expect("writes");
+        world.store.close().await.expect("closes");
+    }
+    let log = longest_log(&dir.path().join("pins"));
+    let mut bytes = std::fs::read(&log).expect("reads");
+    *bytes.last_mut().expect("is not empty") ^= 1;
+    std::fs::write(&log, bytes).expect("writes");
+
+    let world = World::on_disk(dir.path());
+    let pins = world.start().await;
+    assert_eq!(world.pinned().await, [root], "an acknowledged pin is not removed");
+    assert_eq!(pins.damage().expect("it is reported").taken_in, [root]);
+    assert_eq!(pins.of_root(OPERATOR, &root).len(), 1);
+    pins.stop().await;
+    let pins = world.start().await;
+    assert_eq!((pins.counts().pinned, world.pinned().await), (1, vec![root]));
+    pins.stop().await;
+}
+
+/// The longest log of a pin metadata store.
+fn longest_log(dir: &std::path::Path) -> std::path::PathBuf {
+    let files = std::fs::read_dir(dir).expect("lists").map(|entry| entry.expect("lists").path());
+    let logs = files.filter(|path| path.extension().is_some_and(|end| end == "log"));
+    logs.max_by_key(|path| std::fs::metadata(path).expect("is there").len()).expect("a log")
 }
 
 /// The last blocks of a pin filled the disk, so that it could not be recorded as pinned.

@@ -231,6 +231,76 @@ fn longest_log(dir: &std::path::Path) -> std::path::PathBuf {
     logs.max_by_key(|path| std::fs::metadata(path).expect("is there").len()).expect("a log")
 }
 
+/// Other files fill the disk to its last byte, and everything stored is pinned.
+#[tokio::test]
+async fn content_is_unpinned_on_a_full_disk() {
+    const PINS: u64 = 60;
+    let Some(disk) = SmallDisk::mount(96) else { return };
+    let mut requests = Vec::new();
+    {
+        let world = World::on_disk(&disk.path());
+        let pins = world.start().await;
+        for number in 0..PINS {
+            let blocks = dag(&format!("dag {number}"), number * 10..number * 10 + 3);
+            world.upstream.has(&blocks);
+            requests.push(pin(&pins, &owner("alice"), wanted(&blocks)).await);
+        }
+        _ = disk.fill();
+        for request in requests.drain(..20) {
+            pins.remove("alice", &request.id).await.expect("the reserve is for this");
+        }
+        pins.stop().await;
+        world.store.close().await.expect("closes");
+    }
+    // The list of pins and the store open with what is left of their reserves.
+    let world = World::on_disk(&disk.path());
+    let pins = world.start().await;
+    for request in requests.drain(..20) {
+        pins.remove("alice", &request.id).await.expect("the reserve is for this");
+    }
+    let mut kept: Vec<_> = requests.iter().map(|request| request.root).collect();
+    kept.sort_unstable();
+    assert_eq!(world.pinned().await, kept);
+    assert_eq!(pins.counts().pinned, kept.len() as u64);
+    pins.stop().await;
+}
+
+/// The reserve was released, and other files took its space.
+#[tokio::test]
+async fn an_unpin_without_any_space_is_answered() {
+    let Some(disk) = SmallDisk::mount(96) else { return };
+    let world = World::on_disk(&disk.path());
+    let pins = world.start().await;
+    let mut requests = Vec::new();
+    for number in 0..40 {
+        let blocks = dag(&format!("dag {number}"), number * 10..number * 10 + 3);
+        world.upstream.has(&blocks);
+        requests.push(pin(&pins, &owner("alice"), wanted(&blocks)).await);
+    }
+    _ = disk.fill();
+    pins.remove("alice", &requests.remove(0).id).await.expect("the reserve is for this");
+    let filling = disk.fill();
+    for request in &requests[..20] {
+        let removed = tokio::time::timeout(PATIENCE, pins.remove("alice", &request.id)).await.expect("is answered");
+        assert!(removed.map_or_else(|error| matches!(error, PinsError::Store(error) if error.is_full()), |()| true));
+    }
+    std::fs::remove_file(filling).expect("removes");
+    for request in requests.drain(..20) {
+        let gone = async || match pins.remove("alice", &request.id).await {
+            Ok(()) | Err(PinsError::NotFound) => Some(()),
+            Err(_) => None,
+        };
+        until("there is space again", gone).await;
+    }
+    pins.stop().await;
+    // It completes removals that failed.
+    let pins = world.start().await;
+    let mut kept: Vec<_> = requests.iter().map(|request| request.root).collect();
+    kept.sort_unstable();
+    assert_eq!(world.pinned().await, kept);
+    pins.stop().await;
+}
+
 /// The last blocks of a pin filled the disk, so that it could not be recorded as pinned.
 #[tokio::test]
 async fn a_full_disk_does_not_prevent_the_start() {

@@ -12,9 +12,11 @@
 //! full disk the records are read-only until there is space ([`MetadataStore::open_or_salvage`]).
 
 mod salvage;
+mod sequence;
 
 pub use self::salvage::Salvage;
 
+use self::sequence::SyncedSequence;
 use crate::disk::StoreError;
 use crate::disk::store::{Lock, lock};
 use crate::folder;
@@ -62,7 +64,7 @@ pub struct MetadataStore {
 enum Kind {
     Disk {
         // Dropped in this order: the lock outlives the database.
-        db: DB,
+        database: WritableDb,
         dir: PathBuf,
         _lock: Lock,
     },
@@ -85,28 +87,65 @@ enum Kind {
 struct DeferredDb {
     dir: PathBuf,
     read: DB,
-    opened: OnceLock<DB>,
+    opened: OnceLock<WritableDb>,
     /// The last attempt and its error.
     last_attempt: Mutex<(Instant, StoreError)>,
 }
 
 impl DeferredDb {
     /// The database, opened for writing now if it was not.
-    fn open(&self) -> Result<&DB, StoreError> {
+    fn open(&self) -> Result<&WritableDb, StoreError> {
         let mut attempt = self.last_attempt.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(db) = self.opened.get() {
-            return Ok(db);
+        if let Some(database) = self.opened.get() {
+            return Ok(database);
         }
         if attempt.0.elapsed() < RETRY_EVERY {
             return Err(attempt.1.clone());
         }
-        match open_checked_for_writing(&self.dir) {
-            Ok(db) => Ok(self.opened.get_or_init(|| db)),
+        match WritableDb::open(&self.dir) {
+            Ok(database) => Ok(self.opened.get_or_init(|| database)),
             Err(error) => {
                 *attempt = (Instant::now(), error.clone());
                 Err(error)
             }
         }
+    }
+}
+
+/// A database that is open for writing.
+#[derive(Debug)]
+struct WritableDb {
+    db: DB,
+    sequence: SyncedSequence,
+}
+
+impl WritableDb {
+    /// Opens a database and checks that every record can be read, and none is missing.
+    fn open(dir: &Path) -> Result<Self, StoreError> {
+        let opened = Self { db: open_checked_for_writing(dir)?, sequence: SyncedSequence::of(dir) };
+        // RocksDB has written its log to tables, and synced them.
+        opened.record_sequence();
+        Ok(opened)
+    }
+
+    /// Applies changes atomically and durably.
+    fn write(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        let mut batch = WriteBatch::default();
+        for change in changes {
+            match change {
+                Change::Put(key, value) => batch.put(key, value),
+                Change::Delete(key) => batch.delete(key),
+            }
+        }
+        let mut synced = WriteOptions::default();
+        synced.set_sync(true);
+        self.db.write_opt(batch, &synced)?;
+        self.record_sequence();
+        Ok(())
+    }
+
+    fn record_sequence(&self) {
+        self.sequence.record(self.db.latest_sequence_number());
     }
 }
 
@@ -120,10 +159,12 @@ enum View<'a> {
 impl Kind {
     fn view(&self) -> View<'_> {
         match self {
-            Self::Disk { db, .. } => View::Db(db),
+            Self::Disk { database, .. } => View::Db(&database.db),
             Self::Memory(rows) => View::Memory(rows),
             Self::ReadOnly { rows, .. } => View::Rows(rows),
-            Self::Deferred { database, .. } => View::Db(database.opened.get().unwrap_or(&database.read)),
+            Self::Deferred { database, .. } => {
+                View::Db(database.opened.get().map_or(&database.read, |opened| &opened.db))
+            }
         }
     }
 }
@@ -135,7 +176,7 @@ impl MetadataStore {
     /// [`StoreError::InUse`], [`StoreError::Corrupt`] if its files are damaged, or I/O errors.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let lock = create_and_lock(dir)?;
-        Ok(Self::of(open_checked_for_writing(dir)?, dir, lock))
+        Ok(Self::of(WritableDb::open(dir)?, dir, lock))
     }
 
     /// The same, but salvages damaged files: readable records are written to new files, and the damaged files are kept
@@ -145,8 +186,8 @@ impl MetadataStore {
     /// [`StoreError::InUse`], or I/O errors.
     pub fn open_or_salvage(dir: &Path) -> Result<Self, StoreError> {
         let lock = create_and_lock(dir)?;
-        let damage = match open_checked_for_writing(dir) {
-            Ok(db) => return Ok(Self::of(db, dir, lock)),
+        let damage = match WritableDb::open(dir) {
+            Ok(database) => return Ok(Self::of(database, dir, lock)),
             Err(StoreError::Corrupt(damage)) => damage,
             Err(full @ StoreError::Full { .. }) => return Self::until_there_is_space(dir, full, lock),
             Err(error) => return Err(error),
@@ -198,8 +239,8 @@ impl MetadataStore {
         Self { kind: Arc::new(kind), salvage: None }
     }
 
-    fn of(db: DB, dir: &Path, lock: Lock) -> Self {
-        Self::new(Kind::Disk { db, dir: dir.to_owned(), _lock: lock })
+    fn of(database: WritableDb, dir: &Path, lock: Lock) -> Self {
+        Self::new(Kind::Disk { database, dir: dir.to_owned(), _lock: lock })
     }
 
     /// Checks that all records can be read, and counts them. Changes nothing.
@@ -300,9 +341,9 @@ impl MetadataStore {
     /// [`StoreError`].
     pub fn write_now(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         match &*self.kind {
-            Kind::Deferred { database, .. } => write_to(database.open()?, changes),
+            Kind::Deferred { database, .. } => database.open()?.write(changes),
             Kind::ReadOnly { why, .. } => Err(why.clone()),
-            Kind::Disk { db, .. } => write_to(db, changes),
+            Kind::Disk { database, .. } => database.write(changes),
             Kind::Memory(map) => {
                 let mut map = map.write().unwrap_or_else(PoisonError::into_inner);
                 for change in changes {
@@ -315,19 +356,6 @@ impl MetadataStore {
             }
         }
     }
-}
-
-fn write_to(db: &DB, changes: Vec<Change>) -> Result<(), StoreError> {
-    let mut batch = WriteBatch::default();
-    for change in changes {
-        match change {
-            Change::Put(key, value) => batch.put(key, value),
-            Change::Delete(key) => batch.delete(key),
-        }
-    }
-    let mut synced = WriteOptions::default();
-    synced.set_sync(true);
-    Ok(db.write_opt(batch, &synced)?)
 }
 
 fn scan_rows(rows: &Rows, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
@@ -349,7 +377,7 @@ fn create_and_lock(dir: &Path) -> Result<Lock, StoreError> {
 
 fn reopen(dir: &Path) -> Result<Kind, StoreError> {
     let lock = lock(dir)?;
-    Ok(Kind::Disk { db: open_checked_for_writing(dir)?, dir: dir.to_owned(), _lock: lock })
+    Ok(Kind::Disk { database: WritableDb::open(dir)?, dir: dir.to_owned(), _lock: lock })
 }
 
 /// Opens a database for writing and checks that every record can be read.
@@ -364,13 +392,13 @@ fn open_checked_for_writing(dir: &Path) -> Result<DB, StoreError> {
 }
 
 /// Opens a database with `open`, and counts its records, all of which must be readable. The log must be intact except
-/// for its end.
+/// for a torn record at its end that was not acknowledged.
 fn open_checked(dir: &Path, open: impl Fn(&Options) -> Result<DB, rocksdb::Error>) -> Result<(DB, u64), StoreError> {
     if salvage::has_lost_current(dir) {
         return Err(lost_current(dir));
     }
-    if salvage::has_unknown_tables(dir) {
-        return Err(StoreError::corrupt("the manifest of the list of pins has lost changes"));
+    if let Some(lost) = salvage::lost_changes(dir) {
+        return Err(StoreError::corrupt(lost));
     }
     let mut strict = options();
     strict.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);

@@ -668,6 +668,11 @@ fn changes_of_commands_without_a_gateway_are_in_the_audit_log() {
         printed(&[command, &["--data-dir", &data]].concat());
     }
     refusal(causeway(&["key", "rm", "page", "--data-dir", &data]), 1);
+    // The first of two is pinned, the second is not stored.
+    let missing = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy";
+    let both = causeway(&["pin", "add", root.trim(), missing, "--data-dir", &data]).output().expect("the binary runs");
+    assert!(!both.status.success() && text(&both.stdout).contains(root.trim()), "{both:?}");
+    printed(&["store", "repair", "--release-unclaimed", "--data-dir", &data]);
     let log = std::fs::read_to_string(dir.path().join("data/audit.log")).expect("there is a log");
     let ended = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
     let ended: Vec<_> = ended.filter(|entry| !entry["status"].is_null()).collect();
@@ -675,7 +680,9 @@ fn changes_of_commands_without_a_gateway_are_in_the_audit_log() {
         ended.iter().map(|entry| (entry["path"].as_str().expect("words"), entry["status"].as_u64())).collect();
     let done = ["add", "key create", "key rename", "name publish", "key remove", "pin add", "import"]
         .map(|words| (words, Some(200)));
-    assert_eq!(reported, [&done[..], &[("key remove", Some(404))]].concat());
+    let later =
+        [("key remove", Some(404)), ("pin add", Some(200)), ("pin add", Some(500)), ("store repair", Some(200))];
+    assert_eq!(reported, [&done[..], &later].concat());
     assert_eq!(ended[0]["detail"]["roots"], serde_json::json!([root.trim()]));
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Goals: changes of tokens, keys, names and pins are logged, whether a gateway or a command makes them.
 //!
-//! Non-goals: commands that read, check, repair or export blocks.
+//! Non-goals: commands that read, check, repair or export blocks. What `store repair` releases on request is logged.
 
 use p2p_bridge::names::keystore::KeyError;
 use serde_json::{Value, json};
@@ -26,6 +26,21 @@ impl AuditedChange {
     /// When the entry cannot be written. The change must not be made then.
     pub fn begin(data_dir: &Path, command: &str, request: Value) -> anyhow::Result<Self> {
         Ok(Self { record: LocalChange::begin(data_dir, command, &request)?, request })
+    }
+
+    /// Ends a change, unless it failed before it was begun.
+    ///
+    /// # Errors
+    /// The error of the change.
+    pub fn end_if_begun<T>(
+        begun: Option<Self>,
+        changed: anyhow::Result<T>,
+        detail: impl FnOnce(&T) -> Value,
+    ) -> anyhow::Result<T> {
+        match begun {
+            Some(begun) => begun.end(changed, detail),
+            None => changed,
+        }
     }
 
     /// Logs the result with `detail` of a success, and returns the result. Blocks the thread.

@@ -197,15 +197,16 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::
         match open(loaded, node).await? {
             Backend::Remote(remote) => remote.import(archive).await.with_context(unimported),
             Backend::Local(store) => {
+                let mut record = None;
                 let importing = async |store: &dyn BlockStore| {
                     let policy = local_policy::load(loaded).await?;
                     let check = local_policy::import_check(&policy);
-                    let record = AuditedChange::begin(&loaded.config.data_dir, "import", json!({ "file": name }))?;
+                    record = Some(AuditedChange::begin(&loaded.config.data_dir, "import", json!({ "file": name }))?);
                     let imported = cache::import_car_with(store, archive, None, RootsIn::Header, &check).await;
-                    let imported = imported.with_context(unimported);
-                    record.end(imported.map(|summary| views::store::imported(&summary)), |view| json!(view))
+                    Ok(views::store::imported(&imported.with_context(unimported)?))
                 };
-                with_store(store, importing).await
+                let imported = with_store(store, importing).await;
+                AuditedChange::end_if_begun(record, imported, |view| json!(view))
             }
         }
     })?;
@@ -335,7 +336,9 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
     let Repaired { index, rebuilt } = repair_index(loaded)?;
     let looked = OfflineStore::open(loaded)?;
     if release_unclaimed {
-        looked.release_unclaimed()?;
+        let request = json!({ "release_unclaimed": true });
+        let record = AuditedChange::begin(&loaded.config.data_dir, "store repair", request.clone())?;
+        record.end(looked.release_unclaimed(), |()| request)?;
     }
     let unclaimed = if release_unclaimed { 0 } else { rebuilt.as_ref().map_or(0, |rebuilt| rebuilt.unclaimed) };
     let unknown = unknown_pins(loaded, &looked.pinned_roots()?)?;

@@ -1,5 +1,6 @@
 //! [`SmallDisk`]: a file system that can be full, for tests.
 
+use rustix::fs::fstatvfs;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ impl SmallDisk {
     pub(crate) fn mount(mebibytes: u32) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a folder");
         let words = format!(
-            "truncate -s {mebibytes}M \"$1/image\" && mkfs.ext4 -q -F \"$1/image\" && mkdir \"$1/mounted\" && \
+            "truncate -s {mebibytes}M \"$1/image\" && mkfs.ext4 -q -F -m 0 \"$1/image\" && mkdir \"$1/mounted\" && \
              mount -o loop \"$1/image\" \"$1/mounted\""
         );
         let made = Command::new("sh").args(["-c", &words, "sh"]).arg(dir.path()).output().expect("there is a shell");
@@ -31,12 +32,16 @@ impl SmallDisk {
         self.dir.path().join("mounted")
     }
 
-    /// Fills it completely.
+    /// Fills it to the last byte.
     pub(crate) fn fill(&self) -> PathBuf {
         let path = self.path().join("filling");
         let mut file = File::create(&path).expect("opens");
-        for bytes in [1 << 16, 1 << 10, 1] {
-            while file.write_all(&vec![7; bytes]).is_ok() {}
+        while fstatvfs(&file).expect("is there").f_bavail > 0 {
+            for bytes in [1 << 16, 1 << 10, 1] {
+                while file.write_all(&vec![7; bytes]).is_ok() {}
+            }
+            // Allocates what the file system has promised.
+            file.sync_all().ok();
         }
         path
     }

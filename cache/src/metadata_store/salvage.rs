@@ -17,6 +17,7 @@
 //! | `pins.rebuilt` | a complete new register, which is to replace `pins` |
 //! | `pins.damaged-N` | the damaged files |
 
+use super::sequence::{self, SyncedSequence};
 use super::{LOCK_FILES, Rows, damage, options};
 use crate::disk::StoreError;
 use crate::disk::store::Row;
@@ -63,31 +64,41 @@ pub(super) fn recover_interrupted(dir: &Path) -> io::Result<()> {
 
 /// Whether a directory has files of a register but no `CURRENT` file.
 pub(super) fn has_lost_current(dir: &Path) -> bool {
-    let is_ours = |name: &str| name.ends_with(".sst") || name.ends_with(".log") || name.starts_with("MANIFEST-");
+    let is_table_or_log = |name: &str| name.ends_with(".sst") || name.ends_with(".log");
+    let is_ours = |name: &str| is_table_or_log(name) || name.starts_with("MANIFEST-") || name == sequence::NAME;
     let Ok(entries) = fs::read_dir(dir) else { return false };
     !dir.join("CURRENT").exists() && entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_ours))
 }
 
-/// Whether there are tables newer than all that the manifest names. Then the end of the manifest is lost, which RocksDB
-/// takes for an interrupted write, and would delete the tables. A process killed while it wrote a table leaves the same
-/// state; those rows are also in the log, so that a salvage loses nothing.
-pub(super) fn has_unknown_tables(dir: &Path) -> bool {
-    !unknown_tables(dir).is_empty()
+/// What a register has lost that RocksDB takes for interrupted writes, if anything: acknowledged changes at the end of
+/// its log, or changes at the end of its manifest.
+///
+/// In the latter case, there are tables newer than all that the manifest names, which RocksDB would delete. A process
+/// killed while it wrote a table leaves the same state; those rows are also in the log, so that a salvage loses nothing.
+pub(super) fn lost_changes(dir: &Path) -> Option<&'static str> {
+    let db = open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord).ok()?;
+    if !unknown_tables(&db, dir).is_empty() {
+        Some("the manifest of the list of pins has lost changes")
+    } else if db.latest_sequence_number() < SyncedSequence::read(dir) {
+        Some("the log of the list of pins has lost changes that were acknowledged")
+    } else {
+        None
+    }
 }
 
 /// Deletes tables that the manifest does not name.
 pub(super) fn remove_unknown_tables(dir: &Path) {
-    for path in unknown_tables(dir) {
+    let Ok(db) = open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord) else { return };
+    for path in unknown_tables(&db, dir) {
         if let Err(error) = fs::remove_file(&path) {
             warn!(path = %path.display(), %error, "an incomplete table of the list of pins could not be deleted");
         }
     }
 }
 
-fn unknown_tables(dir: &Path) -> Vec<PathBuf> {
-    let Ok(live) = open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord).and_then(|db| Ok(db.live_files()?)) else {
-        return Vec::new();
-    };
+/// Tables newer than all that the manifest names.
+fn unknown_tables(db: &DB, dir: &Path) -> Vec<PathBuf> {
+    let Ok(live) = db.live_files() else { return Vec::new() };
     let number = |name: &str| name.trim_start_matches('/').strip_suffix(".sst")?.parse::<u64>().ok();
     let newest_live = live.iter().filter_map(|file| number(&file.name)).max();
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
@@ -109,13 +120,16 @@ pub(super) fn is_torn_tail(dir: &Path) -> bool {
 /// Every row that can be read.
 pub(super) fn read(dir: &Path) -> Rows {
     let (mut rows, whole) = match open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord) {
-        Ok(db) => probed_rows(&db),
+        Ok(db) => {
+            let (rows, whole) = probed_rows(&db);
+            (rows, whole && unknown_tables(&db, dir).is_empty())
+        }
         Err(error) => {
             info!(%error, "the list of pins cannot be opened without repair");
             (Rows::new(), false)
         }
     };
-    if !whole || has_unknown_tables(dir) {
+    if !whole {
         match repaired_rows(dir) {
             Ok(others) => others.into_iter().for_each(|(key, value)| _ = rows.entry(key).or_insert(value)),
             Err(error) => {

@@ -17,6 +17,7 @@
 //! | [`streaming`] | a 1 GiB file in little memory, for fast, slow and disconnecting readers |
 //! | [`coalescing`] | a hundred readers, one fetch |
 //! | [`encoded`] | text that is stored compressed, read by curl and by zstd |
+//! | [`forged`] | addresses of peers and clients that lead to a local service |
 //! | [`malice`] | peers that send invalid blocks, oversized messages, garbage or nothing |
 //! | [`full`] | a full disk, and recovery from it |
 //! | [`store_admin`] | check and repair of the store; import and export of archives |
@@ -43,6 +44,7 @@ mod commands;
 mod control;
 mod dht;
 mod encoded;
+mod forged;
 mod front_caches;
 mod full;
 mod gateways;

@@ -5,6 +5,7 @@ use crate::support::kubo::Kubo;
 use crate::support::noise::Noise;
 use crate::support::{assert_same_bytes, client, eventually};
 use bytes::Bytes;
+use content::{Block, car, codec, hashes};
 use futures::stream;
 use serde_json::Value;
 use std::fs;
@@ -193,6 +194,84 @@ async fn large_and_many_files_take_little_memory() {
     for (what, more, _) in grown {
         assert!(more < GROWTH_MAX, "{what}: memory grew by {} MiB", more / MIB);
     }
+    node.stop().await;
+}
+
+/// A dag-pb block of the maximum size that has as many links as possible: to identity CIDs, which are all different.
+fn wide_block(number: u32) -> Block {
+    const LINK_BYTES: u32 = 12;
+    let links = content::MAX_BLOCK_BYTES as u32 / LINK_BYTES;
+    let link = |index: u32| {
+        let [a, b, c, d] = (number * links + index).to_be_bytes();
+        // PBLink.Hash is a CIDv1: raw, an identity digest of four bytes.
+        [0x12, 10, 0x0a, 8, 1, 0x55, 0, 4, a, b, c, d]
+    };
+    let bytes: Vec<u8> = (0..links).flat_map(link).collect();
+    Block::of(codec::DAG_PB, hashes::SHA2_256, 32, bytes.into()).expect("a block")
+}
+
+/// An archive of so many such blocks below one root.
+fn wide_archive(blocks: u32) -> Vec<u8> {
+    let wide: Vec<_> = (0..blocks).map(wide_block).collect();
+    let links = wide.iter().flat_map(|block| {
+        let cid = block.cid().to_bytes();
+        [&[0x12, cid.len() as u8 + 2, 0x0a, cid.len() as u8][..], &cid].concat()
+    });
+    let root = Block::of(codec::DAG_PB, hashes::SHA2_256, 32, links.collect()).expect("a block");
+    let mut archive = car::header(&[*root.cid()]).to_vec();
+    for block in [root].iter().chain(&wide) {
+        let (head, data) = car::section(block);
+        archive.extend_from_slice(&head);
+        archive.extend_from_slice(&data);
+    }
+    archive
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_uploads_stay_within_the_memory_of_uploads() {
+    const UPLOADS_BYTES: u64 = 64 * MIB;
+    /// Blocks on their way to the disk, and what the allocator keeps.
+    const OTHER_BYTES: u64 = 64 * MIB;
+    let data = folder();
+    let launch = Launch::new(data.path())
+        .set("CAUSEWAY_CACHE_RAM_BYTES_MAX", 8 * MIB)
+        .set("CAUSEWAY_UPLOADS_MEMORY_BYTES_MAX", UPLOADS_BYTES);
+    let token = launch.run(&["token", "create", "--scope", "pin"]).expect("is created");
+    let node = launch.start().await;
+    let send = async |path: &str, media_type: &str, body: Vec<u8>| {
+        let request = client().post(format!("{}{path}", node.admin_url())).timeout(Duration::from_secs(600));
+        let request = request.bearer_auth(&token).header("content-type", media_type).body(body);
+        let response = request.send().await.expect("is answered");
+        (response.status().as_u16(), response.text().await.expect("an answer"))
+    };
+    let form = |bytes: usize| form(&[("file".to_owned(), Noise::bytes(65, bytes))]);
+    let idle = node.process.resident_bytes();
+    node.process.reset_resident_peak();
+
+    let tiny = "/api/v0/add?only-hash=true&chunker=size-1&max-file-links=";
+    let (status, refusal) = send(&format!("{tiny}{}", i32::MAX), FORM, form(40 << 20)).await;
+    assert_eq!(status, 400, "{refusal}");
+    let most = refusal.split_once("a node has at most ").and_then(|(_, rest)| rest.split_once(" links"));
+    let (most, _) = most.unwrap_or_else(|| panic!("{refusal}"));
+    let (status, answer) = send(&format!("{tiny}{most}"), FORM, form(1 << 20)).await;
+    assert!([200, 400, 503].contains(&status), "{status}: {answer}");
+
+    let archive = wide_archive(24);
+    let head = b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n";
+    let in_form = [&head[..], &archive, b"\r\n--XX--\r\n"].concat();
+    for (path, media_type, body) in [("/upload", CAR, archive), ("/api/v0/dag/import", FORM, in_form)] {
+        let (status, answer) = send(path, media_type, body).await;
+        assert!([200, 503].contains(&status), "{path}: {status}: {answer}");
+    }
+
+    let more = node.process.resident_peak_bytes().saturating_sub(idle);
+    println!("{} MiB resident when idle, {} MiB more at the peak", idle / MIB, more / MIB);
+    assert!(more < UPLOADS_BYTES + OTHER_BYTES, "memory grew by {} MiB", more / MIB);
+    // All of the budget is released.
+    let content = Noise::bytes(66, 3_000_000);
+    let cid = root(upload(&node, "", "", content.clone()).await);
+    node.expect(&format!("/ipfs/{cid}"), &content).await;
+    node.assert_healthy().await;
     node.stop().await;
 }
 

@@ -92,11 +92,7 @@ async fn add(loaded: &Loaded, args: &AddArgs) -> anyhow::Result<()> {
             wait_and_print(&remote, requested, args).await
         }
         Backend::Local(store) => {
-            let request = json!({ "paths": args.paths, "name": args.name });
-            let added = match AuditedChange::begin(&loaded.config.data_dir, "pin add", request.clone()) {
-                Ok(record) => record.end(add_to_store(&*store, &named, args).await, |()| request),
-                Err(error) => Err(error),
-            };
+            let added = add_to_store(loaded, &*store, &named, args).await;
             finish_and_close_async(&*store, added).await
         }
     }
@@ -146,19 +142,31 @@ async fn wait_and_print(remote: &Remote, requested: Vec<PinStatusView>, args: &A
     failed
 }
 
-async fn add_to_store(store: &dyn BlockStore, named: &[ContentRef], args: &AddArgs) -> anyhow::Result<()> {
+/// Pins in a store without a running gateway. Each pin is durable when it is made, and is a change of its own in the
+/// audit log: if a later one fails, the earlier ones stay.
+async fn add_to_store(
+    loaded: &Loaded,
+    store: &dyn BlockStore,
+    named: &[ContentRef],
+    args: &AddArgs,
+) -> anyhow::Result<()> {
     ensure!(args.origin.is_empty() && args.meta.is_empty(), "no gateway is running: --origin and --meta require one");
     cache::pins::check_name(args.name.as_deref())?;
     for named in named {
-        let root = *named.find(store).await.with_context(|| unpinned(named))?.cid();
-        let pins = Addition::begin(store).await?.pin(&[root], args.name.as_deref()).await;
-        let pins =
-            pins.with_context(|| format!("{} (start the gateway, which fetches missing blocks)", unpinned(named)))?;
+        let request = json!({ "paths": [named.text()], "name": args.name });
+        let record = AuditedChange::begin(&loaded.config.data_dir, "pin add", request.clone())?;
+        let pins = record.end(pin_in(store, named, args).await, |_| request)?;
         for pin in pins.iter().map(of_store) {
             print_line(&if args.json { serde_json::to_string(&pin)? } else { line(&pin) })?;
         }
     }
     Ok(())
+}
+
+async fn pin_in(store: &dyn BlockStore, named: &ContentRef, args: &AddArgs) -> anyhow::Result<Vec<PinSummary>> {
+    let root = *named.find(store).await.with_context(|| unpinned(named))?.cid();
+    let pins = Addition::begin(store).await?.pin(&[root], args.name.as_deref()).await;
+    pins.with_context(|| format!("{} (start the gateway, which fetches missing blocks)", unpinned(named)))
 }
 
 async fn replace(loaded: &Loaded, old: &str, args: &AddArgs) -> anyhow::Result<()> {

@@ -154,16 +154,18 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
         Some(Backend::Local(store)) => {
             let policy = runtime.block_on(local_policy::load(loaded));
             let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
+            let request = json!({ "paths": paths, "name": name });
+            let mut record = None;
             let added = policy.and_then(|policy| {
-                let record =
-                    AuditedChange::begin(&loaded.config.data_dir, "add", json!({ "paths": paths, "name": name }))?;
-                let added = add_to_store(runtime, &*store, &*policy, job, name, &mut report);
-                record.end(
-                    added,
-                    |roots| json!({ "roots": roots.iter().map(Cid::to_string).collect::<Vec<_>>(), "name": name }),
-                )
+                record = Some(AuditedChange::begin(&loaded.config.data_dir, "add", request)?);
+                add_to_store(runtime, &*store, &*policy, job, name, &mut report)
             });
-            finish_and_close(runtime, &store, added)?;
+            let added = finish_and_close(runtime, &store, added);
+            AuditedChange::end_if_begun(
+                record,
+                added,
+                |roots| json!({ "roots": roots.iter().map(Cid::to_string).collect::<Vec<_>>(), "name": name }),
+            )?;
         }
         Some(Backend::Remote(remote)) => add_remotely(runtime, &remote, job, name, &mut report)?,
     }

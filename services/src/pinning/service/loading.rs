@@ -26,9 +26,15 @@ impl Pins {
         let found = reading.await.map_err(|_| StoreError::Closed)??;
         let stored = self.store.pins().await?;
         let mut stored: HashMap<Cid, PinSummary> = stored.into_iter().map(|pin| (pin.root, pin)).collect();
-        self.drop_orphans(&found.orphans, &mut stored, &found.entries).await?;
-        let (mut entries, mut changes, mut lost) = reconcile(found.entries, &stored);
         let damage = Damage::of(&self.register, found.unreadable.len());
+        if damage.is_none() {
+            self.drop_orphans(&found.orphans, &mut stored, &found.entries).await?;
+        }
+        let (mut entries, mut changes, mut lost) = reconcile(found.entries, &stored);
+        if damage.is_some() {
+            // The record of a later request for the root may be lost. The operator removes what is not needed.
+            changes.extend(found.orphans.iter().map(|(root, _)| record::delete_orphan(root)));
+        }
         changes.extend(record::move_unreadable(&found.unreadable));
         let adopted = self.adopt_pins(&mut entries, &stored, damage.is_some(), &mut changes)?;
         lost.extend(adopted.iter().filter(|root| stored.get(root).is_some_and(|pin| pin.state == PinState::Partial)));

@@ -168,9 +168,7 @@ async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
         pins.stop().await;
         world.store.close().await.expect("closes");
     }
-    let log = std::fs::read_dir(dir.path().join("pins")).expect("lists").map(|entry| entry.expect("lists").path());
-    let log = log.filter(|path| path.extension().is_some_and(|end| end == "log"));
-    let log = log.max_by_key(|path| std::fs::metadata(path).expect("is there").len()).expect("a log");
+    let log = longest_log(&dir.path().join("pins"));
     let mut bytes = std::fs::read(&log).expect("reads");
     let middle = bytes.len() / 2;
     bytes[middle..middle + 64].fill(0xff);
@@ -191,6 +189,115 @@ async fn a_damaged_pin_store_is_rebuilt_and_no_pin_is_lost() {
     pins.stop().await;
     let pins = world.start().await;
     assert_eq!(pins.counts().pinned, PINS + 1);
+    pins.stop().await;
+}
+
+/// The record of the last change is damaged, which RocksDB takes for one that was never acknowledged.
+#[tokio::test]
+async fn a_pin_whose_record_was_the_last_of_a_damaged_log_stays_pinned() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let blocks = dag("one", 0..3);
+    let root = *blocks[0].cid();
+    {
+        let world = World::on_disk(dir.path());
+        store(&world, &blocks, "one").await;
+        // A removal of the pin was decided and not completed. Then it was requested again.
+        let far = crate::pinning::service::now_ms() + 60_000;
+        world.register.write(vec![record::put_orphan(&root, far).expect("can be written")]).await.expect("writes");
+        let again = record::put(&model::entry(7, "alice", root, Outcome::Pinned, None)).expect("can be written");
+        world.register.write(vec![again, record::delete_orphan(&root)]).await.expect("writes");
+        world.store.close().await.expect("closes");
+    }
+    let log = longest_log(&dir.path().join("pins"));
+    let mut bytes = std::fs::read(&log).expect("reads");
+    *bytes.last_mut().expect("is not empty") ^= 1;
+    std::fs::write(&log, bytes).expect("writes");
+
+    let world = World::on_disk(dir.path());
+    let pins = world.start().await;
+    assert_eq!(world.pinned().await, [root], "an acknowledged pin is not removed");
+    assert_eq!(pins.damage().expect("it is reported").taken_in, [root]);
+    assert_eq!(pins.of_root(OPERATOR, &root).len(), 1);
+    pins.stop().await;
+    let pins = world.start().await;
+    assert_eq!((pins.counts().pinned, world.pinned().await), (1, vec![root]));
+    pins.stop().await;
+}
+
+/// The longest log of a pin metadata store.
+fn longest_log(dir: &std::path::Path) -> std::path::PathBuf {
+    let files = std::fs::read_dir(dir).expect("lists").map(|entry| entry.expect("lists").path());
+    let logs = files.filter(|path| path.extension().is_some_and(|end| end == "log"));
+    logs.max_by_key(|path| std::fs::metadata(path).expect("is there").len()).expect("a log")
+}
+
+/// Other files fill the disk to its last byte, and everything stored is pinned.
+#[tokio::test]
+async fn content_is_unpinned_on_a_full_disk() {
+    const PINS: u64 = 60;
+    let Some(disk) = SmallDisk::mount(96) else { return };
+    let mut requests = Vec::new();
+    {
+        let world = World::on_disk(&disk.path());
+        let pins = world.start().await;
+        for number in 0..PINS {
+            let blocks = dag(&format!("dag {number}"), number * 10..number * 10 + 3);
+            world.upstream.has(&blocks);
+            requests.push(pin(&pins, &owner("alice"), wanted(&blocks)).await);
+        }
+        _ = disk.fill();
+        for request in requests.drain(..20) {
+            pins.remove("alice", &request.id).await.expect("the reserve is for this");
+        }
+        pins.stop().await;
+        world.store.close().await.expect("closes");
+    }
+    // The list of pins and the store open with what is left of their reserves.
+    let world = World::on_disk(&disk.path());
+    let pins = world.start().await;
+    for request in requests.drain(..20) {
+        pins.remove("alice", &request.id).await.expect("the reserve is for this");
+    }
+    let mut kept: Vec<_> = requests.iter().map(|request| request.root).collect();
+    kept.sort_unstable();
+    assert_eq!(world.pinned().await, kept);
+    assert_eq!(pins.counts().pinned, kept.len() as u64);
+    pins.stop().await;
+}
+
+/// The reserve was released, and other files took its space.
+#[tokio::test]
+async fn an_unpin_without_any_space_is_answered() {
+    let Some(disk) = SmallDisk::mount(96) else { return };
+    let world = World::on_disk(&disk.path());
+    let pins = world.start().await;
+    let mut requests = Vec::new();
+    for number in 0..40 {
+        let blocks = dag(&format!("dag {number}"), number * 10..number * 10 + 3);
+        world.upstream.has(&blocks);
+        requests.push(pin(&pins, &owner("alice"), wanted(&blocks)).await);
+    }
+    _ = disk.fill();
+    pins.remove("alice", &requests.remove(0).id).await.expect("the reserve is for this");
+    let filling = disk.fill();
+    for request in &requests[..20] {
+        let removed = tokio::time::timeout(PATIENCE, pins.remove("alice", &request.id)).await.expect("is answered");
+        assert!(removed.map_or_else(|error| matches!(error, PinsError::Store(error) if error.is_full()), |()| true));
+    }
+    std::fs::remove_file(filling).expect("removes");
+    for request in requests.drain(..20) {
+        let gone = async || match pins.remove("alice", &request.id).await {
+            Ok(()) | Err(PinsError::NotFound) => Some(()),
+            Err(_) => None,
+        };
+        until("there is space again", gone).await;
+    }
+    pins.stop().await;
+    // It completes removals that failed.
+    let pins = world.start().await;
+    let mut kept: Vec<_> = requests.iter().map(|request| request.root).collect();
+    kept.sort_unstable();
+    assert_eq!(world.pinned().await, kept);
     pins.stop().await;
 }
 

@@ -240,3 +240,25 @@ async fn resolve_in_node(source: &dyn BlockSource, block: &Block, name: &str) ->
         Err(DirError::Source(error)) => Err(error.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::denylist::{List, Matcher, Source};
+
+    #[test]
+    fn the_error_of_a_denied_path_names_the_path() {
+        let root = "bafybeihrw75yfhdx5qsqgesdnxejtjybscwuclpusvxkuttep6h7pkgmze";
+        let list = List::parse(format!("/ipfs/{root}/a/b%20c\n").as_bytes()).expect("a list");
+        let policy = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
+        let cid = crate::cid::parse(root).expect("a CID");
+        let check = |segments: &[&str], more: Option<&str>| {
+            let segments: Vec<String> = segments.iter().map(|name| (*name).to_owned()).collect();
+            check_path(&policy, &cid, &segments, more).map_err(|error| error.to_string())
+        };
+        let denied = Err(format!("/ipfs/{root}/a/b c is not served here"));
+        assert_eq!(check(&["a", "b c"], None), denied);
+        assert_eq!(check(&["a"], Some("b c")), denied);
+        assert_eq!(check(&["a"], None), Ok(()));
+    }
+}

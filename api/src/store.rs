@@ -205,7 +205,7 @@ impl CheckView {
                     writeln!(out, "pin {root}{name}: {withheld} of {blocks} are withheld by rules and not stored")
                 }
                 (_, 0) => writeln!(out, "pin {root}{name} lacks {missing} of {blocks}"),
-                (lost, _) => writeln!(out, "pin {root}{name} lacks {lost} of {blocks}, without {withheld} withheld"),
+                (lost, _) => writeln!(out, "pin {root}{name} lacks {lost} of {blocks}; withheld by rules: {withheld}"),
             };
         }
         for root in &self.pins_missing {
@@ -351,7 +351,7 @@ mod tests {
             (2, 0, "pin bafy lacks 2 of 5 blocks"),
             (1, 1, "pin bafy: 1 of 5 blocks is withheld by a rule and not stored"),
             (2, 2, "pin bafy: 2 of 5 blocks are withheld by rules and not stored"),
-            (3, 1, "pin bafy lacks 2 of 5 blocks, without 1 withheld"),
+            (3, 1, "pin bafy lacks 2 of 5 blocks; withheld by rules: 1"),
         ];
         for (missing, withheld, expected) in table {
             let pin = LackingPinView { root: "bafy".to_owned(), name: None, missing, withheld, blocks: 5 };

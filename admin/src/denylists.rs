@@ -114,7 +114,7 @@ async fn rules(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
     let after = parameters.number("after", 0..=usize::MAX)?.unwrap_or(0);
     let rules = control.lists.local_rules(after as u64, limit + 1).await;
     let rules = rules.map_err(ControlError::List)?;
-    let shown: Vec<RuleView> = rules.iter().take(limit).map(|(line, rule)| views::rule(*line, rule)).collect();
+    let shown: Vec<RuleView> = rules.iter().take(limit).map(views::rule).collect();
     let next = (rules.len() > limit).then(|| shown.last().map(|last| last.line)).flatten();
     Ok(json(StatusCode::OK, &RulesView { rules: shown, next }))
 }
@@ -207,7 +207,7 @@ fn describe(request: AddRule) -> Result<Described, ApiError> {
         (Some(line), None, None) => {
             let rule = parse(&line)?;
             let item = line.split_ascii_whitespace().next().unwrap_or_default().to_owned();
-            Ok(Described { item, subject: subject_of(&rule.target), rule })
+            Ok(Described { subject: subject_of(&rule.target, &item), item, rule })
         }
         (None, Some(subject), None) => describe_subject(subject.map_err(bad_request)?, below, allow, double_hash),
         _ => Err(bad_request("exactly one of rule, cid, path, name and url is required")),
@@ -248,12 +248,13 @@ fn parse(line: &str) -> Result<Rule, ApiError> {
         (status = 422, description = "The rule would withhold an empty block.", body = ErrorView),
         (status = 507, description = "The list cannot be written.", body = ErrorView)))]
 async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
-    let rule = Parameters::of(&uri, &["rule"])?.get("rule");
-    let rule = parse(&rule.ok_or_else(|| bad_request("the parameter \"rule\" is required"))?)?;
+    let line = Parameters::of(&uri, &["rule"])?.get("rule");
+    let line = line.ok_or_else(|| bad_request("the parameter \"rule\" is required"))?;
+    let rule = parse(&line)?;
     let mut removed = control.remove(rule.clone()).await?;
     // The list may have the rule as a double hash, which does not show its subject.
     let hashed =
-        subject_of(&rule.target).filter(|_| removed == 0).and_then(|subject| parse(&subject.double_hash()).ok());
+        subject_of(&rule.target, &line).filter(|_| removed == 0).and_then(|subject| parse(&subject.double_hash()).ok());
     if let Some(hashed) = hashed {
         removed = control.remove(Rule { allows: rule.allows, ..hashed }).await?;
     }
@@ -261,7 +262,7 @@ async fn remove(State(control): State<Arc<Control>>, uri: Uri) -> Answer {
         let message = "the local list has no such rule: \"causeway block ls --rules\" lists its rules";
         return Err(ApiError(StatusCode::NOT_FOUND, message.to_owned()));
     }
-    let detail = ResponseDetail(serde_json::json!({ "rule": rule.to_string(), "removed": removed }));
+    let detail = ResponseDetail(serde_json::json!({ "rule": line, "removed": removed }));
     Ok((Extension(detail), json(StatusCode::OK, &RemovedView { removed })).into_response())
 }
 

@@ -85,7 +85,7 @@ fn fetch_error(error: SourceError) -> ApiError {
         SourceError::NotFound { .. } | SourceError::Stalled { .. } => StatusCode::NOT_FOUND,
         SourceError::Busy => StatusCode::TOO_MANY_REQUESTS,
         SourceError::Corrupt { .. } => StatusCode::BAD_GATEWAY,
-        SourceError::Refused { verdict, .. } => status_of(verdict),
+        SourceError::Refused { verdict, .. } | SourceError::RefusedPath { verdict, .. } => status_of(verdict),
         SourceError::TooMuchWork { .. } => StatusCode::FORBIDDEN,
         SourceError::Unacceptable(_) => StatusCode::BAD_REQUEST,
         SourceError::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,

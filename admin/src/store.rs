@@ -252,7 +252,9 @@ fn read_error(error: SourceError) -> ApiError {
     match error {
         SourceError::NotFound { cid } => ApiError(StatusCode::NOT_FOUND, format!("{cid} is not in the store")),
         SourceError::Closed => stopping(),
-        SourceError::Refused { verdict, .. } => ApiError(status_of(verdict), error.to_string()),
+        SourceError::Refused { verdict, .. } | SourceError::RefusedPath { verdict, .. } => {
+            ApiError(status_of(verdict), error.to_string())
+        }
         SourceError::Unacceptable(error) => bad_request(error),
         other => ApiError(StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
     }

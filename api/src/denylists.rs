@@ -107,6 +107,9 @@ pub struct AddedView {
     pub deep_rules: u64,
     /// Whether these are all blocks below it; `false` if there are too many.
     pub complete: bool,
+    /// The number of blocks below it that are not stored, so that the blocks below them were not found.
+    #[serde(default)]
+    pub unread_blocks: u64,
     /// The number of blocks that were evicted.
     pub evicted_blocks: u64,
     /// The size of the evicted blocks on the disk, in bytes.
@@ -116,6 +119,9 @@ pub struct AddedView {
     /// The number of caches in front of the gateway that are sent a purge request, now or when they become reachable.
     #[serde(default)]
     pub caches_notified: u64,
+    /// The number of blocks below it for which these caches are sent no purge requests, because there are too many.
+    #[serde(default)]
+    pub unpurged_blocks: u64,
 }
 
 /// The result of removing a rule.
@@ -139,7 +145,7 @@ pub struct RulesView {
 pub struct RuleView {
     /// The line number.
     pub line: u64,
-    /// The rule in its canonical form.
+    /// The rule, with CIDs as they were added. It holds for every codec and version of a CID.
     pub rule: String,
     /// Whether it is an exception.
     pub allows: bool,

@@ -147,6 +147,9 @@ pub struct LackingPinView {
     pub name: Option<String>,
     /// The number of missing or damaged blocks.
     pub missing: u64,
+    /// Those of them that are missing because the policy withholds them.
+    #[serde(default)]
+    pub withheld: u64,
     /// The total number of blocks.
     pub blocks: u64,
 }
@@ -173,7 +176,7 @@ impl IndexView {
 /// The result of a check, without its findings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CheckView {
-    /// Whether no fault was found.
+    /// Whether no fault was found. That withheld blocks are missing is none.
     pub clean: bool,
     /// The checked blocks.
     #[serde(flatten)]
@@ -193,9 +196,17 @@ impl CheckView {
     /// The report as text.
     pub fn text(&self) -> String {
         let mut out = String::new();
-        for LackingPinView { root, name, missing, blocks } in &self.pins_lacking_blocks {
+        for LackingPinView { root, name, missing, withheld, blocks } in &self.pins_lacking_blocks {
             let name = name.as_ref().map(|name| format!(" ({name:?})")).unwrap_or_default();
-            _ = writeln!(out, "pin {root}{name} lacks {missing} of {}", count(*blocks, "block"));
+            let blocks = count(*blocks, "block");
+            _ = match (missing.saturating_sub(*withheld), *withheld) {
+                (0, 1) => writeln!(out, "pin {root}{name}: 1 of {blocks} is withheld by a rule and not stored"),
+                (0, _) => {
+                    writeln!(out, "pin {root}{name}: {withheld} of {blocks} are withheld by rules and not stored")
+                }
+                (_, 0) => writeln!(out, "pin {root}{name} lacks {missing} of {blocks}"),
+                (lost, _) => writeln!(out, "pin {root}{name} lacks {lost} of {blocks}; withheld by rules: {withheld}"),
+            };
         }
         for root in &self.pins_missing {
             _ = writeln!(
@@ -333,6 +344,28 @@ pub const CAR: &str = "application/vnd.ipld.car";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn withheld_blocks_are_told_apart_from_missing_ones() {
+        let table = [
+            (2, 0, "pin bafy lacks 2 of 5 blocks"),
+            (1, 1, "pin bafy: 1 of 5 blocks is withheld by a rule and not stored"),
+            (2, 2, "pin bafy: 2 of 5 blocks are withheld by rules and not stored"),
+            (3, 1, "pin bafy lacks 2 of 5 blocks; withheld by rules: 1"),
+        ];
+        for (missing, withheld, expected) in table {
+            let pin = LackingPinView { root: "bafy".to_owned(), name: None, missing, withheld, blocks: 5 };
+            let report = CheckView {
+                clean: missing == withheld,
+                checked: ProgressView::default(),
+                pins_lacking_blocks: vec![pin],
+                index_disagreements: None,
+                pins_missing: Vec::new(),
+                unclaimed_blocks: 0,
+            };
+            assert_eq!(report.text().lines().next(), Some(expected));
+        }
+    }
 
     #[test]
     fn lines_of_a_check_are_objects_with_one_name() {

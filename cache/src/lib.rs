@@ -67,8 +67,9 @@ pub use crate::metadata_store::{MetadataStore, Salvage};
 pub use crate::metrics::{TierFigures, TierMetrics, TiersFigures};
 pub use crate::pins::{PinError, PinState, PinSummary};
 pub use crate::ram::{Ram, RamPolicy};
+pub use crate::reports::MissingBlocks;
 pub use crate::singleflight::Singleflight;
-pub use crate::store::{BlockStore, DegradedReason, Evict, Evicted, Held, ScrubPass, Stats, StoreStats};
+pub use crate::store::{BlockStore, DegradedReason, Evict, Evicted, Held, ScrubPass, Stats, StoreStats, withheld_by};
 pub use crate::tiers::{Counted, Local, Through, Tiers};
 
 #[cfg(test)]

@@ -4,14 +4,15 @@
 //! eviction queue; a block is reference-counted by its pins; the oldest block is evicted first, unless its reference
 //! bit is set or it is in the RAM cache, in which case it gets a second chance (CLOCK).
 //!
-//! Memory: about 250 bytes for each block with a sha2-256, and 20 more for each pin that has it.
+//! Memory: about 250 bytes for each block with a sha2-256, and 28 more for each pin that has it.
 //!
 //! Non-goals: values and their locations; durability.
 
 use crate::disk::IncompletePin;
 use crate::pins::{PinId, PinRecord, PinState, PinSummary};
+use crate::reports::MissingBlocks;
 use crate::stored::Shape;
-use content::Cid;
+use content::{BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +50,8 @@ struct Pin {
     root: Option<Cid>,
     /// As last written; its counts were acknowledged.
     record: PinRecord,
-    members: HashSet<Key>,
+    /// With their sizes as blocks, in bytes.
+    members: HashMap<Key, u32>,
     /// Size of the members as blocks, in bytes.
     bytes: u64,
 }
@@ -205,13 +207,13 @@ impl MemoryIndex {
         if !self.has_pin(key) {
             return Vec::new();
         }
-        let pins = self.pins.iter().filter(|(_, pin)| pin.members.contains(key));
+        let pins = self.pins.iter().filter(|(_, pin)| pin.members.contains_key(key));
         pins.filter_map(|(id, pin)| Some((pin.root?, self.current(*id)?))).collect()
     }
 
     /// Makes complete pins with missing blocks partial.
     pub(crate) fn mark_lacking(&mut self) {
-        for IncompletePin { root, .. } in self.lacking(&HashSet::new()) {
+        for IncompletePin { root, .. } in self.lacking(&HashSet::new(), &|_| false) {
             if let Some(record) = self.pin_of(&root).and_then(|pin| self.record(pin).cloned()) {
                 self.set_pin(Some(root), PinRecord { state: PinState::Partial, ..record });
             }
@@ -249,22 +251,23 @@ impl MemoryIndex {
         root.map(|root| self.roots.insert(root, record.id));
         match self.pins.get_mut(&record.id) {
             Some(pin) => pin.record = record,
-            None => _ = self.pins.insert(record.id, Pin { root, record, members: HashSet::new(), bytes: 0 }),
+            None => _ = self.pins.insert(record.id, Pin { root, record, members: HashMap::new(), bytes: 0 }),
         }
     }
 
     /// Whether a pin has the block.
     pub(crate) fn is_member(&self, pin: PinId, key: &[u8]) -> bool {
-        self.pins.get(&pin).is_some_and(|pin| pin.members.contains(key))
+        self.pins.get(&pin).is_some_and(|pin| pin.members.contains_key(key))
     }
 
     /// Adds a block to a pin; returns whether it is a new member.
     pub(crate) fn add_member(&mut self, pin: PinId, key: &Key, block_bytes: u64) -> bool {
         let Some(pin) = self.pins.get_mut(&pin) else { return false };
         let entry = self.blocks.entry(Arc::clone(key)).or_default();
-        if !pin.members.insert(Arc::clone(key)) {
+        if pin.members.contains_key(key) {
             return false;
         }
+        pin.members.insert(Arc::clone(key), u32::try_from(block_bytes).unwrap_or(u32::MAX));
         pin.bytes += block_bytes;
         entry.pins += 1;
         if let (1, Some(value)) = (entry.pins, entry.value) {
@@ -279,7 +282,7 @@ impl MemoryIndex {
     pub(crate) fn remove_pin(&mut self, pin: PinId) {
         let Some(pin) = self.pins.remove(&pin) else { return };
         pin.root.map(|root| self.roots.remove(&root));
-        self.unpinning.push(pin.members.into_iter().collect());
+        self.unpinning.push(pin.members.into_keys().collect());
     }
 
     /// Whether members of removed pins are still to be unpinned.
@@ -327,15 +330,37 @@ impl MemoryIndex {
     }
 
     /// The pins with missing blocks, by root. Blocks that a reader found `damaged` count as missing.
-    pub(crate) fn lacking(&self, damaged: &HashSet<Key>) -> Vec<IncompletePin> {
-        let is_missing = |key: &&Key| self.value(key).is_none() || damaged.contains(*key);
+    pub(crate) fn lacking(
+        &self,
+        damaged: &HashSet<Key>,
+        is_withheld: &dyn Fn(&BlockKey) -> bool,
+    ) -> Vec<IncompletePin> {
         let lacks = |summary: PinSummary| {
-            let members = &self.pins.get(&PinId(summary.id))?.members;
-            let missing = members.iter().filter(is_missing).count() as u64;
+            let pin = self.pins.get(&PinId(summary.id))?;
+            let MissingBlocks { blocks: missing, withheld, .. } = self.missing_members(pin, is_withheld);
+            let is_damaged = |key: &&Key| damaged.contains(*key) && self.value(key).is_some();
+            let missing = missing + pin.members.keys().filter(is_damaged).count() as u64;
             let PinSummary { root, name, blocks, .. } = summary;
-            (missing > 0).then_some(IncompletePin { root, name, missing, blocks })
+            (missing > 0).then_some(IncompletePin { root, name, missing, withheld, blocks })
         };
         self.summaries().into_iter().filter_map(lacks).collect()
+    }
+
+    /// The members of a root's pin that are not stored.
+    pub(crate) fn missing(&self, root: &Cid, is_withheld: &dyn Fn(&BlockKey) -> bool) -> MissingBlocks {
+        let pin = self.pin_of(root).and_then(|pin| self.pins.get(&pin));
+        let pin = pin.filter(|pin| pin.record.state == PinState::Partial);
+        pin.map(|pin| self.missing_members(pin, is_withheld)).unwrap_or_default()
+    }
+
+    fn missing_members(&self, pin: &Pin, is_withheld: &dyn Fn(&BlockKey) -> bool) -> MissingBlocks {
+        let mut missing = MissingBlocks::default();
+        for (key, block_bytes) in pin.members.iter().filter(|(key, _)| self.value(key).is_none()) {
+            missing.blocks += 1;
+            missing.bytes += u64::from(*block_bytes);
+            missing.withheld += u64::from(BlockKey::from_bytes(key).as_ref().is_some_and(is_withheld));
+        }
+        missing
     }
 
     /// Every stored block, in no order, with its value and whether it is pinned.

@@ -197,7 +197,7 @@ impl Collector for AtScrape {
         out.counter("causeway_disk_scrub_passes", "Completed scrubs", stats.scrub_passes)?;
         let saved = "Bytes on disk saved by recompressing pinned blocks";
         out.counter("causeway_disk_recompressed_saved_bytes", saved, stats.recompressed_saved_bytes)?;
-        let lacking = "Pins that the last scrub found incomplete; missing blocks are fetched on demand";
+        let lacking = "Pins that the last scrub found to lack blocks that are not withheld; they are fetched on demand";
         out.gauge("causeway_disk_lacking_pins", lacking, stats.lacking_pins)?;
         let rebuilds = "1 if the index was damaged when the store was opened, and was rebuilt, else 0";
         out.gauge("causeway_disk_index_rebuilt", rebuilds, stats.index_rebuilds)?;

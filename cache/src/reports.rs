@@ -44,8 +44,40 @@ pub struct IncompletePin {
     pub name: Option<String>,
     /// The number of its blocks that are missing or corrupt.
     pub missing: u64,
+    /// Those of them that are missing and withheld.
+    pub withheld: u64,
     /// The number of its blocks.
     pub blocks: u64,
+}
+
+impl IncompletePin {
+    /// Whether blocks are missing or corrupt that are not withheld.
+    pub fn is_damaged(&self) -> bool {
+        self.missing > self.withheld
+    }
+}
+
+/// The members of a pin that are not stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MissingBlocks {
+    /// Their number.
+    pub blocks: u64,
+    /// Their size as blocks, in bytes.
+    pub bytes: u64,
+    /// The number of those that the content policy withholds.
+    pub withheld: u64,
+}
+
+impl MissingBlocks {
+    /// The number of those that were lost, and not withheld.
+    pub fn lost(&self) -> u64 {
+        self.blocks.saturating_sub(self.withheld)
+    }
+
+    /// Whether there are some, and all of them are withheld.
+    pub fn is_withheld(&self) -> bool {
+        self.blocks > 0 && self.lost() == 0
+    }
 }
 
 /// The result of a scrub.

@@ -13,19 +13,48 @@
 
 use crate::error::StoreError;
 use crate::pins::{PinAttempt, PinChanges, PinError, PinSummary};
-use crate::reports::{Figures, Finding, Recompressed, ScrubProgress, ScrubReport};
+use crate::reports::{Figures, Finding, MissingBlocks, Recompressed, ScrubProgress, ScrubReport, raw_cid};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
-use content::{Block, BlockKey, BlockSource, Cid};
+use content::{Block, BlockKey, BlockSource, Cid, Policy, Verdict};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use prometheus_client::metrics::counter::Counter;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 /// Whether a block that is about to be evicted is in the RAM cache.
 pub type IsHot = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
+
+/// Whether the content policy withholds a block.
+pub type IsWithheld = Box<dyn Fn(&BlockKey) -> bool + Send + Sync>;
+
+/// The blocks that a policy withholds, whatever their codecs.
+pub fn withheld_by(policy: &Arc<dyn Policy>) -> IsWithheld {
+    let policy = Arc::clone(policy);
+    Box::new(move |key| policy.check(&raw_cid(key)) != Verdict::Allow)
+}
+
+/// A store's predicate for withheld blocks. Until it is set, no block is withheld.
+#[derive(Default)]
+pub(crate) struct Withheld(OnceLock<IsWithheld>);
+
+impl Withheld {
+    pub(crate) fn set(&self, is_withheld: IsWithheld) {
+        _ = self.0.set(is_withheld);
+    }
+
+    pub(crate) fn has(&self, key: &BlockKey) -> bool {
+        self.0.get().is_some_and(|is_withheld| is_withheld(key))
+    }
+}
+
+impl fmt::Debug for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Withheld").finish_non_exhaustive()
+    }
+}
 
 /// A scrub's callback: called after each step with the progress and the step's findings.
 pub type OnProgress<'a> = &'a mut (dyn FnMut(&ScrubProgress, &[Finding]) + Send);
@@ -92,6 +121,13 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// # Errors
     /// [`StoreError`].
     fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>>;
+
+    /// The members of a root's pin that are not stored; none if the pin is complete, or there is none. Reads no values,
+    /// but looks up every member.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn missing<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<MissingBlocks, StoreError>>;
 
     /// Calls `visit` with the binary multihash of each selected block, without reading it. Blocks the thread, but no
     /// other operation.
@@ -215,6 +251,10 @@ pub trait BlockStore: BlockSource + fmt::Debug {
     /// the store, so they look unused. Only the first call has an effect.
     fn set_is_hot(&self, is_hot: IsHot);
 
+    /// Sets the predicate for withheld blocks, by which reports tell them from lost ones. Only the first call has an
+    /// effect.
+    fn set_is_withheld(&self, is_withheld: IsWithheld);
+
     /// Amounts of stored blocks, by kind and form.
     ///
     /// # Errors
@@ -326,7 +366,7 @@ pub struct StoreStats {
     pub scrubbed_bytes: u64,
     /// Scrubs completed since then.
     pub scrub_passes: u64,
-    /// Pins that the last complete scrub found incomplete.
+    /// Pins that the last complete scrub found to lack blocks that are not withheld.
     pub lacking_pins: u64,
     /// 1 if the index was damaged when the store was opened, and was rebuilt; else 0.
     pub index_rebuilds: u64,

@@ -15,7 +15,7 @@ use crate::disk::StoreError;
 use crate::metrics::{Tier, TierMetrics, TiersFigures};
 use crate::ram::Ram;
 use crate::singleflight::{Outcome, Singleflight};
-use crate::store::{BlockStore, Evict, Evicted};
+use crate::store::{BlockStore, Evict, Evicted, withheld_by};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockError, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict, hashes};
@@ -62,6 +62,7 @@ impl Tiers {
         metrics.attach(&ram, &*disk);
         let hot = ram.clone();
         disk.set_is_hot(Box::new(move |key| hot.holds(key)));
+        disk.set_is_withheld(withheld_by(&policy));
         let flights = Singleflight::default();
         let disk_is_stuck = AtomicBool::new(false);
         Self { inner: Arc::new(Inner { ram, disk, policy, metrics, flights, disk_is_stuck }) }

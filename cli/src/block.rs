@@ -244,12 +244,20 @@ fn added_text(added: &AddedView) -> String {
         let more = if added.complete { "" } else { "; the DAG is larger than the limit of the walk" };
         _ = writeln!(text, "{} for blocks below{more}", count(added.deep_rules, "rule"));
     }
+    if added.unread_blocks > 0 {
+        let blocks = count(added.unread_blocks, "block");
+        _ = writeln!(text, "not stored here: {blocks}; what is below was not looked for");
+    }
     // Blocks that were deleted by unpinning are not counted.
     if *evicted_blocks > 0 {
         _ = writeln!(text, "deleted {} from the disk ({})", count(*evicted_blocks, "block"), size(*evicted_bytes));
     }
     if added.caches_notified > 0 {
-        _ = writeln!(text, "sending purge requests to {}", count(added.caches_notified, "cache"));
+        let unpurged = match added.unpurged_blocks {
+            0 => String::new(),
+            blocks => format!(", except for {} below", count(blocks, "block")),
+        };
+        _ = writeln!(text, "sending purge requests to {}{unpurged}", count(added.caches_notified, "cache"));
     }
     let unpinned = added.unpinned.iter();
     unpinned.for_each(|root| _ = writeln!(text, "unpinned {root}; its blocks without another pin are deleted"));

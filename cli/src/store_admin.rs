@@ -17,8 +17,10 @@ use crate::remote::{self, Backend, open_or_connect};
 use crate::{local_policy, values};
 use anyhow::{Context as _, ensure};
 use api::store::{CheckLine, CompactedView, FiguresView, FindingView, ImportedView, ProgressView};
+use cache::store::IsWithheld;
 use cache::{
     BlockStore, CheckReport, Finding, RebuildProgress, Rebuilt, Repaired, RootsIn, Salvage, ScrubPass, ScrubProgress,
+    withheld_by,
 };
 use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
@@ -72,7 +74,7 @@ pub enum StoreCommand {
         options: RequestOptions,
     },
     /// Read and verify all blocks; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if
-    /// there are any. A running gateway deletes damaged blocks at once, otherwise the next start does, so that they are
+    /// there are any. Blocks that a rule withholds are told apart, and are not damage. A running gateway deletes damaged blocks at once, otherwise the next start does, so that they are
     /// fetched again; pins that lack blocks are incomplete until then
     #[command(
         after_help = "Examples:\n  causeway store check\n  causeway store check --rate 20MiB --json > report.json"
@@ -229,7 +231,8 @@ async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOption
         Backend::Local(store) => {
             pin_metadata = stores::check_register(&loaded.config.data_dir, &loaded.config.cache)?;
             let limiter = RateLimiter::new(rate);
-            let report = store.check(|progress, findings| {
+            let is_withheld = withheld_by(&local_policy::load(loaded).await?);
+            let report = store.check(&is_withheld, |progress, findings| {
                 shown.set_message(check_line(&views::store::progress(progress), shown.elapsed()));
                 findings.iter().for_each(|finding| found.take(&shown, views::store::finding(finding)));
                 limiter.wait_for(progress.bytes);
@@ -333,7 +336,8 @@ fn check_line(progress: &ProgressView, time: Duration) -> String {
 fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &NodeOptions) -> anyhow::Result<()> {
     ensure!(node.admin().is_none(), STOP_FIRST);
     // The index first, and without the writer, which relies on it.
-    let Repaired { index, rebuilt } = repair_index(loaded)?;
+    let policy = runtime.block_on(local_policy::load(loaded))?;
+    let Repaired { index, rebuilt } = repair_index(loaded, &withheld_by(&policy))?;
     let looked = OfflineStore::open(loaded)?;
     if release_unclaimed {
         let request = json!({ "release_unclaimed": true });
@@ -365,6 +369,7 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
     };
     runtime.block_on(async {
         let store = stores::open_existing(loaded).await?;
+        store.set_is_withheld(withheld_by(&policy));
         with_store(Arc::clone(&store), async |store| {
             let scrubbed = scrub(store).await;
             // Independent of the result of the scrub.
@@ -408,10 +413,10 @@ fn pins_repaired(damage: Option<&DamageReport>) -> String {
     text + "No blocks were lost.\n"
 }
 
-fn repair_index(loaded: &Loaded) -> anyhow::Result<Repaired> {
+fn repair_index(loaded: &Loaded, is_withheld: &IsWithheld) -> anyhow::Result<Repaired> {
     let shown = progress::text();
     let mut show = |progress: &RebuildProgress| shown.set_message(rebuild_line(progress, shown.elapsed()));
-    let repaired = stores::repair(loaded, &mut show);
+    let repaired = stores::repair(loaded, is_withheld, &mut show);
     let repaired =
         repaired.map_err(|error| if remote::is_in_use(&error) { error.context(STOP_FIRST) } else { error })?;
     drop(shown);

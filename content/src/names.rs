@@ -104,6 +104,11 @@ pub struct Resolution {
     pub hops: Vec<(Name, String)>,
 }
 
+/// A name, or a path below it.
+fn shown(name: &Name, path: &str) -> String {
+    if path.is_empty() { name.to_string() } else { format!("/ipns/{name}/{path}") }
+}
+
 /// Why a name cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
@@ -164,10 +169,12 @@ pub enum NameError {
         waited: Duration,
     },
     /// The policy denies the name, or this path below it.
-    #[error("{name} is not served here")]
+    #[error("{} is not served here", shown(name, path))]
     Withheld {
         /// The denied name: the first one, or one on the way.
         name: Name,
+        /// The denied path below it, decoded; empty for the name itself.
+        path: String,
         /// The decision of the policy.
         verdict: Verdict,
     },

@@ -40,6 +40,16 @@ pub enum SourceError {
         /// The decision of the policy.
         verdict: Verdict,
     },
+    /// The policy denies this path; the blocks at its end may be served under other paths.
+    #[error("/ipfs/{root}/{path} is not served here")]
+    RefusedPath {
+        /// The root of the path.
+        root: Cid,
+        /// The decoded path below the root.
+        path: Arc<str>,
+        /// The decision of the policy.
+        verdict: Verdict,
+    },
     /// The request has used up its CPU budget ([`crate::work`]).
     #[error("the request exceeds its limit of {max} steps of work")]
     TooMuchWork {
@@ -55,6 +65,16 @@ pub enum SourceError {
     /// The process is shutting down.
     #[error("shutting down")]
     Closed,
+}
+
+impl SourceError {
+    /// The policy denies a path below a root, or the root itself if the path is empty.
+    pub fn refused(root: &Cid, path: &str, verdict: Verdict) -> Self {
+        match path {
+            "" => Self::Refused { cid: *root, verdict },
+            path => Self::RefusedPath { root: *root, path: path.into(), verdict },
+        }
+    }
 }
 
 /// The progress of a search before it stalled, for error pages.

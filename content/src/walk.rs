@@ -118,7 +118,7 @@ pub async fn resolve(source: &dyn BlockSource, root: Cid, segments: &[String]) -
 /// The same under a policy, which is checked at each step for the rest of the path before the block is fetched.
 ///
 /// # Errors
-/// [`WalkError`] for the first segment that cannot be resolved; [`SourceError::Refused`] if the policy denies the path.
+/// [`WalkError`] for the first segment that cannot be resolved; [`SourceError::RefusedPath`] if the policy denies the path.
 pub async fn resolve_under(
     source: &dyn BlockSource,
     policy: &dyn Policy,
@@ -155,14 +155,15 @@ pub async fn resolve_under(
 /// checked as a block.
 ///
 /// # Errors
-/// [`SourceError::Refused`].
+/// [`SourceError::RefusedPath`].
 pub fn check_path(policy: &dyn Policy, root: &Cid, rest: &[String], more: Option<&str>) -> Result<(), SourceError> {
     if !policy.decides_paths() || rest.is_empty() && more.is_none() {
         return Ok(());
     }
-    match policy.check_path(root, &joined(rest, more)) {
+    let path = joined(rest, more);
+    match policy.check_path(root, &path) {
         Verdict::Allow => Ok(()),
-        verdict => Err(SourceError::Refused { cid: *root, verdict }),
+        verdict => Err(SourceError::refused(root, &path, verdict)),
     }
 }
 
@@ -187,7 +188,7 @@ impl Resolved {
     /// Checks the policy for the path extended by `more`, from each root on the way.
     ///
     /// # Errors
-    /// [`SourceError::Refused`].
+    /// [`SourceError::RefusedPath`].
     pub fn check_further(&self, policy: &dyn Policy, segments: &[String], more: &str) -> Result<(), SourceError> {
         self.ways(segments).try_for_each(|(root, rest)| check_path(policy, root, rest, Some(more)))
     }
@@ -195,14 +196,17 @@ impl Resolved {
     /// Checks the policy for a response with all content below the path, from each root on the way.
     ///
     /// # Errors
-    /// [`SourceError::Refused`].
+    /// [`SourceError::Refused`] or [`SourceError::RefusedPath`].
     pub fn check_below(&self, policy: &dyn Policy, segments: &[String]) -> Result<(), SourceError> {
         if !policy.decides_paths() {
             return Ok(());
         }
-        self.ways(segments).try_for_each(|(root, rest)| match policy.check_below(root, &joined(rest, None)) {
-            Verdict::Allow => Ok(()),
-            verdict => Err(SourceError::Refused { cid: *root, verdict }),
+        self.ways(segments).try_for_each(|(root, rest)| {
+            let path = joined(rest, None);
+            match policy.check_below(root, &path) {
+                Verdict::Allow => Ok(()),
+                verdict => Err(SourceError::refused(root, &path, verdict)),
+            }
         })
     }
 }
@@ -234,5 +238,27 @@ async fn resolve_in_node(source: &dyn BlockSource, block: &Block, name: &str) ->
         Err(DirError::NotADirectory { cid }) => Err(WalkError::NotADirectory { cid, name: name.to_owned() }),
         Err(DirError::Node(error)) => Err(error.into()),
         Err(DirError::Source(error)) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::denylist::{List, Matcher, Source};
+
+    #[test]
+    fn the_error_of_a_denied_path_names_the_path() {
+        let root = "bafybeihrw75yfhdx5qsqgesdnxejtjybscwuclpusvxkuttep6h7pkgmze";
+        let list = List::parse(format!("/ipfs/{root}/a/b%20c\n").as_bytes()).expect("a list");
+        let policy = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
+        let cid = crate::cid::parse(root).expect("a CID");
+        let check = |segments: &[&str], more: Option<&str>| {
+            let segments: Vec<String> = segments.iter().map(|name| (*name).to_owned()).collect();
+            check_path(&policy, &cid, &segments, more).map_err(|error| error.to_string())
+        };
+        let denied = Err(format!("/ipfs/{root}/a/b c is not served here"));
+        assert_eq!(check(&["a", "b c"], None), denied);
+        assert_eq!(check(&["a"], Some("b c")), denied);
+        assert_eq!(check(&["a"], None), Ok(()));
     }
 }

@@ -12,16 +12,17 @@ use bytes::{Bytes, BytesMut};
 use content::budget::Share;
 use content::cid;
 use futures::StreamExt as _;
-use http::Response;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue,
 };
+use http::{Response, StatusCode};
 use services::surrogate_keys;
 use std::sync::Arc;
 use std::time::Duration;
 
-const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
+/// The surrogate keys of a response; before [`add_surrogate_keys`], the one that is not among its roots.
+pub const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
 const CACHE_TAG: HeaderName = HeaderName::from_static("cache-tag");
 
 /// The maximum number of a path's CIDs among the surrogate keys.
@@ -52,18 +53,25 @@ pub fn bound_shared_age(headers: &mut HeaderMap, seconds: u64) {
 }
 
 /// Adds the surrogate keys, by which content delivery networks purge: the CIDs on the response's path, beginning with
-/// the root, and the name if the path has one. `Surrogate-Key` separates them by spaces, `Cache-Tag` by commas.
-/// Responses without content have none, since they are cached only for a short time.
-pub fn add_surrogate_keys(headers: &mut HeaderMap) {
+/// the root, that of the `index.html` which represents a directory, and the name if the path has one. `Surrogate-Key`
+/// separates them by spaces, `Cache-Tag` by commas. Responses without content have none, since they are cached only for
+/// a short time. A 304 may come from the root's CID alone, and has none either, so that a cache keeps those of its copy
+/// (RFC 9111, section 3.2).
+pub fn add_surrogate_keys(status: StatusCode, headers: &mut HeaderMap) {
+    let further = headers.remove(SURROGATE_KEY);
+    if status == StatusCode::NOT_MODIFIED {
+        return;
+    }
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let roots: Vec<&str> = text("x-ipfs-roots").unwrap_or_default().split(',').collect();
     // The root and the last CIDs: the content and its nearest parent directories.
     let skipped = roots.len().saturating_sub(ROOTS_KEYED_MAX - 1).max(1);
     let keyed = roots.iter().take(1).chain(roots.iter().skip(skipped));
     let keyed = keyed.filter_map(|root| cid::parse(root).ok()).map(|root| surrogate_keys::of_root(&root));
+    let further = further.as_ref().and_then(|key| key.to_str().ok()).map(str::to_owned);
     let name = text("x-ipfs-path").and_then(surrogate_keys::of_path);
     let mut keys: Vec<String> = Vec::new();
-    for key in keyed.chain(name) {
+    for key in keyed.chain(further).chain(name) {
         if !keys.contains(&key) {
             keys.push(key);
         }

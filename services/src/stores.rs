@@ -8,6 +8,7 @@
 use anyhow::{Context as _, ensure};
 use cache::flat::{self, FlatOptions};
 use cache::memory::{self, MemoryOptions};
+use cache::store::IsWithheld;
 use cache::{
     BlockStore, CheckReport, Disk, DiskOptions, Figures, Finding, MetadataStore, Offline, RebuildProgress, Repaired,
     ScrubProgress, StoreError,
@@ -241,14 +242,18 @@ impl OfflineStore {
     }
 
     /// Verifies all stored blocks and the index. After each step, `on_progress` is called with the findings of the
-    /// step.
+    /// step. Missing blocks that are withheld are counted as such.
     ///
     /// # Errors
     /// Errors of the disk or the index; corrupt blocks are not errors.
-    pub fn check(&self, on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> anyhow::Result<CheckReport> {
+    pub fn check(
+        &self,
+        is_withheld: &IsWithheld,
+        on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> anyhow::Result<CheckReport> {
         Ok(match self {
-            Self::Rocksdb(store) => store.check(on_progress)?,
-            Self::Flat(store) => store.check(on_progress)?,
+            Self::Rocksdb(store) => store.check(is_withheld, on_progress)?,
+            Self::Flat(store) => store.check(is_withheld, on_progress)?,
         })
     }
 
@@ -290,17 +295,24 @@ impl OfflineStore {
     }
 }
 
-/// Repairs what can be repaired of the configured store except corrupt blocks, while no gateway uses it.
+/// Repairs what can be repaired of the configured store except corrupt blocks, while no gateway uses it. That withheld
+/// blocks are missing needs no repair.
 ///
 /// # Errors
 /// When it does not exist, is in use, or the disk fails. Completed repairs stay.
-pub fn repair(loaded: &Loaded, on_progress: &mut dyn FnMut(&RebuildProgress)) -> anyhow::Result<Repaired> {
+pub fn repair(
+    loaded: &Loaded,
+    is_withheld: &IsWithheld,
+    on_progress: &mut dyn FnMut(&RebuildProgress),
+) -> anyhow::Result<Repaired> {
     let Config { data_dir, cache: settings, .. } = &loaded.config;
     refuse_memory(settings)?;
     let dir = dir(data_dir, settings.store);
     Ok(match settings.store {
         StoreKind::Flat => flat::offline::Offline::repair(&dir)?,
-        StoreKind::Rocksdb | StoreKind::Memory => Offline::repair(&dir, &disk_options(settings), on_progress)?,
+        StoreKind::Rocksdb | StoreKind::Memory => {
+            Offline::repair(&dir, &disk_options(settings), is_withheld, on_progress)?
+        }
     })
 }
 

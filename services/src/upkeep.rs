@@ -90,12 +90,16 @@ fn report(report: &ScrubReport) {
     let ScrubReport { progress, lacking } = report;
     let (blocks, bytes) = (progress.blocks, progress.bytes);
     tracing::info!(blocks, bytes, progress.damaged, progress.unreadable, "the store was scrubbed");
-    for pin in lacking.iter().take(PINS_LOGGED_MAX) {
-        let (root, missing) = (pin.root, pin.missing);
+    let (damaged, withheld): (Vec<_>, Vec<_>) = lacking.iter().partition(|pin| pin.is_damaged());
+    for pin in damaged.iter().take(PINS_LOGGED_MAX) {
+        let (root, missing) = (pin.root, pin.missing - pin.withheld);
         tracing::warn!(%root, name = pin.name, missing, "a pin has missing blocks: they are fetched again");
     }
-    if lacking.len() > PINS_LOGGED_MAX {
-        tracing::warn!(pins = lacking.len(), "more pins have missing blocks; \"causeway store check\" lists them");
+    if damaged.len() > PINS_LOGGED_MAX {
+        tracing::warn!(pins = damaged.len(), "more pins have missing blocks; \"causeway store check\" lists them");
+    }
+    if !withheld.is_empty() {
+        tracing::info!(pins = withheld.len(), "pins lack blocks that rules withhold");
     }
 }
 

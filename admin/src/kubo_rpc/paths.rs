@@ -8,7 +8,7 @@ use crate::kubo_rpc::problem::RpcError;
 use content::names::NameError;
 use content::path::{Namespace, PathError, Root};
 use content::walk::Resolved;
-use content::{BlockSource, Cid, ContentPath, Verdict, Work};
+use content::{BlockSource, Cid, ContentPath, SourceError, Verdict, Work};
 use gateway::errors::Problem;
 use gateway::represent::whole::Whole;
 use gateway::request::RequestError;
@@ -94,10 +94,11 @@ impl Rpc {
         if !self.policy.serves_only_listed() {
             return Ok(());
         }
-        match (self.policy.check_entry(&path.root, &path.segments.join("/")), &path.root) {
+        let below = path.segments.join("/");
+        match (self.policy.check_entry(&path.root, &below), &path.root) {
             (Verdict::Allow, _) => Ok(()),
-            (verdict, Root::Cid(cid)) => Err(Problem::Refused { cid: *cid, verdict }.into()),
-            (verdict, Root::Name(name)) => Err(NameError::Withheld { name: name.clone(), verdict }.into()),
+            (verdict, Root::Cid(cid)) => Err(SourceError::refused(cid, &below, verdict).into()),
+            (verdict, Root::Name(name)) => Err(NameError::Withheld { name: name.clone(), path: below, verdict }.into()),
         }
     }
 

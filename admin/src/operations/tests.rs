@@ -119,9 +119,15 @@ async fn names_are_purged_refreshed_and_carried_as_surrogate_keys() {
     let loaded = settings(|config| config.http.surrogate_keys = true);
     let (world, root, blocks) = with_site(world(loaded, &[], listed(root))).await;
     let v1 = Cid::new_v1(root.codec(), *root.hash());
+    let (_, headers, _) = get(&world, &format!("/ipfs/{root}/index.html")).await;
+    let page = headers["x-ipfs-roots"].to_str().expect("text").rsplit(',').next().expect("a CID");
+    let page = content::cid::parse(page).expect("a CID");
+    let index = Cid::new_v1(page.codec(), *page.hash()).to_string();
     for (path, keys) in [
-        (format!("/ipfs/{root}/"), vec![v1.to_string()]),
-        ("/ipns/Site.example/".to_owned(), vec![v1.to_string(), "site.example".to_owned()]),
+        (format!("/ipfs/{root}/index.html"), vec![v1.to_string(), index.clone()]),
+        // A directory's page can be purged by its own CID, which is not on the path.
+        (format!("/ipfs/{root}/"), vec![v1.to_string(), index.clone()]),
+        ("/ipns/Site.example/".to_owned(), vec![v1.to_string(), index.clone(), "site.example".to_owned()]),
     ] {
         let (status, headers, _) = get(&world, &path).await;
         assert_eq!(status, 200, "{path}");

@@ -3,7 +3,8 @@
 use super::writer::{Barrier, Change};
 use super::{Disk, Figures, Recompressed, ScrubReport, StoreError};
 use crate::pins::{PinAttempt, PinChanges, PinError, PinSummary};
-use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
+use crate::reports::MissingBlocks;
+use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, IsWithheld, OnProgress, ScrubPass, Stats};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::{Block, BlockKey, Cid};
@@ -46,6 +47,10 @@ impl BlockStore for Disk {
 
     fn pin<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<Option<PinSummary>, StoreError>> {
         self.pin(root).boxed()
+    }
+
+    fn missing<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<MissingBlocks, StoreError>> {
+        self.missing(root).boxed()
     }
 
     fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
@@ -143,6 +148,10 @@ impl BlockStore for Disk {
 
     fn set_is_hot(&self, is_hot: IsHot) {
         self.set_is_hot(is_hot);
+    }
+
+    fn set_is_withheld(&self, is_withheld: IsWithheld) {
+        self.withheld().set(is_withheld);
     }
 
     fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>> {

@@ -79,7 +79,8 @@ use std::sync::atomic::Ordering;
 use tokio::sync::Semaphore;
 
 use crate::pins::{PinChanges, PinState, PinSummary};
-use crate::store::{Evicted, Held, Stats, StoreStats};
+use crate::reports::MissingBlocks;
+use crate::store::{Evicted, Held, Stats, StoreStats, Withheld};
 use crate::stored::{self, Shape, Stored};
 
 /// Options of a store. The defaults suit a small server.
@@ -139,6 +140,7 @@ struct Inner {
     reads: Arc<Semaphore>,
     stats: Arc<Stats>,
     changes: Arc<PinChanges>,
+    withheld: Arc<Withheld>,
     store: Arc<Store>,
 }
 
@@ -174,7 +176,8 @@ impl Disk {
         let queue = writer::start(Arc::clone(&store), Arc::clone(&stats), Arc::clone(&changes), options)?;
         let reads = Arc::new(Semaphore::new(options.reads_max.max(1)));
         let look_ups = Reads::new(Arc::clone(&store), options.reads_max);
-        Ok(Self { inner: Arc::new(Inner { queue, look_ups, reads, stats, changes, store }) })
+        let withheld = Arc::default();
+        Ok(Self { inner: Arc::new(Inner { queue, look_ups, reads, stats, changes, withheld, store }) })
     }
 
     /// Whether a directory contains a store.
@@ -231,6 +234,16 @@ impl Disk {
         let root = *root;
         let record = self.read(move |store| store.pin(&root.to_bytes())).await?;
         Ok(record.map(|record| record.summary(root)))
+    }
+
+    /// The members of a root's partial pin that are not stored.
+    pub(crate) async fn missing(&self, root: &Cid) -> Result<MissingBlocks, StoreError> {
+        let (root, withheld) = (root.to_bytes(), Arc::clone(&self.inner.withheld));
+        self.read(move |store| match store.pin(&root)? {
+            Some(pin) if pin.state == PinState::Partial => scrub::missing(store, &pin, &|key| withheld.has(key)),
+            _ => Ok(MissingBlocks::default()),
+        })
+        .await
     }
 
     /// Calls `visit` with the binary multihash of each selected block, without reading it. Blocks the thread, for about
@@ -386,9 +399,14 @@ impl Disk {
         self.inner.stats.recompressed_saved_bytes.inc_by(saved_bytes);
     }
 
-    fn count_pass(&self, lacking_pins: usize) {
+    fn count_pass(&self, lacking: &[IncompletePin]) {
+        let damaged = lacking.iter().filter(|pin| pin.is_damaged()).count();
         self.inner.stats.scrub_passes.inc();
-        self.inner.stats.lacking_pins.store(lacking_pins as u64, Ordering::Relaxed);
+        self.inner.stats.lacking_pins.store(damaged as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn withheld(&self) -> &Arc<Withheld> {
+        &self.inner.withheld
     }
 
     /// Counts a block that was not cached.

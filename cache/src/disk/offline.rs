@@ -99,9 +99,10 @@ impl Amount {
 }
 
 impl CheckReport {
-    /// Whether the check found no problems.
+    /// Whether the check found no problems. Missing blocks that are withheld are none.
     pub fn is_clean(&self) -> bool {
-        self.progress.is_clean() && self.index.total() == 0 && self.lacking.is_empty() && self.unclaimed == 0
+        let is_whole = !self.lacking.iter().any(IncompletePin::is_damaged);
+        self.progress.is_clean() && self.index.total() == 0 && is_whole && self.unclaimed == 0
     }
 }
 
@@ -118,18 +119,24 @@ impl Offline {
     }
 
     /// Repairs inconsistencies of the index of the store in `dir`; an index that cannot be read, or that lacks blocks
-    /// of pins, is rebuilt from the segments. Values are verified by [`super::Disk::scrub`] afterwards.
+    /// of pins that are not withheld, is rebuilt from the segments. Values are verified by [`super::Disk::scrub`] afterwards.
     ///
     /// # Errors
     /// Those of [`Offline::open`]. Earlier repairs are kept.
-    pub fn repair(dir: &Path, options: &DiskOptions, on_progress: OnRebuild<'_>) -> Result<Repaired, StoreError> {
+    pub fn repair(
+        dir: &Path,
+        options: &DiskOptions,
+        is_withheld: &dyn Fn(&BlockKey) -> bool,
+        on_progress: OnRebuild<'_>,
+    ) -> Result<Repaired, StoreError> {
         if !Store::is_in(dir) {
             return Err(StoreError::Missing { dir: dir.to_owned() });
         }
         let lock = store::lock(dir)?;
         let repaired = open_store(dir, options, &lock).and_then(|store| {
             let index = repair::check_index(&store, true)?;
-            Ok((index, lacking(&store, &BTreeMap::new())?.len()))
+            let lacking = lacking(&store, &BTreeMap::new(), is_withheld)?;
+            Ok((index, lacking.iter().filter(|pin| pin.is_damaged()).count()))
         });
         let reason = match repaired {
             Ok((index, 0)) => return Ok(Repaired { index, rebuilt: None }),
@@ -169,11 +176,15 @@ impl Offline {
     }
 
     /// Verifies every value, and the consistency of the index. After each step, `on_progress` is called with the
-    /// progress and the step's findings.
+    /// progress and the step's findings. Missing blocks that are withheld are counted as such.
     ///
     /// # Errors
     /// Errors of the index; corrupt values are not errors.
-    pub fn check(&self, mut on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> Result<CheckReport, StoreError> {
+    pub fn check(
+        &self,
+        is_withheld: &dyn Fn(&BlockKey) -> bool,
+        mut on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> Result<CheckReport, StoreError> {
         let index = repair::check_index(&self.store, false)?;
         let (mut progress, mut damaged) = (ScrubProgress::default(), BTreeMap::new());
         let mut next = Some(Place::default());
@@ -185,7 +196,7 @@ impl Offline {
             self.mark_damaged(&step.findings)?;
             next = step.next;
         }
-        let lacking = lacking(&self.store, &damaged)?;
+        let lacking = lacking(&self.store, &damaged, is_withheld)?;
         self.mark_partial(&lacking)?;
         Ok(CheckReport { progress, index, lacking, unclaimed: rebuild::count_unclaimed(&self.store)? })
     }
@@ -243,7 +254,11 @@ impl Offline {
 
 /// The pins with missing blocks: members that are not stored or are among `damaged`, which counts them by pin, and
 /// blocks of their DAGs that are not listed as members.
-fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<IncompletePin>, StoreError> {
+fn lacking(
+    store: &Store,
+    damaged: &BTreeMap<u64, u64>,
+    is_withheld: &dyn Fn(&BlockKey) -> bool,
+) -> Result<Vec<IncompletePin>, StoreError> {
     let mut unlisted = BTreeMap::new();
     for row in store.rows_from(PINS, &[])? {
         let (root, record) = parse_pin(&row?)?;
@@ -255,7 +270,7 @@ fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<Incomplete
         *unlisted.entry(*pin).or_default() += damaged;
     }
     unlisted.retain(|_, blocks| *blocks > 0);
-    scrub::lacking(store, &unlisted)
+    scrub::lacking(store, &unlisted, is_withheld)
 }
 
 /// Blocks of a DAG that are not members of its pin.

@@ -232,7 +232,7 @@ fn rebuild(
     }
     store.rewrite_journal()?;
     store.matches_journal = true;
-    let lacking = scrub::lacking(&store, &BTreeMap::new())?;
+    let lacking = scrub::lacking(&store, &BTreeMap::new(), &|_| false)?;
     Ok(Rebuilt { reason: reason.to_owned(), progress, lacking, unclaimed })
 }
 

@@ -14,15 +14,17 @@
 //! values in the page cache that are not yet on the disk, which the next pass checks.
 
 use super::record;
-use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, Place, ScrubRecord, take_u64};
+use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, PinRecord, Place, ScrubRecord, take_u64};
 use super::store::Store;
 use super::writer::{Barrier, Change};
 use super::{Disk, StoreError};
 use crate::pins::PinSummary;
+use crate::reports::MissingBlocks;
 pub use crate::reports::{Fault, Finding, IncompletePin, ScrubProgress, ScrubReport};
 use crate::stored::Stored;
 use content::{BlockKey, Cid};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The maximum bytes read in a step.
@@ -116,8 +118,9 @@ impl Disk {
         }
         self.save_scrub_record(ScrubRecord { ended_ms: now_ms(), at: Place::default() })?;
         self.flush().await?;
-        let lacking = self.read(|store| lacking(store, &BTreeMap::new())).await?;
-        self.count_pass(lacking.len());
+        let withheld = Arc::clone(self.withheld());
+        let lacking = self.read(move |store| lacking(store, &BTreeMap::new(), &|key| withheld.has(key))).await?;
+        self.count_pass(&lacking);
         let roots: Vec<Cid> = lacking.iter().map(|pin| pin.root).collect();
         if !roots.is_empty() {
             self.queue().ask(|reply| Barrier::MarkPartial { roots, reply }).await??;
@@ -220,8 +223,13 @@ pub(crate) fn pause_after(bytes: u64, worked: Duration, bytes_per_second: Option
 }
 
 /// The pins with missing members: not in the index, no longer listed, or among `damaged`, which counts them by pin.
-pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec<IncompletePin>, StoreError> {
+pub(super) fn lacking(
+    store: &Store,
+    damaged: &BTreeMap<u64, u64>,
+    is_withheld: &dyn Fn(&BlockKey) -> bool,
+) -> Result<Vec<IncompletePin>, StoreError> {
     let (mut missing, mut members) = (damaged.clone(), BTreeMap::<u64, u64>::new());
+    let mut withheld = BTreeMap::<u64, u64>::new();
     for row in store.rows_from(BLOCKS_BY_PIN, &[])? {
         let (row, _) = row?;
         let mut block = &*row;
@@ -229,14 +237,39 @@ pub(super) fn lacking(store: &Store, damaged: &BTreeMap<u64, u64>) -> Result<Vec
         *members.entry(pin).or_default() += 1;
         if !store.holds(INDEX, block)? {
             *missing.entry(pin).or_default() += 1;
+            *withheld.entry(pin).or_default() +=
+                u64::from(BlockKey::from_bytes(block).as_ref().is_some_and(is_withheld));
         }
     }
     let lacks = |pin: PinSummary| {
-        let unknown = pin.blocks.saturating_sub(members.get(&pin.id).copied().unwrap_or_default());
-        let missing = missing.get(&pin.id).copied().unwrap_or_default() + unknown;
-        (missing > 0).then_some(IncompletePin { root: pin.root, name: pin.name, missing, blocks: pin.blocks })
+        let count = |of: &BTreeMap<u64, u64>| of.get(&pin.id).copied().unwrap_or_default();
+        let missing = count(&missing) + pin.blocks.saturating_sub(count(&members));
+        let withheld = count(&withheld);
+        (missing > 0).then_some(IncompletePin { root: pin.root, name: pin.name, missing, withheld, blocks: pin.blocks })
     };
     Ok(store.pins()?.into_iter().filter_map(lacks).collect())
+}
+
+/// The members of a pin that are not in the index.
+pub(super) fn missing(
+    store: &Store,
+    pin: &PinRecord,
+    is_withheld: &dyn Fn(&BlockKey) -> bool,
+) -> Result<MissingBlocks, StoreError> {
+    let mut missing = MissingBlocks { blocks: pin.blocks, bytes: pin.bytes, withheld: 0 };
+    let prefix = pin.id.0.to_be_bytes();
+    for row in store.keys_with_prefix(BLOCKS_BY_PIN, &prefix)? {
+        let row = row?;
+        let block = row.get(prefix.len()..).unwrap_or_default();
+        match store.index(block)? {
+            Some(record) => {
+                missing.blocks = missing.blocks.saturating_sub(1);
+                missing.bytes = missing.bytes.saturating_sub(record.shape.block_bytes() as u64);
+            }
+            None => missing.withheld += u64::from(BlockKey::from_bytes(block).as_ref().is_some_and(is_withheld)),
+        }
+    }
+    Ok(missing)
 }
 
 pub(crate) fn now_ms() -> u64 {

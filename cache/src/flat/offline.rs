@@ -9,6 +9,7 @@ use crate::indexed_store::backing::Backing as _;
 use crate::indexed_store::step;
 use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::PinSummary;
+use content::BlockKey;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -53,11 +54,15 @@ impl Offline {
     }
 
     /// Verifies every value. After each step, `on_progress` is called with the progress and the step's findings. There
-    /// is no index to check.
+    /// is no index to check. Missing blocks that are withheld are counted as such.
     ///
     /// # Errors
     /// If a corrupt file could not be quarantined.
-    pub fn check(&self, mut on_progress: impl FnMut(&ScrubProgress, &[Finding])) -> Result<CheckReport, StoreError> {
+    pub fn check(
+        &self,
+        is_withheld: &dyn Fn(&BlockKey) -> bool,
+        mut on_progress: impl FnMut(&ScrubProgress, &[Finding]),
+    ) -> Result<CheckReport, StoreError> {
         let mut keys: Vec<Key> = self.index.keys().map(|(key, ..)| Arc::clone(key)).collect();
         keys.sort_unstable();
         let (mut progress, mut damaged, mut at) = (ScrubProgress::default(), HashSet::new(), 0);
@@ -74,7 +79,7 @@ impl Offline {
             }
             at = step.end;
         }
-        let lacking = self.index.lacking(&damaged);
+        let lacking = self.index.lacking(&damaged, is_withheld);
         Ok(CheckReport { progress, index: Inconsistencies::default(), lacking, unclaimed: 0 })
     }
 

@@ -25,7 +25,8 @@ use crate::disk::{Figures, ScrubReport, StoreError};
 use crate::memory_index::{Key, MemoryIndex};
 use crate::pins::{PinAttempt, PinChanges, PinError, PinState, PinSummary};
 use crate::queue::Queue;
-use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, OnProgress, ScrubPass, Stats};
+use crate::reports::MissingBlocks;
+use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, IsWithheld, OnProgress, ScrubPass, Stats, Withheld};
 use crate::stored::{self, Shape, Stored, ValueError};
 use bytes::Bytes;
 use content::{Block, BlockKey, BlockSource, Cid, SourceError};
@@ -84,6 +85,7 @@ struct Shared<B: Backing> {
     stats: Arc<Stats>,
     changes: Arc<PinChanges>,
     is_hot: OnceLock<IsHot>,
+    withheld: Withheld,
 }
 
 impl<B: Backing> std::fmt::Debug for Shared<B> {
@@ -118,6 +120,7 @@ impl<B: Backing> IndexedStore<B> {
             stats: Arc::<Stats>::default(),
             changes: Arc::<PinChanges>::default(),
             is_hot: OnceLock::new(),
+            withheld: Withheld::default(),
         };
         let shared = Arc::new(shared);
         let writer = |room| Writer::new(Arc::clone(&shared), limits.clone(), room);
@@ -272,6 +275,11 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
         ready(Ok(record.map(|record| record.summary(*root)))).boxed()
     }
 
+    fn missing<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<MissingBlocks, StoreError>> {
+        let root = *root;
+        self.read(move |shared| Ok(shared.index().missing(&root, &|key| shared.withheld.has(key)))).boxed()
+    }
+
     fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
         if which == Held::Roots {
             let pins = self.inner.shared.index().summaries();
@@ -389,6 +397,10 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
 
     fn set_is_hot(&self, is_hot: IsHot) {
         _ = self.inner.shared.is_hot.set(is_hot);
+    }
+
+    fn set_is_withheld(&self, is_withheld: IsWithheld) {
+        self.inner.shared.withheld.set(is_withheld);
     }
 
     fn figures(&self) -> BoxFuture<'_, Result<Figures, StoreError>> {

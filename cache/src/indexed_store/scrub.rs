@@ -62,10 +62,12 @@ impl<B: Backing> IndexedStore<B> {
         }
         self.save_position(ScrubPosition { ended_ms: now_ms(), at: Vec::new() }).await?;
         self.inner.queue.ask(|reply| Command::Flush { reply }).await??;
-        let lacking = self.read(|shared| Ok(shared.index().lacking(&HashSet::new()))).await?;
+        let lacking =
+            self.read(|shared| Ok(shared.index().lacking(&HashSet::new(), &|key| shared.withheld.has(key)))).await?;
         let stats = &self.inner.shared.stats;
         stats.scrub_passes.inc();
-        stats.lacking_pins.store(lacking.len() as u64, Ordering::Relaxed);
+        let damaged = lacking.iter().filter(|pin| pin.is_damaged()).count();
+        stats.lacking_pins.store(damaged as u64, Ordering::Relaxed);
         Ok(ScrubReport { progress, lacking })
     }
 

@@ -144,7 +144,7 @@ struct Tally {
 fn repair(kind: Kind, dir: &Path) -> Result<(), StoreError> {
     match kind {
         Kind::Flat => FlatOffline::repair(dir).map(drop),
-        _ => Offline::repair(dir, &DiskOptions::default(), &mut |_| ()).map(drop),
+        _ => Offline::repair(dir, &DiskOptions::default(), &|_| false, &mut |_| ()).map(drop),
     }
 }
 

@@ -127,7 +127,7 @@ async fn temporary_files_are_deleted_and_foreign_files_are_kept() {
     let before = files(dir);
     let looked = Offline::open(dir).expect("opens");
     assert_eq!(looked.figures().expect("reads").all().blocks, 3);
-    assert!(looked.check(|_, _| ()).expect("checks").is_clean());
+    assert!(looked.check(&|_| false, |_, _| ()).expect("checks").is_clean());
     drop(looked);
     assert_eq!(files(dir), before);
     let store = home.open(Setup::default()).await;
@@ -281,7 +281,7 @@ async fn a_check_reports_what_is_wrong_with_a_store() {
     let figures = looked.figures().expect("reads");
     assert_eq!((figures.pinned.blocks, figures.cached.blocks, figures.pins, figures.partial_pins), (4, 5, 0, 1));
     let mut found = Vec::new();
-    let report = looked.check(|_, findings| found.extend_from_slice(findings)).expect("checks");
+    let report = looked.check(&|_| false, |_, findings| found.extend_from_slice(findings)).expect("checks");
     assert_eq!((report.progress.blocks, report.progress.damaged, found.len()), (9, 2, 2));
     assert!(found.iter().all(|finding| finding.fault == Fault::Damaged));
     assert_eq!((report.lacking.len(), report.lacking[0].missing, report.lacking[0].blocks), (1, 2, 5));
@@ -290,6 +290,6 @@ async fn a_check_reports_what_is_wrong_with_a_store() {
     drop(looked);
     // The quarantined files do not count any more.
     let looked = Offline::open(home.dir.path()).expect("opens");
-    let report = looked.check(|_, _| ()).expect("checks");
+    let report = looked.check(&|_| false, |_, _| ()).expect("checks");
     assert_eq!((report.progress.blocks, report.progress.damaged, report.lacking[0].missing), (7, 0, 2));
 }

@@ -97,8 +97,8 @@ fn a_lost_member_is_missing_and_becomes_a_member_again() {
     index.put(&name(1), ValueInfo { durable: true, ..value_info(10) });
     index.add_member(PinId(1), &name(1), 7);
     index.add_member(PinId(1), &name(2), 7);
-    assert_eq!(index.lacking(&HashSet::new())[0].missing, 1);
-    assert_eq!(index.lacking(&HashSet::from([name(1)]))[0].missing, 2);
+    assert_eq!(index.lacking(&HashSet::new(), &|_| false)[0].missing, 1);
+    assert_eq!(index.lacking(&HashSet::from([name(1)]), &|_| false)[0].missing, 2);
     assert!(index.remove_value(&[1]) && !index.remove_value(&[1]));
     assert!(index.has_pin(&[1]) && index.value(&[1]).is_none() && !index.touch(&[1]));
     [1, 2].iter().for_each(|n| index.put(&name(*n), value_info(20)));
@@ -106,7 +106,7 @@ fn a_lost_member_is_missing_and_becomes_a_member_again() {
     index.set_shape(&[1], shape);
     index.mark_durable(&[1]);
     assert_eq!(index.value(&[1]), Some(ValueInfo { bytes: 20, shape: Some(shape), durable: true }));
-    assert_eq!((index.lacking(&HashSet::new()), index.pinned_bytes()), (Vec::new(), 40));
+    assert_eq!((index.lacking(&HashSet::new(), &|_| false), index.pinned_bytes()), (Vec::new(), 40));
 }
 
 #[derive(Debug, Clone)]

@@ -3,8 +3,11 @@ use super::{cache, flip, forge, key, noisy, open, place_of, raw, supply};
 use crate::disk::faults::Call;
 use crate::disk::schema::{INDEX, KEY_COUNTERS, KEY_SYNCED, Kind, META, PLACES, Place, SEGMENTS, SegmentRecord};
 use crate::reports::raw_cid;
-use crate::{CheckReport, Disk, DiskOptions, Fault, Finding, Inconsistencies, Offline, PinState, StoreError};
-use content::{Block, BlockSource};
+use crate::{
+    BlockStore as _, CheckReport, Disk, DiskOptions, Evict, Fault, Finding, Inconsistencies, Offline, PinState,
+    StoreError,
+};
+use content::{Block, BlockKey, BlockSource};
 use rocksdb::WriteBatch;
 use rustix::io::Errno;
 use std::path::Path;
@@ -15,7 +18,7 @@ fn offline(dir: &Path) -> Offline {
 
 fn check(dir: &Path) -> (CheckReport, Vec<Finding>) {
     let mut found = Vec::new();
-    let report = offline(dir).check(|_, findings| found.extend_from_slice(findings)).expect("reads");
+    let report = offline(dir).check(&|_| false, |_, findings| found.extend_from_slice(findings)).expect("reads");
     (report, found)
 }
 
@@ -48,7 +51,23 @@ async fn missing_stores_and_stores_in_use_are_not_opened() {
     let disk = open(dir.path());
     assert!(matches!(open_offline(), Err(StoreError::InUse { .. })));
     drop(disk);
-    assert!(open_offline().expect("opens").check(|_, _| ()).expect("reads").is_clean());
+    assert!(open_offline().expect("opens").check(&|_| false, |_, _| ()).expect("reads").is_clean());
+}
+
+/// A store whose only missing blocks are withheld is clean, and needs no repair.
+#[tokio::test]
+async fn withheld_blocks_are_not_damage() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (disk, blocks) = filled(dir.path()).await;
+    let withheld = key(&blocks[4]);
+    disk.handle().evict(vec![withheld], Evict::Everything).await.expect("evicts");
+    drop(disk);
+    let is_withheld = |key: &BlockKey| *key == withheld;
+    let report = offline(dir.path()).check(&is_withheld, |_, _| ()).expect("reads");
+    assert!(report.is_clean() && !check(dir.path()).0.is_clean(), "{report:?}");
+    assert_eq!((report.lacking[0].missing, report.lacking[0].withheld), (1, 1));
+    let repaired = Offline::repair(dir.path(), &DiskOptions::default(), &is_withheld, &mut |_| ()).expect("repairs");
+    assert!(repaired.rebuilt.is_none(), "{repaired:?}");
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn has_all(disk: &Disk, dags: &[Vec<Block>]) -> bool {
 }
 
 fn repair(dir: &Path) -> Repaired {
-    Offline::repair(dir, &small(), &mut |_| ()).expect("repairs")
+    Offline::repair(dir, &small(), &|_| false, &mut |_| ()).expect("repairs")
 }
 
 fn with_suffix(dir: &Path, suffix: &str) -> Vec<PathBuf> {
@@ -411,7 +411,7 @@ async fn without_index_and_journal_every_block_stays_until_it_is_released() {
     }
     drop(disk);
     let offline = Offline::open(dir.path(), &small()).expect("opens");
-    let report = offline.check(|_, _| ()).expect("reads");
+    let report = offline.check(&|_| false, |_, _| ()).expect("reads");
     assert_eq!(report.unclaimed, unclaimed);
     assert!(!report.is_clean());
     offline.release_unclaimed().expect("writes");

@@ -48,7 +48,8 @@ async fn every_kind_of_corruption_is_found_and_deleted_and_nothing_else() {
     let expected = bad.map(|block| Finding { cid: raw_cid(&key(block)), fault: Fault::Damaged });
     assert_eq!(found.len(), 5);
     assert!(expected.iter().all(|finding| found.contains(finding)), "{found:?}");
-    let mine = IncompletePin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, blocks: 6 };
+    let mine =
+        IncompletePin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, withheld: 0, blocks: 6 };
     assert_eq!(lacking, [mine]);
     assert_eq!((disk.stats().corrupt_blocks, disk.stats().lacking_pins), (5, 1));
     for block in pinned.iter().chain(&cached) {

@@ -103,8 +103,8 @@ impl World {
         (status, cached)
     }
 
-    async fn take_down(&self, what: &str) -> serde_json::Value {
-        let rule = serde_json::json!({ "cid": what, "status": 451 }).to_string();
+    async fn take_down(&self, what: &str, deep: bool) -> serde_json::Value {
+        let rule = serde_json::json!({ "cid": what, "status": 451, "deep": deep }).to_string();
         let (status, answer) = self.causeway.admin("POST", "/api/v1/denylists/local/rules", Some(&rule)).await;
         assert_eq!(status, 201, "{answer}");
         answer
@@ -153,7 +153,7 @@ async fn leaves_at_once(front: Front, kind: &str) {
     }
     let other = format!("{}.ipfs.{HOST}", world.other);
     world.warm(&other, "/").await;
-    let added = world.take_down(&world.leaf).await;
+    let added = world.take_down(&world.leaf, false).await;
     assert_eq!(added["caches_notified"], serde_json::json!(1), "{added}");
     for (host, path) in [(&*site, "/page.txt"), (&*origin, "/")] {
         world.until_gone(host, path).await;
@@ -169,6 +169,32 @@ async fn leaves_at_once(front: Front, kind: &str) {
     world.causeway.stop().await;
 }
 
+/// The blocks below a root that is taken down leave the caches under other roots as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deep_take_down_purges_pages_under_other_roots() {
+    for (front, kind) in [
+        (Front::Nginx, "refresh"),
+        (Front::Varnish { with_xkey: false }, "ban"),
+        (Front::Varnish { with_xkey: true }, "xkey"),
+    ] {
+        let world = World::start(front, |launch, purge_address| {
+            launch
+                .set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600)
+                .set("CAUSEWAY_HTTP_SURROGATE_KEYS", true)
+                .set("CAUSEWAY_POLICY_CACHES", format!("{kind}+http://{purge_address}"))
+        })
+        .await;
+        let (origin, other) = (format!("{}.ipfs.{HOST}", world.leaf), format!("{}.ipfs.{HOST}", world.other));
+        world.warm(&origin, "/").await;
+        world.warm(&other, "/").await;
+        let added = world.take_down(&world.root, true).await;
+        assert_eq!(added["deep_rules"], serde_json::json!(2), "{added}");
+        world.until_gone(&origin, "/").await;
+        assert_eq!(world.get(&other, "/").await, (200, "HIT".to_owned()), "what was not taken down is still there");
+        world.causeway.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn taken_down_content_expires_from_caches() {
     for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
@@ -179,7 +205,7 @@ async fn taken_down_content_expires_from_caches() {
             if answer == (200, "HIT".to_owned()) { Ok(()) } else { Err(answer.1) }
         })
         .await;
-        world.take_down(&world.leaf).await;
+        world.take_down(&world.leaf, false).await;
         world.until_gone(&site, "/page.txt").await;
         world.causeway.stop().await;
     }
@@ -193,7 +219,7 @@ async fn answers_without_s_maxage_are_not_cached() {
         for _ in 0..4 {
             assert_eq!(world.get(&site, "/page.txt").await, (200, "MISS".to_owned()));
         }
-        world.take_down(&world.leaf).await;
+        world.take_down(&world.leaf, false).await;
         assert_eq!(world.get(&site, "/page.txt").await.0, 451);
         world.causeway.stop().await;
     }

@@ -222,12 +222,25 @@ async fn a_missing_block_of_a_pin_is_reported_and_fetched() {
     assert_eq!(world.kubo.sent().await.blocks - sent, 1);
     assert_eq!(node.metrics().await.sample("causeway_pins_incomplete"), 0);
     // A withheld leaf is reported as such, and is fetched when it is unblocked.
+    let losses = node.metrics().await.sample("causeway_pins_losses_total");
     launch.run(&["block", "add", &damaged]).expect("blocks");
     until_pin_status(&node, root, "it is reported as withheld", |status, details| {
         status == "failed" && details.contains("withheld")
     })
     .await;
-    assert_eq!(node.metrics().await.sample("causeway_pins_incomplete"), 0);
+    let metrics = node.metrics().await;
+    assert_eq!(metrics.sample("causeway_pins_incomplete"), 0);
+    assert_eq!(metrics.sample("causeway_pins_losses_total"), losses, "what is withheld is not lost");
+    let printed = launch.run(&["store", "check"]).expect("nothing is damaged");
+    assert!(printed.contains("1 of 13 blocks is withheld by a rule and not stored"), "{printed}");
+    let printed = launch.output(&["pin", "status", root], &[]).stdout;
+    assert!(text(&printed).contains("12 blocks"), "{}", text(&printed));
+    node.stop().await;
+    let printed = launch.run(&["store", "check"]).expect("nothing is damaged");
+    assert!(printed.contains("1 of 13 blocks is withheld by a rule and not stored"), "{printed}");
+    let printed = text(&launch.output(&["pin", "status", root], &[]).stdout);
+    assert!(printed.contains("12 blocks") && printed.contains("withheld"), "{printed}");
+    let node = launch.clone().peering(world.kubo.tcp()).start().await;
     launch.run(&["block", "rm", &damaged]).expect("unblocks");
     until_pin_status(&node, root, "it is complete again", |status, _| status == "pinned").await;
     crate::tiers::expect(&node, &world.item).await;

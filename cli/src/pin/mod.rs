@@ -21,6 +21,7 @@ pub use self::args::{AddArgs, LsArgs, PinCommand};
 use self::args::STATUSES;
 use self::show::{describe, details, line, rows, short, status_name};
 use crate::audited_change::AuditedChange;
+use crate::local_policy;
 use crate::output::{print_line, print_view};
 use crate::progress;
 use crate::remote::address::{query, segment};
@@ -29,7 +30,7 @@ use crate::store_cli::{ContentRef, finish_and_close_async};
 use anyhow::{Context as _, bail, ensure};
 use api::peers::{ConnectRequest, ConnectedView};
 use api::pins::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
-use cache::{Addition, BlockStore, PinState, PinSummary};
+use cache::{Addition, BlockStore, MissingBlocks, PinState, PinSummary, withheld_by};
 use config::Loaded;
 use content::Cid;
 use futures::stream::{self, Stream, TryStreamExt as _};
@@ -69,7 +70,7 @@ pub async fn run(loaded: &Loaded, command: PinCommand) -> anyhow::Result<()> {
                     if watch { wait(&remote, found, None).await? } else { found }
                 }
                 Backend::Local(store) => {
-                    let found = pin_in_store(&*store, &pin).await;
+                    let found = pin_in_store(loaded, &*store, &pin).await;
                     finish_and_close_async(&*store, found).await?
                 }
             };
@@ -156,7 +157,7 @@ async fn add_to_store(
         let request = json!({ "paths": [named.text()], "name": args.name });
         let record = AuditedChange::begin(&loaded.config.data_dir, "pin add", request.clone())?;
         let pins = record.end(pin_in(store, named, args).await, |_| request)?;
-        for pin in pins.iter().map(of_store) {
+        for pin in pins.iter().map(|pin| of_store(pin, MissingBlocks::default())) {
             print_line(&if args.json { serde_json::to_string(&pin)? } else { line(&pin) })?;
         }
     }
@@ -228,14 +229,35 @@ async fn one(remote: &Remote, pin: &str) -> anyhow::Result<PinStatusView> {
 }
 
 /// The pin of a CID in a store without a running gateway.
-async fn pin_in_store(store: &dyn BlockStore, pin: &str) -> anyhow::Result<PinStatusView> {
+async fn pin_in_store(loaded: &Loaded, store: &dyn BlockStore, pin: &str) -> anyhow::Result<PinStatusView> {
     let cid = pin.parse::<Cid>();
     let cid = cid
         .ok()
         .with_context(|| format!("\"{pin}\" is not a CID, and IDs of pin requests require a running gateway"))?;
-    let pins = store.pins().await?;
-    let found = pins.iter().find(|pin| pin.root.hash() == cid.hash() && pin.root.codec() == cid.codec());
-    Ok(of_store(found.with_context(|| format!("{cid} is not pinned in this store"))?))
+    let mut pins = store.pins().await?;
+    pins.retain(|pin| pin.root.hash() == cid.hash() && pin.root.codec() == cid.codec());
+    let found = views_of_store(loaded, store, pins).await?.pop();
+    Ok(found.with_context(|| format!("{cid} is not pinned in this store"))?.0)
+}
+
+/// The pins of a store without a running gateway, and their roots.
+async fn views_of_store(
+    loaded: &Loaded,
+    store: &dyn BlockStore,
+    pins: Vec<PinSummary>,
+) -> anyhow::Result<Vec<(PinStatusView, Cid)>> {
+    if pins.iter().any(|pin| pin.state == PinState::Partial) {
+        store.set_is_withheld(withheld_by(&local_policy::load(loaded).await?));
+    }
+    let mut views = Vec::with_capacity(pins.len());
+    for pin in pins {
+        let missing = match pin.state {
+            PinState::Complete => MissingBlocks::default(),
+            PinState::Partial => store.missing(&pin.root).await?,
+        };
+        views.push((of_store(&pin, missing), pin.root));
+    }
+    Ok(views)
 }
 
 /// The path of a pin request in the API.
@@ -257,8 +279,12 @@ async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
         match open_or_connect(loaded, &args.node, async || stores::open_existing(loaded).await).await? {
             Backend::Remote(remote) => all(&remote, &filter(args), limit).try_collect().await?,
             Backend::Local(store) => {
-                let pins = store.pins().await.map_err(anyhow::Error::from);
-                of_store_filtered(finish_and_close_async(&*store, pins).await?, args, limit)
+                let found = async {
+                    let mut pins = store.pins().await?;
+                    pins.sort_by_key(|pin| std::cmp::Reverse(pin.created));
+                    views_of_store(loaded, &*store, pins).await
+                };
+                filtered(finish_and_close_async(&*store, found.await).await?, args, limit)
             }
         };
     let view = PinResultsView { count: i32::try_from(found.len()).unwrap_or(i32::MAX), results: found };
@@ -312,19 +338,24 @@ fn all<'a>(
 }
 
 /// A pin of a store without a running gateway.
-fn of_store(pin: &PinSummary) -> PinStatusView {
-    let info = [("blocks", pin.blocks), ("bytes", pin.bytes)].map(|(key, value)| (key.to_owned(), value.to_string()));
+fn of_store(pin: &PinSummary, missing: MissingBlocks) -> PinStatusView {
+    let stored = [("blocks", pin.blocks, missing.blocks), ("bytes", pin.bytes, missing.bytes)];
+    let info = stored.map(|(key, all, missing)| (key.to_owned(), all.saturating_sub(missing).to_string()));
     let mut info: BTreeMap<String, String> = info.into();
-    if pin.state == PinState::Partial {
-        let details = "blocks are missing in the store: a running gateway fetches them";
-        info.insert("status_details".to_owned(), details.to_owned());
-    }
+    let (status, details) = match pin.state {
+        PinState::Complete => (StatusView::Pinned, None),
+        // As a running gateway answers.
+        PinState::Partial if missing.is_withheld() => {
+            (StatusView::Failed, Some("the missing blocks are withheld by a rule of this gateway; the rest is kept"))
+        }
+        PinState::Partial => {
+            (StatusView::Queued, Some("blocks are missing in the store: a running gateway fetches them"))
+        }
+    };
+    info.extend(details.map(|details| ("status_details".to_owned(), details.to_owned())));
     PinStatusView {
         requestid: String::new(),
-        status: match pin.state {
-            PinState::Complete => StatusView::Pinned,
-            PinState::Partial => StatusView::Queued,
-        },
+        status,
         created: rfc3339(pin.created),
         pin: PinView { cid: pin.root.to_string(), name: pin.name.clone(), origins: None, meta: None },
         delegates: Vec::new(),
@@ -332,8 +363,7 @@ fn of_store(pin: &PinSummary) -> PinStatusView {
     }
 }
 
-fn of_store_filtered(mut pins: Vec<PinSummary>, args: &LsArgs, limit: usize) -> Vec<PinStatusView> {
-    pins.sort_by_key(|pin| std::cmp::Reverse(pin.created));
+fn filtered(views: Vec<(PinStatusView, Cid)>, args: &LsArgs, limit: usize) -> Vec<PinStatusView> {
     let matches_name = |name: &str, wanted: &str| match args.partial {
         true => name.to_lowercase().contains(&wanted.to_lowercase()),
         false => name == wanted,
@@ -346,6 +376,5 @@ fn of_store_filtered(mut pins: Vec<PinSummary>, args: &LsArgs, limit: usize) -> 
             && (args.cid.is_empty()
                 || args.cid.iter().any(|cid| cid.hash() == root.hash() && cid.codec() == root.codec()))
     };
-    let views = pins.iter().map(|pin| (of_store(pin), pin.root));
-    views.filter(|(view, root)| matches(view, root)).map(|(view, _)| view).take(limit).collect()
+    views.into_iter().filter(|(view, root)| matches(view, root)).map(|(view, _)| view).take(limit).collect()
 }

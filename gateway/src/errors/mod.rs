@@ -17,7 +17,7 @@ pub use self::car_options::CarOptionsError;
 pub use self::routing::RoutingProblem;
 use content::ipld::IpldError;
 use content::names::NameError;
-use content::path::PathError;
+use content::path::{PathError, Root};
 use content::redirects::RedirectsError;
 use content::scope::ScopeError;
 use content::tar::TarError;
@@ -290,10 +290,15 @@ impl Problem {
     /// What the policy withholds, with its verdict, if that is the problem.
     pub fn refused(&self) -> Option<(Refused, Verdict)> {
         match self {
-            Self::Refused { cid, verdict } => Some((Refused::Content(*cid), *verdict)),
-            Self::Name(NameError::Withheld { name, verdict }) => Some((Refused::Name(name.clone()), *verdict)),
+            Self::Refused { cid, verdict } => Some((Refused::content(cid, ""), *verdict)),
+            Self::Name(NameError::Withheld { name, path, verdict }) => {
+                Some((Refused { root: Root::Name(name.clone()), path: path.clone() }, *verdict))
+            }
             _ => match self.source_error() {
-                Some(SourceError::Refused { cid, verdict }) => Some((Refused::Content(*cid), *verdict)),
+                Some(SourceError::Refused { cid, verdict }) => Some((Refused::content(cid, ""), *verdict)),
+                Some(SourceError::RefusedPath { root, path, verdict }) => {
+                    Some((Refused::content(root, path), *verdict))
+                }
                 _ => None,
             },
         }
@@ -627,7 +632,7 @@ fn source_page(error: &SourceError) -> Page {
                 "The blocks that peers sent do not match their CIDs, so they were discarded.",
             )
         },
-        SourceError::Refused { verdict, .. } => verdict_page(*verdict),
+        SourceError::Refused { verdict, .. } | SourceError::RefusedPath { verdict, .. } => verdict_page(*verdict),
         SourceError::TooMuchWork { .. } => TOO_MUCH,
         SourceError::Unacceptable(_) => Page {
             retry_seconds: Some(3600),
@@ -715,6 +720,7 @@ mod tests {
             (Problem::Walk(WalkError::Unsupported { cid, codec: 0x71 }), 501, "no-store"),
             (Problem::Refused { cid, verdict: Verdict::Gone }, 410, "public, max-age=60"),
             (source(SourceError::Refused { cid, verdict: Verdict::Legal }), 451, "public, max-age=60"),
+            (source(SourceError::refused(&cid, "a/b c", Verdict::Gone)), 410, "public, max-age=60"),
             (source(SourceError::NotFound { cid }), 404, "no-store"),
             (source(SourceError::Stalled { cid, stall }), 504, "no-store"),
             (source(SourceError::Corrupt { cid }), 502, "no-store"),

@@ -254,7 +254,7 @@ impl Gateway {
                 respond::page(problem.response(&head.headers))
             }
         };
-        self.add_cache_headers(draft.headers_mut());
+        self.add_cache_headers(draft.status(), draft.headers_mut());
         let finish = Finish {
             head_only,
             exchange,
@@ -269,14 +269,16 @@ impl Gateway {
     /// The response to a request, without sending it. Nothing is counted.
     pub async fn preview(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
         let mut draft = self.answer(head, client, &Phase::default()).await?;
-        self.add_cache_headers(draft.headers_mut());
+        self.add_cache_headers(draft.status(), draft.headers_mut());
         Ok(draft)
     }
 
     /// Adds the headers for shared caches.
-    fn add_cache_headers(&self, headers: &mut HeaderMap) {
+    fn add_cache_headers(&self, status: StatusCode, headers: &mut HeaderMap) {
         if self.surrogate_keys {
-            respond::add_surrogate_keys(headers);
+            respond::add_surrogate_keys(status, headers);
+        } else {
+            headers.remove(respond::SURROGATE_KEY);
         }
         if self.shared_max_age_seconds > 0 {
             respond::bound_shared_age(headers, self.shared_max_age_seconds);
@@ -445,11 +447,12 @@ impl Gateway {
         if !self.policy.serves_only_listed() {
             return Ok(());
         }
-        let path = self.parse(ask)?;
-        match (self.policy.check_entry(&path.root, &path.segments.join("/")), path.root) {
+        let ContentPath { root, segments, .. } = self.parse(ask)?;
+        let path = segments.join("/");
+        match (self.policy.check_entry(&root, &path), root) {
             (Verdict::Allow, _) => Ok(()),
-            (verdict, Root::Cid(cid)) => Err(Problem::Refused { cid, verdict }),
-            (verdict, Root::Name(name)) => Err(NameError::Withheld { name, verdict }.into()),
+            (verdict, Root::Cid(cid)) => Err(WalkError::Source(SourceError::refused(&cid, &path, verdict)).into()),
+            (verdict, Root::Name(name)) => Err(NameError::Withheld { name, path, verdict }.into()),
         }
     }
 
@@ -458,7 +461,7 @@ impl Gateway {
         let Root::Name(name) = &path.root else { return Ok(()) };
         match self.policy.check_name(name, "") {
             Verdict::Allow => Ok(()),
-            verdict => Err(NameError::Withheld { name: name.clone(), verdict }.into()),
+            verdict => Err(NameError::Withheld { name: name.clone(), path: String::new(), verdict }.into()),
         }
     }
 

@@ -207,7 +207,7 @@ const CHECK_STEPS_MAX: u64 = 512 * 1024;
 /// the same answer if something is withheld.
 ///
 /// # Errors
-/// [`SourceError::Refused`] if a block of the archive is withheld.
+/// [`SourceError::Refused`] or [`SourceError::RefusedPath`] if a block or a path of the archive is withheld.
 async fn check_in_advance(
     cx: &Context<'_>,
     resolved: &Resolved,
@@ -223,7 +223,9 @@ async fn check_in_advance(
         cx.resources.workers.run(check_local_blocks(local_blocks, policy, resolved, segments, options, limits)).await;
     match checked.ok_or_else(Problem::closed)? {
         Ok(()) => Ok(PolicyCheck::Served),
-        Err(ScopeError::Source(error @ SourceError::Refused { .. })) => Err(WalkError::Source(error).into()),
+        Err(ScopeError::Source(error @ (SourceError::Refused { .. } | SourceError::RefusedPath { .. }))) => {
+            Err(WalkError::Source(error).into())
+        }
         Err(_) => Ok(PolicyCheck::Unknown),
     }
 }

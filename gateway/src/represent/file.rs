@@ -178,6 +178,7 @@ fn file_representation<'a>(ask: &Ask<'_>, entity: &'a Entity) -> Representation<
         content_type: plan::file_type(ask, entity),
         disposition: plan::file_disposition(ask),
         multipart: None,
+        further_key: entity.index_key.as_ref(),
     }
 }
 
@@ -494,6 +495,7 @@ pub fn in_memory(about: &About<'_>, it: InMemory<'_>) -> Result<Draft, Problem> 
         content_type: Some(it.content_type),
         disposition: it.disposition,
         multipart: multipart.as_ref(),
+        further_key: None,
     };
     Ok(plan::sized(about, &it, &decision).map(|()| content))
 }

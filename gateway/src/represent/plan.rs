@@ -8,6 +8,7 @@ use crate::request::range::{Multipart, Selection, select};
 use crate::request::route::with_query;
 use crate::resolve::source::{SERVER_TIMING, Tier};
 use crate::resolve::{Entity, Freshness};
+use crate::respond::SURROGATE_KEY;
 use http::header::{
     ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE,
     CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, RANGE, VARY,
@@ -178,6 +179,8 @@ pub struct Representation<'a> {
     pub disposition: Option<HeaderValue>,
     /// The framing of several ranges.
     pub multipart: Option<&'a Multipart>,
+    /// A surrogate key besides those of its roots.
+    pub further_key: Option<&'a HeaderValue>,
 }
 
 /// The head for a representation of known length.
@@ -185,6 +188,9 @@ pub fn sized(about: &About<'_>, it: &Representation<'_>, decision: &Decision) ->
     let mut headers = about.common(it.etag, false);
     if let Some(modified) = it.modified.and_then(http_date) {
         headers.insert(LAST_MODIFIED, modified);
+    }
+    if let Some(key) = it.further_key {
+        headers.insert(SURROGATE_KEY, key.clone());
     }
     body_headers(&mut headers, decision, it);
     if decision.has_body() {

@@ -89,7 +89,7 @@ impl Whole {
     /// The blocks below the end of a resolved path.
     ///
     /// # Errors
-    /// [`SourceError::Refused`] if the policy is known to withhold something there.
+    /// [`SourceError::Refused`] or [`SourceError::RefusedPath`] if the policy is known to withhold something there.
     pub async fn below(
         source: Arc<dyn BlockSource>,
         policy: Arc<dyn Policy>,
@@ -200,7 +200,7 @@ impl Whole {
         let path = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         match self.policy.check_path(root, &path) {
             Verdict::Allow => {}
-            verdict => return Err(SourceError::Refused { cid: *root, verdict }),
+            verdict => return Err(SourceError::refused(root, &path, verdict)),
         }
         if child.codec() == codec::DAG_PB && *depth < DEPTH_MAX {
             self.paths().add(child, DirectoryPath { root: *root, path, depth: depth + 1, is_shard: false });
@@ -463,7 +463,7 @@ mod tests {
                 Ok(whole) => whole.get(world.inner.cid()).await.map(|_| ()),
                 Err(error) => Err(error),
             };
-            let expected = SourceError::Refused { cid: *world.root.cid(), verdict: Verdict::Gone };
+            let expected = SourceError::refused(world.root.cid(), path, Verdict::Gone);
             assert_eq!(refused, Err(expected), "{path}");
         }
     }

@@ -24,6 +24,7 @@ use content::walk::{self, Resolved, WalkError};
 use content::{Block, Cid, ContentPath, Name, NameError, NameResolver, Policy, Verdict, ipld};
 use http::HeaderValue;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use services::surrogate_keys;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -125,10 +126,13 @@ impl Target {
 fn check_name(policy: &dyn Policy, name: &Name, below: &str, asked: &str) -> Result<(), NameError> {
     let slash = if below.is_empty() || asked.is_empty() { "" } else { "/" };
     let paths = [String::new(), format!("{below}{slash}{asked}")];
-    match paths.iter().map(|path| policy.check_name(name, path)).find(|verdict| *verdict != Verdict::Allow) {
-        None => Ok(()),
-        Some(verdict) => Err(NameError::Withheld { name: name.clone(), verdict }),
+    for path in paths {
+        match policy.check_name(name, &path) {
+            Verdict::Allow => {}
+            verdict => return Err(NameError::Withheld { name: name.clone(), path, verdict }),
+        }
     }
+    Ok(())
 }
 
 /// A file (or symlink) at the end of a path.
@@ -146,6 +150,8 @@ pub struct Entity {
     pub etag: HeaderValue,
     /// `X-Ipfs-Roots`: the CID of each segment, beginning with the root.
     pub roots: HeaderValue,
+    /// The surrogate key of a directory's `index.html`, whose CID is not among the roots.
+    pub index_key: Option<HeaderValue>,
     /// The modification time that the file's publisher stored.
     pub modified: Option<SystemTime>,
     /// The policy's generation at the resolution.
@@ -196,6 +202,7 @@ pub async fn resolve(
         content_type: name.and_then(content_type::by_name),
         etag: etag_of(etag, ""),
         roots: roots.clone(),
+        index_key: (etag != block.cid()).then(|| header(&surrogate_keys::of_root(block.cid()))),
         modified,
         generation,
     };

@@ -133,7 +133,7 @@ impl Routing {
             },
             RoutingRequest::Record(key) => match self.policy.check_name(&Name::Key(*key), "") {
                 Verdict::Allow => Ok(()),
-                verdict => Err(NameError::Withheld { name: Name::Key(*key), verdict }.into()),
+                verdict => Err(NameError::Withheld { name: Name::Key(*key), path: String::new(), verdict }.into()),
             },
             RoutingRequest::Peer(_) | RoutingRequest::Closest(_) => Ok(()),
         }

@@ -383,15 +383,13 @@ fn path_of(name: &Name, answer: &Answer) -> Result<ContentPath, NameError> {
 impl Inner {
     /// Whether the policy allows resolving a name with these path segments below it.
     fn check_policy(&self, name: &Name, below: &[String]) -> Result<(), NameError> {
-        let policy = &self.policy.0;
-        let mut verdict = policy.check_name(name, "");
-        if verdict == Verdict::Allow && !below.is_empty() {
-            verdict = policy.check_name(name, &below.join("/"));
+        for path in [String::new(), below.join("/")] {
+            match self.policy.0.check_name(name, &path) {
+                Verdict::Allow => {}
+                verdict => return Err(NameError::Withheld { name: name.clone(), path, verdict }),
+            }
         }
-        match verdict {
-            Verdict::Allow => Ok(()),
-            verdict => Err(NameError::Withheld { name: name.clone(), verdict }),
-        }
+        Ok(())
     }
 
     /// The entry of the static map for a name.

@@ -711,7 +711,8 @@ async fn withheld_names_are_neither_resolved_nor_followed() {
         let matcher = Matcher::new([Source { id: "list".into(), list, status: Verdict::Gone }]);
         let options = NamesOptions { policy: NetworkPolicy(Arc::new(matcher)), ..NamesOptions::default() };
         let names = names_with(options, &dht, Zone(links.clone().into()));
-        let expected = NameError::Withheld { name: withheld.clone(), verdict: Verdict::Legal };
+        let path = if rule.ends_with("/inner/below") { "inner/below" } else { "" }.to_owned();
+        let expected = NameError::Withheld { name: withheld.clone(), path, verdict: Verdict::Legal };
         assert_eq!(names.resolve(&domain("a.example.org")).await, Err(expected), "{rule}");
         assert!(names.resolve(&domain("b.example.org")).await.is_ok(), "{rule}");
         for n in [1, 2] {

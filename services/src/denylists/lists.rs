@@ -1,5 +1,6 @@
 //! [`Lists`]: all lists, their files, and their state.
 
+use crate::denylists::local::LocalRule;
 use crate::denylists::reader::{self, ListContent, Reader};
 use crate::denylists::running::{Rules, Running};
 use crate::denylists::subscription::{Fetched, Subscription};
@@ -402,11 +403,11 @@ impl Lists {
         Ok(changed)
     }
 
-    /// The rules of the local list after a line, at most `max`, each with its line number.
+    /// The rules of the local list after a line, at most `max`.
     ///
     /// # Errors
     /// The error of the file system.
-    pub async fn local_rules(&self, after: u64, max: usize) -> Result<Vec<(u64, Rule)>, String> {
+    pub async fn local_rules(&self, after: u64, max: usize) -> Result<Vec<LocalRule>, String> {
         let Some(local) = self.local() else { return Ok(Vec::new()) };
         let file = local.file.clone();
         let read = tokio::task::spawn_blocking(move || local::rules(&file, after, max)).await;

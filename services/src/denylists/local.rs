@@ -6,6 +6,7 @@
 
 use content::denylist::Rule;
 use p2p_bridge::durable;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -83,16 +84,35 @@ pub fn remove(path: &Path, is_meant: impl Fn(&Rule) -> bool) -> io::Result<u64> 
     Ok(removed)
 }
 
-/// The rules after a line, at most `max`, each with its line number.
+/// A rule of the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalRule {
+    /// The line number.
+    pub line: u64,
+    /// What the rule matches, as it was added: the rule itself has no codec and version of a CID.
+    pub item: String,
+    /// The rule.
+    pub rule: Rule,
+}
+
+impl fmt::Display for LocalRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.item)?;
+        self.rule.hints.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}
+
+/// The rules after a line, at most `max`.
 ///
 /// # Errors
 /// The error of the file system.
-pub fn rules(path: &Path, after: u64, max: usize) -> io::Result<Vec<(u64, Rule)>> {
+pub fn rules(path: &Path, after: u64, max: usize) -> io::Result<Vec<LocalRule>> {
     let text = std::fs::read(path)?;
     let lines = text.split(|byte| *byte == b'\n').zip(1..).filter(|(_, number)| *number > after);
-    let rules = lines.filter_map(|(line, number)| {
-        let line = str::from_utf8(line).ok()?;
-        Some((number, Rule::parse(line.trim()).ok()??))
+    let rules = lines.filter_map(|(text, line)| {
+        let text = str::from_utf8(text).ok()?;
+        let rule = Rule::parse(text.trim()).ok()??;
+        Some(LocalRule { line, item: text.split_ascii_whitespace().next()?.to_owned(), rule })
     });
     Ok(rules.take(max).collect())
 }
@@ -117,7 +137,7 @@ mod tests {
         append(&path, &lines(&["/ipns/a.example", "!/ipns/a.example"])).expect("adds");
         let shown = |after, max| {
             let rules = rules(&path, after, max).expect("reads");
-            rules.into_iter().map(|(line, rule)| format!("{line} {rule}")).collect::<Vec<_>>()
+            rules.into_iter().map(|listed| format!("{} {listed}", listed.line)).collect::<Vec<_>>()
         };
         let all = [
             "5 /ipns/a.example reason=x",
@@ -134,5 +154,12 @@ mod tests {
         assert_eq!(shown(0, 10), ["5 /ipns/b.example", "6 /ipns/c.exa", "7 !/ipns/a.example"]);
         let text = std::fs::read_to_string(&path).expect("reads");
         assert!(text.starts_with(HEADER), "other lines stay: {text}");
+        // CIDs are shown as they were added, whatever their codec and version.
+        let added = [
+            "/ipfs/bafybeihrw75yfhdx5qsqgesdnxejtjybscwuclpusvxkuttep6h7pkgmze/a%20b reason=x",
+            "!/ipfs/QmecDgNqCRirkc3Cjz9eoRBNwXGckJ9WvTdmY16HP88768",
+        ];
+        append(&path, &lines(&added)).expect("adds");
+        assert_eq!(shown(7, 10), [format!("8 {}", added[0]), format!("9 {}", added[1])]);
     }
 }

@@ -5,7 +5,8 @@
 //! | [`running`] | [`Running`]: the policy in force, which lists replace |
 //! | [`lists`] | [`Lists`]: all lists, their files, and their state |
 //! | `reader` | reading a list file incrementally |
-//! | `local` | the local list, which the admin API writes |
+//! | [`local`] | the local list, which the admin API writes |
+//! | `deleted_links` | the links of deleted blocks, for later deep take-downs |
 //! | [`subscription`] | lists that are fetched over HTTP |
 //! | `keeper` | tasks that keep lists up to date |
 //! | [`takedown`] | take-downs: a rule in force, and the content deleted |
@@ -30,9 +31,10 @@
 //! CIDs; blocks that were cached for clients are not served to them. Denylists apply too. Any other request is answered
 //! with 403.
 
+mod deleted_links;
 mod keeper;
 pub mod lists;
-mod local;
+pub mod local;
 mod reader;
 pub mod running;
 pub mod served;
@@ -46,13 +48,31 @@ pub use self::keeper::ListUpdater;
 pub use self::lists::{Lists, StartError};
 pub use self::running::Running;
 pub use self::takedown::Control;
-use content::{Cid, Name};
+use content::Cid;
+use content::path::Root;
 
 /// What the policy withholds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
+pub struct Refused {
+    /// The CID of a block, or a name.
+    pub root: Root,
+    /// The decoded path below it; empty for the block or the name itself.
+    pub path: String,
+}
+
+impl Refused {
     /// A block, or a path below it.
-    Content(Cid),
-    /// A name, or a path below it.
-    Name(Name),
+    pub fn content(root: &Cid, path: &str) -> Self {
+        Self { root: Root::Cid(*root), path: path.to_owned() }
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let slash = if self.path.is_empty() { "" } else { "/" };
+        match &self.root {
+            Root::Cid(cid) => write!(f, "{cid}{slash}{}", self.path),
+            Root::Name(name) => write!(f, "{name}{slash}{}", self.path),
+        }
+    }
 }

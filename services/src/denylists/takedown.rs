@@ -5,7 +5,9 @@
 //!
 //! * Pins whose root is now withheld are removed, with the blocks that no other pin has. A block that a rule names is
 //!   deleted even if another pin has it; that pin then lacks it.
-//! * With `deep`, every block below that is stored locally is withheld by its own hash, and deleted.
+//! * With `deep`, every block below that is stored locally is withheld by its own hash, and deleted. The walk reads
+//!   blocks that are withheld already; of a block that an earlier take-down deleted, it knows the links
+//!   ([`crate::denylists::deleted_links`]).
 //! * A path or a name is withheld as such. Its blocks may belong to other content too, so they are deleted only with
 //!   `deep`.
 //!
@@ -16,25 +18,29 @@
 //! Caches (paths, listings, redirect rules, compressed files) are invalidated with every change of the rules, and
 //! requests in progress are checked at their next block.
 //!
-//! Finally, caches in front of the gateway are purged ([`crate::front_caches`]).
+//! Finally, caches in front of the gateway are purged ([`crate::front_caches`]): of the subject, of cached paths through
+//! it, and of every block that `deep` withholds, because a response has the CIDs on its path as surrogate keys,
+//! whatever root it was requested under.
 //!
 //! The bytes of a deleted block stay on the disk until compaction overwrites them, but cannot be read through the
 //! gateway.
 
 use crate::denylists::Refused;
+use crate::denylists::deleted_links;
 use crate::denylists::lists::{ListEntry, Lists, TAKEDOWN_HINT, takedown_id};
-use crate::front_caches::Caches;
+use crate::front_caches::{Caches, PURGED_BLOCKS_MAX};
 use crate::pinning::Pins;
 use crate::subject::Subject;
 use cache::{Evict, Evicted, StoreError, Tiers};
 use content::denylist::{Hit, Rule, RuleError, Target};
 use content::path::Root;
 use content::walk::{self, Resolved};
-use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict, dag};
+use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict, cid, codec, dag};
 use futures::future::BoxFuture;
 use p2p_bridge::epoch;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -105,8 +111,13 @@ pub struct Done {
     pub added: bool,
     /// The number of rules for blocks below.
     pub deep_rules: u64,
-    /// Whether all blocks below are withheld.
+    /// Whether all blocks below are withheld that were found.
     pub complete: bool,
+    /// The number of blocks below that are not stored, so that the blocks below them were not found.
+    pub unread: u64,
+    /// The number of withheld blocks below for which caches in front are sent no purge requests, because there are too
+    /// many.
+    pub unpurged: u64,
     /// What was deleted from the tiers.
     pub evicted: Evicted,
     /// The roots of pins that were removed.
@@ -181,9 +192,10 @@ impl Control {
         let pins = self.pins_allowed().await?;
         // Resolved before the rule is in force, which deletes the content.
         let below = match &order.subject {
-            Some(subject) if order.deep && !order.rule.allows => self.resolve_locally(subject).await,
+            Some(subject) if order.deep && !order.rule.allows => self.start_of_walk(subject).await,
             _ => None,
         };
+        let links = self.links_to_keep(&order).await;
         let traversing = self.traversing_paths(&order).await;
         if !self.is_there(&order.rule).await? {
             self.write(vec![order.line.clone()]).await?;
@@ -192,9 +204,13 @@ impl Control {
         if order.rule.allows {
             return Ok(done);
         }
-        if let Some(resolved) = below {
-            self.add_below(&order, resolved.block, &mut done).await?;
+        if let Some((block, links)) = links {
+            self.keep_links(block, links).await;
         }
+        let withheld = match below {
+            Some((root, block)) => self.add_below(&order, root, block, &mut done).await?,
+            None => Vec::new(),
+        };
         // Last, because removing a pin deletes the blocks below.
         for root in pins.iter().filter(|root| self.is_refused(root)) {
             if self.tiers.disk().remove_pin(root).await? {
@@ -211,8 +227,48 @@ impl Control {
         for root in &gone {
             self.fail_requests(root).await;
         }
-        done.caches_notified = self.notify_caches(&order, traversing, &done.unpinned).await;
+        self.notify_caches(&order, traversing, &withheld, &mut done).await;
         Ok(done)
+    }
+
+    /// Where the walk of a deep take-down begins, and the block if it is stored.
+    async fn start_of_walk(&self, subject: &Subject) -> Option<(Cid, Option<Block>)> {
+        match (self.resolve_locally(subject).await, &subject.root) {
+            (Some(resolved), _) => Some((*resolved.block.cid(), Some(resolved.block))),
+            (None, Root::Cid(cid)) if subject.segments.is_empty() => Some((*cid, None)),
+            (None, _) => None,
+        }
+    }
+
+    /// The block that a take-down which is not deep deletes, and its links, if it has any.
+    async fn links_to_keep(&self, order: &NewRule) -> Option<(Cid, Vec<Cid>)> {
+        let is_kept = !order.deep && !order.double_hash && !order.rule.allows;
+        let subject = order.subject.as_ref().filter(|subject| is_kept && subject.segments.is_empty())?;
+        let Root::Cid(cid) = &subject.root else { return None };
+        let block = LocalBlocks { tiers: self.tiers.clone() }.get(cid).await.ok()?;
+        Some((*cid, dag::links(&block).ok()?)).filter(|(_, links)| !links.is_empty())
+    }
+
+    /// Keeps the links of a block that is about to be deleted. If that fails, the take-down goes on.
+    async fn keep_links(&self, block: Cid, links: Vec<Cid>) {
+        let Some(path) = self.deleted_links_path() else { return };
+        let writing = tokio::task::spawn_blocking(move || deleted_links::append(&path, &block, &links)).await;
+        if let Ok(Err(error)) = writing {
+            tracing::warn!(%block, %error, "the links of a deleted block are lost: a deep take-down needs them");
+        }
+    }
+
+    fn deleted_links_path(&self) -> Option<PathBuf> {
+        self.lists.local().map(|list| deleted_links::path(&list.file))
+    }
+
+    async fn deleted_links(&self) -> HashMap<BlockKey, Vec<Cid>> {
+        let Some(path) = self.deleted_links_path() else { return HashMap::new() };
+        let read = tokio::task::spawn_blocking(move || deleted_links::load(&path)).await;
+        read.unwrap_or_else(|_| Ok(HashMap::new())).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the links of deleted blocks cannot be read");
+            HashMap::new()
+        })
     }
 
     /// The cached paths that traverse the subject: a cache in front may have responses for them.
@@ -231,16 +287,20 @@ impl Control {
         paths.iter().filter_map(|path| Subject::of_path(path).ok()).collect()
     }
 
-    /// Notifies the caches in front. A subject that is given by a double hash is not revealed, also not to the audit
-    /// log.
-    async fn notify_caches(&self, order: &NewRule, traversing: Vec<Subject>, unpinned: &[Cid]) -> u64 {
-        let Some(in_front) = self.in_front.get() else { return 0 };
-        let unpinned = unpinned.iter().map(|root| Subject { root: Root::Cid(*root), segments: Vec::new() });
+    /// Notifies the caches in front of the subject, and of the blocks below that are withheld with it. A subject that is
+    /// given by a double hash is not revealed, also not to the audit log.
+    async fn notify_caches(&self, order: &NewRule, traversing: Vec<Subject>, withheld: &[Cid], done: &mut Done) {
+        let Some(in_front) = self.in_front.get().filter(|in_front| !in_front.caches.is_empty()) else { return };
+        let unpinned = done.unpinned.iter().map(|root| Subject { root: Root::Cid(*root), segments: Vec::new() });
         let mut subjects: Vec<Subject> = order.subject.iter().cloned().chain(unpinned).chain(traversing).collect();
         let mut seen = HashSet::new();
         subjects.retain(|subject| seen.insert(subject.request_path()));
         let hidden = order.double_hash.then(|| order.rule.target.to_string());
-        in_front.caches.invalidate(&subjects, hidden.as_deref()).await
+        done.caches_notified = in_front.caches.invalidate(&subjects, hidden.as_deref()).await;
+        if let Some(subject) = &order.subject {
+            let told = in_front.caches.invalidate_blocks(subject, withheld, hidden.as_deref()).await;
+            done.unpurged = done.deep_rules.saturating_sub(told as u64);
+        }
     }
 
     /// Lets pin requests for a root fail, with the reason.
@@ -264,8 +324,8 @@ impl Control {
     /// Whether the last rule for the target in the local list is the same.
     async fn is_there(&self, rule: &Rule) -> Result<bool, ControlError> {
         let rules = self.lists.local_rules(0, usize::MAX).await.map_err(ControlError::List)?;
-        let last = rules.iter().rev().find(|(_, known)| known.target == rule.target);
-        Ok(last.is_some_and(|(_, known)| known.allows == rule.allows && known.status() == rule.status()))
+        let last = rules.iter().rev().map(|known| &known.rule).find(|known| known.target == rule.target);
+        Ok(last.is_some_and(|known| known.allows == rule.allows && known.status() == rule.status()))
     }
 
     async fn write(&self, lines: Vec<String>) -> Result<(), ControlError> {
@@ -279,36 +339,57 @@ impl Control {
         Ok(())
     }
 
-    /// Withholds all blocks below a root that are stored locally.
-    async fn add_below(&self, order: &NewRule, root: Block, done: &mut Done) -> Result<(), ControlError> {
+    /// Withholds a block and all blocks below that are stored locally. Returns the first of them, as many as caches in
+    /// front are told of.
+    async fn add_below(
+        &self,
+        order: &NewRule,
+        root: Cid,
+        mut block: Option<Block>,
+        done: &mut Done,
+    ) -> Result<Vec<Cid>, ControlError> {
         let local = LocalBlocks { tiers: self.tiers.clone() };
-        let (mut waiting, mut seen, mut batch) = (vec![*root.cid()], HashSet::new(), Vec::new());
-        let mut root = Some(root);
+        let mut deleted_links = self.deleted_links().await;
+        let (mut waiting, mut seen, mut batch, mut withheld) = (vec![root], HashSet::new(), Vec::new(), Vec::new());
         while let Some(cid) = waiting.pop() {
-            if BlockKey::of(&cid).is_some_and(|key| !seen.insert(short(&key))) {
+            let key = BlockKey::of(&cid);
+            if key.is_some_and(|key| !seen.insert(short(&key))) {
                 continue;
             }
             if seen.len() > DEEP_BLOCKS_MAX {
                 done.complete = false;
                 break;
             }
-            let block = match root.take() {
+            let block = match block.take() {
                 Some(block) => Some(block),
                 None => local.get(&cid).await.ok(),
             };
-            let Some(block) = block else { continue };
+            let Some(block) = block else {
+                match key.and_then(|key| deleted_links.remove(&key)) {
+                    Some(links) => waiting.extend(links),
+                    None => done.unread += u64::from(!matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON)),
+                }
+                continue;
+            };
             waiting.extend(dag::links(&block).unwrap_or_default());
             if block.key().is_some() {
                 batch.push(cid);
             }
             if batch.len() == RULES_BATCH {
-                self.add_blocks(order, std::mem::take(&mut batch), done).await?;
+                self.add_blocks(order, std::mem::take(&mut batch), done, &mut withheld).await?;
             }
         }
-        self.add_blocks(order, batch, done).await
+        self.add_blocks(order, batch, done, &mut withheld).await?;
+        Ok(withheld)
     }
 
-    async fn add_blocks(&self, order: &NewRule, cids: Vec<Cid>, done: &mut Done) -> Result<(), ControlError> {
+    async fn add_blocks(
+        &self,
+        order: &NewRule,
+        cids: Vec<Cid>,
+        done: &mut Done,
+        first: &mut Vec<Cid>,
+    ) -> Result<(), ControlError> {
         let mut lines = Vec::with_capacity(cids.len());
         let mut withheld = Vec::with_capacity(cids.len());
         let mut hints: String = order.rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
@@ -328,6 +409,7 @@ impl Control {
         }
         done.deep_rules += lines.len() as u64;
         self.write(lines).await?;
+        first.extend(withheld.iter().take(PURGED_BLOCKS_MAX.saturating_sub(first.len())));
         self.evict(&withheld, done).await
     }
 
@@ -378,9 +460,11 @@ impl Control {
         };
         let is_decided = decisions.iter().any(|decision| decision.verdict != Verdict::Allow);
         if let Some((refused, verdict)) = predicted.refused.as_ref().filter(|_| !is_decided) {
-            let (of, hit) = match refused {
-                Refused::Content(cid) => (format!("/ipfs/{cid}"), self.lists.running().find_block(cid)),
-                Refused::Name(name) => (format!("/ipns/{name}"), self.lists.running().find_name(name, "")),
+            let (running, Refused { root, path }) = (self.lists.running(), refused);
+            let (of, hit) = match root {
+                Root::Cid(cid) if path.is_empty() => (format!("/ipfs/{refused}"), running.find_block(cid)),
+                Root::Cid(cid) => (format!("/ipfs/{refused}"), running.find_path(cid, path)),
+                Root::Name(name) => (format!("/ipns/{refused}"), running.find_name(name, path)),
             };
             decisions.push(Decision { of, verdict: *verdict, hit: hit.filter(|hit| hit.verdict == *verdict) });
         }
@@ -471,10 +555,15 @@ pub fn hints(mut rule: Rule, status: Option<u16>, reason: Option<&str>) -> Rule 
     rule
 }
 
-/// The subject of a rule; `None` for a double hash.
-pub fn subject_of(target: &Target) -> Option<Subject> {
+/// The subject of a rule; `None` for a double hash. Its CID has the codec and the version of the rule's text. A bare
+/// multihash, which is text in base58, stands for a CID of version 0.
+pub fn subject_of(target: &Target, text: &str) -> Option<Subject> {
+    let written = || cid::parse(text.split(['/', ' ']).nth(2)?).ok();
     let (root, path) = match target {
-        Target::Content { hash, path } => (Root::Cid(Cid::new_v1(content::codec::DAG_PB, *hash)), path),
+        Target::Content { hash, path } => {
+            let cid = written().filter(|cid| cid.hash() == hash);
+            (Root::Cid(cid.unwrap_or_else(|| Cid::new_v1(codec::DAG_PB, *hash))), path)
+        }
         Target::Name { name, path } => (Root::Name(name.clone()), path),
         Target::Double { .. } => return None,
     };

@@ -1,8 +1,10 @@
 //! Tests of lists and take-downs with real files, a real store and a real HTTP server.
 
+use crate::audit::AuditLog;
 use crate::denylists::lists::{ListState, Lists};
 use crate::denylists::subscription::Fetched;
-use crate::denylists::takedown::{Control, NewRule, hints};
+use crate::denylists::takedown::{Control, FrontCaches, NewRule, PathsThrough, hints, subject_of};
+use crate::front_caches::Caches;
 use crate::subject::Subject;
 use crate::supervision::Supervisor;
 use axum::Router;
@@ -12,7 +14,7 @@ use axum::http::header::{CONTENT_RANGE, ETAG, IF_NONE_MATCH, RANGE};
 use axum::http::{Response, StatusCode};
 use cache::memory::{self, MemoryOptions};
 use cache::{BlockStore, Ram, TierMetrics, Tiers};
-use config::{ListSetting, ListSource, PolicyMode, PolicySettings};
+use config::{CacheKind, Config, FrontCache, ListSetting, ListSource, PolicyMode, PolicySettings};
 use content::denylist::Rule;
 use content::{Block, BlockSource as _, Cid, Policy as _, Verdict, codec, hashes};
 use prometheus_client::registry::Registry;
@@ -466,4 +468,94 @@ async fn decisions_name_the_list_and_the_line() {
     let shown: Vec<_> = decisions.iter().map(|it| (it.of.as_str(), it.hit.as_ref().map(|hit| hit.line))).collect();
     let (root, leaf) = (format!("/ipfs/{}", world.root), format!("/ipfs/{}", world.leaves[0]));
     assert_eq!(shown, [(root.as_str(), None), (path.as_str(), Some(6)), (leaf.as_str(), Some(5))]);
+}
+
+/// A server as a cache in front, and the surrogate keys and paths that it was asked to purge.
+async fn front_cache() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::<Mutex<Vec<String>>>::default();
+    let noted = Arc::clone(&asked);
+    let handler = move |request: Request| {
+        let key = request.headers().get("surrogate-key").map(|key| key.to_str().expect("text").to_owned());
+        let line = key.unwrap_or_else(|| format!("{} {}", request.method(), request.uri().path()));
+        noted.lock().expect("is sound").push(line);
+        async { StatusCode::OK }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("is bound");
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handler)).await });
+    (address, asked)
+}
+
+#[tokio::test]
+async fn caches_in_front_are_told_of_every_block_that_a_deep_take_down_withholds() {
+    for kind in [CacheKind::Ban, CacheKind::Purge] {
+        let dir = TempDir::new().expect("a folder");
+        let world = world(dir.path()).await;
+        let (address, asked) = front_cache().await;
+        let mut config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
+        config.policy.caches = vec![FrontCache {
+            kind,
+            url: format!("http://{address}"),
+            hosts: vec!["a.example".to_owned()],
+            token_file: None,
+            token_env: None,
+        }];
+        let audit = Arc::new(AuditLog::open(dir.path()).expect("opens"));
+        let (caches, _senders) =
+            Caches::start(&config, &audit, &mut Registry::default(), &Supervisor::default()).expect("starts");
+        let paths_through: PathsThrough = Arc::new(|_| Vec::new());
+        world.control.with_front_caches(FrontCaches { caches, paths_through });
+        let done = world.control.add(order(&world.root.to_string(), true, false)).await.expect("adds");
+        assert_eq!((done.deep_rules, done.caches_notified, done.unpurged), (4, 1, 0));
+        for cid in world.leaves.iter().chain([&world.root]) {
+            let line = if kind == CacheKind::Ban { cid.to_string() } else { format!("PURGE /ipfs/{cid}") };
+            until("the purge request", || asked.lock().expect("is sound").contains(&line)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_deep_take_down_finds_the_blocks_below_one_that_was_taken_down_before() {
+    // The root itself, and a folder inside.
+    for outer in [false, true] {
+        let dir = TempDir::new().expect("a folder");
+        let world = world(dir.path()).await;
+        let inner = world.store.get(&world.root).await.expect("is held");
+        let above = folder(&[("inner".to_owned(), inner)]);
+        world.store.put_cached(above.clone()).await;
+        world.store.flush().await.expect("flushes");
+        world.control.add(order(&world.root.to_string(), false, false)).await.expect("adds");
+        assert!(!world.holds(&world.root).await && world.holds(&world.leaves[0]).await);
+        let root = if outer { *above.cid() } else { world.root };
+        let done = world.control.add(order(&root.to_string(), true, false)).await.expect("adds");
+        assert_eq!((done.deep_rules, done.unread), (3 + u64::from(outer), 0), "{done:?}");
+        for leaf in &world.leaves {
+            assert!(world.verdict(leaf) == Verdict::Legal && !world.holds(leaf).await);
+        }
+    }
+    // A withheld block that is stored is read.
+    let dir = TempDir::new().expect("a folder");
+    let world = world(dir.path()).await;
+    world.control.lists.add(vec![format!("/ipfs/{}", world.root)]).await.expect("adds");
+    let done = world.control.add(order(&world.root.to_string(), true, false)).await.expect("adds");
+    assert_eq!((done.deep_rules, done.unread), (4, 0), "{done:?}");
+    // Of a block that was never stored nothing is known, and the operator is told.
+    let missing = folder(&[("x".to_owned(), block("x"))]);
+    let done = world.control.add(order(&missing.cid().to_string(), true, false)).await.expect("adds");
+    assert_eq!((done.deep_rules, done.unread), (0, 1), "{done:?}");
+}
+
+#[test]
+fn the_subject_of_a_rule_has_the_cid_of_its_text() {
+    let v0 = "QmecDgNqCRirkc3Cjz9eoRBNwXGckJ9WvTdmY16HP88768";
+    let raw = block("x").cid().to_string();
+    for (line, expected) in [
+        (format!("/ipfs/{raw}/a%20b* reason=x"), format!("/ipfs/{raw}/a%20b")),
+        (format!("!/ipfs/{raw}"), format!("/ipfs/{raw}")),
+        (format!("/ipld/{v0}"), format!("/ipfs/{v0}")),
+        ("/ipns/a.example/x".to_owned(), "/ipns/a.example/x".to_owned()),
+    ] {
+        let rule = Rule::parse(&line).expect("parses").expect("a rule");
+        assert_eq!(subject_of(&rule.target, &line).map(|subject| subject.to_string()), Some(expected), "{line}");
+    }
 }

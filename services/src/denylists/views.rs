@@ -1,11 +1,11 @@
 //! API views of lists, rules and decisions.
 
 use crate::denylists::lists::{ListEntry, ListKind};
+use crate::denylists::local::LocalRule;
 use crate::denylists::subscription::Fetched;
 use crate::denylists::takedown::{Decision, Done};
 use api::denylists::{AddedView, DecisionView, ListView, ReportedView, RuleView};
 use content::Verdict;
-use content::denylist::Rule;
 use p2p_bridge::epoch;
 
 /// The HTTP status of a verdict.
@@ -62,18 +62,21 @@ pub fn added(line: String, done: &Done) -> AddedView {
         added: done.added,
         deep_rules: done.deep_rules,
         complete: done.complete,
+        unread_blocks: done.unread,
         evicted_blocks: done.evicted.blocks,
         evicted_bytes: done.evicted.bytes,
         unpinned: done.unpinned.iter().map(ToString::to_string).collect(),
         caches_notified: done.caches_notified,
+        unpurged_blocks: done.unpurged,
     }
 }
 
-/// The view of a rule on a line.
-pub fn rule(line: u64, rule: &Rule) -> RuleView {
+/// The view of a rule of the local list.
+pub fn rule(listed: &LocalRule) -> RuleView {
+    let LocalRule { line, rule, .. } = listed;
     RuleView {
-        line,
-        rule: rule.to_string(),
+        line: *line,
+        rule: listed.to_string(),
         allows: rule.allows,
         status: rule.status().and_then(status),
         reason: rule.hint("reason"),

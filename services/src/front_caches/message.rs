@@ -16,6 +16,9 @@ pub const REFRESH: HeaderName = HeaderName::from_static("x-causeway-refresh");
 const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
 const XKEY: HeaderName = HeaderName::from_static("xkey");
 const FASTLY_KEY: HeaderName = HeaderName::from_static("fastly-key");
+/// The maximum number of keys in one request of Fastly, and of tags in one of Cloudflare.
+const FASTLY_KEYS_MAX: usize = 256;
+const CLOUDFLARE_TAGS_MAX: usize = 30;
 /// The maximum length of a token, in bytes.
 const TOKEN_BYTES_MAX: usize = 4096;
 
@@ -67,57 +70,78 @@ pub fn token(cache: &FrontCache) -> anyhow::Result<Option<Secret>> {
     Ok(Some(Secret::from(text)))
 }
 
-/// The requests that purge a subject from a cache.
-pub fn messages(cache: &FrontCache, hosts: &[Host], subject: &Subject, token: Option<&str>) -> Vec<Message> {
-    let url = &cache.url;
-    let bearer = token.and_then(|token| secret(&format!("Bearer {token}")));
-    let key = key_of(subject);
-    let keyed = |method: &str| {
-        let mut headers = headers([(AUTHORIZATION, bearer.clone())]);
-        let key = HeaderValue::from_str(&key).ok();
-        headers.extend(
-            [SURROGATE_KEY, XKEY].into_iter().zip([key.clone(), key]).filter_map(|(name, key)| Some((name, key?))),
-        );
-        vec![message(method, format!("{url}/"), headers, None)]
-    };
+/// The requests that purge subjects from a cache.
+pub fn messages(cache: &FrontCache, hosts: &[Host], subjects: &[Subject], token: Option<&str>) -> Vec<Message> {
     match cache.kind {
-        CacheKind::Ban => keyed("BAN"),
-        CacheKind::Xkey => keyed("PURGE"),
-        CacheKind::Fastly => {
-            let headers = headers([
-                (FASTLY_KEY, token.and_then(secret)),
-                (ACCEPT, Some(HeaderValue::from_static("application/json"))),
-            ]);
+        CacheKind::Purge | CacheKind::Refresh => {
+            subjects.iter().flat_map(|subject| messages_by_url(cache, hosts, subject, token)).collect()
+        }
+        _ => messages_by_key(cache, &subjects.iter().map(key_of).collect::<Vec<_>>(), token),
+    }
+}
+
+/// The requests that purge surrogate keys.
+fn messages_by_key(cache: &FrontCache, keys: &[String], token: Option<&str>) -> Vec<Message> {
+    let url = &cache.url;
+    let bearer = bearer(token);
+    // One key for each request: the configurations of Varnish reject a value that is not a single key.
+    let keyed = |method: &str| {
+        let message = |key: &String| {
+            let mut headers = headers([(AUTHORIZATION, bearer.clone())]);
+            let key = HeaderValue::from_str(key).ok();
+            headers.extend(
+                [SURROGATE_KEY, XKEY].into_iter().zip([key.clone(), key]).filter_map(|(name, key)| Some((name, key?))),
+            );
+            message(method, format!("{url}/"), headers, None)
+        };
+        keys.iter().map(message).collect()
+    };
+    let json = HeaderValue::from_static("application/json");
+    match (cache.kind, keys) {
+        (CacheKind::Ban, _) => keyed("BAN"),
+        (CacheKind::Fastly, [key]) => {
+            let headers = headers([(FASTLY_KEY, token.and_then(secret)), (ACCEPT, Some(json))]);
             vec![message("POST", format!("{url}/purge/{key}"), headers, None)]
         }
-        CacheKind::Cloudflare => {
-            let json = Some(HeaderValue::from_static("application/json"));
-            let body = serde_json::json!({ "tags": [key] }).to_string();
-            vec![message(
-                "POST",
-                format!("{url}/purge_cache"),
-                headers([(AUTHORIZATION, bearer), (CONTENT_TYPE, json)]),
-                Some(body),
-            )]
-        }
-        CacheKind::Purge => {
-            let purge = |(host, target): (String, String)| {
-                let headers = headers([(HOST, HeaderValue::from_str(&host).ok()), (AUTHORIZATION, bearer.clone())]);
-                message("PURGE", format!("{url}{target}"), headers, None)
+        (CacheKind::Fastly, keys) => {
+            let message = |keys: &[String]| {
+                let keys = HeaderValue::from_str(&keys.join(" ")).ok();
+                let own = [(FASTLY_KEY, token.and_then(secret)), (ACCEPT, Some(json.clone())), (SURROGATE_KEY, keys)];
+                message("POST", format!("{url}/purge"), headers(own), None)
             };
-            urls(cache, hosts, subject).into_iter().map(purge).collect()
+            keys.chunks(FASTLY_KEYS_MAX).map(message).collect()
         }
-        CacheKind::Refresh => {
-            let refresh = token.map_or(Some(HeaderValue::from_static("1")), secret);
-            let ask = |(method, (host, target)): (&str, (String, String))| {
-                let headers = headers([(HOST, HeaderValue::from_str(&host).ok()), (REFRESH, refresh.clone())]);
-                message(method, format!("{url}{target}"), headers, None)
+        (CacheKind::Cloudflare, keys) => {
+            let message = |keys: &[String]| {
+                let body = serde_json::json!({ "tags": keys }).to_string();
+                let own = [(AUTHORIZATION, bearer.clone()), (CONTENT_TYPE, Some(json.clone()))];
+                message("POST", format!("{url}/purge_cache"), headers(own), Some(body))
             };
-            // nginx caches responses to HEAD separately.
-            let both = |address: (String, String)| [("GET", address.clone()), ("HEAD", address)];
-            urls(cache, hosts, subject).into_iter().flat_map(both).map(ask).collect()
+            keys.chunks(CLOUDFLARE_TAGS_MAX).map(message).collect()
         }
+        _ => keyed("PURGE"),
     }
+}
+
+/// The requests that purge, or refresh, each URL of a subject.
+fn messages_by_url(cache: &FrontCache, hosts: &[Host], subject: &Subject, token: Option<&str>) -> Vec<Message> {
+    let url = &cache.url;
+    let message = |method: &str, (host, target): (String, String), own: (HeaderName, Option<HeaderValue>)| {
+        let headers = headers([(HOST, HeaderValue::from_str(&host).ok()), own]);
+        message(method, format!("{url}{target}"), headers, None)
+    };
+    let addresses = urls(cache, hosts, subject).into_iter();
+    if cache.kind == CacheKind::Purge {
+        return addresses.map(|address| message("PURGE", address, (AUTHORIZATION, bearer(token)))).collect();
+    }
+    let refresh = token.map_or(Some(HeaderValue::from_static("1")), secret);
+    // nginx caches responses to HEAD separately.
+    let both = |address: (String, String)| [("GET", address.clone()), ("HEAD", address)];
+    addresses.flat_map(both).map(|(method, address)| message(method, address, (REFRESH, refresh.clone()))).collect()
+}
+
+fn bearer(token: Option<&str>) -> Option<HeaderValue> {
+    token.and_then(|token| secret(&format!("Bearer {token}")))
 }
 
 /// Interprets the response of a cache.
@@ -226,6 +250,10 @@ mod tests {
 
     fn sent(kind: CacheKind, hosts: &[&str], subject: &str, token: Option<&str>) -> Vec<String> {
         let subject = Subject::of_anything(subject).expect("a subject");
+        show_all(messages(&cache(kind, hosts), &[], &[subject], token))
+    }
+
+    fn show_all(messages: Vec<Message>) -> Vec<String> {
         let show = |message: Message| {
             let headers =
                 message.headers.iter().map(|(name, value)| format!(" {name}:{}", value.to_str().expect("text")));
@@ -234,7 +262,31 @@ mod tests {
                 .trim_end()
                 .to_owned()
         };
-        messages(&cache(kind, hosts), &[], &subject, token).into_iter().map(show).collect()
+        messages.into_iter().map(show).collect()
+    }
+
+    #[test]
+    fn several_blocks_are_purged_with_few_requests() {
+        let block = |n: u64| {
+            let hash = hashes::digest(hashes::SHA2_256, 32, &n.to_be_bytes()).expect("accepted");
+            Subject { root: Root::Cid(Cid::new_v1(codec::RAW, hash)), segments: Vec::new() }
+        };
+        let blocks: Vec<Subject> = (0..300).map(block).collect();
+        let sent = |kind| show_all(messages(&cache(kind, &["a.example"]), &[], &blocks, Some("t")));
+        let key = |n: usize| key_of(&blocks[n]);
+        let banned = sent(CacheKind::Ban);
+        assert_eq!(banned.len(), 300, "one key for each");
+        assert!(banned[299].ends_with(&format!("surrogate-key:{} xkey:{0}", key(299))), "{}", banned[299]);
+        let fastly = sent(CacheKind::Fastly);
+        assert_eq!(fastly.len(), 2);
+        let last: Vec<String> = (256..300).map(key).collect();
+        let expected = "POST http://cache:81/purge fastly-key:t accept:application/json surrogate-key:";
+        assert_eq!(fastly[1], format!("{expected}{}", last.join(" ")));
+        let cloudflare = sent(CacheKind::Cloudflare);
+        assert_eq!(cloudflare.len(), 10);
+        assert!(cloudflare[9].ends_with(&format!(",\"{}\"]}}", key(299))), "{}", cloudflare[9]);
+        let purged = sent(CacheKind::Purge);
+        assert!(purged.iter().any(|sent| sent.contains(&format!("/ipfs/{} host:a.example", key(7)))), "{purged:?}");
     }
 
     #[test]

@@ -10,9 +10,9 @@
 //! Goals: purge requests are on the disk before the take-down is answered, and are sent until the cache confirms them,
 //! also after restarts; an unresponsive cache does not delay others; results are in the audit log and in metrics.
 //!
-//! Limits: at most [`queue::ITEMS_MAX`] queued requests, beyond which the oldest are dropped. A cache finds content by
-//! its URLs or surrogate keys, and keeps what it has under others; [`config::Http::shared_max_age_seconds`] bounds
-//! that.
+//! Limits: at most [`queue::ITEMS_MAX`] queued requests, beyond which the oldest are dropped; [`PURGED_BLOCKS_MAX`]
+//! blocks of a deep take-down. A cache finds content by its URLs or surrogate keys, and keeps what it has under others;
+//! [`config::Http::shared_max_age_seconds`] bounds that.
 
 pub mod message;
 pub mod queue;
@@ -22,7 +22,8 @@ use self::queue::{Item, Queue};
 use crate::audit::AuditLog;
 use crate::subject::Subject;
 use crate::supervision::Supervisor;
-use config::{Config, ConfigError, FrontCache, Host, Loaded};
+use config::{CacheKind, Config, ConfigError, FrontCache, Host, Loaded};
+use content::Cid;
 use p2p_bridge::durable;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -33,6 +34,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
+
+/// The maximum number of blocks of one deep take-down that a cache is told of, which finds them by surrogate keys.
+pub const PURGED_BLOCKS_MAX: usize = 32_768;
+/// The same for a cache that finds them by URLs: a block has a dozen, and nginx stores the answer for each.
+const BLOCKS_BY_URL_MAX: usize = 1024;
+/// The number of blocks in an item of the queue. It is retried as a whole.
+const BLOCKS_PER_ITEM: usize = 128;
 
 /// The caches in front of the gateway. Clones share them. Without caches it does nothing.
 #[derive(Clone, Default)]
@@ -109,24 +117,52 @@ impl Caches {
 
     /// The number of caches.
     pub fn count(&self) -> u64 {
-        self.inner.as_ref().map_or(0, |inner| inner.caches.len() as u64)
+        self.caches().len() as u64
+    }
+
+    fn caches(&self) -> &[FrontCache] {
+        self.inner.as_ref().map_or(&[], |inner| &inner.caches)
     }
 
     /// Queues purge requests for all caches, and returns the number of caches. Returns when the queue is on the disk.
     /// `shown` replaces the content in logs and the audit log, if it must not be revealed there.
     pub async fn invalidate(&self, subjects: &[Subject], shown: Option<&str>) -> u64 {
-        let Some(inner) = self.inner.clone().filter(|_| !subjects.is_empty()) else { return 0 };
         let shown = |path: &String| shown.map_or_else(|| path.clone(), str::to_owned);
-        let paths: Vec<String> = subjects.iter().map(Subject::request_path).collect();
-        let items = inner.caches.iter().flat_map(|cache| {
-            paths.iter().map(|path| Item {
-                cache: cache.to_string(),
-                path: path.clone(),
-                shown: shown(path),
-                refusals: 0,
-            })
+        let item = |cache: &FrontCache, path: String| Item {
+            cache: cache.to_string(),
+            shown: shown(&path),
+            path,
+            blocks: Vec::new(),
+            refusals: 0,
+        };
+        let items =
+            self.caches().iter().flat_map(|cache| subjects.iter().map(|subject| item(cache, subject.request_path())));
+        self.enqueue(items.collect()).await
+    }
+
+    /// Queues purge requests for blocks that are withheld with a subject, whatever paths they were requested under, and
+    /// returns of how many of them, the first ones, every cache is told. The rest as [`Caches::invalidate`].
+    pub async fn invalidate_blocks(&self, subject: &Subject, blocks: &[Cid], shown: Option<&str>) -> usize {
+        let path = subject.request_path();
+        let item = |cache: &FrontCache, blocks: &[Cid]| Item {
+            cache: cache.to_string(),
+            path: path.clone(),
+            blocks: blocks.iter().map(Cid::to_string).collect(),
+            shown: shown.unwrap_or(&path).to_owned(),
+            refusals: 0,
+        };
+        let told = |cache: &FrontCache| blocks.len().min(blocks_max(cache.kind));
+        let items = self.caches().iter().flat_map(|cache| {
+            let blocks = blocks.get(..told(cache)).unwrap_or_default();
+            blocks.chunks(BLOCKS_PER_ITEM).map(|blocks| item(cache, blocks))
         });
-        let items: Vec<Item> = items.collect();
+        self.enqueue(items.collect()).await;
+        self.caches().iter().map(told).min().unwrap_or_default()
+    }
+
+    /// Queues items for the caches, and returns the number of caches.
+    async fn enqueue(&self, items: Vec<Item>) -> u64 {
+        let Some(inner) = self.inner.clone().filter(|_| !items.is_empty()) else { return 0 };
         let caches = inner.caches.len() as u64;
         // If writing fails, the requests are sent anyway, unless the process ends first.
         let adding = tokio::task::spawn_blocking(move || {
@@ -195,6 +231,14 @@ impl CacheMetrics {
 
     fn count(&self, cache: &FrontCache, result: &'static str) {
         self.sent.get_or_create(&ResultLabel { cache: cache.to_string(), result }).inc();
+    }
+}
+
+/// The maximum number of blocks of one deep take-down that a cache is told of.
+fn blocks_max(kind: CacheKind) -> usize {
+    match kind {
+        CacheKind::Purge | CacheKind::Refresh => BLOCKS_BY_URL_MAX,
+        CacheKind::Ban | CacheKind::Xkey | CacheKind::Fastly | CacheKind::Cloudflare => PURGED_BLOCKS_MAX,
     }
 }
 

@@ -21,11 +21,21 @@ pub struct Item {
     pub cache: String,
     /// The content: a path, percent-encoded.
     pub path: String,
+    /// The CIDs of blocks below that path which are to be purged, whatever their paths, instead of the path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<String>,
     /// The content in logs.
     pub shown: String,
     /// How often the cache has rejected the request.
     #[serde(default)]
     pub refusals: u32,
+}
+
+impl Item {
+    /// Whether both are the same request for the same cache.
+    fn is_same(&self, other: &Self) -> bool {
+        self.cache == other.cache && self.path == other.path && self.blocks == other.blocks
+    }
 }
 
 /// The queue.
@@ -65,8 +75,7 @@ impl Queue {
     /// Appends requests, except those that are already queued. When the queue is full, the oldest are dropped.
     pub fn add(&mut self, items: Vec<Item>) {
         for item in items {
-            let is_same = |other: &Item| other.cache == item.cache && other.path == item.path;
-            if self.items.iter().any(is_same) {
+            if self.items.iter().any(|other| other.is_same(&item)) {
                 continue;
             }
             let is_full = |queue: &Self| {
@@ -87,14 +96,15 @@ impl Queue {
         }
     }
 
-    /// The next request for a cache.
+    /// The next request for a cache. Those for the many blocks of a deep take-down give way to others.
     pub fn next(&self, cache: &str) -> Option<Item> {
-        self.items.iter().find(|item| item.cache == cache).cloned()
+        let mut items = self.items.iter().filter(|item| item.cache == cache);
+        items.clone().find(|item| item.blocks.is_empty()).or_else(|| items.next()).cloned()
     }
 
     /// Removes a request.
     pub fn remove(&mut self, item: &Item) {
-        self.items.retain(|other| other.cache != item.cache || other.path != item.path);
+        self.items.retain(|other| !other.is_same(item));
     }
 
     /// Moves a request to the end of the queue.
@@ -133,7 +143,8 @@ impl Queue {
 }
 
 fn bytes(item: &Item) -> usize {
-    item.cache.len() + item.path.len() + item.shown.len()
+    let blocks: usize = item.blocks.iter().map(String::len).sum();
+    item.cache.len() + item.path.len() + blocks + item.shown.len()
 }
 
 #[cfg(test)]
@@ -141,7 +152,7 @@ mod tests {
     use super::*;
 
     fn item(cache: &str, path: &str) -> Item {
-        Item { cache: cache.to_owned(), path: path.to_owned(), shown: path.to_owned(), refusals: 0 }
+        Item { cache: cache.to_owned(), path: path.to_owned(), blocks: Vec::new(), shown: path.to_owned(), refusals: 0 }
     }
 
     fn caches(names: &[&str]) -> Vec<FrontCache> {
@@ -171,6 +182,23 @@ mod tests {
         assert_eq!(again.next(a), Some(Item { refusals: 1, ..item(a, "/1") }));
         std::fs::write(crate::front_caches::file(dir.path()), "nonsense").expect("writes");
         assert_eq!(Queue::open(dir.path(), &caches(&["http://a"])).expect("opens").waiting(a), 0);
+    }
+
+    #[test]
+    fn requests_for_many_blocks_give_way_to_others() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let a = "purge+http://a";
+        let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
+        let blocks = |name: &str| Item { blocks: vec![name.to_owned()], ..item(a, "/deep") };
+        queue.add(vec![blocks("1"), blocks("2"), blocks("1"), item(a, "/deep"), item(a, "/other")]);
+        assert_eq!(queue.waiting(a), 4, "each is queued once");
+        queue.save().expect("writes");
+        let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
+        for expected in [item(a, "/deep"), item(a, "/other"), blocks("1"), blocks("2")] {
+            assert_eq!(queue.next(a).as_ref(), Some(&expected));
+            queue.remove(&expected);
+        }
+        assert_eq!(queue.waiting(a), 0);
     }
 
     #[test]

@@ -121,9 +121,13 @@ impl Sender {
     /// Sends all HTTP requests for one item.
     async fn send(&self, item: &Item) -> Result<(), Failure> {
         let rejected = |words: String| Failure { meaning: PurgeResult::Rejected, reached: false, status: None, words };
-        let subject = Subject::of_path(&item.path).map_err(|error| rejected(error.to_string()))?;
+        let subjects: Result<Vec<Subject>, _> = match &*item.blocks {
+            [] => Subject::of_path(&item.path).map(|subject| vec![subject]),
+            blocks => blocks.iter().map(|block| Subject::of_cid(block)).collect(),
+        };
+        let subjects = subjects.map_err(|error| rejected(error.to_string()))?;
         let token = self.token.as_ref().and_then(Secret::reveal);
-        let messages = message::messages(&self.cache, &self.inner.hosts, &subject, token);
+        let messages = message::messages(&self.cache, &self.inner.hosts, &subjects, token);
         if messages.is_empty() {
             return Err(rejected("the cache has no URL for the content".to_owned()));
         }
@@ -214,7 +218,13 @@ mod tests {
 
     #[test]
     fn a_request_that_fails_alone_does_not_block_others() {
-        let item = |refusals| Item { cache: String::new(), path: String::new(), shown: String::new(), refusals };
+        let item = |refusals| Item {
+            cache: String::new(),
+            path: String::new(),
+            blocks: Vec::new(),
+            shown: String::new(),
+            refusals,
+        };
         let failure = |meaning, reached| Failure { meaning, reached, status: None, words: String::new() };
         let table = [
             (failure(PurgeResult::Retry, false), 0, Outcome::Waits),

@@ -144,7 +144,7 @@ fn of_dag(error: &DagError) -> (FailureKind, &'static str) {
         DagError::Node(_) => (FailureKind::Permanent, "malformed"),
         DagError::Memory => (FailureKind::Temporary, "busy"),
         DagError::Source(error) => match error {
-            SourceError::Refused { .. } => (FailureKind::Permanent, "refused"),
+            SourceError::Refused { .. } | SourceError::RefusedPath { .. } => (FailureKind::Permanent, "refused"),
             SourceError::Unacceptable(_) => (FailureKind::Permanent, "unsupported"),
             SourceError::NotFound { .. } => (FailureKind::Temporary, "not_found"),
             SourceError::Stalled { .. } => (FailureKind::Temporary, "stalled"),

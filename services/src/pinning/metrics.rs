@@ -24,7 +24,8 @@ pub struct PinMetrics {
     queued: Gauge,
     active: Gauge,
     incomplete: Gauge,
-    losses: Counter,
+    /// Pins that lost blocks.
+    pub losses: Counter,
     rebuilt: Gauge,
     read_only: Gauge,
     /// Blocks fetched for pins.
@@ -43,9 +44,10 @@ impl PinMetrics {
         registry.register("requests", "Pin requests, by status", all.requests.clone());
         registry.register("queued_roots", "DAGs queued to be fetched", all.queued.clone());
         registry.register("active_roots", "DAGs being fetched", all.active.clone());
-        let help = "Complete pins that lost blocks, which are being fetched again";
+        let help = "Complete pins that lost blocks, which are being fetched again; without withheld blocks";
         registry.register("incomplete", help, all.incomplete.clone());
-        registry.register("losses", "Pins that were found to have lost blocks", all.losses.clone());
+        let help = "Pins that were found to have lost blocks; withheld blocks do not count";
+        registry.register("losses", help, all.losses.clone());
         let help = "1 if the pin metadata store was damaged at the start and was rebuilt from what could be read";
         registry.register("list_rebuilt", help, all.rebuilt.clone());
         let help = "1 if the pin metadata store is damaged and read-only";
@@ -73,11 +75,6 @@ impl PinMetrics {
     pub fn show_damage(&self, read_only: bool) {
         self.rebuilt.set(i64::from(!read_only));
         self.read_only.set(i64::from(read_only));
-    }
-
-    /// Counts a pin that lost blocks.
-    pub fn lost(&self) {
-        self.losses.inc();
     }
 
     /// Counts a failed attempt.

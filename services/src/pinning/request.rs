@@ -145,7 +145,7 @@ pub struct Request {
     pub created: SystemTime,
     /// The status.
     pub status: Status,
-    /// The progress of its DAG.
+    /// The stored blocks of its DAG.
     pub progress: Progress,
     /// Why it failed, or why the last attempt failed.
     pub details: Option<Arc<str>>,

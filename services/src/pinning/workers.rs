@@ -77,6 +77,9 @@ impl Pins {
             }
             () = worker.cancelled() => None,
         };
+        if let Some(Err(_)) = &attempted {
+            self.measure(&root).await;
+        }
         let (pins, arrived) = (Arc::clone(&self), arrived.into_inner());
         let ended = self.spawn_worker_change(async move { pins.end(&root, attempted, arrived).await }).await;
         if let Err(error) = ended {
@@ -88,6 +91,7 @@ impl Pins {
     async fn attempt(self: &Arc<Self>, root: &Cid, arrived: &AtomicBool) -> Result<PinSummary, FetchError> {
         let origins = self.index().origins(root, ORIGINS_MAX);
         self.reach.dial(root, origins).await;
+        self.measure(root).await;
         let sources = BlockSources {
             store: Arc::clone(&self.store),
             local: Arc::clone(&self.reach.local),
@@ -108,7 +112,7 @@ impl Pins {
             self.metrics.fetched_blocks.inc();
             self.metrics.fetched_bytes.inc_by(bytes);
         }
-        if !self.index_mut().raise_progress(root, step.progress) {
+        if !self.index_mut().raise_progress(root, step.progress, step.fetched_bytes) {
             return;
         }
         // If no request is left, this cancels the worker.
@@ -163,7 +167,7 @@ impl Pins {
                 return Ok(());
             }
             FailureKind::Withheld => {
-                tracing::warn!(%root, %error, "a pin has missing blocks that are withheld");
+                tracing::info!(%root, %error, "a pin has missing blocks that are withheld");
                 return self.withhold(root, error.to_string()).await;
             }
             // A pin that was complete never fails: the rest of it would be evicted.

@@ -47,8 +47,10 @@ pub fn finding(finding: &Finding) -> FindingView {
     FindingView { fault, cid: finding.cid.to_string() }
 }
 
-fn lacking_pin(IncompletePin { root, name, missing, blocks }: &IncompletePin) -> LackingPinView {
-    LackingPinView { root: root.to_string(), name: name.clone(), missing: *missing, blocks: *blocks }
+fn lacking_pin(pin: &IncompletePin) -> LackingPinView {
+    let IncompletePin { root, name, missing, withheld, blocks } = pin;
+    let (root, name) = (root.to_string(), name.clone());
+    LackingPinView { root, name, missing: *missing, withheld: *withheld, blocks: *blocks }
 }
 
 fn index(&Inconsistencies { blocks, places, segments, files }: &Inconsistencies) -> IndexView {
@@ -58,7 +60,7 @@ fn index(&Inconsistencies { blocks, places, segments, files }: &Inconsistencies)
 /// The result of a scrub in a store that a gateway uses.
 pub fn scrubbed(report: &ScrubReport) -> CheckView {
     CheckView {
-        clean: report.progress.is_clean() && report.lacking.is_empty(),
+        clean: report.progress.is_clean() && !report.lacking.iter().any(IncompletePin::is_damaged),
         checked: progress(&report.progress),
         pins_lacking_blocks: report.lacking.iter().map(lacking_pin).collect(),
         index_disagreements: None,

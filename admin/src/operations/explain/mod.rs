@@ -175,16 +175,12 @@ impl Operations {
         if view.policy.as_ref().is_some_and(|policy| policy.verdict == verdict) {
             return;
         }
-        let decided_by = match refused {
-            Refused::Content(cid) => self.parts().decide.as_ref().and_then(|decide| decide(cid, "")),
-            Refused::Name(_) => None,
-        };
-        let refused = match refused {
-            Refused::Content(cid) => cid.to_string(),
-            Refused::Name(name) => name.to_string(),
+        let decided_by = match &refused.root {
+            Root::Cid(cid) => self.parts().decide.as_ref().and_then(|decide| decide(cid, &refused.path)),
+            Root::Name(_) => None,
         };
         let generation = self.parts().gateway.policy().generation();
-        view.policy = Some(PolicyView { verdict, refused: Some(refused), decided_by, generation });
+        view.policy = Some(PolicyView { verdict, refused: Some(refused.to_string()), decided_by, generation });
     }
 
     /// Adds the target of a path, the decision of the policy, and what is stored locally.

@@ -2,7 +2,7 @@
 
 use super::super::{key, noisy, supply};
 use super::{Home, Opened, Setup, on_every_store};
-use crate::{Evict, PinError, PinState, ScrubPass};
+use crate::{Evict, MissingBlocks, PinError, PinState, ScrubPass};
 use content::{Block, Cid};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,6 +13,7 @@ on_every_store!(
     corruption_found_by_a_read_makes_its_pins_partial,
     corruption_found_by_a_scrub_makes_its_pins_partial,
     a_pin_that_loses_a_block_while_in_progress_is_not_complete,
+    missing_blocks_are_counted_and_withheld_ones_are_told_apart,
 );
 
 fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
@@ -145,4 +146,27 @@ async fn a_pin_that_loses_a_block_while_in_progress_is_not_complete(home: Home) 
     assert_eq!(pin(&store, &dag).await, root);
     assert_eq!(state(&store, &root).await, PinState::Complete);
     store.settle().await;
+}
+
+async fn missing_blocks_are_counted_and_withheld_ones_are_told_apart(home: Home) {
+    let store = home.open(Setup::default()).await;
+    let dag = blocks(0..5);
+    let withheld = key(&dag[3]);
+    store.set_is_withheld(Box::new(move |key| *key == withheld));
+    let root = pin(&store, &dag).await;
+    let missing = async || store.missing(&root).await.expect("reads");
+    assert_eq!(missing().await, MissingBlocks::default());
+    assert_eq!(store.missing(dag[1].cid()).await.expect("reads"), MissingBlocks::default(), "it has no pin");
+    remove(&store, &dag[3]).await;
+    let report = store.scrub(ScrubPass::All, None, &mut |_, _| ()).await.expect("scrubs");
+    let [pin] = &*report.lacking else { panic!("{report:?}") };
+    assert_eq!((pin.missing, pin.withheld, pin.is_damaged(), store.stats().lacking_pins), (1, 1, false, 0));
+    remove(&store, &dag[2]).await;
+    assert_eq!(missing().await, MissingBlocks { blocks: 2, bytes: 10_000, withheld: 1 });
+    let report = store.scrub(ScrubPass::All, None, &mut |_, _| ()).await.expect("scrubs");
+    let [pin] = &*report.lacking else { panic!("{report:?}") };
+    assert_eq!((pin.missing, pin.withheld, pin.is_damaged(), store.stats().lacking_pins), (2, 1, true, 1));
+    store.cache(&dag[2..3]).await;
+    assert_eq!(missing().await, MissingBlocks { blocks: 1, bytes: 5_000, withheld: 1 });
+    store.settle_lacking(1).await;
 }

@@ -44,7 +44,8 @@ async fn corruption_is_found_and_deleted_and_nothing_else(home: Home) {
     assert_eq!((progress.blocks, progress.damaged, progress.unreadable), (13, 4, 0));
     let expected = bad.map(|block| Finding { cid: raw_cid(&key(block)), fault: Fault::Damaged });
     assert!(found.len() == 4 && expected.iter().all(|finding| found.contains(finding)), "{found:?}");
-    let mine = IncompletePin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, blocks: 6 };
+    let mine =
+        IncompletePin { root: *pinned[0].cid(), name: Some("mine".to_owned()), missing: 2, withheld: 0, blocks: 6 };
     assert_eq!(lacking, [mine]);
     assert_eq!((store.stats().corrupt_blocks, store.stats().lacking_pins), (4, 1));
     for block in pinned.iter().chain(&cached) {

@@ -21,6 +21,7 @@ pub use self::queries::Batch;
 use crate::pinning::clock::Clock;
 use crate::pinning::record::Work;
 use crate::pinning::request::{PinParameters, Progress};
+use cache::MissingBlocks;
 use content::Cid;
 use libp2p::{Multiaddr, PeerId};
 use serde::{Deserialize, Serialize};
@@ -136,8 +137,10 @@ pub struct Root {
     changes: Option<watch::Sender<()>>,
     /// The pin in the store is complete.
     pub complete: bool,
-    /// What the store has of it.
+    /// The blocks that its pin has as members, stored or not.
     pub progress: Progress,
+    /// Those of them that are not stored, as far as the store was asked.
+    pub missing: MissingBlocks,
     /// A worker fetches it.
     pub active: bool,
     /// An origin has connected since the worker began.
@@ -151,6 +154,12 @@ pub struct Root {
 impl Root {
     fn is_needed(&self) -> bool {
         self.retained > 0 || !self.live.is_empty()
+    }
+
+    /// The blocks that are stored.
+    fn stored(&self) -> Progress {
+        let Progress { blocks, bytes } = self.progress;
+        Progress { blocks: blocks.saturating_sub(self.missing.blocks), bytes: bytes.saturating_sub(self.missing.bytes) }
     }
 
     fn is_unused(&self) -> bool {
@@ -191,7 +200,8 @@ pub struct Counts {
     pub failed: u64,
     /// Requests whose DAG lacks withheld blocks.
     pub withheld: u64,
-    /// Roots of complete DAGs that lost blocks, which are being fetched again.
+    /// Roots of complete DAGs that lost blocks, which are being fetched again. DAGs that lack only withheld blocks are
+    /// not among them.
     pub incomplete_roots: u64,
     /// Queued roots.
     pub queued_roots: u64,
@@ -430,11 +440,14 @@ impl Index {
         Some(root.changes.get_or_insert_with(|| watch::Sender::new(())).subscribe())
     }
 
-    /// Sets how much of a root is stored.
+    /// Sets which blocks the pin of a root has.
     pub fn set_progress(&mut self, cid: &Cid, progress: Progress, complete: bool) {
         let Some(root) = self.roots.get_mut(cid) else { return };
         let (before, after) = (root.progress.bytes, progress.bytes);
         (root.progress, root.complete) = (progress, complete);
+        if complete || progress == Progress::default() {
+            root.missing = MissingBlocks::default();
+        }
         root.notify();
         for owner in root.live.keys() {
             if let Some(rows) = self.owners.get_mut(owner) {
@@ -443,14 +456,29 @@ impl Index {
         }
     }
 
-    /// Raises the progress of a root to what an attempt has seen, part of which may have been stored before. Returns
-    /// whether an owner of a live request now exceeds its quota.
-    pub fn raise_progress(&mut self, cid: &Cid, seen: Progress) -> bool {
-        let Some(root) = self.roots.get(cid) else { return false };
-        let Progress { blocks, bytes } = root.progress;
+    /// Sets which blocks of an incomplete root are not stored. The size of the DAG, and so the usage of its owners, is
+    /// unchanged.
+    pub fn set_missing(&mut self, cid: &Cid, missing: MissingBlocks) {
+        let Some(root) = self.roots.get_mut(cid).filter(|root| !root.complete) else { return };
+        root.missing = missing;
+        root.notify();
+        self.update_lost(cid);
+    }
+
+    /// Raises the progress of a root to what an attempt has seen, part of which may have been stored before. Of the
+    /// block that was just seen, `fetched_bytes` is the length if it was fetched. Returns whether an owner of a live
+    /// request now exceeds its quota.
+    pub fn raise_progress(&mut self, cid: &Cid, seen: Progress, fetched_bytes: Option<u64>) -> bool {
+        let Some(root) = self.roots.get_mut(cid) else { return false };
+        if let Some(fetched_bytes) = fetched_bytes.filter(|_| root.missing.blocks > 0) {
+            root.missing.blocks -= 1;
+            root.missing.bytes = root.missing.bytes.saturating_sub(fetched_bytes);
+            root.notify();
+        }
+        let (Progress { blocks, bytes }, complete) = (root.progress, root.complete);
         if seen.bytes > bytes || seen.blocks > blocks {
             let progress = Progress { blocks: blocks.max(seen.blocks), bytes: bytes.max(seen.bytes) };
-            self.set_progress(cid, progress, root.complete);
+            self.set_progress(cid, progress, complete);
         }
         !self.exceeded(cid).is_empty()
     }

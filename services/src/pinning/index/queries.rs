@@ -1,7 +1,6 @@
 //! Read access to an index.
 
 use crate::pinning::index::{Index, Outcome, Root, StoredRequest, time};
-use crate::pinning::record::Work;
 use crate::pinning::request::{Request, Status};
 use content::Cid;
 use libp2p::Multiaddr;
@@ -167,11 +166,11 @@ impl Index {
         let work = root.map(|root| &root.work).filter(|_| pending);
         let details = match &entry.outcome {
             Outcome::Failed(reason) | Outcome::Withheld(reason) => Some(Arc::clone(reason)),
-            _ => work.and_then(details),
+            _ => root.filter(|_| pending).and_then(details),
         };
         let attempts = work.map_or(0, |work| work.attempts);
         let due = work.filter(|_| attempts > 0 && status == Status::Queued).map(|work| self.clock.wall(work.due_ms));
-        let progress = root.filter(|_| entry.is_live()).map(|root| root.progress).unwrap_or_default();
+        let progress = root.filter(|_| entry.is_live()).map(Root::stored).unwrap_or_default();
         Request {
             id: Arc::clone(&entry.id),
             owner: Arc::clone(&entry.owner),
@@ -208,12 +207,15 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Why the last attempt failed, and whether blocks were lost.
-fn details(work: &Work) -> Option<Arc<str>> {
-    let reason = work.reason.as_deref();
-    if !work.lost {
+/// Why the last attempt failed, and whether blocks were lost or are withheld.
+fn details(root: &Root) -> Option<Arc<str>> {
+    let reason = root.work.reason.as_deref();
+    if !root.work.lost {
         return reason.map(Arc::from);
     }
-    let words = "the pin was complete; blocks of it were lost, and are fetched again";
+    let words = match root.missing.is_withheld() {
+        true => "the pin was complete; blocks of it are withheld by a rule of this gateway",
+        false => "the pin was complete; blocks of it were lost, and are fetched again",
+    };
     Some(reason.map_or_else(|| words.into(), |reason| format!("{words}: {reason}").into()))
 }

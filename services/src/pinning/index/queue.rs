@@ -1,6 +1,6 @@
 //! The fetch queue: which root is fetched next, and for which owner.
 
-use crate::pinning::index::{Index, OwnerRows};
+use crate::pinning::index::{Index, OwnerRows, Root};
 use crate::pinning::record::Work;
 use content::Cid;
 use std::sync::Arc;
@@ -94,8 +94,9 @@ impl Index {
         }
     }
 
-    fn update_lost(&mut self, cid: &Cid) {
-        if self.roots.get(cid).is_some_and(|root| root.work.lost && !root.pending.is_empty()) {
+    pub(super) fn update_lost(&mut self, cid: &Cid) {
+        let is_lost = |root: &Root| root.work.lost && !root.pending.is_empty() && !root.missing.is_withheld();
+        if self.roots.get(cid).is_some_and(is_lost) {
             self.lost.insert(*cid);
         } else {
             self.lost.remove(cid);

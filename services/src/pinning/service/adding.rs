@@ -59,7 +59,7 @@ impl Pins {
         wanted: PinParameters,
         replaced: Option<&str>,
     ) -> Result<Request, PinsError> {
-        self.refresh(&wanted.root).await?;
+        self.refresh(&wanted.root, None).await?;
         let NewRequest { entry, replaced, released } = self.decide(owner, wanted, replaced)?;
         let mut changes = vec![record::put(&entry)?, record::delete_orphan(&entry.root)];
         changes.extend(replaced.iter().map(|former| record::delete(&former.id)));
@@ -217,7 +217,7 @@ impl Pins {
         name: Option<String>,
     ) -> Result<Request, PinsError> {
         let pins = Arc::clone(self);
-        self.spawn_change(async move { pins.refresh(&root).await }).await?;
+        self.spawn_change(async move { pins.refresh(&root, None).await }).await?;
         let own = self.of_root(&owner.id, &root).into_iter().find(|request| request.status == Status::Pinned);
         match own {
             Some(own) if name.is_none() || own.name.as_deref() == name.as_deref() => Ok(own),

@@ -4,11 +4,11 @@
 //! Then the requests report it, and a worker fetches the missing blocks. A pin that was complete never fails, because
 //! the rest of it would be evicted.
 
-use crate::pinning::index::{Index, Outcome, StoredRequest};
+use crate::pinning::index::{Index, Outcome, Root, StoredRequest};
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{Pins, PinsError, progress};
 use cache::pins::PinChanges;
-use cache::{PinState, PinSummary};
+use cache::{MissingBlocks, PinState, PinSummary};
 use content::Cid;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,8 +26,9 @@ pub(super) async fn watch(pins: Weak<Pins>, stopping: CancellationToken, changes
         };
         for root in roots {
             let Some(pins) = pins.upgrade() else { return };
+            let missing = pins.missing(&root).await;
             let changing = Arc::clone(&pins);
-            if let Err(error) = pins.spawn_worker_change(async move { changing.refresh(&root).await }).await {
+            if let Err(error) = pins.spawn_worker_change(async move { changing.refresh(&root, missing).await }).await {
                 tracing::warn!(%root, %error, "recording that a pin lost blocks failed; the next start does it");
             }
         }
@@ -48,8 +49,40 @@ impl Pins {
         roots.into_iter().for_each(|root| changes.note(root));
     }
 
-    /// Compares the requests for a root with the pin in the store. The caller holds the lock of changes.
-    pub(super) async fn refresh(&self, root: &Cid) -> Result<(), PinsError> {
+    /// The missing blocks of a root, which takes a look-up of every member and is done without the lock of changes.
+    /// `None` if nothing needs it, or a worker fetches the root, which asks at the beginning and at the end.
+    async fn missing(&self, root: &Cid) -> Option<MissingBlocks> {
+        if self.index().root(root).is_none_or(|root| root.active) {
+            return None;
+        }
+        let missing = self.store.missing(root).await;
+        missing.inspect_err(|error| tracing::warn!(%root, %error, "counting the missing blocks of a pin failed")).ok()
+    }
+
+    /// Updates the number of missing blocks of an incomplete root.
+    pub(in crate::pinning) async fn measure(&self, root: &Cid) {
+        match self.store.missing(root).await {
+            Ok(missing) => self.index_mut().set_missing(root, missing),
+            Err(error) => tracing::warn!(%root, %error, "counting the missing blocks of a pin failed"),
+        }
+    }
+
+    /// The same for all incomplete roots, after the start.
+    pub(super) async fn measure_all(&self) {
+        let incomplete: Vec<Cid> = {
+            let index = self.index();
+            let is_incomplete = |root: &Root| !root.complete && root.progress.blocks > 0;
+            index.roots().filter(|(_, root)| is_incomplete(root)).map(|(cid, _)| *cid).collect()
+        };
+        for root in incomplete {
+            self.measure(&root).await;
+        }
+        self.changed();
+    }
+
+    /// Compares the requests for a root with the pin in the store, of which `missing` was read before, if it was. The
+    /// caller holds the lock of changes.
+    pub(super) async fn refresh(&self, root: &Cid, missing: Option<MissingBlocks>) -> Result<(), PinsError> {
         {
             let index = self.index();
             if index.root(root).is_none() || index.is_removing(root) {
@@ -57,7 +90,7 @@ impl Pins {
             }
         }
         match self.store.pin(root).await? {
-            Some(pin) if pin.state == PinState::Partial => self.lose(root, &pin).await,
+            Some(pin) if pin.state == PinState::Partial => self.lose(root, &pin, missing).await,
             Some(pin) => self.gain(root, &pin).await,
             None => Ok(()),
         }
@@ -74,16 +107,22 @@ impl Pins {
     }
 
     /// A complete pin has lost blocks: its requests become pending.
-    async fn lose(&self, root: &Cid, pin: &PinSummary) -> Result<(), PinsError> {
+    async fn lose(&self, root: &Cid, pin: &PinSummary, missing: Option<MissingBlocks>) -> Result<(), PinsError> {
         let affected = {
             let index = self.index();
             let ids = index.requests_for(root, |entry| matches!(entry.outcome, Outcome::Pinned | Outcome::Withheld(_)));
             ids.iter().filter_map(|id| index.entry(id).cloned()).collect::<Vec<StoredRequest>>()
         };
         if affected.is_empty() {
+            missing.into_iter().for_each(|missing| self.index_mut().set_missing(root, missing));
             self.schedule_soon(root);
             return Ok(());
         }
+        let missing = match missing {
+            Some(missing) => missing,
+            None => self.store.missing(root).await?,
+        };
+        let missing_before = self.index().root(root).map_or(0, |root| root.missing.blocks);
         let work = restarted_work(&self.index());
         let mut changes = vec![record::put_work(root, &work)?];
         for entry in &affected {
@@ -93,12 +132,16 @@ impl Pins {
         {
             let mut index = self.index_mut();
             index.set_progress(root, progress(pin), false);
+            index.set_missing(root, missing);
             affected.iter().for_each(|entry| _ = index.settle(&entry.id, Outcome::Pending));
             index.set_work(root, work);
         }
-        if affected.iter().any(|entry| entry.outcome == Outcome::Pinned) {
-            self.metrics.lost();
-            tracing::warn!(%root, "a pin has lost blocks: they are fetched again");
+        let was_pinned = affected.iter().any(|entry| entry.outcome == Outcome::Pinned);
+        // A block that a rule withheld is not lost, also after the rule was removed.
+        let is_new = was_pinned || missing.blocks > missing_before;
+        if is_new && !missing.is_withheld() {
+            self.metrics.losses.inc();
+            tracing::warn!(%root, blocks = missing.lost(), "a pin has lost blocks: they are fetched again");
         }
         self.changed();
         Ok(())

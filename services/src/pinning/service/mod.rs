@@ -193,6 +193,10 @@ impl Pins {
     ) -> Result<Arc<Self>, StoreError> {
         let pins = Arc::new(Self::new(options, register, store, reach, metrics));
         pins.load().await?;
+        let measuring = Arc::clone(&pins);
+        let until_stopped =
+            pins.stopping.clone().run_until_cancelled_owned(async move { measuring.measure_all().await });
+        pins.follow_up_tasks.spawn(until_stopped);
         let (dispatching, ended) = (Arc::clone(&pins).dispatch(), pins.ended.clone().drop_guard());
         *pins.dispatcher() = Some(tokio::spawn(async move {
             let _ended = ended;
@@ -218,6 +222,7 @@ impl Pins {
     pub async fn alone(register: MetadataStore, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
         let pins = Self::without_workers(register, store);
         pins.load().await?;
+        pins.measure_all().await;
         Ok(pins)
     }
 

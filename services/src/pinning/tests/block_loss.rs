@@ -2,9 +2,10 @@
 
 use crate::pinning::index::Counts;
 use crate::pinning::tests::*;
-use crate::pinning::{Filter, OPERATOR};
+use crate::pinning::{Filter, OPERATOR, Progress};
 use cache::{Evict, PinState};
 use content::Verdict;
+use futures::StreamExt as _;
 use std::sync::{PoisonError, RwLock};
 
 /// A world whose upstream answers so many requests, until it gets more permits.
@@ -44,6 +45,8 @@ async fn a_pin_that_loses_a_block_fetches_it_again() {
         let waiting = waits(&pins, &request).await;
         let details = waiting.details.as_deref().unwrap_or_default();
         assert!(details.contains("blocks of it were lost"), "{details}");
+        assert_eq!(waiting.progress, without(&blocks, &[3]), "the lost block is not stored");
+        assert_eq!(pins.metrics.losses.get(), 1);
         assert_eq!(pins.used("alice").bytes, bytes_of(&blocks), "its usage is unchanged");
         assert_eq!(pins.counts(), Counts { pending: 1, incomplete_roots: 1, ..pins.counts() });
         let poor = Owner { bytes_max: Some(bytes_of(&blocks) - 1), ..owner("poor") };
@@ -57,8 +60,40 @@ async fn a_pin_that_loses_a_block_fetches_it_again() {
         becomes(&pins, &other, Status::Pinned).await;
         assert_eq!(world.upstream.asked(), 7, "only the lost block is fetched again");
         assert_eq!((state(&world, &blocks).await, pins.counts().incomplete_roots), (PinState::Complete, 0));
+        assert_eq!(pins.get("alice", &request.id).expect("it is there").progress, without(&blocks, &[]));
         pins.stop().await;
     }
+}
+
+/// The stored blocks of a DAG without some of its blocks.
+fn without(blocks: &[Block], missing: &[usize]) -> Progress {
+    let stored = blocks.iter().enumerate().filter(|(at, _)| !missing.contains(at));
+    let stored: Vec<Block> = stored.map(|(_, block)| block.clone()).collect();
+    Progress { blocks: stored.len() as u64, bytes: bytes_of(&stored) }
+}
+
+#[tokio::test]
+async fn the_stored_blocks_of_incomplete_pins_are_counted_at_the_start() {
+    // One worker, which waits for the network: one of the pins stays in the queue.
+    let mut world = world(0);
+    world.options.workers_max = 1;
+    let (lost, unfinished) = (dag("lost", 0..4), dag("unfinished", 4..8));
+    let supply = |blocks: &[Block]| futures::stream::iter(blocks.to_vec().into_iter().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(*lost[0].cid(), None, supply(&lost)).await.expect("pins");
+    let ends_early = supply(&unfinished[..3]).chain(futures::stream::iter([Err(SourceError::Closed)]));
+    world.store.pin_recursive(*unfinished[0].cid(), None, ends_early).await.expect_err("it ended early");
+    lose(&world, &lost[2]).await;
+    lose(&world, &unfinished[1]).await;
+    let pins = world.start().await;
+    let expected = [(&lost, without(&lost, &[2])), (&unfinished, without(&unfinished, &[1, 3, 4]))];
+    for (blocks, expected) in expected {
+        until("it is counted", async || {
+            let found = pins.of_root(OPERATOR, blocks[0].cid());
+            found.first().filter(|now| now.progress == expected).cloned()
+        })
+        .await;
+    }
+    pins.stop().await;
 }
 
 #[tokio::test]
@@ -170,7 +205,8 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     let told = becomes(&pins, &request, Status::Failed).await;
     let details = told.details.as_deref().unwrap_or_default();
     assert!(details.contains("1 block is withheld") && details.contains(&blocks[3].cid().to_string()), "{details}");
-    assert_eq!(told.progress.bytes, bytes_of(&blocks));
+    assert_eq!(told.progress, without(&blocks, &[3]), "what is withheld and gone is not stored");
+    assert_eq!(pins.metrics.losses.get(), 0, "nothing is lost");
     assert_eq!((pins.counts().withheld, pins.counts().incomplete_roots, pins.counts().failed), (1, 0, 0));
     assert_eq!(world.upstream.asked(), asked, "it is not fetched");
     assert!(world.holds(&blocks[1]).await && world.holds(&blocks[2]).await, "the rest is kept");
@@ -179,6 +215,7 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     lose(&world, &blocks[4]).await;
     until("it was fetched", async || (world.upstream.asked() == asked + 1).then_some(())).await;
     becomes(&pins, &request, Status::Failed).await;
+    assert_eq!(pins.metrics.losses.get(), 1, "the corrupt block was lost");
     // The next process loads the state, and is notified of changes of the rules.
     pins.stop().await;
     let pins = world.start().await;
@@ -186,6 +223,7 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     rules.set(Vec::new());
     pins.recheck_withheld();
     becomes(&pins, &request, Status::Pinned).await;
+    assert_eq!(pins.metrics.losses.get(), 0, "a block that is fetched because its rule was removed was not lost");
     assert!(world.holds(&blocks[3]).await);
     assert_eq!((state(&world, &blocks).await, pins.counts().withheld), (PinState::Complete, 0));
     pins.stop().await;

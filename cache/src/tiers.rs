@@ -119,6 +119,20 @@ impl Tiers {
         Ok(found?)
     }
 
+    /// A block that is stored locally, whatever the policy says of it: for traversals that do not serve it. It does not
+    /// count as used.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn look(&self, cid: &Cid) -> Result<Option<Block>, StoreError> {
+        let Some(key) = BlockKey::of(cid) else { return Ok(Block::inline(cid)) };
+        let data = match self.inner.ram.find(&key) {
+            Some(data) => Some(data),
+            None => self.inner.disk.look(&key).await?,
+        };
+        Ok(data.map(|data| Block::from_verified(*cid, data)))
+    }
+
     /// Deletes blocks from every tier. A fetch in flight may store one again, unless the policy rejects it by then.
     ///
     /// # Errors

@@ -28,9 +28,10 @@ use crate::pinning::Pins;
 use crate::subject::Subject;
 use cache::{Evict, Evicted, StoreError, Tiers};
 use content::denylist::{Hit, Rule, RuleError, Target};
+use content::frontier::{Frontier, Step};
 use content::path::Root;
 use content::walk::{self, Resolved};
-use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict, dag};
+use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict};
 use futures::future::BoxFuture;
 use p2p_bridge::epoch;
 use std::collections::HashSet;
@@ -281,23 +282,24 @@ impl Control {
 
     /// Withholds all blocks below a root that are stored locally.
     async fn add_below(&self, order: &NewRule, root: Block, done: &mut Done) -> Result<(), ControlError> {
-        let local = LocalBlocks { tiers: self.tiers.clone() };
-        let (mut waiting, mut seen, mut batch) = (vec![*root.cid()], HashSet::new(), Vec::new());
-        let mut root = Some(root);
-        while let Some(cid) = waiting.pop() {
-            if BlockKey::of(&cid).is_some_and(|key| !seen.insert(short(&key))) {
-                continue;
-            }
-            if seen.len() > DEEP_BLOCKS_MAX {
-                done.complete = false;
-                break;
-            }
+        // The blocks are deleted while the DAG is traversed, and cannot be read again.
+        let frontier = Frontier::new(*root.cid(), None).with_blocks_max(DEEP_BLOCKS_MAX).without_rereads();
+        let (mut frontier, mut root, mut batch) = (frontier, Some(root), Vec::new());
+        while done.complete {
+            let cid = match frontier.step() {
+                Ok(Step::Visit(cid)) => cid,
+                Ok(_) => break,
+                Err(_) => {
+                    done.complete = false;
+                    break;
+                }
+            };
             let block = match root.take() {
                 Some(block) => Some(block),
-                None => local.get(&cid).await.ok(),
+                None => self.tiers.look(&cid).await.ok().flatten(),
             };
             let Some(block) = block else { continue };
-            waiting.extend(dag::links(&block).unwrap_or_default());
+            done.complete = frontier.push_if_decodable(&block).is_ok();
             if block.key().is_some() {
                 batch.push(cid);
             }
@@ -420,11 +422,6 @@ fn decision(of: String, hit: Option<Hit>) -> Decision {
     Decision { of, verdict, hit }
 }
 
-/// A part of a block's key that identifies it in a walk.
-fn short(key: &BlockKey) -> u128 {
-    key.multihash().digest().last_chunk().map_or(0, |last| u128::from_be_bytes(*last))
-}
-
 /// Locally stored blocks, ignoring the policy. For internal use; never served.
 struct LocalBlocks {
     tiers: Tiers,
@@ -433,15 +430,7 @@ struct LocalBlocks {
 impl BlockSource for LocalBlocks {
     fn get(&self, cid: &Cid) -> futures::future::BoxFuture<'static, Result<Block, SourceError>> {
         let (tiers, cid) = (self.tiers.clone(), *cid);
-        Box::pin(async move {
-            let missing = SourceError::NotFound { cid };
-            let Some(key) = BlockKey::of(&cid) else { return Block::inline(&cid).ok_or(missing) };
-            let data = match tiers.ram().find(&key) {
-                Some(data) => data,
-                None => tiers.disk().look(&key).await?.ok_or(missing)?,
-            };
-            Ok(Block::from_verified(cid, data))
-        })
+        Box::pin(async move { tiers.look(&cid).await?.ok_or(SourceError::NotFound { cid }) })
     }
 
     fn has(&self, cid: &Cid) -> futures::future::BoxFuture<'static, Result<bool, SourceError>> {

@@ -229,7 +229,7 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pinning::walk::WalkError;
+    use content::dag::DagError;
 
     #[test]
     fn back_offs_double_up_to_a_maximum_and_have_jitter() {
@@ -246,11 +246,11 @@ mod tests {
     #[test]
     fn received_blocks_reset_the_back_off() {
         let options = PinOptions::default();
-        let error = FetchError::Walk(WalkError::TooLarge("something".to_owned()));
+        let error = FetchError::Dag(DagError::TooManyBlocks { max: 7 });
         let former = Work { attempts: 5, since_ms: 1000, due_ms: 2000, ..Work::default() };
         let work = next_work(&former, &error, false, 9000, &options);
         assert_eq!((work.attempts, work.since_ms, work.waited_ms), (6, 1000, 8000));
-        assert_eq!(work.reason.as_deref(), Some("something"));
+        assert_eq!(work.reason.as_deref(), Some("the DAG has more than 7 blocks"));
         let work = next_work(&former, &error, true, 9000, &options);
         assert_eq!((work.attempts, work.since_ms), (1, 9000));
         let first = next_work(&Work::default(), &error, false, 9000, &options);

@@ -18,7 +18,7 @@ use crate::body::{Body, Content};
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::landing;
-use crate::limits::Limits;
+use crate::limits::RequestLimits;
 use crate::listen::server::Connection;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::represent::encoded::Encoded;
@@ -128,7 +128,7 @@ fn problem_of_name(problem: Problem, target: &Target, ask: &Ask<'_>) -> Result<D
 
 impl Gateway {
     /// A gateway to the blocks of the sources, for the configured hosts.
-    pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
+    pub fn new(wiring: Wiring, http: &config::Http, limits: RequestLimits) -> Self {
         let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
         let budget = limits.read.shared.clone();
         let listings = metrics.listings.clone();
@@ -162,7 +162,7 @@ impl Gateway {
     }
 
     /// The limits of a request.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &RequestLimits {
         &self.resources.limits
     }
 

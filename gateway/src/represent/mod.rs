@@ -28,7 +28,7 @@ pub mod record;
 pub mod whole;
 
 use crate::errors::Problem;
-use crate::limits::Limits;
+use crate::limits::RequestLimits;
 use crate::represent::encoded::Encoded;
 use crate::represent::listings::Listings;
 use crate::represent::plan::About;
@@ -60,7 +60,7 @@ pub struct Resources {
     /// Threads for CPU-bound responses.
     pub workers: Workers,
     /// The limits of a request.
-    pub limits: Limits,
+    pub limits: RequestLimits,
 }
 
 impl Resources {

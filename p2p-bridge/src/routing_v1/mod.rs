@@ -31,7 +31,7 @@ pub use types::PeerRecord;
 
 use crate::lookups::{self, RecordOrigin};
 use bytes::Bytes;
-use client::{Limits, Router};
+use client::{Router, RoutingRequestLimits};
 use content::names::Key;
 use health::Health;
 use metrics::{Metrics, Outcome};
@@ -88,12 +88,12 @@ impl Routers {
         urls: impl IntoIterator<Item = U>,
         registry: &mut Registry,
     ) -> Result<Self, RoutersError> {
-        Self::with(urls, Limits::default(), registry)
+        Self::with(urls, RoutingRequestLimits::default(), registry)
     }
 
     fn with<U: AsRef<str>>(
         urls: impl IntoIterator<Item = U>,
-        limits: Limits,
+        limits: RoutingRequestLimits,
         registry: &mut Registry,
     ) -> Result<Self, RoutersError> {
         let http = client::http_client(&limits).map_err(|error| RoutersError::Client(error.to_string()))?;

@@ -1,6 +1,6 @@
 //! Routers with good, invalid, slow or no answers, scripted on a socket.
 
-use super::client::Limits;
+use super::client::RoutingRequestLimits;
 use super::types::{self, PeerRecord};
 use super::*;
 use content::{Cid, cid};
@@ -89,8 +89,8 @@ fn cid() -> Cid {
 }
 
 /// Limits with a request timeout.
-fn limits(request: Duration) -> Limits {
-    Limits { request, connect: PATIENCE, bytes_max: 100_000, line_bytes_max: 2000, records_max: 50 }
+fn limits(request: Duration) -> RoutingRequestLimits {
+    RoutingRequestLimits { request, connect: PATIENCE, bytes_max: 100_000, line_bytes_max: 2000, records_max: 50 }
 }
 
 /// Routers, and the registry of their metrics.

@@ -66,7 +66,7 @@ fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
         peer_id: *publisher.keys().get("self").expect("a key").0.key.peer_id(),
         pins: Arc::clone(&pins),
         uploads: uploads.clone(),
-        limits: gateway::limits::Limits::default(),
+        limits: gateway::limits::RequestLimits::default(),
     });
     let settings = testing::settings(|_| ());
     let node = testing::world_over(Arc::clone(&store), Arc::default(), settings, &[], NamesOptions::default());
@@ -115,7 +115,7 @@ fn held(store: &Arc<dyn BlockStore>, lists: &Lists) -> Sources {
 }
 
 fn uploads(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>, data_dir: &std::path::Path) -> Uploads {
-    let limits = services::uploads::Limits::new(&config::Uploads::default(), &config::Cache::default());
+    let limits = services::uploads::UploadLimits::new(&config::Uploads::default(), &config::Cache::default());
     let policy = Arc::new(content::AllowAll);
     Uploads::new(store, policy, Arc::clone(pins), limits, data_dir).expect("opens")
 }

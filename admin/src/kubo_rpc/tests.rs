@@ -110,7 +110,7 @@ impl World {
         let pins = pins.await.expect("starts");
         let cache_bytes_max = options.cache_bytes_max.min(options.bytes_max);
         let cache = config::Cache { disk_bytes_max: cache_bytes_max, ..config::Cache::default() };
-        let uploads = services::uploads::Limits::new(&uploads, &cache);
+        let uploads = services::uploads::UploadLimits::new(&uploads, &cache);
         let uploads = Uploads::new(&store, Arc::clone(&policy), Arc::clone(&pins), uploads, dir.path()).expect("opens");
         let rpc = Rpc::new(Dependencies {
             sources,
@@ -122,7 +122,7 @@ impl World {
             bridge: None,
             pins,
             uploads,
-            limits: Limits::default(),
+            limits: RequestLimits::default(),
         });
         let router = long_running_routes(rpc.clone()).split_for_parts().0;
         Self { router, rpc, store, elsewhere, _dir: dir }

@@ -13,7 +13,7 @@ use content::{Block, Cid, SourceError, Verdict};
 use gateway::errors::Problem;
 use services::access::Principal;
 use services::pinning::adopt::{AdoptError, Adoption};
-use services::pinning::{Meta, Owner, PinParameters, PinsError, RemainingQuota, Request, Status};
+use services::pinning::{Meta, Owner, PinParameters, PinRequest, PinsError, RemainingQuota, Status};
 use services::uploads::limits::UploadAllowance;
 use services::uploads::{Destination, DestinationWriter, PinDetails, UploadError};
 use std::sync::Arc;
@@ -205,7 +205,7 @@ impl From<PinsError> for RpcError {
 }
 
 /// A callback for the progress of a pin.
-pub type OnProgress<'a> = &'a mut (dyn FnMut(&Request) + Send);
+pub type OnProgress<'a> = &'a mut (dyn FnMut(&PinRequest) + Send);
 
 impl Rpc {
     /// Pins a root for an owner, and waits until it is pinned. An existing request of the owner for the root is reused,
@@ -245,7 +245,7 @@ impl Rpc {
     /// # Errors
     /// Why it failed.
     pub async fn wait(&self, owner: &str, id: &str, mut on_progress: Option<OnProgress<'_>>) -> Result<(), RpcError> {
-        let report = |request: &Request| {
+        let report = |request: &PinRequest| {
             if let Some(on_progress) = &mut on_progress {
                 on_progress(request);
             }
@@ -261,7 +261,7 @@ impl Rpc {
 /// A pin request that is withdrawn on drop.
 struct PendingPin {
     rpc: Rpc,
-    request: Option<Request>,
+    request: Option<PinRequest>,
 }
 
 impl Drop for PendingPin {

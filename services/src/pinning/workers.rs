@@ -5,7 +5,7 @@
 //! DAGs of one owner do not block small ones of another.
 
 use crate::pinning::fetch::{FailureKind, Fetch, FetchError, Step};
-use crate::pinning::index::Outcome;
+use crate::pinning::index::PinOutcome;
 use crate::pinning::record::Work;
 use crate::pinning::request::ORIGINS_MAX;
 use crate::pinning::service::{FollowUp, PinOptions, Pins, PinsError, progress};
@@ -189,8 +189,8 @@ impl Pins {
 
     async fn give_up(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
         let reason: Arc<str> = reason.into();
-        let pending = self.index().requests_for(root, |entry| entry.outcome == Outcome::Pending);
-        self.settle(pending.into_iter().map(|id| (id, Outcome::Failed(Arc::clone(&reason)))).collect()).await?;
+        let pending = self.index().requests_for(root, |entry| entry.outcome == PinOutcome::Pending);
+        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect()).await?;
         self.delete_work(root).await
     }
 }

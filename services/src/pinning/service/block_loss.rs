@@ -4,7 +4,7 @@
 //! Then the requests report it, and a worker fetches the missing blocks. A pin that was complete never fails, because
 //! the rest of it would be evicted.
 
-use crate::pinning::index::{Index, Outcome, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, StoredRequest};
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{Pins, PinsError, progress};
 use cache::pins::PinChanges;
@@ -42,7 +42,11 @@ impl Pins {
             if index.counts().withheld == 0 {
                 return;
             }
-            index.all().filter(|entry| matches!(entry.outcome, Outcome::Withheld(_))).map(|entry| entry.root).collect()
+            index
+                .all()
+                .filter(|entry| matches!(entry.outcome, PinOutcome::Withheld(_)))
+                .map(|entry| entry.root)
+                .collect()
         };
         let changes = self.store.pin_changes();
         roots.into_iter().for_each(|root| changes.note(root));
@@ -77,7 +81,8 @@ impl Pins {
     async fn lose(&self, root: &Cid, pin: &PinSummary) -> Result<(), PinsError> {
         let affected = {
             let index = self.index();
-            let ids = index.requests_for(root, |entry| matches!(entry.outcome, Outcome::Pinned | Outcome::Withheld(_)));
+            let ids =
+                index.requests_for(root, |entry| matches!(entry.outcome, PinOutcome::Pinned | PinOutcome::Withheld(_)));
             ids.iter().filter_map(|id| index.entry(id).cloned()).collect::<Vec<StoredRequest>>()
         };
         if affected.is_empty() {
@@ -87,16 +92,16 @@ impl Pins {
         let work = restarted_work(&self.index());
         let mut changes = vec![record::put_work(root, &work)?];
         for entry in &affected {
-            changes.push(record::put(&StoredRequest { outcome: Outcome::Pending, ..entry.clone() })?);
+            changes.push(record::put(&StoredRequest { outcome: PinOutcome::Pending, ..entry.clone() })?);
         }
         self.register.write(changes).await?;
         {
             let mut index = self.index_mut();
             index.set_progress(root, progress(pin), false);
-            affected.iter().for_each(|entry| _ = index.settle(&entry.id, Outcome::Pending));
+            affected.iter().for_each(|entry| _ = index.settle(&entry.id, PinOutcome::Pending));
             index.set_work(root, work);
         }
-        if affected.iter().any(|entry| entry.outcome == Outcome::Pinned) {
+        if affected.iter().any(|entry| entry.outcome == PinOutcome::Pinned) {
             self.metrics.lost();
             tracing::warn!(%root, "a pin has lost blocks: they are fetched again");
         }
@@ -125,7 +130,7 @@ impl Pins {
     pub(in crate::pinning) async fn withhold(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
         let reason: Arc<str> = reason.into();
         let pending = self.index().requests_for(root, StoredRequest::is_pending);
-        self.settle(pending.into_iter().map(|id| (id, Outcome::Withheld(Arc::clone(&reason)))).collect()).await?;
+        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Withheld(Arc::clone(&reason)))).collect()).await?;
         self.delete_work(root).await
     }
 }

@@ -23,9 +23,9 @@ async fn state(world: &World, blocks: &[Block]) -> PinState {
 }
 
 /// Waits until a request waits for lost blocks.
-async fn waits(pins: &Pins, request: &Request) -> Request {
+async fn waits(pins: &Pins, request: &PinRequest) -> PinRequest {
     until("it is no longer pinned", async || {
-        let waiting = |now: &Request| matches!(now.status, Status::Queued | Status::Pinning);
+        let waiting = |now: &PinRequest| matches!(now.status, Status::Queued | Status::Pinning);
         pins.get(&request.owner, &request.id).filter(waiting)
     })
     .await

@@ -168,7 +168,7 @@ async fn concurrent_fetches_are_limited_and_owners_take_turns() {
     for blocks in &dags[..19] {
         requests.push(pins.request(&busy, wanted(blocks)).await.expect("is asked for"));
     }
-    let status = |request: &Request| pins.get(&request.owner, &request.id).map(|now| now.status);
+    let status = |request: &PinRequest| pins.get(&request.owner, &request.id).map(|now| now.status);
     let fetched = || requests.iter().filter(|request| status(request) == Some(Status::Pinning)).count();
     until("all workers are busy", async || (fetched() == 4).then_some(())).await;
     let late = pins.request(&modest, wanted(&dags[19])).await.expect("is asked for");

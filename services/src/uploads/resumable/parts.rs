@@ -6,7 +6,7 @@ use crate::supervision::Supervisor;
 use crate::uploads::body::Meter;
 use crate::uploads::limits::{COMPLETED_MAX, ResumableLimits, UploadAllowance};
 use crate::uploads::request_body::{RequestBody, Upload, boxed};
-use crate::uploads::resumable::file::{Folder, Outcome, Record};
+use crate::uploads::resumable::file::{Folder, Record, UploadOutcome};
 use crate::uploads::views as upload_views;
 use crate::uploads::{ProgressReceivers, UploadError, UploadRequest, Uploads, query};
 use api::access::Scope;
@@ -349,7 +349,7 @@ impl ResumableUploads {
         self.find(owner, id)?;
         let record = upload.record().clone();
         match record.outcome {
-            Some(Outcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
+            Some(UploadOutcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
             _ => Ok(record),
         }
     }
@@ -406,7 +406,7 @@ impl ResumableUploads {
         }
         if !record.is_open() {
             return match record.outcome {
-                Some(Outcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
+                Some(UploadOutcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
                 _ => Ok(record),
             };
         }
@@ -521,12 +521,12 @@ impl ResumableUploads {
     async fn import(&self, upload: &Arc<ResumableUpload>, guard: OwnedMutexGuard<()>) -> Result<(), ResumableError> {
         let record = upload.record().clone();
         let outcome = match self.run_import(upload, &record).await {
-            Ok(view) => Outcome::Done(view),
+            Ok(view) => UploadOutcome::Done(view),
             // The next start imports it.
             Err(error) if error.status() == StatusCode::SERVICE_UNAVAILABLE => return Err(error.into()),
             Err(error) => {
                 let (status, error) = error.failure();
-                Outcome::Failed(FailureView { status: status.as_u16(), error })
+                UploadOutcome::Failed(FailureView { status: status.as_u16(), error })
             }
         };
         self.change(upload, |record| {
@@ -541,8 +541,8 @@ impl ResumableUploads {
         self.prune_completed(&record.owner).await;
         drop(guard);
         match outcome {
-            Outcome::Done(_) => Ok(()),
-            Outcome::Failed(failure) => Err(ResumableError::Failed(failure)),
+            UploadOutcome::Done(_) => Ok(()),
+            UploadOutcome::Failed(failure) => Err(ResumableError::Failed(failure)),
         }
     }
 

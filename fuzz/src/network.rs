@@ -25,7 +25,7 @@ use p2p_bridge::http_source::address::{AddressError, Base, is_http};
 use p2p_bridge::names::key_format::{KeyFormat, Secret};
 use p2p_bridge::private_network::{KeyError, SwarmKey};
 use p2p_bridge::providing::message as announcing;
-use p2p_bridge::providing::walk::{Peer, Walk};
+use p2p_bridge::providing::walk::{ClosestPeersLookup, Peer};
 use p2p_bridge::routing_v1::ndjson::{self, Lines};
 use p2p_bridge::routing_v1::types::{self, FormatError, PEERS, PROVIDERS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
@@ -273,7 +273,7 @@ fn check_closer_peers(message: Bytes) {
         encoding::bytes::encode(8, &about, &mut answer);
     }
     assert_eq!(announcing::closer_peers(answer.into()).as_ref(), Ok(&peers));
-    let mut walk = Walk::new(Arc::from(&b"target"[..]), stranger(0), peers.iter().cloned());
+    let mut walk = ClosestPeersLookup::new(Arc::from(&b"target"[..]), stranger(0), peers.iter().cloned());
     while let Some(Peer { id, .. }) = walk.next_to_ask() {
         walk.answered(&id, peers.iter().cloned());
     }

@@ -18,7 +18,7 @@ use crate::bitswap::handler::Received;
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::http_source::address::{AddressError, Base};
 use crate::http_source::breaker::{Breakers, FAILURES_MAX, Fault};
-use crate::http_source::client::{Answer, GatewayClient, Outcome, RequestKind};
+use crate::http_source::client::{Answer, BlockRequestOutcome, GatewayClient, RequestKind};
 use crate::http_source::dialling::{Clients, Trust};
 use crate::http_source::metrics::{Metrics, OutcomeKind};
 use crate::http_source::source::{Load, Source, Want};
@@ -44,7 +44,7 @@ const UNTRUSTED_IDLE: Duration = Duration::from_secs(60);
 
 /// Options of the gateways.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct HttpPeersOptions {
     /// Base URLs of the configured gateways.
     pub gateways: Vec<String>,
     /// Whether gateways in provider records are used.
@@ -123,7 +123,12 @@ impl HttpPeers {
     ///
     /// # Errors
     /// [`SetupError`], unless no gateways are used at all.
-    pub fn new(options: &Options, wants: Arc<Wants>, metrics: Metrics, now: Instant) -> Result<Self, SetupError> {
+    pub fn new(
+        options: &HttpPeersOptions,
+        wants: Arc<Wants>,
+        metrics: Metrics,
+        now: Instant,
+    ) -> Result<Self, SetupError> {
         let mut peers = Self::none(metrics);
         if options.gateways.is_empty() && !options.from_records {
             return Ok(peers);
@@ -377,7 +382,7 @@ impl HttpPeers {
             load.running = load.running.saturating_sub(1);
             if let Some(answer) = &answer {
                 load.multiplexed |= answer.multiplexed;
-                load.proven |= matches!(answer.outcome, Outcome::Block { .. });
+                load.proven |= matches!(answer.outcome, BlockRequestOutcome::Block { .. });
             }
         }
         self.metrics.ended(answer.as_ref().map_or(OutcomeKind::Cancelled, |answer| OutcomeKind::from(&answer.outcome)));
@@ -389,38 +394,46 @@ impl HttpPeers {
         self.start_requests(now);
     }
 
-    fn answered(&mut self, peer: PeerId, key: BlockKey, id: Id, origin: &str, outcome: Outcome, now: Instant) {
+    fn answered(
+        &mut self,
+        peer: PeerId,
+        key: BlockKey,
+        id: Id,
+        origin: &str,
+        outcome: BlockRequestOutcome,
+        now: Instant,
+    ) {
         let asked = self.sources.get_mut(&peer).and_then(|source| source.take_asked(&key, id));
         let untrusted = self.sources.get(&peer).is_none_or(|source| source.trust == Trust::Untrusted);
         let mut received = Received::default();
         let mut deny = |asked: &Option<Want>| received.presences.extend(asked.as_ref().map(|want| (want.cid, false)));
         let mut opened = false;
         match outcome {
-            Outcome::Block { key, bytes } => {
+            BlockRequestOutcome::Block { key, bytes } => {
                 self.metrics.block_bytes.inc_by(bytes as u64);
                 self.breakers.change(origin, |breaker| breaker.answered());
                 received.blocks.push((key, bytes));
             }
-            Outcome::Has => {
+            BlockRequestOutcome::Has => {
                 self.breakers.change(origin, |breaker| breaker.answered());
                 received.presences.extend(asked.map(|want| (want.cid, true)));
             }
-            Outcome::Lacks => {
+            BlockRequestOutcome::Lacks => {
                 opened = self.breakers.change(origin, |breaker| breaker.missed(untrusted, now));
                 deny(&asked);
             }
-            Outcome::InvalidBlock { key: other, bytes } => {
+            BlockRequestOutcome::InvalidBlock { key: other, bytes } => {
                 tracing::debug!(%origin, ?key, "the gateway sent an invalid block");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::InvalidBlock, now));
                 deny(&asked);
                 received.blocks.push((other, bytes));
             }
-            Outcome::Useless(reason) => {
+            BlockRequestOutcome::Useless(reason) => {
                 tracing::debug!(%origin, ?key, reason, "the gateway sent an unusable response");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Failure, now));
                 deny(&asked);
             }
-            Outcome::Failed(reason) => {
+            BlockRequestOutcome::Failed(reason) => {
                 tracing::debug!(%origin, ?key, reason, "the request to the gateway failed");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Failure, now));
                 if let Some(want) = asked.filter(|_| !opened)
@@ -429,7 +442,7 @@ impl HttpPeers {
                     deny(&Some(want));
                 }
             }
-            Outcome::Busy(asked_for) => {
+            BlockRequestOutcome::Busy(asked_for) => {
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Busy(asked_for), now));
                 deny(&asked);
             }

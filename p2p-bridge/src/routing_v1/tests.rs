@@ -259,7 +259,8 @@ async fn peers_with_other_transfer_protocols_are_dropped() {
 async fn concurrent_requests_to_a_router_are_limited() {
     let mut router = play(vec![Act::Stall]).await;
     let (routers, registry) = routers(&[&router.url]);
-    let searches: Vec<Found> = (0..REQUESTS_MAX + 5).map(|_| routers.find(&Question::Providers(cid()))).collect();
+    let searches: Vec<RouterRecords> =
+        (0..REQUESTS_MAX + 5).map(|_| routers.find(&Question::Providers(cid()))).collect();
     assert_eq!(counted(&registry, "providers", "skipped"), 5);
     for _ in 0..REQUESTS_MAX {
         within("a request", router.asked.recv()).await.expect("was asked");

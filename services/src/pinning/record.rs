@@ -41,8 +41,8 @@ struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     origins: Vec<Multiaddr>,
     outcome: PinOutcome,
-    /// The outcome is a failure, but the stored blocks are kept: [`PinOutcome::Withheld`], which earlier releases do not
-    /// support.
+    /// The outcome is a failure, but the stored blocks are kept: [`PinOutcome::Withheld`], which earlier releases do
+    /// not support.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
     /// The owner's byte quota when the request was created.

@@ -324,7 +324,8 @@ async fn the_audit_log_has_every_change_and_nothing_else() {
     let (status, answer) = send(&listener.router, request, Body::empty()).await;
     assert_eq!(status, 200);
     let view: api::audit::AuditView = serde_json::from_slice(answer.body()).expect("a view");
-    let told = |entry: &audit::Entry| (entry.method.clone(), entry.path.clone(), entry.status, entry.token.clone());
+    let told =
+        |entry: &audit::AuditEntry| (entry.method.clone(), entry.path.clone(), entry.status, entry.token.clone());
     let expected = [("DELETE", "/api/v1/names/keys/nobody", 404), ("POST", "/api/v1/store/compact?why=not", 400)];
     let expected = expected.map(|(method, path, status)| (method.into(), path.into(), Some(status), "operator".into()));
     assert_eq!(view.entries.iter().map(told).collect::<Vec<_>>(), expected);
@@ -368,7 +369,7 @@ async fn a_change_that_cannot_be_recorded_is_not_made() {
 }
 
 /// The entries of the audit log, the newest first.
-async fn audited(listener: &Listener) -> Vec<audit::Entry> {
+async fn audited(listener: &Listener) -> Vec<audit::AuditEntry> {
     let request = Request::builder().uri("/api/v1/audit?limit=99").header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
     let (status, answer) = send(&listener.router, request, Body::empty()).await;
     assert_eq!(status, 200);

@@ -48,7 +48,7 @@ pub(crate) fn walk(
             }
             Step::ReadAgain(cid) => {
                 let block = find(store, cid, true)?.and_then(|(_, block)| block);
-                if !block.is_some_and(|block| frontier.resume(&block).is_ok()) {
+                if block.is_none_or(|block| frontier.resume(&block).is_err()) {
                     frontier.abandon(&cid);
                     complete = false;
                 }

@@ -449,23 +449,23 @@ mod tests {
         }
     }
 
+    /// The first step other than a visit, or the error.
+    fn end_of(frontier: &mut Frontier, blocks: &MemoryBlocks) -> Result<Step, DagError> {
+        loop {
+            match frontier.step()? {
+                Step::Visit(cid) => frontier.push(&blocks.peek(&cid).expect("it was stored"))?,
+                step => return Ok(step),
+            }
+        }
+    }
+
     #[test]
     fn a_walk_fails_when_its_budget_is_used_up_and_releases_it() {
         let blocks = MemoryBlocks::new();
         let root = comb(&blocks, 1, 20_000);
         let budget = Arc::new(Budget::new(256 * 1024));
         let mut frontier = Frontier::new(root, Some(Arc::clone(&budget)));
-        let ended = loop {
-            match frontier.step() {
-                Ok(Step::Visit(cid)) => match frontier.push(&blocks.peek(&cid).expect("it was stored")) {
-                    Ok(()) => {}
-                    Err(error) => break error,
-                },
-                Ok(step) => panic!("{step:?}: the walk exceeds its budget"),
-                Err(error) => break error,
-            }
-        };
-        assert_eq!(ended, DagError::Memory);
+        assert_eq!(end_of(&mut frontier, &blocks), Err(DagError::Memory));
         drop(frontier);
         assert_eq!(budget.left(), 256 * 1024);
     }
@@ -566,17 +566,7 @@ mod tests {
         let blocks = MemoryBlocks::new();
         for (levels_bytes_max, fits) in [(128 * 1024, true), (32 * 1024, false)] {
             let frontier = Frontier::new(comb(&blocks, 40, 50), None).without_rereads();
-            let mut frontier = Frontier { levels_bytes_max, ..frontier };
-            let ended = loop {
-                match frontier.step() {
-                    Ok(Step::Visit(cid)) => match frontier.push(&blocks.peek(&cid).expect("it was stored")) {
-                        Ok(()) => {}
-                        Err(error) => break Err(error),
-                    },
-                    Ok(step) => break Ok(step),
-                    Err(error) => break Err(error),
-                }
-            };
+            let ended = end_of(&mut Frontier { levels_bytes_max, ..frontier }, &blocks);
             let too_many = Err(DagError::TooManyLinks { max_bytes: levels_bytes_max });
             assert_eq!(ended, if fits { Ok(Step::Done) } else { too_many });
         }

@@ -97,7 +97,7 @@ impl Operations {
     /// A name, and its cached resolution.
     async fn plan_of_name(&self, name: Name) -> PurgePlan {
         let known = self.parts().names.cache_only().resolve(&name).await;
-        PurgePlan { root: known.map(|known| known.root), names: vec![name], missing: 0 }
+        PurgePlan { root: known.ok().map(|known| known.root), names: vec![name], missing: 0 }
     }
 
     async fn plan_of_path(&self, path: &str) -> Result<PurgePlan, ApiError> {

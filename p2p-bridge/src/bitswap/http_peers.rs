@@ -18,7 +18,7 @@ use crate::bitswap::handler::Received;
 use crate::bitswap::message::{Ask, WantEntry};
 use crate::http_source::address::{AddressError, Base};
 use crate::http_source::breaker::{Breakers, FAILURES_MAX, Fault};
-use crate::http_source::client::{Answer, BlockRequestOutcome, GatewayClient, RequestKind};
+use crate::http_source::client::{Answer, GatewayClient, Outcome, RequestKind};
 use crate::http_source::dialling::{Clients, Trust};
 use crate::http_source::metrics::{Metrics, OutcomeKind};
 use crate::http_source::source::{Load, Source, Want};
@@ -382,7 +382,7 @@ impl HttpPeers {
             load.running = load.running.saturating_sub(1);
             if let Some(answer) = &answer {
                 load.multiplexed |= answer.multiplexed;
-                load.proven |= matches!(answer.outcome, BlockRequestOutcome::Block { .. });
+                load.proven |= matches!(answer.outcome, Outcome::Block { .. });
             }
         }
         self.metrics.ended(answer.as_ref().map_or(OutcomeKind::Cancelled, |answer| OutcomeKind::from(&answer.outcome)));
@@ -394,46 +394,38 @@ impl HttpPeers {
         self.start_requests(now);
     }
 
-    fn answered(
-        &mut self,
-        peer: PeerId,
-        key: BlockKey,
-        id: Id,
-        origin: &str,
-        outcome: BlockRequestOutcome,
-        now: Instant,
-    ) {
+    fn answered(&mut self, peer: PeerId, key: BlockKey, id: Id, origin: &str, outcome: Outcome, now: Instant) {
         let asked = self.sources.get_mut(&peer).and_then(|source| source.take_asked(&key, id));
         let untrusted = self.sources.get(&peer).is_none_or(|source| source.trust == Trust::Untrusted);
         let mut received = Received::default();
         let mut deny = |asked: &Option<Want>| received.presences.extend(asked.as_ref().map(|want| (want.cid, false)));
         let mut opened = false;
         match outcome {
-            BlockRequestOutcome::Block { key, bytes } => {
+            Outcome::Block { key, bytes } => {
                 self.metrics.block_bytes.inc_by(bytes as u64);
                 self.breakers.change(origin, |breaker| breaker.answered());
                 received.blocks.push((key, bytes));
             }
-            BlockRequestOutcome::Has => {
+            Outcome::Has => {
                 self.breakers.change(origin, |breaker| breaker.answered());
                 received.presences.extend(asked.map(|want| (want.cid, true)));
             }
-            BlockRequestOutcome::Lacks => {
+            Outcome::Lacks => {
                 opened = self.breakers.change(origin, |breaker| breaker.missed(untrusted, now));
                 deny(&asked);
             }
-            BlockRequestOutcome::InvalidBlock { key: other, bytes } => {
+            Outcome::InvalidBlock { key: other, bytes } => {
                 tracing::debug!(%origin, ?key, "the gateway sent an invalid block");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::InvalidBlock, now));
                 deny(&asked);
                 received.blocks.push((other, bytes));
             }
-            BlockRequestOutcome::Useless(reason) => {
+            Outcome::Useless(reason) => {
                 tracing::debug!(%origin, ?key, reason, "the gateway sent an unusable response");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Failure, now));
                 deny(&asked);
             }
-            BlockRequestOutcome::Failed(reason) => {
+            Outcome::Failed(reason) => {
                 tracing::debug!(%origin, ?key, reason, "the request to the gateway failed");
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Failure, now));
                 if let Some(want) = asked.filter(|_| !opened)
@@ -442,7 +434,7 @@ impl HttpPeers {
                     deny(&Some(want));
                 }
             }
-            BlockRequestOutcome::Busy(asked_for) => {
+            Outcome::Busy(asked_for) => {
                 opened = self.breakers.change(origin, |breaker| breaker.failed(Fault::Busy(asked_for), now));
                 deny(&asked);
             }

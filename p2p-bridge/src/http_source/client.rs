@@ -68,7 +68,7 @@ pub enum RequestKind {
 
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BlockRequestOutcome {
+pub enum Outcome {
     /// The block was received, verified and delivered.
     Block {
         /// The key.
@@ -99,7 +99,7 @@ pub enum BlockRequestOutcome {
 #[derive(Debug)]
 pub struct Answer {
     /// The result.
-    pub outcome: BlockRequestOutcome,
+    pub outcome: Outcome,
     /// Whether the connection is multiplexed (HTTP/2).
     pub multiplexed: bool,
 }
@@ -129,10 +129,10 @@ impl GatewayClient {
         };
         match timeout(timeouts, request.send()).await {
             Err(_) => Answer {
-                outcome: BlockRequestOutcome::Failed("the gateway did not respond in time".to_owned()),
+                outcome: Outcome::Failed("the gateway did not respond in time".to_owned()),
                 multiplexed: false,
             },
-            Ok(Err(error)) => Answer { outcome: BlockRequestOutcome::Failed(innermost(&error)), multiplexed: false },
+            Ok(Err(error)) => Answer { outcome: Outcome::Failed(innermost(&error)), multiplexed: false },
             Ok(Ok(response)) => {
                 let multiplexed = response.version() == Version::HTTP_2;
                 Answer { outcome: self.read(response, bodies, cid, kind).await, multiplexed }
@@ -152,12 +152,12 @@ impl GatewayClient {
         request
     }
 
-    async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, kind: RequestKind) -> BlockRequestOutcome {
+    async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, kind: RequestKind) -> Outcome {
         if let Some(outcome) = classify_head(&response) {
             return outcome;
         }
         if kind == RequestKind::Presence {
-            return BlockRequestOutcome::Has;
+            return Outcome::Has;
         }
         let announced = response.content_length().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
         let reserved = announced.unwrap_or(MAX_BLOCK_BYTES);
@@ -168,14 +168,14 @@ impl GatewayClient {
         // is held for a bounded time. The semaphore is never closed, and a block is a small part of it.
         let _reserved = bodies.acquire_many(u32::try_from(reserved).unwrap_or(u32::MAX)).await.ok();
         match timeout(self.timeouts.body, read_body(response, announced, self.timeouts.stall)).await {
-            Err(_) => BlockRequestOutcome::Failed("the block was not received in time".to_owned()),
+            Err(_) => Outcome::Failed("the block was not received in time".to_owned()),
             Ok(Err(outcome)) => outcome,
             Ok(Ok(body)) => self.deliver(cid, body),
         }
     }
 
     /// Verifies a block and delivers it to its waiters.
-    fn deliver(&self, cid: &Cid, body: Vec<u8>) -> BlockRequestOutcome {
+    fn deliver(&self, cid: &Cid, body: Vec<u8>) -> Outcome {
         let data = bytes::Bytes::from(body);
         let bytes = data.len();
         let block = match Block::verify(*cid, data.clone()) {
@@ -184,35 +184,31 @@ impl GatewayClient {
             Err(BlockError::Mismatch { .. }) => {
                 match Block::of(cid.codec(), cid.hash().code(), cid.hash().digest().len(), data) {
                     Ok(block) => block,
-                    Err(error) => return BlockRequestOutcome::Useless(error.to_string()),
+                    Err(error) => return Outcome::Useless(error.to_string()),
                 }
             }
-            Err(error) => return BlockRequestOutcome::Useless(error.to_string()),
+            Err(error) => return Outcome::Useless(error.to_string()),
         };
         self.wants.deliver(&block);
         match block.key() {
-            Some(key) if block.cid() == cid => BlockRequestOutcome::Block { key, bytes },
-            Some(key) => BlockRequestOutcome::InvalidBlock { key, bytes },
-            None => BlockRequestOutcome::Useless("its bytes are in its CID".to_owned()),
+            Some(key) if block.cid() == cid => Outcome::Block { key, bytes },
+            Some(key) => Outcome::InvalidBlock { key, bytes },
+            None => Outcome::Useless("its bytes are in its CID".to_owned()),
         }
     }
 }
 
-fn too_long() -> BlockRequestOutcome {
-    BlockRequestOutcome::Useless(format!("more than {MAX_BLOCK_BYTES} bytes"))
+fn too_long() -> Outcome {
+    Outcome::Useless(format!("more than {MAX_BLOCK_BYTES} bytes"))
 }
 
 /// Reads a body of the announced length, or of at most the maximum block size.
-async fn read_body(
-    mut response: Response,
-    announced: Option<usize>,
-    stall: Duration,
-) -> Result<Vec<u8>, BlockRequestOutcome> {
+async fn read_body(mut response: Response, announced: Option<usize>, stall: Duration) -> Result<Vec<u8>, Outcome> {
     let mut body = Vec::with_capacity(announced.unwrap_or_default());
     loop {
         match timeout(stall, response.chunk()).await {
-            Err(_) => return Err(BlockRequestOutcome::Failed("the gateway stopped sending the block".to_owned())),
-            Ok(Err(error)) => return Err(BlockRequestOutcome::Failed(innermost(&error))),
+            Err(_) => return Err(Outcome::Failed("the gateway stopped sending the block".to_owned())),
+            Ok(Err(error)) => return Err(Outcome::Failed(innermost(&error))),
             Ok(Ok(None)) => {
                 // The block may be cached, so it must not hold on to unused capacity.
                 body.shrink_to_fit();
@@ -227,25 +223,25 @@ async fn read_body(
 }
 
 /// The result that the head of a response determines; `None` if the body is needed.
-fn classify_head(response: &Response) -> Option<BlockRequestOutcome> {
+fn classify_head(response: &Response) -> Option<Outcome> {
     let status = response.status();
     match status {
         StatusCode::OK => {
             let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
             let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
             let is_raw = essence.eq_ignore_ascii_case(RAW);
-            (!is_raw).then(|| BlockRequestOutcome::Useless(format!("the content type is {essence:?}")))
+            (!is_raw).then(|| Outcome::Useless(format!("the content type is {essence:?}")))
         }
         StatusCode::NOT_FOUND
         | StatusCode::GONE
         | StatusCode::PRECONDITION_FAILED
         | StatusCode::UNAVAILABLE_FOR_LEGAL_REASONS
-        | StatusCode::GATEWAY_TIMEOUT => Some(BlockRequestOutcome::Lacks),
+        | StatusCode::GATEWAY_TIMEOUT => Some(Outcome::Lacks),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            Some(BlockRequestOutcome::Busy(retry_after(response.headers(), SystemTime::now())))
+            Some(Outcome::Busy(retry_after(response.headers(), SystemTime::now())))
         }
-        _ if status.is_server_error() => Some(BlockRequestOutcome::Failed(format!("status {status}"))),
-        _ => Some(BlockRequestOutcome::Useless(format!("status {status}"))),
+        _ if status.is_server_error() => Some(Outcome::Failed(format!("status {status}"))),
+        _ => Some(Outcome::Useless(format!("status {status}"))),
     }
 }
 
@@ -283,7 +279,7 @@ mod tests {
         };
         let asking = gateway_client.ask(&base, Trust::Configured, held.cid(), RequestKind::Block);
         let (answer, ()) = futures::join!(asking, others_take_their_time);
-        let expected = BlockRequestOutcome::Block { key: held.key().expect("a key"), bytes: 100_000 };
+        let expected = Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 };
         assert_eq!(answer.outcome, expected);
         assert_eq!(gateway_client.configured_bodies.available_permits(), BODIES_BYTES_MAX, "all permits are released");
     }
@@ -298,6 +294,6 @@ mod tests {
         let _held_by_strangers = gateway_client.untrusted_bodies.acquire_many(all).await.expect("is open");
         let asking = gateway_client.ask(&base, Trust::Configured, held.cid(), RequestKind::Block);
         let answer = timeout(Duration::from_secs(20), asking).await.expect("does not wait for untrusted gateways");
-        assert_eq!(answer.outcome, BlockRequestOutcome::Block { key: held.key().expect("a key"), bytes: 100_000 });
+        assert_eq!(answer.outcome, Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 });
     }
 }

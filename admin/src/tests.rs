@@ -2,6 +2,7 @@
 
 use crate::http::openapi::Requirement;
 use crate::operations::testing;
+use crate::uploads::tests::archive;
 use crate::*;
 use api::access::{Quota, Scope, Scopes};
 use api::audit;
@@ -448,12 +449,6 @@ async fn the_served_description_is_the_one_in_the_repository() {
 /// A block that is not stored.
 fn absent() -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from_static(b"nobody has this")).expect("a block")
-}
-
-fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
-    let roots: Vec<_> = roots.iter().map(|block| *block.cid()).collect();
-    let sections = blocks.iter().flat_map(|block| <[Bytes; 2]>::from(car::section(block)));
-    std::iter::once(car::header(&roots)).chain(sections).collect::<Vec<_>>().concat()
 }
 
 /// Routes, with the status of a valid request to an empty store.

@@ -490,7 +490,7 @@ fn block(data: &'static [u8]) -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block")
 }
 
-fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
+pub fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
     let roots: Vec<_> = roots.iter().map(|block| *block.cid()).collect();
     let sections = blocks.iter().flat_map(|block| <[Bytes; 2]>::from(car::section(block)));
     std::iter::once(car::header(&roots)).chain(sections).collect::<Vec<_>>().concat()

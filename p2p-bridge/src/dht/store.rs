@@ -1,7 +1,8 @@
 //! [`Store`]: the record store of one scope of the DHT.
 //!
 //! Goals: libp2p's Kademlia reads it without blocking, so everything is in memory; records are verified before they
-//! enter; bounded by [`RecordStoreLimits`]. Non-goals: the disk, which [`super::kept`] handles outside of the swarm task.
+//! enter; bounded by [`RecordStoreLimits`]. Non-goals: the disk, which [`super::kept`] handles outside of the swarm
+//! task.
 //!
 //! It has no clock: [`Store::tick`] advances its time once a second, and sweeps a bounded number of expired records.
 

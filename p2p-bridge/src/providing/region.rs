@@ -1,8 +1,8 @@
 //! Finding all peers of a region of the key space with as few walks as possible.
 //!
 //! A finished walk has discovered all peers within the distance of the farthest of its closest peers, and so all below
-//! some prefix ([`ClosestPeersLookup::covered`]). Further walks target the parts of the region that are not covered yet.
-//! The region grows until it has as many peers as a record needs: then the closest peers of every key below it are
+//! some prefix ([`ClosestPeersLookup::covered`]). Further walks target the parts of the region that are not covered
+//! yet. The region grows until it has as many peers as a record needs: then the closest peers of every key below it are
 //! known.
 
 use super::keyspace::{Position, Prefix, REPLICATION};

@@ -94,8 +94,8 @@ impl Fetch {
     /// Adds the next block to the pin; `None` when the DAG is complete.
     ///
     /// # Errors
-    /// [`FetchError`]; the received blocks stay as a partial pin. [`FetchError::Withheld`] at the end of a traversal that
-    /// skips withheld blocks.
+    /// [`FetchError`]; the received blocks stay as a partial pin. [`FetchError::Withheld`] at the end of a traversal
+    /// that skips withheld blocks.
     pub async fn step(&mut self) -> Result<Option<Step>, FetchError> {
         let Some(VisitedBlock { visited, bytes, fetched }) = self.traversal.next().await? else {
             return self

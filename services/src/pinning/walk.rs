@@ -29,8 +29,8 @@ pub struct BlockSources {
     pub upstream: Arc<dyn BlockSource>,
     /// The content policy.
     pub policy: Arc<dyn Policy>,
-    /// Whether withheld blocks are skipped instead of ending the traversal: the DAG was complete before, and the rest of it
-    /// is to be restored.
+    /// Whether withheld blocks are skipped instead of ending the traversal: the DAG was complete before, and the rest
+    /// of it is to be restored.
     pub passes_withheld: bool,
 }
 

@@ -2,6 +2,7 @@
 
 use crate::http::openapi::Requirement;
 use crate::operations::testing;
+use crate::uploads::tests::archive;
 use crate::*;
 use api::access::{Quota, Scope, Scopes};
 use api::audit;
@@ -66,7 +67,7 @@ fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
         peer_id: *publisher.keys().get("self").expect("a key").0.key.peer_id(),
         pins: Arc::clone(&pins),
         uploads: uploads.clone(),
-        limits: gateway::limits::Limits::default(),
+        limits: gateway::limits::RequestLimits::default(),
     });
     let settings = testing::settings(|_| ());
     let node = testing::world_over(Arc::clone(&store), Arc::default(), settings, &[], NamesOptions::default());
@@ -115,7 +116,7 @@ fn held(store: &Arc<dyn BlockStore>, lists: &Lists) -> Sources {
 }
 
 fn uploads(store: &Arc<dyn BlockStore>, pins: &Arc<Pins>, data_dir: &std::path::Path) -> Uploads {
-    let limits = services::uploads::Limits::new(&config::Uploads::default(), &config::Cache::default());
+    let limits = services::uploads::UploadLimits::new(&config::Uploads::default(), &config::Cache::default());
     let policy = Arc::new(content::AllowAll);
     Uploads::new(store, policy, Arc::clone(pins), limits, data_dir).expect("opens")
 }
@@ -324,7 +325,8 @@ async fn the_audit_log_has_every_change_and_nothing_else() {
     let (status, answer) = send(&listener.router, request, Body::empty()).await;
     assert_eq!(status, 200);
     let view: api::audit::AuditView = serde_json::from_slice(answer.body()).expect("a view");
-    let told = |entry: &audit::Entry| (entry.method.clone(), entry.path.clone(), entry.status, entry.token.clone());
+    let told =
+        |entry: &audit::AuditEntry| (entry.method.clone(), entry.path.clone(), entry.status, entry.token.clone());
     let expected = [("DELETE", "/api/v1/names/keys/nobody", 404), ("POST", "/api/v1/store/compact?why=not", 400)];
     let expected = expected.map(|(method, path, status)| (method.into(), path.into(), Some(status), "operator".into()));
     assert_eq!(view.entries.iter().map(told).collect::<Vec<_>>(), expected);
@@ -368,7 +370,7 @@ async fn a_change_that_cannot_be_recorded_is_not_made() {
 }
 
 /// The entries of the audit log, the newest first.
-async fn audited(listener: &Listener) -> Vec<audit::Entry> {
+async fn audited(listener: &Listener) -> Vec<audit::AuditEntry> {
     let request = Request::builder().uri("/api/v1/audit?limit=99").header(AUTHORIZATION, format!("Bearer {SETTINGS}"));
     let (status, answer) = send(&listener.router, request, Body::empty()).await;
     assert_eq!(status, 200);
@@ -447,12 +449,6 @@ async fn the_served_description_is_the_one_in_the_repository() {
 /// A block that is not stored.
 fn absent() -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from_static(b"nobody has this")).expect("a block")
-}
-
-fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
-    let roots: Vec<_> = roots.iter().map(|block| *block.cid()).collect();
-    let sections = blocks.iter().flat_map(|block| <[Bytes; 2]>::from(car::section(block)));
-    std::iter::once(car::header(&roots)).chain(sections).collect::<Vec<_>>().concat()
 }
 
 /// Routes, with the status of a valid request to an empty store.

@@ -9,12 +9,13 @@ use utoipa::ToSchema;
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct AuditView {
     /// The entries, the newest first.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<AuditEntry>,
 }
 
 /// An entry of the audit log: a change that was requested.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Entry {
+#[schema(as = Entry)]
+pub struct AuditEntry {
     /// Identifies the change: the entry that is written before the change and the one that is written after it have the
     /// same ID. Empty in entries of releases that wrote only one.
     #[serde(default)]
@@ -56,7 +57,7 @@ mod tests {
     fn entries_of_earlier_releases_are_read() {
         let line = r#"{"at":1.5,"token":"operator","name":"operator","scope":"operate","from":null,"method":"POST","path":"/x",
             "status":200,"seconds":0.25}"#;
-        let entry: Entry = serde_json::from_str(line).expect("reads");
+        let entry: AuditEntry = serde_json::from_str(line).expect("reads");
         assert_eq!((entry.id.as_str(), entry.status, entry.seconds), ("", Some(200), Some(0.25)));
     }
 }

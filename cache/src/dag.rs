@@ -5,8 +5,8 @@
 
 use crate::error::StoreError;
 use bytes::Bytes;
-use content::fingerprints::Fingerprints;
-use content::{Block, BlockKey, Cid, codec, dag};
+use content::frontier::{Frontier, Step};
+use content::{Block, BlockKey, Cid};
 
 /// What a traversal needs of a store. The methods may block.
 pub(crate) trait Stored {
@@ -26,7 +26,7 @@ pub(crate) struct Visited {
 }
 
 /// Calls `visit` with each block of the DAG, including the root, and returns whether all links could be followed. A
-/// block that is linked under two codecs is visited twice. Memory: some 40 bytes for each block.
+/// block that is linked under two codecs is visited twice. Memory: that of a [`Frontier`].
 ///
 /// # Errors
 /// [`StoreError`], of the store or of `visit`.
@@ -35,34 +35,38 @@ pub(crate) fn walk(
     root: Cid,
     visit: &mut dyn FnMut(Visited) -> Result<(), StoreError>,
 ) -> Result<bool, StoreError> {
-    let (mut seen, mut pending, mut complete) = (Fingerprints::default(), vec![root], true);
-    seen.insert((root.codec(), root.hash()));
-    while let Some(cid) = pending.pop() {
-        let links = match BlockKey::of(&cid) {
-            None => Block::inline(&cid).and_then(|block| dag::links(&block).ok()),
-            Some(key) => {
-                let found = links_of(store, cid, &key)?;
-                let (block_bytes, links) = found.map_or((None, None), |(bytes, links)| (Some(bytes), links));
-                visit(Visited { key, block_bytes })?;
-                links
+    let (mut frontier, mut complete) = (Frontier::new(root, None), true);
+    // Without limits, a step does not fail.
+    while let Ok(step) = frontier.step() {
+        match step {
+            Step::Visit(cid) | Step::Revisit(cid) => {
+                let found = find(store, cid, frontier.follows(&cid))?;
+                if let Some(key) = BlockKey::of(&cid) {
+                    visit(Visited { key, block_bytes: found.as_ref().map(|(bytes, _)| *bytes) })?;
+                }
+                complete &= found.is_some_and(|(_, block)| block.is_none_or(|block| frontier.push(&block).is_ok()));
             }
-        };
-        complete &= links.is_some();
-        let new = links.into_iter().flatten().filter(|link| seen.insert((link.codec(), link.hash())));
-        pending.extend(new);
+            Step::ReadAgain(cid) => {
+                let block = find(store, cid, true)?.and_then(|(_, block)| block);
+                if block.is_none_or(|block| frontier.resume(&block).is_err()) {
+                    frontier.abandon(&cid);
+                    complete = false;
+                }
+            }
+            Step::Wait | Step::Done => break,
+        }
     }
     Ok(complete)
 }
 
-/// The length of a block in bytes, and its links if they can be read.
-type BlockLinks = (usize, Option<Vec<Cid>>);
-
-/// The length and links of a block, if it is stored.
-fn links_of(store: &dyn Stored, cid: Cid, key: &BlockKey) -> Result<Option<BlockLinks>, StoreError> {
-    let Some(bytes) = store.block_bytes(key)? else { return Ok(None) };
-    if matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON) {
-        return Ok(Some((bytes, Some(Vec::new()))));
+/// The length of a block in bytes, if it is stored, and the block if `reads` is set.
+fn find(store: &dyn Stored, cid: Cid, reads: bool) -> Result<Option<(usize, Option<Block>)>, StoreError> {
+    let Some(key) = BlockKey::of(&cid) else {
+        return Ok(Block::inline(&cid).map(|block| (block.data().len(), Some(block))));
+    };
+    let Some(bytes) = store.block_bytes(&key)? else { return Ok(None) };
+    if !reads {
+        return Ok(Some((bytes, None)));
     }
-    let block = store.block(key)?.map(|data| Block::from_verified(cid, data));
-    Ok(block.map(|block| (bytes, dag::links(&block).ok())))
+    Ok(store.block(&key)?.map(|data| (bytes, Some(Block::from_verified(cid, data)))))
 }

@@ -32,7 +32,7 @@ pub struct MemoryOptions {
     /// The part of it that unpinned blocks may take.
     pub cache_bytes_max: u64,
     /// How blocks are compressed.
-    pub zstd: stored::Options,
+    pub zstd: stored::CompressionOptions,
     /// The size of the write queue, in bytes.
     pub queue_bytes_max: usize,
 }
@@ -42,7 +42,7 @@ impl Default for MemoryOptions {
         Self {
             bytes_max: 512 * 1024 * 1024,
             cache_bytes_max: 512 * 1024 * 1024,
-            zstd: stored::Options::default(),
+            zstd: stored::CompressionOptions::default(),
             queue_bytes_max: 16 * 1024 * 1024,
         }
     }

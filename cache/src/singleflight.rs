@@ -21,7 +21,7 @@ use std::task::Poll;
 use tokio_util::task::AbortOnDropHandle;
 
 /// The result of fetching a block. The block or error names the leader's CID.
-pub type Outcome = Result<Block, SourceError>;
+pub type FetchResult = Result<Block, SourceError>;
 
 /// A call in flight: a future of which every caller has a clone.
 pub type SharedCall<T> = Shared<BoxFuture<'static, T>>;

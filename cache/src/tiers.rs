@@ -14,7 +14,7 @@
 use crate::disk::StoreError;
 use crate::metrics::{Tier, TierMetrics, TiersFigures};
 use crate::ram::Ram;
-use crate::singleflight::{Outcome, Singleflight};
+use crate::singleflight::{FetchResult, Singleflight};
 use crate::store::{BlockStore, Evict, Evicted, withheld_by};
 use crate::stored::{Shape, Stored};
 use bytes::Bytes;
@@ -44,7 +44,7 @@ struct Inner {
     disk: Arc<dyn BlockStore>,
     policy: Arc<dyn Policy>,
     metrics: TierMetrics,
-    flights: Singleflight<BlockKey, Outcome>,
+    flights: Singleflight<BlockKey, FetchResult>,
     /// Whether the last write timed out after [`DISK_ROOM_WAIT_MAX`].
     disk_is_stuck: AtomicBool,
 }
@@ -124,6 +124,20 @@ impl Tiers {
             Err(_) => _ = tier.errors.inc(),
         }
         Ok(found?)
+    }
+
+    /// A block that is stored locally, whatever the policy says of it: for traversals that do not serve it. It does not
+    /// count as used.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn look(&self, cid: &Cid) -> Result<Option<Block>, StoreError> {
+        let Some(key) = BlockKey::of(cid) else { return Ok(Block::inline(cid)) };
+        let data = match self.inner.ram.find(&key) {
+            Some(data) => Some(data),
+            None => self.inner.disk.look(&key).await?,
+        };
+        Ok(data.map(|data| Block::from_verified(*cid, data)))
     }
 
     /// Deletes blocks from every tier. A fetch in flight may store one again, unless the policy rejects it by then.
@@ -242,20 +256,20 @@ impl Inner {
         Ok(found?)
     }
 
-    async fn get_upstream(&self, upstream: &dyn BlockSource, cid: &Cid) -> Outcome {
+    async fn get_upstream(&self, upstream: &dyn BlockSource, cid: &Cid) -> FetchResult {
         let outcome = get_counted(&self.metrics.network, upstream.get(cid)).await;
         outcome?.under(cid).ok_or(SourceError::Corrupt { cid: *cid })
     }
 
     /// Fetches a block in a task of its own, which is aborted when the last caller leaves. A client that does not read
     /// does not poll the fetch either, and must not occupy a slot in a queue meanwhile.
-    async fn spawn_fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
+    async fn spawn_fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> FetchResult {
         let task = tokio::spawn(self.fetch(upstream, cid, key));
         AbortOnDropHandle::new(task).await.unwrap_or(Err(SourceError::Closed))
     }
 
     /// Fetches a block from the disk or the upstream.
-    async fn fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
+    async fn fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> FetchResult {
         // An earlier call may have completed between this caller's look-up in RAM and the start of this call.
         if let Some(data) = self.ram.find_again(&key) {
             return Ok(Block::from_verified(cid, data));
@@ -305,7 +319,7 @@ impl Inner {
         self.disk_is_stuck.store(!taken, Ordering::Relaxed);
     }
 
-    async fn join(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> Outcome {
+    async fn join(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> FetchResult {
         let start = Instant::now();
         let fetch = || Arc::clone(&self).spawn_fetch(Arc::clone(&upstream), cid, key);
         let call = self.flights.join(key, fetch);
@@ -313,7 +327,7 @@ impl Inner {
             self.metrics.followers.inc();
         }
         // The leader found no free slot, which does not apply to followers.
-        let busy = |outcome: &Outcome| matches!(outcome, Err(SourceError::Busy));
+        let busy = |outcome: &FetchResult| matches!(outcome, Err(SourceError::Busy));
         let (outcome, is_follower) = self.flights.land(key, call, fetch, busy).await;
         let outcome = match outcome {
             // The leader may have asked another upstream. A follower that joined late still has time for a search.
@@ -328,7 +342,7 @@ impl Inner {
         block.under(&cid).ok_or(SourceError::Corrupt { cid })
     }
 
-    async fn get_local(self: Arc<Self>, cid: Cid, key: BlockKey, fills_ram: bool) -> Outcome {
+    async fn get_local(self: Arc<Self>, cid: Cid, key: BlockKey, fills_ram: bool) -> FetchResult {
         // The Bitswap server does not call `read_now` before this.
         if let Some(block) = self.read_now(&cid, fills_ram) {
             return Ok(block);
@@ -354,8 +368,8 @@ impl Inner {
     fn get(
         self: &Arc<Self>,
         cid: &Cid,
-        below: impl FnOnce(Arc<Self>, BlockKey) -> BoxFuture<'static, Outcome>,
-    ) -> BoxFuture<'static, Outcome> {
+        below: impl FnOnce(Arc<Self>, BlockKey) -> BoxFuture<'static, FetchResult>,
+    ) -> BoxFuture<'static, FetchResult> {
         let key = match self.admit(cid) {
             Err(error) => return ready(Err(error)).boxed(),
             Ok(Admitted::Inline(block)) => return ready(Ok(block)).boxed(),
@@ -373,7 +387,7 @@ impl Inner {
 }
 
 /// Fetches a block, and counts the outcome in the network tier.
-async fn get_counted(network: &Tier, get: impl Future<Output = Outcome>) -> Outcome {
+async fn get_counted(network: &Tier, get: impl Future<Output = FetchResult>) -> FetchResult {
     let start = Instant::now();
     let outcome = get.await;
     network.observe_since(start);

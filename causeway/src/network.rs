@@ -103,7 +103,15 @@ impl Network {
         let searches = routing_v1::limiter(&loaded.config.http);
         let metrics = RoutingMetrics::register(registry);
         let (local, policy) = (Arc::new(tiers.local()), Arc::clone(tiers.policy()));
-        Some(Routing::new(finder, names, local, policy, searches, routing_v1::Limits::default(), metrics))
+        Some(Routing::new(
+            finder,
+            names,
+            local,
+            policy,
+            searches,
+            routing_v1::RoutingResponseLimits::default(),
+            metrics,
+        ))
     }
 
     /// The name resolver: the operator's static map, the DHT, DNS, and the cache that the last run has saved.

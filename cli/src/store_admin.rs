@@ -29,7 +29,7 @@ use content::{BlockSource, Cid, Permitted, SourceError, car};
 use futures::TryStreamExt as _;
 use indicatif::ProgressBar;
 use serde_json::json;
-use services::pinning::index::Outcome;
+use services::pinning::index::PinOutcome;
 use services::pinning::{self, DamageReport, Pins};
 use services::stores::{self, OfflineStore};
 use services::views;
@@ -438,7 +438,7 @@ fn rebuild_line(progress: &RebuildProgress, time: Duration) -> String {
 fn unknown_pins(loaded: &Loaded, roots: &HashSet<Cid>) -> anyhow::Result<Vec<Cid>> {
     let Some(register) = stores::open_register_alone(loaded)? else { return Ok(Vec::new()) };
     let requests = pinning::record::load(&register)?.entries.into_iter();
-    let pinned = requests.filter(|entry| entry.outcome == Outcome::Pinned).map(|entry| entry.root);
+    let pinned = requests.filter(|entry| entry.outcome == PinOutcome::Pinned).map(|entry| entry.root);
     let unknown: BTreeSet<Cid> = pinned.filter(|root| !roots.contains(root)).collect();
     Ok(unknown.into_iter().collect())
 }

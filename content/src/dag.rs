@@ -41,7 +41,7 @@ pub fn walk_all(
     root: Cid,
     concurrency: usize,
 ) -> BoxStream<'static, Result<Block, DagError>> {
-    let blocks = Traversal::new(source, root, concurrency, None).reading_leaves().stream();
+    let blocks = LinkTraversal::new(source, root, concurrency, None).reading_leaves().stream();
     let block = |visited| match visited {
         Visited::Block(block) => Some(block),
         Visited::Leaf(_) => None,
@@ -60,11 +60,11 @@ pub fn walk_links(
     concurrency: usize,
     memory: Option<Arc<Budget>>,
 ) -> BoxStream<'static, Result<Visited, DagError>> {
-    Traversal::new(source, root, concurrency, memory).stream()
+    LinkTraversal::new(source, root, concurrency, memory).stream()
 }
 
-/// A traversal in progress.
-struct Traversal {
+/// A traversal of all links in progress, for [`walk_all`] and [`walk_links`].
+struct LinkTraversal {
     source: Arc<dyn BlockSource>,
     work: Work,
     concurrency: usize,
@@ -79,7 +79,7 @@ enum Read {
     Again(Block),
 }
 
-impl Traversal {
+impl LinkTraversal {
     fn new(source: Arc<dyn BlockSource>, root: Cid, concurrency: usize, memory: Option<Arc<Budget>>) -> Self {
         let frontier = Frontier::new(root, memory);
         let (concurrency, fetches) = (concurrency.max(1), FuturesUnordered::new());
@@ -104,7 +104,7 @@ impl Traversal {
             while self.fetches.len() < self.concurrency {
                 self.work.charge(1);
                 match self.frontier.step()? {
-                    Step::Visit(cid) => {
+                    Step::Visit(cid) | Step::Revisit(cid) => {
                         if !self.reads_leaves && is_leaf(cid.codec()) && BlockKey::of(&cid).is_some() {
                             return Ok(Some(Visited::Leaf(cid)));
                         }

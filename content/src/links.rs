@@ -19,6 +19,18 @@ pub enum DagError {
     /// The memory for the state of the traversal is used up.
     #[error("not enough memory is free to traverse a DAG of so many blocks; retry later")]
     Memory,
+    /// The DAG has more blocks than the traversal may visit.
+    #[error("the DAG has more than {max} blocks")]
+    TooManyBlocks {
+        /// The maximum.
+        max: usize,
+    },
+    /// The links that the traversal has yet to follow exceed its limit.
+    #[error("the traversal of the DAG would have to keep more than {max_bytes} bytes of links")]
+    TooManyLinks {
+        /// The maximum, in bytes.
+        max_bytes: usize,
+    },
 }
 
 /// The CIDs that a block links to, in stored order and with repeats: the links of dag-pb nodes, and those of dag-cbor

@@ -17,7 +17,7 @@ use p2p_bridge::bitswap::message::{
 };
 use p2p_bridge::bitswap::traffic::Traffic;
 use p2p_bridge::dht::providers::{ADDRESS_BYTES_MAX, ADDRESSES_MAX, Added, PER_KEY_MAX};
-use p2p_bridge::dht::store::{KEY_BYTES_MAX, Limits, Rejection, Store};
+use p2p_bridge::dht::store::{KEY_BYTES_MAX, RecordStoreLimits, Rejection, Store};
 use p2p_bridge::dht::values::LIFETIME;
 use p2p_bridge::dht::{Moment, Network, digest, kept};
 use p2p_bridge::dialable::{Host, Shape, TransportKind, first_hop, is_free_port};
@@ -25,7 +25,7 @@ use p2p_bridge::http_source::address::{AddressError, Base, is_http};
 use p2p_bridge::names::key_format::{KeyFormat, Secret};
 use p2p_bridge::private_network::{KeyError, SwarmKey};
 use p2p_bridge::providing::message as announcing;
-use p2p_bridge::providing::walk::{Peer, Walk};
+use p2p_bridge::providing::walk::{ClosestPeersLookup, Peer};
 use p2p_bridge::routing_v1::ndjson::{self, Lines};
 use p2p_bridge::routing_v1::types::{self, FormatError, PEERS, PROVIDERS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
@@ -273,7 +273,7 @@ fn check_closer_peers(message: Bytes) {
         encoding::bytes::encode(8, &about, &mut answer);
     }
     assert_eq!(announcing::closer_peers(answer.into()).as_ref(), Ok(&peers));
-    let mut walk = Walk::new(Arc::from(&b"target"[..]), stranger(0), peers.iter().cloned());
+    let mut walk = ClosestPeersLookup::new(Arc::from(&b"target"[..]), stranger(0), peers.iter().cloned());
     while let Some(Peer { id, .. }) = walk.next_to_ask() {
         walk.answered(&id, peers.iter().cloned());
     }
@@ -309,7 +309,8 @@ const STEPS_MAX: usize = 64;
 /// The time when scripts begin.
 const BEGINNING: Moment = 1_800_000_000;
 /// Small limits, which scripts can reach.
-const LIMITS: Limits = Limits { provider_bytes: 8 * 1024, value_bytes: 2 * 1024, own_keys: 0, provider_ttl: 48 * 3600 };
+const LIMITS: RecordStoreLimits =
+    RecordStoreLimits { provider_bytes: 8 * 1024, value_bytes: 2 * 1024, own_keys: 0, provider_ttl: 48 * 3600 };
 
 /// Bytes that describe the steps.
 struct Script<'a>(&'a [u8]);
@@ -550,7 +551,7 @@ pub fn routing_v1(data: &[u8]) {
 }
 
 /// Small limits, which inputs can reach.
-const LINES: ndjson::Limits = ndjson::Limits { line_bytes_max: 1024, bytes_max: 3 * 1024 };
+const LINES: ndjson::NdjsonLimits = ndjson::NdjsonLimits { line_bytes_max: 1024, bytes_max: 3 * 1024 };
 const LISTED_MAX: usize = 8;
 
 fn read_lines<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<PeerRecord>, Result<(), FormatError>) {

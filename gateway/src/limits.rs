@@ -1,5 +1,5 @@
-//! [`Limits`]: the configured limits of one request to the public listener, and [`ClientMemory`]: the memory of its
-//! client for response bodies.
+//! [`RequestLimits`]: the configured limits of one request to the public listener, and [`ClientMemory`]: the memory of
+//! its client for response bodies.
 
 use content::budget::{Budget, Share};
 use content::scope::ScopeLimits;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The limits of a request.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct RequestLimits {
     /// The maximum length of a path and query, in bytes.
     pub url_bytes_max: usize,
     /// The maximum number of path segments.
@@ -51,14 +51,14 @@ pub struct Limits {
     pub work_steps_max: u64,
 }
 
-impl Default for Limits {
+impl Default for RequestLimits {
     fn default() -> Self {
         let http = config::Http::default();
         Self::of(&http, &config::Cache::default())
     }
 }
 
-impl Limits {
+impl RequestLimits {
     /// The configured limits.
     pub fn of(http: &config::Http, cache: &config::Cache) -> Self {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
@@ -105,7 +105,7 @@ impl Limits {
 /// that others take no lock.
 #[derive(Debug, Clone, Copy)]
 pub struct ClientMemory<'a> {
-    limits: &'a Limits,
+    limits: &'a RequestLimits,
     client: IpAddr,
 }
 

@@ -461,7 +461,7 @@ fn limits(budget: &ConnectionBudget) -> ConnectionLimits {
 /// records are not used, and the node starts without.
 fn gateways(options: &BridgeOptions, wants: Arc<Wants>, registry: &mut Registry) -> Result<HttpPeers, SetupError> {
     let metrics = http_source::metrics::Metrics::register(registry);
-    let http = bitswap::http_peers::Options {
+    let http = bitswap::http_peers::HttpPeersOptions {
         gateways: options.http.gateways.clone(),
         from_records: options.http.from_records,
         dial_private: options.dial_private,

@@ -23,7 +23,8 @@ use futures::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
 use services::uploads::request_body::boxed;
 use services::uploads::{
-    Destination, Event, Failed, Form, ProgressReceivers, UploadOptions, UploadRequest, UploadResult,
+    Destination, Event, Failed, FileFormat, FileOptions, PinDetails, ProgressReceivers, UploadOptions, UploadRequest,
+    UploadResult,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
@@ -124,17 +125,17 @@ pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, r
     let read = Call::of(&ADD, &head).and_then(|call| {
         let message = "file argument 'path' is required: send files as multipart/form-data";
         let boundary = files::boundary(&head.headers).ok_or_else(|| RpcError::bad_request(message))?;
-        Ok((terms(&call)?, Form::Multipart { boundary, kubo: true }, call))
+        Ok((options(&call, FileFormat::Multipart { boundary, kubo: true })?, call))
     });
-    let (terms, form, call) = match read {
+    let (options, call) = match read {
         Ok(read) => read,
         Err(error) => return error.with_lingering_read(body),
     };
     let rest = Arc::<Mutex<Option<Body>>>::default();
     let (sender, events) = mpsc::channel(EVENTS_MAX);
     let watchers = ProgressReceivers { events: Some(sender), ..ProgressReceivers::default() };
-    let order = UploadRequest { owner: bearer, terms, form, watchers };
-    let taking = async move { rpc.uploads.take(order, boxed(body)).await }.boxed();
+    let upload = UploadRequest { owner: bearer, options: UploadOptions::Files(options), watchers };
+    let taking = async move { rpc.uploads.take(upload, boxed(body)).await }.boxed();
     let progress = call.flag("progress") == Some(true);
     let left = Arc::clone(&rest);
     let adding = AddStream { taking: Some(taking), events, rest: left, added: false, progress, cids: call.cids };
@@ -206,7 +207,7 @@ impl AddStream {
 }
 
 /// The options of an upload.
-fn terms(call: &Call) -> Result<UploadOptions, RpcError> {
+fn options(call: &Call, format: FileFormat) -> Result<FileOptions, RpcError> {
     let set = |name| call.flag(name) == Some(true);
     if call.flag("empty-dirs") == Some(false) {
         return Err(RpcError::bad_request("empty folders are always added: \"empty-dirs=false\" is not supported"));
@@ -220,18 +221,17 @@ fn terms(call: &Call) -> Result<UploadOptions, RpcError> {
     let profile = profile(call)?;
     // Incompatible options are rejected before the body is read.
     Importer::new(profile.clone()).map_err(RpcError::bad_request)?;
-    Ok(UploadOptions {
+    Ok(FileOptions {
+        format,
         profile,
         wrap: set("wrap-with-directory"),
-        keep: match (set("only-hash"), pinned) {
+        destination: match (set("only-hash"), pinned) {
             (true, _) => Destination::Nothing,
-            (false, true) => Destination::Pinned,
+            (false, true) => Destination::Pinned(PinDetails { name: pin_name, ..PinDetails::default() }),
             (false, false) => Destination::Cached,
         },
         modes: set("preserve-mode"),
         times: set("preserve-mtime"),
-        pin_name,
-        ..UploadOptions::default()
     })
 }
 
@@ -288,38 +288,43 @@ fn profile(call: &Call) -> Result<Profile, RpcError> {
 mod tests {
     use super::*;
 
-    fn read(query: &str) -> Result<UploadOptions, RpcError> {
+    fn read(query: &str) -> Result<FileOptions, RpcError> {
         let request = Request::builder().uri(format!("/api/v0/add?{query}")).body(()).expect("a request");
-        terms(&Call::of(&ADD, &request.into_parts().0)?)
+        options(&Call::of(&ADD, &request.into_parts().0)?, FileFormat::Tar)
     }
 
     #[test]
-    fn options_become_terms() {
-        let terms = |query: &str| read(query).expect(query);
-        let plain = terms("");
+    fn the_call_becomes_options() {
+        let options = |query: &str| read(query).expect(query);
+        let pinned = |name: Option<&str>| {
+            let name = name.map(str::to_owned);
+            Destination::Pinned(PinDetails { name, ..PinDetails::default() })
+        };
+        let plain = options("");
         assert_eq!(plain.profile, Profile::default());
-        assert_eq!((plain.wrap, plain.keep), (false, Destination::Pinned));
-        assert_eq!(terms("cid-version=1").profile, Profile::default().with_cid_v1());
-        assert_eq!(terms("cidVersion=1").profile, Profile::default());
-        let v1 = terms("cid-version=1&raw-leaves=false").profile;
+        assert_eq!((plain.wrap, plain.destination), (false, pinned(None)));
+        assert_eq!(options("cid-version=1").profile, Profile::default().with_cid_v1());
+        assert_eq!(options("cidVersion=1").profile, Profile::default());
+        let v1 = options("cid-version=1&raw-leaves=false").profile;
         assert_eq!((v1.cid_version, v1.raw_leaves), (Version::V1, false));
-        let blake = terms("hash=blake2b-256").profile;
+        let blake = options("hash=blake2b-256").profile;
         assert_eq!((blake.cid_version, blake.raw_leaves, blake.hash_code), (Version::V1, true, 0xb220));
-        assert_eq!(terms("s=size-1000").profile.chunking.to_string(), "size-1000");
-        assert_eq!(terms("t").profile.layout, Layout::Trickle);
-        assert_eq!(terms("inline").profile.inline_bytes_max, Some(32));
-        assert_eq!(terms("inline&inline-limit=64").profile.inline_bytes_max, Some(64));
-        assert_eq!(terms("max-directory-links=5&max-hamt-fanout=16").profile.sharding.links_max, Some(5));
-        assert!(!terms("cid-version=1&preserve-mtime").profile.raw_leaves);
-        let others = terms("w&pin=false");
-        assert_eq!((others.wrap, others.keep), (true, Destination::Cached));
-        assert_eq!((terms("n&pin=false").keep, terms("n").keep), (Destination::Nothing, Destination::Nothing));
-        assert_eq!(terms("pin-name=x").pin_name.as_deref(), Some("x"));
+        assert_eq!(options("s=size-1000").profile.chunking.to_string(), "size-1000");
+        assert_eq!(options("t").profile.layout, Layout::Trickle);
+        assert_eq!(options("inline").profile.inline_bytes_max, Some(32));
+        assert_eq!(options("inline&inline-limit=64").profile.inline_bytes_max, Some(64));
+        assert_eq!(options("max-directory-links=5&max-hamt-fanout=16").profile.sharding.links_max, Some(5));
+        assert!(!options("cid-version=1&preserve-mtime").profile.raw_leaves);
+        let others = options("w&pin=false");
+        assert_eq!((others.wrap, others.destination), (true, Destination::Cached));
+        assert_eq!(options("n&pin=false").destination, Destination::Nothing);
+        assert_eq!(options("n").destination, Destination::Nothing);
+        assert_eq!(options("pin-name=x").destination, pinned(Some("x")));
         // The options that Kubo's command line sends by default.
-        terms(
+        options(
             "chunker=&empty-dirs=true&encoding=json&inline-limit=32&pin=true&progress=true&stream-channels=true&nocopy=false",
         );
-        terms("ignore=a&ignore=b&hidden=true");
+        options("ignore=a&ignore=b&hidden=true");
     }
 
     #[test]

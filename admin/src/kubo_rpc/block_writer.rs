@@ -13,9 +13,9 @@ use content::{Block, Cid, SourceError, Verdict};
 use gateway::errors::Problem;
 use services::access::Principal;
 use services::pinning::adopt::{AdoptError, Adoption};
-use services::pinning::{Meta, Owner, PinParameters, PinsError, RemainingQuota, Request, Status};
-use services::uploads::body::UploadLimits;
-use services::uploads::{Destination, DestinationWriter, UploadError};
+use services::pinning::{Meta, Owner, PinParameters, PinRequest, PinsError, RemainingQuota, Status};
+use services::uploads::limits::UploadAllowance;
+use services::uploads::{Destination, DestinationWriter, PinDetails, UploadError};
 use std::sync::Arc;
 
 /// Writes blocks for an owner, either all to the cache or all as pins.
@@ -25,7 +25,7 @@ pub struct BlockWriter<'a> {
     /// The rest of the owner's quota in bytes, if there is one.
     room_bytes: Option<u64>,
     /// The limit of an upload.
-    bounds: UploadLimits,
+    allowance: UploadAllowance,
     /// The number of bytes that were written.
     written: u64,
     keeping: DestinationWriter,
@@ -38,16 +38,17 @@ impl<'a> BlockWriter<'a> {
     /// The owner's quota is used up, if blocks are to be pinned; or an error of the store.
     pub async fn begin(rpc: &'a Rpc, bearer: &Principal, pins: bool) -> Result<Self, RpcError> {
         let owner = Owner::from(bearer);
-        let (keep, room) = if pins {
-            (Destination::Pinned, rpc.pins.room(&owner))
+        let (destination, room) = if pins {
+            (Destination::Pinned(PinDetails::default()), rpc.pins.room(&owner))
         } else {
             (Destination::Cached, RemainingQuota::default())
         };
         if room.pins == Some(0) {
             return Err(too_much("the token's quota of pins is used up: remove some pins".to_owned()));
         }
-        let (bounds, keeping) = (rpc.uploads.bounds(keep), rpc.uploads.begin(keep).await?);
-        Ok(Self { rpc, owner, room_bytes: room.bytes, bounds, written: 0, keeping })
+        let allowance = rpc.uploads.limits().allowance(&destination);
+        let keeping = rpc.uploads.begin(destination).await?;
+        Ok(Self { rpc, owner, room_bytes: room.bytes, allowance, written: 0, keeping })
     }
 
     /// The owner.
@@ -84,7 +85,7 @@ impl<'a> BlockWriter<'a> {
     pub async fn put(&mut self, block: &Block) -> Result<(), RpcError> {
         self.check(block.cid())?;
         self.written = self.written.saturating_add(block.data().len() as u64);
-        self.bounds.check(self.written)?;
+        self.allowance.check(self.written)?;
         Ok(self.keeping.put(block).await?)
     }
 
@@ -95,7 +96,7 @@ impl<'a> BlockWriter<'a> {
     pub async fn keep(&mut self, block: &Block, call: &Call) -> Result<(), RpcError> {
         self.check_room(block.data().len() as u64)?;
         self.put(block).await?;
-        if !matches!(self.keeping, DestinationWriter::Pinned(_)) {
+        if !matches!(self.keeping, DestinationWriter::Pinned(..)) {
             return Ok(());
         }
         // Reports write errors now, so that an unwritten block is not taken for a missing one and fetched.
@@ -204,7 +205,7 @@ impl From<PinsError> for RpcError {
 }
 
 /// A callback for the progress of a pin.
-pub type OnProgress<'a> = &'a mut (dyn FnMut(&Request) + Send);
+pub type OnProgress<'a> = &'a mut (dyn FnMut(&PinRequest) + Send);
 
 impl Rpc {
     /// Pins a root for an owner, and waits until it is pinned. An existing request of the owner for the root is reused,
@@ -244,7 +245,7 @@ impl Rpc {
     /// # Errors
     /// Why it failed.
     pub async fn wait(&self, owner: &str, id: &str, mut on_progress: Option<OnProgress<'_>>) -> Result<(), RpcError> {
-        let report = |request: &Request| {
+        let report = |request: &PinRequest| {
             if let Some(on_progress) = &mut on_progress {
                 on_progress(request);
             }
@@ -260,7 +261,7 @@ impl Rpc {
 /// A pin request that is withdrawn on drop.
 struct PendingPin {
     rpc: Rpc,
-    request: Option<Request>,
+    request: Option<PinRequest>,
 }
 
 impl Drop for PendingPin {

@@ -8,7 +8,7 @@ use crate::kubo_rpc::command::{self, Answers, Arguments, Command, Input};
 use crate::kubo_rpc::paths::ResolvedPath;
 use crate::kubo_rpc::problem::RpcError;
 use axum::extract::{Request, State};
-use content::unixfs::dir::{self, Entry};
+use content::unixfs::dir::{self, DirEntry};
 use content::unixfs::{Node, NodeError};
 use content::{SourceError, codec};
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
@@ -149,7 +149,7 @@ async fn collect(listings: Vec<(String, Listing)>) -> Result<LsView, RpcError> {
 struct Listing {
     /// The resolved path of the folder, against which the policy checks its entries.
     folder: Arc<ResolvedPath>,
-    entries: BoxStream<'static, Result<Entry, dir::DirError>>,
+    entries: BoxStream<'static, Result<DirEntry, dir::DirError>>,
     fetches_entries: bool,
     cids: CidText,
 }
@@ -162,7 +162,7 @@ impl Listing {
         let entries = match Node::decode(block)? {
             Node::Directory(_) | Node::HamtShard(_) => dir::list(Arc::clone(&folder.source) as _, block.clone()),
             Node::File(file) => {
-                let part = |(cid, size)| Entry { name: String::new(), not_text: None, cid, tsize: Some(size) };
+                let part = |(cid, size)| DirEntry { name: String::new(), not_text: None, cid, tsize: Some(size) };
                 let parts: Result<Vec<_>, _> = file.children().map(|child| child.map(part)).collect();
                 stream::iter(parts.map_err(RpcError::unprocessable)?.into_iter().map(Ok)).boxed()
             }
@@ -173,7 +173,7 @@ impl Listing {
 
     fn links(self) -> BoxStream<'static, Result<LsLinkView, RpcError>> {
         let Self { folder, entries, fetches_entries, cids } = self;
-        let link = move |entry: Result<Entry, dir::DirError>| {
+        let link = move |entry: Result<DirEntry, dir::DirError>| {
             let folder = Arc::clone(&folder);
             async move {
                 let entry = entry?;
@@ -188,11 +188,11 @@ impl Listing {
 /// The view of an entry. A raw leaf is a file by its codec, and its size is the one in the folder.
 async fn link_of(
     source: &RootSource,
-    entry: Entry,
+    entry: DirEntry,
     fetches_entries: bool,
     cids: CidText,
 ) -> Result<LsLinkView, RpcError> {
-    let Entry { name, cid, tsize, .. } = entry;
+    let DirEntry { name, cid, tsize, .. } = entry;
     let (hash, size) = (cids.show(&cid), tsize.unwrap_or(0));
     let mut link =
         LsLinkView { name, hash, size: 0, kind: 0, target: String::new(), mode: 0, mod_time: NO_TIME.to_owned() };

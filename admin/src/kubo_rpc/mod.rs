@@ -66,7 +66,7 @@ use cache::BlockStore;
 use cache::import::IMPORT_MEMORY_BYTES_MAX;
 use content::budget::Share;
 use content::{MAX_BLOCK_BYTES, NameResolver, Policy};
-use gateway::limits::Limits;
+use gateway::limits::RequestLimits;
 use gateway::resolve::source::Sources;
 use libp2p::PeerId;
 use p2p_bridge::Bridge;
@@ -106,7 +106,7 @@ pub struct Dependencies {
     /// The upload service.
     pub uploads: Uploads,
     /// The limits of answers.
-    pub limits: Limits,
+    pub limits: RequestLimits,
 }
 
 /// The state of the commands. Clones share it.

@@ -17,7 +17,7 @@ use content::{BlockKey, Cid};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use serde::Serialize;
 use services::access::Principal;
-use services::pinning::{Filter, NameMatch, Owner, Progress, Request as Pin, Status};
+use services::pinning::{Filter, NameMatch, Owner, PinRequest, Progress, Status};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::time::Duration;
@@ -234,7 +234,7 @@ impl PinAddition {
         let mut before = Progress::default();
         for root in &self.roots {
             let mut latest = Progress::default();
-            let mut note = |pin: &Pin| {
+            let mut note = |pin: &PinRequest| {
                 latest = pin.progress;
                 let sum = Progress { blocks: before.blocks + latest.blocks, bytes: before.bytes + latest.bytes };
                 *progress.lock().unwrap_or_else(PoisonError::into_inner) = sum;
@@ -294,7 +294,7 @@ pub async fn pin_update(State(rpc): State<Rpc>, Authenticated(bearer): Authentic
     call.within(async {
         let (from, to) = (rpc.cid_of(&call, from).await?, rpc.cid_of(&call, to).await?);
         let owner = Owner::from(&bearer);
-        let pinned = |pin: &Pin| pin.status == Status::Pinned;
+        let pinned = |pin: &PinRequest| pin.status == Status::Pinned;
         let former = rpc.pins.of_root(&owner.id, &from).into_iter().find(pinned);
         let former = former.ok_or_else(|| RpcError::unprocessable("'from' cid was not recursively pinned already"))?;
         let name = former.name.as_deref().map(str::to_owned);
@@ -365,7 +365,7 @@ type Lines = BoxStream<'static, Result<PinLineView, RpcError>>;
 
 impl Rpc {
     /// The pins that the client may list, the newest first, each root once.
-    async fn pinned_for(&self, bearer: &Principal, name: Option<&str>, roots: Vec<Cid>) -> Vec<Pin> {
+    async fn pinned_for(&self, bearer: &Principal, name: Option<&str>, roots: Vec<Cid>) -> Vec<PinRequest> {
         let name = name.map(|name| (name.to_owned(), NameMatch::Partial));
         let filter = Filter { statuses: vec![Status::Pinned], name, roots, limit: usize::MAX, ..Filter::default() };
         let page = match bearer.is_operator() {
@@ -383,7 +383,7 @@ impl Rpc {
         let pins = self.pinned_for(bearer, wanted, Vec::new()).await;
         let cids = call.cids;
         let roots: Vec<Cid> = pins.iter().map(|pin| pin.root).collect();
-        let line = move |pin: Pin| PinLineView {
+        let line = move |pin: PinRequest| PinLineView {
             cid: cids.show(&pin.root),
             name: pin.name.as_deref().filter(|_| names).unwrap_or_default().to_owned(),
             kind: "recursive".to_owned(),

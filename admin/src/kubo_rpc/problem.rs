@@ -163,6 +163,7 @@ impl From<DagError> for RpcError {
             DagError::Node(error) => error.into(),
             DagError::Source(error) => error.into(),
             DagError::Memory => Self { status: StatusCode::SERVICE_UNAVAILABLE, message: error.to_string() },
+            DagError::TooManyBlocks { .. } | DagError::TooManyLinks { .. } => Self::unprocessable(error.to_string()),
         }
     }
 }

@@ -110,7 +110,7 @@ impl World {
         let pins = pins.await.expect("starts");
         let cache_bytes_max = options.cache_bytes_max.min(options.bytes_max);
         let cache = config::Cache { disk_bytes_max: cache_bytes_max, ..config::Cache::default() };
-        let uploads = services::uploads::Limits::new(&uploads, &cache);
+        let uploads = services::uploads::UploadLimits::new(&uploads, &cache);
         let uploads = Uploads::new(&store, Arc::clone(&policy), Arc::clone(&pins), uploads, dir.path()).expect("opens");
         let rpc = Rpc::new(Dependencies {
             sources,
@@ -122,7 +122,7 @@ impl World {
             bridge: None,
             pins,
             uploads,
-            limits: Limits::default(),
+            limits: RequestLimits::default(),
         });
         let router = long_running_routes(rpc.clone()).split_for_parts().0;
         Self { router, rpc, store, elsewhere, _dir: dir }
@@ -176,13 +176,17 @@ fn token_of(id: &str, pins_max: Option<u64>) -> Principal {
     Principal { id: id.into(), name: id.into(), quota: Quota { pins_max, bytes_max: None }, ..Principal::operator() }
 }
 
-fn raw(text: &str) -> Block {
-    Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(text.as_bytes())).expect("a block")
+fn raw(data: impl AsRef<[u8]>) -> Block {
+    Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(data.as_ref())).expect("a block")
 }
 
 /// A block as a section of an archive.
 fn section(block: &Block) -> Vec<u8> {
     <[Bytes; 2]>::from(car::section(block)).concat()
+}
+
+fn archive(roots: &[Cid], blocks: &[Block]) -> Vec<u8> {
+    [car::header(roots).to_vec(), blocks.iter().flat_map(section).collect()].concat()
 }
 
 /// A folder with a long file and a short one, root last.
@@ -240,8 +244,7 @@ async fn denied_content_is_neither_read_nor_stored() {
     let block = raw("denied");
     let world = World::denying([*block.cid()]).await;
     world.send("block/put", &[b"denied"]).await.refused(410);
-    let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
-    world.send("dag/import", &[&archive]).await.refused(410);
+    world.send("dag/import", &[&archive(&[*block.cid()], &[block])]).await.refused(410);
 }
 
 #[tokio::test]
@@ -310,9 +313,9 @@ async fn dags_are_counted_exported_and_imported_again() {
     assert_eq!((twice.len(), &twice[0]["SharedSize"]), (1, &json!(5)));
     assert_eq!(twice[0]["DagStats"][1]["NumBlocks"], 1);
 
-    let archive = world.ask(&format!("dag/export?arg={root}")).await.body;
+    let exported = world.ask(&format!("dag/export?arg={root}")).await.body;
     let other = World::new().await;
-    let imported = other.send("dag/import?stats=true", &[&archive]).await.lines();
+    let imported = other.send("dag/import?stats=true", &[&exported]).await.lines();
     assert_eq!(imported[0]["Root"], json!({ "Cid": { "/": root.to_string() }, "PinErrorMsg": "" }));
     assert_eq!(imported[1]["Stats"]["BlockCount"], distinct.len());
     assert_eq!(other.ask(&format!("cat?arg={root}/short.txt&offline=true")).await.body, "hello");
@@ -320,7 +323,7 @@ async fn dags_are_counted_exported_and_imported_again() {
     assert_eq!(pinned["Keys"][root.to_string()]["Type"], "recursive");
 
     // A truncated archive is rejected, and a root with a missing block is not pinned.
-    other.send("dag/import", &[&archive[..archive.len() - 5]]).await.refused(400);
+    other.send("dag/import", &[&exported[..exported.len() - 5]]).await.refused(400);
     let lacking = car::header(&[root]);
     let third = World::new().await;
     let imported = third.send("dag/import", &[&lacking]).await.lines();
@@ -332,11 +335,7 @@ async fn dags_are_counted_exported_and_imported_again() {
     assert!(third.store.pins().await.expect("reads").is_empty(), "nor in part");
     // A DAG may be split over two archives.
     let half = blocks.len() / 2;
-    let part = |roots: &[Cid], blocks: &[Block]| {
-        let sections = blocks.iter().flat_map(section);
-        car::header(roots).to_vec().into_iter().chain(sections).collect::<Vec<u8>>()
-    };
-    let parts = [part(&[root], &blocks[..half]), part(&[root], &blocks[half..])];
+    let parts = [archive(&[root], &blocks[..half]), archive(&[root], &blocks[half..])];
     let imported = third.send("dag/import", &[&parts[0], &parts[1]]).await.lines();
     assert_eq!((imported.len(), &imported[0]["Root"]["PinErrorMsg"]), (1, &json!("")));
 }
@@ -355,8 +354,8 @@ async fn unpinned_content_is_cached_and_counts_towards_no_quota() {
 
     // Without pinning, an incomplete DAG is accepted and the roots are not checked.
     let (blocks, root) = folder();
-    let archive: Vec<u8> = car::header(&[root]).to_vec().into_iter().chain(section(&blocks[0])).collect();
-    let imported = world.send_as(poor(), "dag/import?pin-roots=false&stats=true", &[&archive]).await.lines();
+    let part = archive(&[root], &blocks[..1]);
+    let imported = world.send_as(poor(), "dag/import?pin-roots=false&stats=true", &[&part]).await.lines();
     assert_eq!((imported.len(), &imported[0]["Stats"]["BlockCount"]), (1, &json!(1)));
     let held = world.ask(&format!("block/get?arg={}&offline=true", blocks[0].cid())).await;
     assert_eq!(held.body, blocks[0].data());
@@ -373,14 +372,13 @@ async fn content_that_exceeds_the_cache_is_rejected_with_a_message() {
     let content = noise(100_000, 6);
     let message = world.send("block/put", &[&content]).await.refused(507);
     assert!(message.contains("cache") && message.contains("pin it"), "{message}");
-    let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
-    let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
-    world.send("dag/import?pin-roots=false", &[&archive]).await.refused(507);
+    let block = raw(&content);
+    let whole = archive(&[*block.cid()], std::slice::from_ref(&block));
+    world.send("dag/import?pin-roots=false", &[&whole]).await.refused(507);
     // Repeated blocks count towards the limit as well, and cached content stays.
     world.send("block/put", &[b"hello"]).await.lines();
-    let archive = [&car::header(&[])[..], &section(&raw("hello"))[..], &section(&raw("world"))[..]].concat();
-    let sections = [&section(&raw("hello"))[..], &section(&raw("world"))[..]].concat().repeat(1_000);
-    let refused = world.send("dag/import?pin-roots=false", &[&[&archive[..], &sections].concat()]).await.refused(507);
+    let repeated = archive(&[], &vec![[raw("hello"), raw("world")]; 1_001].concat());
+    let refused = world.send("dag/import?pin-roots=false", &[&repeated]).await.refused(507);
     assert!(refused.contains("disk_bytes_max"), "{refused}");
     assert_eq!(world.ask(&format!("block/get?arg={}&offline=true", raw("hello").cid())).await.body, "hello");
     // Pins do not need space in the cache.
@@ -393,12 +391,12 @@ async fn write_errors_are_not_reported_as_missing_blocks() {
     let options = MemoryOptions { bytes_max: 64 * 1024, ..MemoryOptions::default() };
     let world = World::with([], &options).await;
     let content = noise(100_000, 7);
-    let block = Block::of(codec::RAW, hashes::SHA2_256, 32, content.clone().into()).expect("a block");
-    let message = world.send("block/put?pin=true", &[&content]).await.refused(507);
-    assert!(!message.contains("is not stored locally"), "{message}");
-    let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
-    let message = world.send("dag/import", &[&archive]).await.refused(507);
-    assert!(!message.contains("is not stored locally"), "{message}");
+    let block = raw(&content);
+    let whole = archive(&[*block.cid()], &[block]);
+    for (command, sent) in [("block/put?pin=true", &content), ("dag/import", &whole)] {
+        let message = world.send(command, &[sent]).await.refused(507);
+        assert!(!message.contains("is not stored locally"), "{command}: {message}");
+    }
     assert!(world.store.pins().await.expect("reads").is_empty());
 }
 
@@ -415,10 +413,10 @@ async fn concurrent_puts_and_the_size_of_imports_are_limited() {
     assert!(world.send("block/put", &many).await.refused(413).contains("10000"));
     world.send("block/put", &many[1..]).await.lines();
     let long = noise(1_001, 8);
-    let block = Block::of(codec::RAW, hashes::SHA2_256, 32, long.clone().into()).expect("a block");
-    let archive = [&car::header(&[*block.cid()])[..], &section(&block)[..]].concat();
+    let block = raw(&long);
+    let whole = archive(&[*block.cid()], &[block]);
     for command in ["dag/import", "dag/import?pin-roots=false"] {
-        assert!(world.send(command, &[&archive]).await.refused(413).contains("uploads.bytes_max"), "{command}");
+        assert!(world.send(command, &[&whole]).await.refused(413).contains("uploads.bytes_max"), "{command}");
     }
 }
 
@@ -598,8 +596,7 @@ async fn identity_and_version() {
 async fn an_incomplete_body_leaves_no_pin() {
     let world = World::new().await;
     let (blocks, root) = folder();
-    let archive: Vec<u8> = car::header(&[root]).to_vec().into_iter().chain(section(&blocks[0])).collect();
-    let mut begun = form(&[&archive]);
+    let mut begun = form(&[&archive(&[root], &blocks[..1])]);
     begun.truncate(begun.len() - 20);
     let pieces = [Ok(Bytes::from(begun)), Err(io::Error::other("the other end is gone"))];
     let request = Request::builder().uri("/api/v0/dag/import");

@@ -14,7 +14,6 @@
 //! | [`settings`] | `GET /api/v1/config` |
 //! | [`live`] | `GET /api/v1/stats`, `GET /api/v1/events` |
 //! | [`node`] | `GET /api/v1/node` |
-//! | `dag` | a bounded traversal of a DAG, for purge, warm and explain |
 //!
 //! Goals: every answer comes from the components themselves, and every decision from the code that serves requests;
 //! nothing costs anything while no client asks; every answer is bounded.
@@ -22,7 +21,6 @@
 //! Non-goals: maintenance of the store ([`crate::store`]), and denylists ([`crate::denylists`]).
 
 pub mod collect;
-mod dag;
 pub mod drain;
 pub mod explain;
 pub mod level;
@@ -163,6 +161,11 @@ impl Operations {
 
     fn store(&self) -> &Arc<dyn BlockStore> {
         self.parts().tiers.disk()
+    }
+
+    /// The maximum number of blocks that a traversal visits.
+    fn dag_blocks_max(&self) -> usize {
+        usize::try_from(self.parts().loaded.config.http.dag_blocks_max).unwrap_or(usize::MAX)
     }
 
     /// The network.

@@ -9,15 +9,16 @@ use crate::http::extract::{Audited, Authenticated};
 use crate::http::long_running::run_to_completion;
 use crate::http::parameters::{bad_request, read_body};
 use crate::operations::Operations;
-use crate::operations::dag::{Frontier, Step};
 use api::error::ErrorView;
 use api::purge::{PurgeRequest, PurgedView};
 use axum::extract::State;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use cache::{Evict, Evicted, StoreError};
+use content::dag::DagError;
+use content::frontier::{Frontier, Step};
 use content::path::Root;
-use content::{AllowAll, Block, BlockKey, Cid, ContentPath, Name, dag};
+use content::{AllowAll, BlockKey, Cid, ContentPath, Name};
 use gateway::errors::Problem;
 use gateway::invalidate::PurgeMode;
 use gateway::pipeline::InvalidatedEntries;
@@ -32,10 +33,10 @@ fn whole(root: Root) -> Subject {
     Subject { root, segments: Vec::new() }
 }
 
-/// The roots and names to purge.
+/// What to purge.
 #[derive(Default)]
 struct PurgePlan {
-    roots: Vec<Cid>,
+    root: Option<Cid>,
     names: Vec<Name>,
     missing: u64,
 }
@@ -77,11 +78,11 @@ impl Operations {
         match (cid, path, surrogate_key, name) {
             (Some(cid), None, None, None) => {
                 let root = content::cid::parse(&cid).map_err(bad_request)?;
-                Ok(PurgePlan { roots: vec![root], ..PurgePlan::default() })
+                Ok(PurgePlan { root: Some(root), ..PurgePlan::default() })
             }
             (None, Some(path), None, None) => self.plan_of_path(&path).await,
             (None, None, Some(key), None) => match SurrogateKey::parse(&key) {
-                Some(SurrogateKey::Root(root)) => Ok(PurgePlan { roots: vec![root], ..PurgePlan::default() }),
+                Some(SurrogateKey::Root(root)) => Ok(PurgePlan { root: Some(root), ..PurgePlan::default() }),
                 Some(SurrogateKey::Name(name)) => Ok(self.plan_of_name(name).await),
                 None => Err(bad_request("a surrogate key must be a CID, an IPNS key or a domain")),
             },
@@ -96,7 +97,7 @@ impl Operations {
     /// A name, and its cached resolution.
     async fn plan_of_name(&self, name: Name) -> PurgePlan {
         let known = self.parts().names.cache_only().resolve(&name).await;
-        PurgePlan { roots: known.map(|known| known.root).into_iter().collect(), names: vec![name], missing: 0 }
+        PurgePlan { root: known.ok().map(|known| known.root), names: vec![name], missing: 0 }
     }
 
     async fn plan_of_path(&self, path: &str) -> Result<PurgePlan, ApiError> {
@@ -112,10 +113,10 @@ impl Operations {
             return Ok(PurgePlan { names, ..PurgePlan::default() });
         };
         if target.segments.is_empty() {
-            return Ok(PurgePlan { roots: vec![target.root], names, missing: 0 });
+            return Ok(PurgePlan { root: Some(target.root), names, missing: 0 });
         }
         match self.inner.local_gateway.resolve_locally(&target).await {
-            Ok(resolved) => Ok(PurgePlan { roots: vec![*resolved.block.cid()], names, missing: 0 }),
+            Ok(resolved) => Ok(PurgePlan { root: Some(*resolved.block.cid()), names, missing: 0 }),
             Err(problem) if problem.source_error().is_some() => {
                 Ok(PurgePlan { names, missing: 1, ..PurgePlan::default() })
             }
@@ -125,7 +126,7 @@ impl Operations {
     }
 
     async fn execute(&self, plan: PurgePlan, below: bool, mode: PurgeMode) -> Result<PurgedView, ApiError> {
-        let PurgePlan { roots, names, missing } = plan;
+        let PurgePlan { root, names, missing } = plan;
         let mut forgotten = Vec::new();
         let name_subjects: Vec<Subject> = names.iter().map(|name| whole(Root::Name(name.clone()))).collect();
         for name in names {
@@ -137,20 +138,19 @@ impl Operations {
                 forgotten.push(name.to_string());
             }
         }
-        let in_front: Vec<Subject> =
-            name_subjects.into_iter().chain(roots.iter().map(|root| Root::Cid(*root)).map(whole)).collect();
+        let in_front: Vec<Subject> = name_subjects.into_iter().chain(root.map(Root::Cid).map(whole)).collect();
         let mut gone = PurgeCounts::default();
-        if !roots.is_empty() {
-            gone = self.remove(&roots, below, mode).await?;
+        if let Some(root) = root {
+            gone = self.remove(root, below, mode).await?;
         }
         let caches_notified = match mode {
             PurgeMode::Remove => self.parts().caches.invalidate(&in_front, None).await,
             PurgeMode::DryRun => self.parts().caches.count(),
         };
-        tracing::info!(?roots, gone.evicted.blocks, gone.evicted.bytes, names = forgotten.len(), ?mode, "purged");
+        tracing::info!(?root, gone.evicted.blocks, gone.evicted.bytes, names = forgotten.len(), ?mode, "purged");
         let PurgeCounts { evicted, ram, forgotten: InvalidatedEntries { paths, listings, sites, encoded }, .. } = gone;
         Ok(PurgedView {
-            roots: roots.iter().map(ToString::to_string).collect(),
+            roots: root.iter().map(ToString::to_string).collect(),
             ram_blocks: ram,
             disk_blocks: evicted.blocks,
             disk_bytes: evicted.bytes,
@@ -165,16 +165,26 @@ impl Operations {
         })
     }
 
-    /// Deletes the blocks below the roots from the tiers, and what is derived from them from the gateway's caches.
-    async fn remove(&self, roots: &[Cid], below: bool, mode: PurgeMode) -> Result<PurgeCounts, ApiError> {
-        let blocks_max = usize::try_from(self.parts().loaded.config.http.dag_blocks_max).unwrap_or(usize::MAX);
-        let mut frontier = Frontier::new(roots, (!below).then_some(0), blocks_max);
+    /// Deletes the blocks below a root from the tiers, and what is derived from them from the gateway's caches.
+    async fn remove(&self, root: Cid, below: bool, mode: PurgeMode) -> Result<PurgeCounts, ApiError> {
+        // The blocks are deleted while the DAG is traversed, and cannot be read again.
+        let frontier = Frontier::new(root, None).with_blocks_max(self.dag_blocks_max()).without_rereads();
+        let mut frontier = if below { frontier } else { frontier.with_depth_max(0) };
         let (mut gone, mut batch) = (PurgeCounts::default(), Vec::with_capacity(EVICTION_BATCH_BLOCKS));
         let mut walked = Ok(());
-        while let Some(Step { cid, depth, .. }) = frontier.next() {
-            if frontier.descends_below(&cid, depth) {
-                match self.links_of(&cid).await? {
-                    Some(links) => walked = frontier.links(&links, depth),
+        while walked.is_ok() {
+            let cid = match frontier.step() {
+                Ok(Step::Visit(cid)) => cid,
+                Ok(_) => break,
+                Err(error) => {
+                    walked = Err(error);
+                    break;
+                }
+            };
+            if frontier.follows(&cid) {
+                // The policy is not checked, so that withheld blocks are purged as well.
+                match self.parts().tiers.look(&cid).await? {
+                    Some(block) => walked = frontier.push_if_decodable(&block),
                     None => gone.missing += 1,
                 }
             }
@@ -182,33 +192,22 @@ impl Operations {
             if batch.len() >= EVICTION_BATCH_BLOCKS {
                 self.evict(&mut batch, &mut gone, mode).await?;
             }
-            if walked.is_err() {
-                break;
-            }
         }
         self.evict(&mut batch, &mut gone, mode).await?;
         // Scanning the gateway's caches may take a while.
         let gateway = self.parts().gateway.clone();
-        let forget = move || gateway.purge(&|cid| frontier.has_seen(cid), mode);
+        let is_purged = move |cid: &Cid| cid.hash() == root.hash() || frontier.has_visited(cid);
+        let forget = move || gateway.purge(&is_purged, mode);
         gone.forgotten = tokio::task::spawn_blocking(forget).await.unwrap_or_default();
         walked.map_err(|too_many| {
             let so_far = if mode == PurgeMode::Remove { ": the blocks that were found before are deleted" } else { "" };
-            ApiError(StatusCode::UNPROCESSABLE_ENTITY, format!("{too_many}{so_far}"))
+            let setting = match too_many {
+                DagError::TooManyBlocks { .. } => " (http.dag_blocks_max)",
+                _ => "",
+            };
+            ApiError(StatusCode::UNPROCESSABLE_ENTITY, format!("{too_many}{setting}{so_far}"))
         })?;
         Ok(gone)
-    }
-
-    /// The links of a block, if it is stored locally and can be decoded. The policy is not checked, so that withheld
-    /// blocks are purged as well.
-    async fn links_of(&self, cid: &Cid) -> Result<Option<Vec<Cid>>, ApiError> {
-        let Some(key) = BlockKey::of(cid) else {
-            return Ok(Block::inline(cid).map(|block| dag::links(&block).unwrap_or_default()));
-        };
-        let data = match self.parts().tiers.ram().find(&key) {
-            Some(data) => Some(data),
-            None => self.store().look(&key).await?,
-        };
-        Ok(data.map(|data| dag::links(&Block::from_verified(*cid, data)).unwrap_or_default()))
     }
 
     async fn evict(

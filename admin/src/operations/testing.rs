@@ -6,7 +6,7 @@ use cache::{BlockStore, Ram, TierMetrics, Tiers};
 use config::Loaded;
 use content::car::CarReader;
 use content::{Block, BlockSource, Cid, DenyList, MemoryBlocks, Policy};
-use gateway::limits::Limits;
+use gateway::limits::RequestLimits;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
@@ -97,7 +97,7 @@ pub(crate) fn world_over(
         routing: None,
         welcome: None,
     };
-    let limits = Limits::of(&loaded.config.http, &loaded.config.cache);
+    let limits = RequestLimits::of(&loaded.config.http, &loaded.config.cache);
     let gateway = Arc::new(Gateway::new(wiring, &loaded.config.http, limits));
     let root = content::cid::parse("bafkqaaa").expect("an empty block");
     let addresses = NodeAddresses {

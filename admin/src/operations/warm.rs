@@ -11,14 +11,15 @@ use crate::http::extract::{Audited, Authenticated};
 use crate::http::long_running::{self, PROGRESS_EVERY};
 use crate::http::parameters::{bad_request, read_body};
 use crate::operations::Operations;
-use crate::operations::dag::{DagLimit, Frontier, Step};
 use api::text::seconds;
 use api::warm::{WarmFailure, WarmLine, WarmProgress, WarmReport, WarmRequest};
 use axum::body::Body;
 use axum::extract::State;
 use bytes::Bytes;
+use content::dag::DagError;
+use content::frontier::{Frontier, Step};
 use content::path::Root;
-use content::{Block, BlockKey, BlockSource as _, Cid, ContentPath, SourceError, dag};
+use content::{Block, BlockKey, BlockSource as _, Cid, ContentPath, SourceError};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use gateway::resolve::source::{RootSource, Tier};
 use gateway::resolve::{self, Target};
@@ -68,7 +69,7 @@ pub async fn warm(
 }
 
 /// The result of a fetch: the block unless it need not be read, and whether it came from the network.
-type Fetched = (Step, Result<(Option<Block>, bool), SourceError>);
+type Fetched = Result<(Option<Block>, bool), SourceError>;
 
 /// The state of a running operation.
 struct Warming {
@@ -134,27 +135,18 @@ impl Warming {
     }
 
     /// Records one fetch and queues the links of its block; returns the limit that ends the traversal, if one is reached.
-    fn record(
-        &mut self,
-        step: &Step,
-        outcome: Result<(Option<Block>, bool), SourceError>,
-        frontier: &mut Frontier,
-    ) -> Option<&'static str> {
-        let (block, is_new) = match outcome {
+    fn record(&mut self, cid: &Cid, again: bool, fetched: Fetched, frontier: &mut Frontier) -> Option<&'static str> {
+        let (block, is_new) = match fetched {
             Ok(fetched) => fetched,
             Err(error) => {
-                self.failed(&step.cid, &error);
+                self.failed(cid, &error);
                 return (self.failures.len() >= FAILURES_MAX).then_some("failures");
             }
         };
-        self.block_ready(&step.cid, step.again, block.as_ref(), is_new);
-        let block = block.filter(|_| frontier.descends_below(&step.cid, step.depth))?;
-        // A block that cannot be decoded has no links.
-        let links = dag::links(&block).ok()?;
-        match frontier.links(&links, step.depth).err()? {
-            DagLimit::Blocks(_) => Some("blocks"),
-            DagLimit::Queue(_) => Some("links"),
+        if BlockKey::of(cid).is_some() {
+            self.block_ready(cid, again, block.as_ref(), is_new);
         }
+        frontier.push_if_decodable(&block?).err().map(|error| stop_reason(&error))
     }
 
     /// Whether a revisited block had failed before; it no longer counts as failed then.
@@ -164,6 +156,14 @@ impl Warming {
         self.failures.remove(at);
         self.progress.failed_blocks = self.progress.failed_blocks.saturating_sub(1);
         true
+    }
+}
+
+/// The name of the limit that ends a traversal.
+fn stop_reason(error: &DagError) -> &'static str {
+    match error {
+        DagError::TooManyBlocks { .. } => "blocks",
+        _ => "links",
     }
 }
 
@@ -222,43 +222,51 @@ impl Operations {
         request: &WarmRequest,
         warming: &mut Warming,
     ) -> Result<Option<&'static str>, String> {
-        let blocks_max = usize::try_from(self.parts().loaded.config.http.dag_blocks_max).unwrap_or(usize::MAX);
-        let mut frontier = Frontier::new(&[root], request.depth, blocks_max);
+        // Blocks that are fetched again would count twice.
+        let frontier = Frontier::new(root, None).with_blocks_max(self.dag_blocks_max()).without_rereads();
+        let mut frontier = match request.depth {
+            Some(depth) => frontier.with_depth_max(depth),
+            None => frontier,
+        };
         let mut fetches = FuturesUnordered::new();
         loop {
-            while fetches.len() < FETCHES_MAX
-                && let Some(step) = frontier.next()
-            {
-                let reads = frontier.descends_below(&step.cid, step.depth);
-                fetches.push(self.fetch_one(Arc::clone(source), step, reads));
+            while fetches.len() < FETCHES_MAX {
+                let (cid, again) = match frontier.step() {
+                    Ok(Step::Visit(cid)) => (cid, false),
+                    Ok(Step::Revisit(cid)) => (cid, true),
+                    Ok(_) => break,
+                    Err(error) => return Ok(Some(stop_reason(&error))),
+                };
+                let fetch = self.fetch_one(Arc::clone(source), cid, frontier.follows(&cid));
+                fetches.push(async move { (cid, again, fetch.await) });
             }
-            let Some((step, outcome)) = fetches.next().await else { return Ok(None) };
-            if let Some(limit) = warming.record(&step, outcome, &mut frontier) {
+            let Some((cid, again, fetched)) = fetches.next().await else { return Ok(None) };
+            if let Some(limit) = warming.record(&cid, again, fetched, &mut frontier) {
                 return Ok(Some(limit));
             }
             if !warming.send_progress().await {
                 return Ok(None);
             }
             if request.bytes_max.is_some_and(|max| warming.progress.bytes >= max) {
-                return Ok((!fetches.is_empty() || frontier.next().is_some()).then_some("bytes_max"));
+                let has_more = !fetches.is_empty() || frontier.step() != Ok(Step::Done);
+                return Ok(has_more.then_some("bytes_max"));
             }
         }
     }
 
     /// Fetches one block. A locally stored block whose links are not needed is not read.
-    async fn fetch_one(&self, source: Arc<RootSource>, step: Step, reads: bool) -> Fetched {
-        let cid = step.cid;
+    async fn fetch_one(&self, source: Arc<RootSource>, cid: Cid, reads: bool) -> Fetched {
         let tiers = &self.parts().tiers;
         let held = BlockKey::of(&cid).is_none_or(|key| tiers.ram().holds(&key));
         let held = held || tiers.disk().has(&cid).await.unwrap_or(false);
         if held && !reads {
-            return (step, Ok((None, false)));
+            return Ok((None, false));
         }
         // A source of its own tells whether this block came from the network.
         let own = RootSource::new(&self.parts().sources, *source.root(), WARM_CLIENT, false);
         let fetched = own.fetch(&cid).await;
         let is_new = own.tier() == Tier::Network;
-        (step, fetched.map(|block| (Some(block), is_new)))
+        fetched.map(|block| (Some(block), is_new))
     }
 }
 

@@ -23,7 +23,7 @@ use axum::response::IntoResponse;
 use libp2p::Multiaddr;
 use p2p_bridge::epoch;
 use services::access::token_store::TokenStore;
-use services::pinning::{Filter, Pins, PinsError, Request};
+use services::pinning::{Filter, PinRequest, Pins, PinsError};
 use std::collections::HashMap;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
@@ -79,7 +79,7 @@ impl Overview {
     }
 }
 
-fn owned_pin(request: &Request, names: &TokenNames) -> OwnedPinView {
+fn owned_pin(request: &PinRequest, names: &TokenNames) -> OwnedPinView {
     OwnedPinView {
         requestid: request.id.to_string(),
         owner: request.owner.to_string(),

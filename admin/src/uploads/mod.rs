@@ -91,13 +91,13 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
     ),
 )]
 async fn upload(State(uploads): State<Uploads>, Authenticated(bearer): Authenticated, request: Request) -> Response {
-    match query::terms(request.uri(), request.headers()) {
-        Ok((terms, form)) => {
-            let order = UploadRequest { owner: bearer, terms, form, watchers: ProgressReceivers::default() };
+    match query::options(request.uri(), request.headers()) {
+        Ok(options) => {
+            let upload = UploadRequest { owner: bearer, options, watchers: ProgressReceivers::default() };
             if wants_lines(request.headers()) {
-                return respond_in_lines(uploads, order, request.into_body());
+                return respond_in_lines(uploads, upload, request.into_body());
             }
-            match uploads.take(order, boxed(request.into_body())).await {
+            match uploads.take(upload, boxed(request.into_body())).await {
                 Ok(taken) => done(taken),
                 Err(failed) => ApiError::from(failed.error).with_lingering_read(failed.rest),
             }
@@ -125,9 +125,9 @@ fn wants_lines(headers: &HeaderMap) -> bool {
 }
 
 /// Answers with JSON lines while the upload runs.
-fn respond_in_lines(uploads: Uploads, order: UploadRequest, body: Body) -> Response {
-    let progress = Arc::clone(&order.watchers.progress);
-    let taking = tokio::spawn(async move { uploads.take(order, boxed(body)).await });
+fn respond_in_lines(uploads: Uploads, upload: UploadRequest, body: Body) -> Response {
+    let progress = Arc::clone(&upload.watchers.progress);
+    let taking = tokio::spawn(async move { uploads.take(upload, boxed(body)).await });
     let progress_line = move || UploadLine::Progress(upload_views::progress(progress.now()));
     let lines = Body::from_stream(lines(taking, progress_line));
     ([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response()

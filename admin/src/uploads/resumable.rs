@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use services::uploads::error::UploadError;
 use services::uploads::query::UploadParams;
 use services::uploads::request_body::boxed;
-use services::uploads::resumable::file::{Outcome, Record};
+use services::uploads::resumable::file::{Record, UploadOutcome};
 use services::uploads::resumable::headers::{self, EXTENSIONS, PIECE, VERSION};
 use services::uploads::resumable::parts::{Piece, ResumableError, ResumableUploads, Wanted};
 use std::collections::BTreeMap;
@@ -50,8 +50,8 @@ fn view(parts: &ResumableUploads, id: &str, record: Record) -> PartialView {
     let (state, result, failure) = match record.outcome {
         None if record.offset < record.length => (PartialState::Open, None, None),
         None => (PartialState::Complete, None, None),
-        Some(Outcome::Done(view)) => (PartialState::Done, Some(view), None),
-        Some(Outcome::Failed(failure)) => (PartialState::Failed, None, Some(failure)),
+        Some(UploadOutcome::Done(view)) => (PartialState::Done, Some(view), None),
+        Some(UploadOutcome::Failed(failure)) => (PartialState::Failed, None, Some(failure)),
     };
     let Record { offset, length, name, created_at, .. } = record;
     PartialView {
@@ -145,7 +145,7 @@ fn insert_progress_headers(headers: &mut HeaderMap, parts: &ResumableUploads, re
     if let Some(Ok(expires)) = expires.map(|expires| HeaderValue::from_str(&httpdate::fmt_http_date(expires))) {
         headers.insert(UPLOAD_EXPIRES, expires);
     }
-    if let Some(Outcome::Done(view)) = &record.outcome {
+    if let Some(UploadOutcome::Done(view)) = &record.outcome {
         for root in view.roots.iter().take(PATHS_MAX) {
             // A path of a CID is a valid header value.
             if let Ok(path) = HeaderValue::from_str(&root.path) {
@@ -159,7 +159,7 @@ fn insert_progress_headers(headers: &mut HeaderMap, parts: &ResumableUploads, re
 fn with_progress(mut response: Response, parts: &ResumableUploads, record: &Record) -> Response {
     insert_progress_headers(response.headers_mut(), parts, record);
     match &record.outcome {
-        Some(Outcome::Done(view)) => detail(view).with(response),
+        Some(UploadOutcome::Done(view)) => detail(view).with(response),
         _ => response,
     }
 }

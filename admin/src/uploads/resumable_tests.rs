@@ -10,7 +10,7 @@ use serde_json::Value;
 use services::access::Principal;
 use services::supervision::Supervisor;
 use services::uploads::request_body::boxed;
-use services::uploads::resumable::file::Outcome;
+use services::uploads::resumable::file::UploadOutcome;
 use services::uploads::resumable::parts::{Piece, Wanted};
 use std::io;
 use std::sync::Arc;
@@ -338,7 +338,7 @@ async fn follow(steps: Vec<Step>, length: usize) -> Result<(), TestCaseError> {
     }
     let (sent, _) = site.parts.append(&me, &id, Piece::new(length as u64, boxed(Body::empty()))).await;
     let record = sent.map_err(|error| TestCaseError::fail(error.to_string()))?;
-    let Some(Outcome::Done(view)) = record.outcome else { return Err(TestCaseError::fail("it is not done")) };
+    let Some(UploadOutcome::Done(view)) = record.outcome else { return Err(TestCaseError::fail("it is not done")) };
     let whole = Request::builder().method(Method::POST).uri("/upload");
     let expected = site.ask(&me, whole, Body::from(content)).await.json();
     prop_assert_eq!(Value::from(view.roots[0].cid.as_str()), expected["roots"][0]["cid"].clone());

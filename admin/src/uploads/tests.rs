@@ -63,7 +63,7 @@ pub fn site(setup: Setup) -> Site {
 pub fn site_at(dir: tempfile::TempDir, store: &Arc<dyn BlockStore>, setup: Setup) -> Site {
     let Setup { policy, settings } = setup;
     let pins = Pins::idle(store);
-    let limits = Limits::new(&settings, &config::Cache::default());
+    let limits = UploadLimits::new(&settings, &config::Cache::default());
     let uploads = Uploads::new(store, policy, Arc::clone(&pins), limits, dir.path()).expect("opens");
     let tokens = Tokens::default();
     let known = Arc::clone(&tokens);
@@ -490,7 +490,7 @@ fn block(data: &'static [u8]) -> Block {
     Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block")
 }
 
-fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
+pub fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
     let roots: Vec<_> = roots.iter().map(|block| *block.cid()).collect();
     let sections = blocks.iter().flat_map(|block| <[Bytes; 2]>::from(car::section(block)));
     std::iter::once(car::header(&roots)).chain(sections).collect::<Vec<_>>().concat()
@@ -790,7 +790,7 @@ fn uploads_with_cache(cache_bytes_max: u64) -> (Arc<dyn BlockStore>, Uploads, te
     let store: Arc<dyn BlockStore> = memory::open(&options).expect("opens");
     let dir = tempfile::tempdir().expect("a folder");
     let cache = config::Cache { disk_bytes_max: cache_bytes_max, ..config::Cache::default() };
-    let limits = Limits::new(&config::Uploads::default(), &cache);
+    let limits = UploadLimits::new(&config::Uploads::default(), &cache);
     let uploads = Uploads::new(&store, Arc::new(AllowAll), Pins::idle(&store), limits, dir.path());
     (Arc::clone(&store), uploads.expect("opens"), dir)
 }
@@ -800,11 +800,11 @@ async fn events_have_the_order_of_kubo() {
     let (store, uploads, _dir) = uploads_with_cache(1 << 20);
     let (sender, mut receiver) = mpsc::channel(4);
     let body = Body::from(form(&[("filename=\"d/b\"", b"1"), ("filename=\"d/a\"", b"22"), ("", b"nameless")]));
-    let terms = UploadOptions { wrap: true, keep: Destination::Cached, ..UploadOptions::default() };
-    let form = Form::Multipart { boundary: "XX".to_owned(), kubo: true };
+    let format = FileFormat::Multipart { boundary: "XX".to_owned(), kubo: true };
+    let options = UploadOptions::Files(FileOptions { format, wrap: true, ..file_options(Destination::Cached) });
     let watchers = ProgressReceivers { events: Some(sender), ..ProgressReceivers::default() };
-    let order = UploadRequest { owner: Principal::operator(), terms, form, watchers };
-    let taking = tokio::spawn(async move { uploads.take(order, boxed(body)).await.ok() });
+    let upload = UploadRequest { owner: Principal::operator(), options, watchers };
+    let taking = tokio::spawn(async move { uploads.take(upload, boxed(body)).await.ok() });
     let mut added = Vec::new();
     while let Some(event) = receiver.recv().await {
         if let Event::Added { path, part } = event {
@@ -824,19 +824,21 @@ async fn take(
     uploads: &Uploads,
     owner: &Principal,
     content: &[u8],
-    terms: UploadOptions,
+    options: FileOptions,
 ) -> Result<UploadResult, UploadError> {
-    let order = UploadRequest {
-        owner: owner.clone(),
-        terms,
-        form: Form::File { name: None },
-        watchers: ProgressReceivers::default(),
-    };
-    uploads.take(order, boxed(Body::from(content.to_vec()))).await.map_err(|failed| failed.error)
+    let options = UploadOptions::Files(options);
+    let upload = UploadRequest { owner: owner.clone(), options, watchers: ProgressReceivers::default() };
+    uploads.take(upload, boxed(Body::from(content.to_vec()))).await.map_err(|failed| failed.error)
 }
 
-fn kept(keep: Destination) -> UploadOptions {
-    UploadOptions { keep, ..UploadOptions::default() }
+/// The options of a file.
+fn file_options(destination: Destination) -> FileOptions {
+    let (format, profile) = (FileFormat::File { name: None }, Profile::default());
+    FileOptions { format, profile, wrap: false, destination, modes: false, times: false }
+}
+
+fn pinned() -> Destination {
+    Destination::Pinned(PinDetails::default())
 }
 
 #[tokio::test]
@@ -845,26 +847,23 @@ async fn cached_uploads_are_stored_completely_or_rejected() {
     // A token without a quota for pins may still cache content.
     let owner = bearer("poor", Some(0));
     let small = noise(1_000_000, 3);
-    let refused = take(&uploads, &owner, &small, kept(Destination::Pinned)).await;
+    let refused = take(&uploads, &owner, &small, file_options(pinned())).await;
     assert!(matches!(refused, Err(UploadError::Quota { .. })));
-    let taken = take(&uploads, &owner, &small, kept(Destination::Cached)).await.expect("has room");
+    let taken = take(&uploads, &owner, &small, file_options(Destination::Cached)).await.expect("has room");
     assert_eq!((taken.roots[0].cid.to_string(), &taken.roots[0].pin), (file_cid(&Profile::default(), &small), &None));
     let blocks = content::dag::walk_links(Arc::clone(&store) as _, taken.roots[0].cid, 1, None).count().await as u64;
     assert_eq!((blocks, store.stats().blocks), (taken.blocks, taken.blocks), "every block is stored, and nothing else");
     // Content that exceeds the cache evicts nothing.
-    let error = take(&uploads, &owner, &noise(8_000_000, 4), kept(Destination::Cached)).await.expect_err("has no room");
+    let error =
+        take(&uploads, &owner, &noise(8_000_000, 4), file_options(Destination::Cached)).await.expect_err("has no room");
     assert!(matches!(error, UploadError::LargerThanCache { .. }) && error.status() == 507, "{error}");
     store.flush().await.expect("writes");
     assert_eq!(store.stats().blocks, taken.blocks);
     // Without a Content-Length, the limit applies while the body is read.
-    let order = UploadRequest {
-        owner,
-        terms: kept(Destination::Cached),
-        form: Form::File { name: None },
-        watchers: ProgressReceivers::default(),
-    };
+    let options = UploadOptions::Files(file_options(Destination::Cached));
+    let upload = UploadRequest { owner, options, watchers: ProgressReceivers::default() };
     let endless = Body::from_stream(stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from(noise(100_000, 5)))));
-    let refused = uploads.take(order, boxed(endless)).await.map_err(|failed| failed.error).expect_err("it has no end");
+    let refused = uploads.take(upload, boxed(endless)).await.map_err(|failed| failed.error).expect_err("it has no end");
     assert!(matches!(refused, UploadError::LargerThanCache { .. }), "{refused}");
     assert!(store.pins().await.expect("lists").is_empty() && store.stats().pinned_bytes == 0);
 }
@@ -873,14 +872,14 @@ async fn cached_uploads_are_stored_completely_or_rejected() {
 async fn recently_unpinned_content_is_cached_again() {
     let (store, uploads, _dir) = uploads_with_cache(64 << 20);
     let chunking = "size-1000".parse().expect("a chunker");
-    let terms = |keep| UploadOptions { profile: Profile { chunking, ..Profile::default() }, ..kept(keep) };
+    let options =
+        |destination| FileOptions { profile: Profile { chunking, ..Profile::default() }, ..file_options(destination) };
     for seed in 10..15 {
         let content = noise(3_000_000, seed);
-        let pinned =
-            take(&uploads, &Principal::operator(), &content, terms(Destination::Pinned)).await.expect("is pinned");
+        let pinned = take(&uploads, &Principal::operator(), &content, options(pinned())).await.expect("is pinned");
         assert!(store.remove_pin(&pinned.roots[0].cid).await.expect("removes"));
         // Until the blocks are released they are still stored, and about to be deleted.
         store.flush().await.expect("flushes");
-        take(&uploads, &Principal::operator(), &content, terms(Destination::Cached)).await.expect("is cached");
+        take(&uploads, &Principal::operator(), &content, options(Destination::Cached)).await.expect("is cached");
     }
 }

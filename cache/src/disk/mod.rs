@@ -98,7 +98,7 @@ pub struct DiskOptions {
     /// The maximum size of a segment file, in bytes; for cached blocks at most a sixteenth of their budget.
     pub segment_bytes_max: u32,
     /// How blocks are compressed.
-    pub zstd: stored::Options,
+    pub zstd: stored::CompressionOptions,
     /// The size of the write queue, in bytes.
     pub queue_bytes_max: usize,
     /// The number of concurrent reads.
@@ -117,7 +117,7 @@ impl Default for DiskOptions {
             // Tests copy whole stores, many concurrently.
             reserve_bytes_max: if cfg!(test) { 0 } else { 64 * 1024 * 1024 },
             segment_bytes_max: 256 * 1024 * 1024,
-            zstd: stored::Options::default(),
+            zstd: stored::CompressionOptions::default(),
             queue_bytes_max: 16 * 1024 * 1024,
             reads_max: 32,
             block_cache_bytes: 64 * 1024 * 1024,

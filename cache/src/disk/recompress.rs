@@ -16,7 +16,7 @@ use super::writer::Change;
 use super::{Disk, StoreError};
 pub use crate::reports::Recompressed;
 use crate::reports::raw_cid;
-use crate::stored::{Encoder, Options, Stored};
+use crate::stored::{CompressionOptions, Encoder, Stored};
 use content::BlockKey;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -96,7 +96,7 @@ impl Work {
         let pinned = store.segments()?.into_iter().filter(|(_, record)| record.kind == Kind::Pinned);
         let left = pinned.filter(|(segment, record)| at < Place { segment: *segment, offset: record.written });
         Ok(Self {
-            encoder: Encoder::new(Options { level: i32::from(level) }).map_err(StoreError::io)?,
+            encoder: Encoder::new(CompressionOptions { level: i32::from(level) }).map_err(StoreError::io)?,
             segments: left.map(|(segment, record)| (segment, record.written)).collect(),
             at,
             read_bytes: 0,

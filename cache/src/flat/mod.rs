@@ -93,7 +93,7 @@ pub struct FlatOptions {
     /// nothing is stored and pins fail.
     pub free_bytes_min: u64,
     /// How blocks are compressed.
-    pub zstd: stored::Options,
+    pub zstd: stored::CompressionOptions,
     /// The size of the write queue, in bytes.
     pub queue_bytes_max: usize,
     /// The number of concurrent reads.
@@ -105,7 +105,7 @@ impl Default for FlatOptions {
         Self {
             cache_bytes_max: 20 * 1024 * 1024 * 1024,
             free_bytes_min: 1024 * 1024 * 1024,
-            zstd: stored::Options::default(),
+            zstd: stored::CompressionOptions::default(),
             queue_bytes_max: 16 * 1024 * 1024,
             reads_max: 32,
         }

@@ -45,7 +45,7 @@ pub(crate) struct StoreLimits {
     /// The free space to keep on the file system, in bytes.
     pub(crate) free_bytes_min: u64,
     /// How blocks are compressed.
-    pub(crate) zstd: stored::Options,
+    pub(crate) zstd: stored::CompressionOptions,
     /// The size of the write queue, in bytes.
     pub(crate) queue_bytes_max: usize,
     /// The number of concurrent reads.

@@ -45,13 +45,13 @@ const REWRITE_SAVING_MIN: usize = 32;
 
 /// How blocks are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct CompressionOptions {
     /// zstd's compression level, from 1 (fast) to 22 (small); values beyond zstd's range are clamped, and 0 is zstd's
     /// default.
     pub level: i32,
 }
 
-impl Default for Options {
+impl Default for CompressionOptions {
     fn default() -> Self {
         Self { level: 3 }
     }
@@ -72,7 +72,7 @@ impl Encoder {
     ///
     /// # Errors
     /// If memory cannot be allocated.
-    pub fn new(options: Options) -> io::Result<Self> {
+    pub fn new(options: CompressionOptions) -> io::Result<Self> {
         Ok(Self { zstd: context(options.level)?, estimate: Estimate::new()? })
     }
 

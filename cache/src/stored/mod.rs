@@ -39,7 +39,7 @@ pub mod frame;
 #[cfg(test)]
 mod tests;
 
-pub use self::encoder::{Encoder, Options};
+pub use self::encoder::{CompressionOptions, Encoder};
 
 use bytes::Bytes;
 use content::MAX_BLOCK_BYTES;

@@ -45,7 +45,7 @@ fn leaf(before: &[u8], data: &[u8], after: &[u8]) -> Block {
 }
 
 fn encoder() -> Encoder {
-    Encoder::new(Options::default()).expect("zstd")
+    Encoder::new(CompressionOptions::default()).expect("zstd")
 }
 
 fn decode(value: &[u8]) -> Result<Bytes, ValueError> {
@@ -114,7 +114,7 @@ fn the_largest_block_is_stored_whatever_is_in_it() {
     for data in [samples::noise(1, MAX_BLOCK_BYTES), samples::text(1, MAX_BLOCK_BYTES), vec![0; MAX_BLOCK_BYTES]] {
         for level in [1, 3, 19] {
             let block = block(codec::RAW, data.clone());
-            let stored = Encoder::new(Options { level }).expect("zstd").encode(&block);
+            let stored = Encoder::new(CompressionOptions { level }).expect("zstd").encode(&block);
             assert_is(&stored, &block);
             let body = joined(&parts(&stored, block.cid(), data.len() as u64).expect("parts"));
             assert_eq!(decompressed(&body), data);
@@ -209,8 +209,8 @@ fn a_failed_decompression_does_not_affect_the_next_value() {
 #[test]
 fn recompression_returns_a_value_only_if_it_is_smaller() {
     let text = samples::text(1, 256 * 1024);
-    let fast = |block: &Block| Encoder::new(Options { level: 1 }).expect("zstd").encode(block);
-    let mut small = Encoder::new(Options { level: 19 }).expect("zstd");
+    let fast = |block: &Block| Encoder::new(CompressionOptions { level: 1 }).expect("zstd").encode(block);
+    let mut small = Encoder::new(CompressionOptions { level: 19 }).expect("zstd");
     for block in [block(codec::RAW, text.clone()), leaf(&[], &text, &[])] {
         let stored = fast(&block);
         let again = small.recompress(block.cid(), &stored).expect("reads").expect("pays");

@@ -9,7 +9,7 @@
 //! threads.
 
 use super::{key, noisy};
-use crate::singleflight::{Outcome, SharedCall, Singleflight};
+use crate::singleflight::{FetchResult, SharedCall, Singleflight};
 use content::{Block, BlockKey, SourceError};
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
@@ -67,7 +67,7 @@ enum Phase {
     /// Waits; the call is taken out while it is polled or dropped.
     Waiting {
         work: usize,
-        flight: Option<SharedCall<Outcome>>,
+        flight: Option<SharedCall<FetchResult>>,
         polls: u32,
     },
     After,
@@ -121,7 +121,7 @@ struct State {
 }
 
 struct World {
-    flights: Singleflight<BlockKey, Outcome>,
+    flights: Singleflight<BlockKey, FetchResult>,
     blocks: [Block; 2],
     /// The key that each task requests.
     wants: [usize; TASKS],
@@ -235,7 +235,7 @@ impl World {
     }
 
     /// Takes a task's call for a step.
-    fn borrow(&self, task: usize) -> (usize, SharedCall<Outcome>) {
+    fn borrow(&self, task: usize) -> (usize, SharedCall<FetchResult>) {
         let mut state = self.state();
         state.busy = Some(task);
         let Phase::Waiting { work, flight, polls } = &mut state.phases[task] else { panic!("it waits") };
@@ -254,7 +254,7 @@ impl World {
         match polled {
             Poll::Ready(outcome) => {
                 let work = &mut state.works[work];
-                let expected: Outcome = Ok(self.blocks[self.wants[task]].clone());
+                let expected: FetchResult = Ok(self.blocks[self.wants[task]].clone());
                 assert!(work.landed() && outcome == expected, "{said:?}");
                 (work.over, work.holders) = (true, work.holders - 1);
                 state.phases[task] = Phase::After;
@@ -381,7 +381,7 @@ fn calls_of_two_blocks_are_independent_in_every_order() {
 
 #[test]
 fn an_error_is_shared_as_a_block_is() {
-    let flights = Singleflight::<BlockKey, Outcome>::default();
+    let flights = Singleflight::<BlockKey, FetchResult>::default();
     let block = noisy(1, 10);
     let absent = SourceError::NotFound { cid: *block.cid() };
     let fails = absent.clone();

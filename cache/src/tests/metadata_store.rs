@@ -245,12 +245,15 @@ mod damage {
         bytes.truncate(bytes.len() - 7);
     }
 
+    // The functions that damage a log share a type, for the tables below.
     /// As after power loss: the file has its length, but not its last bytes.
+    #[allow(clippy::ptr_arg)]
     fn zero_end(bytes: &mut Vec<u8>) {
         let end = bytes.len();
         bytes[end - 100..].fill(0);
     }
 
+    #[allow(clippy::ptr_arg)]
     fn flip_bit(bytes: &mut Vec<u8>) {
         let end = bytes.len();
         bytes[end - 10] ^= 0x10;

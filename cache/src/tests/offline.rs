@@ -1,4 +1,5 @@
 use super::audit::audit;
+use super::rebuild::tamper;
 use super::{cache, flip, forge, key, noisy, open, place_of, raw, supply};
 use crate::disk::faults::Call;
 use crate::disk::schema::{INDEX, KEY_COUNTERS, KEY_SYNCED, Kind, META, PLACES, Place, SEGMENTS, SegmentRecord};
@@ -29,13 +30,6 @@ async fn filled(dir: &Path) -> (Disk, Vec<Block>) {
     disk.pin_recursive(*blocks[0].cid(), Some("ten".to_owned()), supply(&blocks[..10])).await.expect("pins");
     cache(&disk, &blocks).await;
     (disk, blocks)
-}
-
-/// Changes rows without the writer.
-fn tamper(disk: &Disk, change: impl FnOnce(&mut WriteBatch)) {
-    let mut batch = WriteBatch::default();
-    change(&mut batch);
-    disk.store().write(batch, true).expect("writes");
 }
 
 async fn is_stored(disk: &Disk, block: &Block) -> bool {

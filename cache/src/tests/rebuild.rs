@@ -68,7 +68,7 @@ fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
 }
 
 /// Changes rows without the writer.
-fn tamper(disk: &Disk, change: impl FnOnce(&mut WriteBatch)) {
+pub(super) fn tamper(disk: &Disk, change: impl FnOnce(&mut WriteBatch)) {
     let mut batch = WriteBatch::default();
     change(&mut batch);
     disk.store().write(batch, true).expect("writes");

@@ -1,5 +1,5 @@
 use super::{Random, key, noisy, raw};
-use crate::singleflight::{LEADER_ONLY_ERRORS_MAX, Outcome, SharedCall, Singleflight, aside};
+use crate::singleflight::{FetchResult, LEADER_ONLY_ERRORS_MAX, SharedCall, Singleflight, aside};
 use content::{Block, BlockKey, SourceError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, join_all};
@@ -42,8 +42,8 @@ impl Drop for Dropped {
 
 struct Expected {
     key: usize,
-    outcome: Option<Outcome>,
-    complete: Option<oneshot::Sender<Outcome>>,
+    outcome: Option<FetchResult>,
+    complete: Option<oneshot::Sender<FetchResult>>,
     landed: bool,
     waiters: usize,
     dropped: Arc<AtomicBool>,
@@ -57,10 +57,10 @@ impl Expected {
 
 /// A sequential model of singleflight.
 struct Model {
-    flights: Singleflight<BlockKey, Outcome>,
+    flights: Singleflight<BlockKey, FetchResult>,
     blocks: Vec<Block>,
     expected: Vec<Expected>,
-    waiters: Vec<(usize, SharedCall<Outcome>)>,
+    waiters: Vec<(usize, SharedCall<FetchResult>)>,
 }
 
 impl Model {
@@ -94,7 +94,7 @@ impl Model {
     }
 
     fn join(&mut self, index: usize) {
-        let (complete, completion) = oneshot::channel::<Outcome>();
+        let (complete, completion) = oneshot::channel::<FetchResult>();
         let dropped = Arc::new(AtomicBool::new(false));
         let guard = Dropped(Arc::clone(&dropped));
         let work = move || async move {
@@ -158,7 +158,7 @@ proptest! {
 /// Waiters on many threads join, and some leave early; the others get the right block, and no call stays behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_waiter_on_many_threads_gets_its_result() {
-    let flights = Singleflight::<BlockKey, Outcome>::default();
+    let flights = Singleflight::<BlockKey, FetchResult>::default();
     let blocks: Arc<Vec<Block>> = Arc::new((0..4_u8).map(|n| raw(vec![n; 10])).collect());
     let begun = Arc::new(AtomicUsize::new(0));
     let waiter = |seed: u64| {

@@ -168,7 +168,8 @@ async fn followers_share_the_error_with_their_own_cid() {
     assert_eq!(upstream.asked(), 1);
 }
 
-/// A policy that can change.
+/// A policy that can start to reject everything.
+#[derive(Default)]
 struct Switch(AtomicBool);
 
 impl Policy for Switch {
@@ -203,7 +204,7 @@ async fn blocks_that_the_policy_rejects_are_served_by_no_method() {
 
 #[tokio::test]
 async fn a_verdict_that_changes_during_a_fetch_counts() {
-    let policy = Arc::new(Switch(AtomicBool::new(false)));
+    let policy = Arc::<Switch>::default();
     let Setup { tiers, .. } = &setup(policy.clone());
     let block = noisy(1, 1_000);
     let upstream = Gated::new([block.clone()], false);
@@ -355,20 +356,6 @@ async fn blocks_evicted_from_ram_are_read_from_disk() {
     assert_eq!(upstream.asked(), 100);
 }
 
-/// A policy that starts to reject everything.
-#[derive(Default)]
-struct Sudden(AtomicBool);
-
-impl Policy for Sudden {
-    fn generation(&self) -> u64 {
-        self.0.load(Ordering::SeqCst).into()
-    }
-
-    fn check(&self, _cid: &Cid) -> Verdict {
-        if self.0.load(Ordering::SeqCst) { Verdict::Legal } else { Verdict::Allow }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_evicted_block_is_in_no_tier() {
     let Setup { ram, disk, tiers, .. } = &setup(Arc::new(AllowAll));
@@ -390,7 +377,7 @@ async fn an_evicted_block_is_in_no_tier() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_block_rejected_during_its_fetch_stays_in_no_tier() {
-    let policy = Arc::new(Sudden::default());
+    let policy = Arc::new(Switch::default());
     let Setup { ram, disk, tiers, .. } = &setup(policy.clone());
     let block = noisy(1, 1_000);
     let upstream = Gated::new([block.clone()], false);

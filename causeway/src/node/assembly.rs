@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use cache::{BlockStore, Ram, RamPolicy, TierMetrics, Tiers};
 use config::{Config, ConfigError, Loaded};
 use content::{Cid, Policy};
-use gateway::limits::Limits;
+use gateway::limits::RequestLimits;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
@@ -165,7 +165,7 @@ impl<'a> Assembly<'a> {
         policy: Arc<dyn Policy>,
     ) -> Result<(Uploads, Arc<ResumableUploads>), ConfigError> {
         let Config { data_dir, uploads, cache, .. } = &self.loaded.config;
-        let limits = uploads::Limits::new(uploads, cache);
+        let limits = uploads::UploadLimits::new(uploads, cache);
         let service = Uploads::new(store, policy, Arc::clone(pins), limits, data_dir);
         let service = service.map_err(|error| self.unwritable(uploads::FOLDER, &error))?;
         let (folder, holders) =
@@ -267,9 +267,9 @@ impl<'a> Assembly<'a> {
         })
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> RequestLimits {
         let Config { http, cache, names, .. } = &self.loaded.config;
-        Limits { client_lookups_max: size(names.client_lookups_max), ..Limits::of(http, cache) }
+        RequestLimits { client_lookups_max: size(names.client_lookups_max), ..RequestLimits::of(http, cache) }
     }
 
     /// The authenticator of the admin listener. Creates the token for commands on this data folder if there is none.

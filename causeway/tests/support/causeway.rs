@@ -188,7 +188,8 @@ impl Launch {
         let line = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
         let mut command = Command::new("script");
         self.prepare(&mut command);
-        let output = command.env("TERM", "xterm").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output().ok()?;
+        let output =
+            command.env("TERM", "xterm").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output().ok()?;
         let shown = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "causeway {arguments:?}: {shown}");
         Some(shown)

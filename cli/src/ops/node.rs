@@ -15,7 +15,7 @@ use clap::Args;
 use config::Loaded;
 use http::{Method, StatusCode};
 use serde::Serialize;
-use services::audit::Entry;
+use services::audit::AuditEntry;
 
 /// The maximum length of an entry's detail in the table, in characters.
 const DETAIL_CHARS_MAX: usize = 160;
@@ -110,7 +110,7 @@ pub async fn audit(loaded: &Loaded, args: AuditArgs) -> anyhow::Result<()> {
 }
 
 /// The detail of an entry, cut to [`DETAIL_CHARS_MAX`].
-fn detail(entry: &Entry) -> String {
+fn detail(entry: &AuditEntry) -> String {
     let Some(detail) = &entry.detail else { return String::new() };
     let text = printable(&detail.to_string()).into_owned();
     match text.char_indices().nth(DETAIL_CHARS_MAX) {
@@ -120,7 +120,7 @@ fn detail(entry: &Entry) -> String {
 }
 
 fn audit_text(changes: &AuditView) -> String {
-    let row = |entry: &Entry| {
+    let row = |entry: &AuditEntry| {
         [
             moment(entry.at as u64),
             entry.status.map_or_else(|| "-".to_owned(), |status| status.to_string()),

@@ -13,7 +13,7 @@ use crate::store_cli::{Blocks, ContentRef, ReadOptions, print_line, printable, w
 use anyhow::Context as _;
 use clap::Args;
 use config::{Flags, Loaded};
-use content::unixfs::dir::{self, Entry};
+use content::unixfs::dir::{self, DirEntry};
 use content::unixfs::{Node, NodeError};
 use content::{Block, BlockSource, Cid, SourceError, codec};
 use futures::stream::{StreamExt as _, TryStreamExt as _};
@@ -110,8 +110,8 @@ async fn list(
     Ok(())
 }
 
-async fn row(source: Arc<dyn BlockSource>, entry: Entry) -> anyhow::Result<Row> {
-    let Entry { name, cid, tsize, .. } = entry;
+async fn row(source: Arc<dyn BlockSource>, entry: DirEntry) -> anyhow::Result<Row> {
+    let DirEntry { name, cid, tsize, .. } = entry;
     // A raw block is the file's content, so its size is the file's size.
     if let (codec::RAW, Some(bytes)) = (cid.codec(), tsize) {
         return Ok(Row { cid, name, kind: Some(EntryKind::File(bytes)) });

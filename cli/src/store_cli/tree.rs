@@ -12,7 +12,7 @@ use crate::progress;
 use crate::store_cli::get::{bytes_of, copy};
 use anyhow::{Context as _, bail, ensure};
 use content::unixfs::Node;
-use content::unixfs::dir::{self, DirError, Entry};
+use content::unixfs::dir::{self, DirEntry, DirError};
 use content::{Block, BlockSource};
 use futures::stream::{BoxStream, TryStreamExt as _};
 use std::ffi::OsStr;
@@ -33,7 +33,7 @@ const SKIPPED_SHOWN_MAX: usize = 20;
 /// A folder that is being read.
 struct OpenFolder {
     path: PathBuf,
-    entries: BoxStream<'static, Result<Entry, DirError>>,
+    entries: BoxStream<'static, Result<DirEntry, DirError>>,
     /// Its memory.
     bytes: usize,
 }
@@ -132,7 +132,7 @@ fn enter(source: &Arc<dyn BlockSource>, block: Block, path: PathBuf) -> anyhow::
 }
 
 /// The name of an entry, if it is a single path component.
-fn safe_name(entry: &Entry) -> anyhow::Result<&OsStr> {
+fn safe_name(entry: &DirEntry) -> anyhow::Result<&OsStr> {
     let name = entry.name_bytes();
     if matches!(name, b"" | b"." | b"..") || name.contains(&b'/') || name.contains(&0) {
         bail!("a folder has an entry with the name {:?}, which points out of the folder", entry.name);
@@ -156,7 +156,7 @@ mod tests {
         let entry = |name: &[u8]| {
             let text = String::from_utf8_lossy(name).into_owned();
             let not_text = (text.as_bytes() != name).then(|| name.into());
-            Entry { name: text, not_text, cid: cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID"), tsize: None }
+            DirEntry { name: text, not_text, cid: cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID"), tsize: None }
         };
         for name in [&b"a"[..], b"...", b"..a", b" ", b"a\nb", b"\xff", b"a\\b", "ä".as_bytes()] {
             assert_eq!(safe_name(&entry(name)).expect("is safe").as_bytes(), name);

@@ -164,7 +164,7 @@ pub fn blocks(
     options: ScopeOptions,
     limits: ScopeLimits,
 ) -> BoxStream<'static, Result<Block, ScopeError>> {
-    Traversal::new(source, path, terminal, options, limits).into_stream()
+    ScopeTraversal::new(source, path, terminal, options, limits).into_stream()
 }
 
 /// Checks a block that is not read.
@@ -182,11 +182,12 @@ pub fn survey(
     limits: ScopeLimits,
     ask: Box<Ask>,
 ) -> BoxStream<'static, Result<Block, ScopeError>> {
-    Traversal { ask: Some(ask), ..Traversal::new(source, path, terminal, options, limits) }.into_stream()
+    ScopeTraversal { ask: Some(ask), ..ScopeTraversal::new(source, path, terminal, options, limits) }.into_stream()
 }
 
-/// A traversal in progress.
-struct Traversal {
+/// A traversal in progress of the blocks of a scope, in the order of the archive. It needs more than
+/// [`crate::frontier`] has: the part of each entity that is requested, and blocks that are prefetched in order.
+struct ScopeTraversal {
     source: Arc<dyn BlockSource>,
     work: Work,
     /// Called for raw blocks instead of reading them.
@@ -241,7 +242,7 @@ struct CompletedFetch {
     result: Result<Block, SourceError>,
 }
 
-impl Traversal {
+impl ScopeTraversal {
     fn new(
         source: Arc<dyn BlockSource>,
         path: Vec<Cid>,

@@ -25,7 +25,7 @@ use crate::dagpb::PbNode;
 use crate::fingerprints::{FingerprintHasher, Fingerprints};
 use crate::scope::expected_bytes;
 use crate::source::{BlockSource, SourceError, peek_or_inline};
-use crate::unixfs::dir::{self, DirError, Entry};
+use crate::unixfs::dir::{self, DirEntry, DirError};
 use crate::unixfs::file::{FileReader, ReadError, ReadLimits};
 use crate::unixfs::{FileNode, Node, NodeError};
 use crate::work::Work;
@@ -207,7 +207,7 @@ struct Archive {
 /// A directory that is being listed.
 struct Level {
     cid: Cid,
-    listing: BoxStream<'static, Result<Entry, DirError>>,
+    listing: BoxStream<'static, Result<DirEntry, DirError>>,
     /// The listing has ended.
     listing_ended: bool,
     /// The next entries, which are being fetched.
@@ -451,7 +451,7 @@ impl Level {
     }
 
     /// Takes the block of an entry if it is available at once, or fetches it; `true` if there is nothing to wait for.
-    fn prefetch_entry(&mut self, source: &Arc<dyn BlockSource>, entry: Result<Entry, DirError>) -> bool {
+    fn prefetch_entry(&mut self, source: &Arc<dyn BlockSource>, entry: Result<DirEntry, DirError>) -> bool {
         let entry = match self.checked(entry) {
             Ok(entry) => entry,
             Err(error) => {
@@ -471,7 +471,7 @@ impl Level {
         }
     }
 
-    fn checked(&self, entry: Result<Entry, DirError>) -> Result<Entry, TarError> {
+    fn checked(&self, entry: Result<DirEntry, DirError>) -> Result<DirEntry, TarError> {
         let entry = entry?;
         match entry.not_text {
             Some(_) => Err(invalid_name(&self.cid, &entry.name, NOT_UTF8)),

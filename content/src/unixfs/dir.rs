@@ -45,7 +45,7 @@ pub enum DirError {
 
 /// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct DirEntry {
     /// The name. Bytes that are not UTF-8 are replaced by U+FFFD; such an entry can be displayed, but not looked up.
     pub name: String,
     /// The bytes of the name, if they are not UTF-8.
@@ -56,7 +56,7 @@ pub struct Entry {
     pub tsize: Option<u64>,
 }
 
-impl Entry {
+impl DirEntry {
     /// The name as it is stored, for [`list_after`].
     pub fn name_bytes(&self) -> &[u8] {
         self.not_text.as_deref().unwrap_or(self.name.as_bytes())
@@ -288,7 +288,7 @@ fn decode_shard(block: &Block) -> Result<ShardNode, NodeError> {
 ///
 /// # Errors
 /// The stream ends with a [`DirError`], as for [`lookup`].
-pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<Entry, DirError>> {
+pub fn list(source: Arc<dyn BlockSource>, dir: Block) -> BoxStream<'static, Result<DirEntry, DirError>> {
     list_with_budget(source, dir, None)
 }
 
@@ -301,7 +301,7 @@ pub fn list_with_budget(
     source: Arc<dyn BlockSource>,
     dir: Block,
     memory: Option<Arc<Budget>>,
-) -> BoxStream<'static, Result<Entry, DirError>> {
+) -> BoxStream<'static, Result<DirEntry, DirError>> {
     let (cid, work) = (*dir.cid(), source.work());
     work.charge_decoding(&dir);
     match Node::decode(&dir) {
@@ -312,9 +312,9 @@ pub fn list_with_budget(
     }
 }
 
-/// The entries after the entry `name` (as in [`Entry::name_bytes`]), for pagination; `None` if there is no such entry.
-/// A sharded directory is searched by the hash of the name, so that the last page costs no more than the first. Of
-/// duplicate names the last is used, so that pagination ends. `memory` is a budget as in [`list_with_budget`].
+/// The entries after the entry `name` (as in [`DirEntry::name_bytes`]), for pagination; `None` if there is no such
+/// entry. A sharded directory is searched by the hash of the name, so that the last page costs no more than the first.
+/// Of duplicate names the last is used, so that pagination ends. `memory` is a budget as in [`list_with_budget`].
 ///
 /// # Errors
 /// As for [`lookup`]; the stream ends with an error as for [`list`].
@@ -323,7 +323,7 @@ pub async fn list_after(
     dir: Block,
     name: &[u8],
     memory: Option<Arc<Budget>>,
-) -> Result<Option<BoxStream<'static, Result<Entry, DirError>>>, DirError> {
+) -> Result<Option<BoxStream<'static, Result<DirEntry, DirError>>>, DirError> {
     let (cid, work) = (*dir.cid(), source.work());
     work.charge_decoding(&dir);
     work.turn().await?;
@@ -342,7 +342,7 @@ pub async fn list_after(
     }
 }
 
-fn list_links(work: Work, cid: Cid, node: PbNode, first: usize) -> BoxStream<'static, Result<Entry, DirError>> {
+fn list_links(work: Work, cid: Cid, node: PbNode, first: usize) -> BoxStream<'static, Result<DirEntry, DirError>> {
     let entries = stream::try_unfold((work, node, first), move |(work, node, index)| async move {
         let Some(link) = node.link(index) else { return Ok(None) };
         let entry = link.and_then(|link| entry_of(&link)).map_err(|reason| NodeError::malformed(&cid, reason))?;
@@ -353,10 +353,10 @@ fn list_links(work: Work, cid: Cid, node: PbNode, first: usize) -> BoxStream<'st
     entries.boxed()
 }
 
-fn entry_of(link: &PbLink<'_>) -> Result<Entry, crate::dagpb::PbError> {
+fn entry_of(link: &PbLink<'_>) -> Result<DirEntry, crate::dagpb::PbError> {
     let name = String::from_utf8_lossy(link.name);
     let not_text = (name.as_bytes() != link.name).then(|| link.name.into());
-    Ok(Entry { name: name.into_owned(), not_text, cid: link.cid()?, tsize: link.tsize })
+    Ok(DirEntry { name: name.into_owned(), not_text, cid: link.cid()?, tsize: link.tsize })
 }
 
 /// A depth-first traversal of the shards of a directory.
@@ -454,7 +454,7 @@ impl Listing {
         Ok(self.levels.last_mut())
     }
 
-    fn into_entries(self) -> BoxStream<'static, Result<Entry, DirError>> {
+    fn into_entries(self) -> BoxStream<'static, Result<DirEntry, DirError>> {
         let entries = stream::try_unfold(self, |mut listing| async move {
             let entry = listing.next().await?;
             Ok(entry.map(|entry| (entry, listing)))
@@ -486,7 +486,7 @@ impl Listing {
         Ok(false)
     }
 
-    async fn next(&mut self) -> Result<Option<Entry>, DirError> {
+    async fn next(&mut self) -> Result<Option<DirEntry>, DirError> {
         let work = self.work.clone();
         loop {
             work.turn().await?;
@@ -579,7 +579,7 @@ mod tests {
         (blocks, block)
     }
 
-    fn names(entries: BoxStream<'static, Result<Entry, DirError>>) -> Vec<String> {
+    fn names(entries: BoxStream<'static, Result<DirEntry, DirError>>) -> Vec<String> {
         block_on(entries.map(|entry| entry.expect("an entry").name).collect())
     }
 

@@ -2,14 +2,14 @@
 
 use crate::support::*;
 use content::unixfs::NodeError;
-use content::unixfs::dir::{DirError, Entry, list, lookup};
+use content::unixfs::dir::{DirEntry, DirError, list, lookup};
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, codec};
 use futures::stream::StreamExt as _;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub fn list_all(source: Arc<dyn BlockSource>, dir: &Block) -> Result<Vec<Entry>, DirError> {
+pub fn list_all(source: Arc<dyn BlockSource>, dir: &Block) -> Result<Vec<DirEntry>, DirError> {
     block_on(list(source, dir.clone()).collect::<Vec<_>>()).into_iter().collect()
 }
 
@@ -38,7 +38,8 @@ fn a_plain_directory_is_looked_up_by_name_and_listed_in_stored_order() {
         assert_eq!(find(&*nothing, &block, name), Ok(None), "{name}");
     }
     let entries = list_all(nothing, &block).expect("a directory");
-    let expected = names.map(|name| Entry { name: name.to_owned(), not_text: None, cid: target(name), tsize: Some(0) });
+    let expected =
+        names.map(|name| DirEntry { name: name.to_owned(), not_text: None, cid: target(name), tsize: Some(0) });
     assert_eq!(entries, expected);
 }
 
@@ -58,7 +59,7 @@ fn names_and_sizes_in_a_listing() {
     for (link, name, tsize) in table {
         let entries = list_all(Arc::new(MemoryBlocks::new()), &block(&link)).expect("a directory");
         let not_text = name.starts_with('\u{fffd}').then(|| b"\xff\xfe"[..].into());
-        assert_eq!(entries, [Entry { name: name.to_owned(), not_text, cid: target("x"), tsize }]);
+        assert_eq!(entries, [DirEntry { name: name.to_owned(), not_text, cid: target("x"), tsize }]);
         assert_eq!(entries[0].name_bytes() == name.as_bytes(), entries[0].not_text.is_none());
     }
 }

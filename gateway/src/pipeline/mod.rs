@@ -18,7 +18,7 @@ use crate::body::{Body, Content};
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::landing;
-use crate::limits::Limits;
+use crate::limits::RequestLimits;
 use crate::listen::server::Connection;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::represent::encoded::Encoded;
@@ -127,7 +127,7 @@ fn problem_of_name(problem: Problem, target: &Target, ask: &Ask<'_>) -> Result<D
 
 impl Gateway {
     /// A gateway to the blocks of the sources, for the configured hosts.
-    pub fn new(wiring: Wiring, http: &config::Http, limits: Limits) -> Self {
+    pub fn new(wiring: Wiring, http: &config::Http, limits: RequestLimits) -> Self {
         let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
         let (memory, listings) = (Arc::clone(&limits.memory), metrics.listings.clone());
         let sites_bytes_max = limits.paths_bytes_max / SITES_SHARE;
@@ -160,7 +160,7 @@ impl Gateway {
     }
 
     /// The limits of a request.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &RequestLimits {
         &self.resources.limits
     }
 

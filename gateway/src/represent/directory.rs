@@ -29,7 +29,7 @@ use crate::workers::Workers;
 use bytes::Bytes;
 use content::budget::Budget;
 use content::cid::is_identity;
-use content::unixfs::dir::{self, Entry};
+use content::unixfs::dir::{self, DirEntry};
 use content::{Block, BlockSource as _, Cid, Policy, Verdict, Work, codec};
 use futures::FutureExt as _;
 use futures::future::ready;
@@ -179,7 +179,7 @@ struct Pages {
     left: usize,
     over: bool,
     /// The last entry of a full page.
-    last: Option<Entry>,
+    last: Option<DirEntry>,
 }
 
 impl Pages {
@@ -206,11 +206,11 @@ impl Pages {
     }
 
     /// The end of the page; the next page begins after `last`.
-    fn end(&self, last: Option<&Entry>) -> String {
+    fn end(&self, last: Option<&DirEntry>) -> String {
         self.view.end(last, self.shown(), self.too_long_to_sort)
     }
 
-    fn write(&mut self, entry: Option<Entry>, chunk: &mut String) {
+    fn write(&mut self, entry: Option<DirEntry>, chunk: &mut String) {
         let Some(entry) = entry else {
             chunk.push_str(&self.end(None));
             self.over = true;
@@ -276,7 +276,7 @@ impl View {
     }
 
     /// Writes an entry; without its CID if that is `withheld`.
-    fn row(&self, entry: &Entry, withheld: bool, begun: bool, out: &mut String) {
+    fn row(&self, entry: &DirEntry, withheld: bool, begun: bool, out: &mut String) {
         match self {
             Self::Html(page) => {
                 out.push_str(&page.row(entry, withheld).into_string());
@@ -290,7 +290,7 @@ impl View {
     }
 
     /// The end of a page with so many entries; the next page begins after `last`.
-    fn end(&self, last: Option<&Entry>, entries: usize, too_long_to_sort: bool) -> String {
+    fn end(&self, last: Option<&DirEntry>, entries: usize, too_long_to_sort: bool) -> String {
         match self {
             Self::Html(page) => page.end(last, entries, too_long_to_sort),
             Self::Json { sent, selection, .. } => match last {
@@ -305,7 +305,7 @@ impl View {
     }
 }
 
-fn json_row(entry: &Entry, withheld: bool) -> serde_json::Value {
+fn json_row(entry: &DirEntry, withheld: bool) -> serde_json::Value {
     let mut row = serde_json::json!({ "name": shown(&entry.name) });
     if !withheld {
         row["cid"] = entry.cid.to_string().into();
@@ -401,7 +401,7 @@ impl Page {
         }
     }
 
-    fn row(&self, entry: &Entry, withheld: bool) -> Markup {
+    fn row(&self, entry: &DirEntry, withheld: bool) -> Markup {
         if entry.name.len() > NAME_BYTES_MAX || !is_segment(&entry.name) {
             return html! {
                 li {
@@ -424,7 +424,7 @@ impl Page {
     }
 
     /// A link to the entry by its own CID.
-    fn hash_link(&self, entry: &Entry, encoded: &str) -> Markup {
+    fn hash_link(&self, entry: &DirEntry, encoded: &str) -> Markup {
         let cid = entry.cid.to_string();
         let short = format!("{}…{}", &cid[..cid.len().min(6)], &cid[cid.len().saturating_sub(4)..]);
         let base = match &self.links {
@@ -444,8 +444,8 @@ impl Page {
         html! { a class="ipfs-hash" translate="no" href=(href) { (short) } }
     }
 
-    fn end(&self, last: Option<&Entry>, entries: usize, too_long_to_sort: bool) -> String {
-        let after = |last: &Entry| percent_encode(last.name_bytes(), NON_ALPHANUMERIC).to_string();
+    fn end(&self, last: Option<&DirEntry>, entries: usize, too_long_to_sort: bool) -> String {
+        let after = |last: &DirEntry| percent_encode(last.name_bytes(), NON_ALPHANUMERIC).to_string();
         let next = last.map(|last| format!("?{}after={}", self.selection.query(), after(last)));
         let markup = html! {
             p.count { (count(entries, next.is_some(), &self.selection)) @if too_long_to_sort { "; too many to sort" } }
@@ -494,7 +494,7 @@ fn html_attribute(text: &str) -> String {
 
 /// The CSS class of an entry's icon, by its codec and the extension of its name, without fetching it. The page draws
 /// the icons itself, since not every system has a font with pictures.
-fn icon(entry: &Entry) -> &'static str {
+fn icon(entry: &DirEntry) -> &'static str {
     let kind = mime_guess::from_path(&entry.name).first_raw().and_then(|kind| kind.split('/').next());
     match kind {
         Some("image" | "video" | "audio") => "media",
@@ -553,8 +553,8 @@ const STYLE: &str = ":root{color-scheme:light dark;--line:#0002;--soft:#000a;--l
 mod tests {
     use super::*;
 
-    fn entry(name: &str, cid: &str, tsize: Option<u64>) -> Entry {
-        Entry { name: name.to_owned(), not_text: None, cid: content::cid::parse(cid).expect("a CID"), tsize }
+    fn entry(name: &str, cid: &str, tsize: Option<u64>) -> DirEntry {
+        DirEntry { name: name.to_owned(), not_text: None, cid: content::cid::parse(cid).expect("a CID"), tsize }
     }
 
     const RAW: &str = "bafkqac3imvwgy3zao5xxe3de";

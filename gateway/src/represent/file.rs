@@ -3,7 +3,7 @@
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
-use crate::limits::{ClientMemory, Limits};
+use crate::limits::{ClientMemory, RequestLimits};
 use crate::represent::Context;
 use crate::represent::encoded::Encoded;
 use crate::represent::plan::{self, About, Decision, Representation};
@@ -38,7 +38,7 @@ pub struct OpenFile<'a> {
     /// The cache of encoded files, if files are sent encoded.
     pub encoded: Option<&'a Encoded>,
     /// The limits of a request.
-    pub limits: &'a Limits,
+    pub limits: &'a RequestLimits,
 }
 
 /// The response with a file or its ranges. `on_sniffed` is called when sniffing has determined the media type.
@@ -303,7 +303,7 @@ fn counted(bytes: Bytes, kept: usize, memory: ClientMemory<'_>) -> Option<Bytes>
 
 /// The requested bytes of a block. If there is no memory to hold them, the block is released and read again for each
 /// piece that the client takes.
-fn block_content(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &Limits) -> Content {
+fn block_content(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &RequestLimits) -> Content {
     let memory = limits.memory_of(source.client());
     match counted(slice(block.data(), range), block.data().len(), memory) {
         Some(bytes) => Content::Bytes(bytes),
@@ -329,7 +329,12 @@ fn in_pieces(source: &Arc<RootSource>, cid: Cid, range: Range<u64>) -> Content {
 
 /// The requested bytes, if the root block contains the whole file: small files need no reader. They count against the
 /// client's budget unless it is used up; then they are held all the same, as each reader holds a block.
-fn in_root_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &Limits) -> Option<Content> {
+fn in_root_block(
+    source: &Arc<RootSource>,
+    block: &Block,
+    range: &Range<u64>,
+    limits: &RequestLimits,
+) -> Option<Content> {
     if range.end > block.data().len() as u64 {
         return None;
     }
@@ -340,7 +345,12 @@ fn in_root_block(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, li
     Some(Content::Bytes(counted(bytes.clone(), block.data().len(), memory).unwrap_or(bytes)))
 }
 
-async fn open(source: &Arc<RootSource>, block: &Block, range: Range<u64>, limits: &Limits) -> Result<Content, Problem> {
+async fn open(
+    source: &Arc<RootSource>,
+    block: &Block,
+    range: Range<u64>,
+    limits: &RequestLimits,
+) -> Result<Content, Problem> {
     if block.cid().codec() == codec::RAW {
         return Ok(block_content(source, block, &range, limits));
     }
@@ -415,7 +425,7 @@ pub enum Origin<'a> {
         /// The block.
         block: &'a Block,
         /// The limits of a request.
-        limits: &'a Limits,
+        limits: &'a RequestLimits,
     },
     /// Generated for this response.
     Made {

@@ -30,7 +30,7 @@ pub mod whole;
 use crate::body::Content;
 use crate::errors::Problem;
 use crate::headers::header;
-use crate::limits::{ClientMemory, Limits};
+use crate::limits::{ClientMemory, RequestLimits};
 use crate::represent::encoded::Encoded;
 use crate::represent::listings::Listings;
 use crate::represent::plan::About;
@@ -65,7 +65,7 @@ pub struct Resources {
     /// Threads for CPU-bound responses.
     pub workers: Workers,
     /// The limits of a request.
-    pub limits: Limits,
+    pub limits: RequestLimits,
 }
 
 impl Resources {

@@ -44,7 +44,7 @@ const CLIENT_SEARCHES_MAX: u64 = 32;
 
 /// The limits of a response.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct RoutingResponseLimits {
     /// The timeout of a search.
     pub time: Duration,
     /// The maximum number of records in a JSON response. Streamed responses can have more.
@@ -53,7 +53,7 @@ pub struct Limits {
     pub lines_max: usize,
 }
 
-impl Default for Limits {
+impl Default for RoutingResponseLimits {
     fn default() -> Self {
         Self { time: Duration::from_secs(30), list_max: 20, lines_max: 1024 }
     }
@@ -67,7 +67,7 @@ pub struct Routing {
     local: Arc<dyn BlockSource>,
     searches: Arc<Limiter>,
     policy: Arc<dyn Policy>,
-    limits: Limits,
+    limits: RoutingResponseLimits,
     metrics: RoutingMetrics,
 }
 
@@ -86,7 +86,7 @@ impl Routing {
         local: Arc<dyn BlockSource>,
         policy: Arc<dyn Policy>,
         searches: Limiter,
-        limits: Limits,
+        limits: RoutingResponseLimits,
         metrics: RoutingMetrics,
     ) -> Self {
         Self { finder, names, local, searches: Arc::new(searches), policy, limits, metrics }

@@ -191,7 +191,7 @@ async fn a_client_behind_a_proxy_has_a_request_limit_and_the_proxy_has_none() {
     let text = raw("hello");
     let mut setup = Setup::new(&leaves.iter().chain([&large, &text]).collect::<Vec<_>>());
     setup.http.client_connections_max = 2;
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     setup.http.trusted_proxies = vec!["127.0.0.1/32".parse().expect("an address")];
     let site = setup.start().await;
     let slow =

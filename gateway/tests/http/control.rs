@@ -9,7 +9,7 @@ use content::{Block, Cid, Name, NameError, NameResolver, Resolution, Verdict, ha
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{BoxStream, StreamExt as _};
-use gateway::routing_v1::Limits;
+use gateway::routing_v1::RoutingResponseLimits;
 use gateway::routing_v1::finder::PeerFinder;
 use libp2p::PeerId;
 use p2p_bridge::routing_v1::PeerRecord;
@@ -97,8 +97,14 @@ impl World {
         let setup = Setup {
             policy: Arc::clone(&policy) as _,
             names: Arc::new(Names { site: *root.cid() }),
-            limits: gateway::limits::Limits { convert_codecs: true, ..gateway::limits::Limits::default() },
-            routing: Some((Arc::clone(&searches) as _, Limits { time: Duration::from_secs(5), ..Limits::default() })),
+            limits: gateway::limits::RequestLimits {
+                convert_codecs: true,
+                ..gateway::limits::RequestLimits::default()
+            },
+            routing: Some((
+                Arc::clone(&searches) as _,
+                RoutingResponseLimits { time: Duration::from_secs(5), ..RoutingResponseLimits::default() },
+            )),
             ..Setup::new(&blocks)
         };
         Self { site: setup.start().await, policy, searches, root, dir, secret, open, document }

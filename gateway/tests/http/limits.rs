@@ -381,7 +381,7 @@ async fn read_ahead(format: &str, total_bytes_max: u64) -> u64 {
     let mut setup = setup(&roots.iter().collect::<Vec<_>>(), Arc::clone(&network) as _);
     setup.http.read_ahead_bytes_max = 1 << 20;
     setup.http.read_ahead_total_bytes_max = total_bytes_max;
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     let site = setup.start().await;
     let mut clients = Vec::new();
     for root in &roots {
@@ -456,7 +456,7 @@ async fn http_10_buffers_share_the_read_ahead_budget() {
     let large = file(&leaves);
     let mut setup = Setup::new(&[&large, &leaves[0], &leaves[1]]);
     setup.http.read_ahead_total_bytes_max = 30_000;
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     let site = setup.start().await;
     for _ in 0..3 {
         let (answer, end) = site.exchange(&format!("GET /ipfs/{}?format=car HTTP/1.0\r\n\r\n", large.cid())).await;
@@ -533,7 +533,7 @@ async fn blocks_count_against_the_memory_budget_and_are_read_in_pieces_when_it_i
     let (large, file) = (raw(data.clone()), file_in_one_block(&data));
     let mut setup = Setup::new(&[&large, &file]);
     (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     let site = setup.start().await;
     let (budget, client) = (memory(&site), client("192.0.2.1"));
     let table = [
@@ -572,7 +572,7 @@ async fn documents_and_ranges_count_against_the_memory_budget_too() {
     let block = raw(noise(2, 2 << 20));
     let mut setup = Setup::new(&[&document, &shorter, &block]);
     (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     setup.limits.convert_codecs = true;
     let site = setup.start().await;
     let (budget, client) = (memory(&site), client("192.0.2.1"));
@@ -630,7 +630,7 @@ async fn one_clients_slow_readers_leave_read_ahead_to_others() {
     let network = FakeNetwork::new(&leaves, &leaves[1..]);
     let mut setup = setup(&[&held, &large], Arc::clone(&network) as _);
     (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     let site = setup.start().await;
     let budget = memory(&site);
     let path = |block: &Block| get(&format!("/ipfs/{}", block.cid()));
@@ -662,7 +662,7 @@ async fn a_client_holds_at_most_its_share_of_the_memory_for_bodies() {
     let large = file(&leaves);
     let mut setup = Setup::new(&[&block, &document, &large, &leaves[0], &leaves[1], &leaves[2]]);
     (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     setup.limits.convert_codecs = true;
     let site = setup.start().await;
     let budget = memory(&site);
@@ -699,7 +699,7 @@ async fn one_clients_slow_archives_leave_permits_to_others() {
     let mut setup = Setup::new(&leaves.iter().chain([&large]).collect::<Vec<_>>());
     (setup.http.archives_max, setup.http.client_archives_max) = (3, 2);
     setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
-    setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
     let site = setup.start().await;
     let path = format!("/ipfs/{}?format=car", large.cid());
     let mut slow = Vec::new();

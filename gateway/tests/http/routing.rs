@@ -8,7 +8,7 @@ use content::{Block, Cid, Name, NameError, NameResolver, Resolution};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, BoxStream, StreamExt as _};
-use gateway::routing_v1::Limits;
+use gateway::routing_v1::RoutingResponseLimits;
 use gateway::routing_v1::finder::PeerFinder;
 use libp2p::PeerId;
 use libp2p::identity::Keypair;
@@ -68,7 +68,7 @@ fn at(address: &str) -> PeerRecord {
 }
 
 fn setup(blocks: &[&Block], network: SimulatedNetwork) -> Setup {
-    Setup { routing: Some((Arc::new(network), Limits::default())), ..Setup::new(blocks) }
+    Setup { routing: Some((Arc::new(network), RoutingResponseLimits::default())), ..Setup::new(blocks) }
 }
 
 fn key() -> Key {
@@ -145,7 +145,7 @@ async fn a_search_timeout_returns_the_records_found() {
     let records = vec![at("/ip4/8.8.8.8/tcp/1")];
     let network = SimulatedNetwork { records: records.clone(), never_ends: true, ..SimulatedNetwork::default() };
     let running = Arc::clone(&network.running);
-    let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
+    let limits = RoutingResponseLimits { time: Duration::from_millis(300), ..RoutingResponseLimits::default() };
     let site = Setup { routing: Some((Arc::new(network), limits)), ..Setup::new(&[]) }.start().await;
     let path = format!("/routing/v1/providers/{}", raw("x").cid());
     let lines = site.send("GET", &path, &[NDJSON]).await.text().await.expect("an orderly end");
@@ -213,9 +213,12 @@ async fn filters_and_limits_apply_and_public_clients_get_no_private_addresses() 
     let site = self::setup(&[], many).start().await;
     let path = format!("/routing/v1/providers/{cid}");
     let list = site.get(&path).await.text().await.expect("a body");
-    assert_eq!(types::from_json_list(list.as_bytes(), 5000).expect("a list").len(), Limits::default().list_max);
+    assert_eq!(
+        types::from_json_list(list.as_bytes(), 5000).expect("a list").len(),
+        RoutingResponseLimits::default().list_max
+    );
     let lines = site.send("GET", &path, &[NDJSON]).await.text().await.expect("a body");
-    assert_eq!(lines.lines().count(), Limits::default().lines_max);
+    assert_eq!(lines.lines().count(), RoutingResponseLimits::default().lines_max);
 }
 
 #[tokio::test]

@@ -509,7 +509,7 @@ async fn a_listing_that_is_too_long_to_share_is_complete_for_all_readers() {
         let mut setup = Setup { upstream: Some(Arc::clone(&network) as _), ..Setup::new(&[]) };
         setup.http.listing_entries_max = 10_000;
         setup.http.read_ahead_total_bytes_max = total_bytes_max;
-        setup.limits = gateway::limits::Limits::of(&setup.http, &config::Cache::default());
+        setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
         let site = Arc::new(setup.start().await);
         let path = format!("/ipfs/{}/", blocks[blocks.len() - 1].cid());
         let asking: Vec<_> = (0..4).map(|_| ask(&site, &path, &[])).collect();

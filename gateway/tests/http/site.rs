@@ -8,7 +8,7 @@ use content::{
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use gateway::limits::Limits;
+use gateway::limits::RequestLimits;
 use gateway::listen::server::{ConnectionLimits, Drain, serve};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
@@ -38,11 +38,11 @@ pub struct Setup {
     pub blocks: Vec<Block>,
     pub upstream: Option<Arc<dyn BlockSource>>,
     pub policy: Arc<dyn Policy>,
-    pub limits: Limits,
+    pub limits: RequestLimits,
     pub http: config::Http,
     pub welcome: Option<Cid>,
     pub names: Arc<dyn NameResolver>,
-    pub routing: Option<(Arc<dyn PeerFinder>, routing_v1::Limits)>,
+    pub routing: Option<(Arc<dyn PeerFinder>, routing_v1::RoutingResponseLimits)>,
 }
 
 impl Setup {
@@ -51,7 +51,7 @@ impl Setup {
             blocks: blocks.iter().map(|block| (*block).clone()).collect(),
             upstream: None,
             policy: Arc::new(AllowAll),
-            limits: Limits::default(),
+            limits: RequestLimits::default(),
             http: config::Http::default(),
             welcome: None,
             names: Arc::new(NoNames),

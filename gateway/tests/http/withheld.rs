@@ -5,7 +5,7 @@ use crate::control::matcher;
 use crate::dag::{cbor_of, directory, file, inline, raw, symlink};
 use crate::site::{FailingNetwork, Setup, Site, header};
 use content::{Block, BlockSource, Cid, SourceError};
-use gateway::limits::Limits;
+use gateway::limits::RequestLimits;
 use services::denylists::Running;
 use services::denylists::running::Rules;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct World {
 impl World {
     async fn of(blocks: &[&Block]) -> Self {
         let policy = Arc::<Running>::default();
-        let limits = Limits { convert_codecs: true, ..Limits::default() };
+        let limits = RequestLimits { convert_codecs: true, ..RequestLimits::default() };
         let upstream: Option<Arc<dyn BlockSource>> = Some(FailingNetwork::at_once(|cid| SourceError::NotFound { cid }));
         let setup = Setup { policy: Arc::clone(&policy) as _, limits, upstream, ..Setup::new(blocks) };
         Self { site: setup.start().await, policy }

@@ -4,7 +4,7 @@ use crate::control::{double, matcher};
 use crate::dag::{directory, raw};
 use crate::site::{PATIENCE, Setup, Site};
 use content::Block;
-use gateway::limits::Limits;
+use gateway::limits::RequestLimits;
 use services::denylists::Running;
 use services::denylists::running::Rules;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn wide(count: usize, child: &Block) -> Block {
 }
 
 /// A gateway with a rule that is the hash of a path, and a DAG of a few blocks with `width` times `width` paths.
-async fn site(width: usize, limits: Limits) -> (Site, [String; 2], Block) {
+async fn site(width: usize, limits: RequestLimits) -> (Site, [String; 2], Block) {
     let leaf = raw("leaf");
     let inner = wide(width, &leaf);
     let root = wide(width, &inner);
@@ -32,7 +32,7 @@ async fn site(width: usize, limits: Limits) -> (Site, [String; 2], Block) {
 
 #[tokio::test]
 async fn health_checks_and_hits_are_answered_during_archives_which_end_with_their_clients() {
-    let mut limits = Limits { archives_max: 4, work_steps_max: u64::MAX, ..Limits::default() };
+    let mut limits = RequestLimits { archives_max: 4, work_steps_max: u64::MAX, ..RequestLimits::default() };
     limits.tar.entries_max = u64::MAX;
     let (site, paths, leaf) = site(4000, limits).await;
     let mut hostile = Vec::new();
@@ -56,7 +56,7 @@ async fn health_checks_and_hits_are_answered_during_archives_which_end_with_thei
 
 #[tokio::test]
 async fn a_request_over_the_work_limit_is_rejected_or_aborted() {
-    let limits = Limits { work_steps_max: 100_000, ..Limits::default() };
+    let limits = RequestLimits { work_steps_max: 100_000, ..RequestLimits::default() };
     let (site, paths, _) = site(1000, limits).await;
     for (times, path) in (1..).zip(&paths) {
         // The head may have been sent by then; a reset may discard it.

@@ -38,7 +38,7 @@ pub struct Estimated {
 
 /// Encodes every block.
 pub fn measure(corpus: &Corpus) -> Result<Estimated> {
-    let options = stored::Options::default();
+    let options = stored::CompressionOptions::default();
     let mut encoder = Encoder::new(options)?;
     let mut zstd = zstd::bulk::Compressor::new(options.level)?;
     let mut all = Estimated::default();

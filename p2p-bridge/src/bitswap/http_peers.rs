@@ -44,7 +44,7 @@ const UNTRUSTED_IDLE: Duration = Duration::from_secs(60);
 
 /// Options of the gateways.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct HttpPeersOptions {
     /// Base URLs of the configured gateways.
     pub gateways: Vec<String>,
     /// Whether gateways in provider records are used.
@@ -123,7 +123,12 @@ impl HttpPeers {
     ///
     /// # Errors
     /// [`SetupError`], unless no gateways are used at all.
-    pub fn new(options: &Options, wants: Arc<Wants>, metrics: Metrics, now: Instant) -> Result<Self, SetupError> {
+    pub fn new(
+        options: &HttpPeersOptions,
+        wants: Arc<Wants>,
+        metrics: Metrics,
+        now: Instant,
+    ) -> Result<Self, SetupError> {
         let mut peers = Self::none(metrics);
         if options.gateways.is_empty() && !options.from_records {
             return Ok(peers);

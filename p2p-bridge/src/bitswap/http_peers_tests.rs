@@ -20,7 +20,7 @@ struct World {
 impl World {
     fn new(gateways: &[&TestServer], dial_private: bool) -> Self {
         let gateways = gateways.iter().map(|server| server.url()).collect();
-        let options = Options { gateways, from_records: true, dial_private };
+        let options = HttpPeersOptions { gateways, from_records: true, dial_private };
         let wants = Arc::new(Wants::default());
         let peers = HttpPeers::new(&options, wants.clone(), Metrics::default(), Instant::now()).expect("sets up");
         Self { peers, wants }
@@ -360,7 +360,7 @@ async fn disabled_and_invalid_gateways_are_not_used() {
     let address: Multiaddr = "/dns/example.org/https".parse().expect("address");
     assert!(none.found(&[address], Instant::now()).is_empty());
     assert!(!none.send(PeerId::random(), &[], Instant::now()));
-    let bad = Options { gateways: vec!["example.org".to_owned()], ..Options::default() };
+    let bad = HttpPeersOptions { gateways: vec!["example.org".to_owned()], ..HttpPeersOptions::default() };
     let refused = HttpPeers::new(&bad, Arc::default(), Metrics::default(), Instant::now()).err().expect("refused");
     assert!(refused.to_string().starts_with("example.org: it is not the base URL"), "{refused}");
 }

@@ -10,7 +10,7 @@
 
 use super::metrics::DhtMetrics;
 use super::providers::within_limits;
-use super::store::{Limits, Rejection, Store};
+use super::store::{RecordStoreLimits, Rejection, Store};
 use super::values::ValueError;
 use super::{Moment, Network, kept, moment};
 use crate::announced::Announced;
@@ -396,14 +396,16 @@ fn config(scope: Scope, options: &BridgeOptions) -> kad::Config {
     config
 }
 
-fn limits(scope: Scope, options: &BridgeOptions) -> Limits {
+fn limits(scope: Scope, options: &BridgeOptions) -> RecordStoreLimits {
     let provider_ttl = Moment::try_from(options.provide.record_lifetime.as_secs()).unwrap_or(Moment::MAX);
-    let all = Limits { provider_ttl, ..Limits::default() };
+    let all = RecordStoreLimits { provider_ttl, ..RecordStoreLimits::default() };
     match scope {
         Scope::Wan => all,
-        Scope::Lan => {
-            Limits { provider_bytes: all.provider_bytes / LAN_SHARE, value_bytes: all.value_bytes / LAN_SHARE, ..all }
-        }
+        Scope::Lan => RecordStoreLimits {
+            provider_bytes: all.provider_bytes / LAN_SHARE,
+            value_bytes: all.value_bytes / LAN_SHARE,
+            ..all
+        },
     }
 }
 

@@ -1,7 +1,8 @@
 //! [`Store`]: the record store of one scope of the DHT.
 //!
 //! Goals: libp2p's Kademlia reads it without blocking, so everything is in memory; records are verified before they
-//! enter; bounded by [`Limits`]. Non-goals: the disk, which [`super::kept`] handles outside of the swarm task.
+//! enter; bounded by [`RecordStoreLimits`]. Non-goals: the disk, which [`super::kept`] handles outside of the swarm
+//! task.
 //!
 //! It has no clock: [`Store::tick`] advances its time once a second, and sweeps a bounded number of expired records.
 
@@ -24,7 +25,7 @@ const SWEEP_VALUES_EVERY: u32 = 60;
 
 /// The capacity of a store, and the lifetime of provider records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct RecordStoreLimits {
     /// Estimated bytes of provider records.
     pub provider_bytes: usize,
     /// Bytes of value records.
@@ -35,7 +36,7 @@ pub struct Limits {
     pub provider_ttl: Moment,
 }
 
-impl Default for Limits {
+impl Default for RecordStoreLimits {
     fn default() -> Self {
         Self { provider_bytes: 32 << 20, value_bytes: 8 << 20, own_keys: 65_536, provider_ttl: 48 * 3600 }
     }
@@ -65,7 +66,7 @@ pub enum Rejection {
 #[derive(Debug)]
 pub struct Store {
     local: PeerId,
-    limits: Limits,
+    limits: RecordStoreLimits,
     now: Moment,
     ticks: u32,
     pub(super) providers: Providers,
@@ -77,7 +78,7 @@ pub struct Store {
 
 impl Store {
     /// An empty store of a node.
-    pub fn new(local: PeerId, limits: Limits, now: Moment) -> Self {
+    pub fn new(local: PeerId, limits: RecordStoreLimits, now: Moment) -> Self {
         let units = u32::try_from(limits.provider_bytes / UNIT_BYTES).unwrap_or(u32::MAX - 1);
         Self {
             local,

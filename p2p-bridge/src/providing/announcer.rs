@@ -5,7 +5,7 @@
 //! afterwards.
 
 use super::desk::RequestId;
-use super::handler::{Command, Done, Handler, Id, Outcome};
+use super::handler::{Command, CommandOutcome, Done, Handler, Id};
 use super::keys::Batch;
 use super::message::Provider;
 use super::walk::Peer;
@@ -111,7 +111,7 @@ impl Behaviour {
     }
 
     fn fail(&mut self, id: Id, kind: io::ErrorKind) {
-        let done = Done { id, outcome: Outcome::Failed(kind.into()) };
+        let done = Done { id, outcome: CommandOutcome::Failed(kind.into()) };
         self.events.push_back(ToSwarm::GenerateEvent(done));
     }
 
@@ -205,7 +205,7 @@ impl NetworkBehaviour for Behaviour {
     }
 
     fn on_connection_handler_event(&mut self, peer: PeerId, connection: ConnectionId, done: Done) {
-        if let Outcome::Failed(error) = &done.outcome {
+        if let CommandOutcome::Failed(error) = &done.outcome {
             tracing::debug!(%peer, %error, "a DHT peer did not respond, or did not accept a record");
         }
         self.ended(peer, connection, done.id);

@@ -53,7 +53,7 @@ pub enum Owner {
 
 /// A request in flight.
 #[derive(Debug)]
-pub struct Request {
+pub struct RequestInFlight {
     /// The owner.
     pub owner: Owner,
     /// The peer that it was sent to.
@@ -66,7 +66,7 @@ pub struct Request {
 #[derive(Debug, Default)]
 pub struct RequestQueue {
     next: RequestId,
-    requests: HashMap<RequestId, Request>,
+    requests: HashMap<RequestId, RequestInFlight>,
     actions: VecDeque<Action>,
 }
 
@@ -83,13 +83,13 @@ impl RequestQueue {
 
     /// Queues a FIND_NODE request.
     pub fn ask(&mut self, owner: Owner, peer: Peer, target: Arc<[u8]>) {
-        let id = self.track(Request { owner, peer: peer.clone(), batch: None });
+        let id = self.track(RequestInFlight { owner, peer: peer.clone(), batch: None });
         self.actions.push_back(Action::Ask { id, peer, target });
     }
 
     /// Queues an announcement of keys to a peer.
     pub fn announce(&mut self, owner: Owner, peer: Peer, batch: Batch) {
-        let id = self.track(Request { owner, peer: peer.clone(), batch: Some(batch.clone()) });
+        let id = self.track(RequestInFlight { owner, peer: peer.clone(), batch: Some(batch.clone()) });
         self.actions.push_back(Action::Announce { id, peer, batch });
     }
 
@@ -109,11 +109,11 @@ impl RequestQueue {
     }
 
     /// Removes a request that has ended.
-    pub fn take(&mut self, id: RequestId) -> Option<Request> {
+    pub fn take(&mut self, id: RequestId) -> Option<RequestInFlight> {
         self.requests.remove(&id)
     }
 
-    fn track(&mut self, request: Request) -> RequestId {
+    fn track(&mut self, request: RequestInFlight) -> RequestId {
         self.next += 1;
         self.requests.insert(self.next, request);
         self.next

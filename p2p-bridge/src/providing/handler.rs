@@ -80,7 +80,7 @@ impl Command {
 
 /// The result of a command.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// The closer peers in the response, with addresses of any scope.
     Answered(Vec<Peer>),
     /// The peer has read the whole batch.
@@ -95,12 +95,12 @@ pub struct Done {
     /// The ID of the request.
     pub id: Id,
     /// The result.
-    pub outcome: Outcome,
+    pub outcome: CommandOutcome,
 }
 
 struct Ended {
     command: Command,
-    result: io::Result<Outcome>,
+    result: io::Result<CommandOutcome>,
     /// The stream, if it can be reused.
     stream: Option<Stream>,
     /// Whether the stream was a reused one: the peer may have closed it meanwhile, so a failure is retried on a new
@@ -152,7 +152,7 @@ impl Handler {
     }
 
     fn failed(&mut self, command: &Command, error: io::Error) {
-        self.done.push_back(Done { id: command.id(), outcome: Outcome::Failed(error) });
+        self.done.push_back(Done { id: command.id(), outcome: CommandOutcome::Failed(error) });
     }
 }
 
@@ -170,7 +170,7 @@ async fn execute(command: Command, mut stream: Stream, was_reused: bool) -> Ende
     }
 }
 
-async fn ask(stream: &mut Stream, target: &[u8]) -> io::Result<Outcome> {
+async fn ask(stream: &mut Stream, target: &[u8]) -> io::Result<CommandOutcome> {
     let exchange = async {
         stream.write_all(&message::find_node(target)).await?;
         stream.flush().await?;
@@ -178,10 +178,10 @@ async fn ask(stream: &mut Stream, target: &[u8]) -> io::Result<Outcome> {
         message::closer_peers(answer).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     };
     let peers = timeout(ANSWER_TIMEOUT, exchange).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    Ok(Outcome::Answered(peers))
+    Ok(CommandOutcome::Answered(peers))
 }
 
-async fn announce(stream: &mut Stream, batch: &Batch, provider: &Provider) -> io::Result<Outcome> {
+async fn announce(stream: &mut Stream, batch: &Batch, provider: &Provider) -> io::Result<CommandOutcome> {
     let mut piece = Vec::new();
     let mut keys = batch.iter().peekable();
     while keys.peek().is_some() {
@@ -199,7 +199,7 @@ async fn announce(stream: &mut Stream, batch: &Batch, provider: &Provider) -> io
         stream.read(&mut [0]).await
     };
     timeout(PIECE_TIMEOUT, end).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    Ok(Outcome::Announced)
+    Ok(CommandOutcome::Announced)
 }
 
 impl ConnectionHandler for Handler {

@@ -1,11 +1,12 @@
 //! Finding all peers of a region of the key space with as few walks as possible.
 //!
 //! A finished walk has discovered all peers within the distance of the farthest of its closest peers, and so all below
-//! some prefix ([`Walk::covered`]). Further walks target the parts of the region that are not covered yet. The region
-//! grows until it has as many peers as a record needs: then the closest peers of every key below it are known.
+//! some prefix ([`ClosestPeersLookup::covered`]). Further walks target the parts of the region that are not covered
+//! yet. The region grows until it has as many peers as a record needs: then the closest peers of every key below it are
+//! known.
 
 use super::keyspace::{Position, Prefix, REPLICATION};
-use super::walk::{Peer, Walk};
+use super::walk::{ClosestPeersLookup, Peer};
 use libp2p::PeerId;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub struct Exploration {
     peers: BTreeMap<Position, Peer>,
     failed: HashSet<PeerId>,
     estimates: Vec<f64>,
-    walk: Walk,
+    walk: ClosestPeersLookup,
     walks: u32,
 }
 
@@ -62,13 +63,13 @@ impl Exploration {
             peers: BTreeMap::new(),
             failed: HashSet::new(),
             estimates: Vec::new(),
-            walk: Walk::new(target, local_id, seeds),
+            walk: ClosestPeersLookup::new(target, local_id, seeds),
             walks: 1,
         }
     }
 
     /// The current walk.
-    pub fn walk(&mut self) -> &mut Walk {
+    pub fn walk(&mut self) -> &mut ClosestPeersLookup {
         &mut self.walk
     }
 
@@ -76,7 +77,7 @@ impl Exploration {
     pub fn walk_to(&mut self, target: Arc<[u8]>, seeds: impl IntoIterator<Item = Peer>) {
         let failed = &self.failed;
         let known = self.peers.values().cloned().chain(seeds).filter(|peer| !failed.contains(&peer.id));
-        self.walk = Walk::new(target, self.local_id, known);
+        self.walk = ClosestPeersLookup::new(target, self.local_id, known);
         self.walks += 1;
     }
 

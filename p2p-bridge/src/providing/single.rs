@@ -7,7 +7,7 @@ use super::desk::{Owner, RequestQueue};
 use super::job::Table;
 use super::keys::Batch;
 use super::keyspace::{Distance, REPLICATION};
-use super::walk::{Peer, Walk};
+use super::walk::{ClosestPeersLookup, Peer};
 use libp2p::PeerId;
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ pub struct Single {
     /// The key.
     pub key: Vec<u8>,
     /// The walk; `None` if the closest peers were known.
-    walk: Option<Walk>,
+    walk: Option<ClosestPeersLookup>,
     records: HashMap<PeerId, RecordState>,
     /// The number of peers that should get the record; known when the walk is over.
     wanted: Option<usize>,
@@ -39,7 +39,7 @@ pub struct Single {
 
 impl Single {
     /// A key whose closest peers must be found.
-    pub fn walking(id: u64, key: Vec<u8>, walk: Walk) -> Self {
+    pub fn walking(id: u64, key: Vec<u8>, walk: ClosestPeersLookup) -> Self {
         Self { id, key, walk: Some(walk), records: HashMap::new(), wanted: None }
     }
 

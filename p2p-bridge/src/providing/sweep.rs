@@ -19,7 +19,7 @@ use super::keyspace::{Position, Prefix, REPLICATION, SLOTS};
 use super::region::{Exploration, Region};
 use super::schedule::Schedule;
 use super::single::Single;
-use super::walk::{Peer, Walk};
+use super::walk::{ClosestPeersLookup, Peer};
 use libp2p::PeerId;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -280,7 +280,7 @@ impl Sweep {
             }
             None => {
                 let seeds = self.seeds(&key, table);
-                let walk = Walk::new(key.as_slice().into(), self.local_id, seeds);
+                let walk = ClosestPeersLookup::new(key.as_slice().into(), self.local_id, seeds);
                 self.counts.walks += 1;
                 Single::walking(id, key, walk)
             }

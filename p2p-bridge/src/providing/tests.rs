@@ -7,7 +7,7 @@ use super::keyspace::{Position, Prefix, REPLICATION, SLOTS};
 use super::region::Region;
 use super::schedule::Schedule;
 use super::sweep::{Counts, Sweep};
-use super::walk::{Peer, Walk};
+use super::walk::{ClosestPeersLookup, Peer};
 use libp2p::PeerId;
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -232,7 +232,7 @@ proptest! {
             network.dead = network.peers.iter().step_by(5).map(|(_, peer)| *peer).collect();
         }
         let seeds = network.closest(&key(n));
-        let mut walk = Walk::new(key(n).into(), network.local_id, seeds);
+        let mut walk = ClosestPeersLookup::new(key(n).into(), network.local_id, seeds);
         let mut questions = 0;
         while !walk.is_over() {
             let peer = walk.next_to_ask().expect("not over");
@@ -255,9 +255,9 @@ proptest! {
 }
 
 /// Walks through a network in which half of the peers return the `invented` peers.
-fn walk_with_misbehaving_peers(network: &mut Network, target: &[u8], invented: &[PeerId]) -> Walk {
+fn walk_with_misbehaving_peers(network: &mut Network, target: &[u8], invented: &[PeerId]) -> ClosestPeersLookup {
     let seeds = network.closest(target);
-    let mut walk = Walk::new(target.into(), network.local_id, seeds);
+    let mut walk = ClosestPeersLookup::new(target.into(), network.local_id, seeds);
     while !walk.is_over() {
         let peer = walk.next_to_ask().expect("not over");
         let misbehaves =
@@ -281,11 +281,12 @@ fn invented_peers_do_not_make_a_network_look_dense() {
         invented.truncate(60);
         let honest = walk_with_misbehaving_peers(&mut network, &key(seed), &[]);
         let misled = walk_with_misbehaving_peers(&mut network, &key(seed), &invented);
-        let found = |walk: &Walk| walk.responded().take(REPLICATION).map(|peer| peer.id).collect::<Vec<_>>();
+        let found =
+            |walk: &ClosestPeersLookup| walk.responded().take(REPLICATION).map(|peer| peer.id).collect::<Vec<_>>();
         assert_eq!(found(&misled), found(&honest));
         let bits = [&honest, &misled].map(|walk| walk.covered().bits());
         assert!(bits[1] <= bits[0] + 2, "{bits:?}");
-        let estimates = [&honest, &misled].map(Walk::estimate);
+        let estimates = [&honest, &misled].map(ClosestPeersLookup::estimate);
         assert!((0.3..3.0).contains(&(estimates[1] / estimates[0])), "{estimates:?}");
     }
 }

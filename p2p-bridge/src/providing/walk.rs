@@ -1,7 +1,7 @@
 //! A walk: an iterative FIND_NODE look-up of the closest responding peers of a target.
 //!
-//! A state machine without I/O or clock: the caller sends requests to the peers that [`Walk::next_to_ask`] returns, and
-//! reports each response or failure. The caller sets the timeouts.
+//! A state machine without I/O or clock: the caller sends requests to the peers that
+//! [`ClosestPeersLookup::next_to_ask`] returns, and reports each response or failure. The caller sets the timeouts.
 //!
 //! Unlike the query of `libp2p-kad`, its intermediate state can be read, which the first announcement of a key needs,
 //! and its concurrency is tuned for latency.
@@ -47,7 +47,7 @@ struct Candidate {
 
 /// A walk towards one target.
 #[derive(Debug)]
-pub struct Walk {
+pub struct ClosestPeersLookup {
     target: Arc<[u8]>,
     position: Position,
     local_id: PeerId,
@@ -56,7 +56,7 @@ pub struct Walk {
     asked: usize,
 }
 
-impl Walk {
+impl ClosestPeersLookup {
     /// A walk that starts with known peers.
     pub fn new(target: Arc<[u8]>, local_id: PeerId, seeds: impl IntoIterator<Item = Peer>) -> Self {
         let position = Position::of(&target);

@@ -34,7 +34,7 @@ const EITHER: HeaderValue = HeaderValue::from_static("application/x-ndjson, appl
 
 /// Limits of one request.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct RoutingRequestLimits {
     /// The connect timeout.
     pub connect: Duration,
     /// The timeout of the whole request.
@@ -47,7 +47,7 @@ pub struct Limits {
     pub records_max: usize,
 }
 
-impl Default for Limits {
+impl Default for RoutingRequestLimits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(3),
@@ -154,7 +154,7 @@ pub struct Router {
     /// The address without the path of the API, with a trailing slash.
     base: Arc<str>,
     http: reqwest::Client,
-    limits: Limits,
+    limits: RoutingRequestLimits,
     filters: Filters,
 }
 
@@ -163,7 +163,7 @@ impl Router {
     ///
     /// # Errors
     /// [`InvalidRouterUrl`] says why the address is invalid.
-    pub fn new(url: &str, http: reqwest::Client, limits: Limits) -> Result<Self, InvalidRouterUrl> {
+    pub fn new(url: &str, http: reqwest::Client, limits: RoutingRequestLimits) -> Result<Self, InvalidRouterUrl> {
         let wrong = |reason: &str| InvalidRouterUrl { url: url.to_owned(), reason: reason.to_owned() };
         let parsed = Url::parse(url).map_err(|error| wrong(&error.to_string()))?;
         if !matches!(parsed.scheme(), "http" | "https") {
@@ -257,8 +257,8 @@ impl Router {
     }
 
     async fn read_lines(&self, mut response: Response, forwarder: &mut Forwarder<'_>) -> Result<(), RouterError> {
-        let Limits { line_bytes_max, bytes_max, .. } = self.limits;
-        let mut lines = Lines::new(ndjson::Limits { line_bytes_max, bytes_max });
+        let RoutingRequestLimits { line_bytes_max, bytes_max, .. } = self.limits;
+        let mut lines = Lines::new(ndjson::NdjsonLimits { line_bytes_max, bytes_max });
         let mut records = Vec::new();
         while let Some(chunk) = response.chunk().await? {
             let pushed = lines.push(&chunk, |record| records.push(record));
@@ -344,7 +344,7 @@ fn check_status(response: &Response) -> Result<(), RouterError> {
 ///
 /// # Errors
 /// If TLS cannot be initialised.
-pub fn http_client(limits: &Limits) -> Result<reqwest::Client, reqwest::Error> {
+pub fn http_client(limits: &RoutingRequestLimits) -> Result<reqwest::Client, reqwest::Error> {
     tls::use_ring();
     let builder = || {
         reqwest::Client::builder()

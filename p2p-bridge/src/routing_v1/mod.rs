@@ -31,7 +31,7 @@ pub use types::PeerRecord;
 
 use crate::lookups::{self, RecordOrigin};
 use bytes::Bytes;
-use client::{Limits, Router};
+use client::{Router, RoutingRequestLimits};
 use content::names::Key;
 use health::Health;
 use metrics::{Metrics, Outcome};
@@ -88,12 +88,12 @@ impl Routers {
         urls: impl IntoIterator<Item = U>,
         registry: &mut Registry,
     ) -> Result<Self, RoutersError> {
-        Self::with(urls, Limits::default(), registry)
+        Self::with(urls, RoutingRequestLimits::default(), registry)
     }
 
     fn with<U: AsRef<str>>(
         urls: impl IntoIterator<Item = U>,
-        limits: Limits,
+        limits: RoutingRequestLimits,
         registry: &mut Registry,
     ) -> Result<Self, RoutersError> {
         let http = client::http_client(&limits).map_err(|error| RoutersError::Client(error.to_string()))?;
@@ -112,14 +112,14 @@ impl Routers {
     }
 
     /// Queries all available routers in parallel. Must be called inside a Tokio runtime.
-    pub fn find(&self, question: &Question) -> Found {
+    pub fn find(&self, question: &Question) -> RouterRecords {
         let (to, records) = mpsc::channel(FOUND_WAITING_MAX);
         let mut tasks = JoinSet::new();
         for request in self.ask_all(question.endpoint()) {
             let (question, to) = (question.clone(), to.clone());
             tasks.spawn(async move { request.peers(&question, &to).await });
         }
-        Found { records, _tasks: tasks }
+        RouterRecords { records, _tasks: tasks }
     }
 
     /// Queries all available routers for the record of a key, and sends the results to a search, until its receiver is
@@ -169,12 +169,12 @@ fn count<T>(found: &Option<T>) -> usize {
 
 /// The results of the routers. Dropping it cancels the requests.
 #[derive(Debug)]
-pub struct Found {
+pub struct RouterRecords {
     records: mpsc::Receiver<PeerRecord>,
     _tasks: JoinSet<()>,
 }
 
-impl Found {
+impl RouterRecords {
     /// The next record as it arrives; `None` when all routers have answered.
     pub async fn next(&mut self) -> Option<PeerRecord> {
         self.records.recv().await

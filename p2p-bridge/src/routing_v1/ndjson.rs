@@ -7,7 +7,7 @@ use super::types::{FormatError, PeerRecord};
 
 /// Limits of a stream.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct NdjsonLimits {
     /// Maximum bytes of one line.
     pub line_bytes_max: usize,
     /// Maximum bytes of all lines.
@@ -17,7 +17,7 @@ pub struct Limits {
 /// A stream that is being decoded.
 #[derive(Debug)]
 pub struct Lines {
-    limits: Limits,
+    limits: NdjsonLimits,
     /// The start of an incomplete line.
     partial: Vec<u8>,
     bytes: usize,
@@ -25,7 +25,7 @@ pub struct Lines {
 
 impl Lines {
     /// A decoder at the start of a stream.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: NdjsonLimits) -> Self {
         Self { limits, partial: Vec::new(), bytes: 0 }
     }
 
@@ -85,7 +85,7 @@ mod tests {
     use libp2p::PeerId;
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { line_bytes_max: 200, bytes_max: 1000 };
+    const LIMITS: NdjsonLimits = NdjsonLimits { line_bytes_max: 200, bytes_max: 1000 };
 
     fn record() -> PeerRecord {
         PeerRecord::new(PeerId::random(), Vec::new())

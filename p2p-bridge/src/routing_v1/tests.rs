@@ -1,6 +1,6 @@
 //! Routers with good, invalid, slow or no answers, scripted on a socket.
 
-use super::client::Limits;
+use super::client::RoutingRequestLimits;
 use super::types::{self, PeerRecord};
 use super::*;
 use content::{Cid, cid};
@@ -89,8 +89,8 @@ fn cid() -> Cid {
 }
 
 /// Limits with a request timeout.
-fn limits(request: Duration) -> Limits {
-    Limits { request, connect: PATIENCE, bytes_max: 100_000, line_bytes_max: 2000, records_max: 50 }
+fn limits(request: Duration) -> RoutingRequestLimits {
+    RoutingRequestLimits { request, connect: PATIENCE, bytes_max: 100_000, line_bytes_max: 2000, records_max: 50 }
 }
 
 /// Routers, and the registry of their metrics.
@@ -259,7 +259,8 @@ async fn peers_with_other_transfer_protocols_are_dropped() {
 async fn concurrent_requests_to_a_router_are_limited() {
     let mut router = play(vec![Act::Stall]).await;
     let (routers, registry) = routers(&[&router.url]);
-    let searches: Vec<Found> = (0..REQUESTS_MAX + 5).map(|_| routers.find(&Question::Providers(cid()))).collect();
+    let searches: Vec<RouterRecords> =
+        (0..REQUESTS_MAX + 5).map(|_| routers.find(&Question::Providers(cid()))).collect();
     assert_eq!(counted(&registry, "providers", "skipped"), 5);
     for _ in 0..REQUESTS_MAX {
         within("a request", router.asked.recv()).await.expect("was asked");

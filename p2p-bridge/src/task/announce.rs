@@ -6,7 +6,7 @@ use crate::dht::behaviour::ScopedKad;
 use crate::epoch;
 use crate::options::{BridgeOptions, ProvideOptions, ProvideStrategy};
 use crate::providing::desk::Action;
-use crate::providing::handler::{Done, Outcome};
+use crate::providing::handler::{CommandOutcome, Done};
 use crate::providing::job::Table;
 use crate::providing::keys::{KeySource, WINDOW_KEYS_MAX, Window};
 use crate::providing::keyspace::{Position, REPLICATION};
@@ -199,7 +199,7 @@ impl Task {
         let (scope, id) = done.id;
         let Some(sweep) = self.announcing.sweeps.get_mut(&scope) else { return };
         match done.outcome {
-            Outcome::Answered(mut closer) => {
+            CommandOutcome::Answered(mut closer) => {
                 let dht = self.swarm.behaviour_mut().dht(scope);
                 for peer in &mut closer {
                     peer.addresses.retain(|address| dht.may_dial(address));
@@ -207,9 +207,9 @@ impl Task {
                 }
                 sweep.answered(id, Some(closer));
             }
-            Outcome::Announced => sweep.announced(id, true),
+            CommandOutcome::Announced => sweep.announced(id, true),
             // The announcement or the query failed; the sweep knows which.
-            Outcome::Failed(_) => sweep.failed(id),
+            CommandOutcome::Failed(_) => sweep.failed(id),
         }
         self.announce_in(scope);
     }

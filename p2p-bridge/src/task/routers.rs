@@ -8,7 +8,7 @@ use crate::discovery::history::ProviderSource;
 use crate::discovery::plan::Provider;
 use crate::http_source::address::is_http;
 use crate::routing_v1::types::BITSWAP;
-use crate::routing_v1::{Found, PeerRecord, Question, Routers};
+use crate::routing_v1::{PeerRecord, Question, RouterRecords, Routers};
 use crate::scope::{AddressPolicy, Scope};
 use crate::wants::SessionId;
 use content::{Cid, Multihash, codec};
@@ -77,7 +77,7 @@ impl Drop for RouterRequest {
     }
 }
 
-async fn run(mut found: Found, sender: mpsc::Sender<RoutedRecord>, session: SessionId, number: u64) {
+async fn run(mut found: RouterRecords, sender: mpsc::Sender<RoutedRecord>, session: SessionId, number: u64) {
     for _ in 0..RECORDS_MAX {
         let Some(record) = found.next().await else { break };
         let record = Some(record);

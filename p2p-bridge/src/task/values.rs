@@ -104,7 +104,7 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dht::store::{Limits, Store};
+    use crate::dht::store::{RecordStoreLimits, Store};
     use crate::dht::{Network, kept, moment};
     use crate::{Bridge, BridgeOptions};
     use content::ipns::{Draft, Record};
@@ -127,7 +127,7 @@ mod tests {
         let record = Record::sign(&pair, &draft).expect("signs");
         for scope in Scope::ALL {
             let directory = tempfile::tempdir().expect("directory");
-            let mut store = Store::new(pair.public().to_peer_id(), Limits::default(), moment(now));
+            let mut store = Store::new(pair.public().to_peer_id(), RecordStoreLimits::default(), moment(now));
             let value = record.bytes().to_vec();
             store.put_value(&RecordKey::from(key.routing_key()), value, Network::default()).expect("a good record");
             kept::save(&kept::path(directory.path(), scope), kept::encode(&store));

@@ -1,10 +1,10 @@
-//! [`Entry`]: a record of the audit log.
+//! [`AuditEntry`]: a record of the audit log.
 
 use crate::access::Principal;
 use crate::audit::context::shortened;
 use crate::redact;
 use api::access::{OPERATOR, Scope};
-use api::audit::Entry;
+use api::audit::AuditEntry;
 use api::text::seconds;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub(super) const PATH_BYTES_MAX: usize = 2048;
 pub(super) const RECORD_BYTES_MAX: u64 = 24 * 1024;
 
 /// The record as a line of the log.
-pub(super) fn line(entry: &Entry) -> Vec<u8> {
+pub(super) fn line(entry: &AuditEntry) -> Vec<u8> {
     // Serialising texts and numbers cannot fail.
     let mut line = serde_json::to_vec(entry).unwrap_or_default();
     line.push(b'\n');
@@ -88,17 +88,17 @@ impl PendingChange {
     }
 
     /// The record before the change.
-    pub(super) fn intent(&self, detail: Option<Value>) -> Entry {
+    pub(super) fn intent(&self, detail: Option<Value>) -> AuditEntry {
         self.entry(self.since, None, detail)
     }
 
     /// The record after the change.
-    pub(super) fn outcome(&self, status: u16, detail: Option<Value>) -> Entry {
+    pub(super) fn outcome(&self, status: u16, detail: Option<Value>) -> AuditEntry {
         self.entry(SystemTime::now(), Some(status), detail)
     }
 
-    fn entry(&self, at: SystemTime, status: Option<u16>, detail: Option<Value>) -> Entry {
-        Entry {
+    fn entry(&self, at: SystemTime, status: Option<u16>, detail: Option<Value>) -> AuditEntry {
+        AuditEntry {
             id: self.id.clone(),
             at: seconds(at.duration_since(UNIX_EPOCH).unwrap_or_default()),
             token: self.token.to_string(),

@@ -2,7 +2,7 @@
 
 use crate::audit::entry::{PendingChange, RECORD_BYTES_MAX, line};
 use crate::audit::file::{AuditFile, ReserveLevel};
-use crate::audit::{AuditError, Entry};
+use crate::audit::{AuditEntry, AuditError};
 use serde::Serialize;
 use std::path::Path;
 
@@ -34,7 +34,7 @@ impl LocalChange {
     /// # Errors
     /// [`AuditError`]: the change was made, and only its intent is recorded.
     pub fn end(mut self, status: u16, detail: &impl Serialize) -> Result<(), AuditError> {
-        let entry: Entry = self.begun.outcome(status, serde_json::to_value(detail).ok());
+        let entry: AuditEntry = self.begun.outcome(status, serde_json::to_value(detail).ok());
         self.write(&line(&entry))
     }
 

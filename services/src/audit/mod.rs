@@ -27,7 +27,7 @@ pub mod local;
 
 pub use self::entry::PendingChange;
 pub use self::local::LocalChange;
-pub use api::audit::{CLIENT_DISCONNECTED, Entry};
+pub use api::audit::{AuditEntry, CLIENT_DISCONNECTED};
 
 use self::entry::RECORD_BYTES_MAX;
 use self::file::{AuditFile, FILE, OLDER_FILE, ReserveLevel};
@@ -133,7 +133,7 @@ impl Change {
     }
 
     /// Writes the outcome. The space for it stays reserved until then.
-    fn outcome(&self, entry: Entry) -> impl Future<Output = ()> + Send + 'static {
+    fn outcome(&self, entry: AuditEntry) -> impl Future<Output = ()> + Send + 'static {
         let (lines, open) = (self.lines.clone(), self.open.clone());
         async move {
             write_or_log(lines, entry, Kind::Outcome).await;
@@ -187,7 +187,7 @@ struct Line {
     done: oneshot::Sender<Result<(), AuditError>>,
 }
 
-async fn write(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) -> Result<(), AuditError> {
+async fn write(lines: mpsc::Sender<Line>, entry: AuditEntry, kind: Kind) -> Result<(), AuditError> {
     let (done, written) = oneshot::channel();
     let line = Line { kind, text: entry::line(&entry), done };
     lines.send(line).await.map_err(|_| AuditError::Closed)?;
@@ -195,7 +195,7 @@ async fn write(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) -> Result<()
 }
 
 /// Writes a record, or logs it to the process log if that fails.
-async fn write_or_log(lines: mpsc::Sender<Line>, entry: Entry, kind: Kind) {
+async fn write_or_log(lines: mpsc::Sender<Line>, entry: AuditEntry, kind: Kind) {
     if let Err(error) = write(lines, entry.clone(), kind).await {
         let reason = match &error {
             AuditError::Full => "the disk is full",
@@ -259,7 +259,7 @@ impl AuditLog {
     ///
     /// # Errors
     /// The error of the file system.
-    pub fn last(&self, entries_max: usize) -> io::Result<Vec<Entry>> {
+    pub fn last(&self, entries_max: usize) -> io::Result<Vec<AuditEntry>> {
         let mut shown = LastEntries { entries_max, ..LastEntries::default() };
         for file in [OLDER_FILE, FILE] {
             let file = match File::open(self.dir.join(file)) {
@@ -278,13 +278,13 @@ impl AuditLog {
 #[derive(Default)]
 struct LastEntries {
     entries_max: usize,
-    ended: VecDeque<Entry>,
+    ended: VecDeque<AuditEntry>,
     /// Intents without an outcome so far.
-    open: LinkedHashMap<String, Entry>,
+    open: LinkedHashMap<String, AuditEntry>,
 }
 
 impl LastEntries {
-    fn add(&mut self, entry: Entry) {
+    fn add(&mut self, entry: AuditEntry) {
         if entry.status.is_none() {
             self.open.insert(entry.id.clone(), entry);
             if self.open.len() > OPEN_SHOWN_MAX {
@@ -299,8 +299,8 @@ impl LastEntries {
         self.ended.push_back(entry);
     }
 
-    fn newest_first(self) -> Vec<Entry> {
-        let mut entries: Vec<Entry> = self.ended.into_iter().rev().collect();
+    fn newest_first(self) -> Vec<AuditEntry> {
+        let mut entries: Vec<AuditEntry> = self.ended.into_iter().rev().collect();
         entries.extend(self.open.into_iter().rev().map(|(_, entry)| entry));
         // The sort is stable: records of the same time keep their order.
         entries.sort_by(|one, other| other.at.total_cmp(&one.at));

@@ -20,7 +20,7 @@ async fn change(log: &AuditLog, path: &str, space: Space) -> Result<(), AuditErr
     Ok(())
 }
 
-fn paths(entries: Vec<Entry>) -> Vec<String> {
+fn paths(entries: Vec<AuditEntry>) -> Vec<String> {
     entries.into_iter().map(|entry| entry.path).collect()
 }
 
@@ -70,7 +70,7 @@ async fn a_change_whose_client_disconnects_is_recorded() {
     let left = log.begin(begun("/b"), noted.clone(), Space::Taken).await.expect("is written");
     noted.note(&json!({"name": "site"}));
     drop(left);
-    let told = |entry: Entry| (entry.status, entry.detail);
+    let told = |entry: AuditEntry| (entry.status, entry.detail);
     let both = || log.last(9).expect("reads").into_iter().map(told).collect::<Vec<_>>();
     while both().first().is_none_or(|(status, _)| status.is_none()) {
         tokio::task::yield_now().await;

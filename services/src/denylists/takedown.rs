@@ -33,6 +33,7 @@ use crate::pinning::Pins;
 use crate::subject::Subject;
 use cache::{Evict, Evicted, StoreError, Tiers};
 use content::denylist::{Hit, Rule, RuleError, Target};
+use content::frontier::{Frontier, Step};
 use content::path::Root;
 use content::walk::{self, Resolved};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, Verdict, cid, codec, dag};
@@ -348,30 +349,31 @@ impl Control {
         mut block: Option<Block>,
         done: &mut Done,
     ) -> Result<Vec<Cid>, ControlError> {
-        let local = LocalBlocks { tiers: self.tiers.clone() };
         let mut deleted_links = self.deleted_links().await;
-        let (mut waiting, mut seen, mut batch, mut withheld) = (vec![root], HashSet::new(), Vec::new(), Vec::new());
-        while let Some(cid) = waiting.pop() {
-            let key = BlockKey::of(&cid);
-            if key.is_some_and(|key| !seen.insert(short(&key))) {
-                continue;
-            }
-            if seen.len() > DEEP_BLOCKS_MAX {
-                done.complete = false;
-                break;
-            }
+        // The blocks are deleted while the DAG is traversed, and cannot be read again.
+        let mut frontier = Frontier::new(root, None).with_blocks_max(DEEP_BLOCKS_MAX).without_rereads();
+        let (mut batch, mut withheld) = (Vec::new(), Vec::new());
+        while done.complete {
+            let cid = match frontier.step() {
+                Ok(Step::Visit(cid)) => cid,
+                Ok(_) => break,
+                Err(_) => {
+                    done.complete = false;
+                    break;
+                }
+            };
             let block = match block.take() {
                 Some(block) => Some(block),
-                None => local.get(&cid).await.ok(),
+                None => self.tiers.look(&cid).await.ok().flatten(),
             };
             let Some(block) = block else {
-                match key.and_then(|key| deleted_links.remove(&key)) {
-                    Some(links) => waiting.extend(links),
+                match BlockKey::of(&cid).and_then(|key| deleted_links.remove(&key)) {
+                    Some(links) => done.complete = frontier.push_links(&cid, &links).is_ok(),
                     None => done.unread += u64::from(!matches!(cid.codec(), codec::RAW | codec::CBOR | codec::JSON)),
                 }
                 continue;
             };
-            waiting.extend(dag::links(&block).unwrap_or_default());
+            done.complete = frontier.push_if_decodable(&block).is_ok();
             if block.key().is_some() {
                 batch.push(cid);
             }
@@ -504,11 +506,6 @@ fn decision(of: String, hit: Option<Hit>) -> Decision {
     Decision { of, verdict, hit }
 }
 
-/// A part of a block's key that identifies it in a walk.
-fn short(key: &BlockKey) -> u128 {
-    key.multihash().digest().last_chunk().map_or(0, |last| u128::from_be_bytes(*last))
-}
-
 /// Locally stored blocks, ignoring the policy. For internal use; never served.
 struct LocalBlocks {
     tiers: Tiers,
@@ -517,15 +514,7 @@ struct LocalBlocks {
 impl BlockSource for LocalBlocks {
     fn get(&self, cid: &Cid) -> futures::future::BoxFuture<'static, Result<Block, SourceError>> {
         let (tiers, cid) = (self.tiers.clone(), *cid);
-        Box::pin(async move {
-            let missing = SourceError::NotFound { cid };
-            let Some(key) = BlockKey::of(&cid) else { return Block::inline(&cid).ok_or(missing) };
-            let data = match tiers.ram().find(&key) {
-                Some(data) => data,
-                None => tiers.disk().look(&key).await?.ok_or(missing)?,
-            };
-            Ok(Block::from_verified(cid, data))
-        })
+        Box::pin(async move { tiers.look(&cid).await?.ok_or(SourceError::NotFound { cid }) })
     }
 
     fn has(&self, cid: &Cid) -> futures::future::BoxFuture<'static, Result<bool, SourceError>> {

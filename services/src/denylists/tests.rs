@@ -447,6 +447,26 @@ async fn a_deep_take_down_withholds_every_block_by_its_own_hash() {
 }
 
 #[tokio::test]
+async fn a_deep_take_down_follows_a_block_under_every_codec() {
+    let dir = TempDir::new().expect("a folder");
+    let world = world(dir.path()).await;
+    let below = block("below");
+    let inner = folder(&[("x".to_owned(), below.clone())]);
+    let as_raw = inner.clone().under(&Cid::new_v1(codec::RAW, *inner.cid().hash())).expect("the same bytes");
+    let root = folder(&[("a".to_owned(), inner.clone()), ("b".to_owned(), as_raw)]);
+    for block in [&below, &inner, &root] {
+        world.store.put_cached(block.clone()).await;
+    }
+    world.store.flush().await.expect("flushes");
+    let done = world.control.add(order(&root.cid().to_string(), true, false)).await.expect("adds");
+    assert!(done.complete, "{done:?}");
+    for block in [&below, &inner, &root] {
+        assert_eq!(world.verdict(block.cid()), Verdict::Legal, "{}", block.cid());
+        assert!(!world.holds(block.cid()).await, "{}", block.cid());
+    }
+}
+
+#[tokio::test]
 async fn decisions_name_the_list_and_the_line() {
     let dir = TempDir::new().expect("a folder");
     let world = world(dir.path()).await;

@@ -84,7 +84,7 @@ async fn purge_requests_are_retried_until_the_cache_confirms_them() {
     let path = format!("/ipfs/{CID}");
     let results = || {
         let entries = audit.last(9).expect("reads");
-        let result = |entry: &crate::audit::Entry| {
+        let result = |entry: &crate::audit::AuditEntry| {
             entry.detail.as_ref().and_then(|detail| detail["result"].as_str().map(str::to_owned))
         };
         let mut results: Vec<_> =

@@ -4,7 +4,7 @@
 //! except what other requests need. Non-goals: storing the blocks ([`cache::add`]); fetching missing ones
 //! ([`Pins::request`]).
 
-use crate::pinning::request::{Meta, Owner, Request, Status};
+use crate::pinning::request::{Meta, Owner, PinRequest, Status};
 use crate::pinning::service::{Pins, PinsError, Protection};
 use cache::{AddError, Addition, PinSummary};
 use content::Cid;
@@ -29,7 +29,7 @@ pub struct Adopted {
     /// The store's pin.
     pub pin: PinSummary,
     /// The owner's request.
-    pub request: Request,
+    pub request: PinRequest,
 }
 
 /// Why an adoption failed.
@@ -95,8 +95,8 @@ impl Pins {
     }
 
     /// The owner's request that already equals the one to record.
-    fn known(&self, root: Cid, Adoption { owner, name, meta, .. }: Adoption<'_>) -> Option<Request> {
-        let is_same = |request: &Request| {
+    fn known(&self, root: Cid, Adoption { owner, name, meta, .. }: Adoption<'_>) -> Option<PinRequest> {
+        let is_same = |request: &PinRequest| {
             let is_named = name.is_none() || request.name.as_deref() == name;
             is_named && meta.is_empty() && request.status == Status::Pinned
         };
@@ -104,7 +104,7 @@ impl Pins {
     }
 
     /// The request that keeps a root for the owner, and whether it is one more than before.
-    async fn record_as(self: &Arc<Self>, root: Cid, adoption: Adoption<'_>) -> Result<(Request, bool), PinsError> {
+    async fn record_as(self: &Arc<Self>, root: Cid, adoption: Adoption<'_>) -> Result<(PinRequest, bool), PinsError> {
         let Adoption { owner, name, meta, renames } = adoption;
         if let Some(known) = self.known(root, adoption) {
             return Ok((known, false));

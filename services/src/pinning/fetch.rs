@@ -1,7 +1,7 @@
 //! One attempt to fetch and pin a DAG, and the classification of its failures.
 
 use crate::pinning::request::Progress;
-use crate::pinning::walk::{BlockSources, DagWalk, VisitedBlock, WalkError};
+use crate::pinning::walk::{BlockSources, PinTraversal, VisitedBlock};
 use cache::pins::PinAttempt;
 use cache::{BlockStore, PinError, PinSummary, StoreError};
 use content::dag::{DagError, Visited};
@@ -15,9 +15,9 @@ const BLOCKS_IN_FLIGHT: usize = 16;
 /// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The DAG could not be walked.
+    /// The DAG could not be traversed.
     #[error(transparent)]
-    Walk(#[from] WalkError),
+    Dag(#[from] DagError),
     /// Pinning failed.
     #[error(transparent)]
     Pin(#[from] PinError),
@@ -66,7 +66,7 @@ fn withheld_words(blocks: &u64, first: &Cid) -> String {
 pub struct Fetch {
     store: Arc<dyn BlockStore>,
     attempt: Arc<PinAttempt>,
-    walk: DagWalk,
+    traversal: PinTraversal,
     progress: Progress,
 }
 
@@ -87,18 +87,19 @@ impl Fetch {
     pub async fn begin(sources: BlockSources, root: Cid) -> Result<Self, FetchError> {
         let store = Arc::clone(&sources.store);
         let attempt = store.begin_pin(root, None).await?;
-        Ok(Self { store, attempt, walk: DagWalk::new(sources, root, BLOCKS_IN_FLIGHT), progress: Progress::default() })
+        let traversal = PinTraversal::new(sources, root, BLOCKS_IN_FLIGHT);
+        Ok(Self { store, attempt, traversal, progress: Progress::default() })
     }
 
     /// Adds the next block to the pin; `None` when the DAG is complete.
     ///
     /// # Errors
-    /// [`FetchError`]; the received blocks stay as a partial pin. [`FetchError::Withheld`] at the end of a walk that
-    /// skips withheld blocks.
+    /// [`FetchError`]; the received blocks stay as a partial pin. [`FetchError::Withheld`] at the end of a traversal
+    /// that skips withheld blocks.
     pub async fn step(&mut self) -> Result<Option<Step>, FetchError> {
-        let Some(VisitedBlock { visited, bytes, fetched }) = self.walk.next().await? else {
+        let Some(VisitedBlock { visited, bytes, fetched }) = self.traversal.next().await? else {
             return self
-                .walk
+                .traversal
                 .withheld()
                 .map_or(Ok(None), |(blocks, first)| Err(FetchError::Withheld { blocks, first }));
         };
@@ -124,8 +125,7 @@ impl FetchError {
     /// The classification, and the reason in the metrics.
     pub fn kind(&self) -> (FailureKind, &'static str) {
         match self {
-            Self::Walk(WalkError::TooLarge(_)) => (FailureKind::Permanent, "too_large"),
-            Self::Walk(WalkError::Dag(error)) => of_dag(error),
+            Self::Dag(error) => of_dag(error),
             Self::Internal => (FailureKind::Temporary, "defect"),
             Self::Withheld { .. } => (FailureKind::Withheld, "withheld"),
             Self::Pin(PinError::Removed { .. }) => (FailureKind::Removed, "removed"),
@@ -142,6 +142,7 @@ fn of_dag(error: &DagError) -> (FailureKind, &'static str) {
     match error {
         DagError::Node(NodeError::Unsupported { .. }) => (FailureKind::Permanent, "unsupported"),
         DagError::Node(_) => (FailureKind::Permanent, "malformed"),
+        DagError::TooManyBlocks { .. } | DagError::TooManyLinks { .. } => (FailureKind::Permanent, "too_large"),
         DagError::Memory => (FailureKind::Temporary, "busy"),
         DagError::Source(error) => match error {
             SourceError::Refused { .. } | SourceError::RefusedPath { .. } => (FailureKind::Permanent, "refused"),

@@ -1,7 +1,7 @@
 //! [`Filter`]: selects the requests of a listing.
 
 use crate::pinning::index::{Index, StoredRequest, millis};
-use crate::pinning::request::{Meta, Request, Status};
+use crate::pinning::request::{Meta, PinRequest, Status};
 use content::Cid;
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -45,7 +45,7 @@ pub struct Page {
     /// The number of matching requests.
     pub count: usize,
     /// The requests on the page.
-    pub requests: Vec<Request>,
+    pub requests: Vec<PinRequest>,
 }
 
 /// The number of requests that are examined before the task yields: a fraction of a millisecond.

@@ -2,7 +2,7 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`request`] | [`Request`]: a pin request, as it is shown |
+//! | [`request`] | [`PinRequest`]: a pin request, as it is shown |
 //! | [`filter`] | [`Filter`]: selects requests; [`Page`]: one page of a listing |
 //! | [`service`] | [`Pins`]: the operations on requests |
 //! | [`adopt`] | stored blocks become an owner's pins |
@@ -44,7 +44,7 @@ mod workers;
 pub use self::filter::{Filter, NameMatch, Page};
 pub use self::metrics::PinMetrics;
 pub use self::reach::PinNetwork;
-pub use self::request::{Meta, OPERATOR, Owner, PinParameters, Progress, Request, Status};
+pub use self::request::{Meta, OPERATOR, Owner, PinParameters, PinRequest, Progress, Status};
 pub use self::service::{DamageReport, PinOptions, Pins, PinsError, Protection, QuotaUsage, RemainingQuota};
 
 #[cfg(test)]

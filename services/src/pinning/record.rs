@@ -8,7 +8,7 @@
 //! | `orphan/CID` | [`Orphan`] | a pin that is no longer needed, and may still be in the store |
 //! | `unreadable/KEY` | anything | a record that this release cannot parse, kept under its former key |
 
-use crate::pinning::index::{Outcome, StoredRequest};
+use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::request::{Meta, PinParameters};
 use cache::StoreError;
 use cache::metadata_store::{Change, MetadataStore};
@@ -40,9 +40,9 @@ struct Record {
     meta: Meta,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     origins: Vec<Multiaddr>,
-    outcome: Outcome,
-    /// The outcome is a failure, but the stored blocks are kept: [`Outcome::Withheld`], which earlier releases do not
-    /// support.
+    outcome: PinOutcome,
+    /// The outcome is a failure, but the stored blocks are kept: [`PinOutcome::Withheld`], which earlier releases do
+    /// not support.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
     /// The owner's byte quota when the request was created.
@@ -109,10 +109,10 @@ pub fn put(entry: &StoredRequest) -> Result<Change, StoreError> {
         meta: entry.meta.clone(),
         origins: entry.origins.clone(),
         outcome: match &entry.outcome {
-            Outcome::Withheld(reason) => Outcome::Failed(Arc::clone(reason)),
+            PinOutcome::Withheld(reason) => PinOutcome::Failed(Arc::clone(reason)),
             outcome => outcome.clone(),
         },
-        withheld: matches!(entry.outcome, Outcome::Withheld(_)),
+        withheld: matches!(entry.outcome, PinOutcome::Withheld(_)),
         bytes_max: entry.bytes_max,
         keeps: entry.keeps.map(|root| root.to_string()),
         taken_in: entry.taken_in,
@@ -226,7 +226,7 @@ fn entry(id: &str, record: Record) -> Option<StoredRequest> {
         wanted: Arc::new(wanted),
         created_ms: record.created_ms,
         outcome: match record.outcome {
-            Outcome::Failed(reason) if record.withheld => Outcome::Withheld(reason),
+            PinOutcome::Failed(reason) if record.withheld => PinOutcome::Withheld(reason),
             outcome => outcome,
         },
         bytes_max: record.bytes_max,
@@ -267,7 +267,7 @@ mod tests {
             owner: "alice".into(),
             wanted: Arc::new(wanted),
             created_ms: 1_795_000_000_123,
-            outcome: Outcome::Failed("no peer has it".into()),
+            outcome: PinOutcome::Failed("no peer has it".into()),
             bytes_max: Some(7),
             keeps: Some(root),
             taken_in: false,
@@ -275,13 +275,14 @@ mod tests {
         let bare = StoredRequest {
             id: "4567".into(),
             wanted: Arc::new(PinParameters::new(root)),
-            outcome: Outcome::Pending,
+            outcome: PinOutcome::Pending,
             bytes_max: None,
             keeps: None,
             taken_in: true,
             ..full.clone()
         };
-        let withheld = StoredRequest { id: "89ab".into(), outcome: Outcome::Withheld("a rule".into()), ..full.clone() };
+        let withheld =
+            StoredRequest { id: "89ab".into(), outcome: PinOutcome::Withheld("a rule".into()), ..full.clone() };
         vec![full, bare, withheld]
     }
 

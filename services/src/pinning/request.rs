@@ -1,4 +1,4 @@
-//! [`Request`]: a pin request.
+//! [`PinRequest`]: a pin request.
 
 use crate::access::Principal;
 use cache::pins::NAME_CHARS_MAX;
@@ -119,7 +119,7 @@ pub enum Status {
     Pinning,
     /// All blocks are stored and kept.
     Pinned,
-    /// It failed, with the reason in [`Request::details`].
+    /// It failed, with the reason in [`PinRequest::details`].
     Failed,
 }
 
@@ -134,7 +134,7 @@ pub struct Progress {
 
 /// A snapshot of a request. Dereferences to its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct PinRequest {
     /// The ID: unguessable, and safe in a URL.
     pub id: Arc<str>,
     /// The ID of the owner's token.
@@ -155,7 +155,7 @@ pub struct Request {
     pub next_attempt: Option<SystemTime>,
 }
 
-impl Deref for Request {
+impl Deref for PinRequest {
     type Target = PinParameters;
 
     fn deref(&self) -> &PinParameters {

@@ -1,21 +1,20 @@
-//! [`DagWalk`]: visits all blocks of a DAG, from the nearest source of each.
+//! [`PinTraversal`]: visits all blocks of a DAG, from the nearest source of each.
 //!
 //! Goals: stored blocks are not fetched, and stored blocks without links are not even read, so that an interrupted pin
-//! continues at the speed of the index; some 40 bytes of memory for each visited block.
+//! continues at the speed of the index; the bounded memory of a [`Frontier`].
 //!
 //! Unlike [`content::dag::walk_all`], it reports where each block came from.
 
 use cache::BlockStore;
 use content::cid::codec;
-use content::dag::{self, DagError, Visited};
-use content::fingerprints::Fingerprints;
+use content::dag::{DagError, Visited};
+use content::frontier::{Frontier, Step};
+use content::policy::check_inlined;
 use content::{Block, BlockKey, BlockSource, Cid, Policy, SourceError, Verdict};
 use futures::future::{BoxFuture, FutureExt as _};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use std::sync::Arc;
 
-/// The maximum number of links to follow. A DAG needs as many as the blocks on one path from the root have links.
-const WAITING_MAX: usize = 1 << 20;
 /// The maximum number of blocks of a DAG.
 const BLOCKS_MAX: usize = 1 << 24;
 
@@ -30,31 +29,16 @@ pub struct BlockSources {
     pub upstream: Arc<dyn BlockSource>,
     /// The content policy.
     pub policy: Arc<dyn Policy>,
-    /// Whether withheld blocks are skipped instead of ending the walk: the DAG was complete before, and the rest of it
-    /// is to be restored.
+    /// Whether withheld blocks are skipped instead of ending the traversal: the DAG was complete before, and the rest
+    /// of it is to be restored.
     pub passes_withheld: bool,
 }
 
-/// Why walking a DAG failed.
-#[derive(Debug, thiserror::Error)]
-pub enum WalkError {
-    /// A block could not be fetched or decoded.
-    #[error(transparent)]
-    Dag(#[from] DagError),
-    /// The DAG is too large for a pin.
-    #[error("{0}")]
-    TooLarge(String),
-}
-
-impl From<SourceError> for WalkError {
-    fn from(error: SourceError) -> Self {
-        Self::Dag(error.into())
-    }
-}
-
-/// What a walk reached.
-enum WalkStep {
+/// What became of a block that the traversal needs.
+enum BlockRead {
     Found(VisitedBlock),
+    /// A block whose links were followed in part before.
+    FoundAgain(Block),
     /// A block that is missing and withheld.
     Withheld(Cid),
 }
@@ -76,63 +60,46 @@ impl VisitedBlock {
     }
 }
 
-/// A walk in progress. Returns the blocks unordered and without duplicates; inlined blocks (identity hashes) are not
-/// returned, but their links are followed.
-pub struct DagWalk {
+/// The traversal of a DAG that is pinned. Returns the blocks unordered and without duplicates; inlined blocks (identity
+/// hashes) are not returned, but their links are followed.
+pub struct PinTraversal {
     sources: BlockSources,
     concurrency: usize,
-    seen: Fingerprints,
-    /// The binary CIDs of links to follow, depth first, which keeps this short.
-    waiting: Vec<Box<[u8]>>,
-    fetches: FuturesUnordered<BoxFuture<'static, Result<WalkStep, SourceError>>>,
+    frontier: Frontier,
+    reads: FuturesUnordered<BoxFuture<'static, Result<BlockRead, SourceError>>>,
     /// The number of missing withheld blocks, and one of them.
     withheld: Option<(u64, Cid)>,
 }
 
-impl DagWalk {
-    /// A walk that fetches so many blocks concurrently.
+impl PinTraversal {
+    /// A traversal that fetches so many blocks concurrently.
     pub fn new(sources: BlockSources, root: Cid, concurrency: usize) -> Self {
-        let mut walk = Self {
-            sources,
-            concurrency: concurrency.max(1),
-            seen: Fingerprints::default(),
-            waiting: Vec::new(),
-            fetches: FuturesUnordered::new(),
-            withheld: None,
-        };
-        walk.see(&root);
-        walk
+        let frontier = Frontier::new(root, None).with_blocks_max(BLOCKS_MAX);
+        let (concurrency, reads) = (concurrency.max(1), FuturesUnordered::new());
+        Self { sources, concurrency, frontier, reads, withheld: None }
     }
 
     /// The next block; `None` at the end.
     ///
     /// # Errors
-    /// [`WalkError`]; the walk cannot be continued after it.
-    pub async fn next(&mut self) -> Result<Option<VisitedBlock>, WalkError> {
+    /// [`DagError`]; the traversal cannot be continued after it.
+    pub async fn next(&mut self) -> Result<Option<VisitedBlock>, DagError> {
         loop {
-            while self.fetches.len() < self.concurrency
-                && let Some(bytes) = self.waiting.pop()
-                && let Ok(cid) = Cid::try_from(&*bytes)
-            {
-                self.fetches.push(find(self.sources.clone(), cid).boxed());
-            }
-            let found = match self.fetches.next().await.transpose()? {
+            self.request_blocks()?;
+            match self.reads.next().await.transpose()? {
                 None => return Ok(None),
-                Some(WalkStep::Found(found)) => found,
-                Some(WalkStep::Withheld(cid)) => {
+                Some(BlockRead::FoundAgain(block)) => self.frontier.resume(&block)?,
+                Some(BlockRead::Withheld(cid)) => {
                     let (blocks, first) = self.withheld.unwrap_or((0, cid));
                     self.withheld = Some((blocks + 1, first));
-                    continue;
                 }
-            };
-            let Visited::Block(block) = &found.visited else { return Ok(Some(found)) };
-            let links = dag::links(block).map_err(DagError::from)?;
-            for link in links.iter().rev() {
-                self.see(link);
-            }
-            self.check()?;
-            if block.key().is_some() {
-                return Ok(Some(found));
+                Some(BlockRead::Found(found)) => {
+                    let Visited::Block(block) = &found.visited else { return Ok(Some(found)) };
+                    self.frontier.push(block)?;
+                    if block.key().is_some() {
+                        return Ok(Some(found));
+                    }
+                }
             }
         }
     }
@@ -142,43 +109,51 @@ impl DagWalk {
         self.withheld
     }
 
-    fn check(&self) -> Result<(), WalkError> {
-        if self.waiting.len() > WAITING_MAX {
-            return Err(WalkError::TooLarge(format!(
-                "its blocks have more than {WAITING_MAX} links that wait to be followed"
-            )));
-        }
-        if self.seen.len() > BLOCKS_MAX {
-            return Err(WalkError::TooLarge(format!("the DAG has more than {BLOCKS_MAX} blocks")));
+    fn request_blocks(&mut self) -> Result<(), DagError> {
+        while self.reads.len() < self.concurrency {
+            let sources = self.sources.clone();
+            self.reads.push(match self.frontier.step()? {
+                Step::Visit(cid) | Step::Revisit(cid) => find(sources, cid).boxed(),
+                Step::ReadAgain(cid) => find_again(sources, cid).boxed(),
+                Step::Wait | Step::Done => break,
+            });
         }
         Ok(())
     }
+}
 
-    fn see(&mut self, cid: &Cid) {
-        // The CID version makes no difference.
-        if self.seen.insert((cid.codec(), cid.hash())) {
-            self.waiting.push(cid.to_bytes().into());
-        }
+async fn find(sources: BlockSources, cid: Cid) -> Result<BlockRead, SourceError> {
+    match find_allowed(&sources, cid).await {
+        Err(SourceError::Refused { .. }) if sources.passes_withheld => find_withheld(&*sources.store, cid).await,
+        found => found.map(BlockRead::Found),
     }
 }
 
-async fn find(sources: BlockSources, cid: Cid) -> Result<WalkStep, SourceError> {
-    match find_allowed(&sources, cid).await {
-        Err(SourceError::Refused { .. }) if sources.passes_withheld => find_withheld(&*sources.store, cid).await,
-        found => found.map(WalkStep::Found),
+async fn find_again(sources: BlockSources, cid: Cid) -> Result<BlockRead, SourceError> {
+    match find(sources, cid).await? {
+        BlockRead::Found(VisitedBlock { visited: Visited::Block(block), .. }) => Ok(BlockRead::FoundAgain(block)),
+        _ => Err(SourceError::NotFound { cid }),
     }
 }
 
 /// A withheld block that is stored remains a member of its pin, and its links are followed. It is not served.
-async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<WalkStep, SourceError> {
-    let Some(key) = BlockKey::of(&cid) else { return Ok(WalkStep::Withheld(cid)) };
+async fn find_withheld(store: &dyn BlockStore, cid: Cid) -> Result<BlockRead, SourceError> {
+    let Some(key) = BlockKey::of(&cid) else { return Ok(BlockRead::Withheld(cid)) };
     let data = store.look(&key).await?;
-    Ok(data.map_or(WalkStep::Withheld(cid), |data| {
-        WalkStep::Found(VisitedBlock::block(Block::from_verified(cid, data), false))
+    Ok(data.map_or(BlockRead::Withheld(cid), |data| {
+        BlockRead::Found(VisitedBlock::block(Block::from_verified(cid, data), false))
     }))
 }
 
 async fn find_allowed(sources: &BlockSources, cid: Cid) -> Result<VisitedBlock, SourceError> {
+    let found = find_nearest(sources, cid).await?;
+    if let Visited::Block(block) = &found.visited {
+        check_inlined(&*sources.policy, block)?;
+    }
+    Ok(found)
+}
+
+async fn find_nearest(sources: &BlockSources, cid: Cid) -> Result<VisitedBlock, SourceError> {
     check(&*sources.policy, &cid)?;
     if let Some(block) = Block::inline(&cid).or_else(|| Block::empty(&cid)) {
         return Ok(VisitedBlock::block(block, false));

@@ -5,7 +5,7 @@
 //! DAGs of one owner do not block small ones of another.
 
 use crate::pinning::fetch::{FailureKind, Fetch, FetchError, Step};
-use crate::pinning::index::Outcome;
+use crate::pinning::index::PinOutcome;
 use crate::pinning::record::Work;
 use crate::pinning::request::ORIGINS_MAX;
 use crate::pinning::service::{FollowUp, PinOptions, Pins, PinsError, progress};
@@ -190,8 +190,8 @@ impl Pins {
 
     async fn give_up(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
         let reason: Arc<str> = reason.into();
-        let pending = self.index().requests_for(root, |entry| entry.outcome == Outcome::Pending);
-        self.settle(pending.into_iter().map(|id| (id, Outcome::Failed(Arc::clone(&reason)))).collect()).await?;
+        let pending = self.index().requests_for(root, |entry| entry.outcome == PinOutcome::Pending);
+        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect()).await?;
         self.delete_work(root).await
     }
 }
@@ -223,16 +223,16 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pinning::walk::WalkError;
+    use content::dag::DagError;
 
     #[test]
     fn received_blocks_reset_the_back_off() {
         let options = PinOptions::default();
-        let error = FetchError::Walk(WalkError::TooLarge("something".to_owned()));
+        let error = FetchError::Dag(DagError::TooManyBlocks { max: 7 });
         let former = Work { attempts: 5, since_ms: 1000, due_ms: 2000, ..Work::default() };
         let work = next_work(&former, &error, false, 9000, &options);
         assert_eq!((work.attempts, work.since_ms, work.waited_ms), (6, 1000, 8000));
-        assert_eq!(work.reason.as_deref(), Some("something"));
+        assert_eq!(work.reason.as_deref(), Some("the DAG has more than 7 blocks"));
         let work = next_work(&former, &error, true, 9000, &options);
         assert_eq!((work.attempts, work.since_ms), (1, 9000));
         let first = next_work(&Work::default(), &error, false, 9000, &options);

@@ -4,42 +4,12 @@
 //! receive the error. So the body is shared between the reader and the handler.
 
 use super::request_body::{RequestBody, Upload, boxed};
-use crate::uploads::UploadError;
+use crate::uploads::limits::UploadAllowance;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
-
-/// The limits of an upload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UploadLimits {
-    /// The maximum size of an upload, in bytes.
-    pub bytes_max: u64,
-    /// The owner's byte quota, and what is left of it.
-    pub quota: Option<(u64, u64)>,
-    /// The capacity of the cache, in bytes, if the blocks are only cached.
-    pub cache_bytes_max: Option<u64>,
-}
-
-impl UploadLimits {
-    /// Checks whether so many bytes are allowed.
-    ///
-    /// # Errors
-    /// The exceeded limit.
-    pub fn check(&self, bytes: u64) -> Result<(), UploadError> {
-        if bytes > self.bytes_max {
-            return Err(UploadError::TooLarge { bytes_max: self.bytes_max });
-        }
-        if let Some(bytes_max) = self.cache_bytes_max.filter(|room| bytes > *room) {
-            return Err(UploadError::LargerThanCache { bytes_max });
-        }
-        match self.quota {
-            Some((bytes_max, left)) if bytes > left => Err(UploadError::Quota { bytes_max, left }),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// A metered body.
 #[derive(Clone)]
@@ -49,7 +19,7 @@ struct Inner {
     /// The source, until the rest of it is taken back.
     source: Option<Source>,
     bytes_read: u64,
-    allowance: UploadLimits,
+    allowance: UploadAllowance,
 }
 
 enum Source {
@@ -59,16 +29,16 @@ enum Source {
 
 impl Meter {
     /// Reads the body of a request, with a timeout if the client stalls.
-    pub fn of_body(body: RequestBody, allowance: UploadLimits) -> Self {
+    pub fn of_body(body: RequestBody, allowance: UploadAllowance) -> Self {
         Self::new(Source::Upload(Upload::new(body)), allowance)
     }
 
     /// Reads a file.
-    pub fn of_file(file: tokio::fs::File, allowance: UploadLimits) -> Self {
+    pub fn of_file(file: tokio::fs::File, allowance: UploadAllowance) -> Self {
         Self::new(Source::Stored(file), allowance)
     }
 
-    fn new(source: Source, allowance: UploadLimits) -> Self {
+    fn new(source: Source, allowance: UploadAllowance) -> Self {
         Self(Arc::new(Mutex::new(Inner { source: Some(source), bytes_read: 0, allowance })))
     }
 
@@ -104,6 +74,7 @@ impl AsyncRead for Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::uploads::UploadError;
     use http_body_util::{BodyExt as _, Full};
     use tokio::io::AsyncReadExt as _;
 
@@ -116,7 +87,7 @@ mod tests {
             (100, None, Some(9), "cache.disk_bytes_max"),
         ];
         for (bytes_max, quota, cache_bytes_max, words) in table {
-            let allowance = UploadLimits { bytes_max, quota, cache_bytes_max };
+            let allowance = UploadAllowance { bytes_max, quota, cache_bytes_max };
             let meter = Meter::of_body(boxed(Full::from("0123456789")), allowance);
             let read = meter.clone().read_to_end(&mut Vec::new()).await;
             let said = read.map_or_else(|error| UploadError::from(error).to_string(), |_| "complete".to_owned());
@@ -127,7 +98,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_unread_rest_can_be_taken_back() {
-        let allowance = UploadLimits { bytes_max: 100, quota: None, cache_bytes_max: None };
+        let allowance = UploadAllowance { bytes_max: 100, quota: None, cache_bytes_max: None };
         let meter = Meter::of_body(boxed(Full::from("0123456789")), allowance);
         let mut reader = meter.clone();
         reader.read_exact(&mut [0; 0]).await.expect("nothing");

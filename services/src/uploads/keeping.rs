@@ -5,7 +5,9 @@
 //! Non-goals: pinning, which needs an owner ([`crate::uploads::claims`]); protecting cached blocks from eviction;
 //! waiting for other work of the store.
 
-use crate::uploads::{Limits, UploadError, Uploads};
+use crate::pinning::Meta;
+use crate::uploads::limits::UploadLimits;
+use crate::uploads::{UploadError, Uploads};
 use cache::{Addition, BlockStore, StoreError};
 use content::{Block, BlockKey};
 use std::io;
@@ -22,11 +24,10 @@ const BLOCK_BYTES_MIN: u64 = 160;
 const LOOKUP_BATCH: usize = 1024;
 
 /// What happens to the blocks of an upload.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     /// They are pinned.
-    #[default]
-    Pinned,
+    Pinned(PinDetails),
     /// They are cached, count for no quota, and may be evicted at any time. A block that was already cached may be
     /// evicted soon after it was checked.
     Cached,
@@ -34,11 +35,20 @@ pub enum Destination {
     Nothing,
 }
 
-/// The destination of blocks.
+/// What the pins of an upload have besides their roots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PinDetails {
+    /// Their name.
+    pub name: Option<String>,
+    /// Their metadata.
+    pub meta: Meta,
+}
+
+/// Stores the blocks of an upload at their destination.
 #[derive(Debug)]
 pub enum DestinationWriter {
     /// Temporary pins, until the roots are pinned or this is dropped.
-    Pinned(Addition),
+    Pinned(Addition, PinDetails),
     /// The cache.
     Cached(Box<Cached>),
     /// Nowhere.
@@ -52,7 +62,7 @@ impl DestinationWriter {
     /// An error of the disk, for this block or an earlier one.
     pub async fn put(&mut self, block: &Block) -> Result<(), UploadError> {
         match self {
-            Self::Pinned(addition) => Ok(addition.put(block).await?),
+            Self::Pinned(addition, _) => Ok(addition.put(block).await?),
             Self::Cached(cached) => cached.put(block).await,
             Self::Nothing => Ok(()),
         }
@@ -64,7 +74,7 @@ impl DestinationWriter {
     /// [`UploadError::NotCached`], and errors of the disk.
     pub async fn settle(&mut self) -> Result<(), UploadError> {
         match self {
-            Self::Pinned(addition) => Ok(addition.written().await?),
+            Self::Pinned(addition, _) => Ok(addition.written().await?),
             Self::Cached(cached) => cached.settle().await,
             Self::Nothing => Ok(()),
         }
@@ -84,9 +94,9 @@ impl Uploads {
     ///
     /// # Errors
     /// The error of the disk.
-    pub async fn begin(&self, keep: Destination) -> Result<DestinationWriter, UploadError> {
-        Ok(match keep {
-            Destination::Pinned => DestinationWriter::Pinned(self.begin_addition().await?),
+    pub async fn begin(&self, destination: Destination) -> Result<DestinationWriter, UploadError> {
+        Ok(match destination {
+            Destination::Pinned(pin) => DestinationWriter::Pinned(self.begin_addition().await?, pin),
             Destination::Cached => {
                 let cached = Cached::new(Arc::clone(&self.store), self.folder.clone(), &self.limits);
                 DestinationWriter::Cached(Box::new(cached))
@@ -122,8 +132,8 @@ pub struct Cached {
 }
 
 impl Cached {
-    fn new(store: Arc<dyn BlockStore>, folder: PathBuf, limits: &Limits) -> Self {
-        let Limits { cache_bytes_max: bytes_max, free_bytes_min, .. } = *limits;
+    fn new(store: Arc<dyn BlockStore>, folder: PathBuf, limits: &UploadLimits) -> Self {
+        let UploadLimits { cache_bytes_max: bytes_max, free_bytes_min, .. } = *limits;
         let (bytes, blocks, last) = (0, 0, None);
         Self { store, folder, free_bytes_min, bytes_max, bytes, blocks, last, keys: Vec::new(), file: None }
     }
@@ -237,7 +247,7 @@ mod tests {
             disk_free_bytes_min: 0,
             ..config::Cache::default()
         };
-        let limits = Limits::new(&config::Uploads::default(), &settings);
+        let limits = UploadLimits::new(&config::Uploads::default(), &settings);
         (Arc::clone(&store), Cached::new(store, std::env::temp_dir(), &limits))
     }
 
@@ -321,7 +331,8 @@ mod tests {
     #[tokio::test]
     async fn a_failed_write_of_a_pinned_block_is_reported_at_the_end() {
         let store = memory::open(&MemoryOptions { bytes_max: 4096, ..MemoryOptions::default() }).expect("opens");
-        let mut keeping = DestinationWriter::Pinned(Addition::begin(&*store).await.expect("begins"));
+        let mut keeping =
+            DestinationWriter::Pinned(Addition::begin(&*store).await.expect("begins"), PinDetails::default());
         keeping.put(&block(1)).await.expect("is taken");
         keeping.settle().await.expect("has room");
         let mut seed = 1_u64;

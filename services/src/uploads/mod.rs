@@ -7,13 +7,14 @@
 //! | module | concern |
 //! |---|---|
 //! | [`query`] | the parameters |
-//! | [`work`] | one upload from its first byte to its pins |
+//! | `run` | one upload from its first byte to its pins |
 //! | [`multipart`], [`tarball`] | streaming parsers of forms and archives |
 //! | [`entries`] | the interface between the parsers and the pipeline |
 //! | [`pipeline`] | chunking, hashing in parallel, and linking; also used by `causeway add` |
 //! | [`tree`], [`sorter`] | building folders in bounded memory |
 //! | [`names`] | validation of names and paths |
-//! | [`body`] | a metered body with limits |
+//! | [`limits`] | what limits an upload |
+//! | [`body`] | a metered body |
 //! | [`keeping`] | where blocks are stored: pinned, cached, or nowhere |
 //! | [`claims`] | quotas, and recording pins for their owner |
 //! | [`resumable`] | resumable uploads |
@@ -30,31 +31,33 @@ pub mod claims;
 pub mod entries;
 pub mod error;
 pub mod keeping;
+pub mod limits;
 pub mod multipart;
 pub mod names;
 pub mod pipeline;
 pub mod query;
 pub mod request_body;
 pub mod resumable;
+mod run;
 pub mod sorter;
 pub mod tarball;
 pub mod tree;
 pub mod views;
-mod work;
 
 pub use self::error::UploadError;
-pub use self::keeping::{Destination, DestinationWriter};
+pub use self::keeping::{Destination, DestinationWriter, PinDetails};
+pub use self::limits::{UploadLimits, memory_for};
 
-use self::body::{Meter, UploadLimits};
+use self::body::Meter;
+use self::limits::UploadAllowance;
 use self::request_body::RequestBody;
 use crate::access::Principal;
 use crate::limiter::{Full, Limiter, Permit};
 use crate::pinning::Pins;
-use cache::BlockStore;
+use cache::{BlockStore, RootsIn};
 use content::budget::{Budget, Share};
-use content::importer::{Importer, Part, Profile};
-use content::{Cid, MAX_BLOCK_BYTES, Policy};
-use std::collections::BTreeMap;
+use content::importer::{Part, Profile};
+use content::{Cid, Policy};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,9 +65,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// The maximum number of concurrent uploads, whatever the settings say. Each occupies one of tokio's 512 blocking
-/// threads, and needs others for hashing.
-const AT_ONCE_MAX: usize = 128;
 /// The folder for temporary files of uploads in the data directory.
 pub const FOLDER: &str = "uploads";
 
@@ -74,80 +74,67 @@ pub struct Uploads {
     store: Arc<dyn BlockStore>,
     policy: Arc<dyn Policy>,
     pins: Arc<Pins>,
-    limits: Limits,
+    limits: UploadLimits,
     /// The folder for entries that exceed the memory.
     folder: PathBuf,
     uploads: Arc<Limiter>,
     memory: Arc<Budget>,
 }
 
-/// The limits of uploads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// The maximum size of an upload, in bytes.
-    pub bytes_max: u64,
-    /// The maximum number of files, folders and links of an upload.
-    pub entries_max: u64,
-    /// The maximum number of concurrent uploads.
-    pub at_once_max: usize,
-    /// The capacity of the block cache, in bytes.
-    pub cache_bytes_max: u64,
-    /// The disk space that uploads leave free, in bytes.
-    pub free_bytes_min: u64,
-    /// The memory budget of uploads and imports, in bytes.
-    pub memory_bytes_max: usize,
+/// An upload to run.
+pub struct UploadRequest {
+    /// The owner.
+    pub owner: Principal,
+    /// The options.
+    pub options: UploadOptions,
+    /// The receivers of progress events.
+    pub watchers: ProgressReceivers,
 }
 
-impl Limits {
-    /// The limits of the settings.
-    pub fn new(uploads: &config::Uploads, cache: &config::Cache) -> Self {
-        let in_memory = cache.store == config::StoreKind::Memory;
-        let store_bytes_max = if in_memory { cache.memory_bytes_max } else { u64::MAX };
-        Self {
-            bytes_max: uploads.bytes_max,
-            entries_max: uploads.entries_max,
-            at_once_max: usize::try_from(uploads.at_once_max).unwrap_or(usize::MAX).min(AT_ONCE_MAX),
-            cache_bytes_max: cache.disk_bytes_max.min(store_bytes_max),
-            free_bytes_min: cache.disk_free_bytes_min,
-            memory_bytes_max: usize::try_from(uploads.memory_bytes_max).unwrap_or(usize::MAX),
+/// What the body of an upload is, and what becomes of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UploadOptions {
+    /// Files, which become DAGs.
+    Files(FileOptions),
+    /// A CAR archive. Its blocks have their CIDs, and its roots are pinned.
+    Car {
+        /// Where it names its roots.
+        roots_in: RootsIn,
+        /// The details of the pins.
+        pin: PinDetails,
+    },
+}
+
+impl UploadOptions {
+    /// What happens to the blocks.
+    pub fn destination(&self) -> Destination {
+        match self {
+            Self::Files(files) => files.destination.clone(),
+            Self::Car { pin, .. } => Destination::Pinned(pin.clone()),
         }
     }
 }
 
-/// The options of an upload.
-#[derive(Debug, Clone, Default)]
-pub struct UploadOptions {
+/// The options of an upload of files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileOptions {
+    /// The format of the body.
+    pub format: FileFormat,
     /// The options that determine CIDs.
     pub profile: Profile,
     /// Wrap everything into a folder, so that files keep their names.
     pub wrap: bool,
     /// What happens to the blocks.
-    pub keep: Destination,
+    pub destination: Destination,
     /// Preserve the modes of files.
     pub modes: bool,
     /// Preserve the modification times of files.
     pub times: bool,
-    /// The name of the pins.
-    pub pin_name: Option<String>,
-    /// Metadata of the pins.
-    pub meta: BTreeMap<String, String>,
 }
 
-/// The parameters of an upload.
-pub struct UploadRequest {
-    /// The owner.
-    pub owner: Principal,
-    /// The options.
-    pub terms: UploadOptions,
-    /// The format of the body.
-    pub form: Form,
-    /// The receivers of progress events.
-    pub watchers: ProgressReceivers,
-}
-
-/// The format of a body.
+/// The format of a body with files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Form {
+pub enum FileFormat {
     /// One file.
     File {
         /// Its name; its CID by default.
@@ -163,11 +150,6 @@ pub enum Form {
     },
     /// A TAR archive.
     Tar,
-    /// A CAR archive.
-    Car {
-        /// Whether its last block names the roots, instead of its header.
-        roots_last: bool,
-    },
 }
 
 /// A progress event of an upload.
@@ -283,18 +265,6 @@ type Resources = (Permit, Share);
 
 /// The interval at which a waiting upload checks for free memory.
 const MEMORY_EVERY: Duration = Duration::from_millis(250);
-/// The maximum memory for each byte of a body: a byte may become a link of an inner node, and an entry of a form a
-/// record.
-const MEMORY_PER_BYTE: usize = 64;
-/// The memory of the smallest upload, in bytes.
-const MEMORY_BYTES_MIN: usize = 1 << 20;
-
-/// The memory for a body of at most so many bytes: `most`, or less for a short one, each piece of which needs `least`.
-pub fn memory_for(most: usize, least: usize, body_bytes_max: Option<u64>) -> usize {
-    let body = body_bytes_max.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    most.min(body.saturating_mul(MEMORY_PER_BYTE).saturating_add(MEMORY_BYTES_MIN + least))
-}
-
 impl Uploads {
     /// The upload service of a store, with temporary files in `data_dir`.
     ///
@@ -304,7 +274,7 @@ impl Uploads {
         store: &Arc<dyn BlockStore>,
         policy: Arc<dyn Policy>,
         pins: Arc<Pins>,
-        limits: Limits,
+        limits: UploadLimits,
         data_dir: &Path,
     ) -> io::Result<Self> {
         let folder = data_dir.join(FOLDER);
@@ -328,22 +298,6 @@ impl Uploads {
         if share.grow(bytes) { Ok(share) } else { Err(UploadError::Memory { bytes_max: self.limits.memory_bytes_max }) }
     }
 
-    /// The maximum memory of an upload with a body of at most so many bytes.
-    fn memory_bytes(
-        &self,
-        terms: &UploadOptions,
-        form: &Form,
-        body_bytes_max: Option<u64>,
-    ) -> Result<usize, UploadError> {
-        if matches!(form, Form::Car { .. }) {
-            return Ok(memory_for(cache::import::IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max));
-        }
-        let importer = Importer::new(terms.profile.clone())?;
-        let made = pipeline::memory_bytes_max(&importer, body_bytes_max.unwrap_or(self.limits.bytes_max));
-        let least = 2 * terms.profile.chunking.bytes_max();
-        Ok(memory_for(tree::MEMORY_BYTES_MAX + made, least, body_bytes_max))
-    }
-
     /// Runs an upload to the end of its body. When this returns, pinned or cached blocks are on the disk, and pins
     /// count for the owner.
     ///
@@ -351,16 +305,16 @@ impl Uploads {
     ///
     /// # Errors
     /// [`Failed`], with the error and the rest of the body. Nothing new is pinned then.
-    pub async fn take(&self, order: UploadRequest, body: RequestBody) -> Result<UploadResult, Failed> {
+    pub async fn take(&self, request: UploadRequest, body: RequestBody) -> Result<UploadResult, Failed> {
         let expected = http_body::Body::size_hint(&body).lower();
-        let allowance = match self.allowance(&order.owner, order.terms.keep, expected) {
+        let allowance = match self.allowance(&request.owner, &request.options.destination(), expected) {
             Ok(allowance) => allowance,
             Err(error) => return Err(Failed { error, rest: body }),
         };
         let body_bytes_max = http_body::Body::size_hint(&body).upper();
         let meter = Meter::of_body(body, allowance);
-        let taken = match self.try_acquire(&order, body_bytes_max) {
-            Ok(resources) => self.run(resources, order, meter.clone()).await,
+        let taken = match self.try_acquire(&request, body_bytes_max) {
+            Ok(resources) => self.run(resources, request, meter.clone()).await,
             Err(error) => Err(error),
         };
         taken.map_err(|error| Failed { error, rest: meter.into_rest() })
@@ -370,26 +324,25 @@ impl Uploads {
     ///
     /// # Errors
     /// [`UploadError`] when `expected` exceeds it.
-    pub fn allowance(&self, owner: &Principal, keep: Destination, expected: u64) -> Result<UploadLimits, UploadError> {
-        let quota = match keep {
-            Destination::Pinned => claims::quota(&self.pins, owner)?,
+    pub fn allowance(
+        &self,
+        owner: &Principal,
+        destination: &Destination,
+        expected: u64,
+    ) -> Result<UploadAllowance, UploadError> {
+        let quota = match destination {
+            Destination::Pinned(_) => claims::quota(&self.pins, owner)?,
             // Hashing without storing is limited by the quota too.
             Destination::Nothing => owner.quota.bytes_max.map(|bytes_max| (bytes_max, bytes_max)),
             Destination::Cached => None,
         };
-        let allowance = UploadLimits { quota, ..self.bounds(keep) };
+        let allowance = UploadAllowance { quota, ..self.limits.allowance(destination) };
         allowance.check(expected)?;
         Ok(allowance)
     }
 
-    /// How much any owner may upload. Content that exceeds the cache is rejected before it evicts other blocks.
-    pub fn bounds(&self, keep: Destination) -> UploadLimits {
-        let cache_bytes_max = (keep == Destination::Cached).then_some(self.limits.cache_bytes_max);
-        UploadLimits { bytes_max: self.limits.bytes_max, quota: None, cache_bytes_max }
-    }
-
     /// The limits.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> UploadLimits {
         self.limits
     }
 
@@ -400,35 +353,40 @@ impl Uploads {
     /// As [`Uploads::take`].
     pub async fn take_queued(
         &self,
-        order: UploadRequest,
+        request: UploadRequest,
         meter: Meter,
         bytes: u64,
     ) -> Result<UploadResult, UploadError> {
-        let permit = self.uploads.acquire(&order.owner).await.map_err(|_| UploadError::Stopping)?;
-        let bytes = self.memory_bytes(&order.terms, &order.form, Some(bytes))?;
+        let permit = self.uploads.acquire(&request.owner).await.map_err(|_| UploadError::Stopping)?;
+        let bytes = self.limits.memory_bytes(&request.options, Some(bytes))?;
         let share = loop {
             match self.reserve(bytes) {
                 Err(UploadError::Memory { bytes_max }) if bytes <= bytes_max => tokio::time::sleep(MEMORY_EVERY).await,
                 reserved => break reserved?,
             }
         };
-        self.run((permit, share), order, meter).await
+        self.run((permit, share), request, meter).await
     }
 
-    fn try_acquire(&self, order: &UploadRequest, body_bytes_max: Option<u64>) -> Result<Resources, UploadError> {
-        let permit = self.uploads.try_acquire(&order.owner).map_err(|full| match full {
+    fn try_acquire(&self, request: &UploadRequest, body_bytes_max: Option<u64>) -> Result<Resources, UploadError> {
+        let permit = self.uploads.try_acquire(&request.owner).map_err(|full| match full {
             Full::Client => UploadError::TokenLimit,
             Full::All => UploadError::Busy(self.limits.at_once_max),
         })?;
-        let bytes = self.memory_bytes(&order.terms, &order.form, body_bytes_max)?;
+        let bytes = self.limits.memory_bytes(&request.options, body_bytes_max)?;
         Ok((permit, self.reserve(bytes)?))
     }
 
-    async fn run(&self, resources: Resources, order: UploadRequest, meter: Meter) -> Result<UploadResult, UploadError> {
-        let work = work::Work { uploads: self.clone(), order, meter };
+    async fn run(
+        &self,
+        resources: Resources,
+        request: UploadRequest,
+        meter: Meter,
+    ) -> Result<UploadResult, UploadError> {
+        let uploads = self.clone();
         // Once the body is complete it is pinned, even if the client has disconnected.
         let working = tokio::spawn(async move {
-            let taken = work.run().await;
+            let taken = uploads.import(request, meter).await;
             drop(resources);
             taken
         });

@@ -4,14 +4,8 @@
 //! that is absolute or leaves the upload is rejected.
 
 use crate::uploads::UploadError;
+use crate::uploads::limits::{DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX};
 
-/// The maximum length of a name, in bytes: more than file systems allow, and short enough that a shard of names fits
-/// into a block.
-pub const NAME_BYTES_MAX: usize = 1024;
-/// The maximum length of a path, in bytes.
-pub const PATH_BYTES_MAX: usize = 4096;
-/// The maximum depth of a path.
-pub const DEPTH_MAX: usize = 256;
 /// The maximum length of a name in messages, in bytes.
 const SHOWN_BYTES: usize = 120;
 

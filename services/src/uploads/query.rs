@@ -1,11 +1,12 @@
-//! Parsing the parameters and headers of an upload into [`UploadOptions`] and [`Form`].
+//! Parsing the parameters and headers of an upload into [`UploadOptions`].
 
 use crate::pinning::Meta;
 use crate::pinning::request::check_meta;
 use crate::uploads::multipart::filename;
-use crate::uploads::{Destination, Form, UploadError, UploadOptions};
+use crate::uploads::{Destination, FileFormat, FileOptions, PinDetails, UploadError, UploadOptions};
 use crate::url::{pairs, parameter};
 use api::store::CAR;
+use cache::RootsIn;
 use content::importer::{Chunking, Profile, Version};
 use http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, Uri};
@@ -62,7 +63,7 @@ static KNOWN: LazyLock<Vec<String>> = LazyLock::new(|| {
 ///
 /// # Errors
 /// [`UploadError::Invalid`] that names the parameter, and [`UploadError::Unsupported`] for compressed bodies.
-pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(UploadOptions, Form), UploadError> {
+pub fn options(uri: &Uri, headers: &HeaderMap) -> Result<UploadOptions, UploadError> {
     let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes())).unwrap_or_default();
     let encoding = text(CONTENT_ENCODING);
     if !matches!(encoding.trim(), "" | "identity") {
@@ -74,27 +75,34 @@ pub fn terms(uri: &Uri, headers: &HeaderMap) -> Result<(UploadOptions, Form), Up
     parse_stored(uri.query().unwrap_or_default(), &text(CONTENT_TYPE), name.as_deref())
 }
 
-/// Like [`terms`], for a stored upload: its parameters, its media type, and its default name.
+/// Like [`options`], for a stored upload: its parameters, its media type, and its default name.
 ///
 /// # Errors
-/// As [`terms`].
-pub fn parse_stored(query: &str, content_type: &str, name: Option<&str>) -> Result<(UploadOptions, Form), UploadError> {
+/// As [`options`].
+pub fn parse_stored(query: &str, content_type: &str, name: Option<&str>) -> Result<UploadOptions, UploadError> {
     let params = UploadParams::read(query)?;
     let name = params.name.clone().or_else(|| name.filter(|name| !name.is_empty()).map(str::to_owned));
-    let form = form(params.roots.as_deref(), content_type, name.clone())?;
-    let profile = params.profile()?;
+    let format = file_format(content_type, name.clone())?;
+    if params.roots.is_some() && format.is_some() {
+        return Err(invalid(format!("roots is only for a CAR, but the Content-Type is not {CAR}")));
+    }
+    let (roots_in, profile) = (roots_in(params.roots.as_deref())?, params.profile()?);
     let pin_name = params.pin_name.or(name);
     cache::pins::check_name(pin_name.as_deref()).map_err(invalid)?;
-    let terms = UploadOptions {
-        profile,
-        wrap: params.wrap == Some(true),
-        keep: if params.only_hash == Some(true) { Destination::Nothing } else { Destination::Pinned },
-        modes: params.preserve_mode == Some(true),
-        times: params.preserve_mtime == Some(true),
-        pin_name,
-        meta: params.meta.as_deref().map(meta).transpose()?.unwrap_or_default(),
-    };
-    Ok((terms, form))
+    let pin = PinDetails { name: pin_name, meta: params.meta.as_deref().map(meta).transpose()?.unwrap_or_default() };
+    let only_hash = params.only_hash == Some(true);
+    match format {
+        None if only_hash => Err(invalid("the blocks of a CAR have their CIDs, and its roots must be pinned")),
+        None => Ok(UploadOptions::Car { roots_in, pin }),
+        Some(format) => Ok(UploadOptions::Files(FileOptions {
+            format,
+            profile,
+            wrap: params.wrap == Some(true),
+            destination: if only_hash { Destination::Nothing } else { Destination::Pinned(pin) },
+            modes: params.preserve_mode == Some(true),
+            times: params.preserve_mtime == Some(true),
+        })),
+    }
 }
 
 impl UploadParams {
@@ -202,11 +210,12 @@ fn meta(text: &str) -> Result<Meta, UploadError> {
     Ok(meta)
 }
 
-fn form(roots: Option<&str>, content_type: &str, name: Option<String>) -> Result<Form, UploadError> {
+/// The format of a body with files; `None` for a CAR.
+fn file_format(content_type: &str, name: Option<String>) -> Result<Option<FileFormat>, UploadError> {
     let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    let form = match media_type.as_str() {
-        CAR => Form::Car { roots_last: roots_last(roots)? },
-        media_type if TAR.contains(&media_type) => Form::Tar,
+    Ok(Some(match media_type.as_str() {
+        CAR => return Ok(None),
+        media_type if TAR.contains(&media_type) => FileFormat::Tar,
         media_type if COMPRESSED_TAR.contains(&media_type) => {
             let words = "compressed archives are not supported: send the uncompressed TAR (application/x-tar)";
             return Err(UploadError::Unsupported(words.to_owned()));
@@ -214,20 +223,16 @@ fn form(roots: Option<&str>, content_type: &str, name: Option<String>) -> Result
         media_type if media_type.starts_with("multipart/") => {
             let boundary = multer::parse_boundary(content_type)
                 .map_err(|_| invalid("the Content-Type of a form must be multipart/form-data; boundary=…"))?;
-            Form::Multipart { boundary, kubo: false }
+            FileFormat::Multipart { boundary, kubo: false }
         }
-        _ => Form::File { name },
-    };
-    if roots.is_some() && !matches!(form, Form::Car { .. }) {
-        return Err(invalid(format!("roots is only for a CAR, but the Content-Type is not {CAR}")));
-    }
-    Ok(form)
+        _ => FileFormat::File { name },
+    }))
 }
 
-fn roots_last(roots: Option<&str>) -> Result<bool, UploadError> {
+fn roots_in(roots: Option<&str>) -> Result<RootsIn, UploadError> {
     match roots {
-        None | Some("header") => Ok(false),
-        Some("last") => Ok(true),
+        None | Some("header") => Ok(RootsIn::Header),
+        Some("last") => Ok(RootsIn::LastBlock),
         Some(_) => Err(invalid("roots must be \"header\" or \"last\"")),
     }
 }
@@ -236,51 +241,55 @@ fn roots_last(roots: Option<&str>) -> Result<bool, UploadError> {
 mod tests {
     use super::*;
 
-    fn of(query: &str, headers: &[(&str, &str)]) -> Result<(UploadOptions, Form), UploadError> {
+    fn of(query: &str, headers: &[(&str, &str)]) -> Result<UploadOptions, UploadError> {
         let uri: Uri = format!("/upload?{query}").parse().expect("a URI");
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.insert(http::HeaderName::from_bytes(name.as_bytes()).expect("a name"), value.parse().expect("a value"));
         }
-        terms(&uri, &map)
+        options(&uri, &map)
     }
 
     #[test]
     fn the_media_type_determines_the_format() {
-        let file = |name: Option<&str>| Form::File { name: name.map(str::to_owned) };
+        let file = |name: Option<&str>| Ok(FileFormat::File { name: name.map(str::to_owned) });
+        let form = || Ok(FileFormat::Multipart { boundary: "xyz".to_owned(), kubo: false });
         let table = [
             ("", vec![], file(None)),
             ("name=a%20b", vec![("content-type", "text/plain")], file(Some("a b"))),
             ("", vec![("content-disposition", "attachment; filename=\"c.txt\"")], file(Some("c.txt"))),
             ("name=a", vec![("content-disposition", "attachment; filename=\"c.txt\"")], file(Some("a"))),
             ("name=", vec![("content-type", "application/gzip")], file(None)),
-            ("", vec![("content-type", "application/vnd.ipld.car; version=1")], Form::Car { roots_last: false }),
-            ("roots=last", vec![("content-type", "Application/vnd.ipld.CAR")], Form::Car { roots_last: true }),
-            ("", vec![("content-type", "application/x-tar")], Form::Tar),
-            (
-                "",
-                vec![("content-type", "multipart/form-data; boundary=xyz")],
-                Form::Multipart { boundary: "xyz".to_owned(), kubo: false },
-            ),
+            ("", vec![("content-type", "application/vnd.ipld.car; version=1")], Err(RootsIn::Header)),
+            ("roots=last", vec![("content-type", "Application/vnd.ipld.CAR")], Err(RootsIn::LastBlock)),
+            ("", vec![("content-type", "application/x-tar")], Ok(FileFormat::Tar)),
+            ("", vec![("content-type", "multipart/form-data; boundary=xyz")], form()),
         ];
         for (query, headers, expected) in table {
-            let (_, form) = of(query, &headers).unwrap_or_else(|error| panic!("{query}: {error}"));
-            assert_eq!(form, expected, "{query} {headers:?}");
+            let format = match of(query, &headers).unwrap_or_else(|error| panic!("{query}: {error}")) {
+                UploadOptions::Files(options) => Ok(options.format),
+                UploadOptions::Car { roots_in, .. } => Err(roots_in),
+            };
+            assert_eq!(format, expected, "{query} {headers:?}");
         }
     }
 
     #[test]
     fn parameters_are_those_of_causeway_add() {
-        let (terms, _) =
-            of("cid-version=1&raw-leaves=false&chunker=size-1000&wrap&pin-name=p&meta=%7B%22a%22%3A%22b%22%7D", &[])
-                .expect("reads");
+        let files = |query: &str| match of(query, &[]).expect("reads") {
+            UploadOptions::Files(options) => options,
+            car => panic!("{car:?}"),
+        };
+        let options =
+            files("cid-version=1&raw-leaves=false&chunker=size-1000&wrap&pin-name=p&meta=%7B%22a%22%3A%22b%22%7D");
         let chunking = Chunking::size(1000).expect("a size");
-        assert_eq!(terms.profile, Profile { raw_leaves: false, chunking, ..Profile::default().with_cid_v1() });
-        assert_eq!((terms.wrap, terms.keep, terms.pin_name.as_deref()), (true, Destination::Pinned, Some("p")));
-        assert_eq!(terms.meta, Meta::from([("a".to_owned(), "b".to_owned())]));
-        assert_eq!(of("only-hash", &[]).expect("reads").0.keep, Destination::Nothing);
-        let (terms, _) = of("profile=unixfs-v1-2025&name=f", &[]).expect("reads");
-        assert_eq!((terms.profile, terms.pin_name.as_deref()), (Profile::UNIXFS_V1_2025, Some("f")));
+        assert_eq!(options.profile, Profile { raw_leaves: false, chunking, ..Profile::default().with_cid_v1() });
+        let meta = Meta::from([("a".to_owned(), "b".to_owned())]);
+        let pinned = |name: &str, meta| Destination::Pinned(PinDetails { name: Some(name.to_owned()), meta });
+        assert_eq!((options.wrap, options.destination), (true, pinned("p", meta)));
+        assert_eq!(files("only-hash").destination, Destination::Nothing);
+        let options = files("profile=unixfs-v1-2025&name=f");
+        assert_eq!((options.profile, options.destination), (Profile::UNIXFS_V1_2025, pinned("f", Meta::new())));
     }
 
     #[test]
@@ -310,7 +319,9 @@ mod tests {
             assert_eq!(of("", &[header]).expect_err("rejected").status(), 415, "{header:?}");
         }
         assert_eq!(of("", &[("content-type", "multipart/form-data")]).expect_err("refused").status(), 400);
-        assert_eq!(of("roots=first", &[("content-type", CAR)]).expect_err("refused").status(), 400);
+        for query in ["roots=first", "only-hash"] {
+            assert_eq!(of(query, &[("content-type", CAR)]).expect_err(query).status(), 400);
+        }
     }
 
     #[test]

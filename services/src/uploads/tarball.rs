@@ -6,9 +6,9 @@
 //!
 //! Archives are untrusted: received bytes are counted; descriptions of entries are limited; an archive without its end
 //! marker is truncated and rejected.
-//! entry is bounded; an archive that ends without its end mark has been cut.
 
 use crate::uploads::entries::EntryWriter;
+use crate::uploads::limits::{DESCRIPTION_BYTES_MAX, TARGET_BYTES_MAX};
 use crate::uploads::names::{Path, shown};
 use crate::uploads::{UploadError, tree};
 use content::importer::Attributes;
@@ -17,12 +17,8 @@ use std::io::{self, BufReader, Read};
 use std::rc::Rc;
 use tar::{Archive, Entry, EntryType};
 
-/// The maximum size of the description before an entry (long names, pax records, maps of sparse files), in bytes.
-const DESCRIPTION_BYTES_MAX: u64 = 256 * 1024;
 /// The read size, in bytes.
 const READ_BYTES: usize = 64 * 1024;
-/// The maximum length of a symlink's target, in bytes: Linux's limit of paths.
-pub const TARGET_BYTES_MAX: usize = 4096;
 /// The magic number of gzip (RFC 1952, section 2.3.1).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 

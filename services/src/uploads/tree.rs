@@ -5,6 +5,7 @@
 //! are open, each with a sorter of its entries in the order that a sharded directory (HAMT) needs.
 
 use crate::uploads::UploadError;
+use crate::uploads::limits::ROOTS_MAX;
 use crate::uploads::names::{self, Path, path_of_key};
 use crate::uploads::sorter::{MemoryBudget, Record, Sorted, Sorter};
 use content::Cid;
@@ -19,8 +20,6 @@ const BUDGET_BYTES: usize = 16 << 20;
 const SMALL_BYTES: u64 = 4 << 20;
 /// The maximum memory of a catalogue, in bytes: its entries, those of one folder that is built, and a growing list.
 pub const MEMORY_BYTES_MAX: usize = BUDGET_BYTES + 2 * SMALL_BYTES as usize;
-/// The maximum number of top-level entries without a wrapping folder: each gets its own pin.
-pub const ROOTS_MAX: usize = 1_000;
 
 /// How repeated paths are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

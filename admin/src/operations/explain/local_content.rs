@@ -2,13 +2,12 @@
 //! path.
 
 use crate::operations::Operations;
-use crate::operations::dag::{Frontier, Step};
 use api::explain::{ContentView, EncodedView, ExplainView, HeldView, RememberedView};
-use bytes::Bytes;
 use cache::stored::Shape;
+use content::frontier::{Frontier, Step};
 use content::unixfs::Node;
 use content::walk::{Resolved, WalkError};
-use content::{Block, BlockKey, BlockSource as _, Cid, SourceError, dag, ipld};
+use content::{Block, BlockKey, BlockSource as _, Cid, SourceError, ipld};
 use gateway::errors::Problem;
 use gateway::resolve::Target;
 use std::time::{Duration, Instant};
@@ -100,46 +99,40 @@ impl Operations {
             counted_all: true,
             encoded: encoded.map(|(compressed, ram_bytes)| EncodedView { compressed, ram_bytes }),
         };
-        let mut frontier = Frontier::new(&[*block.cid()], None, COUNTED_MAX);
-        while let Some(Step { cid, depth, .. }) = frontier.next() {
-            if is_late() {
-                view.counted_all = false;
-                break;
-            }
-            let Some(links) = self.count_one(&cid, frontier.descends_below(&cid, depth), &mut view).await else {
-                continue;
-            };
-            if frontier.links(&links, depth).is_err() {
-                view.counted_all = false;
-                break;
-            }
-        }
+        let frontier = Frontier::new(*block.cid(), None).with_blocks_max(COUNTED_MAX).without_rereads();
+        view.counted_all = self.count_all(frontier, &mut view, is_late).await;
         view
     }
 
-    /// Counts a block, and returns its links if `reads` is set and the block is stored locally.
-    async fn count_one(&self, cid: &Cid, reads: bool, view: &mut ContentView) -> Option<Vec<Cid>> {
-        let links = |data: Bytes| dag::links(&Block::from_verified(*cid, data)).unwrap_or_default();
-        let Some(key) = BlockKey::of(cid) else {
-            return Block::inline(cid).map(|block| dag::links(&block).unwrap_or_default());
-        };
-        let (store, tier_view) = (self.store(), self.parts().tiers.ram().find(&key));
+    /// Counts the blocks of a DAG, until `is_late`; returns whether all were counted.
+    async fn count_all(&self, mut frontier: Frontier, view: &mut ContentView, is_late: impl Fn() -> bool) -> bool {
+        loop {
+            let cid = match frontier.step() {
+                Ok(Step::Visit(cid)) if !is_late() => cid,
+                ended => return ended == Ok(Step::Done),
+            };
+            if let Some(block) = self.count_one(&cid, frontier.follows(&cid), view).await
+                && frontier.push_if_decodable(&block).is_err()
+            {
+                return false;
+            }
+        }
+    }
+
+    /// Counts a block, and returns it if `reads` is set and the block is stored locally.
+    async fn count_one(&self, cid: &Cid, reads: bool, view: &mut ContentView) -> Option<Block> {
+        let Some(key) = BlockKey::of(cid) else { return Block::inline(cid) };
+        let (store, in_ram) = (self.store(), self.parts().tiers.ram().holds(&key));
         let on_disk = store.has(cid).await.unwrap_or(false);
-        view.ram_blocks += u64::from(tier_view.is_some());
+        view.ram_blocks += u64::from(in_ram);
         view.disk_blocks += u64::from(on_disk);
-        if tier_view.is_none() && !on_disk {
+        if !in_ram && !on_disk {
             view.missing_blocks += 1;
             return None;
         }
         view.blocks_here += 1;
         view.pinned_blocks += u64::from(on_disk && store.is_pinned(&key).await.unwrap_or(false));
-        if !reads {
-            return None;
-        }
-        match tier_view {
-            Some(data) => Some(links(data)),
-            None => store.look(&key).await.ok().flatten().map(links),
-        }
+        if reads { self.parts().tiers.look(cid).await.ok().flatten() } else { None }
     }
 }
 

@@ -43,7 +43,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use services::audit::ResponseDetail;
 use services::audit::context::AuditContext;
-use services::pinning::{Owner, PinParameters, Pins, PinsError, Request};
+use services::pinning::{Owner, PinParameters, PinRequest, Pins, PinsError};
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -148,7 +148,7 @@ fn record_request(audit_context: &AuditContext, wanted: &PinParameters) {
     audit_context.note(&serde_json::json!({ "cid": wanted.root.to_string() }));
 }
 
-async fn accepted(pins: &Pins, request: Request) -> Answer {
+async fn accepted(pins: &Pins, request: PinRequest) -> Answer {
     let view = views::pin_status(&request, &views::delegates(pins).await);
     let detail = ResponseDetail(serde_json::json!({ "requestid": view.requestid, "cid": view.pin.cid }));
     Ok(detail.with(json(StatusCode::ACCEPTED, &view)))

@@ -3,7 +3,7 @@
 use crate::pins::psa::failure::PsaFailure;
 use api::pins::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
 use libp2p::Multiaddr;
-use services::pinning::{Page, PinParameters, Pins, Request, Status};
+use services::pinning::{Page, PinParameters, PinRequest, Pins, Status};
 use std::collections::BTreeMap;
 
 /// A page of pins.
@@ -13,7 +13,7 @@ pub fn results(page: &Page, delegates: &[String]) -> PinResultsView {
 }
 
 /// A pin and its status.
-pub fn pin_status(request: &Request, delegates: &[String]) -> PinStatusView {
+pub fn pin_status(request: &PinRequest, delegates: &[String]) -> PinStatusView {
     PinStatusView {
         requestid: request.id.to_string(),
         status: status(request.status),
@@ -24,7 +24,7 @@ pub fn pin_status(request: &Request, delegates: &[String]) -> PinStatusView {
     }
 }
 
-fn pin(request: &Request) -> PinView {
+fn pin(request: &PinRequest) -> PinView {
     let origins: Vec<_> = request.origins.iter().map(ToString::to_string).collect();
     PinView {
         cid: request.root.to_string(),
@@ -44,7 +44,7 @@ pub fn status(status: Status) -> StatusView {
     }
 }
 
-fn info(request: &Request) -> BTreeMap<String, String> {
+fn info(request: &PinRequest) -> BTreeMap<String, String> {
     let mut info = BTreeMap::new();
     let mut say = |key: &str, value: String| _ = info.insert(key.to_owned(), value);
     // A failed pin has no blocks here, except where the policy withholds a part of the DAG.

@@ -37,7 +37,7 @@ fn total(values: &[Stored]) -> usize {
 fn print(name: &str, blocks: &[Block]) {
     let bytes: usize = blocks.iter().map(|block| block.data().len()).sum();
     let percent = |part: usize, whole: usize| 100.0 * part as f64 / whole as f64;
-    let (mut encoder, mut small) = (encoder(), Encoder::new(Options { level: 19 }).expect("zstd"));
+    let (mut encoder, mut small) = (encoder(), Encoder::new(CompressionOptions { level: 19 }).expect("zstd"));
     let (mut estimate, mut zstd) = (Estimate::new().expect("zstd"), context(3).expect("zstd"));
     let mut frame = |block: &Block| {
         let mut frame = Vec::with_capacity(zstd::zstd_safe::compress_bound(block.data().len()));

@@ -11,7 +11,7 @@
 
 use crate::errors::Problem;
 use crate::request::Ask;
-use content::unixfs::dir::{DirError, Entry};
+use content::unixfs::dir::{DirEntry, DirError};
 use content::work::Work;
 use futures::future::ready;
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
@@ -21,7 +21,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 const SORTED_BYTES_MAX: usize = 1024 * 1024;
 
 /// The entries of a directory, as they are read.
-pub type Entries = BoxStream<'static, Result<Entry, DirError>>;
+pub type Entries = BoxStream<'static, Result<DirEntry, DirError>>;
 
 /// An order other than the stored one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -140,9 +140,9 @@ mod tests {
     use content::work::STEPS_PER_YIELD;
     use futures::FutureExt as _;
 
-    fn entry(name: &str, tsize: Option<u64>) -> Entry {
+    fn entry(name: &str, tsize: Option<u64>) -> DirEntry {
         let cid = content::cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID");
-        Entry { name: name.to_owned(), not_text: None, cid, tsize }
+        DirEntry { name: name.to_owned(), not_text: None, cid, tsize }
     }
 
     fn select(selection: &Selection, names: &[(&str, u64)], entries_max: usize) -> (Vec<String>, bool) {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dht::store::Limits;
+use crate::dht::store::RecordStoreLimits;
 use content::ipns::{Draft, Record};
 use libp2p::identity::Keypair;
 use libp2p::kad::RecordKey;
@@ -10,7 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 const NOW: Moment = 1_800_000_000;
 
 fn empty(now: Moment) -> Store {
-    Store::new(PeerId::random(), Limits::default(), now)
+    Store::new(PeerId::random(), RecordStoreLimits::default(), now)
 }
 
 /// A store with `records` provider records of `peers` peers, and a value record.
@@ -118,6 +118,6 @@ proptest! {
         let mut store = empty(NOW);
         let _ = decode_body(&mut Reader(&forged), &mut store);
         prop_assert_eq!(store.value_records(), 0);
-        prop_assert!(store.bytes() <= Limits::default().provider_bytes);
+        prop_assert!(store.bytes() <= RecordStoreLimits::default().provider_bytes);
     }
 }

@@ -6,7 +6,7 @@ fn address(text: &str) -> Multiaddr {
 
 fn store() -> (Store, PeerId) {
     let local = PeerId::random();
-    (Store::new(local, Limits::default(), 1_000), local)
+    (Store::new(local, RecordStoreLimits::default(), 1_000), local)
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn own_records_come_first_and_do_not_count_as_those_of_others() {
 #[test]
 fn own_keys_are_bounded() {
     let local = PeerId::random();
-    let mut store = Store::new(local, Limits { own_keys: 2, ..Limits::default() }, 0);
+    let mut store = Store::new(local, RecordStoreLimits { own_keys: 2, ..RecordStoreLimits::default() }, 0);
     let mut add = |n: u8| store.add_provider(ProviderRecord::new(RecordKey::new(&[n]), local, vec![])).is_ok();
     assert_eq!([add(1), add(2), add(3), add(1)], [true, true, false, true]);
 }

@@ -34,7 +34,7 @@ use tokio::sync::watch;
 /// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum PinOutcome {
     /// None yet.
     Pending,
     /// Its DAG is stored completely.
@@ -72,7 +72,7 @@ pub struct StoredRequest {
     /// The creation time, in milliseconds since the epoch.
     pub created_ms: u64,
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: PinOutcome,
     /// The owner's byte quota when the request was created.
     pub bytes_max: Option<u64>,
     /// A root whose pin is retained until this request is settled.
@@ -92,12 +92,12 @@ impl Deref for StoredRequest {
 impl StoredRequest {
     /// Whether it keeps the stored blocks of its DAG: it is pending, pinned, or pinned except for withheld blocks.
     pub fn is_live(&self) -> bool {
-        !matches!(self.outcome, Outcome::Failed(_))
+        !matches!(self.outcome, PinOutcome::Failed(_))
     }
 
     /// Whether it has no outcome yet.
     pub fn is_pending(&self) -> bool {
-        self.outcome == Outcome::Pending
+        self.outcome == PinOutcome::Pending
     }
 
     /// Counts the roots that it needs: by live requests, and by retained pins.
@@ -303,11 +303,11 @@ impl Index {
     }
 
     /// Sets the outcome of a request.
-    pub fn settle(&mut self, id: &str, outcome: Outcome) -> Option<StoredRequest> {
+    pub fn settle(&mut self, id: &str, outcome: PinOutcome) -> Option<StoredRequest> {
         let (owner, created_ms) = self.ids.get(id).cloned()?;
         let former = self.owners.get(&owner)?.requests.get(&created_ms)?.clone();
         self.count(&former, false);
-        let keeps = if outcome == Outcome::Pending { former.keeps } else { None };
+        let keeps = if outcome == PinOutcome::Pending { former.keeps } else { None };
         let entry = StoredRequest { outcome, keeps, ..former.clone() };
         self.count(&entry, true);
         // In this order, so that a root that is live before and after is live in between.
@@ -337,10 +337,10 @@ impl Index {
             self.index_origins(entry, more);
         }
         let count = match entry.outcome {
-            Outcome::Pending => &mut self.counts.pending,
-            Outcome::Pinned => &mut self.counts.pinned,
-            Outcome::Failed(_) => &mut self.counts.failed,
-            Outcome::Withheld(_) => &mut self.counts.withheld,
+            PinOutcome::Pending => &mut self.counts.pending,
+            PinOutcome::Pinned => &mut self.counts.pinned,
+            PinOutcome::Failed(_) => &mut self.counts.failed,
+            PinOutcome::Withheld(_) => &mut self.counts.withheld,
         };
         *count = if more { *count + 1 } else { count.saturating_sub(1) };
     }

@@ -53,7 +53,7 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pinning::index::Outcome;
+    use crate::pinning::index::PinOutcome;
     use crate::pinning::record::Work;
     use crate::pinning::request::PinParameters;
     use content::{Block, codec, hashes};
@@ -77,7 +77,7 @@ mod tests {
             owner: "alice".into(),
             wanted: Arc::new(PinParameters { origins, ..PinParameters::new(root(number)) }),
             created_ms: number,
-            outcome: Outcome::Pending,
+            outcome: PinOutcome::Pending,
             bytes_max: None,
             keeps: None,
             taken_in: false,
@@ -120,12 +120,12 @@ mod tests {
         let mut index = Index::default();
         index.insert(request(1, &[peer]));
         index.insert(request(2, &[peer]));
-        index.settle("1", Outcome::Pinned);
+        index.settle("1", PinOutcome::Pinned);
         assert!(index.awaits(&peer));
-        index.settle("2", Outcome::Failed("no peer has it".into()));
+        index.settle("2", PinOutcome::Failed("no peer has it".into()));
         assert!(!index.awaits(&peer));
         // A complete pin that has lost blocks is fetched again.
-        index.settle("1", Outcome::Pending);
+        index.settle("1", PinOutcome::Pending);
         assert!(index.awaits(&peer));
         index.remove("1");
         assert!(!index.awaits(&peer) && index.origin_peers.is_empty());

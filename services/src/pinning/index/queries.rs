@@ -1,7 +1,7 @@
 //! Read access to an index.
 
-use crate::pinning::index::{Index, Outcome, Root, StoredRequest, time};
-use crate::pinning::request::{Request, Status};
+use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest, time};
+use crate::pinning::request::{PinRequest, Status};
 use content::Cid;
 use libp2p::Multiaddr;
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ impl Index {
     }
 
     /// A snapshot of a request of this owner.
-    pub fn get(&self, owner: &str, id: &str) -> Option<Request> {
+    pub fn get(&self, owner: &str, id: &str) -> Option<PinRequest> {
         let entry = self.entry(id)?;
         (&*entry.owner == owner).then(|| self.show(entry))
     }
@@ -151,27 +151,27 @@ impl Index {
     /// The status of a request.
     pub fn status(&self, entry: &StoredRequest) -> Status {
         match entry.outcome {
-            Outcome::Pinned => Status::Pinned,
-            Outcome::Failed(_) | Outcome::Withheld(_) => Status::Failed,
-            Outcome::Pending if self.roots.get(&entry.root).is_some_and(|root| root.active) => Status::Pinning,
-            Outcome::Pending => Status::Queued,
+            PinOutcome::Pinned => Status::Pinned,
+            PinOutcome::Failed(_) | PinOutcome::Withheld(_) => Status::Failed,
+            PinOutcome::Pending if self.roots.get(&entry.root).is_some_and(|root| root.active) => Status::Pinning,
+            PinOutcome::Pending => Status::Queued,
         }
     }
 
     /// A snapshot of a request.
-    pub fn show(&self, entry: &StoredRequest) -> Request {
+    pub fn show(&self, entry: &StoredRequest) -> PinRequest {
         let root = self.roots.get(&entry.root);
         let status = self.status(entry);
         let pending = entry.is_pending();
         let work = root.map(|root| &root.work).filter(|_| pending);
         let details = match &entry.outcome {
-            Outcome::Failed(reason) | Outcome::Withheld(reason) => Some(Arc::clone(reason)),
+            PinOutcome::Failed(reason) | PinOutcome::Withheld(reason) => Some(Arc::clone(reason)),
             _ => root.filter(|_| pending).and_then(details),
         };
         let attempts = work.map_or(0, |work| work.attempts);
         let due = work.filter(|_| attempts > 0 && status == Status::Queued).map(|work| self.clock.wall(work.due_ms));
         let progress = root.filter(|_| entry.is_live()).map(Root::stored).unwrap_or_default();
-        Request {
+        PinRequest {
             id: Arc::clone(&entry.id),
             owner: Arc::clone(&entry.owner),
             wanted: Arc::clone(&entry.wanted),

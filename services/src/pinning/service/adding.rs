@@ -1,8 +1,8 @@
 //! Creation of requests: new ones, replacements, and those for uploads.
 
-use crate::pinning::index::{Index, Outcome, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, StoredRequest};
 use crate::pinning::record;
-use crate::pinning::request::{Meta, Owner, PinParameters, Request, Status};
+use crate::pinning::request::{Meta, Owner, PinParameters, PinRequest, Status};
 use crate::pinning::service::{FollowUp, Pins, PinsError, Protection, now_ms, progress};
 use cache::{PinState, StoreError};
 use content::Cid;
@@ -25,7 +25,7 @@ impl Pins {
     ///
     /// # Errors
     /// [`PinsError::Invalid`], [`PinsError::Quota`], [`PinsError::Full`] or [`PinsError::Store`].
-    pub async fn request(self: &Arc<Self>, owner: &Owner, wanted: PinParameters) -> Result<Request, PinsError> {
+    pub async fn request(self: &Arc<Self>, owner: &Owner, wanted: PinParameters) -> Result<PinRequest, PinsError> {
         self.add(owner, wanted, None).await
     }
 
@@ -38,7 +38,7 @@ impl Pins {
         owner: &Owner,
         id: &str,
         wanted: PinParameters,
-    ) -> Result<Request, PinsError> {
+    ) -> Result<PinRequest, PinsError> {
         self.add(owner, wanted, Some(id.to_owned())).await
     }
 
@@ -47,7 +47,7 @@ impl Pins {
         owner: &Owner,
         wanted: PinParameters,
         replaced: Option<String>,
-    ) -> Result<Request, PinsError> {
+    ) -> Result<PinRequest, PinsError> {
         wanted.check().map_err(PinsError::Invalid)?;
         let (pins, owner) = (Arc::clone(self), owner.clone());
         self.spawn_change(async move { pins.add_now(&owner, wanted, replaced.as_deref()).await }).await
@@ -58,7 +58,7 @@ impl Pins {
         owner: &Owner,
         wanted: PinParameters,
         replaced: Option<&str>,
-    ) -> Result<Request, PinsError> {
+    ) -> Result<PinRequest, PinsError> {
         self.refresh(&wanted.root, None).await?;
         let NewRequest { entry, replaced, released } = self.decide(owner, wanted, replaced)?;
         let mut changes = vec![record::put(&entry)?, record::delete_orphan(&entry.root)];
@@ -77,22 +77,23 @@ impl Pins {
         let replaced = replaced.map(|id| own(id).ok_or(PinsError::NotFound)).transpose()?;
         self.check_quota(&index, owner, &wanted, replaced.as_ref())?;
         let outcome = match index.root(&wanted.root) {
-            Some(root) if root.complete => Outcome::Pinned,
-            _ => Outcome::Pending,
+            Some(root) if root.complete => PinOutcome::Pinned,
+            _ => PinOutcome::Pending,
         };
         // The former DAG stays until the new one is complete.
-        let keeps = replaced.as_ref().filter(|_| outcome == Outcome::Pending).and_then(|former| match former.outcome {
-            Outcome::Pinned | Outcome::Withheld(_) => Some(former.root),
-            Outcome::Pending => former.keeps,
-            Outcome::Failed(_) => None,
-        });
+        let keeps =
+            replaced.as_ref().filter(|_| outcome == PinOutcome::Pending).and_then(|former| match former.outcome {
+                PinOutcome::Pinned | PinOutcome::Withheld(_) => Some(former.root),
+                PinOutcome::Pending => former.keeps,
+                PinOutcome::Failed(_) => None,
+            });
         let entry = self.entry(&index, owner, wanted, outcome, keeps)?;
         let released = index.released_by(replaced.iter().map(|former| (former, Some(&entry))));
         Ok(NewRequest { entry, replaced, released })
     }
 
     /// Applies a new request that was written to the index, and has its DAG fetched if it is pending.
-    fn apply(self: &Arc<Self>, entry: StoredRequest, replaced: Option<StoredRequest>) -> Result<Request, PinsError> {
+    fn apply(self: &Arc<Self>, entry: StoredRequest, replaced: Option<StoredRequest>) -> Result<PinRequest, PinsError> {
         let (id, owner, root) = (Arc::clone(&entry.id), Arc::clone(&entry.owner), entry.root);
         let origins = entry.is_pending().then(|| entry.origins.clone());
         let mut index = self.index_mut();
@@ -116,7 +117,7 @@ impl Pins {
         index: &Index,
         owner: &Owner,
         wanted: PinParameters,
-        outcome: Outcome,
+        outcome: PinOutcome,
         keeps: Option<Cid>,
     ) -> Result<StoredRequest, StoreError> {
         Ok(StoredRequest {
@@ -179,7 +180,7 @@ impl Pins {
         root: Cid,
         name: Option<String>,
         meta: Meta,
-    ) -> Result<Request, PinsError> {
+    ) -> Result<PinRequest, PinsError> {
         let wanted = PinParameters { name, meta, ..PinParameters::new(root) };
         wanted.check().map_err(PinsError::Invalid)?;
         let (pins, owner) = (Arc::clone(self), owner.clone());
@@ -215,7 +216,7 @@ impl Pins {
         owner: &Owner,
         root: Cid,
         name: Option<String>,
-    ) -> Result<Request, PinsError> {
+    ) -> Result<PinRequest, PinsError> {
         let pins = Arc::clone(self);
         self.spawn_change(async move { pins.refresh(&root, None).await }).await?;
         let own = self.of_root(&owner.id, &root).into_iter().find(|request| request.status == Status::Pinned);

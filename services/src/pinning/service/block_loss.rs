@@ -4,7 +4,7 @@
 //! Then the requests report it, and a worker fetches the missing blocks. A pin that was complete never fails, because
 //! the rest of it would be evicted.
 
-use crate::pinning::index::{Index, Outcome, Root, StoredRequest};
+use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest};
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{Pins, PinsError, progress};
 use cache::pins::PinChanges;
@@ -43,7 +43,11 @@ impl Pins {
             if index.counts().withheld == 0 {
                 return;
             }
-            index.all().filter(|entry| matches!(entry.outcome, Outcome::Withheld(_))).map(|entry| entry.root).collect()
+            index
+                .all()
+                .filter(|entry| matches!(entry.outcome, PinOutcome::Withheld(_)))
+                .map(|entry| entry.root)
+                .collect()
         };
         let changes = self.store.pin_changes();
         roots.into_iter().for_each(|root| changes.note(root));
@@ -110,7 +114,8 @@ impl Pins {
     async fn lose(&self, root: &Cid, pin: &PinSummary, missing: Option<MissingBlocks>) -> Result<(), PinsError> {
         let affected = {
             let index = self.index();
-            let ids = index.requests_for(root, |entry| matches!(entry.outcome, Outcome::Pinned | Outcome::Withheld(_)));
+            let ids =
+                index.requests_for(root, |entry| matches!(entry.outcome, PinOutcome::Pinned | PinOutcome::Withheld(_)));
             ids.iter().filter_map(|id| index.entry(id).cloned()).collect::<Vec<StoredRequest>>()
         };
         if affected.is_empty() {
@@ -126,17 +131,17 @@ impl Pins {
         let work = restarted_work(&self.index());
         let mut changes = vec![record::put_work(root, &work)?];
         for entry in &affected {
-            changes.push(record::put(&StoredRequest { outcome: Outcome::Pending, ..entry.clone() })?);
+            changes.push(record::put(&StoredRequest { outcome: PinOutcome::Pending, ..entry.clone() })?);
         }
         self.register.write(changes).await?;
         {
             let mut index = self.index_mut();
             index.set_progress(root, progress(pin), false);
             index.set_missing(root, missing);
-            affected.iter().for_each(|entry| _ = index.settle(&entry.id, Outcome::Pending));
+            affected.iter().for_each(|entry| _ = index.settle(&entry.id, PinOutcome::Pending));
             index.set_work(root, work);
         }
-        let was_pinned = affected.iter().any(|entry| entry.outcome == Outcome::Pinned);
+        let was_pinned = affected.iter().any(|entry| entry.outcome == PinOutcome::Pinned);
         // A block that a rule withheld is not lost, also after the rule was removed.
         let is_new = was_pinned || missing.blocks > missing_before;
         if is_new && !missing.is_withheld() {
@@ -168,7 +173,7 @@ impl Pins {
     pub(in crate::pinning) async fn withhold(&self, root: &Cid, reason: String) -> Result<(), PinsError> {
         let reason: Arc<str> = reason.into();
         let pending = self.index().requests_for(root, StoredRequest::is_pending);
-        self.settle(pending.into_iter().map(|id| (id, Outcome::Withheld(Arc::clone(&reason)))).collect()).await?;
+        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Withheld(Arc::clone(&reason)))).collect()).await?;
         self.delete_work(root).await
     }
 }

@@ -1,6 +1,6 @@
 //! The start of the service: reading the pin metadata store, and reconciling it with the block store.
 
-use crate::pinning::index::{Index, Outcome, Root, StoredRequest, millis};
+use crate::pinning::index::{Index, PinOutcome, Root, StoredRequest, millis};
 use crate::pinning::record::{self, Work};
 use crate::pinning::request::{Owner, PinParameters};
 use crate::pinning::service::{Pins, PinsError, progress};
@@ -131,7 +131,7 @@ impl Pins {
                 created_ms += 1;
             }
             let wanted = PinParameters { name: pin.name.clone(), ..PinParameters::new(pin.root) };
-            let outcome = if pin.state == PinState::Complete { Outcome::Pinned } else { Outcome::Pending };
+            let outcome = if pin.state == PinState::Complete { PinOutcome::Pinned } else { PinOutcome::Pending };
             let entry = self.entry(&Index::default(), &operator, wanted, outcome, None)?;
             let entry = StoredRequest { created_ms, taken_in: true, ..entry };
             changes.push(record::put(&entry)?);
@@ -225,14 +225,14 @@ fn reconcile(
     for entry in entries {
         let state = stored.get(&entry.root).map(|pin| pin.state);
         match entry.outcome {
-            Outcome::Pinned if state.is_none() && entry.taken_in => changes.push(record::delete(&entry.id)),
-            Outcome::Pinned if state != Some(PinState::Complete) => {
+            PinOutcome::Pinned if state.is_none() && entry.taken_in => changes.push(record::delete(&entry.id)),
+            PinOutcome::Pinned if state != Some(PinState::Complete) => {
                 lost.insert(entry.root);
-                kept.push(StoredRequest { outcome: Outcome::Pending, ..entry });
+                kept.push(StoredRequest { outcome: PinOutcome::Pending, ..entry });
             }
-            Outcome::Withheld(_) => {
+            PinOutcome::Withheld(_) => {
                 lost.insert(entry.root);
-                kept.push(StoredRequest { outcome: Outcome::Pending, ..entry });
+                kept.push(StoredRequest { outcome: PinOutcome::Pending, ..entry });
             }
             _ => kept.push(entry),
         }

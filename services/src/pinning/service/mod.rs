@@ -31,7 +31,7 @@ use crate::pinning::filter::{Filter, Page, PreparedFilter};
 use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::PinNetwork;
-use crate::pinning::request::{Owner, Progress, Request, Status};
+use crate::pinning::request::{Owner, PinRequest, Progress, Status};
 use cache::{BlockStore, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use futures::future::join_all;
@@ -290,12 +290,12 @@ impl Pins {
     }
 
     /// A request of an owner.
-    pub fn get(&self, owner: &str, id: &str) -> Option<Request> {
+    pub fn get(&self, owner: &str, id: &str) -> Option<PinRequest> {
         self.index().get(owner, id)
     }
 
     /// The requests of an owner for a root.
-    pub fn of_root(&self, owner: &str, root: &Cid) -> Vec<Request> {
+    pub fn of_root(&self, owner: &str, root: &Cid) -> Vec<PinRequest> {
         let index = self.index();
         let ids = index.requests_for(root, |entry| *entry.owner == *owner);
         ids.iter().filter_map(|id| index.get(owner, id)).collect()
@@ -373,8 +373,8 @@ impl Pins {
         &self,
         owner: &str,
         id: &str,
-        mut on_change: impl FnMut(&Request),
-    ) -> Result<Request, PinsError> {
+        mut on_change: impl FnMut(&PinRequest),
+    ) -> Result<PinRequest, PinsError> {
         loop {
             let root = self.get(owner, id).ok_or(PinsError::NotFound)?.root;
             let Some(mut changes) = self.index_mut().watch(&root) else { continue };

@@ -2,7 +2,7 @@
 //!
 //! An owner removes its own requests, the operator those of all owners. That a client has the scope for it, `admin` has checked.
 
-use crate::pinning::index::{Outcome, StoredRequest};
+use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::record;
 use crate::pinning::service::{FollowUp, Pins, PinsError};
 use cache::StoreError;
@@ -74,7 +74,7 @@ impl Pins {
         self.spawn_change(async move {
             let ids = pins.index().requests_for(&root, StoredRequest::is_live);
             let count = ids.len();
-            pins.settle(ids.into_iter().map(|id| (id, Outcome::Failed(Arc::clone(&reason)))).collect()).await?;
+            pins.settle(ids.into_iter().map(|id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect()).await?;
             Ok(count)
         })
         .await

@@ -1,6 +1,6 @@
 //! Outcomes of requests: pinned, failed, withheld; and the records of attempts.
 
-use crate::pinning::index::{Outcome, StoredRequest};
+use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{Pins, PinsError, now_ms};
 use cache::metadata_store::Change;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 impl Pins {
     /// Sets the outcomes of requests. The caller holds the lock of changes.
-    pub(in crate::pinning) async fn settle(&self, outcomes: Vec<(Arc<str>, Outcome)>) -> Result<(), PinsError> {
+    pub(in crate::pinning) async fn settle(&self, outcomes: Vec<(Arc<str>, PinOutcome)>) -> Result<(), PinsError> {
         let (changed, released) = {
             let index = self.index();
-            let settled = |(id, outcome): &(Arc<str>, Outcome)| {
+            let settled = |(id, outcome): &(Arc<str>, PinOutcome)| {
                 let former = index.entry(id)?;
                 Some((former.clone(), StoredRequest { outcome: outcome.clone(), keeps: None, ..former.clone() }))
             };
@@ -37,8 +37,8 @@ impl Pins {
     /// Settles the pending requests for a complete root: as failed if the owner exceeds its quota, else as pinned.
     pub(in crate::pinning) async fn settle_complete(&self, root: &Cid) -> Result<(), PinsError> {
         self.settle_exceeding(root).await?;
-        let pending = self.index().requests_for(root, |entry| entry.outcome == Outcome::Pending);
-        self.settle(pending.into_iter().map(|id| (id, Outcome::Pinned)).collect()).await
+        let pending = self.index().requests_for(root, |entry| entry.outcome == PinOutcome::Pending);
+        self.settle(pending.into_iter().map(|id| (id, PinOutcome::Pinned)).collect()).await
     }
 
     /// Fails the pending requests for a root whose owners exceed their byte quota.
@@ -51,9 +51,9 @@ impl Pins {
             let fail = |(owner, most): (Arc<str>, u64)| {
                 let reason = format!("the DAG exceeds the rest of the token's quota of {most} bytes");
                 let reason: Arc<str> = reason.into();
-                let pending = |entry: &StoredRequest| entry.owner == owner && entry.outcome == Outcome::Pending;
+                let pending = |entry: &StoredRequest| entry.owner == owner && entry.outcome == PinOutcome::Pending;
                 let ids = index.requests_for(root, pending);
-                ids.into_iter().map(move |id| (id, Outcome::Failed(Arc::clone(&reason)))).collect::<Vec<_>>()
+                ids.into_iter().map(move |id| (id, PinOutcome::Failed(Arc::clone(&reason)))).collect::<Vec<_>>()
             };
             exceeded.into_iter().flat_map(fail).collect()
         };

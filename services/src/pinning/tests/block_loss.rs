@@ -24,9 +24,9 @@ async fn state(world: &World, blocks: &[Block]) -> PinState {
 }
 
 /// Waits until a request waits for lost blocks.
-async fn waits(pins: &Pins, request: &Request) -> Request {
+async fn waits(pins: &Pins, request: &PinRequest) -> PinRequest {
     until("it is no longer pinned", async || {
-        let waiting = |now: &Request| matches!(now.status, Status::Queued | Status::Pinning);
+        let waiting = |now: &PinRequest| matches!(now.status, Status::Queued | Status::Pinning);
         pins.get(&request.owner, &request.id).filter(waiting)
     })
     .await
@@ -78,7 +78,10 @@ async fn the_stored_blocks_of_incomplete_pins_are_counted_at_the_start() {
     let mut world = world(0);
     world.options.workers_max = 1;
     let (lost, unfinished) = (dag("lost", 0..4), dag("unfinished", 4..8));
-    let supply = |blocks: &[Block]| futures::stream::iter(blocks.to_vec().into_iter().map(Ok::<_, SourceError>));
+    let supply = |blocks: &[Block]| {
+        let blocks = blocks.to_vec();
+        futures::stream::iter(blocks.into_iter().map(Ok::<_, SourceError>))
+    };
     world.store.pin_recursive(*lost[0].cid(), None, supply(&lost)).await.expect("pins");
     let ends_early = supply(&unfinished[..3]).chain(futures::stream::iter([Err(SourceError::Closed)]));
     world.store.pin_recursive(*unfinished[0].cid(), None, ends_early).await.expect_err("it ended early");

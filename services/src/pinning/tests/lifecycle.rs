@@ -118,7 +118,7 @@ async fn a_pin_is_fetched_without_its_back_off_when_an_origin_connects() {
     let alice = owner("alice");
     let waiting = pins.request(&alice, from(&blocks, origin)).await.expect("is asked for");
     let still = pins.request(&alice, from(&other, another)).await.expect("is asked for");
-    let has_failed = |request: &Request| {
+    let has_failed = |request: &PinRequest| {
         pins.get("alice", &request.id).filter(|now| now.attempts == 1 && now.status == Status::Queued)
     };
     until("both were tried", async || has_failed(&waiting).and(has_failed(&still))).await;
@@ -196,7 +196,7 @@ async fn concurrent_fetches_are_limited_and_owners_take_turns() {
     for blocks in &dags[..19] {
         requests.push(pins.request(&busy, wanted(blocks)).await.expect("is asked for"));
     }
-    let status = |request: &Request| pins.get(&request.owner, &request.id).map(|now| now.status);
+    let status = |request: &PinRequest| pins.get(&request.owner, &request.id).map(|now| now.status);
     let fetched = || requests.iter().filter(|request| status(request) == Some(Status::Pinning)).count();
     until("all workers are busy", async || (fetched() == 4).then_some(())).await;
     let late = pins.request(&modest, wanted(&dags[19])).await.expect("is asked for");

@@ -10,7 +10,7 @@ fn all() -> Filter {
 
 async fn names(pins: &Pins, filter: &Filter) -> (usize, Vec<String>) {
     let page = pins.list("alice", filter).await;
-    let name = |request: &Request| request.name.as_deref().unwrap_or("-").to_owned();
+    let name = |request: &PinRequest| request.name.as_deref().unwrap_or("-").to_owned();
     (page.count, page.requests.iter().map(name).collect())
 }
 
@@ -118,7 +118,7 @@ async fn turns<T>(work: impl Future<Output = T>) -> (T, usize) {
 async fn long_listings_yield() {
     const COUNT: u64 = 5_000;
     let world = World::new();
-    let outcome = crate::pinning::index::Outcome::Failed("no peer has it".into());
+    let outcome = crate::pinning::index::PinOutcome::Failed("no peer has it".into());
     let entry =
         |at| model::entry(at, if at % 2 == 0 { "even" } else { "odd" }, *leaf(at % 3).cid(), outcome.clone(), None);
     let changes = (1..=COUNT).map(|at| crate::pinning::record::put(&entry(at)).expect("can be written")).collect();

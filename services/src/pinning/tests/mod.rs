@@ -19,7 +19,7 @@ mod world;
 
 use self::world::*;
 use crate::pinning;
-use crate::pinning::{Owner, PinParameters, Pins, PinsError, Request, Status};
+use crate::pinning::{Owner, PinParameters, PinRequest, Pins, PinsError, Status};
 use bytes::Bytes;
 use cache::MetadataStore;
 use content::{Block, BlockKey, Cid, DenyList, Policy, SourceError, codec, hashes};

@@ -1,6 +1,6 @@
 //! The index compared with a simple model of the same requests.
 
-use crate::pinning::index::{Batch, Counts, Index, Outcome, StoredRequest};
+use crate::pinning::index::{Batch, Counts, Index, PinOutcome, StoredRequest};
 use crate::pinning::record::Work;
 use crate::pinning::{PinParameters, Progress};
 use content::{Block, Cid};
@@ -26,12 +26,12 @@ enum Step {
     EndRemoval(usize),
 }
 
-fn outcome(number: u8) -> Outcome {
+fn outcome(number: u8) -> PinOutcome {
     match number {
-        0 => Outcome::Pending,
-        1 => Outcome::Pinned,
-        2 => Outcome::Withheld("a rule".into()),
-        _ => Outcome::Failed("why".into()),
+        0 => PinOutcome::Pending,
+        1 => PinOutcome::Pinned,
+        2 => PinOutcome::Withheld("a rule".into()),
+        _ => PinOutcome::Failed("why".into()),
     }
 }
 
@@ -50,13 +50,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-pub fn entry(number: u64, owner: &str, root: Cid, outcome: Outcome, keeps: Option<Cid>) -> StoredRequest {
+pub fn entry(number: u64, owner: &str, root: Cid, outcome: PinOutcome, keeps: Option<Cid>) -> StoredRequest {
     StoredRequest {
         id: number.to_string().into(),
         owner: owner.into(),
         wanted: Arc::new(PinParameters::new(root)),
         created_ms: number,
-        keeps: keeps.filter(|_| outcome == Outcome::Pending),
+        keeps: keeps.filter(|_| outcome == PinOutcome::Pending),
         outcome,
         bytes_max: None,
         taken_in: false,
@@ -72,15 +72,15 @@ fn compare(
     removing: &BTreeSet<Cid>,
 ) {
     let roots = roots();
-    let is_pending = |entry: &&StoredRequest| entry.outcome == Outcome::Pending;
-    let is_live = |entry: &&StoredRequest| !matches!(entry.outcome, Outcome::Failed(_));
-    let count = |wanted: fn(&Outcome) -> bool| entries.iter().filter(|entry| wanted(&entry.outcome)).count() as u64;
+    let is_pending = |entry: &&StoredRequest| entry.outcome == PinOutcome::Pending;
+    let is_live = |entry: &&StoredRequest| !matches!(entry.outcome, PinOutcome::Failed(_));
+    let count = |wanted: fn(&PinOutcome) -> bool| entries.iter().filter(|entry| wanted(&entry.outcome)).count() as u64;
     let waiting: BTreeSet<Cid> = entries.iter().filter(is_pending).map(|entry| entry.root).collect();
     let expected = Counts {
-        pending: count(|outcome| *outcome == Outcome::Pending),
-        pinned: count(|outcome| *outcome == Outcome::Pinned),
-        failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
-        withheld: count(|outcome| matches!(outcome, Outcome::Withheld(_))),
+        pending: count(|outcome| *outcome == PinOutcome::Pending),
+        pinned: count(|outcome| *outcome == PinOutcome::Pinned),
+        failed: count(|outcome| matches!(outcome, PinOutcome::Failed(_))),
+        withheld: count(|outcome| matches!(outcome, PinOutcome::Withheld(_))),
         incomplete_roots: 0,
         queued_roots: waiting.iter().filter(|root| !active.contains(root) && !removing.contains(root)).count() as u64,
         active_roots: active.len() as u64,
@@ -137,7 +137,7 @@ proptest! {
                 Step::Settle(which, becomes) if which < entries.len() => {
                     let former = entries[which].clone();
                     let next = outcome(becomes);
-                    let keeps = former.keeps.filter(|_| next == Outcome::Pending);
+                    let keeps = former.keeps.filter(|_| next == PinOutcome::Pending);
                     let next = StoredRequest { outcome: next, keeps, ..former.clone() };
                     let released = index.released_by([(&former, Some(&next))]);
                     let needed: Vec<bool> = roots.iter().map(|root| index.is_needed(root)).collect();
@@ -188,7 +188,7 @@ fn owners_take_turns_and_share_the_workers() {
     let mut index = Index::default();
     for (number, block) in blocks.iter().enumerate() {
         let owner = if number < 9 { "busy" } else { "modest" };
-        index.insert(entry(number as u64, owner, *block.cid(), Outcome::Pending, None));
+        index.insert(entry(number as u64, owner, *block.cid(), PinOutcome::Pending, None));
     }
     let at = |cid: Cid| blocks.iter().position(|block| *block.cid() == cid).expect("one of ours");
     let taken: Vec<_> = (0..6).map(|_| at(index.take_next(0, 3).expect("alice waits"))).collect();
@@ -203,7 +203,7 @@ fn owners_take_turns_and_share_the_workers() {
 fn roots_that_are_not_due_wait() {
     let block = crate::pinning::tests::leaf(0);
     let mut index = Index::default();
-    index.insert(entry(1, "a", *block.cid(), Outcome::Pending, None));
+    index.insert(entry(1, "a", *block.cid(), PinOutcome::Pending, None));
     index.set_work(block.cid(), Work { due_ms: 500, ..Work::default() });
     assert_eq!((index.take_next(499, 4), index.next_due_ms(4)), (None, Some(500)));
     index.schedule_now(block.cid(), 400);
@@ -220,7 +220,7 @@ fn roots_that_are_not_due_wait() {
 fn a_request_that_retains_its_own_root_leaves_nothing_behind() {
     let root = *crate::pinning::tests::leaf(0).cid();
     let mut index = Index::default();
-    index.insert(entry(1, "a", root, Outcome::Pending, Some(root)));
+    index.insert(entry(1, "a", root, PinOutcome::Pending, Some(root)));
     assert!(index.remove("1").is_some());
     assert_eq!((index.counts(), index.root(&root).is_none()), (Counts::default(), true));
     assert_eq!((index.take_next(0, 4), index.next_due_ms(4)), (None, None));

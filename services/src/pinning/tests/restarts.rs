@@ -1,6 +1,6 @@
 //! Restarts.
 
-use crate::pinning::index::Outcome;
+use crate::pinning::index::PinOutcome;
 use crate::pinning::tests::*;
 use crate::pinning::{Filter, OPERATOR, record};
 use crate::small_disk::SmallDisk;
@@ -121,7 +121,7 @@ async fn an_interrupted_removal_is_completed() {
     let far = crate::pinning::service::now_ms() + 60_000;
     let orphans = [(*gone[0].cid(), far), (*later[0].cid(), 0)];
     let mut changes = orphans.map(|(root, at)| record::put_orphan(&root, at).expect("can be written")).to_vec();
-    let outcome = Outcome::Failed("beyond its quota".into());
+    let outcome = PinOutcome::Failed("beyond its quota".into());
     let failed = model::entry(7, "alice", *gone[0].cid(), outcome, None);
     changes.push(record::put(&failed).expect("can be written"));
     world.register.write(changes).await.expect("writes");
@@ -204,7 +204,7 @@ async fn a_pin_whose_record_was_the_last_of_a_damaged_log_stays_pinned() {
         // A removal of the pin was decided and not completed. Then it was requested again.
         let far = crate::pinning::service::now_ms() + 60_000;
         world.register.write(vec![record::put_orphan(&root, far).expect("can be written")]).await.expect("writes");
-        let again = record::put(&model::entry(7, "alice", root, Outcome::Pinned, None)).expect("can be written");
+        let again = record::put(&model::entry(7, "alice", root, PinOutcome::Pinned, None)).expect("can be written");
         world.register.write(vec![again, record::delete_orphan(&root)]).await.expect("writes");
         world.store.close().await.expect("closes");
     }

@@ -1,7 +1,7 @@
 //! A store, a pin metadata store and an upstream, with a pin service. Shared by the tests of the service and of its
 //! API.
 
-use super::pinning::{Owner, PinMetrics, PinNetwork, PinOptions, PinParameters, Pins, Request, Status};
+use super::pinning::{Owner, PinMetrics, PinNetwork, PinOptions, PinParameters, PinRequest, Pins, Status};
 use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
 use cache::{BlockStore, Disk, DiskOptions, MetadataStore, Ram, TierMetrics, Tiers};
@@ -167,12 +167,12 @@ pub(super) async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Opt
 }
 
 /// Waits until a request has a status.
-pub(super) async fn becomes(pins: &Pins, request: &Request, status: Status) -> Request {
+pub(super) async fn becomes(pins: &Pins, request: &PinRequest, status: Status) -> PinRequest {
     let what = format!("{} is {status:?}", request.id);
     until(&what, async || pins.get(&request.owner, &request.id).filter(|now| now.status == status)).await
 }
 
-pub(super) async fn pin(pins: &Arc<Pins>, owner: &Owner, wanted: PinParameters) -> Request {
+pub(super) async fn pin(pins: &Arc<Pins>, owner: &Owner, wanted: PinParameters) -> PinRequest {
     let request = pins.request(owner, wanted).await.expect("is asked for");
     becomes(pins, &request, Status::Pinned).await
 }

@@ -6,6 +6,7 @@
 
 use crate::uploads::UploadError;
 use crate::uploads::body::Meter;
+use crate::uploads::limits::HEAD_BYTES_MAX;
 use bytes::Bytes;
 use futures::future::poll_fn;
 use futures::{Stream, StreamExt as _};
@@ -18,9 +19,6 @@ use tokio_util::io::ReaderStream;
 
 /// The size of a piece of the body, in bytes.
 const READ_BYTES: usize = 32 * 1024;
-/// The maximum number of bytes that the parser may read without returning anything: the preamble of the form, and the
-/// head of a part.
-const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 const SHUT: usize = 0;
 const OPEN: usize = 1;

@@ -39,13 +39,13 @@ pub struct Record {
     pub touched_at: u64,
     /// The outcome, when it is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<UploadOutcome>,
 }
 
 /// The outcome of a complete upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum UploadOutcome {
     /// It is pinned.
     Done(UploadView),
     /// It failed. The bytes are kept if the gateway is the cause.
@@ -57,8 +57,8 @@ impl Record {
     pub fn is_open(&self) -> bool {
         match &self.outcome {
             None => true,
-            Some(Outcome::Failed(failure)) => failure.status >= 500,
-            Some(Outcome::Done(_)) => false,
+            Some(UploadOutcome::Failed(failure)) => failure.status >= 500,
+            Some(UploadOutcome::Done(_)) => false,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The headers of tus.
 
 use crate::uploads::UploadError;
+use crate::uploads::limits::METADATA_BYTES_MAX;
 use cid::multibase::Base;
 use http::HeaderMap;
 use std::collections::HashMap;
@@ -11,8 +12,6 @@ pub const VERSION: &str = "1.0.0";
 pub const EXTENSIONS: &str = "creation,termination,expiration";
 /// The media type of a piece of an upload.
 pub const PIECE: &str = "application/offset+octet-stream";
-/// The maximum length of the metadata header, in bytes.
-const METADATA_BYTES_MAX: usize = 8 * 1024;
 
 /// Whether the client uses the supported version. A missing header is accepted, so that curl can be used.
 pub fn speaks_ours(headers: &HeaderMap) -> bool {

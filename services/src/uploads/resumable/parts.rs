@@ -3,9 +3,10 @@
 use crate::access::Principal;
 use crate::access::authenticator::PrincipalLookup;
 use crate::supervision::Supervisor;
-use crate::uploads::body::{Meter, UploadLimits};
+use crate::uploads::body::Meter;
+use crate::uploads::limits::{COMPLETED_MAX, ResumableLimits, UploadAllowance};
 use crate::uploads::request_body::{RequestBody, Upload, boxed};
-use crate::uploads::resumable::file::{Folder, Outcome, Record};
+use crate::uploads::resumable::file::{Folder, Record, UploadOutcome};
 use crate::uploads::views as upload_views;
 use crate::uploads::{ProgressReceivers, UploadError, UploadRequest, Uploads, query};
 use api::access::Scope;
@@ -30,34 +31,8 @@ const READ_BYTES: usize = 256 * 1024;
 const PREEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval at which expired uploads are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
-/// The maximum number of completed uploads that are kept for a token.
-const COMPLETED_MAX: usize = 256;
 /// The number of random bytes of an ID.
 const ID_BYTES: usize = 16;
-
-/// The limits of resumable uploads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ResumableLimits {
-    /// The maximum total length of open uploads, in bytes.
-    pub bytes_max: u64,
-    /// The maximum total length of a token's open uploads, in bytes.
-    pub token_bytes_max: u64,
-    /// The maximum number of a token's open uploads.
-    pub token_max: usize,
-    /// How long after its last change an upload expires.
-    pub lifetime: Duration,
-}
-
-impl From<&config::Uploads> for ResumableLimits {
-    fn from(settings: &config::Uploads) -> Self {
-        Self {
-            bytes_max: settings.parts_bytes_max,
-            token_bytes_max: settings.parts_token_bytes_max,
-            token_max: usize::try_from(settings.parts_token_max).unwrap_or(usize::MAX),
-            lifetime: Duration::from_secs(settings.parts_hours.saturating_mul(3600)),
-        }
-    }
-}
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -289,8 +264,8 @@ impl ResumableUploads {
         owner: &Principal,
         wanted: Wanted,
     ) -> Result<(String, Record), ResumableError> {
-        let (terms, _) = query::parse_stored(&wanted.query, &wanted.media_type, wanted.name.as_deref())?;
-        self.service.allowance(owner, terms.keep, wanted.length)?;
+        let options = query::parse_stored(&wanted.query, &wanted.media_type, wanted.name.as_deref())?;
+        self.service.allowance(owner, &options.destination(), wanted.length)?;
         self.sweep(now()).await;
         let at = now();
         let record = Record {
@@ -374,7 +349,7 @@ impl ResumableUploads {
         self.find(owner, id)?;
         let record = upload.record().clone();
         match record.outcome {
-            Some(Outcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
+            Some(UploadOutcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
             _ => Ok(record),
         }
     }
@@ -431,13 +406,13 @@ impl ResumableUploads {
         }
         if !record.is_open() {
             return match record.outcome {
-                Some(Outcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
+                Some(UploadOutcome::Failed(failure)) => Err(ResumableError::Failed(failure)),
                 _ => Ok(record),
             };
         }
         // The current quota counts, not that when the upload was created.
-        let (terms, _) = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
-        self.service.allowance(owner, terms.keep, record.length)?;
+        let options = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
+        self.service.allowance(owner, &options.destination(), record.length)?;
         if piece.bytes > record.length - record.offset {
             return Err(ResumableError::TooLong { length: record.length });
         }
@@ -546,12 +521,12 @@ impl ResumableUploads {
     async fn import(&self, upload: &Arc<ResumableUpload>, guard: OwnedMutexGuard<()>) -> Result<(), ResumableError> {
         let record = upload.record().clone();
         let outcome = match self.run_import(upload, &record).await {
-            Ok(view) => Outcome::Done(view),
+            Ok(view) => UploadOutcome::Done(view),
             // The next start imports it.
             Err(error) if error.status() == StatusCode::SERVICE_UNAVAILABLE => return Err(error.into()),
             Err(error) => {
                 let (status, error) = error.failure();
-                Outcome::Failed(FailureView { status: status.as_u16(), error })
+                UploadOutcome::Failed(FailureView { status: status.as_u16(), error })
             }
         };
         self.change(upload, |record| {
@@ -566,21 +541,22 @@ impl ResumableUploads {
         self.prune_completed(&record.owner).await;
         drop(guard);
         match outcome {
-            Outcome::Done(_) => Ok(()),
-            Outcome::Failed(failure) => Err(ResumableError::Failed(failure)),
+            UploadOutcome::Done(_) => Ok(()),
+            UploadOutcome::Failed(failure) => Err(ResumableError::Failed(failure)),
         }
     }
 
     async fn run_import(&self, upload: &ResumableUpload, record: &Record) -> Result<UploadView, UploadError> {
-        let (terms, form) = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
+        let options = query::parse_stored(&record.query, &record.media_type, record.name.as_deref())?;
         // Since the upload was created, the token may have been revoked, or its quota changed.
         let owner = (self.holders)(&record.owner).filter(|owner| owner.may(Scope::Pin)).ok_or(UploadError::Revoked)?;
         let (folder, id) = (self.folder.clone(), upload.id.clone());
         let file = blocking(move || folder.bytes(&id)).await?;
-        let allowance = self.service.allowance(&owner, terms.keep, record.length)?;
-        let meter = Meter::of_file(tokio::fs::File::from_std(file), UploadLimits { bytes_max: u64::MAX, ..allowance });
-        let order = UploadRequest { owner, terms, form, watchers: ProgressReceivers::default() };
-        let taken = self.service.take_queued(order, meter, record.length).await?;
+        let allowance = self.service.allowance(&owner, &options.destination(), record.length)?;
+        let meter =
+            Meter::of_file(tokio::fs::File::from_std(file), UploadAllowance { bytes_max: u64::MAX, ..allowance });
+        let request = UploadRequest { owner, options, watchers: ProgressReceivers::default() };
+        let taken = self.service.take_queued(request, meter, record.length).await?;
         Ok(upload_views::upload(taken))
     }
 

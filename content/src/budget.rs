@@ -7,27 +7,44 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct Budget {
     left: AtomicUsize,
+    /// The budget that this one is a part of.
+    parent: Option<Arc<Budget>>,
 }
 
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(bytes: usize) -> Self {
-        Self { left: AtomicUsize::new(bytes) }
+        Self { left: AtomicUsize::new(bytes), parent: None }
+    }
+
+    /// A budget of so many bytes, which are reserved of `parent` as well.
+    pub fn within(bytes: usize, parent: Option<Arc<Self>>) -> Self {
+        Self { left: AtomicUsize::new(bytes), parent }
     }
 
     /// Reserves bytes; `false` if fewer are left.
     pub fn try_reserve(&self, bytes: usize) -> bool {
-        self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+        let is_left =
+            self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok();
+        let reserved = is_left && self.parent.as_ref().is_none_or(|parent| parent.try_reserve(bytes));
+        if is_left && !reserved {
+            self.left.fetch_add(bytes, Ordering::AcqRel);
+        }
+        reserved
     }
 
     /// Releases reserved bytes.
     pub fn release(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::AcqRel);
+        if let Some(parent) = &self.parent {
+            parent.release(bytes);
+        }
     }
 
     /// The number of bytes that are left.
     pub fn left(&self) -> usize {
-        self.left.load(Ordering::Relaxed)
+        let left = self.left.load(Ordering::Relaxed);
+        self.parent.as_ref().map_or(left, |parent| left.min(parent.left()))
     }
 }
 
@@ -91,6 +108,20 @@ const MODEST_DIVISOR: usize = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_of_a_budget_reserves_of_both() {
+        let all = Arc::new(Budget::new(100));
+        let [one, other] = [60, 60].map(|bytes| Arc::new(Budget::within(bytes, Some(Arc::clone(&all)))));
+        let mut first = Share::of(Some(Arc::clone(&one)));
+        assert!(!first.grow(61) && first.grow(50));
+        assert_eq!((one.left(), other.left(), all.left()), (10, 50, 50));
+        // What the whole budget lacks is not taken of the part either.
+        assert!(!Share::of(Some(Arc::clone(&other))).grow(55));
+        assert_eq!((other.left(), all.left()), (50, 50));
+        drop(first);
+        assert_eq!((one.left(), other.left(), all.left()), (60, 60, 100));
+    }
 
     #[test]
     fn dropped_shares_are_released() {

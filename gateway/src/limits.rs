@@ -32,7 +32,9 @@ pub struct Limits {
     pub archives_max: usize,
     /// The maximum number of concurrent archives of one client.
     pub client_archives_max: usize,
-    /// The maximum number of concurrent requests of one client behind trusted proxies.
+    /// The maximum number of concurrent requests over HTTP/2.
+    pub requests_max: usize,
+    /// The maximum number of concurrent requests of one client behind trusted proxies, and over HTTP/2.
     pub client_requests_max: usize,
     /// The maximum number of concurrent name look-ups of one client.
     pub client_lookups_max: usize,
@@ -71,6 +73,7 @@ impl Limits {
             listing_entries_max: size(http.listing_entries_max),
             archives_max: size(http.archives_max),
             client_archives_max: size(http.client_archives_max),
+            requests_max: size(http.connections_max),
             client_requests_max: size(http.client_connections_max),
             client_lookups_max: size(config::Names::default().client_lookups_max),
             scope: ScopeLimits {

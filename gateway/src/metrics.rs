@@ -58,6 +58,54 @@ pub enum Abort {
 
 const ABORTS: [&str; 5] = ["client", "stalled", "corrupt", "internal", "limit"];
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ListenerLabel {
+    listener: &'static str,
+}
+
+/// The certificates of the listeners with TLS.
+#[derive(Debug, Default)]
+pub struct TlsMetrics {
+    expiry: Family<ListenerLabel, Gauge>,
+    failures: Family<ListenerLabel, Counter>,
+}
+
+/// The certificate of one listener.
+#[derive(Debug, Clone, Default)]
+pub struct CertificateMetrics {
+    /// When the certificate in use expires, in seconds since 1970.
+    pub expiry: Gauge,
+    /// Changed files that could not be used.
+    pub failures: Counter,
+}
+
+impl TlsMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "causeway_tls_certificate_expiry_timestamp_seconds",
+            "When the TLS certificate in use expires, as a Unix timestamp, by listener",
+            metrics.expiry.clone(),
+        );
+        registry.register(
+            "causeway_tls_certificate_reload_failures",
+            "Changed certificate or key files that are invalid, so that the previous certificate stays in use, by \
+             listener",
+            metrics.failures.clone(),
+        );
+        metrics
+    }
+
+    /// The metrics of the listener with this name.
+    pub fn of(&self, listener: &'static str) -> CertificateMetrics {
+        let label = ListenerLabel { listener };
+        CertificateMetrics {
+            expiry: self.expiry.get_or_create_owned(&label),
+            failures: self.failures.get_or_create_owned(&label),
+        }
+    }
+}
+
 /// Metrics of the public listener.
 #[derive(Debug)]
 pub struct HttpMetrics {
@@ -80,6 +128,8 @@ pub struct HttpMetrics {
     pub walks_joined: Counter,
     /// Requests for pages of listings, by result.
     pub listings: ListingMetrics,
+    /// The certificates of the listeners.
+    pub tls: TlsMetrics,
 }
 
 /// The counters and gauges of the public listener.
@@ -152,6 +202,7 @@ impl HttpMetrics {
             path_misses: paths.get_or_create_owned(&ResultLabel { result: "miss" }),
             walks_joined: Counter::default(),
             listings: ListingMetrics { hits: listing("hit"), misses: listing("miss"), joined: listing("joined") },
+            tls: TlsMetrics::register(registry),
         };
         metrics.register_plain(registry);
         metrics

@@ -19,7 +19,7 @@ use crate::errors::Problem;
 use crate::headers::header;
 use crate::landing;
 use crate::limits::Limits;
-use crate::listen::server::Connection;
+use crate::listen::connection::Connection;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
@@ -43,6 +43,7 @@ use crate::running::{Phase, Running, RunningRequest, WaitReason};
 use crate::workers::Workers;
 use content::budget::Share;
 use content::path::Root;
+use content::unixfs::file::ReadLimits;
 use content::walk::WalkError;
 use content::{
     BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work, redirects,
@@ -77,6 +78,8 @@ pub struct Gateway {
     router: Router,
     /// Limits the requests in progress of clients behind trusted proxies. The connections of other clients are limited.
     forwarded: Arc<Limiter>,
+    /// Limits the requests in progress over HTTP/2, of which one connection may have many, as connections are limited.
+    streams: Arc<Limiter>,
     /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
     trusted_proxies: Vec<IpNet>,
@@ -148,6 +151,7 @@ impl Gateway {
             },
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
             forwarded: Arc::new(Limiter::new(usize::MAX, limits.client_requests_max)),
+            streams: Arc::new(Limiter::new(limits.requests_max, limits.client_requests_max)),
             lookups: Arc::new(Limiter::new(usize::MAX, limits.client_lookups_max)),
             trusted_proxies: http.trusted_proxies.clone(),
             routing,
@@ -176,8 +180,8 @@ impl Gateway {
         }
     }
 
-    /// Adds a request that is not answered at once to the list of running requests. A client behind a proxy has a
-    /// limit.
+    /// Adds a request that is not answered at once to the list of running requests. Where a client may have several on
+    /// one connection, behind a proxy or over HTTP/2, it has a limit.
     fn list(
         &self,
         head: &Parts,
@@ -187,7 +191,10 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<RunningRequest, Problem> {
         let is_forwarded = client.address != connection.peer().ip().to_canonical();
-        let permit = is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?;
+        let permit = match connection.is_multiplexed() {
+            true => Some(self.streams.try_acquire(client.address)?),
+            false => is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?,
+        };
         Ok(self.running.list(head, client, since, phase).with_permit(permit))
     }
 
@@ -210,7 +217,7 @@ impl Gateway {
         let (mut head, body) = request.into_parts();
         let client = match connection.tunnel_client() {
             Some(address) => Client::in_tunnel(&head, address),
-            None => Client::of(&head, connection.peer().ip(), &self.trusted_proxies),
+            None => Client::of(&head, (connection.peer().ip(), connection.is_encrypted()), &self.trusted_proxies),
         };
         let asks_for_tunnel = head.method == Method::CONNECT;
         if asks_for_tunnel {
@@ -270,7 +277,7 @@ impl Gateway {
 
     /// The response to a request, without sending it. Nothing is counted.
     pub async fn preview(&self, head: &Parts, client: &Client) -> Result<Draft, Problem> {
-        let mut draft = self.answer(head, client, &Phase::default()).await?;
+        let mut draft = self.answer(head, client, &Phase::default(), &self.limits().read).await?;
         self.add_cache_headers(draft.headers_mut());
         Ok(draft)
     }
@@ -298,10 +305,10 @@ impl Gateway {
         if !request::is_health_check(head.uri.path()) || self.router.is_site(client) {
             connection.admitted().await?;
         }
-        self.answer(head, client, phase).await
+        self.answer(head, client, phase, &connection.read_limits(&self.limits().read)).await
     }
 
-    async fn answer(&self, head: &Parts, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
+    async fn answer(&self, head: &Parts, client: &Client, phase: &Phase, read: &ReadLimits) -> Result<Draft, Problem> {
         let subject = request::subject(head, self.limits().url_bytes_max)?;
         match subject {
             Subject::Options => return Ok(no_content()),
@@ -321,7 +328,7 @@ impl Gateway {
         }
         let mut ask = Ask::read(head)?;
         let draft = match self.with_lookup_permit(client, self.router.route(client, &mut ask)).await? {
-            Route::Content(place) => check_precondition(&ask, self.content(&ask, &place, client, phase).await?)?,
+            Route::Content(place) => check_precondition(&ask, self.content(&ask, &place, client, phase, read).await?)?,
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
         };
@@ -339,7 +346,14 @@ impl Gateway {
         }
     }
 
-    async fn content(&self, ask: &Ask<'_>, place: &Place, client: &Client, phase: &Phase) -> Result<Draft, Problem> {
+    async fn content(
+        &self,
+        ask: &Ask<'_>,
+        place: &Place,
+        client: &Client,
+        phase: &Phase,
+        read: &ReadLimits,
+    ) -> Result<Draft, Problem> {
         phase.enter(WaitReason::Content);
         reject_wide_service_worker(ask)?;
         if !place.deserialized && !ask.wanted.format.is_trustless() {
@@ -350,9 +364,9 @@ impl Gateway {
         // A path that begins with a CID is its own cache key.
         let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
         if let Some(entity) = self.cached_file(ask, &ask.path, generation) {
-            return self.file(ask, client, freshness, &ask.path, entity).await;
+            return self.file(ask, client, freshness, &ask.path, (entity, read)).await;
         }
-        Box::pin(self.resolve_and_represent(ask, place, client, generation, phase)).await
+        Box::pin(self.resolve_and_represent(ask, place, (client, generation), phase, read)).await
     }
 
     /// Answers a request whose path is not cached.
@@ -360,9 +374,9 @@ impl Gateway {
         &self,
         ask: &Ask<'_>,
         place: &Place,
-        client: &Client,
-        generation: u64,
+        (client, generation): (&Client, u64),
         phase: &Phase,
+        read: &ReadLimits,
     ) -> Result<Draft, Problem> {
         let path = self.parse(ask)?;
         phase.enter(WaitReason::Name);
@@ -376,7 +390,7 @@ impl Gateway {
             target.freshness = Freshness::For(Duration::ZERO);
         }
         self.check_allowed(&target.root)?;
-        if let Some(draft) = self.cached(ask, place, client, &target, generation).await {
+        if let Some(draft) = self.cached(ask, place, client, (&target, generation), read).await {
             return draft;
         }
         self.metrics.path_misses.inc();
@@ -393,6 +407,7 @@ impl Gateway {
             target: &target,
             is_requested_path: true,
             source: &source,
+            read,
             generation,
         };
         let represented = match self.represent(&cx).await.map_err(|problem| only_if_cached_error(ask, problem)) {
@@ -413,13 +428,13 @@ impl Gateway {
         ask: &Ask<'_>,
         place: &Place,
         client: &Client,
-        target: &Target,
-        generation: u64,
+        (target, generation): (&Target, u64),
+        read: &ReadLimits,
     ) -> Option<Result<Draft, Problem>> {
         if target.freshness != Freshness::Immutable {
             let key = target.key();
             if let Some(entity) = self.cached_file(ask, &key, generation) {
-                return Some(self.file(ask, client, target.freshness, &key, entity).await);
+                return Some(self.file(ask, client, target.freshness, &key, (entity, read)).await);
             }
         }
         directory::cached(&self.resources.listings, ask, place, target, generation).map(Ok)
@@ -500,15 +515,13 @@ impl Gateway {
                     source: cx.source,
                     block: &block,
                     encoded: cx.resources.encoded.as_ref(),
-                    limits: &self.limits().read,
+                    limits: cx.read,
                 };
                 // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
                 // too.
                 file::file(&cx.about(&roots), entity, open, self.limits().response_bytes_max, cache_entity).await
             }
-            PathTarget::Symlink(entity, target) => {
-                file::symlink(&cx.about(&entity.roots), &entity, target, &cx.resources.limits.read)
-            }
+            PathTarget::Symlink(entity, target) => file::symlink(&cx.about(&entity.roots), &entity, target, cx.read),
             PathTarget::SlashMissing(roots) => Ok(plan::add_slash(&cx.about(&roots)).map(|()| Content::Empty)),
             PathTarget::Document(resolved) => document::document(cx, resolved).await,
             PathTarget::Directory { block, .. } if cx.ask.wanted.format == Format::Cbor => {
@@ -533,7 +546,7 @@ impl Gateway {
         client: &Client,
         freshness: Freshness,
         key: &str,
-        entity: Arc<Entity>,
+        (entity, read): (Arc<Entity>, &ReadLimits),
     ) -> Result<Draft, Problem> {
         self.metrics.path_hits.inc();
         let roots = entity.roots.clone();
@@ -544,12 +557,7 @@ impl Gateway {
         let source = self.source(entity.root, client, ask);
         let fetched = source.fetch(&entity.cid).await.map_err(|error| Problem::Walk(WalkError::Source(error)));
         let block = fetched.map_err(|problem| only_if_cached_error(ask, problem))?;
-        let open = OpenFile {
-            source: &source,
-            block: &block,
-            encoded: self.resources.encoded.as_ref(),
-            limits: &self.limits().read,
-        };
+        let open = OpenFile { source: &source, block: &block, encoded: self.resources.encoded.as_ref(), limits: read };
         let cache_entity = |entity: &Arc<Entity>| self.paths.insert(key, entity);
         let max = self.limits().response_bytes_max;
         file::file(&about(source.tier()), Arc::clone(&entity), open, max, cache_entity).await

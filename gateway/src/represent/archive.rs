@@ -252,7 +252,7 @@ async fn check_local_blocks(
 
 /// The read-ahead of one archive, within the budget of all responses.
 fn share(cx: &Context<'_>, bytes: usize) -> Share {
-    let mut share = Share::of(cx.resources.limits.read.shared.clone());
+    let mut share = Share::of(cx.read.shared.clone());
     share.grow_within_fair_share(bytes);
     share
 }

@@ -92,7 +92,7 @@ pub fn shows_preview(ask: &Ask<'_>) -> bool {
 }
 
 fn stored(cx: &Context<'_>, block: &Block, format: Format, roots: &HeaderValue) -> Result<Draft, Problem> {
-    let origin = Origin::Block { source: cx.source, block, limits: &cx.resources.limits.read };
+    let origin = Origin::Block { source: cx.source, block, limits: cx.read };
     in_format(cx, block.cid(), block.data().clone(), origin, format, roots)
 }
 
@@ -102,7 +102,7 @@ async fn converted(cx: &Context<'_>, block: &Block, wanted: Format, roots: &Head
         return Err(Problem::NotConverted { cid, wanted: wanted.name() });
     }
     let bytes = read(cx, block, move |block| ipld::convert(block, codec_of(wanted))).await?;
-    in_format(cx, &cid, bytes, Origin::Made { limits: &cx.resources.limits.read }, wanted, roots)
+    in_format(cx, &cid, bytes, Origin::Made { limits: cx.read }, wanted, roots)
 }
 
 fn in_format(

@@ -525,7 +525,7 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     let block = resolved.block;
     let it = InMemory {
         bytes: block.data().clone(),
-        origin: Origin::Block { source: cx.source, block: &block, limits: &cx.resources.limits.read },
+        origin: Origin::Block { source: cx.source, block: &block, limits: cx.read },
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
         disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),

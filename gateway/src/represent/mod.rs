@@ -39,6 +39,7 @@ use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::RootSource;
 use crate::workers::Workers;
+use content::unixfs::file::ReadLimits;
 use content::walk::Resolved;
 use http::HeaderValue;
 use services::limiter::{Limiter, Permit};
@@ -88,6 +89,8 @@ pub struct Context<'a> {
     pub is_requested_path: bool,
     /// The source of its blocks.
     pub source: &'a Arc<RootSource>,
+    /// The limits of what is read ahead, which the requests of one HTTP/2 connection share.
+    pub read: &'a ReadLimits,
     /// The policy's generation at the start of the request.
     pub generation: u64,
 }

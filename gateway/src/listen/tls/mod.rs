@@ -1,49 +1,46 @@
-//! [`Tls`]: a listener's certificate and key, loaded from files.
+//! [`Tls`]: a listener's certificate and key, loaded from files and reloaded when they change.
 //!
 //! Goals: a renewed certificate is used by the next connection, without a restart; if the new files are invalid, the
-//! old certificate stays in use.
+//! previous certificate stays in use, and the log and a metric tell.
 //!
-//! Non-goals: obtaining certificates (ACME clients write such files), client certificates, and HTTP/2.
+//! Non-goals: obtaining certificates (ACME clients write such files), and client certificates.
+//!
+//! | module | concern |
+//! |---|---|
+//! | [`certificate`] | reading the files |
+//! | [`handshake`] | handshakes: their timeout, and how many there are at a time |
 
-use rustls::ServerConfig;
-use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+pub mod certificate;
+mod handshake;
+
+pub use self::certificate::{TlsError, TlsFiles};
+
+use self::certificate::LoadedCertificate;
+use self::handshake::Handshakes;
+use crate::metrics::CertificateMetrics;
 use services::fingerprint::FileFingerprint;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 
-/// The only ALPN protocol (RFC 7301).
-const HTTP_1_1: &[u8] = b"http/1.1";
-
-/// A certificate or key file is invalid. The message names the file.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// The certificate file cannot be read or parsed.
-    #[error("{path} is not a readable PEM file with certificates: {reason}", path = path.display())]
-    Certificate {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        reason: String,
-    },
-    /// The key file cannot be read or parsed, or the key does not match the certificate.
-    #[error("{path} is not a readable PEM file with the certificate's private key: {reason}", path = path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        reason: String,
-    },
-}
+/// The interval at which the files are checked for changes.
+const FILES_EVERY: Duration = Duration::from_secs(2);
 
 /// A certificate and its key, reloaded when the files change.
 pub struct Tls {
-    certificate: PathBuf,
-    key: PathBuf,
-    /// The fingerprints of both files, and the configuration that was loaded from them.
-    current: Mutex<([Option<FileFingerprint>; 2], Arc<ServerConfig>)>,
+    files: TlsFiles,
+    current: Mutex<Current>,
+    /// Notified when the files must be read again.
+    reload: Notify,
+    handshakes: Handshakes,
+}
+
+struct Current {
+    /// The fingerprints of both files when they were read last.
+    read: [Option<FileFingerprint>; 2],
+    /// The last valid certificate.
+    certificate: LoadedCertificate,
 }
 
 impl Tls {
@@ -51,46 +48,64 @@ impl Tls {
     ///
     /// # Errors
     /// [`TlsError`].
-    pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let found = [certificate, key].map(FileFingerprint::at);
-        let current = Mutex::new((found, read(certificate, key)?));
-        Ok(Self { certificate: certificate.to_owned(), key: key.to_owned(), current })
+    pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
+        let read = files.fingerprints();
+        let certificate = files.read()?;
+        let current = Mutex::new(Current { read, certificate });
+        Ok(Self { files, current, reload: Notify::new(), handshakes: Handshakes::default() })
     }
 
-    /// The acceptor for the next connection. Reads both files if they have changed.
-    pub fn acceptor(&self) -> TlsAcceptor {
-        let found = [&self.certificate, &self.key].map(|path| FileFingerprint::at(path));
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.0 != found {
-            current.0 = found;
-            match read(&self.certificate, &self.key) {
-                Ok(config) => {
-                    tracing::info!(certificate = %self.certificate.display(), "the certificate was reloaded");
-                    current.1 = config;
-                }
-                // Both files may not have been replaced yet.
-                Err(error) => {
-                    tracing::warn!(%error, "the new certificate or key is invalid: the previous certificate stays in use")
-                }
+    /// The acceptor for the next connection.
+    fn acceptor(&self) -> TlsAcceptor {
+        Arc::clone(&self.current().certificate.config).into()
+    }
+
+    /// Has [`Self::watch`] read the files again, even if they seem unchanged.
+    pub fn reload(&self) {
+        self.reload.notify_one();
+    }
+
+    /// Checks the files for changes, for as long as the listener serves.
+    pub async fn watch(self: Arc<Self>, metrics: CertificateMetrics) {
+        metrics.expiry.set(self.current().certificate.expiry);
+        loop {
+            let is_asked = tokio::time::timeout(FILES_EVERY, self.reload.notified()).await.is_ok();
+            let (tls, of_task) = (Arc::clone(&self), metrics.clone());
+            let read = tokio::task::spawn_blocking(move || tls.read_if_changed(is_asked, &of_task)).await;
+            if read.is_err() {
+                return;
             }
         }
-        Arc::clone(&current.1).into()
+    }
+
+    fn read_if_changed(&self, is_asked: bool, metrics: &CertificateMetrics) {
+        let found = self.files.fingerprints();
+        if !is_asked && self.current().read == found {
+            return;
+        }
+        let read = self.files.read();
+        let mut current = self.current();
+        current.read = found;
+        match read {
+            Ok(certificate) => {
+                tracing::info!(certificate = %self.files.certificate.display(), "the certificate was reloaded");
+                metrics.expiry.set(certificate.expiry);
+                current.certificate = certificate;
+            }
+            Err(error) => {
+                metrics.failures.inc();
+                tracing::error!(%error, "the new certificate or key is invalid: the previous certificate stays in use");
+            }
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn read(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
-    let of_certificate = |reason: String| TlsError::Certificate { path: certificate.to_owned(), reason };
-    let of_key = |reason: String| TlsError::Key { path: key.to_owned(), reason };
-    let chain = CertificateDer::pem_file_iter(certificate).map_err(|error| of_certificate(error.to_string()))?;
-    let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(|error| of_certificate(error.to_string()))?;
-    if chain.is_empty() {
-        return Err(of_certificate("the file has no certificate".to_owned()));
-    }
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| of_key(error.to_string()))?;
-    let versions =
-        ServerConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions();
-    let builder = versions.map_err(|error| of_key(error.to_string()))?.with_no_client_auth();
-    let mut config = builder.with_single_cert(chain, secret).map_err(|error| of_key(error.to_string()))?;
-    config.alpn_protocols = vec![HTTP_1_1.to_vec()];
-    Ok(Arc::new(config))
+/// Seconds since 1970.
+fn unix_now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }

@@ -95,12 +95,12 @@ pub(super) async fn serve<I, H, F, B>(
     let mut unconfirmed = pin!(state.head_overdue(CLOSE_TIMEOUT));
     let reason = loop {
         tokio::select! {
-            event = poll_fn(|cx| poll_event(&mut connection, &exhausted, cx)) => match event {
-                Event::Request(request, respond) => {
+            accepted = poll_fn(|cx| poll_accept(&mut connection, &exhausted, cx)) => match accepted {
+                Ok((request, respond)) => {
                     answers.push(Box::pin(stream::answer(request, respond, handler, limits, state)));
                 }
-                Event::Flood => break Reason::ENHANCE_YOUR_CALM,
-                Event::End => return,
+                Err(Some(reason)) => break reason,
+                Err(None) => return,
             },
             Some(()) = answers.next() => {}
             () = overdue.as_mut() => break Reason::NO_ERROR,
@@ -120,30 +120,24 @@ pub(super) async fn serve<I, H, F, B>(
     close(connection, reason).await;
 }
 
-/// What happened on a connection.
-enum Event {
-    Request(Request<RecvStream>, SendResponse<Bytes>),
-    /// The client has sent too many frames that are no request.
-    Flood,
-    /// The connection is closed.
-    End,
-}
+/// A request, or why the connection must be closed; `None` if it is closed already.
+type Accepted = Result<(Request<RecvStream>, SendResponse<Bytes>), Option<Reason>>;
 
-/// Reads and writes frames until something happens.
-fn poll_event<I>(connection: &mut Connected<I>, exhausted: &AtomicBool, cx: &mut Context<'_>) -> Poll<Event>
+/// Reads and writes frames until the next request.
+fn poll_accept<I>(connection: &mut Connected<I>, exhausted: &AtomicBool, cx: &mut Context<'_>) -> Poll<Accepted>
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
     match connection.poll_accept(cx) {
-        Poll::Ready(Some(Ok((request, respond)))) => Poll::Ready(Event::Request(request, respond)),
+        Poll::Ready(Some(Ok(request))) => Poll::Ready(Ok(request)),
         Poll::Ready(Some(Err(error))) => {
             tracing::debug!(%error, "a connection ended with an error");
-            Poll::Ready(Event::End)
+            Poll::Ready(Err(None))
         }
-        Poll::Ready(None) => Poll::Ready(Event::End),
+        Poll::Ready(None) => Poll::Ready(Err(None)),
         Poll::Pending if exhausted.load(Ordering::Relaxed) => {
             tracing::debug!("a client sent too many frames that are no request: the connection is closed");
-            Poll::Ready(Event::Flood)
+            Poll::Ready(Err(Some(Reason::ENHANCE_YOUR_CALM)))
         }
         Poll::Pending => Poll::Pending,
     }

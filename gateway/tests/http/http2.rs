@@ -46,7 +46,8 @@ impl Connected {
     async fn send(&mut self, request: Request<()>) -> Result<Response<RecvStream>, h2::Error> {
         let ready = std::future::poll_fn(|cx| self.requests.poll_ready(cx)).await;
         ready.expect("the connection is open");
-        self.requests.send_request(request, true).expect("sends").0.await
+        let answer = self.requests.send_request(request, true).expect("sends").0;
+        tokio::time::timeout(PATIENCE, answer).await.expect("an answer in time")
     }
 
     /// The whole body of a path.

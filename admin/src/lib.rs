@@ -52,7 +52,7 @@ use axum::response::Response;
 use axum::{Router, middleware};
 use cache::BlockStore;
 use gateway::errors::Problem;
-use gateway::listen::server::Connection;
+use gateway::listen::connection::Connection;
 use gateway::request;
 use gateway::resolve::source::Sources;
 use p2p_bridge::names::publish::Publisher;

@@ -50,7 +50,7 @@ use content::{Block, BlockKey, BlockSource, Cid, MAX_BLOCK_BYTES, Permitted, Pol
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, Stream, StreamExt as _};
-use gateway::listen::server::Connection;
+use gateway::listen::connection::Connection;
 use http_body::Body as _;
 use services::access::Principal;
 use services::audit::ResponseDetail;
@@ -312,7 +312,7 @@ async fn export(
             Ok(block) => <[Bytes; 2]>::from(car::section(&block)).map(Ok).to_vec(),
             Err(error) => {
                 tracing::warn!(%root, %error, "an export was aborted");
-                connection.iter().for_each(|connection| connection.reset_on_close());
+                connection.iter().for_each(|connection| connection.response_aborted());
                 vec![Err(io::ErrorKind::UnexpectedEof)]
             }
         })

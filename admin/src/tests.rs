@@ -13,7 +13,7 @@ use bytes::Bytes;
 use cache::memory::{self, MemoryOptions};
 use content::{Block, car, codec, hashes};
 use futures::stream;
-use gateway::listen::server::Connection;
+use gateway::listen::connection::Connection;
 use http_body_util::BodyExt as _;
 use p2p_bridge::names::NamesOptions;
 use p2p_bridge::names::keystore::Keystore;

@@ -19,7 +19,7 @@ use std::path::Path;
 pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     logging::read(&loaded.config.log.level).map_err(|reason| loaded.error("log.level", reason))?;
     data_dir(&loaded.config.data_dir).map_err(|reason| loaded.error("data_dir", reason))?;
-    node::admin_tls(loaded)?;
+    node::Certificates::load(loaded)?;
     p2p::check(loaded)?;
     services::front_caches::check(loaded)?;
     Lists::check(&loaded.config.policy, &loaded.config.data_dir)

@@ -5,7 +5,7 @@
 //! | `log.level` | immediate; a temporary level of an operator stays until it expires |
 //! | denylists and allowlists | immediate: lists are read or fetched; a changed set of lists requires a restart |
 //! | `names.dnslink_map` | immediate; earlier answers stay cached for their TTL of a minute |
-//! | `admin.tls_certificate`, `admin.tls_key` | the next connection reads them, without a signal ([`gateway::listen::tls`]) |
+//! | files of `http.tls_certificate`, `admin.tls_certificate` and their keys | immediate; a change needs no signal |
 //! | all others | the log has each changed setting that requires a restart |
 //!
 //! Invalid settings change nothing: the gateway keeps those that it has.

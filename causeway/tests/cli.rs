@@ -223,12 +223,21 @@ fn config_check_rejects_the_files_that_a_start_rejects() {
     let dir = TempDir::new().expect("a folder");
     let nowhere = path(&dir, "nowhere");
     let empty = path(&dir, "empty");
+    let any = "127.0.0.1:0".to_owned();
     std::fs::write(&empty, "").expect("writes");
     let table = [
         ("policy.denylists", vec![("CAUSEWAY_POLICY_DENYLISTS", &nowhere)]),
         ("policy.allowlists", vec![("CAUSEWAY_POLICY_ALLOWLISTS", &nowhere)]),
         ("names.dnslink_map", vec![("CAUSEWAY_NAMES_DNSLINK_MAP", &nowhere)]),
         ("p2p.swarm_key", vec![("CAUSEWAY_P2P_SWARM_KEY", &empty)]),
+        (
+            "http.tls_certificate",
+            vec![
+                ("CAUSEWAY_HTTP_TLS_LISTEN", &any),
+                ("CAUSEWAY_HTTP_TLS_CERTIFICATE", &nowhere),
+                ("CAUSEWAY_HTTP_TLS_KEY", &nowhere),
+            ],
+        ),
         ("admin.tls_certificate", vec![("CAUSEWAY_ADMIN_TLS_CERTIFICATE", &empty), ("CAUSEWAY_ADMIN_TLS_KEY", &empty)]),
     ];
     for (key, variables) in table {

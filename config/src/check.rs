@@ -27,6 +27,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     records_outlive_the_republish_interval(loaded)?;
     key_caches_have_surrogate_keys(loaded)?;
     url_caches_have_hosts(loaded)?;
+    tls_is_complete(loaded)?;
     admin_is_not_exposed(loaded)
 }
 
@@ -195,13 +196,32 @@ fn key_to_report<'a>(loaded: &Loaded, first: &'a str, second: &'a str) -> &'a st
     if loaded.origin(first) == Origin::Default { second } else { first }
 }
 
+/// A certificate needs its key, and the public listener an address for TLS beside both.
+fn tls_is_complete(loaded: &Loaded) -> Result<(), ConfigError> {
+    let Config { http, admin, .. } = &loaded.config;
+    let sections = [("http", &http.tls_certificate, &http.tls_key), ("admin", &admin.tls_certificate, &admin.tls_key)];
+    for (section, certificate, key) in sections {
+        let (certificate, key) = (!certificate.as_os_str().is_empty(), !key.as_os_str().is_empty());
+        if certificate != key {
+            let (set, other) = if key { ("tls_key", "tls_certificate") } else { ("tls_certificate", "tls_key") };
+            return Err(loaded.error(&format!("{section}.{set}"), format!("TLS needs {section}.{other} as well")));
+        }
+    }
+    match (http.tls_listen.is_empty(), http.tls_certificate.as_os_str().is_empty()) {
+        (false, true) => {
+            Err(loaded.error("http.tls_listen", "TLS needs http.tls_certificate and http.tls_key as well"))
+        }
+        (true, false) => {
+            let reason = "TLS needs http.tls_listen as well, such as [\"0.0.0.0:8443\"]";
+            Err(loaded.error("http.tls_certificate", reason))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn admin_is_not_exposed(loaded: &Loaded) -> Result<(), ConfigError> {
     let admin = &loaded.config.admin;
-    let (certificate, key) = (!admin.tls_certificate.as_os_str().is_empty(), !admin.tls_key.as_os_str().is_empty());
-    if certificate != key {
-        let (set, other) = if key { ("tls_key", "tls_certificate") } else { ("tls_certificate", "tls_key") };
-        return Err(loaded.error(&format!("admin.{set}"), format!("TLS needs admin.{other} as well")));
-    }
+    let certificate = !admin.tls_certificate.as_os_str().is_empty();
     let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());
     if let Some(address) = exposed.filter(|_| !certificate && !admin.plaintext) {
         let reason = format!(

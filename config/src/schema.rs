@@ -68,6 +68,17 @@ pub struct Http {
     /// Addresses and ports of the public listener, such as `0.0.0.0:8080` or `[::]:8080`. Port 0 selects a free port.
     #[serde(deserialize_with = "addresses")]
     pub listen: Vec<SocketAddr>,
+    /// Addresses and ports at which the public listener speaks TLS, such as `0.0.0.0:8443`, in addition to those of
+    /// http.listen. Needs http.tls_certificate and http.tls_key. An empty list turns TLS off.
+    #[serde(deserialize_with = "addresses")]
+    pub tls_listen: Vec<SocketAddr>,
+    /// A file with the TLS certificate chain of tls_listen in PEM format, the server certificate first. It is reloaded
+    /// when it changes, and by SIGHUP.
+    pub tls_certificate: PathBuf,
+    /// The file with the private key of the certificate, in PEM format.
+    pub tls_key: PathBuf,
+    /// Let clients choose HTTP/2 at tls_listen. If false, only HTTP/1.1 is spoken there.
+    pub http2: bool,
     /// How long a request waits while the network delivers no block. It is then answered with 504. Each block that
     /// arrives restarts the timeout.
     pub stall_timeout_seconds: u64,
@@ -77,12 +88,13 @@ pub struct Http {
     pub send_timeout_seconds: u64,
     /// How long the graceful drain after SIGTERM or SIGINT waits for open requests to finish.
     pub drain_timeout_seconds: u64,
-    /// The maximum number of simultaneous connections. At the limit, a new connection replaces an idle one; if none is
-    /// idle, a request waits for up to two seconds and is then answered with 503. /healthz and /readyz are always
-    /// answered.
+    /// The maximum number of simultaneous connections, and of simultaneous requests over HTTP/2. At the limit, a new
+    /// connection replaces an idle one; if none is idle, a request waits for up to two seconds and is then answered
+    /// with 503. /healthz and /readyz are always answered.
     pub connections_max: u64,
     /// The maximum number of simultaneous connections of one client (an IPv4 address or an IPv6 /64 network), and of
-    /// simultaneous requests of one client behind trusted_proxies. The proxies themselves are not limited.
+    /// simultaneous requests of one client behind trusted_proxies or over HTTP/2. The proxies themselves are not
+    /// limited.
     pub client_connections_max: u64,
     /// The minimum transfer rate in bytes per second, averaged over rate_window_seconds, at which a client must read a
     /// response and send a request body. Slower clients are disconnected. 0 turns the check off.
@@ -170,6 +182,10 @@ impl Default for Http {
     fn default() -> Self {
         Self {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+            tls_listen: Vec::new(),
+            tls_certificate: PathBuf::new(),
+            tls_key: PathBuf::new(),
+            http2: true,
             stall_timeout_seconds: 30,
             header_timeout_seconds: 30,
             send_timeout_seconds: 60,

@@ -71,7 +71,7 @@ fn other_value(key: &str, default: &Value) -> String {
     match (key, default) {
         (_, Value::Integer(number)) => (number + 1).to_string(),
         (_, Value::Boolean(yes)) => (!yes).to_string(),
-        ("http.listen" | "admin.listen", _) => "127.0.0.1:9,127.0.0.2:9".to_owned(),
+        ("http.listen" | "http.tls_listen" | "admin.listen", _) => "127.0.0.1:9,127.0.0.2:9".to_owned(),
         ("http.hosts", _) => "example.com,example.org".to_owned(),
         ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
@@ -99,13 +99,16 @@ fn every_key_can_be_set_by_its_variable() {
         let variable = keys::variable(&key);
         let mut environment = vec![(variable.clone(), other_value(&key, &default))];
         // Settings that are only valid together.
-        let pair = match &*key {
-            "admin.tls_certificate" => Some("admin.tls_key"),
-            "admin.tls_key" => Some("admin.tls_certificate"),
-            "policy.caches" => Some("http.hosts"),
-            _ => None,
+        let others: &[(&str, &str)] = match &*key {
+            "http.tls_listen" => &[("http.tls_certificate", "other"), ("http.tls_key", "other")],
+            "http.tls_certificate" => &[("http.tls_listen", "127.0.0.1:0"), ("http.tls_key", "other")],
+            "http.tls_key" => &[("http.tls_listen", "127.0.0.1:0"), ("http.tls_certificate", "other")],
+            "admin.tls_certificate" => &[("admin.tls_key", "other")],
+            "admin.tls_key" => &[("admin.tls_certificate", "other")],
+            "policy.caches" => &[("http.hosts", "other")],
+            _ => &[],
         };
-        environment.extend(pair.map(|other| (keys::variable(other), "other".to_owned())));
+        environment.extend(others.iter().map(|(other, value)| (keys::variable(other), (*value).to_owned())));
         let environment: Vec<_> = environment.iter().map(|(key, value)| (&**key, &**value)).collect();
         let loaded = with(&[], &environment).expect(&key);
         assert_ne!(loaded.config, Config::default(), "{variable} changes nothing");
@@ -336,6 +339,26 @@ fn a_reachable_admin_listener_needs_tls_or_plaintext() {
     for (environment, other) in [(certificate, "tls_key"), (key, "tls_certificate")] {
         let message = error_of(&[], &[environment]);
         assert!(message.contains(&format!("needs admin.{other}")), "{message}");
+    }
+}
+
+#[test]
+fn tls_of_the_public_listener_needs_an_address_a_certificate_and_a_key() {
+    let (address, certificate, key) = (
+        ("CAUSEWAY_HTTP_TLS_LISTEN", "0.0.0.0:8443"),
+        ("CAUSEWAY_HTTP_TLS_CERTIFICATE", "a.pem"),
+        ("CAUSEWAY_HTTP_TLS_KEY", "b.pem"),
+    );
+    assert!(with(&[], &[address, certificate, key]).is_ok());
+    let table = [
+        (&[address][..], "http.tls_listen: TLS needs http.tls_certificate and http.tls_key"),
+        (&[certificate], "http.tls_certificate: TLS needs http.tls_key"),
+        (&[address, key], "http.tls_key: TLS needs http.tls_certificate"),
+        (&[certificate, key], "http.tls_certificate: TLS needs http.tls_listen"),
+    ];
+    for (environment, expected) in table {
+        let message = error_of(&[], environment);
+        assert!(message.starts_with(expected), "{message}");
     }
 }
 

@@ -4,7 +4,7 @@
 //! copied; nothing is produced before it is polled.
 
 use crate::errors::Problem;
-use crate::listen::server::Connection;
+use crate::listen::connection::Connection;
 use crate::metrics::Exchange;
 use crate::running::RunningRequest;
 use bytes::Bytes;
@@ -189,7 +189,7 @@ impl Body {
                 }
             }
             Some(Err(problem)) => {
-                self.connection.reset_on_close();
+                self.connection.response_aborted();
                 tracing::warn!(%problem, "a response was aborted after its head was sent");
                 self.exchange.abort(problem.abort_reason());
             }

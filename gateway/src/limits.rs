@@ -37,7 +37,9 @@ pub struct RequestLimits {
     pub archives_max: usize,
     /// The maximum number of concurrent archives of one client.
     pub client_archives_max: usize,
-    /// The maximum number of concurrent requests of one client behind trusted proxies.
+    /// The maximum number of concurrent requests over HTTP/2.
+    pub requests_max: usize,
+    /// The maximum number of concurrent requests of one client behind trusted proxies, and over HTTP/2.
     pub client_requests_max: usize,
     /// The maximum number of concurrent name look-ups of one client.
     pub client_lookups_max: usize,
@@ -76,6 +78,7 @@ impl RequestLimits {
             listing_entries_max: size(http.listing_entries_max),
             archives_max: size(http.archives_max),
             client_archives_max: size(http.client_archives_max),
+            requests_max: size(http.connections_max),
             client_requests_max: size(http.client_connections_max),
             client_lookups_max: size(config::Names::default().client_lookups_max),
             scope: ScopeLimits {
@@ -97,9 +100,12 @@ impl RequestLimits {
 
     /// The memory of one client.
     pub fn memory_of(&self, client: IpAddr) -> ClientMemory<'_> {
-        ClientMemory { limits: self, client }
+        ClientMemory { limits: self, client, connection: None }
     }
 }
+
+/// One of the requests that run at the same time has at most this part of their memory for its window.
+const CONCURRENT_WINDOWS: usize = 4;
 
 /// The memory for one client's response bodies. Its budget is looked up only for bodies that reserve some of it, so
 /// that others take no lock.
@@ -107,21 +113,34 @@ impl RequestLimits {
 pub struct ClientMemory<'a> {
     limits: &'a RequestLimits,
     client: IpAddr,
+    /// The part of it that the requests of one connection share, if they run at the same time.
+    connection: Option<&'a Arc<Budget>>,
 }
 
-impl ClientMemory<'_> {
-    /// The client's budget.
-    pub fn budget(self) -> Arc<Budget> {
-        self.limits.memory.of(self.client)
+impl<'a> ClientMemory<'a> {
+    /// The memory of a connection, a part of the client's budget, if its requests share one.
+    pub fn of_connection(self, connection: Option<&'a Arc<Budget>>) -> Self {
+        Self { connection, ..self }
     }
 
-    /// A share of zero bytes of the client's budget.
+    /// A budget for the requests of one connection that run at the same time: as much as one request has alone.
+    pub fn for_connection(self) -> Budget {
+        Budget::within(self.budget(), self.limits.window_bytes_max)
+    }
+
+    /// The client's budget, or the part of it that is its connection's.
+    pub fn budget(self) -> Arc<Budget> {
+        self.connection.map_or_else(|| self.limits.memory.of(self.client), Arc::clone)
+    }
+
+    /// A share of zero bytes of the budget.
     pub fn share(self) -> Share {
         Share::of(Some(self.budget()))
     }
 
     /// The limits for reading a file.
     pub fn read_limits(self) -> ReadLimits {
-        ReadLimits { window_bytes_max: self.limits.window_bytes_max, shared: Some(self.budget()) }
+        let windows = if self.connection.is_some() { CONCURRENT_WINDOWS } else { 1 };
+        ReadLimits { window_bytes_max: self.limits.window_bytes_max / windows, shared: Some(self.budget()) }
     }
 }

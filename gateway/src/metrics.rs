@@ -92,6 +92,43 @@ p2p_bridge::metrics! {
     }
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ListenerLabel {
+    listener: &'static str,
+}
+
+p2p_bridge::metrics! {
+    /// The certificates of the listeners with TLS.
+    #[derive(Debug)]
+    pub struct TlsMetrics {
+        expiry: Family<ListenerLabel, Gauge> = "causeway_tls_certificate_expiry_timestamp_seconds",
+            "When the TLS certificate in use expires, as a Unix timestamp, by listener";
+        failures: Family<ListenerLabel, Counter> = "causeway_tls_certificate_reload_failures",
+            "Changed certificate or key files that are invalid, so that the previous certificate stays in use, by \
+             listener";
+    }
+}
+
+/// The certificate of one listener.
+#[derive(Debug, Clone, Default)]
+pub struct CertificateMetrics {
+    /// When the certificate in use expires, in seconds since 1970.
+    pub expiry: Gauge,
+    /// Changed files that could not be used.
+    pub failures: Counter,
+}
+
+impl TlsMetrics {
+    /// The metrics of the listener with this name.
+    pub fn of(&self, listener: &'static str) -> CertificateMetrics {
+        let label = ListenerLabel { listener };
+        CertificateMetrics {
+            expiry: self.expiry.get_or_create_owned(&label),
+            failures: self.failures.get_or_create_owned(&label),
+        }
+    }
+}
+
 /// Metrics of the public listener.
 #[derive(Debug)]
 pub struct HttpMetrics {
@@ -105,6 +142,8 @@ pub struct HttpMetrics {
     pub listings: ListingMetrics,
     /// The metrics without labels.
     pub plain: PlainMetrics,
+    /// The certificates of the listeners.
+    pub tls: TlsMetrics,
 }
 
 /// The counters and gauges of the public listener.
@@ -147,6 +186,7 @@ impl HttpMetrics {
             path_misses: path("miss"),
             listings: ListingMetrics { hits: listing("hit"), misses: listing("miss"), joined: listing("joined") },
             plain: PlainMetrics::registered(registry),
+            tls: TlsMetrics::registered(registry),
         }
     }
 

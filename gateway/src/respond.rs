@@ -4,7 +4,7 @@ use crate::body::{Body, BodyLimits, Content};
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::limits::ClientMemory;
-use crate::listen::server::Connection;
+use crate::listen::connection::Connection;
 use crate::metrics::Exchange;
 use crate::resolve::source::Tier;
 use crate::running::RunningRequest;

@@ -249,7 +249,7 @@ mod tests {
             .map(|byte| if byte.is_ascii() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
             .collect();
         let head = Request::builder().uri(format!("{encoded}?q")).body(()).expect("a request").into_parts().0;
-        let client = Client::of(&head, [192, 0, 2, 1].into(), &[]);
+        let client = Client::of(&head, ([192, 0, 2, 1].into(), false), &[]);
         let phases = [Phase::default(), Phase::default()];
         let [first, second] = phases.each_ref().map(|phase| running.list(&head, &client, Instant::now(), phase));
         assert_eq!((running.len(), running.requests(1).0.len(), running.requests(1).1), (2, 1, 2));

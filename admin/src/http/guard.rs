@@ -19,7 +19,7 @@ use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN, RETRY_AFTER, W
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use gateway::listen::server::Connection;
+use gateway::listen::connection::Connection;
 use services::access::Principal;
 use services::access::authenticator::{FAILURES_WITHIN, Rejected};
 use services::audit::context::AuditContext;

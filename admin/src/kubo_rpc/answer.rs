@@ -191,7 +191,7 @@ mod tests {
     use crate::kubo_rpc::command::{Answers, Arguments, Command, Input};
     use axum::extract::Request;
     use axum::http::header::TE;
-    use gateway::listen::server::Connection;
+    use gateway::listen::connection::Connection;
     use http_body_util::BodyExt as _;
     use std::sync::Arc;
 

@@ -16,7 +16,7 @@ use axum::extract::Request;
 use axum::http::header::TE;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
-use gateway::listen::server::Connection;
+use gateway::listen::connection::Connection;
 use services::url;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -259,7 +259,7 @@ impl StreamLimits {
 
     /// Resets the connection when it closes, so that the client does not take the answer for complete.
     pub fn reset_connection(&self) {
-        self.connection.iter().for_each(|connection| connection.reset_on_close());
+        self.connection.iter().for_each(|connection| connection.response_aborted());
     }
 }
 

@@ -74,6 +74,8 @@ pub type RuleLookup = Arc<dyn Fn(&Cid, &str) -> Option<String> + Send + Sync>;
 pub struct NodeAddresses {
     /// The public listeners, as bound.
     pub gateway: Vec<SocketAddr>,
+    /// The public listeners with TLS, as bound.
+    pub gateway_tls: Vec<SocketAddr>,
     /// The admin listeners, as bound.
     pub admin: Vec<SocketAddr>,
     /// The scheme of the admin listeners: `http` or `https`.

@@ -23,13 +23,14 @@ pub async fn read(State(operations): State<Operations>, uri: Uri) -> Answer {
     };
     let (started_at, started) = operations.inner.started;
     let stage = operations.stage();
+    let gateway = parts.addresses.gateway.iter().chain(&parts.addresses.gateway_tls);
     let view = NodeView {
         peer_id: parts.addresses.peer_id.to_string(),
         addresses: addresses.iter().map(ToString::to_string).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: epoch::seconds(started_at),
         uptime_seconds: seconds(started.elapsed()),
-        gateway_listeners: parts.addresses.gateway.iter().map(ToString::to_string).collect(),
+        gateway_listeners: gateway.map(ToString::to_string).collect(),
         admin_listeners: parts.addresses.admin.iter().map(ToString::to_string).collect(),
         stage: stage.stage,
         stopping: stage.stopping,

@@ -102,6 +102,7 @@ pub(crate) fn world_over(
     let root = content::cid::parse("bafkqaaa").expect("an empty block");
     let addresses = NodeAddresses {
         gateway: vec![([127, 0, 0, 1], 8080).into()],
+        gateway_tls: Vec::new(),
         admin: Vec::new(),
         admin_scheme: "http",
         peer_id: PeerId::random(),

@@ -9,7 +9,7 @@ use content::importer::{Attributes, Chunking, Importer, Profile};
 use content::names::Domain;
 use content::{BlockKey, BlockSource as _, Cid, Name, codec, hashes};
 use futures::StreamExt as _;
-use gateway::listen::server::Connection;
+use gateway::listen::connection::Connection;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use p2p_bridge::names::NamesOptions;

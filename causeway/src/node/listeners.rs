@@ -4,8 +4,10 @@ use admin::{self, Admin};
 use axum::body::Body;
 use config::{ConfigError, Loaded};
 use gateway::listen::admission::{Admission, Bounds, PATIENCE};
-use gateway::listen::server::{Connection, ConnectionLimits, Drain, RequestBody, serve};
-use gateway::listen::tls::{Tls, TlsError};
+use gateway::listen::connection::Connection;
+use gateway::listen::drain::Drain;
+use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
+use gateway::listen::tls::{Tls, TlsError, TlsFiles};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
 use services::supervision::Supervisor;
@@ -22,25 +24,32 @@ const ADMIN_CLIENT_CONNECTIONS_MAX: usize = 48;
 /// The bound sockets.
 pub(super) struct Listeners {
     public: Vec<TcpListener>,
+    public_tls: Vec<TcpListener>,
     admin: Vec<TcpListener>,
-    /// The TLS configuration of the admin listener, if TLS is enabled.
-    tls: Option<Arc<Tls>>,
+    /// The certificates of the listeners with TLS.
+    pub certificates: Certificates,
 }
 
 impl Listeners {
-    /// Binds all addresses of the settings and reads the certificate of the admin listener.
+    /// Binds all addresses of the settings and reads the certificates.
     ///
     /// # Errors
     /// [`ConfigError`] with the setting that cannot be used, such as a port in use.
     pub async fn bind(loaded: &Loaded) -> Result<Self, ConfigError> {
         let public = bind(loaded, "http.listen", &loaded.config.http.listen).await?;
+        let public_tls = bind(loaded, "http.tls_listen", &loaded.config.http.tls_listen).await?;
         let admin = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
-        Ok(Self { public, admin, tls: admin_tls(loaded)? })
+        Ok(Self { public, public_tls, admin, certificates: Certificates::load(loaded)? })
     }
 
     /// The addresses of the public listener.
     pub fn public_addresses(&self) -> io::Result<Vec<SocketAddr>> {
         self.public.iter().map(TcpListener::local_addr).collect()
+    }
+
+    /// The addresses of the public listener with TLS.
+    pub fn public_tls_addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        self.public_tls.iter().map(TcpListener::local_addr).collect()
     }
 
     /// The addresses of the admin listener.
@@ -50,7 +59,7 @@ impl Listeners {
 
     /// The scheme of the admin listener's URL.
     pub fn admin_scheme(&self) -> &'static str {
-        if self.tls.is_some() { "https" } else { "http" }
+        if self.certificates.admin.is_some() { "https" } else { "http" }
     }
 
     /// Starts the tasks that serve the listeners.
@@ -61,9 +70,13 @@ impl Listeners {
         (gateway, admin): (Arc<Gateway>, Admin),
         supervisor: &Supervisor,
     ) -> (Drain, Drain) {
-        let Self { public, admin: operator, tls } = self;
-        let public = serve_public(public, limits, metrics, gateway, supervisor);
-        (public, serve_admin(operator, limits, tls, metrics, admin, supervisor))
+        let Self { public, public_tls, admin: operator, certificates } = self;
+        certificates.watch(metrics, supervisor);
+        let encrypted = ConnectionLimits { tls: certificates.public, ..limits.clone() };
+        let plain = public.into_iter().map(|listener| (listener, limits.clone()));
+        let listeners = plain.chain(public_tls.into_iter().map(|listener| (listener, encrypted.clone())));
+        let public = serve_public(listeners, metrics, gateway, supervisor);
+        (public, serve_admin(operator, limits, certificates.admin, metrics, admin, supervisor))
     }
 }
 
@@ -87,37 +100,70 @@ fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
     }
 }
 
-/// The TLS configuration of the admin listener, if TLS is enabled.
-///
-/// # Errors
-/// [`ConfigError`] with the setting of the file that cannot be used.
-pub fn admin_tls(loaded: &Loaded) -> Result<Option<Arc<Tls>>, ConfigError> {
-    let config::Admin { tls_certificate, tls_key, .. } = &loaded.config.admin;
-    if tls_certificate.as_os_str().is_empty() {
+/// The certificates of the listeners with TLS. Clones share them.
+#[derive(Clone)]
+pub struct Certificates {
+    public: Option<Arc<Tls>>,
+    admin: Option<Arc<Tls>>,
+}
+
+impl Certificates {
+    /// Reads the files of the settings.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the setting of the file that cannot be used.
+    pub fn load(loaded: &Loaded) -> Result<Self, ConfigError> {
+        let config::Config { http, admin, .. } = &loaded.config;
+        let of_http =
+            TlsFiles { certificate: http.tls_certificate.clone(), key: http.tls_key.clone(), http2: http.http2 };
+        // Requests of the admin API are few.
+        let of_admin =
+            TlsFiles { certificate: admin.tls_certificate.clone(), key: admin.tls_key.clone(), http2: false };
+        Ok(Self { public: load(loaded, "http", of_http)?, admin: load(loaded, "admin", of_admin)? })
+    }
+
+    /// Keeps them up to date.
+    fn watch(&self, metrics: &HttpMetrics, supervisor: &Supervisor) {
+        for (listener, tls) in [("public", &self.public), ("admin", &self.admin)] {
+            if let Some(tls) = tls {
+                let watching = Arc::clone(tls).watch(metrics.tls.of(listener));
+                supervisor.spawn("the update task of a certificate", watching).detach();
+            }
+        }
+    }
+
+    /// Has the files read again.
+    pub fn reload(&self) {
+        [&self.public, &self.admin].into_iter().flatten().for_each(|tls| tls.reload());
+    }
+}
+
+/// The certificate of a section of the settings, if it has one.
+fn load(loaded: &Loaded, section: &str, files: TlsFiles) -> Result<Option<Arc<Tls>>, ConfigError> {
+    if files.certificate.as_os_str().is_empty() {
         return Ok(None);
     }
     let wrong = |error: TlsError| {
-        let key = if matches!(error, TlsError::Certificate { .. }) { "admin.tls_certificate" } else { "admin.tls_key" };
-        loaded.error(key, error.to_string())
+        let file = if matches!(error, TlsError::Certificate { .. }) { "tls_certificate" } else { "tls_key" };
+        loaded.error(&format!("{section}.{file}"), error.to_string())
     };
-    Tls::load(tls_certificate, tls_key).map(|tls| Some(Arc::new(tls))).map_err(wrong)
+    Tls::load(files).map(|tls| Some(Arc::new(tls))).map_err(wrong)
 }
 
 fn serve_public(
-    listeners: Vec<TcpListener>,
-    limits: &ConnectionLimits,
+    listeners: impl Iterator<Item = (TcpListener, ConnectionLimits)>,
     metrics: &Arc<HttpMetrics>,
     gateway: Arc<Gateway>,
     supervisor: &Supervisor,
 ) -> Drain {
     let drain = Drain::default();
-    for listener in listeners {
+    for (listener, limits) in listeners {
         let gateway = Arc::clone(&gateway);
         let handler = move |request, connection| {
             let gateway = Arc::clone(&gateway);
             async move { gateway.handle(request, connection).await }
         };
-        let serving = serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler);
+        let serving = serve(listener, limits, Arc::clone(metrics), drain.clone(), handler);
         supervisor.spawn("a public listener", serving).detach();
     }
     drain

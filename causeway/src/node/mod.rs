@@ -8,7 +8,7 @@
 //! The order of the start lets it fail early: ports are bound before the store is opened, and the store is opened
 //! before the node joins the network. Readiness comes last. A drain goes the other way.
 
-pub use self::listeners::admin_tls;
+pub use self::listeners::Certificates;
 
 mod assembly;
 mod listeners;
@@ -21,7 +21,8 @@ use admin::operations::NodeAddresses;
 use anyhow::Context as _;
 use cache::BlockStore;
 use config::{Flags, Loaded};
-use gateway::listen::server::{ConnectionLimits, Drain};
+use gateway::listen::drain::Drain;
+use gateway::listen::server::ConnectionLimits;
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
 use services::access::authenticator::NO_ADMIN;
@@ -53,6 +54,7 @@ pub struct Node {
     pins: Arc<Pins>,
     names: Arc<Names>,
     publisher: Arc<Publisher>,
+    certificates: Certificates,
     public: Drain,
     admin: Drain,
     drain_timeout: Duration,
@@ -70,6 +72,7 @@ impl fmt::Display for Ready<'_> {
         let Self(addresses) = self;
         writeln!(f, "Causeway {} is ready.", *VERSION_AND_COMMIT)?;
         addresses.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
+        addresses.gateway_tls.iter().try_for_each(|address| writeln!(f, "  gateway   https://{address}"))?;
         addresses
             .admin
             .iter()
@@ -113,6 +116,7 @@ impl Node {
         let gateway = assembly.gateway(&storage, &reached);
         let addresses = NodeAddresses {
             gateway: listeners.public_addresses()?,
+            gateway_tls: listeners.public_tls_addresses()?,
             admin: listeners.admin_addresses()?,
             admin_scheme: listeners.admin_scheme(),
             peer_id: reached.network.peer_id(),
@@ -124,8 +128,10 @@ impl Node {
         let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
         let http = &loaded.config.http;
         let limits = ConnectionLimits::of(http);
+        let certificates = listeners.certificates.clone();
         let (public, admin) = listeners.serve(&limits, &metrics, (gateway, admin), &supervisor);
         let node = Self {
+            certificates,
             public,
             admin,
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
@@ -171,9 +177,10 @@ impl Node {
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
-    /// Reads the settings again and applies those that can change at run time. `running` has the settings of the start,
-    /// `flags` those of the command line.
+    /// Reads the settings and certificates again and applies what can change at run time. `running` has the settings of
+    /// the start, `flags` those of the command line.
     pub async fn reload(&self, running: &Loaded, flags: &Flags) {
+        self.certificates.reload();
         crate::reload::reload(running, flags, &self.lists, &self.names).await;
     }
 

@@ -31,6 +31,7 @@
 //! | [`no_peers`] | a gateway without peers, and how it reports that |
 //! | [`operations`] | peers, explanations, warming, purging, the log level, draining of a running node |
 //! | [`pinning`] | remote pins of Kubo; pins that resume after a kill; many blocks |
+//! | [`https`] | HTTPS and HTTP/2, asked by curl, and certificates that are renewed |
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`soak`] | a soak test, in `make test-long` only |
@@ -48,6 +49,7 @@ mod forged;
 mod front_caches;
 mod full;
 mod gateways;
+mod https;
 mod kubo_rpc;
 mod malice;
 mod metrics;

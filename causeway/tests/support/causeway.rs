@@ -143,6 +143,7 @@ impl Launch {
         let one = |key: &str| all(key).into_iter().next().unwrap_or_else(|| panic!("no {key:?} in {printed}"));
         Causeway {
             gateway: one("gateway"),
+            gateway_tls: all("gateway").into_iter().find(|url| url.starts_with("https://")),
             admin: one("admin"),
             peer_id: one("peer id"),
             multiaddrs: all("p2p"),
@@ -208,6 +209,7 @@ fn value_of(line: &str, key: &str) -> Option<String> {
 /// A running node. Dropping it kills it with SIGKILL; [`Causeway::stop`] shuts it down gracefully.
 pub struct Causeway {
     gateway: String,
+    gateway_tls: Option<String>,
     admin: String,
     peer_id: String,
     multiaddrs: Vec<String>,
@@ -219,6 +221,12 @@ impl Causeway {
     /// The URL of a path on the public listener.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.gateway.trim_end_matches('/'))
+    }
+
+    /// The address of the public listener with TLS.
+    pub fn tls_address(&self) -> &str {
+        let url = self.gateway_tls.as_ref().expect("the node has a listener with TLS");
+        url.trim_start_matches("https://").trim_end_matches('/')
     }
 
     /// The welcome page's URL, as printed.

@@ -49,8 +49,8 @@ pub enum Problem {
     /// The client has reached its limit of connections or of concurrent requests.
     #[error("your address has reached the limit of concurrent requests of one client")]
     ClientLimit,
-    /// A CONNECT request inside a tunnel.
-    #[error("a CONNECT request inside a tunnel is not supported")]
+    /// A CONNECT request inside a tunnel, or over HTTP/2.
+    #[error("a CONNECT request inside a tunnel, or over HTTP/2, is not supported")]
     NestedTunnel,
     /// The requested format is not the stored one, and conversion is switched off.
     #[error("{cid} is not stored as {wanted}, and this gateway does not convert codecs")]
@@ -218,7 +218,7 @@ impl Problem {
                 "Move the script to a subdirectory: a service worker's scope is the directory that contains it.",
             ),
             Self::NestedTunnel => {
-                Page::new(StatusCode::METHOD_NOT_ALLOWED, "Nested tunnel", "Request content through this tunnel.")
+                Page::new(StatusCode::METHOD_NOT_ALLOWED, "Nested tunnel", "Request content on this connection.")
             }
             Self::ConnectionLimit => {
                 Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY }

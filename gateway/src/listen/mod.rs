@@ -1,19 +1,28 @@
 //! Client connections: admission, limits and timeouts.
 //!
 //! Goals: no client can keep a connection open without progress, or exhaust the connections of others; requests that
-//! are not strictly valid HTTP/1.1 are rejected before they are interpreted.
+//! are not strictly valid HTTP are rejected before they are interpreted.
 //!
 //! Non-goals: what a request means, which [`crate::pipeline`] decides.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`server`] | accept loop, timeouts, tunnels, graceful drain |
+//! | [`server`] | accept loop, TLS, tunnels |
+//! | [`connection`] | the state of one connection |
+//! | [`monitored`] | its socket: a write timeout, a minimum read rate, resets |
+//! | [`http1`], [`http2`] | its requests |
+//! | [`drain`] | graceful drain |
 //! | [`admission`] | connection limits, in total and for each client |
-//! | [`tls`] | TLS of the admin listener |
+//! | [`tls`] | certificates from files, and TLS handshakes |
 //! | [`wire`] | strict line endings, against request smuggling |
 //! | [`rate`] | minimum transfer rates, against slow clients |
 
 pub mod admission;
+pub mod connection;
+pub mod drain;
+mod http1;
+mod http2;
+mod monitored;
 pub mod rate;
 pub mod server;
 pub mod tls;

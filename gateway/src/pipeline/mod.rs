@@ -19,7 +19,7 @@ use crate::errors::Problem;
 use crate::headers::header;
 use crate::landing;
 use crate::limits::RequestLimits;
-use crate::listen::server::Connection;
+use crate::listen::connection::Connection;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
@@ -76,6 +76,8 @@ pub struct Gateway {
     router: Router,
     /// Limits the requests in progress of clients behind trusted proxies. The connections of other clients are limited.
     forwarded: Arc<Limiter>,
+    /// Limits the requests in progress over HTTP/2, of which one connection may have many, as connections are limited.
+    streams: Arc<Limiter>,
     /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
     trusted_proxies: Vec<IpNet>,
@@ -146,6 +148,7 @@ impl Gateway {
             },
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
             forwarded: Arc::new(Limiter::new(usize::MAX, limits.client_requests_max)),
+            streams: Arc::new(Limiter::new(limits.requests_max, limits.client_requests_max)),
             lookups: Arc::new(Limiter::new(usize::MAX, limits.client_lookups_max)),
             trusted_proxies: http.trusted_proxies.clone(),
             routing,
@@ -174,8 +177,8 @@ impl Gateway {
         }
     }
 
-    /// Adds a request that is not answered at once to the list of running requests. A client behind a proxy has a
-    /// limit.
+    /// Adds a request that is not answered at once to the list of running requests. Where a client may have several on
+    /// one connection, behind a proxy or over HTTP/2, it has a limit.
     fn list(
         &self,
         head: &Parts,
@@ -185,7 +188,10 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<RunningRequest, Problem> {
         let is_forwarded = client.address != connection.peer().ip().to_canonical();
-        let permit = is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?;
+        let permit = match connection.is_multiplexed() {
+            true => Some(self.streams.try_acquire(client.address)?),
+            false => is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?,
+        };
         Ok(self.running.list(head, client, since, phase).with_permit(permit))
     }
 
@@ -206,10 +212,11 @@ impl Gateway {
     /// Answers a request.
     pub async fn handle<B>(&self, request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
         let (mut head, body) = request.into_parts();
-        let client = match connection.tunnel_client() {
+        let mut client = match connection.tunnel_client() {
             Some(address) => Client::in_tunnel(&head, address),
-            None => Client::of(&head, connection.peer().ip(), &self.trusted_proxies),
+            None => Client::of(&head, (connection.peer().ip(), connection.is_encrypted()), &self.trusted_proxies),
         };
+        client.connection_memory = connection.memory(self.limits(), &client);
         let asks_for_tunnel = head.method == Method::CONNECT;
         if asks_for_tunnel {
             let mut request = Request::from_parts(head, body);
@@ -429,7 +436,8 @@ impl Gateway {
     /// The source of a request's blocks.
     fn source(&self, root: Cid, client: &Client, ask: &Ask<'_>) -> Arc<RootSource> {
         let work = Work::new(self.limits().work_steps_max);
-        RootSource::within(&self.sources, root, client.group(), ask.only_if_cached, work)
+        let client = (client.group(), client.connection_memory.clone());
+        RootSource::within(&self.sources, root, client, ask.only_if_cached, work)
     }
 
     fn parse(&self, ask: &Ask<'_>) -> Result<ContentPath, Problem> {

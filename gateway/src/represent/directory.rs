@@ -75,7 +75,9 @@ pub async fn listing(cx: &Context<'_>, directory: Block, roots: &HeaderValue) ->
     }
     let view = Arc::new(View::of(&key, cid));
     let (after, entries_max) = (key.after.clone(), cx.resources.limits.listing_entries_max);
-    let (memory, workers) = (cx.memory().budget(), cx.resources.workers.clone());
+    // A page is generated for requests of several connections.
+    let memory = cx.resources.limits.memory_of(cx.source.client()).budget();
+    let workers = cx.resources.workers.clone();
     let writer = Arc::new(move |source| {
         let (directory, after, view) = (directory.clone(), after.clone(), Arc::clone(&view));
         let limits = (entries_max, Some(Arc::clone(&memory)));

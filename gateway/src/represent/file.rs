@@ -138,7 +138,7 @@ async fn encoded_content(
     for coding in negotiate::codings(ask.headers) {
         let found = match coding {
             Coding::Zstd => {
-                let memory = file.limits.memory_of(file.source.client());
+                let memory = file.source.memory(file.limits);
                 encoded.file(&entity.cid, entity.size, entity.generation, memory).await
             }
             _ => encoded.transcoded(&entity.cid, entity.size, entity.generation, coding).await,
@@ -304,7 +304,7 @@ fn counted(bytes: Bytes, kept: usize, memory: ClientMemory<'_>) -> Option<Bytes>
 /// The requested bytes of a block. If there is no memory to hold them, the block is released and read again for each
 /// piece that the client takes.
 fn block_content(source: &Arc<RootSource>, block: &Block, range: &Range<u64>, limits: &RequestLimits) -> Content {
-    let memory = limits.memory_of(source.client());
+    let memory = source.memory(limits);
     match counted(slice(block.data(), range), block.data().len(), memory) {
         Some(bytes) => Content::Bytes(bytes),
         None => in_pieces(source, *block.cid(), range.clone()),
@@ -341,7 +341,7 @@ fn in_root_block(
     source.work().charge_decoding(block);
     let Ok(Node::File(file)) = Node::decode(block) else { return None };
     let bytes = (file.child_count() == 0).then(|| slice(file.data(), range))?;
-    let memory = limits.memory_of(source.client());
+    let memory = source.memory(limits);
     Some(Content::Bytes(counted(bytes.clone(), block.data().len(), memory).unwrap_or(bytes)))
 }
 
@@ -358,7 +358,7 @@ async fn open(
         return Ok(content);
     }
     let remaining = range.end - range.start;
-    let read_limits = limits.memory_of(source.client()).read_limits();
+    let read_limits = source.memory(limits).read_limits();
     let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, read_limits)?;
     match reader.next().await.transpose()? {
         None if remaining == 0 => Ok(Content::Empty),

@@ -105,7 +105,7 @@ impl<'a> Context<'a> {
 
     /// The memory of the client for response bodies.
     pub fn memory(&self) -> ClientMemory<'a> {
-        self.resources.limits.memory_of(self.source.client())
+        self.source.memory(&self.resources.limits)
     }
 
     /// The last block of the path, of any codec.

@@ -3,14 +3,16 @@
 //! A reverse proxy hides the client's address, the host name and the scheme, and reports them in `X-Forwarded-*`
 //! headers. Any client can send these, so they are trusted only from the configured proxies.
 
+use content::budget::Budget;
 use http::HeaderMap;
 use http::request::Parts;
 use ipnet::IpNet;
 use services::limiter::network_of;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// A client, as seen through trusted proxies.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Client {
     /// The client's address.
     pub address: IpAddr,
@@ -18,27 +20,35 @@ pub struct Client {
     pub authority: String,
     /// Whether the client uses HTTPS.
     pub https: bool,
+    /// The memory that its requests on this connection share, if they run at the same time (HTTP/2).
+    pub connection_memory: Option<Arc<Budget>>,
 }
 
 impl Client {
-    /// Reads a request's head from the connection with `peer`.
-    pub fn of(head: &Parts, peer: IpAddr, trusted: &[IpNet]) -> Self {
-        let direct = Self { address: peer.to_canonical(), authority: asked_authority(head), https: false };
+    /// A client whose requests share no memory.
+    pub fn new(address: IpAddr, authority: String, https: bool) -> Self {
+        Self { address, authority, https, connection_memory: None }
+    }
+
+    /// Reads a request's head from the connection with `peer`, which uses TLS or not.
+    pub fn of(head: &Parts, (peer, encrypted): (IpAddr, bool), trusted: &[IpNet]) -> Self {
+        let https = encrypted && !asks_for_http(head);
+        let direct = Self::new(peer.to_canonical(), asked_authority(head), https);
         if trusted.is_empty() || !is_trusted(direct.address, trusted) {
             return direct;
         }
         let forwarded = |name| last_of(&head.headers, name);
-        Self {
-            address: original(&head.headers, direct.address, trusted),
-            authority: forwarded("x-forwarded-host").map_or(direct.authority, str::to_owned),
-            https: forwarded("x-forwarded-proto").is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
-        }
+        Self::new(
+            original(&head.headers, direct.address, trusted),
+            forwarded("x-forwarded-host").map_or(direct.authority, str::to_owned),
+            forwarded("x-forwarded-proto").map_or(direct.https, |scheme| scheme.eq_ignore_ascii_case("https")),
+        )
     }
 
     /// Reads a request's head from a tunnel of the client at `address`. Proxies that forward the tunnel do not see its
-    /// requests.
+    /// requests. A tunnel through TLS carries plain requests, whose URLs are those of HTTP.
     pub fn in_tunnel(head: &Parts, address: IpAddr) -> Self {
-        Self { address, authority: asked_authority(head), https: false }
+        Self::new(address, asked_authority(head), false)
     }
 
     /// The host without its port, in lower case and without a trailing dot.
@@ -68,6 +78,12 @@ fn asked_authority(head: &Parts) -> String {
     let in_url = head.uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default());
     let in_header = || head.headers.get(http::header::HOST).and_then(|host| host.to_str().ok());
     in_url.or_else(in_header).unwrap_or_default().to_owned()
+}
+
+/// Whether an absolute URI has the scheme `http`: a client that uses the gateway as a proxy over TLS asks so for the URL
+/// that it shows.
+fn asks_for_http(head: &Parts) -> bool {
+    head.uri.scheme() == Some(&http::uri::Scheme::HTTP)
 }
 
 fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
@@ -113,7 +129,29 @@ mod tests {
         }
         let head = builder.body(()).expect("a request").into_parts().0;
         let trusted = ["127.0.0.0/8", "10.0.0.0/8"].map(|net| net.parse().expect("a network"));
-        Client::of(&head, peer.parse().expect("an address"), &trusted)
+        Client::of(&head, (peer.parse().expect("an address"), false), &trusted)
+    }
+
+    #[test]
+    fn the_scheme_is_that_of_the_connection_unless_a_proxy_or_the_url_says_otherwise() {
+        let table = [
+            ("9.9.9.9", "/", None, (false, true)),
+            ("9.9.9.9", "http://a.example/", None, (false, false)),
+            ("9.9.9.9", "https://a.example/", None, (false, true)),
+            ("9.9.9.9", "/", Some("http"), (false, true)),
+            ("127.0.0.1", "/", None, (false, true)),
+            ("127.0.0.1", "/", Some("http"), (false, false)),
+            ("127.0.0.1", "/", Some("https"), (true, true)),
+        ];
+        for (peer, target, forwarded, expected) in table {
+            let mut builder = Request::builder().uri(target).header("host", "a.example");
+            builder =
+                forwarded.into_iter().fold(builder, |builder, scheme| builder.header("x-forwarded-proto", scheme));
+            let head = builder.body(()).expect("a request").into_parts().0;
+            let (peer, trusted) = (peer.parse().expect("an address"), ["127.0.0.0/8".parse().expect("a network")]);
+            let https = [false, true].map(|encrypted| Client::of(&head, (peer, encrypted), &trusted).https);
+            assert_eq!((https[0], https[1]), expected, "{peer} {target} {forwarded:?}");
+        }
     }
 
     #[test]

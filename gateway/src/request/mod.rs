@@ -52,12 +52,20 @@ pub enum Subject {
 }
 
 /// Checks that an HTTP/1.1 request has exactly one valid header `Host`, and an older one at most one (RFC 9112, section
-/// 3.2). With several, a proxy in front could use another one than the gateway.
+/// 3.2). With several, a proxy in front could use another one than the gateway. An HTTP/2 request with `:authority` has
+/// none, or the same (RFC 9113, section 8.3.1).
 ///
 /// # Errors
 /// [`RequestError::Host`].
 pub fn check_host(head: &Parts) -> Result<(), RequestError> {
     let mut hosts = head.headers.get_all(HOST).iter();
+    if head.version >= Version::HTTP_2
+        && let Some(authority) = head.uri.authority()
+    {
+        let same = |host: &HeaderValue| host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes());
+        let is_good = !authority.as_str().contains('@') && hosts.all(same);
+        return if is_good { Ok(()) } else { Err(RequestError::Host) };
+    }
     let is_good = match (hosts.next(), hosts.next()) {
         (None, _) => head.version < Version::HTTP_11,
         // URIs without a host have an empty one.
@@ -192,6 +200,26 @@ mod tests {
         ];
         for (method, target, expected) in table {
             assert_eq!(subject(&head(method, target), 32), expected, "{method} {target}");
+        }
+    }
+
+    #[test]
+    fn an_http2_request_has_one_host() {
+        let table: [(&str, &[&str], bool); 8] = [
+            ("https://a.example/", &[], true),
+            ("https://a.example:8443/", &["A.example:8443"], true),
+            ("https://a.example/", &["b.example"], false),
+            ("https://a.example/", &["a.example", "b.example"], false),
+            ("https://user@a.example/", &[], false),
+            ("/", &["a.example"], true),
+            ("/", &[], false),
+            ("/", &["a.example", "a.example"], false),
+        ];
+        for (target, hosts, is_good) in table {
+            let builder = Request::builder().version(Version::HTTP_2).uri(target);
+            let request = hosts.iter().fold(builder, |builder, host| builder.header(HOST, *host)).body(());
+            let head = request.expect("a request").into_parts().0;
+            assert_eq!(check_host(&head).is_ok(), is_good, "{target} {hosts:?}");
         }
     }
 

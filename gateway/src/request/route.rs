@@ -338,7 +338,7 @@ mod tests {
 
     fn route_of(host: &str, target: &str, https: bool) -> String {
         let head = Request::builder().uri(target).body(()).expect("a request").into_parts().0;
-        let client = Client { address: [127, 0, 0, 1].into(), authority: host.to_owned(), https };
+        let client = Client::new([127, 0, 0, 1].into(), host.to_owned(), https);
         let mut ask = Ask::read(&head).expect("reads");
         let router = Router::new(hosts(), Arc::new(Names), 8);
         let routed = router.route(&client, &mut ask).now_or_never().expect("waits for nothing");

@@ -4,6 +4,8 @@
 //! Opening a network session has a cost, which a request that is answered from memory should not pay. So [`RootSource`]
 //! opens its root's session at the first block that is not stored locally.
 
+use crate::limits::{ClientMemory, RequestLimits};
+use content::budget::Budget;
 use content::cid::is_identity;
 use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
 use futures::FutureExt as _;
@@ -89,6 +91,8 @@ pub struct RootSource {
     sources: Arc<Sources>,
     root: Cid,
     client: IpAddr,
+    /// The memory that the requests of its connection share.
+    connection_memory: Option<Arc<Budget>>,
     /// Whether the network is not used.
     local_only: bool,
     farthest: Arc<Farthest>,
@@ -100,13 +104,19 @@ pub struct RootSource {
 impl RootSource {
     /// The source for `root`, without an open session. Work is counted but not limited.
     pub fn new(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool) -> Arc<Self> {
-        Self::within(sources, root, client, local_only, Work::unlimited())
+        Self::within(sources, root, (client, None), local_only, Work::unlimited())
     }
 
-    /// The same with a processor budget.
-    pub fn within(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool, work: Work) -> Arc<Self> {
-        let (sources, farthest) = (Arc::clone(sources), Arc::default());
-        Arc::new(Self { sources, root, client, local_only, farthest, session: OnceLock::new(), work })
+    /// The same with a processor budget, and the memory that the requests of the client's connection share, if they do.
+    pub fn within(
+        sources: &Arc<Sources>,
+        root: Cid,
+        (client, connection_memory): (IpAddr, Option<Arc<Budget>>),
+        local_only: bool,
+        work: Work,
+    ) -> Arc<Self> {
+        let (sources, farthest, session) = (Arc::clone(sources), Arc::default(), OnceLock::new());
+        Arc::new(Self { sources, root, client, connection_memory, local_only, farthest, session, work })
     }
 
     /// The root.
@@ -117,6 +127,11 @@ impl RootSource {
     /// The client's address, as limits count it.
     pub fn client(&self) -> IpAddr {
         self.client
+    }
+
+    /// The memory for the response's body.
+    pub fn memory<'a>(&'a self, limits: &'a RequestLimits) -> ClientMemory<'a> {
+        limits.memory_of(self.client).of_connection(self.connection_memory.as_ref())
     }
 
     /// The farthest tier that was read so far.

@@ -3,7 +3,8 @@
 use crate::dag::{file, noise, raw};
 use crate::site::{PATIENCE, Setup, Site, header, until};
 use content::Block;
-use gateway::listen::server::{ConnectionLimits, Drain, serve};
+use gateway::listen::drain::Drain;
+use gateway::listen::server::{ConnectionLimits, serve};
 use gateway::metrics::HttpMetrics;
 use std::sync::Arc;
 use std::time::Duration;

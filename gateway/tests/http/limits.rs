@@ -514,7 +514,7 @@ fn get(path: &str) -> http::request::Parts {
 }
 
 fn client(address: &str) -> Client {
-    Client { address: address.parse().expect("an address"), authority: "x".to_owned(), https: false }
+    Client::new(address.parse().expect("an address"), "x".to_owned(), false)
 }
 
 /// The bytes of a body.

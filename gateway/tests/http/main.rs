@@ -1,6 +1,7 @@
 //! The gateway over HTTP, with real tiers in a temporary folder and without a network: complete and aborted responses.
 
 mod answers;
+mod certificate;
 mod checks;
 mod connections;
 mod control;
@@ -8,6 +9,8 @@ mod dag;
 mod encoded;
 mod failures;
 mod hosts;
+mod http2;
+mod http2_abuse;
 mod limits;
 mod listings;
 mod routing;

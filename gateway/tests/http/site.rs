@@ -1,5 +1,6 @@
 //! A gateway on a free port, and its clients.
 
+use crate::certificate::{Encrypted, Files};
 use cache::{BlockStore as _, Disk, DiskOptions, Ram, TierMetrics, Tiers};
 use content::ipns::Record;
 use content::names::Key;
@@ -9,7 +10,8 @@ use content::{
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use gateway::limits::RequestLimits;
-use gateway::listen::server::{ConnectionLimits, Drain, serve};
+use gateway::listen::drain::Drain;
+use gateway::listen::server::{ConnectionLimits, serve};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
@@ -43,6 +45,8 @@ pub struct Setup {
     pub welcome: Option<Cid>,
     pub names: Arc<dyn NameResolver>,
     pub routing: Option<(Arc<dyn PeerFinder>, routing_v1::RoutingResponseLimits)>,
+    /// Whether there is a listener with TLS as well.
+    pub tls: bool,
 }
 
 impl Setup {
@@ -56,6 +60,7 @@ impl Setup {
             welcome: None,
             names: Arc::new(NoNames),
             routing: None,
+            tls: false,
         }
     }
 
@@ -105,8 +110,19 @@ impl Setup {
             let gateway = Arc::clone(&answering);
             async move { gateway.handle(request, connection).await }
         };
-        tokio::spawn(serve(listener, ConnectionLimits::of(&self.http), metrics, drain.clone(), handler));
-        Site { address, gateway, registry, health, drain, look_ups, _dir: dir }
+        let limits = ConnectionLimits::of(&self.http);
+        let encrypted = match self.tls {
+            true => {
+                let (files, certificate) = Files::new();
+                let (listener, limits) = files.listener(&limits, true).await;
+                let address = listener.local_addr().expect("is bound");
+                tokio::spawn(serve(listener, limits, Arc::clone(&metrics), drain.clone(), handler.clone()));
+                Some(Encrypted { address, certificate })
+            }
+            false => None,
+        };
+        tokio::spawn(serve(listener, limits, metrics, drain.clone(), handler));
+        Site { address, encrypted, gateway, registry, health, drain, look_ups, _dir: dir }
     }
 }
 
@@ -172,6 +188,7 @@ impl NameResolver for NoNames {
 /// A running gateway.
 pub struct Site {
     pub address: SocketAddr,
+    encrypted: Option<Encrypted>,
     pub gateway: Arc<Gateway>,
     pub health: Arc<Health>,
     pub drain: Drain,
@@ -181,6 +198,11 @@ pub struct Site {
 }
 
 impl Site {
+    /// The listener with TLS.
+    pub fn encrypted(&self) -> &Encrypted {
+        self.encrypted.as_ref().expect("there is a listener with TLS")
+    }
+
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }

@@ -15,7 +15,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
 use reqwest::Url;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 /// The maximum number of characters of a header's value that are shown.
@@ -96,8 +96,7 @@ impl ExplainedRequest {
 
     /// The client: the local host, with the scheme of the URL.
     pub(super) fn client(&self) -> Client {
-        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Client { address, authority: self.host.clone().unwrap_or_default(), https: self.https }
+        Client::new(Ipv4Addr::LOCALHOST.into(), self.host.clone().unwrap_or_default(), self.https)
     }
 }
 

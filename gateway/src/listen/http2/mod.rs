@@ -1,0 +1,151 @@
+//! HTTP/2 on one connection: its requests at the same time, each in a stream.
+//!
+//! Goals: what a client can make the server hold or compute on one connection is bounded, as it is over HTTP/1.1: the
+//! streams, their heads, what is sent and not read, and frames that are no request ([`frames`]); a client that does not
+//! read a response loses its stream ([`stream`]); a response that cannot be completed ends in a reset of its stream; a
+//! graceful drain lets open requests finish.
+//!
+//! Departure: hyper serves HTTP/1.1 only. Its HTTP/2 server takes a chunk of each response before the client's window
+//! admits it, and cannot reset a single stream whose client does not read.
+//!
+//! Non-goals: HTTP/2 without TLS, server push, priorities, tunnels.
+
+mod frames;
+mod stream;
+
+use self::frames::MeteredFrames;
+use crate::listen::connection::Connection;
+use crate::listen::drain::ShutdownSignal;
+use crate::listen::server::{ConnectionLimits, RequestBody};
+use bytes::Bytes;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use h2::server::{self, SendResponse};
+use h2::{Reason, RecvStream};
+use http::{Request, Response};
+use http_body::Body;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// The maximum number of open streams. RFC 9113, section 6.5.2, recommends no less.
+const STREAMS_MAX: u32 = 100;
+/// The window of a request's body, in bytes. Bodies are not read.
+const BODY_WINDOW_BYTES: u32 = 16 * 1024;
+/// The maximum number of bytes of one stream that wait for the socket.
+const UNSENT_BYTES_MAX: usize = 128 * 1024;
+/// The maximum number of streams that a client has reset before they were answered (CVE-2023-44487), at a time.
+const PENDING_RESETS_MAX: usize = 20;
+/// The maximum number of streams that the server has reset because of errors of the client, over the connection.
+const ERROR_RESETS_MAX: usize = 1024;
+/// The time for a client to confirm the end of a connection, and to receive the last frames.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+type Connected<I> = server::Connection<MeteredFrames<I>, Bytes>;
+
+fn builder(limits: &ConnectionLimits) -> server::Builder {
+    let mut builder = server::Builder::new();
+    builder
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_window_size(BODY_WINDOW_BYTES)
+        .max_header_list_size(u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX))
+        .max_send_buffer_size(UNSENT_BYTES_MAX)
+        .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        .max_local_error_reset_streams(Some(ERROR_RESETS_MAX));
+    builder
+}
+
+/// Serves the requests of a connection.
+pub(super) async fn serve<I, H, F, B>(
+    io: I,
+    limits: &ConnectionLimits,
+    handler: &H,
+    stop: &ShutdownSignal,
+    state: &Arc<Connection>,
+) where
+    I: AsyncRead + AsyncWrite + Unpin,
+    H: Fn(Request<RequestBody>, Arc<Connection>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes> + Unpin,
+{
+    state.multiplex();
+    let exhausted = Arc::<AtomicBool>::default();
+    let mut overdue = pin!(state.head_overdue(limits.header_timeout));
+    let mut ended = pin!(async {
+        tokio::select! {
+            () = state.evicted() => true,
+            () = stop.wait() => false,
+        }
+    });
+    let shaken = tokio::select! {
+        shaken = builder(limits).handshake(MeteredFrames::new(io, &exhausted)) => shaken,
+        () = overdue.as_mut() => return,
+        _ = ended.as_mut() => return,
+    };
+    let mut connection: Connected<I> = match shaken {
+        Ok(connection) => connection,
+        Err(error) => return tracing::debug!(%error, "a connection ended before its first request"),
+    };
+    let mut answers = FuturesUnordered::new();
+    let mut is_ending = false;
+    let mut unconfirmed = pin!(state.head_overdue(CLOSE_TIMEOUT));
+    let reason = loop {
+        tokio::select! {
+            accepted = poll_fn(|cx| poll_accept(&mut connection, &exhausted, cx)) => match accepted {
+                Ok((request, respond)) => {
+                    answers.push(Box::pin(stream::answer(request, respond, handler, limits, state)));
+                }
+                Err(Some(reason)) => break reason,
+                Err(None) => return,
+            },
+            Some(()) = answers.next() => {}
+            () = overdue.as_mut() => break Reason::NO_ERROR,
+            is_evicted = ended.as_mut(), if !is_ending => {
+                if is_evicted && state.awaiting_head_since().is_some() {
+                    break Reason::NO_ERROR;
+                }
+                // Requests that the client has sent already are still answered.
+                connection.graceful_shutdown();
+                is_ending = true;
+            }
+            // An idle client that does not confirm the end.
+            () = unconfirmed.as_mut(), if is_ending => break Reason::NO_ERROR,
+        }
+    };
+    drop(answers);
+    close(connection, reason).await;
+}
+
+/// A request, or why the connection must be closed; `None` if it is closed already.
+type Accepted = Result<(Request<RecvStream>, SendResponse<Bytes>), Option<Reason>>;
+
+/// Reads and writes frames until the next request.
+fn poll_accept<I>(connection: &mut Connected<I>, exhausted: &AtomicBool, cx: &mut Context<'_>) -> Poll<Accepted>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+{
+    match connection.poll_accept(cx) {
+        Poll::Ready(Some(Ok(request))) => Poll::Ready(Ok(request)),
+        Poll::Ready(Some(Err(error))) => {
+            tracing::debug!(%error, "a connection ended with an error");
+            Poll::Ready(Err(None))
+        }
+        Poll::Ready(None) => Poll::Ready(Err(None)),
+        Poll::Pending if exhausted.load(Ordering::Relaxed) => {
+            tracing::debug!("a client sent too many frames that are no request: the connection is closed");
+            Poll::Ready(Err(Some(Reason::ENHANCE_YOUR_CALM)))
+        }
+        Poll::Pending => Poll::Pending,
+    }
+}
+
+/// Sends the reason, and closes the connection.
+async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut connection: Connected<I>, reason: Reason) {
+    connection.abrupt_shutdown(reason);
+    // A client that does not read is disconnected all the same.
+    _ = tokio::time::timeout(CLOSE_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await;
+}

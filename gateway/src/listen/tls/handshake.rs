@@ -1,0 +1,89 @@
+//! TLS handshakes: their timeout, and how many there are at a time.
+//!
+//! A handshake costs its client nothing until the server has computed its part, and holds some tens of kilobytes until
+//! the client answers. So unfinished handshakes have limits of their own, in total and for each client, below those of
+//! connections: when a limit is reached, a new handshake replaces the oldest one that has waited for its client for a
+//! second ([`Admission`]), or waits itself.
+
+use super::Tls;
+use crate::listen::admission::{self, Admission, Bounds, Evictable};
+use crate::listen::connection::Connection;
+use crate::listen::monitored::MonitoredStream;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_rustls::server::TlsStream;
+
+/// The maximum number of unfinished handshakes, in total and of one client.
+const HANDSHAKES_MAX: usize = 512;
+const CLIENT_HANDSHAKES_MAX: usize = 384;
+/// The time for a handshake, unless that for the head of a request is shorter.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The time before a handshake can be replaced by another one.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The unfinished handshakes of a listener.
+pub(super) struct Handshakes(Arc<Admission>);
+
+impl Default for Handshakes {
+    fn default() -> Self {
+        let (all, each, patience) = (HANDSHAKES_MAX, CLIENT_HANDSHAKES_MAX, admission::PATIENCE);
+        Self(Arc::new(Admission::new(Bounds { all, each, exempt: Vec::new(), patience })))
+    }
+}
+
+impl Tls {
+    /// Performs a handshake with a client, within the timeout.
+    pub(in crate::listen) async fn accept(
+        &self,
+        stream: MonitoredStream,
+        connection: &Arc<Connection>,
+        header_timeout: Duration,
+    ) -> Option<TlsStream<MonitoredStream>> {
+        let handshake = Arc::new(Handshake { since: Instant::now(), connection: Arc::clone(connection) });
+        let slot = self.handshakes.0.register(connection.peer().ip(), handshake);
+        let shaking = async {
+            slot.admitted().await.ok()?;
+            let shaken = self.acceptor().accept(stream).await;
+            shaken.inspect_err(|error| tracing::debug!(%error, "the TLS handshake failed")).ok()
+        };
+        tokio::select! {
+            shaken = tokio::time::timeout(TIMEOUT.min(header_timeout), shaking) => shaken.ok().flatten(),
+            () = connection.evicted() => None,
+        }
+    }
+}
+
+/// An unfinished handshake.
+struct Handshake {
+    since: Instant,
+    connection: Arc<Connection>,
+}
+
+impl Evictable for Handshake {
+    fn idle_since(&self) -> Option<Instant> {
+        (self.since.elapsed() >= GRACE).then_some(self.since)
+    }
+
+    fn evict(&self) {
+        self.connection.evict();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    #[test]
+    fn a_handshake_can_be_replaced_after_a_second_and_takes_its_connection_with_it() {
+        let connection = Arc::new(Connection::new(([127, 0, 0, 1], 1).into()));
+        let begun = |ago| Handshake { since: Instant::now() - ago, connection: Arc::clone(&connection) };
+        assert_eq!(begun(Duration::ZERO).idle_since(), None);
+        let old = begun(GRACE);
+        assert_eq!(old.idle_since(), Some(old.since));
+        assert_eq!(connection.evicted().now_or_never(), None);
+        old.evict();
+        assert_eq!(connection.evicted().now_or_never(), Some(()));
+    }
+}

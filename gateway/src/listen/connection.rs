@@ -42,8 +42,8 @@ pub struct Connection {
     /// Requests in progress: from the head of each to the end of its response's body.
     exchanges: AtomicUsize,
     since: Instant,
-    /// The time of the last write, over HTTP/2 the end of the last exchange, in milliseconds after `since`; 0 before the
-    /// first.
+    /// The time of the last write, over HTTP/2 the end of the last exchange, in milliseconds after `since`; 0 before
+    /// the first.
     sent: AtomicU64,
     /// Whether a write is pending.
     sending: AtomicBool,
@@ -268,12 +268,30 @@ impl Drop for CountedConnection {
 mod tests {
     use super::*;
     use crate::listen::admission::Evictable as _;
+    use services::client_budgets::ClientBudgets;
 
     /// A connection that began `ago`.
     fn connection_since(ago: Duration) -> Connection {
         let mut connection = Connection::new(([127, 0, 0, 1], 1).into());
         connection.since -= ago;
         connection
+    }
+
+    #[test]
+    fn requests_that_run_at_the_same_time_share_a_part_of_their_clients_memory() {
+        let memory = Arc::new(ClientBudgets::new(1000));
+        let limits = RequestLimits { window_bytes_max: 600, memory, ..RequestLimits::default() };
+        let client = |address: [u8; 4]| Client::new(address.into(), String::new(), true);
+        let (direct, forwarded) = (client([127, 0, 0, 1]), client([192, 0, 2, 1]));
+        let connections = [Duration::ZERO; 2].map(connection_since);
+        assert!(connections[0].memory(&limits, &direct).is_none(), "one after the other");
+        connections.iter().for_each(Connection::multiplex);
+        let [one, other] =
+            connections.each_ref().map(|connection| connection.memory(&limits, &direct).expect("memory"));
+        assert!(Arc::ptr_eq(&one, &connections[0].memory(&limits, &direct).expect("memory")));
+        assert!(!one.try_reserve(601) && one.try_reserve(600));
+        assert_eq!((other.left(), limits.memory.all().left()), (150, 400));
+        assert!(connections[0].memory(&limits, &forwarded).is_none(), "a proxy sends requests of several clients");
     }
 
     #[test]

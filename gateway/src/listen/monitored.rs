@@ -1,7 +1,7 @@
 //! [`MonitoredStream`]: a TCP stream with a write timeout and a minimum read rate of its client.
 //!
-//! It resets the connection if a response was aborted, so that an HTTP/1.0 client does not take the end of the connection
-//! for the end of the content.
+//! It resets the connection if a response was aborted, so that an HTTP/1.0 client does not take the end of the
+//! connection for the end of the content.
 
 use crate::listen::connection::Connection;
 use crate::listen::rate::{RateMeter, RateMin, too_slow};

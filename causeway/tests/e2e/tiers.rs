@@ -2,9 +2,13 @@
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::corpus::{self, Item};
+use crate::support::eventually;
 use crate::support::kubo::Kubo;
 use crate::support::metrics::Metrics;
+use std::time::Duration;
 use tempfile::TempDir;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn network_then_ram_then_disk_over_tcp() {
@@ -27,6 +31,11 @@ async fn journey(kubo: Kubo, items: Vec<Item>, address: impl Fn(&Kubo) -> String
     let launch = Launch::new(dir.path()).peering(&address(&kubo)).set("CAUSEWAY_CACHE_RAM_BYTES_MAX", 400 << 20);
 
     let causeway = launch.start().await;
+    // A dial that takes longer than a request waits for it would fail the first request.
+    eventually("the gateway connects to Kubo", TIMEOUT, async || {
+        if kubo.is_connected_to(causeway.peer_id()).await { Ok(()) } else { Err("it is not connected") }
+    })
+    .await;
     let cold = fetch_all(&causeway, &items).await;
     let (_, disk, network) = cold.tiers();
     assert_eq!(disk, 0, "nothing was on disk");

@@ -299,8 +299,11 @@ impl Control {
         let hidden = order.double_hash.then(|| order.rule.target.to_string());
         done.caches_notified = in_front.caches.invalidate(&subjects, hidden.as_deref()).await;
         if let Some(subject) = &order.subject {
-            let told = in_front.caches.invalidate_blocks(subject, withheld, hidden.as_deref()).await;
-            done.unpurged = done.deep_rules.saturating_sub(told as u64);
+            let running = self.lists.running();
+            let entry = |cid: &Cid| content::Policy::check_entry(&**running, &Root::Cid(*cid), "");
+            let is_served = |cid: &Cid| entry(cid) != Verdict::Unlisted;
+            let purged = in_front.caches.invalidate_blocks(subject, withheld, is_served, hidden.as_deref()).await;
+            done.unpurged = done.deep_rules.saturating_sub(purged as u64);
         }
     }
 

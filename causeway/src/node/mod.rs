@@ -102,8 +102,8 @@ impl Node {
     /// Starts everything. When this returns, the listeners answer requests.
     ///
     /// # Errors
-    /// [`config::ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the store
-    /// or the network.
+    /// [`config::ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the
+    /// store or the network.
     pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(loaded).await?;
         let mut assembly = Assembly::new(loaded);
@@ -150,7 +150,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Has the process end with the first task that it cannot do without. Last, since a start that fails ends them as well.
+    /// Has the process end with the first task that it cannot do without. Last, since a start that fails ends them as
+    /// well.
     fn watch_essential_tasks(&self, audit: &AuditLog) {
         self.supervisor.watch("the store's writer", self.disk.ended());
         self.supervisor.watch("the pin service", self.pins.ended());

@@ -87,7 +87,7 @@ mod tests {
         let (a, b, c) = (cid_of("a"), cid_of("b"), cid_of("c"));
         append(&path, &a, &[b, c]).expect("adds");
         // Power failures, within a CID and after one, and within the number.
-        let many = vec![a; 11].iter().map(Cid::to_string).collect::<Vec<_>>().join(" ");
+        let many = [a; 11].iter().map(Cid::to_string).collect::<Vec<_>>().join(" ");
         for torn in
             [format!("{c} {}", &a.to_string()[..20]), format!("{c} {a}"), format!("{c} "), format!("{c} {many} 1")]
         {

@@ -24,6 +24,7 @@ use cache::StoreError;
 use config::PolicyMode;
 use content::Policy as _;
 use content::denylist::{Rule, RuleError};
+use content::path::Root;
 use services::audit::ResponseDetail;
 use services::denylists::lists::SETTINGS;
 use services::denylists::takedown::{Control, ControlError, Decision, NewRule, hints, subject_of};
@@ -161,9 +162,11 @@ fn parse_order(request: AddRule) -> Result<NewRule, ApiError> {
     check_hints(status, reason.as_deref())?;
     let (deep, double_hash) = (request.deep, request.double_hash);
     let Described { item, rule, subject } = describe(request)?;
-    if deep && (rule.allows || subject.is_none()) {
+    let is_walked = subject.as_ref().is_some_and(|subject| matches!(subject.root, Root::Cid(_)));
+    if deep && (rule.allows || !is_walked) {
         return Err(bad_request(
-            "deep requires a rule that withholds a subject in the clear: not an allow rule or a double hash",
+            "deep requires a rule that withholds a CID or a path below one in the clear: not an allow rule, a double \
+             hash or a name",
         ));
     }
     let rule = hints(rule, status, reason.as_deref());
@@ -344,6 +347,8 @@ mod tests {
             (json!({ "cid": CID, "reason": "x".repeat(1001) }), 400),
             (json!({ "cid": CID, "double_hash": true, "below": true }), 400),
             (json!({ "cid": CID, "allow": true, "deep": true }), 400),
+            (json!({ "name": "bad.example", "deep": true }), 400),
+            (json!({ "path": "/ipns/bad.example/a", "deep": true }), 400),
             (json!({ "rule": format!("/ipfs/{CID}\n/ipfs/{CID}/x") }), 400),
             (json!({ "rule": "# remark" }), 400),
             (json!({ "rule": path, "below": true }), 400),

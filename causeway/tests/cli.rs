@@ -310,6 +310,13 @@ fn a_created_store_is_reported_and_a_missing_store_is_an_error() {
     assert!(code == Some(0) && error_line.contains(&format!("created a store in {data}")), "{error_line}");
     let (code, error_line) = printed(run(&["add", "--data-dir", &data, &path(&dir, "file")]));
     assert!(code == Some(0) && !error_line.contains("created"), "{error_line}");
+    // A denylist that cannot be read does not keep a store from being checked and repaired.
+    for command in [["store", "check"], ["store", "repair"]] {
+        let mut command = causeway(&[&command[..], &["--data-dir", &data]].concat());
+        let (code, warning) =
+            printed(command.env("CAUSEWAY_POLICY_DENYLISTS", path(&dir, "nowhere")).output().expect("runs"));
+        assert!(code == Some(0) && warning.contains("warning: policy.denylists"), "{warning}");
+    }
 }
 
 /// Only root can chown files; run as another user, this tests nothing.

@@ -20,7 +20,6 @@ use api::store::{CheckLine, CompactedView, FiguresView, FindingView, ImportedVie
 use cache::store::IsWithheld;
 use cache::{
     BlockStore, CheckReport, Finding, RebuildProgress, Rebuilt, Repaired, RootsIn, Salvage, ScrubPass, ScrubProgress,
-    withheld_by,
 };
 use clap::{Args, Subcommand};
 use config::{Flags, Loaded};
@@ -74,8 +73,9 @@ pub enum StoreCommand {
         options: RequestOptions,
     },
     /// Read and verify all blocks; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if
-    /// there are any. Blocks that a rule withholds are told apart, and are not damage. A running gateway deletes damaged blocks at once, otherwise the next start does, so that they are
-    /// fetched again; pins that lack blocks are incomplete until then
+    /// there are any. Blocks that a rule withholds are told apart, and are not damage. A running gateway deletes damaged
+    /// blocks at once, otherwise the next start does, so that they are fetched again; pins that lack blocks are
+    /// incomplete until then
     #[command(
         after_help = "Examples:\n  causeway store check\n  causeway store check --rate 20MiB --json > report.json"
     )]
@@ -231,7 +231,7 @@ async fn check(loaded: &Loaded, json: bool, rate: Option<u64>, node: &NodeOption
         Backend::Local(store) => {
             pin_metadata = stores::check_register(&loaded.config.data_dir, &loaded.config.cache)?;
             let limiter = RateLimiter::new(rate);
-            let is_withheld = withheld_by(&local_policy::load(loaded).await?);
+            let is_withheld = local_policy::withheld_or_none(loaded).await;
             let report = store.check(&is_withheld, |progress, findings| {
                 shown.set_message(check_line(&views::store::progress(progress), shown.elapsed()));
                 findings.iter().for_each(|finding| found.take(&shown, views::store::finding(finding)));
@@ -336,8 +336,8 @@ fn check_line(progress: &ProgressView, time: Duration) -> String {
 fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &NodeOptions) -> anyhow::Result<()> {
     ensure!(node.admin().is_none(), STOP_FIRST);
     // The index first, and without the writer, which relies on it.
-    let policy = runtime.block_on(local_policy::load(loaded))?;
-    let Repaired { index, rebuilt } = repair_index(loaded, &withheld_by(&policy))?;
+    let is_withheld = runtime.block_on(local_policy::withheld_or_none(loaded));
+    let Repaired { index, rebuilt } = repair_index(loaded, &is_withheld)?;
     let looked = OfflineStore::open(loaded)?;
     if release_unclaimed {
         let request = json!({ "release_unclaimed": true });
@@ -369,7 +369,7 @@ fn repair(loaded: &Loaded, runtime: &Runtime, release_unclaimed: bool, node: &No
     };
     runtime.block_on(async {
         let store = stores::open_existing(loaded).await?;
-        store.set_is_withheld(withheld_by(&policy));
+        store.set_is_withheld(is_withheld);
         with_store(Arc::clone(&store), async |store| {
             let scrubbed = scrub(store).await;
             // Independent of the result of the scrub.

@@ -23,6 +23,7 @@
 //! | [`redirects`] | the `_redirects` file of a website |
 //! | [`walk`] | resolves a root and path segments to a block |
 //! | [`dag`] | the links of a block, and traversal of a whole DAG |
+//! | [`cid_list`] | many CIDs in little memory |
 //! | [`frontier`] | the links that a traversal has yet to follow, in bounded memory |
 //! | [`fingerprints`] | the visited set of a traversal: a fixed-size hash for each item |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
@@ -38,6 +39,7 @@ pub mod block;
 pub mod budget;
 pub mod car;
 pub mod cid;
+pub mod cid_list;
 pub mod dag;
 pub mod dagpb;
 pub mod denylist;

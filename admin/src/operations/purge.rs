@@ -1,5 +1,7 @@
 //! `POST /api/v1/purge`: deletes cached copies from every tier of the node and from the caches in front of it.
 //!
+//! Blocks are deleted after the traversal of the DAG, so that a purge that fails before can be repeated.
+//!
 //! Pinned blocks stay on the disk and are evicted from memory. Since content is immutable, a purge never corrects an
 //! answer: it frees space, deletes unwanted content, and invalidates names, whose answers do change.
 
@@ -15,6 +17,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use cache::{Evict, Evicted, StoreError};
+use content::cid_list::CidList;
 use content::dag::DagError;
 use content::frontier::{Frontier, Step};
 use content::path::Root;
@@ -26,8 +29,8 @@ use gateway::resolve::Target;
 use services::subject::Subject;
 use services::surrogate_keys::SurrogateKey;
 
-/// The number of blocks that are evicted in one batch, so that other reads and writes run in between.
-const EVICTION_BATCH_BLOCKS: usize = 1024;
+/// The maximum number of blocks that are evicted after the traversal. Of a larger DAG, these are evicted first.
+const DEFERRED_BLOCKS_MAX: usize = 1_000_000;
 
 fn whole(root: Root) -> Subject {
     Subject { root, segments: Vec::new() }
@@ -167,10 +170,11 @@ impl Operations {
 
     /// Deletes the blocks below a root from the tiers, and what is derived from them from the gateway's caches.
     async fn remove(&self, root: Cid, below: bool, mode: PurgeMode) -> Result<PurgeCounts, ApiError> {
-        // The blocks are deleted while the DAG is traversed, and cannot be read again.
+        // Blocks may be evicted meanwhile, and cannot be read again.
         let frontier = Frontier::new(root, None).with_blocks_max(self.dag_blocks_max()).without_rereads();
         let mut frontier = if below { frontier } else { frontier.with_depth_max(0) };
-        let (mut gone, mut batch) = (PurgeCounts::default(), Vec::with_capacity(EVICTION_BATCH_BLOCKS));
+        // A block that is evicted earlier could not be read when it is found again under a codec with links.
+        let (mut gone, mut found) = (PurgeCounts::default(), CidList::default());
         let mut walked = Ok(());
         while walked.is_ok() {
             let cid = match frontier.step() {
@@ -188,12 +192,12 @@ impl Operations {
                     None => gone.missing += 1,
                 }
             }
-            batch.extend(BlockKey::of(&cid));
-            if batch.len() >= EVICTION_BATCH_BLOCKS {
-                self.evict(&mut batch, &mut gone, mode).await?;
+            found.push(&cid);
+            if found.len() >= DEFERRED_BLOCKS_MAX {
+                self.evict(std::mem::take(&mut found), &mut gone, mode).await?;
             }
         }
-        self.evict(&mut batch, &mut gone, mode).await?;
+        self.evict(found, &mut gone, mode).await?;
         // Scanning the gateway's caches may take a while.
         let gateway = self.parts().gateway.clone();
         let is_purged = move |cid: &Cid| cid.hash() == root.hash() || frontier.has_visited(cid);
@@ -210,19 +214,18 @@ impl Operations {
         Ok(gone)
     }
 
-    async fn evict(
-        &self,
-        batch: &mut Vec<BlockKey>,
-        gone: &mut PurgeCounts,
-        mode: PurgeMode,
-    ) -> Result<(), StoreError> {
+    /// Evicts blocks, those that were found last first, so that an eviction that fails can be repeated.
+    async fn evict(&self, cids: CidList, gone: &mut PurgeCounts, mode: PurgeMode) -> Result<(), StoreError> {
         let tiers = &self.parts().tiers;
-        gone.ram += batch.iter().filter(|key| tiers.ram().holds(key)).count() as u64;
-        gone.evicted += match mode {
-            PurgeMode::Remove => tiers.evict(batch, Evict::Unpinned).await?,
-            PurgeMode::DryRun => self.store().evictable(batch.clone()).await?,
-        };
-        batch.clear();
+        // Other reads and writes run between the batches.
+        for batch in cids.batches_reversed() {
+            let keys: Vec<BlockKey> = batch.iter().filter_map(BlockKey::of).collect();
+            gone.ram += keys.iter().filter(|key| tiers.ram().holds(key)).count() as u64;
+            gone.evicted += match mode {
+                PurgeMode::Remove => tiers.evict(&keys, Evict::Unpinned).await?,
+                PurgeMode::DryRun => self.store().evictable(keys).await?,
+            };
+        }
         Ok(())
     }
 }

@@ -92,6 +92,33 @@ async fn a_purge_takes_everything_below_a_root_out_of_every_tier() {
     assert_eq!((again["disk_blocks"].as_u64(), again["missing_blocks"].as_u64()), (Some(0), Some(1)), "{again}");
 }
 
+/// A list that links to a block as raw bytes, to many others, and to the same block as a document.
+#[tokio::test]
+async fn a_purge_follows_a_block_long_after_it_was_found_without_links() {
+    let world = plain();
+    let made =
+        |codec: u64, data: Vec<u8>| content::Block::of(codec, hashes::SHA2_256, 32, data.into()).expect("a block");
+    let list = |links: &[Cid]| {
+        let links = links.iter().map(|cid| content::ipld::Ipld::Link(Box::new(*cid))).collect();
+        let data = content::ipld::encode(&content::ipld::Ipld::List(links), codec::DAG_CBOR).expect("a list");
+        made(codec::DAG_CBOR, data.to_vec())
+    };
+    let below = made(codec::RAW, b"below".to_vec());
+    let inner = list(&[*below.cid()]);
+    let leaves: Vec<_> = (0..1_500_u32).map(|n| made(codec::RAW, n.to_be_bytes().to_vec())).collect();
+    let as_raw = Cid::new_v1(codec::RAW, *inner.cid().hash());
+    let links: Vec<Cid> =
+        std::iter::once(as_raw).chain(leaves.iter().map(|leaf| *leaf.cid())).chain([*inner.cid()]).collect();
+    let root = list(&links);
+    for block in leaves.iter().chain([&below, &inner, &root]) {
+        world.store.put_cached(block.clone()).await;
+    }
+    world.store.flush().await.expect("writes");
+    let (_, purged) = ask(&world, "POST", "/api/v1/purge", json!({"cid": root.cid().to_string()})).await;
+    assert_eq!((&purged["disk_blocks"], &purged["missing_blocks"]), (&json!(1_503), &json!(0)), "{purged}");
+    assert_eq!(world.store.stats().blocks, 0);
+}
+
 #[tokio::test]
 async fn pinned_blocks_are_evicted_from_memory_and_stay_on_the_disk() {
     let world = plain();

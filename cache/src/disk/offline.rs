@@ -119,7 +119,8 @@ impl Offline {
     }
 
     /// Repairs inconsistencies of the index of the store in `dir`; an index that cannot be read, or that lacks blocks
-    /// of pins that are not withheld, is rebuilt from the segments. Values are verified by [`super::Disk::scrub`] afterwards.
+    /// of pins that are not withheld, is rebuilt from the segments. Values are verified by [`super::Disk::scrub`]
+    /// afterwards.
     ///
     /// # Errors
     /// Those of [`Offline::open`]. Earlier repairs are kept.

@@ -1,7 +1,8 @@
-//! Salvages a register with damaged files: what can be read is written to new files, and the damaged files are kept.
+//! Salvages a pin metadata store with damaged files: what can be read is written to new files, and the damaged files
+//! are kept.
 //!
 //! Goals: everything readable is kept, wherever the damage is; nothing is deleted; a process that is killed at any
-//! point leaves the damaged register or the new one; rows are verified by RocksDB's block checksums.
+//! point leaves the damaged store or the new one; rows are verified by RocksDB's block checksums.
 //!
 //! Rows are read in two ways, and the results are merged:
 //!
@@ -14,7 +15,7 @@
 //! | directory | contents |
 //! |---|---|
 //! | `pins.rebuilding` | salvage in progress: deleted at the next start |
-//! | `pins.rebuilt` | a complete new register, which is to replace `pins` |
+//! | `pins.rebuilt` | a complete new pin metadata store, which is to replace `pins` |
 //! | `pins.damaged-N` | the damaged files |
 
 use super::sequence::{self, SyncedSequence};
@@ -34,7 +35,7 @@ const PROBES_MAX: u32 = 200_000;
 /// Rows per write batch.
 const BATCH_ROWS: usize = 1_000;
 
-/// The result of salvaging a damaged register.
+/// The result of salvaging a damaged pin metadata store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Salvage {
     /// What is damaged.
@@ -43,7 +44,7 @@ pub struct Salvage {
     pub records: u64,
     /// The directory of the damaged files; `None` if the new files could not be written ([`Salvage::unwritten`]).
     pub kept: Option<PathBuf>,
-    /// Why the new files could not be written; the register is read-only.
+    /// Why the new files could not be written; the pin metadata store is read-only.
     pub unwritten: Option<String>,
 }
 
@@ -55,14 +56,14 @@ pub(super) fn recover_interrupted(dir: &Path) -> io::Result<()> {
         return Ok(());
     }
     if dir.exists() {
-        // The damaged register was not moved yet; it is salvaged again.
+        // The damaged store was not moved yet; it is salvaged again.
         return remove(&rebuilt);
     }
     fs::rename(&rebuilt, dir)?;
     sync_parent(dir)
 }
 
-/// Whether a directory has files of a register but no `CURRENT` file.
+/// Whether a directory has files of a pin metadata store but no `CURRENT` file.
 pub(super) fn has_lost_current(dir: &Path) -> bool {
     let is_table_or_log = |name: &str| name.ends_with(".sst") || name.ends_with(".log");
     let is_ours = |name: &str| is_table_or_log(name) || name.starts_with("MANIFEST-") || name == sequence::NAME;
@@ -70,11 +71,12 @@ pub(super) fn has_lost_current(dir: &Path) -> bool {
     !dir.join("CURRENT").exists() && entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_ours))
 }
 
-/// What a register has lost that RocksDB takes for interrupted writes, if anything: acknowledged changes at the end of
-/// its log, or changes at the end of its manifest.
+/// What a pin metadata store has lost that RocksDB takes for interrupted writes, if anything: acknowledged changes at
+/// the end of its log, or changes at the end of its manifest.
 ///
 /// In the latter case, there are tables newer than all that the manifest names, which RocksDB would delete. A process
-/// killed while it wrote a table leaves the same state; those rows are also in the log, so that a salvage loses nothing.
+/// killed while it wrote a table leaves the same state; those rows are also in the log, so that a salvage loses
+/// nothing.
 pub(super) fn lost_changes(dir: &Path) -> Option<&'static str> {
     let db = open_to_read(dir, DBRecoveryMode::SkipAnyCorruptedRecord).ok()?;
     if !unknown_tables(&db, dir).is_empty() {
@@ -140,7 +142,7 @@ pub(super) fn read(dir: &Path) -> Rows {
     rows
 }
 
-/// Replaces a damaged register by a new one with these rows, and returns the directory of the damaged files.
+/// Replaces a damaged pin metadata store by a new one with these rows, and returns the directory of the damaged files.
 pub(super) fn replace(dir: &Path, rows: &Rows) -> Result<PathBuf, StoreError> {
     let with_path = |error: io::Error| StoreError::io(format!("{}: {error}", dir.display()));
     let (building, built) = (beside(dir, "rebuilding"), beside(dir, "rebuilt"));

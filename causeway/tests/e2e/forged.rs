@@ -53,7 +53,7 @@ impl Service {
         format!("/ip4/127.0.0.1/tcp/{}", self.port).parse().expect("a multiaddr")
     }
 
-    /// Waits until somebody has connected to it.
+    /// Waits until a peer has connected to it.
     async fn is_reached(&self, what: &str) {
         let reached = async || if self.accepted().is_empty() { Err("not reached") } else { Ok(()) };
         eventually(what, TIMEOUT, reached).await;

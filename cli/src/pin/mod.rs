@@ -30,7 +30,7 @@ use crate::store_cli::{ContentRef, finish_and_close_async};
 use anyhow::{Context as _, bail, ensure};
 use api::peers::{ConnectRequest, ConnectedView};
 use api::pins::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
-use cache::{Addition, BlockStore, MissingBlocks, PinState, PinSummary, withheld_by};
+use cache::{Addition, BlockStore, MissingBlocks, PinState, PinSummary};
 use config::Loaded;
 use content::Cid;
 use futures::stream::{self, Stream, TryStreamExt as _};
@@ -247,7 +247,7 @@ async fn views_of_store(
     pins: Vec<PinSummary>,
 ) -> anyhow::Result<Vec<(PinStatusView, Cid)>> {
     if pins.iter().any(|pin| pin.state == PinState::Partial) {
-        store.set_is_withheld(withheld_by(&local_policy::load(loaded).await?));
+        store.set_is_withheld(local_policy::withheld_or_none(loaded).await);
     }
     let mut views = Vec::with_capacity(pins.len());
     for pin in pins {

@@ -1,8 +1,9 @@
-//! The links of blocks that take-downs deleted: `DATA_DIR/denylists/deleted-links`, a line for each block with its CID
-//! and those of its links. With them, a later deep take-down finds the blocks below.
+//! The links of blocks that take-downs deleted: `DATA_DIR/denylists/deleted-links`, a line for each block with its CID,
+//! those of its links, and their number, without which a line was not written completely. With them, a later deep
+//! take-down finds the blocks below.
 //!
 //! A block's links never change, so no line becomes wrong. Take-downs that are written as double hashes leave none,
-//! because the links would reveal the content.
+//! because the links would reveal the content. Deep ones leave none either, because they would displace the others.
 
 use crate::denylists::local;
 use content::{BlockKey, Cid, cid};
@@ -27,11 +28,18 @@ pub fn path(local_list: &Path) -> PathBuf {
 pub fn append(path: &Path, block: &Cid, links: &[Cid]) -> io::Result<()> {
     let mut line = block.to_string();
     links.iter().for_each(|link| _ = write!(line, " {link}"));
-    let former = if path.try_exists()? { durable::read(path, FILE_BYTES_MAX)? } else { Vec::new() };
-    if former.is_empty() || former.len() + line.len() >= FILE_BYTES_MAX {
-        durable::write(path, newest(&former, FILE_BYTES_MAX.saturating_sub(line.len()) / 2))?;
+    _ = write!(line, " {}", links.len());
+    append_line(path, line, FILE_BYTES_MAX)
+}
+
+fn append_line(path: &Path, line: String, bytes_max: usize) -> io::Result<()> {
+    // The line ends with a newline, and may have to end an incomplete one before.
+    let needed = line.len() + 2;
+    let former = if path.try_exists()? { durable::read(path, bytes_max)? } else { Vec::new() };
+    if former.is_empty() || former.len() + needed > bytes_max {
+        durable::write(path, newest(&former, bytes_max.saturating_sub(needed) / 2))?;
     }
-    if line.len() < FILE_BYTES_MAX { local::append(path, &[line]) } else { Ok(()) }
+    if needed <= bytes_max { local::append(path, &[line]) } else { Ok(()) }
 }
 
 /// The last lines of a text, of at most `bytes_max`.
@@ -54,8 +62,10 @@ pub fn load(path: &Path) -> io::Result<HashMap<BlockKey, Vec<Cid>>> {
     }
     let text = durable::read(path, FILE_BYTES_MAX)?;
     let links = |line: &[u8]| {
-        let mut cids = str::from_utf8(line).ok()?.split(' ').map(|text| cid::parse(text).ok());
-        Some((BlockKey::of(&cids.next()??)?, cids.collect::<Option<Vec<Cid>>>()?))
+        let (cids, count) = str::from_utf8(line).ok()?.rsplit_once(' ')?;
+        let mut cids = cids.split(' ').map(|text| cid::parse(text).ok());
+        let (block, links) = (BlockKey::of(&cids.next()??)?, cids.collect::<Option<Vec<Cid>>>()?);
+        (count.parse() == Ok(links.len())).then_some((block, links))
     };
     Ok(text.split(|byte| *byte == b'\n').filter_map(links).collect())
 }
@@ -76,11 +86,31 @@ mod tests {
         assert!(load(&path).expect("there is none").is_empty());
         let (a, b, c) = (cid_of("a"), cid_of("b"), cid_of("c"));
         append(&path, &a, &[b, c]).expect("adds");
-        // A power failure.
-        local::append(&path, &[format!("{c} {}", &a.to_string()[..20])]).expect("adds");
+        // Power failures, within a CID and after one, and within the number.
+        let many = [a; 11].iter().map(Cid::to_string).collect::<Vec<_>>().join(" ");
+        for torn in
+            [format!("{c} {}", &a.to_string()[..20]), format!("{c} {a}"), format!("{c} "), format!("{c} {many} 1")]
+        {
+            local::append(&path, &[torn]).expect("adds");
+        }
         append(&path, &b, &[c]).expect("adds");
         let key = |cid: &Cid| BlockKey::of(cid).expect("a key");
         assert_eq!(load(&path).expect("reads"), HashMap::from([(key(&a), vec![b, c]), (key(&b), vec![c])]));
+    }
+
+    #[test]
+    fn the_file_never_exceeds_its_maximum_size() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = path(&dir.path().join("local.deny"));
+        const MAX: usize = 1_000;
+        // A former line that is complete, or not, and a new one of each length near the maximum.
+        for (former, length) in ["x\n", "x"].into_iter().flat_map(|end| (MAX - 8..MAX + 2).map(move |n| (end, n))) {
+            std::fs::write(&path, former).expect("writes");
+            append_line(&path, "y".repeat(length - former.len()), MAX).expect("adds");
+            let bytes = durable::read(&path, MAX).expect("is no larger");
+            append_line(&path, "z".to_owned(), MAX).expect("adds again");
+            assert!(durable::read(&path, MAX).expect("is no larger").ends_with(b"z\n"), "{length} {}", bytes.len());
+        }
     }
 
     #[test]

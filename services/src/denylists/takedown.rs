@@ -1,15 +1,16 @@
 //! [`Control`]: the operator's control of content: take-downs, their removal, and why content is withheld.
 //!
 //! A take-down adds a rule to the local list, which is on the disk and in force before anything else happens. Then the
-//! withheld content is deleted from every tier:
+//! withheld content is deleted from every tier. A take-down that fails in between can be repeated.
 //!
 //! * Pins whose root is now withheld are removed, with the blocks that no other pin has. A block that a rule names is
 //!   deleted even if another pin has it; that pin then lacks it.
-//! * With `deep`, every block below that is stored locally is withheld by its own hash, and deleted. The walk reads
-//!   blocks that are withheld already; of a block that an earlier take-down deleted, it knows the links
-//!   ([`crate::denylists::deleted_links`]).
-//! * A path or a name is withheld as such. Its blocks may belong to other content too, so they are deleted only with
-//!   `deep`.
+//! * With `deep`, every block below that is stored locally is withheld by its own hash, and deleted after the walk,
+//!   which reads blocks that are withheld already. A take-down without `deep` keeps the links of the block that it
+//!   names ([`crate::denylists::deleted_links`]), for a later one with `deep`. Links of other deleted blocks are not
+//!   kept, so that a later walk finds nothing below them.
+//! * A path or a name is withheld as such. Its blocks may belong to other content too; those of a path are deleted only
+//!   with `deep`.
 //!
 //! Removing a rule also removes those that `deep` added for it, which have a hint with the take-down.
 //!
@@ -32,6 +33,7 @@ use crate::front_caches::{Caches, PURGED_BLOCKS_MAX};
 use crate::pinning::Pins;
 use crate::subject::Subject;
 use cache::{Evict, Evicted, StoreError, Tiers};
+use content::cid_list::CidList;
 use content::denylist::{Hit, Rule, RuleError, Target};
 use content::frontier::{Frontier, Step};
 use content::path::Root;
@@ -190,12 +192,13 @@ impl Control {
     pub async fn add(&self, order: NewRule) -> Result<Done, ControlError> {
         let _changing = self.begin().await;
         let mut done = Done { complete: true, ..Done::default() };
-        let pins = self.pins_allowed().await?;
+        let pins = self.pins().await?;
         // Resolved before the rule is in force, which deletes the content.
         let below = match &order.subject {
             Some(subject) if order.deep && !order.rule.allows => self.start_of_walk(subject).await,
             _ => None,
         };
+        done.unread = u64::from(order.deep && !order.rule.allows && below.is_none());
         let links = self.links_to_keep(&order).await;
         let traversing = self.traversing_paths(&order).await;
         if !self.is_there(&order.rule).await? {
@@ -208,27 +211,35 @@ impl Control {
         if let Some((block, links)) = links {
             self.keep_links(block, links).await;
         }
-        let withheld = match below {
-            Some((root, block)) => self.add_below(&order, root, block, &mut done).await?,
-            None => Vec::new(),
-        };
-        // Last, because removing a pin deletes the blocks below.
-        for root in pins.iter().filter(|root| self.is_refused(root)) {
-            if self.tiers.disk().remove_pin(root).await? {
-                done.unpinned.push(*root);
-            }
-        }
         let named = order.subject.as_ref().and_then(|subject| match &subject.root {
             Root::Cid(cid) => Some(*cid),
             Root::Name(_) => None,
         });
+        let is_whole = order.subject.as_ref().is_some_and(|subject| subject.segments.is_empty());
+        let withheld = match below {
+            Some((root, block)) => self.add_below(&order, root, block, &mut done).await?,
+            None => CidList::default(),
+        };
+        // Those that were found last first, so that a take-down that fails here can be repeated.
+        for batch in withheld.batches_reversed() {
+            self.evict(&batch, &mut done).await?;
+        }
+        // Last, because removing a pin deletes the blocks below.
+        for root in
+            pins.to_remove(&withheld, named.filter(|_| is_whole)).into_iter().filter(|root| self.is_refused(root))
+        {
+            if self.tiers.disk().remove_pin(&root).await? {
+                done.unpinned.push(root);
+            }
+        }
         let gone: Vec<Cid> = named.into_iter().chain(done.unpinned.iter().copied()).collect();
         let gone: Vec<Cid> = gone.into_iter().filter(|cid| self.is_refused(cid)).collect();
         self.evict(&gone, &mut done).await?;
         for root in &gone {
             self.fail_requests(root).await;
         }
-        self.notify_caches(&order, traversing, &withheld, &mut done).await;
+        let purged: Vec<Cid> = withheld.iter().take(PURGED_BLOCKS_MAX).collect();
+        self.notify_caches(&order, traversing, &purged, &mut done).await;
         Ok(done)
     }
 
@@ -299,8 +310,11 @@ impl Control {
         let hidden = order.double_hash.then(|| order.rule.target.to_string());
         done.caches_notified = in_front.caches.invalidate(&subjects, hidden.as_deref()).await;
         if let Some(subject) = &order.subject {
-            let told = in_front.caches.invalidate_blocks(subject, withheld, hidden.as_deref()).await;
-            done.unpurged = done.deep_rules.saturating_sub(told as u64);
+            let running = self.lists.running();
+            let entry = |cid: &Cid| content::Policy::check_entry(&**running, &Root::Cid(*cid), "");
+            let is_served = |cid: &Cid| entry(cid) != Verdict::Unlisted;
+            let purged = in_front.caches.invalidate_blocks(subject, withheld, is_served, hidden.as_deref()).await;
+            done.unpurged = done.deep_rules.saturating_sub(purged as u64);
         }
     }
 
@@ -316,10 +330,11 @@ impl Control {
         self.lists.running().find_block(cid).is_some_and(|hit| hit.verdict != Verdict::Allow)
     }
 
-    /// The roots of pins that are not withheld yet.
-    async fn pins_allowed(&self) -> Result<Vec<Cid>, ControlError> {
+    /// The roots of pins.
+    async fn pins(&self) -> Result<PinnedRoots, ControlError> {
         let pins = self.tiers.disk().pins().await?;
-        Ok(pins.into_iter().map(|pin| pin.root).filter(|root| !self.is_refused(root)).collect())
+        let (withheld, allowed) = pins.into_iter().map(|pin| pin.root).partition(|root| self.is_refused(root));
+        Ok(PinnedRoots { allowed, withheld })
     }
 
     /// Whether the last rule for the target in the local list is the same.
@@ -340,19 +355,19 @@ impl Control {
         Ok(())
     }
 
-    /// Withholds a block and all blocks below that are stored locally. Returns the first of them, as many as caches in
-    /// front are told of.
+    /// Withholds a block and all blocks below that are stored locally, and returns them. The caller deletes them when
+    /// the walk has ended: a walk that fails can be repeated, and a block can be read again under another codec.
     async fn add_below(
         &self,
         order: &NewRule,
         root: Cid,
         mut block: Option<Block>,
         done: &mut Done,
-    ) -> Result<Vec<Cid>, ControlError> {
+    ) -> Result<CidList, ControlError> {
         let mut deleted_links = self.deleted_links().await;
-        // The blocks are deleted while the DAG is traversed, and cannot be read again.
+        // Blocks that were deleted before cannot be read again.
         let mut frontier = Frontier::new(root, None).with_blocks_max(DEEP_BLOCKS_MAX).without_rereads();
-        let (mut batch, mut withheld) = (Vec::new(), Vec::new());
+        let (mut batch, mut withheld) = (Vec::new(), CidList::default());
         while done.complete {
             let cid = match frontier.step() {
                 Ok(Step::Visit(cid)) => cid,
@@ -390,10 +405,9 @@ impl Control {
         order: &NewRule,
         cids: Vec<Cid>,
         done: &mut Done,
-        first: &mut Vec<Cid>,
+        withheld: &mut CidList,
     ) -> Result<(), ControlError> {
         let mut lines = Vec::with_capacity(cids.len());
-        let mut withheld = Vec::with_capacity(cids.len());
         let mut hints: String = order.rule.hints.iter().map(|(name, value)| format!(" {name}={value}")).collect();
         _ = write!(hints, " {TAKEDOWN_HINT}={}", takedown_id(&order.rule.target));
         for cid in cids {
@@ -404,15 +418,13 @@ impl Control {
             }
             let item = if order.double_hash { subject.double_hash() } else { subject.rule_text(false) };
             lines.push(format!("{item}{hints}"));
-            withheld.push(cid);
+            withheld.push(&cid);
         }
         if lines.is_empty() {
             return Ok(());
         }
         done.deep_rules += lines.len() as u64;
-        self.write(lines).await?;
-        first.extend(withheld.iter().take(PURGED_BLOCKS_MAX.saturating_sub(first.len())));
-        self.evict(&withheld, done).await
+        self.write(lines).await
     }
 
     /// Removes a rule from the local list, and returns the number of removed lines. Deleted content is fetched again
@@ -498,6 +510,24 @@ impl Control {
     /// The list of a rule that matched.
     pub fn list_of(&self, hit: &Hit) -> Option<&Arc<ListEntry>> {
         self.lists.entry(&hit.list)
+    }
+}
+
+/// The roots of the pins before a take-down.
+struct PinnedRoots {
+    allowed: Vec<Cid>,
+    withheld: Vec<Cid>,
+}
+
+impl PinnedRoots {
+    /// The roots whose pins a take-down removes if it withholds them: those that were not withheld before, and those
+    /// that it names or found, which an earlier attempt may have withheld.
+    fn to_remove(self, found: &CidList, named: Option<Cid>) -> Vec<Cid> {
+        let withheld: HashSet<BlockKey> = self.withheld.iter().filter_map(BlockKey::of).collect();
+        let found = found.iter().chain(named).filter_map(|cid| BlockKey::of(&cid));
+        let repeated: HashSet<BlockKey> = found.filter(|key| withheld.contains(key)).collect();
+        let is_repeated = |root: &Cid| BlockKey::of(root).is_some_and(|key| repeated.contains(&key));
+        self.allowed.into_iter().chain(self.withheld.into_iter().filter(is_repeated)).collect()
     }
 }
 

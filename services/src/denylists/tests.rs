@@ -466,6 +466,51 @@ async fn a_deep_take_down_follows_a_block_under_every_codec() {
     }
 }
 
+/// The second visit of a block is more than a batch of rules after the first.
+#[tokio::test]
+async fn a_deep_take_down_follows_a_block_long_after_it_was_withheld() {
+    let dir = TempDir::new().expect("a folder");
+    let world = world(dir.path()).await;
+    let below = block("below");
+    let inner = folder(&[("x".to_owned(), below.clone())]);
+    let as_raw = inner.clone().under(&Cid::new_v1(codec::RAW, *inner.cid().hash())).expect("the same bytes");
+    let leaves: Vec<Block> = (0..4_500).map(|n| block(&format!("many {n}"))).collect();
+    let links = std::iter::once(&as_raw).chain(&leaves).chain([&inner]);
+    let links = links.map(|block| content::ipld::Ipld::Link(Box::new(*block.cid()))).collect();
+    let data = content::ipld::encode(&content::ipld::Ipld::List(links), codec::DAG_CBOR).expect("a list");
+    let root = Block::of(codec::DAG_CBOR, hashes::SHA2_256, 32, data.to_vec().into()).expect("a block");
+    for block in leaves.iter().chain([&below, &inner, &root]) {
+        world.store.put_cached(block.clone()).await;
+    }
+    world.store.flush().await.expect("flushes");
+    let done = world.control.add(order(&root.cid().to_string(), true, false)).await.expect("adds");
+    assert!(done.complete && done.unread == 0, "{done:?}");
+    for block in [&below, &inner, &root, &leaves[4_499]] {
+        assert_eq!(world.verdict(block.cid()), Verdict::Legal, "{}", block.cid());
+        assert!(!world.holds(block.cid()).await, "{}", block.cid());
+    }
+}
+
+/// The disk is full, or the process is killed, after the rules of some blocks were written.
+#[tokio::test]
+async fn a_deep_take_down_that_failed_can_be_repeated() {
+    let dir = TempDir::new().expect("a folder");
+    let world = world(dir.path()).await;
+    world.pin(&world.root, &[world.root, world.leaves[0], world.leaves[1], world.leaves[2]]).await;
+    let order = order(&world.root.to_string(), true, false);
+    // The rules that were written before: those of the root and a leaf.
+    let first = vec![order.line.clone(), format!("/ipfs/{} status=451", world.leaves[0])];
+    world.control.lists.add(first).await.expect("adds");
+    assert_eq!(world.verdict(&world.root), Verdict::Legal);
+    let done = world.control.add(order).await.expect("adds");
+    assert_eq!((done.added, done.deep_rules, done.unread), (false, 4, 0), "{done:?}");
+    assert_eq!(done.unpinned, [world.root]);
+    for cid in world.leaves.iter().chain([&world.root]) {
+        assert!(world.verdict(cid) == Verdict::Legal && !world.holds(cid).await);
+    }
+    assert!(world.store.pins().await.expect("lists").is_empty());
+}
+
 #[tokio::test]
 async fn decisions_name_the_list_and_the_line() {
     let dir = TempDir::new().expect("a folder");
@@ -493,11 +538,11 @@ async fn decisions_name_the_list_and_the_line() {
 /// A server as a cache in front, and the surrogate keys and paths that it was asked to purge.
 async fn front_cache() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::<Mutex<Vec<String>>>::default();
-    let noted = Arc::clone(&asked);
+    let recorded = Arc::clone(&asked);
     let handler = move |request: Request| {
         let key = request.headers().get("surrogate-key").map(|key| key.to_str().expect("text").to_owned());
         let line = key.unwrap_or_else(|| format!("{} {}", request.method(), request.uri().path()));
-        noted.lock().expect("is sound").push(line);
+        recorded.lock().expect("is sound").push(line);
         async { StatusCode::OK }
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -507,7 +552,7 @@ async fn front_cache() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
 }
 
 #[tokio::test]
-async fn caches_in_front_are_told_of_every_block_that_a_deep_take_down_withholds() {
+async fn caches_in_front_are_sent_purge_requests_for_every_block_that_a_deep_take_down_withholds() {
     for kind in [CacheKind::Ban, CacheKind::Purge] {
         let dir = TempDir::new().expect("a folder");
         let world = world(dir.path()).await;
@@ -559,10 +604,12 @@ async fn a_deep_take_down_finds_the_blocks_below_one_that_was_taken_down_before(
     world.control.lists.add(vec![format!("/ipfs/{}", world.root)]).await.expect("adds");
     let done = world.control.add(order(&world.root.to_string(), true, false)).await.expect("adds");
     assert_eq!((done.deep_rules, done.unread), (4, 0), "{done:?}");
-    // Of a block that was never stored nothing is known, and the operator is told.
+    // Of a block that was never stored nothing is known, also not what a path leads to.
     let missing = folder(&[("x".to_owned(), block("x"))]);
-    let done = world.control.add(order(&missing.cid().to_string(), true, false)).await.expect("adds");
-    assert_eq!((done.deep_rules, done.unread), (0, 1), "{done:?}");
+    for of in [missing.cid().to_string(), format!("/ipfs/{}/x", missing.cid()), format!("/ipfs/{}/none", world.root)] {
+        let done = world.control.add(order(&of, true, false)).await.expect("adds");
+        assert_eq!((done.deep_rules, done.unread), (0, 1), "{of}: {done:?}");
+    }
 }
 
 #[test]

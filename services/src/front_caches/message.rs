@@ -80,6 +80,15 @@ pub fn messages(cache: &FrontCache, hosts: &[Host], subjects: &[Subject], token:
     }
 }
 
+/// The maximum number of subjects in one request to a cache.
+pub fn subjects_max(kind: CacheKind) -> usize {
+    match kind {
+        CacheKind::Fastly => FASTLY_KEYS_MAX,
+        CacheKind::Cloudflare => CLOUDFLARE_TAGS_MAX,
+        CacheKind::Ban | CacheKind::Xkey | CacheKind::Purge | CacheKind::Refresh => 1,
+    }
+}
+
 /// The requests that purge surrogate keys.
 fn messages_by_key(cache: &FrontCache, keys: &[String], token: Option<&str>) -> Vec<Message> {
     let url = &cache.url;

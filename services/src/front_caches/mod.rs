@@ -10,9 +10,9 @@
 //! Goals: purge requests are on the disk before the take-down is answered, and are sent until the cache confirms them,
 //! also after restarts; an unresponsive cache does not delay others; results are in the audit log and in metrics.
 //!
-//! Limits: at most [`queue::ITEMS_MAX`] queued requests, beyond which the oldest are dropped; [`PURGED_BLOCKS_MAX`]
-//! blocks of a deep take-down. A cache finds content by its URLs or surrogate keys, and keeps what it has under others;
-//! [`config::Http::shared_max_age_seconds`] bounds that.
+//! Limits: at most [`queue::ITEMS_MAX`] queued requests, beyond which the oldest are dropped, those for blocks first;
+//! [`PURGED_BLOCKS_MAX`] blocks of a deep take-down. A cache finds content by its URLs or surrogate keys, and keeps what
+//! it has under others; [`config::Http::shared_max_age_seconds`] bounds that.
 
 pub mod message;
 pub mod queue;
@@ -35,11 +35,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-/// The maximum number of blocks of one deep take-down that a cache is told of, which finds them by surrogate keys.
+/// The maximum number of blocks of one deep take-down that a cache is sent purge requests for, if it finds them by
+/// surrogate keys.
 pub const PURGED_BLOCKS_MAX: usize = 32_768;
 /// The same for a cache that finds them by URLs: a block has a dozen, and nginx stores the answer for each.
 const BLOCKS_BY_URL_MAX: usize = 1024;
-/// The number of blocks in an item of the queue. It is retried as a whole.
+/// The number of blocks in an item of the queue.
 const BLOCKS_PER_ITEM: usize = 128;
 
 /// The caches in front of the gateway. Clones share them. Without caches it does nothing.
@@ -141,8 +142,18 @@ impl Caches {
     }
 
     /// Queues purge requests for blocks that are withheld with a subject, whatever paths they were requested under, and
-    /// returns of how many of them, the first ones, every cache is told. The rest as [`Caches::invalidate`].
-    pub async fn invalidate_blocks(&self, subject: &Subject, blocks: &[Cid], shown: Option<&str>) -> usize {
+    /// returns the number of blocks, the first ones, that every cache is sent purge requests for. The rest as
+    /// [`Caches::invalidate`].
+    ///
+    /// A cache of the kind `refresh` stores new responses of the gateway, which has none for a block whose own CID it
+    /// does not serve (`is_served`): it is sent no requests for these, which would fail always.
+    pub async fn invalidate_blocks(
+        &self,
+        subject: &Subject,
+        blocks: &[Cid],
+        is_served: impl Fn(&Cid) -> bool,
+        shown: Option<&str>,
+    ) -> usize {
         let path = subject.request_path();
         let item = |cache: &FrontCache, blocks: &[Cid]| Item {
             cache: cache.to_string(),
@@ -151,13 +162,15 @@ impl Caches {
             shown: shown.unwrap_or(&path).to_owned(),
             refusals: 0,
         };
-        let told = |cache: &FrontCache| blocks.len().min(blocks_max(cache.kind));
-        let items = self.caches().iter().flat_map(|cache| {
-            let blocks = blocks.get(..told(cache)).unwrap_or_default();
-            blocks.chunks(BLOCKS_PER_ITEM).map(|blocks| item(cache, blocks))
-        });
-        self.enqueue(items.collect()).await;
-        self.caches().iter().map(told).min().unwrap_or_default()
+        let first = |cache: &FrontCache| blocks.get(..blocks_max(cache.kind)).unwrap_or(blocks);
+        let is_sent = |cache: &FrontCache, block: &Cid| cache.kind != CacheKind::Refresh || is_served(block);
+        let mut items = Vec::new();
+        for cache in self.caches() {
+            let blocks: Vec<Cid> = first(cache).iter().filter(|block| is_sent(cache, block)).copied().collect();
+            items.extend(blocks.chunks(BLOCKS_PER_ITEM).map(|blocks| item(cache, blocks)));
+        }
+        self.enqueue(items).await;
+        self.caches().iter().map(|cache| first(cache).len()).min().unwrap_or_default()
     }
 
     /// Queues items for the caches, and returns the number of caches.
@@ -234,7 +247,7 @@ impl CacheMetrics {
     }
 }
 
-/// The maximum number of blocks of one deep take-down that a cache is told of.
+/// The maximum number of blocks of one deep take-down that a cache is sent purge requests for.
 fn blocks_max(kind: CacheKind) -> usize {
     match kind {
         CacheKind::Purge | CacheKind::Refresh => BLOCKS_BY_URL_MAX,

@@ -72,34 +72,36 @@ impl Queue {
         Ok(Self { file, items: known, dropped: 0 })
     }
 
-    /// Appends requests, except those that are already queued. When the queue is full, the oldest are dropped.
+    /// Adds requests, except those that are already queued. Those for the many blocks of a deep take-down have lower
+    /// priority: others precede them, and when the queue is full, the oldest of them are dropped first.
     pub fn add(&mut self, items: Vec<Item>) {
         for item in items {
             if self.items.iter().any(|other| other.is_same(&item)) {
                 continue;
             }
-            let is_full = |queue: &Self| {
-                queue.items.len() >= ITEMS_MAX
-                    || queue.items.iter().map(bytes).sum::<usize>() + bytes(&item) > ITEM_BYTES_MAX
-            };
-            while is_full(self)
-                && let Some(oldest) = self.items.pop_front()
-            {
-                self.dropped += 1;
-                tracing::error!(
-                    cache = oldest.cache,
-                    content = oldest.shown,
-                    "a purge request was dropped: the queue is full"
-                );
-            }
-            self.items.push_back(item);
+            let precedes =
+                |other: &Item| item.blocks.is_empty() && item.cache == other.cache && !other.blocks.is_empty();
+            let at = self.items.iter().position(precedes).unwrap_or(self.items.len());
+            self.items.insert(at, item);
+            self.drop_excess();
         }
     }
 
-    /// The next request for a cache. Those for the many blocks of a deep take-down give way to others.
+    fn drop_excess(&mut self) {
+        let mut total: usize = self.items.iter().map(bytes).sum();
+        while self.items.len() > ITEMS_MAX || total > ITEM_BYTES_MAX {
+            let at = self.items.iter().position(|item| !item.blocks.is_empty()).unwrap_or_default();
+            let Some(dropped) = self.items.remove(at) else { return };
+            total -= bytes(&dropped);
+            self.dropped += 1;
+            let Item { cache, shown, .. } = dropped;
+            tracing::error!(cache, content = shown, "a purge request was dropped: the queue is full");
+        }
+    }
+
+    /// The next request for a cache.
     pub fn next(&self, cache: &str) -> Option<Item> {
-        let mut items = self.items.iter().filter(|item| item.cache == cache);
-        items.clone().find(|item| item.blocks.is_empty()).or_else(|| items.next()).cloned()
+        self.items.iter().find(|item| item.cache == cache).cloned()
     }
 
     /// Removes a request.
@@ -107,10 +109,17 @@ impl Queue {
         self.items.retain(|other| !other.is_same(item));
     }
 
-    /// Moves a request to the end of the queue.
-    pub fn put_off(&mut self, item: &Item) {
+    /// Moves a request to the end of the queue, and replaces it by what is left of it.
+    pub fn put_off(&mut self, item: &Item, left: Item) {
         self.remove(item);
-        self.items.push_back(item.clone());
+        self.items.push_back(left);
+    }
+
+    /// Replaces a request by what is left of it.
+    pub fn replace(&mut self, item: &Item, left: Item) {
+        if let Some(queued) = self.items.iter_mut().find(|other| other.is_same(item)) {
+            *queued = left;
+        }
     }
 
     /// The number of queued requests for a cache.
@@ -173,7 +182,7 @@ mod tests {
         let mut queue = Queue::open(dir.path(), &caches(&["http://a", "http://b"])).expect("opens");
         queue.add(vec![item(a, "/1"), item(b, "/1"), item(a, "/2"), item(a, "/1")]);
         assert_eq!((queue.waiting(a), queue.waiting(b)), (2, 1), "duplicates are not queued");
-        queue.put_off(&Item { refusals: 1, ..item(a, "/1") });
+        queue.put_off(&item(a, "/1"), Item { refusals: 1, ..item(a, "/1") });
         assert_eq!(queue.next(a).map(|item| item.path), Some("/2".to_owned()));
         queue.save().expect("writes");
         let mut again = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
@@ -185,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_for_many_blocks_give_way_to_others() {
+    fn requests_for_many_blocks_have_lower_priority() {
         let dir = tempfile::tempdir().expect("a folder");
         let a = "purge+http://a";
         let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
@@ -199,6 +208,41 @@ mod tests {
             queue.remove(&expected);
         }
         assert_eq!(queue.waiting(a), 0);
+    }
+
+    #[test]
+    fn a_request_that_is_put_off_delays_no_blocks() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let a = "purge+http://a";
+        let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
+        let blocks =
+            |names: &[&str]| Item { blocks: names.iter().map(|name| (*name).to_owned()).collect(), ..item(a, "/deep") };
+        queue.add(vec![blocks(&["1", "2"]), item(a, "/fails")]);
+        queue.put_off(&item(a, "/fails"), item(a, "/fails"));
+        assert_eq!(queue.next(a), Some(blocks(&["1", "2"])));
+        queue.replace(&blocks(&["1", "2"]), blocks(&["2"]));
+        assert_eq!((queue.next(a), queue.waiting(a)), (Some(blocks(&["2"])), 2));
+        queue.add(vec![item(a, "/new")]);
+        let order: Vec<_> = queue.items.iter().cloned().collect();
+        assert_eq!(order, [item(a, "/new"), blocks(&["2"]), item(a, "/fails")]);
+    }
+
+    #[test]
+    fn blocks_are_dropped_before_other_requests() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let a = "purge+http://a";
+        let mut queue = Queue::open(dir.path(), &caches(&["http://a"])).expect("opens");
+        let many = |n: usize| Item { blocks: vec![format!("{n:05}").repeat(2_000)], ..item(a, "/deep") };
+        queue.add(vec![item(a, "/first")]);
+        queue.add((0..1_700).map(many).collect());
+        let (dropped, waiting) = (queue.dropped(), queue.waiting(a));
+        assert!(dropped > 0, "it is full");
+        queue.add(vec![item(a, &"/second".repeat(2_000))]);
+        assert!(queue.dropped() > dropped && queue.waiting(a) <= waiting);
+        let kept: Vec<_> = queue.items.iter().filter(|item| item.blocks.is_empty()).map(|item| &*item.path).collect();
+        assert_eq!(kept, ["/first", &"/second".repeat(2_000)]);
+        let oldest = usize::try_from(queue.dropped()).expect("few");
+        assert_eq!(queue.items.get(2), Some(&many(oldest)), "the oldest blocks are dropped");
     }
 
     #[test]

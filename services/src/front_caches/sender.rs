@@ -1,10 +1,11 @@
 //! Sends the queued requests of one cache in front, one after the other. Failures are retried with back-off without
-//! limit; a request that the cache rejects is dropped after some attempts.
+//! limit; a request that the cache rejects is dropped after some attempts. Of a request for several blocks, only the
+//! blocks that failed are retried.
 
 use crate::front_caches::Inner;
 use crate::front_caches::message::{self, Message, PurgeResult};
 use crate::front_caches::queue::Item;
-use crate::subject::Subject;
+use crate::subject::{InvalidSubject, Subject};
 use config::{FrontCache, Secret};
 use p2p_bridge::back_off;
 use p2p_bridge::http_source::dialling;
@@ -43,6 +44,29 @@ enum Outcome {
     /// The same, and the cache rejected it.
     Refused,
     GivenUp,
+}
+
+impl Failure {
+    /// Whether other requests would fail as well: the cache did not respond, or rejects the token or the rate.
+    fn concerns_all(&self) -> bool {
+        self.meaning == PurgeResult::Retry && matches!(self.status, None | Some(401 | 429 | 503))
+    }
+
+    /// The one of two failures that decides what happens to the request: a rejection must not end the retries of its
+    /// other parts.
+    fn decisive(former: Option<Self>, latest: Self) -> Self {
+        match former {
+            Some(former) if former.meaning == PurgeResult::Retry && !latest.concerns_all() => former,
+            _ => latest,
+        }
+    }
+}
+
+/// What failed of a request.
+struct Unsent {
+    failure: Failure,
+    /// The blocks that are retried, first those that were not attempted.
+    blocks: Vec<String>,
 }
 
 impl Outcome {
@@ -104,12 +128,12 @@ impl Sender {
             match self.send(&item).await {
                 Ok(()) => {
                     failures = 0;
-                    self.settle(item, Outcome::Done).await;
+                    self.settle(item, Outcome::Done, Vec::new()).await;
                 }
-                Err(failure) => {
+                Err(Unsent { failure, blocks }) => {
                     self.report(&item, &failure, failures == 0).await;
                     let outcome = Outcome::of(&failure, &item);
-                    self.settle(item, outcome).await;
+                    self.settle(item, outcome, blocks).await;
                     let back_off = back_off::exponential(BACK_OFF_MIN, BACK_OFF_MAX, failures);
                     failures += 1;
                     tokio::time::sleep(back_off::with_jitter(back_off)).await;
@@ -119,22 +143,47 @@ impl Sender {
     }
 
     /// Sends all HTTP requests for one item.
-    async fn send(&self, item: &Item) -> Result<(), Failure> {
+    async fn send(&self, item: &Item) -> Result<(), Unsent> {
+        if item.blocks.is_empty() {
+            let sent = self.send_all(Subject::of_path(&item.path).map(|subject| vec![subject])).await;
+            return sent.map_err(|failure| Unsent { failure, blocks: Vec::new() });
+        }
+        let (mut failed, mut failure) = (Vec::new(), None);
+        let mut groups = item.blocks.chunks(message::subjects_max(self.cache.kind));
+        for group in groups.by_ref() {
+            let subjects = group.iter().map(|block| Subject::of_cid(block)).collect();
+            let Err(latest) = self.send_all(subjects).await else { continue };
+            failed.extend_from_slice(group);
+            let ends = latest.concerns_all();
+            failure = Some(Failure::decisive(failure, latest));
+            if ends {
+                break;
+            }
+        }
+        // A block that fails always is then the last.
+        let blocks: Vec<String> = groups.flatten().cloned().chain(failed).collect();
+        failure.map_or(Ok(()), |failure| Err(Unsent { failure, blocks }))
+    }
+
+    /// Sends the HTTP requests for some subjects, also after one fails.
+    async fn send_all(&self, subjects: Result<Vec<Subject>, InvalidSubject>) -> Result<(), Failure> {
         let rejected = |words: String| Failure { meaning: PurgeResult::Rejected, reached: false, status: None, words };
-        let subjects: Result<Vec<Subject>, _> = match &*item.blocks {
-            [] => Subject::of_path(&item.path).map(|subject| vec![subject]),
-            blocks => blocks.iter().map(|block| Subject::of_cid(block)).collect(),
-        };
         let subjects = subjects.map_err(|error| rejected(error.to_string()))?;
         let token = self.token.as_ref().and_then(Secret::reveal);
         let messages = message::messages(&self.cache, &self.inner.hosts, &subjects, token);
         if messages.is_empty() {
             return Err(rejected("the cache has no URL for the content".to_owned()));
         }
+        let mut failure = None;
         for message in messages {
-            self.send_one(message).await?;
+            let Err(latest) = self.send_one(message).await else { continue };
+            let ends = latest.concerns_all();
+            failure = Some(Failure::decisive(failure, latest));
+            if ends {
+                break;
+            }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     async fn send_one(&self, message: Message) -> Result<(), Failure> {
@@ -165,22 +214,28 @@ impl Sender {
         }
     }
 
-    /// Records the outcome of a request.
-    async fn settle(&self, item: Item, outcome: Outcome) {
+    /// Records the outcome of a request, of which these blocks failed, if it has any.
+    async fn settle(&self, item: Item, outcome: Outcome, failed: Vec<String>) {
         self.inner.metrics.count(&self.cache, outcome.name());
         let audit = |status| self.record(&item, status, json!({ "cache": item.cache, "result": outcome.name() }));
+        let refusals = item.refusals + u32::from(outcome == Outcome::Refused);
+        let left = Item { blocks: failed, refusals, ..item.clone() };
         match outcome {
             Outcome::Done => audit(200).await,
             Outcome::GivenUp => audit(502).await,
             Outcome::PutOff | Outcome::Refused => {}
-            Outcome::Waits => return,
+            // The order of the blocks alone is not worth a write: the cache may be unreachable for long.
+            Outcome::Waits if left.blocks.len() == item.blocks.len() => {
+                return self.inner.queue().replace(&item, left);
+            }
+            Outcome::Waits => {}
         }
         let inner = Arc::clone(&self.inner);
         let saving = tokio::task::spawn_blocking(move || {
             match outcome {
-                Outcome::PutOff => inner.queue().put_off(&item),
-                Outcome::Refused => inner.queue().put_off(&Item { refusals: item.refusals + 1, ..item.clone() }),
-                _ => inner.queue().remove(&item),
+                Outcome::PutOff | Outcome::Refused => inner.queue().put_off(&item, left),
+                Outcome::Waits => inner.queue().replace(&item, left),
+                Outcome::Done | Outcome::GivenUp => inner.queue().remove(&item),
             }
             inner.save();
             inner.update_metrics();
@@ -215,6 +270,27 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_failure_of_a_request_with_several_is_the_decisive_one() {
+        use PurgeResult::{Rejected, Retry};
+        let failure = |(meaning, status)| Failure { meaning, reached: true, status, words: String::new() };
+        let (rejected, own, rate) = ((Rejected, Some(400)), (Retry, Some(403)), (Retry, Some(429)));
+        let (invalid, timeout) = ((Rejected, None), (Retry, None));
+        for (former, latest, expected, ends) in [
+            (None, rejected, rejected, false),
+            (Some(rejected), own, own, false),
+            (Some(own), rejected, own, false),
+            (Some(own), invalid, own, false),
+            (Some(own), rate, rate, true),
+            (Some(rejected), timeout, timeout, true),
+        ] {
+            let latest = failure(latest);
+            assert_eq!(latest.concerns_all(), ends, "{former:?} {expected:?}");
+            let decisive = Failure::decisive(former.map(failure), latest);
+            assert_eq!((decisive.meaning, decisive.status), expected, "{former:?}");
+        }
+    }
 
     #[test]
     fn a_request_that_fails_alone_does_not_block_others() {

@@ -14,12 +14,12 @@ const CID: &str = "bafybeiczsscdsbs7ffqz55asqdf3smv6klcw3gofszvwlyarci47bgf354";
 /// A cache that answers with these statuses, repeating the last, and records its requests.
 async fn cache(answers: Vec<u16>) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::<Mutex<Vec<String>>>::default();
-    let (noted, answers) = (Arc::clone(&asked), Arc::new(Mutex::new(answers)));
+    let (recorded, answers) = (Arc::clone(&asked), Arc::new(Mutex::new(answers)));
     let handler = move |request: Request| {
         let text =
             |name: &str| request.headers().get(name).map_or("-", |value| value.to_str().unwrap_or("?")).to_owned();
         let line = format!("{} {} {} {}", request.method(), request.uri().path(), text("host"), text("surrogate-key"));
-        noted.lock().expect("is sound").push(line);
+        recorded.lock().expect("is sound").push(line);
         let mut answers = answers.lock().expect("is sound");
         let status = if answers.len() > 1 { answers.remove(0) } else { answers[0] };
         async move { http::StatusCode::from_u16(status).expect("a status") }
@@ -141,4 +141,73 @@ async fn a_rejected_request_is_dropped_and_does_not_block_others() {
         .collect();
     assert_eq!(told, [CID, "docs.example.org", CID], "a rejected request moves to the end");
     assert!(Caches::default().is_empty() && Caches::default().invalidate(&[subject(CID)], None).await == 0);
+}
+
+/// A cache that answers with a status that depends on the surrogate key, or else the path, and records its requests.
+async fn cache_by_content(answer: impl Fn(&str) -> u16 + Clone + Send + Sync + 'static) -> (SocketAddr, Received) {
+    let received = Received::default();
+    let recorded = Arc::clone(&received);
+    let handler = move |request: Request| {
+        let key = request.headers().get("surrogate-key").map(|key| key.to_str().expect("text").to_owned());
+        let content = key.unwrap_or_else(|| request.uri().path().to_owned());
+        let status = http::StatusCode::from_u16(answer(&content)).expect("a status");
+        recorded.lock().expect("is sound").push(content);
+        async move { status }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("is bound");
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(handler)).await });
+    (address, received)
+}
+
+type Received = Arc<Mutex<Vec<String>>>;
+
+fn blocks(count: u8) -> Vec<Cid> {
+    let block = |n: u8| content::Block::of(content::codec::RAW, content::hashes::SHA2_256, 32, vec![n].into());
+    (0..count).map(|n| *block(n).expect("a block").cid()).collect()
+}
+
+#[tokio::test]
+async fn of_several_blocks_only_those_that_failed_are_retried() {
+    let blocks = blocks(4);
+    for (kind, status) in [(CacheKind::Ban, 403), (CacheKind::Ban, 429), (CacheKind::Ban, 400), (CacheKind::Purge, 403)]
+    {
+        let dir = TempDir::new().expect("a folder");
+        let fails = blocks[0].to_string();
+        let (address, received) = cache_by_content(move |of| if of.contains(&fails) { status } else { 200 }).await;
+        let (caches, _senders, _audit) = start(&settings(&dir, &[(kind, address)]));
+        caches.invalidate_blocks(&subject(CID), &blocks, |_| true, None).await;
+        let count = |cid: &Cid| {
+            let of = cid.to_string();
+            received.lock().expect("is sound").iter().filter(|content| content.contains(&of)).count()
+        };
+        until("all blocks", || blocks.iter().all(|block| count(block) > 0)).await;
+        let inner = Arc::clone(caches.inner.as_ref().expect("there is one"));
+        let queued = || inner.queue().next(&inner.caches[0].to_string()).map(|item| item.blocks);
+        until("the failed block alone", || queued() == Some(vec![blocks[0].to_string()])).await;
+        let attempts = count(&blocks[0]);
+        until("its retry", || count(&blocks[0]) > attempts).await;
+        // Two URLs of a block have its CID in the path, and both are requested although the first request fails.
+        let requests = if kind == CacheKind::Purge { 2 } else { 1 };
+        assert!(attempts >= requests, "{attempts}");
+        let sent: Vec<_> = blocks[1..].iter().map(count).collect();
+        assert_eq!(sent, [requests; 3], "{kind:?} {status}");
+    }
+}
+
+#[tokio::test]
+async fn blocks_that_are_not_served_by_their_own_cid_are_not_refreshed() {
+    let dir = TempDir::new().expect("a folder");
+    let blocks = blocks(3);
+    let (refresh, refreshed) = cache_by_content(|_| 200).await;
+    let (ban, banned) = cache_by_content(|_| 200).await;
+    let (caches, _senders, _audit) = start(&settings(&dir, &[(CacheKind::Refresh, refresh), (CacheKind::Ban, ban)]));
+    let listed = blocks[1];
+    assert_eq!(caches.invalidate_blocks(&subject(CID), &blocks, |cid| *cid == listed, None).await, 3);
+    until("both caches", || waiting(&caches) == 0).await;
+    let refreshed = refreshed.lock().expect("is sound").clone();
+    let is_of_listed = |path: &String| path == "/" || path.contains(&listed.to_string());
+    assert!(!refreshed.is_empty() && refreshed.iter().all(is_of_listed), "{refreshed:?}");
+    let banned = banned.lock().expect("is sound").clone();
+    assert_eq!(banned, blocks.iter().map(Cid::to_string).collect::<Vec<_>>());
 }

@@ -2,7 +2,9 @@
 //!
 //! | limit | error |
 //! |---|---|
-//! | [`UploadAllowance`]: the bytes of one upload, from `uploads.bytes_max`, the owner's quota and the cache | [`UploadError::TooLarge`], [`UploadError::Quota`], [`UploadError::LargerThanCache`] |
+//! | the bytes of one upload ([`UploadAllowance`]): `uploads.bytes_max` | [`UploadError::TooLarge`] |
+//! | the same: the owner's quota | [`UploadError::Quota`] |
+//! | the same: the size of the cache | [`UploadError::LargerThanCache`] |
 //! | `uploads.entries_max` | [`UploadError::Invalid`] |
 //! | `uploads.at_once_max`, and the owner's share of it | [`UploadError::Busy`], [`UploadError::TokenLimit`] |
 //! | `uploads.memory_bytes_max` | [`UploadError::Memory`] |

@@ -37,7 +37,7 @@ const DEPTH_BYTES: usize = size_of::<(u128, u32)>() + 1;
 /// The granularity in which a traversal takes memory from its budget, in bytes.
 const SHARE_STEP: usize = 64 * 1024;
 /// The codecs with which other CIDs may refer to the same bytes.
-const CODECS: [u64; 4] = [codec::RAW, codec::DAG_PB, codec::DAG_CBOR, codec::DAG_JSON];
+const CODECS: [u64; 6] = [codec::RAW, codec::DAG_PB, codec::DAG_CBOR, codec::DAG_JSON, codec::CBOR, codec::JSON];
 
 /// The next step of a traversal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -291,13 +291,14 @@ impl Frontier {
         self.depth_limit.as_ref().map_or(0, |limit| limit.depth(cid))
     }
 
-    /// The step for a link: none if its block was visited. Inline blocks are not recorded: without links they need no
-    /// visit, and with links they are shorter than the block that has them.
+    /// The step for a link: none if its block was visited. Inline blocks without links need no visit. Those with links
+    /// are shorter than the block that has them, so they are only recorded where that is needed: if the depth is
+    /// limited, and for [`Frontier::has_visited`] without rereads.
     fn visit(&mut self, cid: Cid, depth: u32) -> Result<Option<Step>, DagError> {
         let (is_leaf, limit) = (is_leaf(cid.codec()), self.depth_limit.as_mut());
         let is_nearer = limit.map(|limit| !is_leaf && limit.record(&cid, depth));
-        if is_identity(&cid) {
-            return Ok((!is_leaf && is_nearer != Some(false)).then_some(Step::Visit(cid)));
+        if is_identity(&cid) && (is_leaf || (self.rereads && is_nearer.is_none())) {
+            return Ok((!is_leaf).then_some(Step::Visit(cid)));
         }
         // The CID version does not matter.
         let is_new = self.seen.insert((cid.codec(), cid.hash()));
@@ -493,13 +494,9 @@ mod tests {
     fn inline_blocks_are_followed_and_not_recorded() {
         let blocks = MemoryBlocks::new();
         let below = leaf(&blocks, 1);
-        let inlined = |codec: u64, data: Vec<u8>| {
-            let length = data.len();
-            *Block::of(codec, hashes::IDENTITY, length, data.into()).expect("a short block").cid()
-        };
-        let data = crate::ipld::Ipld::Link(Box::new(below));
-        let node = inlined(codec::DAG_CBOR, crate::ipld::encode(&data, codec::DAG_CBOR).expect("a link").to_vec());
-        let root = list(&blocks, &[node, inlined(codec::RAW, b"x".to_vec()), node]);
+        let node = inline_node(below);
+        let text = *Block::of(codec::RAW, hashes::IDENTITY, 1, b"x"[..].into()).expect("a short block").cid();
+        let root = list(&blocks, &[node, text, node]);
         let mut frontier = Frontier::new(root, None);
         let mut visited = Vec::new();
         while let Step::Visit(cid) = frontier.step().expect("there is no limit") {
@@ -508,6 +505,51 @@ mod tests {
         }
         assert_eq!(visited, [root, node, below, node]);
         assert_eq!(frontier.visited(), 2);
+    }
+
+    /// An inline node that links to another CID.
+    fn inline_node(below: Cid) -> Cid {
+        let data = crate::ipld::encode(&crate::ipld::Ipld::Link(Box::new(below)), codec::DAG_CBOR).expect("a link");
+        *Block::of(codec::DAG_CBOR, hashes::IDENTITY, data.len(), data).expect("a short block").cid()
+    }
+
+    #[test]
+    fn inline_blocks_are_recorded_and_limited_if_the_depth_is_limited() {
+        let blocks = MemoryBlocks::new();
+        let inline: Vec<_> = (0..10_000).map(|number| inline_node(leaf(&blocks, number))).collect();
+        let root = list(&blocks, &inline);
+        let ended = |frontier: Frontier| {
+            let mut frontier = frontier.with_depth_max(1);
+            loop {
+                match frontier.step()? {
+                    Step::Visit(cid) if cid == root => frontier.push(&blocks.peek(&cid).expect("it was stored"))?,
+                    Step::Visit(cid) => assert!(is_identity(&cid) && !frontier.follows(&cid)),
+                    step => return Ok((step, frontier.visited())),
+                }
+            }
+        };
+        let memory = |bytes: usize| Some(Arc::new(Budget::new(bytes)));
+        assert_eq!(ended(Frontier::new(root, memory(4 << 20)).with_blocks_max(10_001)), Ok((Step::Done, 10_001)));
+        let max = 10_000;
+        assert_eq!(ended(Frontier::new(root, None).with_blocks_max(max)), Err(DagError::TooManyBlocks { max }));
+        // The links of the root take most of this; some 100 bytes are left for each inline node.
+        let links = 10_000 * inline[0].to_bytes().len();
+        assert_eq!(ended(Frontier::new(root, memory(links + 256 * 1024))), Err(DagError::Memory));
+    }
+
+    #[test]
+    fn inline_blocks_with_links_are_recorded_without_rereads() {
+        let blocks = MemoryBlocks::new();
+        let node = inline_node(leaf(&blocks, 1));
+        let root = list(&blocks, &[node, node]);
+        let mut frontier = Frontier::new(root, None).without_rereads();
+        let mut visited = Vec::new();
+        while let Step::Visit(cid) = frontier.step().expect("there is no limit") {
+            visited.push(cid);
+            frontier.push(&Block::inline(&cid).or_else(|| blocks.peek(&cid)).expect("it was stored")).expect("reads");
+        }
+        assert_eq!(visited, [root, node, leaf(&blocks, 1)]);
+        assert!(frontier.has_visited(&node));
     }
 
     /// A DAG, given as pairs of a node and a node with a greater number that it links to. Returns the CIDs by number.
@@ -620,18 +662,20 @@ mod tests {
         let blocks = MemoryBlocks::new();
         let (raw, node) = (leaf(&blocks, 1), list(&blocks, &[leaf(&blocks, 2)]));
         let old = Cid::new_v0(hashes::digest(hashes::SHA2_256, 32, b"0").expect("a hash")).expect("SHA-256");
-        let root = list(&blocks, &[raw, node, old]);
+        let plain = put(&blocks, codec::JSON, b"1".to_vec());
+        let root = list(&blocks, &[raw, node, plain, old]);
         let mut frontier = Frontier::new(root, None).without_rereads();
         let mut visited = Vec::new();
         while let Step::Visit(cid) = frontier.step().expect("there is no limit") {
             assert!(frontier.has_visited(&cid) && frontier.has_visited(&Cid::new_v1(codec::DAG_JSON, *cid.hash())));
-            assert_eq!(frontier.follows(&cid), cid.codec() != codec::RAW);
+            assert_eq!(frontier.follows(&cid), ![codec::RAW, codec::JSON].contains(&cid.codec()));
             visited.push(cid);
             if let Some(block) = blocks.peek(&cid) {
                 frontier.push_if_decodable(&block).expect("there is no limit");
             }
         }
-        assert_eq!(visited, [root, raw, node, leaf(&blocks, 2), old]);
+        assert_eq!(visited, [root, raw, node, leaf(&blocks, 2), plain, old]);
+        assert!(frontier.has_visited(&Cid::new_v1(codec::DAG_CBOR, *plain.hash())));
         assert!(!frontier.has_visited(&leaf(&blocks, 3)));
     }
 

@@ -118,7 +118,8 @@ pub async fn resolve(source: &dyn BlockSource, root: Cid, segments: &[String]) -
 /// The same under a policy, which is checked at each step for the rest of the path before the block is fetched.
 ///
 /// # Errors
-/// [`WalkError`] for the first segment that cannot be resolved; [`SourceError::RefusedPath`] if the policy denies the path.
+/// [`WalkError`] for the first segment that cannot be resolved; [`SourceError::RefusedPath`] if the policy denies the
+/// path.
 pub async fn resolve_under(
     source: &dyn BlockSource,
     policy: &dyn Policy,

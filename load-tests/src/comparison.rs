@@ -31,7 +31,8 @@ macro_rules! named {
 }
 pub(crate) use named;
 
-/// Declares the rows of a table, in its order: each with its documentation for the command line, and how it is measured.
+/// Declares the rows of a table, in its order: each with its documentation for the command line, and how it is
+/// measured.
 macro_rules! rows {
     (($options:ident: $Options:ty) -> $Measured:ty; $($(#[$attribute:meta])* $Row:ident => $measure:expr,)*) => {
         /// The rows of the table, in its order.

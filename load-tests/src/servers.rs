@@ -189,7 +189,7 @@ impl Kubo {
     /// A command that responds with a line of JSON for each result.
     pub async fn lines(&self, command: &str, argument: &str) -> Result<Vec<Value>> {
         let answer = self.call(command, argument).await?;
-        Ok(answer.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+        answer.lines().map(|line| serde_json::from_str(line).with_context(|| format!("{command}: {line}"))).collect()
     }
 
     /// A command without arguments, and the response.

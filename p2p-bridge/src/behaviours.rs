@@ -1,4 +1,4 @@
-//! Methods that several network behaviours share. They belong into an `impl NetworkBehaviour`.
+//! Methods that several network behaviours share. They belong in an `impl NetworkBehaviour`.
 
 /// Gives each connection the handler that an expression of the behaviour and the peer ID returns.
 ///

@@ -267,7 +267,7 @@ impl Bridge {
     }
 
     /// The peers that connect to this node from now on, unless they are connected already. A receiver that is too slow
-    /// misses some, and is told so.
+    /// misses some, and gets [`RecvError::Lagged`](broadcast::error::RecvError::Lagged).
     pub fn inbound_connections(&self) -> broadcast::Receiver<PeerId> {
         self.inbound.subscribe()
     }

@@ -2,8 +2,8 @@
 
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-/// Declares a struct of metrics. Each field is a metric: its type, its name, its unit if it has one, its help text, which
-/// is the documentation of the field as well, and its initial value if that is not the default.
+/// Declares a struct of metrics. Each field is a metric: its type, its name, its unit if it has one, its help text,
+/// which is the documentation of the field as well, and its initial value if that is not the default.
 ///
 /// `registered` creates the metrics and registers them.
 ///

@@ -501,6 +501,7 @@ impl Gateway {
                 let open = OpenFile {
                     source: cx.source,
                     block: &block,
+                    size: entity.size,
                     encoded: cx.resources.encoded.as_ref(),
                     limits: self.limits(),
                 };
@@ -549,6 +550,7 @@ impl Gateway {
         let open = OpenFile {
             source: &source,
             block: &block,
+            size: entity.size,
             encoded: self.resources.encoded.as_ref(),
             limits: self.limits(),
         };

@@ -35,6 +35,8 @@ pub struct OpenFile<'a> {
     pub source: &'a Arc<RootSource>,
     /// Its root block.
     pub block: &'a Block,
+    /// Its length, in bytes.
+    pub size: u64,
     /// The cache of encoded files, if files are sent encoded.
     pub encoded: Option<&'a Encoded>,
     /// The limits of a request.
@@ -68,10 +70,10 @@ pub async fn file(
     let sniffs_first = sniffs && !shown;
     let (mut content, sniffed) = match file.in_memory(wanted.as_ref()).filter(|_| !sniffs_first) {
         Some(content) => (content, None),
-        None => Box::pin(file.open_and_sniff(wanted, sniffs_first.then_some(entity.size))).await?,
+        None => Box::pin(file.open_and_sniff(wanted, sniffs_first)).await?,
     };
     if sniffs {
-        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(file.first_bytes(&content)));
+        let sniffed = sniffed.unwrap_or_else(|| content_type::by_content(&file.first_bytes(&content)));
         Arc::make_mut(&mut entity).content_type = Some(sniffed);
         on_sniffed(&entity);
     }
@@ -115,7 +117,7 @@ async fn encoded(
     if decision.has_body() && plan::file_type(ask, entity).is_none() {
         // The whole file is stored locally, so this does not wait for the network. An error will appear where the file
         // is sent unencoded.
-        let sniffed = Box::pin(file.sniff(entity.size)).await.ok()?;
+        let sniffed = Box::pin(file.sniff()).await.ok()?;
         Arc::make_mut(entity).content_type = Some(sniffed);
     }
     let it = Representation { etag: &etag, size, ..file_representation(ask, entity) };
@@ -232,7 +234,7 @@ impl OpenFile<'_> {
     async fn open_and_sniff(
         &self,
         wanted: Option<Range<u64>>,
-        sniffed: Option<u64>,
+        sniffs: bool,
     ) -> Result<(Content, Option<HeaderValue>), Problem> {
         let opening = async {
             match wanted {
@@ -241,9 +243,9 @@ impl OpenFile<'_> {
             }
         };
         let sniffing = async {
-            match sniffed {
-                Some(size) => self.sniff(size).await.map(Some),
-                None => Ok(None),
+            match sniffs {
+                true => self.sniff().await.map(Some),
+                false => Ok(None),
             }
         };
         try_join(opening, sniffing).await
@@ -251,21 +253,24 @@ impl OpenFile<'_> {
 
     /// The bytes of a range. Waits for the first of them.
     async fn open(&self, range: Range<u64>) -> Result<Content, Problem> {
-        open(self.source, self.block, range, self.limits).await
+        open(self.source, self.block, self.size, range, self.limits).await
     }
 
     /// Sniffs the media type from the file's first bytes.
-    async fn sniff(&self, size: u64) -> Result<HeaderValue, Problem> {
-        let content = self.open(0..size.min(content_type::SNIFF_BYTES)).await?;
-        Ok(content_type::by_content(self.first_bytes(&content)))
+    async fn sniff(&self) -> Result<HeaderValue, Problem> {
+        let content = self.open(0..self.size.min(content_type::SNIFF_BYTES)).await?;
+        Ok(content_type::by_content(&self.first_bytes(&content)))
     }
 
     /// The first bytes of content that begins with the file.
-    fn first_bytes<'a>(&'a self, content: &'a Content) -> &'a [u8] {
+    fn first_bytes(&self, content: &Content) -> Bytes {
         match content {
-            Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes,
-            _ if self.block.cid().codec() == codec::RAW => self.block.data(),
-            _ => &[],
+            Content::Bytes(bytes) | Content::File { first: Some(bytes), .. } => bytes.clone(),
+            // It is read in pieces later.
+            _ => match offset_in_root(self.source, self.block, self.size) {
+                Some(at) => slice(self.block.data(), &(at..at + self.size)),
+                None => Bytes::new(),
+            },
         }
     }
 }
@@ -327,35 +332,40 @@ fn in_pieces(source: &Arc<RootSource>, cid: Cid, range: Range<u64>) -> Content {
     Content::Stream { stream: pieces.boxed(), remaining: Some(range.end - range.start) }
 }
 
-/// The requested bytes, if the root block contains the whole file: small files need no reader. They count against the
-/// client's budget unless it is used up; then they are held all the same, as each reader holds a block.
-fn in_root_block(
-    source: &Arc<RootSource>,
-    block: &Block,
-    range: &Range<u64>,
-    limits: &RequestLimits,
-) -> Option<Content> {
-    if range.end > block.data().len() as u64 {
+/// The offset of a file's bytes in its root block, if that contains the whole file: small files need no reader.
+fn offset_in_root(source: &Arc<RootSource>, block: &Block, size: u64) -> Option<u64> {
+    if block.cid().codec() == codec::RAW {
+        return Some(0);
+    }
+    // The root of a longer file is decoded by its reader.
+    if size > block.data().len() as u64 {
         return None;
     }
     source.work().charge_decoding(block);
-    let Ok(Node::File(file)) = Node::decode(block) else { return None };
-    let bytes = (file.child_count() == 0).then(|| slice(file.data(), range))?;
-    let memory = source.memory(limits);
-    Some(Content::Bytes(counted(bytes.clone(), block.data().len(), memory).unwrap_or(bytes)))
+    match Node::decode(block) {
+        // A length that disagrees with the bytes is the reader's to judge.
+        Ok(Node::File(file)) if file.child_count() == 0 && file.data().len() as u64 == size => {
+            offset_of(file.data(), block.data())
+        }
+        _ => None,
+    }
+}
+
+/// The offset of bytes in the buffer that they are a part of.
+fn offset_of(part: &Bytes, buffer: &Bytes) -> Option<u64> {
+    let at = part.as_ptr().addr().checked_sub(buffer.as_ptr().addr())?;
+    (at + part.len() <= buffer.len()).then_some(at as u64)
 }
 
 async fn open(
     source: &Arc<RootSource>,
     block: &Block,
+    size: u64,
     range: Range<u64>,
     limits: &RequestLimits,
 ) -> Result<Content, Problem> {
-    if block.cid().codec() == codec::RAW {
-        return Ok(block_content(source, block, &range, limits));
-    }
-    if let Some(content) = in_root_block(source, block, &range, limits) {
-        return Ok(content);
+    if let Some(at) = offset_in_root(source, block, size) {
+        return Ok(block_content(source, block, &(at + range.start..at + range.end), limits));
     }
     let remaining = range.end - range.start;
     let read_limits = source.memory(limits).read_limits();
@@ -370,7 +380,7 @@ async fn open(
 
 /// Several parts as one body. Each part is opened after the one before it was sent; the first is open already.
 fn multipart_content(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
-    let (source, block, limits) = (Arc::clone(file.source), file.block.clone(), file.limits.clone());
+    let (source, block, size, limits) = (Arc::clone(file.source), file.block.clone(), file.size, file.limits.clone());
     let remaining = multipart.content_length;
     let end = stream::once(async move { Ok(multipart.end) });
     let parts = stream::iter(multipart.frames).scan(Some(first), move |first, frame| {
@@ -378,7 +388,7 @@ fn multipart_content(file: &OpenFile<'_>, multipart: Multipart, first: Content) 
         async move {
             let content = match open_first {
                 Some(content) => Ok(content),
-                None => open(&source, &block, frame.range, &limits).await,
+                None => open(&source, &block, size, frame.range, &limits).await,
             };
             let head = stream::once(async move { Ok(frame.head) });
             Some(match content {

@@ -25,6 +25,7 @@ use content::{Block, Cid, ContentPath, Name, NameError, NameResolver, Policy, Ve
 use http::HeaderValue;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use services::surrogate_keys;
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -125,8 +126,8 @@ impl Target {
 /// request.
 fn check_name(policy: &dyn Policy, name: &Name, below: &str, asked: &str) -> Result<(), NameError> {
     let slash = if below.is_empty() || asked.is_empty() { "" } else { "/" };
-    let paths = [String::new(), format!("{below}{slash}{asked}")];
-    for path in paths {
+    let whole = Some(format!("{below}{slash}{asked}")).filter(|whole| !whole.is_empty());
+    for path in iter::once(String::new()).chain(whole) {
         match policy.check_name(name, &path) {
             Verdict::Allow => {}
             verdict => return Err(NameError::Withheld { name: name.clone(), path, verdict }),

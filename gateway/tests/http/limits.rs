@@ -3,7 +3,7 @@
 use crate::dag::{cbor_of, directory, doubled_directory, doubled_file, file, file_in_one_block, noise, raw};
 use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
 use crate::upstream::FakeNetwork;
-use content::budget::Budget;
+use content::budget::{Budget, Share};
 use content::{Block, BlockSource, Cid, SourceError, Stall};
 use futures::StreamExt as _;
 use gateway::body::Content;
@@ -559,6 +559,31 @@ async fn blocks_count_against_the_memory_budget_and_are_read_in_pieces_when_it_i
         let part = site.send("GET", &path, &[("range", "bytes=1000000-1999999")]).await;
         assert_eq!(part.bytes().await.expect("a complete body"), data[1_000_000..2_000_000], "{path}");
         until(|| budget.left() == TOTAL, "the part to be released").await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_in_one_block_is_sniffed_and_read_in_pieces_when_no_memory_is_left() {
+    const TOTAL: usize = 1 << 20;
+    let image = |seed: u8| [b"\x89PNG\r\n\x1a\n", &noise(seed, 600_000)[..]].concat();
+    let (whole, part) = (image(1), image(2));
+    let (file, other) = (file_in_one_block(&whole), file_in_one_block(&part));
+    let mut setup = Setup::new(&[&file, &other]);
+    (setup.http.read_ahead_total_bytes_max, setup.http.zstd) = (TOTAL as u64, false);
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
+    let site = setup.start().await;
+    let client = client("192.0.2.1");
+    let mut held = Share::of(Some(site.gateway.limits().memory.of(client.address)));
+    assert!(held.grow(TOTAL / 4 * 3));
+    let table = [(&file, None, &whole[..]), (&other, Some("bytes=300000-599999"), &part[300_000..600_000])];
+    for (block, range, expected) in table {
+        let mut head = get(&format!("/ipfs/{}", block.cid()));
+        head.headers.extend(range.map(|range| (http::header::RANGE, http::HeaderValue::from_static(range))));
+        let answer = site.gateway.preview(&head, &client).await.expect("an answer");
+        assert_eq!(answer.headers()["content-type"], "image/png", "{range:?}");
+        let content = answer.into_body();
+        assert!(matches!(content, Content::Stream { .. }), "{range:?}: {content:?}");
+        assert!(read(content).await == expected, "{range:?}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! CPU-bound responses do not delay others, and end with their clients.
 
 use crate::control::{double, matcher};
-use crate::dag::{directory, raw};
+use crate::dag::{directory, file, raw};
 use crate::site::{PATIENCE, Setup, Site};
 use content::Block;
 use gateway::limits::RequestLimits;
@@ -68,4 +68,19 @@ async fn a_request_over_the_work_limit_is_rejected_or_aborted() {
             site.until_metric("causeway_http_responses_aborted_total{reason=\"limit\"}", times).await;
         }
     }
+}
+
+#[tokio::test]
+async fn the_root_of_a_long_file_is_decoded_once_to_read_a_range() {
+    let leaf = raw("leaf".repeat(64));
+    let root = file(&vec![leaf.clone(); 20_000]);
+    let top = directory(&[("a.bin", &root)]);
+    let path = format!("/ipfs/{}/a.bin", top.cid());
+    // Enough to decode the root once.
+    let steps = root.data().len() as u64 / 32 * 3 / 2;
+    let limits = RequestLimits { work_steps_max: steps, ..RequestLimits::default() };
+    let site = Setup { limits, ..Setup::new(&[&leaf, &root, &top]) }.start().await;
+    let response = site.send("GET", &path, &[("range", "bytes=40001-40004")]).await;
+    assert_eq!(response.status(), 206);
+    assert_eq!(response.bytes().await.expect("a complete body"), "eafl"[..]);
 }

@@ -53,6 +53,7 @@ use prometheus_client::registry::Registry;
 use saved::SavedNames;
 use singleflight::LookUps;
 use std::collections::HashMap;
+use std::iter;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -383,7 +384,8 @@ fn path_of(name: &Name, answer: &Answer) -> Result<ContentPath, NameError> {
 impl Inner {
     /// Whether the policy allows resolving a name with these path segments below it.
     fn check_policy(&self, name: &Name, below: &[String]) -> Result<(), NameError> {
-        for path in [String::new(), below.join("/")] {
+        let below = Some(below.join("/")).filter(|below| !below.is_empty());
+        for path in iter::once(String::new()).chain(below) {
             match self.policy.0.check_name(name, &path) {
                 Verdict::Allow => {}
                 verdict => return Err(NameError::Withheld { name: name.clone(), path, verdict }),

@@ -5,13 +5,15 @@
 //! page that is too long for the cache is streamed to each reader by itself.
 //!
 //! The waiting rule is that of [`cache::flight`]: a page is generated as long as it has a reader, with the leader's
-//! blocks. A leader-only error, such as a missing permit for the network, makes the followers retry; after
-//! [`LEADER_ONLY_ERRORS_MAX`] such errors a follower generates the page for itself.
+//! blocks. A leader-only error, such as a missing permit for the network, makes the followers retry, and so does a
+//! leader whose client has no memory left; after [`LEADER_ONLY_ERRORS_MAX`] such ends a follower generates the page for
+//! itself.
 //!
 //! [`selection`]: filtering and sorting of entries.
 //!
 //! Entries are valid for one generation of the policy, which is part of the key, as is everything else that the bytes
-//! depend on. Chunks that not all readers have read yet count against the memory of the leader's client.
+//! depend on. Chunks that not all readers have read yet count against the memory of the leader's client, even if only a
+//! follower is slow: for at most as long as its connection is above the minimum rate (`http.rate_bytes_min`).
 
 pub mod selection;
 
@@ -102,8 +104,17 @@ pub struct Wanted {
 enum Generated {
     /// The whole page.
     Whole(Bytes),
-    /// The page is too long to share it. The leader continues with the rest; followers write the page for themselves.
-    TooLong(Arc<Mutex<Option<Chunks>>>),
+    /// The page cannot be shared. The leader continues with the rest.
+    Unshared(Unshared, Arc<Mutex<Option<Chunks>>>),
+}
+
+/// Why a page cannot be shared.
+#[derive(Debug, Clone, Copy)]
+enum Unshared {
+    /// It is too long. Followers write the page for themselves.
+    TooLong,
+    /// The leader's client has no memory left. Followers retry.
+    NoMemory,
 }
 
 type Outcome = Result<Generated, Problem>;
@@ -226,11 +237,11 @@ impl Inner {
         let mut chunks = (wanted.writer)(Arc::clone(&source));
         while let Some(chunk) = chunks.try_next().await? {
             let is_long = chunk.len() >= YIELD_BYTES;
-            let mut left_over = None;
-            page.send_modify(|written| left_over = written.push(chunk, self.shared_bytes_max, source.tier()));
-            if let Some(chunk) = left_over {
+            let mut pushed = Ok(());
+            page.send_modify(|written| pushed = written.push(&chunk, self.shared_bytes_max, source.tier()));
+            if let Err(cause) = pushed {
                 let rest = stream::once(ready(Ok(chunk))).chain(chunks).boxed();
-                return Ok(Generated::TooLong(Arc::new(Mutex::new(Some(rest)))));
+                return Ok(Generated::Unshared(cause, Arc::new(Mutex::new(Some(rest)))));
             }
             if is_long {
                 tokio::task::yield_now().await;
@@ -247,15 +258,18 @@ impl Inner {
 }
 
 impl Written {
-    /// Appends a chunk, or returns it if the page would exceed `bytes_max` or the memory budget is used up.
-    fn push(&mut self, chunk: Bytes, bytes_max: usize, tier: Tier) -> Option<Bytes> {
-        if self.bytes + chunk.len() > bytes_max || !self.share.grow(chunk.len()) {
-            return Some(chunk);
+    /// Appends a chunk, unless the page would exceed `bytes_max` or the memory budget is used up.
+    fn push(&mut self, chunk: &Bytes, bytes_max: usize, tier: Tier) -> Result<(), Unshared> {
+        if self.bytes + chunk.len() > bytes_max {
+            return Err(Unshared::TooLong);
+        }
+        if !self.share.grow(chunk.len()) {
+            return Err(Unshared::NoMemory);
         }
         self.bytes += chunk.len();
-        self.chunks.push(chunk);
+        self.chunks.push(chunk.clone());
         self.tier = tier;
-        None
+        Ok(())
     }
 }
 
@@ -362,7 +376,11 @@ impl Reader {
                         (self.chunks, self.position) = (ChunkSource::End, 0);
                         page
                     }
-                    Ok(Next::End(Generated::TooLong(rest))) => {
+                    Ok(Next::End(Generated::Unshared(Unshared::NoMemory, _))) if read.joined => {
+                        self.retry();
+                        continue;
+                    }
+                    Ok(Next::End(Generated::Unshared(_, rest))) => {
                         self.continue_alone(&rest);
                         continue;
                     }
@@ -446,6 +464,7 @@ mod tests {
     use proptest::prelude::*;
     use services::limiter::Limiter;
     use std::future::Future as _;
+    use std::net::IpAddr;
     use std::task::Context;
 
     const TOTAL: usize = 1 << 20;
@@ -683,6 +702,35 @@ mod tests {
                 tokio::time::timeout(std::time::Duration::from_secs(20), play(case)).await.expect("an end");
             });
         }
+    }
+
+    #[tokio::test]
+    async fn followers_share_a_page_whose_leader_has_no_memory_left() {
+        let case = Case {
+            chunks: vec![200; 4],
+            writers: Vec::new(),
+            readers: Vec::new(),
+            shared_bytes_max: TOTAL,
+            memory_bytes_max: TOTAL,
+            budget: 4000,
+        };
+        let world = World::new(case);
+        let mut held = Share::of(Some(world.memory.of(IpAddr::from([192, 0, 2, 1]))));
+        assert!(held.grow(3000 - 300), "the leader has room for one chunk");
+        let reading = |client: [u8; 4]| {
+            let source = RootSource::new(&world.sources, root(), client.into(), false);
+            let world = &world;
+            async move {
+                let content = world.listings.read(world.wanted(), &source).await.expect("a page");
+                content.map(|chunk| chunk.expect("a chunk")).collect::<Vec<_>>().await.concat()
+            }
+        };
+        let (leader, first, second) =
+            tokio::join!(reading([192, 0, 2, 1]), reading([192, 0, 2, 2]), reading([192, 0, 2, 3]),);
+        assert!([leader, first, second].iter().all(|page| *page == world.page));
+        // The leader writes the page for itself, and one of the followers for all others.
+        assert_eq!(world.writers.lock().expect("is sound").len(), 2);
+        assert_eq!(world.listings.get(&World::key()).expect("is cached").bytes, world.page);
     }
 
     #[tokio::test]

@@ -215,7 +215,9 @@ impl Publisher {
         let (inner, key_name, path) = (Arc::clone(&self.inner), key_name.to_owned(), path.to_owned());
         let options = &inner.options;
         let terms = Terms { lifetime: lifetime.unwrap_or(options.lifetime), ttl: ttl.unwrap_or(options.ttl) };
-        let key = inner.keys.get(&key_name)?.0.key;
+        // A look-up waits while another task writes a key to the disk.
+        let (keys, wanted) = (Arc::clone(&inner.keys), key_name.clone());
+        let key = blocking(move || Ok(keys.get(&wanted)?.0.key)).await?;
         checked_value(&path, &key, terms)?;
         let found = inner.compare_unless_published(key).await;
         blocking(move || {

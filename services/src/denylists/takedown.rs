@@ -226,7 +226,7 @@ impl Control {
         }
         // Last, because removing a pin deletes the blocks below.
         for root in
-            pins.to_remove(&withheld, named.filter(|_| is_whole)).into_iter().filter(|root| self.is_refused(root))
+            pins.into_removable(&withheld, named.filter(|_| is_whole)).into_iter().filter(|root| self.is_refused(root))
         {
             if self.tiers.disk().remove_pin(&root).await? {
                 done.unpinned.push(root);
@@ -522,7 +522,7 @@ struct PinnedRoots {
 impl PinnedRoots {
     /// The roots whose pins a take-down removes if it withholds them: those that were not withheld before, and those
     /// that it names or found, which an earlier attempt may have withheld.
-    fn to_remove(self, found: &CidList, named: Option<Cid>) -> Vec<Cid> {
+    fn into_removable(self, found: &CidList, named: Option<Cid>) -> Vec<Cid> {
         let withheld: HashSet<BlockKey> = self.withheld.iter().filter_map(BlockKey::of).collect();
         let found = found.iter().chain(named).filter_map(|cid| BlockKey::of(&cid));
         let repeated: HashSet<BlockKey> = found.filter(|key| withheld.contains(key)).collect();

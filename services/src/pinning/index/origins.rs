@@ -34,8 +34,8 @@ impl Index {
         self.requests_from(peer).next().is_some()
     }
 
-    /// An origin has connected: the roots of its pending requests become due, each at most once per first back-off, also
-    /// if the origin reconnects again and again. A root that a worker fetches is due again if that attempt fails.
+    /// An origin has connected: the roots of its pending requests become due, each at most once per first back-off,
+    /// also if the origin reconnects again and again. A root that a worker fetches is due again if that attempt fails.
     pub fn origin_connected(&mut self, peer: &PeerId) {
         let roots: Vec<Cid> = self.requests_from(peer).take(DUE_MAX).map(|entry| entry.root).collect();
         let now_ms = self.clock.now_ms();

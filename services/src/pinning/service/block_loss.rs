@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 /// How long after a missing block was stored in another way the pin is checked: more may follow.
 const AFTER_RETURN: Duration = Duration::from_secs(1);
 
-/// Checks every pin that the store reports as changed, until the service stops. Looks up no members, so that the loss of
-/// one pin does not wait for another pin.
+/// Checks every pin that the store reports as changed, until the service stops. Looks up no members, so that the loss
+/// of one pin does not wait for another pin.
 pub(super) async fn watch(pins: Weak<Pins>, stopping: CancellationToken, changes: Arc<PinChanges>) {
     loop {
         let roots = tokio::select! {

@@ -472,8 +472,8 @@ impl Index {
     }
 
     /// Sets which blocks of an incomplete root are not stored. The size of the DAG, and so the usage of its owners, is
-    /// unchanged. Returns whether there are more since [`Index::expect_loss`]; a block that a rule withheld is not lost,
-    /// also after the rule was removed.
+    /// unchanged. Returns whether there are more since [`Index::expect_loss`]; a block that a rule withheld is not
+    /// lost, also after the rule was removed.
     pub fn set_missing(&mut self, cid: &Cid, missing: MissingBlocks) -> bool {
         let Some(root) = self.roots.get_mut(cid).filter(|root| !root.complete) else { return false };
         root.missing = missing;

@@ -14,6 +14,7 @@ use crate::reports::MissingBlocks;
 use crate::stored::Shape;
 use content::{BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -51,9 +52,18 @@ struct Pin {
     /// As last written; its counts were acknowledged.
     record: PinRecord,
     /// With their sizes as blocks, in bytes.
-    members: HashMap<Key, u32>,
+    members: BTreeMap<Key, u32>,
     /// Size of the members as blocks, in bytes.
     bytes: u64,
+}
+
+/// Some members of a pin that were looked up.
+#[derive(Debug)]
+pub(crate) struct MissingChunk {
+    /// The last of them.
+    pub(crate) last: Key,
+    /// Those of them that are not stored, with their sizes as blocks, in bytes.
+    pub(crate) missing: Vec<(Key, u32)>,
 }
 
 /// See the module documentation.
@@ -251,7 +261,7 @@ impl MemoryIndex {
         root.map(|root| self.roots.insert(root, record.id));
         match self.pins.get_mut(&record.id) {
             Some(pin) => pin.record = record,
-            None => _ = self.pins.insert(record.id, Pin { root, record, members: HashMap::new(), bytes: 0 }),
+            None => _ = self.pins.insert(record.id, Pin { root, record, members: BTreeMap::new(), bytes: 0 }),
         }
     }
 
@@ -346,19 +356,27 @@ impl MemoryIndex {
         self.summaries().into_iter().filter_map(lacks).collect()
     }
 
-    /// The members of a root's pin that are not stored.
-    pub(crate) fn missing(&self, root: &Cid, is_withheld: &dyn Fn(&BlockKey) -> bool) -> MissingBlocks {
-        let pin = self.pin_of(root).and_then(|pin| self.pins.get(&pin));
-        let pin = pin.filter(|pin| pin.record.state == PinState::Partial);
-        pin.map(|pin| self.missing_members(pin, is_withheld)).unwrap_or_default()
+    /// Looks up at most `members_max` members of a partial pin, those after the last one of an earlier chunk; `None` at
+    /// the end, or if there is no such pin.
+    pub(crate) fn missing_chunk(&self, pin: PinId, after: Option<&Key>, members_max: usize) -> Option<MissingChunk> {
+        let pin = self.pins.get(&pin).filter(|pin| pin.record.state == PinState::Partial)?;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let members = pin.members.range::<Key, _>((from, Bound::Unbounded)).take(members_max);
+        let mut chunk = None;
+        for (key, block_bytes) in members {
+            let chunk = chunk.get_or_insert_with(|| MissingChunk { last: Arc::clone(key), missing: Vec::new() });
+            chunk.last = Arc::clone(key);
+            if self.value(key).is_none() {
+                chunk.missing.push((Arc::clone(key), *block_bytes));
+            }
+        }
+        chunk
     }
 
     fn missing_members(&self, pin: &Pin, is_withheld: &dyn Fn(&BlockKey) -> bool) -> MissingBlocks {
         let mut missing = MissingBlocks::default();
         for (key, block_bytes) in pin.members.iter().filter(|(key, _)| self.value(key).is_none()) {
-            missing.blocks += 1;
-            missing.bytes += u64::from(*block_bytes);
-            missing.withheld += u64::from(BlockKey::from_bytes(key).as_ref().is_some_and(is_withheld));
+            missing.add(key, *block_bytes, is_withheld);
         }
         missing
     }

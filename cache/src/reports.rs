@@ -69,6 +69,13 @@ pub struct MissingBlocks {
 }
 
 impl MissingBlocks {
+    /// Adds a missing block with this binary multihash.
+    pub(crate) fn add(&mut self, key: &[u8], block_bytes: u32, is_withheld: &dyn Fn(&BlockKey) -> bool) {
+        self.blocks += 1;
+        self.bytes += u64::from(block_bytes);
+        self.withheld += u64::from(BlockKey::from_bytes(key).as_ref().is_some_and(is_withheld));
+    }
+
     /// The number of those that were lost, and not withheld.
     pub fn lost(&self) -> u64 {
         self.blocks.saturating_sub(self.withheld)

@@ -163,9 +163,8 @@ impl Disk {
         let stats = Arc::<Stats>::default();
         let opened = Self::try_open(dir, &options, &lock, &stats);
         let Err(StoreError::IndexDamaged(reason)) = opened else { return opened };
-        let rebuilt = rebuild::run(dir, &options, &lock, &reason, &mut rebuild::log_progress())?;
+        rebuild::run(dir, &options, &lock, &reason, &mut rebuild::log_progress())?;
         stats.index_rebuilds.inc();
-        stats.lacking_pins.store(rebuilt.lacking.len() as u64, Ordering::Relaxed);
         Self::try_open(dir, &options, &lock, &stats)
     }
 

@@ -22,7 +22,7 @@ use self::backing::Backing;
 use self::writer::{Command, Write, Writer};
 use crate::disk::store::unreadable;
 use crate::disk::{Figures, ScrubReport, StoreError};
-use crate::memory_index::{Key, MemoryIndex};
+use crate::memory_index::{Key, MemoryIndex, MissingChunk};
 use crate::pins::{PinAttempt, PinChanges, PinError, PinState, PinSummary};
 use crate::queue::Queue;
 use crate::reports::MissingBlocks;
@@ -34,6 +34,9 @@ use futures::future::{BoxFuture, FutureExt as _, ready};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
+
+/// The maximum number of members of a pin that are looked up under one lock.
+const MISSING_CHUNK: usize = 4096;
 
 /// Limits and options of a store.
 #[derive(Debug, Clone)]
@@ -218,6 +221,21 @@ impl<B: Backing> Shared<B> {
 }
 
 impl<B: Backing> Shared<B> {
+    /// Looks up the members of a partial pin. The lock is released after each chunk, and while rules are checked.
+    fn missing(&self, root: &Cid) -> MissingBlocks {
+        let mut missing = MissingBlocks::default();
+        let Some(pin) = self.index().pin_of(root) else { return missing };
+        let next = |after: Option<&Key>| self.index().missing_chunk(pin, after, MISSING_CHUNK);
+        let mut chunk = next(None);
+        while let Some(MissingChunk { last, missing: found }) = chunk {
+            for (key, block_bytes) in found {
+                missing.add(&key, block_bytes, &|key| self.withheld.has(key));
+            }
+            chunk = next(Some(&last));
+        }
+        missing
+    }
+
     /// Reads the forms that are not known yet.
     fn figures(&self) -> Result<Figures, StoreError> {
         let keys: Vec<Key> = self.index().keys().map(|(key, ..)| Arc::clone(key)).collect();
@@ -277,7 +295,7 @@ impl<B: Backing> BlockStore for IndexedStore<B> {
 
     fn missing<'a>(&'a self, root: &'a Cid) -> BoxFuture<'a, Result<MissingBlocks, StoreError>> {
         let root = *root;
-        self.read(move |shared| Ok(shared.index().missing(&root, &|key| shared.withheld.has(key)))).boxed()
+        self.read(move |shared| Ok(shared.missing(&root))).boxed()
     }
 
     fn visit_keys(&self, which: Held, visit: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {

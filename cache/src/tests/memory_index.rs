@@ -109,6 +109,25 @@ fn a_lost_member_is_missing_and_becomes_a_member_again() {
     assert_eq!((index.lacking(&HashSet::new(), &|_| false), index.pinned_bytes()), (Vec::new(), 40));
 }
 
+#[test]
+fn missing_members_of_a_partial_pin_are_listed_in_chunks() {
+    let mut index = MemoryIndex::default();
+    let pin = PinId(1);
+    index.set_pin(Some(root(1)), PinRecord::new(pin, None));
+    (0..10).for_each(|n| _ = index.add_member(pin, &name(n), u64::from(n)));
+    [0, 3, 4, 5, 9].iter().for_each(|n| index.put(&name(*n), value_info(10)));
+    for members_max in [1, 3, 5, 10, 20] {
+        let (mut missing, mut last) = (Vec::new(), None);
+        while let Some(chunk) = index.missing_chunk(pin, last.as_ref(), members_max) {
+            assert!(chunk.missing.len() <= members_max);
+            missing.extend(chunk.missing);
+            last = Some(chunk.last);
+        }
+        assert_eq!(missing, [1, 2, 6, 7, 8].map(|n| (name(n), u32::from(n))), "{members_max}");
+    }
+    assert!(index.missing_chunk(PinId(2), None, 10).is_none());
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Put(u8, u64),

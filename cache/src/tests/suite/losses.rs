@@ -5,6 +5,7 @@ use super::{Home, Opened, Setup, on_every_store};
 use crate::{Evict, MissingBlocks, PinError, PinState, ScrubPass};
 use content::{Block, Cid};
 use std::collections::BTreeSet;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 on_every_store!(
@@ -14,6 +15,7 @@ on_every_store!(
     corruption_found_by_a_scrub_makes_its_pins_partial,
     a_pin_that_loses_a_block_while_in_progress_is_not_complete,
     missing_blocks_are_counted_and_withheld_ones_are_told_apart,
+    blocks_are_written_while_missing_ones_are_checked_against_the_rules,
 );
 
 fn blocks(seeds: std::ops::Range<u64>) -> Vec<Block> {
@@ -168,5 +170,28 @@ async fn missing_blocks_are_counted_and_withheld_ones_are_told_apart(home: Home)
     assert_eq!((pin.missing, pin.withheld, pin.is_damaged(), store.stats().lacking_pins), (2, 1, true, 1));
     store.cache(&dag[2..3]).await;
     assert_eq!(missing().await, MissingBlocks { blocks: 1, bytes: 5_000, withheld: 1 });
+    store.settle_lacking(1).await;
+}
+
+async fn blocks_are_written_while_missing_ones_are_checked_against_the_rules(home: Home) {
+    let store = home.open(Setup::default()).await;
+    let (entered, is_checking) = tokio::sync::oneshot::channel();
+    let (proceed, may_proceed) = mpsc::channel::<()>();
+    let gate = Mutex::new((Some(entered), may_proceed));
+    store.set_is_withheld(Box::new(move |_| {
+        let mut gate = gate.lock().expect("locks");
+        gate.0.take().is_some_and(|entered| entered.send(()).is_ok()) && gate.1.recv().is_ok()
+    }));
+    let dag = blocks(0..4);
+    let root = pin(&store, &dag).await;
+    remove(&store, &dag[2]).await;
+    let writes = async {
+        is_checking.await.expect("a missing block is checked");
+        let written = tokio::time::timeout(Duration::from_secs(30), store.cache(&blocks(50..52))).await;
+        proceed.send(()).expect("the check waits");
+        written.expect("they are written while the check waits");
+    };
+    let (missing, ()) = tokio::join!(store.missing(&root), writes);
+    assert_eq!(missing.expect("reads"), MissingBlocks { blocks: 1, bytes: 5_000, withheld: 1 });
     store.settle_lacking(1).await;
 }

@@ -141,12 +141,16 @@ pub struct Root {
     pub progress: Progress,
     /// Those of them that are not stored, as far as the store was asked.
     pub missing: MissingBlocks,
+    /// The number of blocks that were missing before a loss that is not counted yet.
+    missing_before: Option<u64>,
     /// A worker fetches it.
     pub active: bool,
     /// An origin has connected since the worker began.
     origin_connected: bool,
     /// The attempts to fetch it.
     pub work: Work,
+    /// When an attempt was last due before the end of its back-off.
+    early_ms: u64,
     /// Its position in the queue: the owner, the due time, and the creation time of the request.
     queued: Option<(Arc<str>, u64, u64)>,
 }
@@ -183,6 +187,8 @@ struct OwnerRows {
     bytes_max: Option<u64>,
     /// Queued roots, by due time and creation time.
     queue: BTreeSet<(u64, u64, Cid)>,
+    /// The number of indexed origins of its requests.
+    origins: usize,
     /// The number of roots that a worker fetches for this owner.
     active: usize,
     /// When a worker last took one, as a sequence number.
@@ -225,6 +231,8 @@ pub struct Index {
     fetched_for: HashMap<Cid, Arc<str>>,
     /// The clock of due times.
     pub clock: Clock,
+    /// The first back-off, in milliseconds.
+    pub retry_first_ms: u64,
     newest_ms: u64,
     text_bytes: u64,
     turns: u64,
@@ -259,7 +267,6 @@ impl Index {
         self.text_bytes += entry.text_bytes();
         self.ids.insert(Arc::clone(&entry.id), (Arc::clone(&owner), created_ms));
         self.times.insert(created_ms, Arc::clone(&owner));
-        self.count(&entry, true);
         if let Some(kept) = entry.keeps.filter(|_| entry.is_pending()) {
             self.retain(kept);
         }
@@ -267,6 +274,7 @@ impl Index {
         if rows.requests.last_key_value().is_none_or(|(newest, _)| *newest < created_ms) {
             rows.bytes_max = entry.bytes_max;
         }
+        self.count(&entry, true);
         self.roots.entry(root).or_default().requests.insert(created_ms, Arc::clone(&owner));
         if entry.is_live() {
             self.add_live(&entry);
@@ -446,7 +454,7 @@ impl Index {
         let (before, after) = (root.progress.bytes, progress.bytes);
         (root.progress, root.complete) = (progress, complete);
         if complete || progress == Progress::default() {
-            root.missing = MissingBlocks::default();
+            (root.missing, root.missing_before) = (MissingBlocks::default(), None);
         }
         root.notify();
         for owner in root.live.keys() {
@@ -456,13 +464,23 @@ impl Index {
         }
     }
 
+    /// A root has lost blocks, which the next [`Index::set_missing`] counts.
+    pub fn expect_loss(&mut self, cid: &Cid) {
+        if let Some(root) = self.roots.get_mut(cid) {
+            root.missing_before.get_or_insert(root.missing.blocks);
+        }
+    }
+
     /// Sets which blocks of an incomplete root are not stored. The size of the DAG, and so the usage of its owners, is
-    /// unchanged.
-    pub fn set_missing(&mut self, cid: &Cid, missing: MissingBlocks) {
-        let Some(root) = self.roots.get_mut(cid).filter(|root| !root.complete) else { return };
+    /// unchanged. Returns whether there are more since [`Index::expect_loss`]; a block that a rule withheld is not
+    /// lost, also after the rule was removed.
+    pub fn set_missing(&mut self, cid: &Cid, missing: MissingBlocks) -> bool {
+        let Some(root) = self.roots.get_mut(cid).filter(|root| !root.complete) else { return false };
         root.missing = missing;
+        let before = root.missing_before.take();
         root.notify();
         self.update_lost(cid);
+        before.is_some_and(|before| missing.blocks > before) && !missing.is_withheld()
     }
 
     /// Raises the progress of a root to what an attempt has seen, part of which may have been stored before. Of the

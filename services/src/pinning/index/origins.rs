@@ -10,18 +10,21 @@ use libp2p::PeerId;
 /// The maximum number of indexed origins, of 88 bytes each. The requests of further ones are retried after their
 /// back-off only.
 const INDEXED_MAX: usize = 65_536;
+/// The maximum number of those of one owner's requests.
+const INDEXED_OF_OWNER_MAX: usize = INDEXED_MAX / 4;
 /// The maximum number of requests that are due when a peer connects; the others are retried after their back-off.
 const DUE_MAX: usize = 1_024;
 
 impl Index {
     /// Indexes the origins of a pending request, or removes them.
     pub(super) fn index_origins(&mut self, entry: &StoredRequest, more: bool) {
+        let Some(rows) = self.owners.get_mut(&entry.owner) else { return };
         for peer in entry.origins.iter().filter_map(origin_peer) {
             let origin = (peer, entry.created_ms);
             if !more {
-                self.origin_peers.remove(&origin);
-            } else if self.origin_peers.len() < INDEXED_MAX {
-                self.origin_peers.insert(origin);
+                rows.origins -= usize::from(self.origin_peers.remove(&origin));
+            } else if self.origin_peers.len() < INDEXED_MAX && rows.origins < INDEXED_OF_OWNER_MAX {
+                rows.origins += usize::from(self.origin_peers.insert(origin));
             }
         }
     }
@@ -31,15 +34,15 @@ impl Index {
         self.requests_from(peer).next().is_some()
     }
 
-    /// An origin has connected: the roots of its pending requests become due. A root that a worker fetches is due again
-    /// if that attempt fails.
+    /// An origin has connected: the roots of its pending requests become due, each at most once per first back-off,
+    /// also if the origin reconnects again and again. A root that a worker fetches is due again if that attempt fails.
     pub fn origin_connected(&mut self, peer: &PeerId) {
         let roots: Vec<Cid> = self.requests_from(peer).take(DUE_MAX).map(|entry| entry.root).collect();
         let now_ms = self.clock.now_ms();
         for cid in roots {
             match self.roots.get_mut(&cid) {
                 Some(root) if root.active => root.origin_connected = true,
-                _ => self.schedule_by(&cid, now_ms),
+                _ => self.schedule_early(&cid, now_ms),
             }
         }
     }
@@ -147,13 +150,50 @@ mod tests {
     }
 
     #[test]
+    fn an_origin_that_reconnects_does_not_cancel_the_back_off() {
+        let peer = PeerId::random();
+        for is_active in [false, true] {
+            let mut index = Index { retry_first_ms: HOUR_MS / 2, ..Index::default() };
+            index.insert(request(1, &[peer]));
+            fail_all(&mut index);
+            let began_ms = index.clock.now_ms();
+            index.origin_connected(&peer);
+            for _ in 0..3 {
+                let now_ms = index.clock.now_ms();
+                index.origin_connected(&peer);
+                while let Some(root) = index.take_next(now_ms, usize::MAX) {
+                    if is_active {
+                        index.origin_connected(&peer);
+                    }
+                    index.set_work(&root, Work { attempts: 1, due_ms: now_ms + HOUR_MS, ..Work::default() });
+                    index.end_work(&root);
+                }
+                index.origin_connected(&peer);
+                let due_ms = index.next_due_ms(usize::MAX).expect("it is queued");
+                assert!(due_ms >= began_ms + HOUR_MS / 2 && due_ms < began_ms + HOUR_MS, "{is_active}: {due_ms}");
+            }
+        }
+    }
+
+    #[test]
     fn the_index_and_the_requests_that_are_due_at_a_time_are_limited() {
         let peer = PeerId::random();
         let mut index = Index::default();
-        for number in 0..=INDEXED_MAX as u64 {
-            index.index_origins(&request(number, &[peer]), true);
+        let mut number = 0;
+        let mut insert = |index: &mut Index, owner: &str| {
+            number += 1;
+            index.insert(StoredRequest { owner: owner.into(), ..request(number, &[peer]) });
+        };
+        for owner in ["alice", "bob", "carol", "dave", "erin"] {
+            (0..=INDEXED_OF_OWNER_MAX).for_each(|_| insert(&mut index, owner));
         }
+        let of_owners: Vec<usize> = index.owners.values().map(|rows| rows.origins).collect();
+        assert_eq!(of_owners, [[INDEXED_OF_OWNER_MAX; 4].as_slice(), &[0]].concat());
         assert_eq!(index.origin_peers.len(), INDEXED_MAX);
+        // A removed request makes room for another one.
+        index.remove("1");
+        insert(&mut index, "erin");
+        assert_eq!((index.owners["erin"].origins, index.origin_peers.len()), (1, INDEXED_MAX));
         let mut index = Index::default();
         for number in 0..=DUE_MAX as u64 {
             index.insert(request(number, &[peer]));

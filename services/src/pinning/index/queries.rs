@@ -41,6 +41,15 @@ impl Index {
         entries.map(|entry| Arc::clone(&entry.id)).collect()
     }
 
+    /// Why blocks of a root are withheld, if its missing blocks are not fetched for that reason.
+    pub fn withheld(&self, cid: &Cid) -> Option<Arc<str>> {
+        let root = self.roots.get(cid).filter(|root| root.pending.is_empty())?;
+        root.requests.iter().find_map(|(at, owner)| match &self.at(owner, *at)?.outcome {
+            PinOutcome::Withheld(reason) => Some(Arc::clone(reason)),
+            _ => None,
+        })
+    }
+
     /// The origins that the pending requests for a root name.
     pub fn origins(&self, cid: &Cid, most: usize) -> Vec<Multiaddr> {
         let mut origins: Vec<Multiaddr> = Vec::new();

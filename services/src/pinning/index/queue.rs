@@ -33,13 +33,15 @@ impl Index {
             rows.active = rows.active.saturating_sub(1);
         }
         let now_ms = self.clock.now_ms();
+        let mut connected = false;
         if let Some(root) = self.roots.get_mut(cid) {
             root.active = false;
-            if std::mem::take(&mut root.origin_connected) {
-                root.work.due_ms = root.work.due_ms.min(now_ms);
-            }
+            connected = std::mem::take(&mut root.origin_connected);
         }
         self.requeue(cid);
+        if connected {
+            self.schedule_early(cid, now_ms);
+        }
         self.remove_root_if_unused(cid);
         self.remove_owner_if_empty(&owner);
     }
@@ -61,11 +63,16 @@ impl Index {
         self.requeue(cid);
     }
 
-    /// Makes a queued root due no later than `due_ms`, because an earlier attempt may succeed.
-    pub fn schedule_by(&mut self, cid: &Cid, due_ms: u64) {
-        let Some(root) = self.roots.get_mut(cid).filter(|root| root.work.due_ms > due_ms) else { return };
-        root.work.due_ms = due_ms;
-        self.requeue(cid);
+    /// Makes a queued root due before its back-off has ended, at `due_ms`, because an attempt may succeed: at most once
+    /// per first back-off, so that frequent events do not cancel the back-off.
+    pub fn schedule_early(&mut self, cid: &Cid, due_ms: u64) {
+        let interval_ms = self.retry_first_ms;
+        let Some(root) = self.roots.get_mut(cid) else { return };
+        let due_ms = due_ms.max(root.early_ms.saturating_add(interval_ms));
+        if root.work.due_ms > due_ms {
+            (root.work.due_ms, root.early_ms) = (due_ms, due_ms);
+            self.requeue(cid);
+        }
     }
 
     /// Sets the work of a root, and queues it accordingly.

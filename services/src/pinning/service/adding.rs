@@ -59,7 +59,7 @@ impl Pins {
         wanted: PinParameters,
         replaced: Option<&str>,
     ) -> Result<PinRequest, PinsError> {
-        self.refresh(&wanted.root, None).await?;
+        self.refresh(&wanted.root).await?;
         let NewRequest { entry, replaced, released } = self.decide(owner, wanted, replaced)?;
         let mut changes = vec![record::put(&entry)?, record::delete_orphan(&entry.root)];
         changes.extend(replaced.iter().map(|former| record::delete(&former.id)));
@@ -78,7 +78,8 @@ impl Pins {
         self.check_quota(&index, owner, &wanted, replaced.as_ref())?;
         let outcome = match index.root(&wanted.root) {
             Some(root) if root.complete => PinOutcome::Pinned,
-            _ => PinOutcome::Pending,
+            // The missing blocks are not fetched until the rules change.
+            _ => index.withheld(&wanted.root).map_or(PinOutcome::Pending, PinOutcome::Withheld),
         };
         // The former DAG stays until the new one is complete.
         let keeps =
@@ -218,7 +219,7 @@ impl Pins {
         name: Option<String>,
     ) -> Result<PinRequest, PinsError> {
         let pins = Arc::clone(self);
-        self.spawn_change(async move { pins.refresh(&root, None).await }).await?;
+        self.spawn_change(async move { pins.refresh(&root).await }).await?;
         let own = self.of_root(&owner.id, &root).into_iter().find(|request| request.status == Status::Pinned);
         match own {
             Some(own) if name.is_none() || own.name.as_deref() == name.as_deref() => Ok(own),

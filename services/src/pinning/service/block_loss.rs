@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 /// How long after a missing block was stored in another way the pin is checked: more may follow.
 const AFTER_RETURN: Duration = Duration::from_secs(1);
 
-/// Checks every pin that the store reports as changed, until the service stops.
+/// Checks every pin that the store reports as changed, until the service stops. Looks up no members, so that the loss
+/// of one pin does not wait for another pin.
 pub(super) async fn watch(pins: Weak<Pins>, stopping: CancellationToken, changes: Arc<PinChanges>) {
     loop {
         let roots = tokio::select! {
@@ -26,11 +27,21 @@ pub(super) async fn watch(pins: Weak<Pins>, stopping: CancellationToken, changes
         };
         for root in roots {
             let Some(pins) = pins.upgrade() else { return };
-            let missing = pins.missing(&root).await;
             let changing = Arc::clone(&pins);
-            if let Err(error) = pins.spawn_worker_change(async move { changing.refresh(&root, missing).await }).await {
+            if let Err(error) = pins.spawn_worker_change(async move { changing.pin_changed(&root).await }).await {
                 tracing::warn!(%root, %error, "recording that a pin lost blocks failed; the next start does it");
             }
+        }
+    }
+}
+
+/// Counts the missing blocks of the roots that wait for it, one root at a time.
+pub(super) async fn measure_waiting(pins: Weak<Pins>, unmeasured: Arc<PinChanges>) {
+    loop {
+        for root in unmeasured.next().await {
+            let Some(pins) = pins.upgrade() else { return };
+            pins.measure_inactive(&root).await;
+            pins.changed();
         }
     }
 }
@@ -53,40 +64,65 @@ impl Pins {
         roots.into_iter().for_each(|root| changes.note(root));
     }
 
-    /// The missing blocks of a root, which takes a look-up of every member and is done without the lock of changes.
-    /// `None` if nothing needs it, or a worker fetches the root, which asks at the beginning and at the end.
-    async fn missing(&self, root: &Cid) -> Option<MissingBlocks> {
-        if self.index().root(root).is_none_or(|root| root.active) {
-            return None;
+    /// Updates the number of missing blocks of an incomplete root, for the worker that fetches it. Looks up every
+    /// member.
+    pub(in crate::pinning) async fn measure(&self, root: &Cid) {
+        if let Some(missing) = self.count_missing(root).await {
+            self.set_missing(&mut self.index_mut(), root, missing);
         }
+    }
+
+    /// The same for a root that no worker fetches. If a worker has begun meanwhile, its figures are newer.
+    pub(in crate::pinning) async fn measure_inactive(&self, root: &Cid) {
+        let former = |index: &Index| {
+            let root = index.root(root).filter(|root| !root.complete && !root.active);
+            root.map(|root| root.missing)
+        };
+        let before = former(&self.index());
+        if before.is_some()
+            && let Some(missing) = self.count_missing(root).await
+        {
+            let mut index = self.index_mut();
+            if former(&index) == before {
+                self.set_missing(&mut index, root, missing);
+            }
+        }
+    }
+
+    async fn count_missing(&self, root: &Cid) -> Option<MissingBlocks> {
         let missing = self.store.missing(root).await;
         missing.inspect_err(|error| tracing::warn!(%root, %error, "counting the missing blocks of a pin failed")).ok()
     }
 
-    /// Updates the number of missing blocks of an incomplete root.
-    pub(in crate::pinning) async fn measure(&self, root: &Cid) {
-        match self.store.missing(root).await {
-            Ok(missing) => self.index_mut().set_missing(root, missing),
-            Err(error) => tracing::warn!(%root, %error, "counting the missing blocks of a pin failed"),
+    fn set_missing(&self, index: &mut Index, root: &Cid, missing: MissingBlocks) {
+        if index.set_missing(root, missing) {
+            self.metrics.losses.inc();
+            tracing::warn!(%root, blocks = missing.lost(), "a pin has lost blocks: they are fetched again");
         }
     }
 
-    /// The same for all incomplete roots, after the start.
-    pub(super) async fn measure_all(&self) {
-        let incomplete: Vec<Cid> = {
-            let index = self.index();
-            let is_incomplete = |root: &Root| !root.complete && root.progress.blocks > 0;
-            index.roots().filter(|(_, root)| is_incomplete(root)).map(|(cid, _)| *cid).collect()
-        };
-        for root in incomplete {
-            self.measure(&root).await;
-        }
-        self.changed();
+    /// The incomplete roots whose missing blocks are counted after the start.
+    pub(super) fn incomplete(&self) -> Vec<Cid> {
+        let is_incomplete = |root: &Root| !root.complete && root.progress.blocks > 0;
+        self.index().roots().filter(|(_, root)| is_incomplete(root)).map(|(cid, _)| *cid).collect()
     }
 
-    /// Compares the requests for a root with the pin in the store, of which `missing` was read before, if it was. The
-    /// caller holds the lock of changes.
-    pub(super) async fn refresh(&self, root: &Cid, missing: Option<MissingBlocks>) -> Result<(), PinsError> {
+    /// Compares the requests for a root with the pin in the store, before another one is decided. Requests whose blocks
+    /// are withheld stay so until the store or the rules change. The caller holds the lock of changes.
+    pub(super) async fn refresh(&self, root: &Cid) -> Result<(), PinsError> {
+        self.compare(root, |outcome| *outcome == PinOutcome::Pinned).await
+    }
+
+    /// The pin in the store, or the rules, have changed: requests whose blocks are withheld are tried again as well.
+    async fn pin_changed(&self, root: &Cid) -> Result<(), PinsError> {
+        self.compare(root, |outcome| matches!(outcome, PinOutcome::Pinned | PinOutcome::Withheld(_))).await?;
+        self.schedule_soon(root);
+        Ok(())
+    }
+
+    /// Compares the requests for a root with the pin in the store. If it is incomplete, the `affected` ones are pending
+    /// again. Its missing blocks are counted later, without the lock of changes.
+    async fn compare(&self, root: &Cid, affected: fn(&PinOutcome) -> bool) -> Result<(), PinsError> {
         {
             let index = self.index();
             if index.root(root).is_none() || index.is_removing(root) {
@@ -94,7 +130,7 @@ impl Pins {
             }
         }
         match self.store.pin(root).await? {
-            Some(pin) if pin.state == PinState::Partial => self.lose(root, &pin, missing).await,
+            Some(pin) if pin.state == PinState::Partial => self.lose(root, &pin, affected).await,
             Some(pin) => self.gain(root, &pin).await,
             None => Ok(()),
         }
@@ -111,23 +147,15 @@ impl Pins {
     }
 
     /// A complete pin has lost blocks: its requests become pending.
-    async fn lose(&self, root: &Cid, pin: &PinSummary, missing: Option<MissingBlocks>) -> Result<(), PinsError> {
+    async fn lose(&self, root: &Cid, pin: &PinSummary, affected: fn(&PinOutcome) -> bool) -> Result<(), PinsError> {
         let affected = {
             let index = self.index();
-            let ids =
-                index.requests_for(root, |entry| matches!(entry.outcome, PinOutcome::Pinned | PinOutcome::Withheld(_)));
+            let ids = index.requests_for(root, |entry| affected(&entry.outcome));
             ids.iter().filter_map(|id| index.entry(id).cloned()).collect::<Vec<StoredRequest>>()
         };
         if affected.is_empty() {
-            missing.into_iter().for_each(|missing| self.index_mut().set_missing(root, missing));
-            self.schedule_soon(root);
             return Ok(());
         }
-        let missing = match missing {
-            Some(missing) => missing,
-            None => self.store.missing(root).await?,
-        };
-        let missing_before = self.index().root(root).map_or(0, |root| root.missing.blocks);
         let work = restarted_work(&self.index());
         let mut changes = vec![record::put_work(root, &work)?];
         for entry in &affected {
@@ -137,17 +165,11 @@ impl Pins {
         {
             let mut index = self.index_mut();
             index.set_progress(root, progress(pin), false);
-            index.set_missing(root, missing);
+            index.expect_loss(root);
             affected.iter().for_each(|entry| _ = index.settle(&entry.id, PinOutcome::Pending));
             index.set_work(root, work);
         }
-        let was_pinned = affected.iter().any(|entry| entry.outcome == PinOutcome::Pinned);
-        // A block that a rule withheld is not lost, also after the rule was removed.
-        let is_new = was_pinned || missing.blocks > missing_before;
-        if is_new && !missing.is_withheld() {
-            self.metrics.losses.inc();
-            tracing::warn!(%root, blocks = missing.lost(), "a pin has lost blocks: they are fetched again");
-        }
+        self.unmeasured.note(*root);
         self.changed();
         Ok(())
     }
@@ -157,7 +179,7 @@ impl Pins {
         let mut index = self.index_mut();
         let due_ms = index.clock.now_ms() + u64::try_from(AFTER_RETURN.as_millis()).unwrap_or_default();
         if index.root(root).is_some_and(|root| root.work.lost && !root.active) {
-            index.schedule_by(root, due_ms);
+            index.schedule_early(root, due_ms);
             drop(index);
             self.wake.notify_one();
         }

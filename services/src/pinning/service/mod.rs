@@ -32,6 +32,7 @@ use crate::pinning::index::{Counts, Index, millis, time};
 use crate::pinning::metrics::PinMetrics;
 use crate::pinning::reach::PinNetwork;
 use crate::pinning::request::{Owner, PinRequest, Progress, Status};
+use cache::pins::PinChanges;
 use cache::{BlockStore, MetadataStore, PinSummary, Ram, StoreError, TierMetrics, Tiers};
 use content::{AllowAll, Cid, Policy};
 use futures::future::join_all;
@@ -171,6 +172,8 @@ pub struct Pins {
     follow_ups: Mutex<Vec<FollowUp>>,
     /// The follow-ups that run.
     follow_up_tasks: TaskTracker,
+    /// The roots whose missing blocks are to be counted.
+    unmeasured: Arc<PinChanges>,
     /// One adoption records its requests at a time.
     pub(in crate::pinning) adoptions: tokio::sync::Mutex<()>,
     dispatcher: Mutex<Option<JoinHandle<()>>>,
@@ -193,10 +196,9 @@ impl Pins {
     ) -> Result<Arc<Self>, StoreError> {
         let pins = Arc::new(Self::new(options, register, store, reach, metrics));
         pins.load().await?;
-        let measuring = Arc::clone(&pins);
-        let until_stopped =
-            pins.stopping.clone().run_until_cancelled_owned(async move { measuring.measure_all().await });
-        pins.follow_up_tasks.spawn(until_stopped);
+        pins.incomplete().into_iter().for_each(|root| pins.unmeasured.note(root));
+        let measuring = block_loss::measure_waiting(Arc::downgrade(&pins), Arc::clone(&pins.unmeasured));
+        pins.follow_up_tasks.spawn(pins.stopping.clone().run_until_cancelled_owned(measuring));
         let (dispatching, ended) = (Arc::clone(&pins).dispatch(), pins.ended.clone().drop_guard());
         *pins.dispatcher() = Some(tokio::spawn(async move {
             let _ended = ended;
@@ -222,7 +224,10 @@ impl Pins {
     pub async fn alone(register: MetadataStore, store: &Arc<dyn BlockStore>) -> Result<Arc<Self>, StoreError> {
         let pins = Self::without_workers(register, store);
         pins.load().await?;
-        pins.measure_all().await;
+        for root in pins.incomplete() {
+            pins.measure_inactive(&root).await;
+        }
+        pins.changed();
         Ok(pins)
     }
 
@@ -247,6 +252,8 @@ impl Pins {
         reach: PinNetwork,
         metrics: PinMetrics,
     ) -> Self {
+        let mut index = Index::default();
+        index.retry_first_ms = u64::try_from(options.retry_first.as_millis()).unwrap_or(u64::MAX);
         Self {
             options,
             store,
@@ -257,10 +264,11 @@ impl Pins {
             workers: Mutex::default(),
             dials: Arc::new(Semaphore::new(DIALS_MAX)),
             register,
-            index: RwLock::default(),
+            index: RwLock::new(index),
             changes: tokio::sync::Mutex::default(),
             follow_ups: Mutex::default(),
             follow_up_tasks: TaskTracker::new(),
+            unmeasured: Arc::default(),
             adoptions: tokio::sync::Mutex::default(),
             dispatcher: Mutex::default(),
             ended: CancellationToken::new(),

@@ -3,10 +3,11 @@
 use crate::pinning::index::Counts;
 use crate::pinning::tests::*;
 use crate::pinning::{Filter, OPERATOR, Progress};
-use cache::{Evict, PinState};
+use cache::{BlockStore, Evict, PinState};
 use content::Verdict;
 use futures::StreamExt as _;
-use std::sync::{PoisonError, RwLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock, mpsc};
 
 /// A world whose upstream answers so many requests, until it gets more permits.
 fn world(answers: usize) -> World {
@@ -45,7 +46,7 @@ async fn a_pin_that_loses_a_block_fetches_it_again() {
         let waiting = waits(&pins, &request).await;
         let details = waiting.details.as_deref().unwrap_or_default();
         assert!(details.contains("blocks of it were lost"), "{details}");
-        assert_eq!(waiting.progress, without(&blocks, &[3]), "the lost block is not stored");
+        stores(&pins, &request, without(&blocks, &[3])).await;
         assert_eq!(pins.metrics.losses.get(), 1);
         assert_eq!(pins.used("alice").bytes, bytes_of(&blocks), "its usage is unchanged");
         assert_eq!(pins.counts(), Counts { pending: 1, incomplete_roots: 1, ..pins.counts() });
@@ -63,6 +64,94 @@ async fn a_pin_that_loses_a_block_fetches_it_again() {
         assert_eq!(pins.get("alice", &request.id).expect("it is there").progress, without(&blocks, &[]));
         pins.stop().await;
     }
+}
+
+/// Waits until the missing blocks of a request's root are counted, so that these ones are shown as stored.
+async fn stores(pins: &Pins, request: &PinRequest, stored: Progress) {
+    let is_shown = async || pins.get(&request.owner, &request.id).filter(|now| now.progress == stored);
+    until("its missing blocks are counted", is_shown).await;
+}
+
+/// A predicate for withheld blocks, of which a store is asked for each missing block while it counts them.
+struct Checks {
+    count: Arc<AtomicUsize>,
+    /// Dropped, it lets the checks proceed.
+    closed: mpsc::Sender<()>,
+}
+
+impl Checks {
+    /// Nothing is withheld, and checks wait.
+    fn of(store: &dyn BlockStore) -> Self {
+        let count = Arc::<AtomicUsize>::default();
+        let (closed, opened) = mpsc::channel();
+        let (counter, opened) = (Arc::clone(&count), std::sync::Mutex::new(opened));
+        store.set_is_withheld(Box::new(move |_| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            opened.lock().unwrap_or_else(PoisonError::into_inner).recv().is_ok()
+        }));
+        Self { count, closed }
+    }
+
+    async fn begin(&self) {
+        until("a missing block is checked", async || (self.count.load(Ordering::SeqCst) > 0).then_some(())).await;
+    }
+}
+
+#[tokio::test]
+async fn losses_and_requests_do_not_wait_until_the_missing_blocks_of_another_pin_are_counted() {
+    let world = World::new();
+    let checks = Checks::of(&*world.store);
+    let [first, second, new] = [("first", 0..3), ("second", 3..6), ("new", 6..9)].map(|(name, at)| dag(name, at));
+    for blocks in [&first, &second, &new] {
+        world.upstream.has(blocks);
+    }
+    let pins = world.start().await;
+    let alice = owner("alice");
+    let (one, two) = (pin(&pins, &alice, wanted(&first)).await, pin(&pins, &alice, wanted(&second)).await);
+    lose(&world, &first[2]).await;
+    waits(&pins, &one).await;
+    checks.begin().await;
+    lose(&world, &second[2]).await;
+    waits(&pins, &two).await;
+    // Requests for the root itself and for another one.
+    let again = pins.request(&owner("bob"), wanted(&first)).await.expect("is asked for");
+    assert_ne!(again.status, Status::Pinned);
+    let new = pins.request(&alice, wanted(&new)).await.expect("is asked for");
+    drop(checks.closed);
+    for request in [&one, &two, &again, &new] {
+        becomes(&pins, request, Status::Pinned).await;
+    }
+    assert_eq!(pins.metrics.losses.get(), 2);
+    pins.stop().await;
+}
+
+#[tokio::test]
+async fn a_count_of_missing_blocks_does_not_replace_the_figures_of_a_worker() {
+    let world = World::new();
+    let checks = Checks::of(&*world.store);
+    let blocks = dag("one", 0..3);
+    let supply = futures::stream::iter(blocks.iter().cloned().map(Ok::<_, SourceError>));
+    world.store.pin_recursive(*blocks[0].cid(), None, supply).await.expect("pins");
+    lose(&world, &blocks[2]).await;
+    let pins = Pins::idle(&world.store);
+    let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
+    let root = request.root;
+    pins.index_mut().set_progress(&root, Progress { blocks: 4, bytes: bytes_of(&blocks) }, false);
+    let count = Arc::clone(&checks.count);
+    let began = async {
+        checks.begin().await;
+        let now_ms = pins.index().clock.now_ms();
+        assert_eq!(pins.index_mut().take_next(now_ms, 1), Some(root));
+        drop(checks.closed);
+    };
+    tokio::join!(pins.measure_inactive(&root), began);
+    assert_eq!(pins.get("alice", &request.id).expect("it is there").progress, without(&blocks, &[]));
+    let counted = count.load(Ordering::SeqCst);
+    pins.measure_inactive(&root).await;
+    assert_eq!(count.load(Ordering::SeqCst), counted, "a worker counts them");
+    pins.index_mut().end_work(&root);
+    pins.measure_inactive(&root).await;
+    stores(&pins, &request, without(&blocks, &[2])).await;
 }
 
 /// The stored blocks of a DAG without some of its blocks.
@@ -197,6 +286,12 @@ impl Policy for Rules {
 async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     let rules = Arc::new(Rules::default());
     let world = World { policy: Arc::clone(&rules) as _, ..World::new() };
+    let checks = Arc::<AtomicUsize>::default();
+    let (counter, is_withheld) = (Arc::clone(&checks), cache::withheld_by(&world.policy));
+    world.store.set_is_withheld(Box::new(move |key| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        is_withheld(key)
+    }));
     let blocks = dag("one", 0..5);
     world.upstream.has(&blocks);
     let pins = world.start().await;
@@ -214,6 +309,13 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     assert_eq!(world.upstream.asked(), asked, "it is not fetched");
     assert!(world.holds(&blocks[1]).await && world.holds(&blocks[2]).await, "the rest is kept");
     assert_eq!(pins.used("alice").bytes, bytes_of(&blocks));
+    // Another request for it costs neither an attempt nor a count of its blocks.
+    let checked = checks.load(Ordering::SeqCst);
+    let other = pins.request(&owner("bob"), wanted(&blocks)).await.expect("is asked for");
+    assert_eq!((other.status, &other.details), (Status::Failed, &told.details));
+    let replaced = pins.replace(&owner("bob"), &other.id, named(&blocks, "another")).await.expect("is replaced");
+    assert_eq!((replaced.status, replaced.progress), (Status::Failed, told.progress));
+    assert_eq!((pins.counts().pending, checks.load(Ordering::SeqCst)), (0, checked));
     // A corrupt block of the same DAG is fetched again.
     lose(&world, &blocks[4]).await;
     until("it was fetched", async || (world.upstream.asked() == asked + 1).then_some(())).await;
@@ -226,6 +328,7 @@ async fn withheld_blocks_are_not_fetched_until_the_rules_change() {
     rules.set(Vec::new());
     pins.recheck_withheld();
     becomes(&pins, &request, Status::Pinned).await;
+    becomes(&pins, &replaced, Status::Pinned).await;
     assert_eq!(pins.metrics.losses.get(), 0, "a block that is fetched because its rule was removed was not lost");
     assert!(world.holds(&blocks[3]).await);
     assert_eq!((state(&world, &blocks).await, pins.counts().withheld), (PinState::Complete, 0));

@@ -52,6 +52,7 @@ async fn curl_is_answered_over_http2_and_a_renewed_certificate_needs_no_restart(
     let launch = Launch::new(dir.path())
         .set("CAUSEWAY_P2P_OFFLINE", "true")
         .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
+        .set("CAUSEWAY_HTTP_HTTP2", "true")
         .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", dir.path().join("certificate.pem").display())
         .set("CAUSEWAY_HTTP_TLS_KEY", dir.path().join("key.pem").display());
     let root = launch.run(&["add", "-Q", "--profile", "unixfs-v1-2025", "page.txt"]).expect("is added");

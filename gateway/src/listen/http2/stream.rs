@@ -1,8 +1,11 @@
 //! One stream: a request, and its response.
 //!
 //! A stream whose client takes its response too slowly, or not at all, is reset, as an HTTP/1.1 connection is. To know
-//! what the client takes, no more bytes are handed to `h2` than the client's windows admit: so nothing of a response is
-//! left behind in a stream that has ended here, and each stream holds one chunk of its content.
+//! what the client takes, no more bytes are handed to `h2` than the client's windows admit.
+//!
+//! Limitation: `h2` keeps what it was handed if the client shrinks the windows of its streams afterwards, and a response
+//! from memory has no part in the memory budgets. Both are bounded by the number of streams only, so HTTP/2 is off by
+//! default (`http.http2`).
 //!
 //! Request bodies are not read: no request to the public listener has one.
 

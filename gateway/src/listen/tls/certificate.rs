@@ -69,11 +69,12 @@ impl TlsFiles {
         let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(|error| self.certificate_error(&error))?;
         let server = chain.first().ok_or_else(|| self.certificate_error(&"the file has no certificate"))?;
         let expiry = expiry(server).map_err(|error| self.certificate_error(&error))?;
+        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| self.key_error(&error))?;
+        let config = self.config(chain, key).map_err(|error| self.key_error(&error))?;
+        // After the last error, because failed reads are repeated.
         if expiry < unix_now() {
             tracing::warn!(certificate = %self.certificate.display(), "the certificate has expired: renew it");
         }
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| self.key_error(&error))?;
-        let config = self.config(chain, key).map_err(|error| self.key_error(&error))?;
         Ok(LoadedCertificate { config: Arc::new(config), expiry })
     }
 

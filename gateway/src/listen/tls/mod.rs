@@ -36,11 +36,39 @@ pub struct Tls {
     handshakes: Handshakes,
 }
 
+type Fingerprints = [Option<FileFingerprint>; 2];
+
 struct Current {
-    /// The fingerprints of both files when they were read last.
-    read: [Option<FileFingerprint>; 2],
+    /// The fingerprints of both files when the certificate in use was read.
+    read: Fingerprints,
     /// The last valid certificate.
     certificate: LoadedCertificate,
+    /// Why the last read failed.
+    failure: Option<Failure>,
+}
+
+/// A failed read. It is repeated by each check, because corrected permissions do not change the fingerprints.
+struct Failure {
+    found: Fingerprints,
+    error: String,
+    is_reported: bool,
+}
+
+impl Current {
+    /// Whether the files with these fingerprints are in use.
+    fn is_read(&self, found: &Fingerprints) -> bool {
+        self.failure.is_none() && self.read == *found
+    }
+
+    /// Records a failed read; returns whether to report it: once, when it lasts from one check to the next, because
+    /// both files are not replaced at the same time.
+    fn fail(&mut self, found: Fingerprints, error: String, is_asked: bool) -> bool {
+        let former = self.failure.take().filter(|failure| failure.found == found && failure.error == error);
+        let reports = is_asked || former.as_ref().is_some_and(|failure| !failure.is_reported);
+        let is_reported = reports || former.is_some();
+        self.failure = Some(Failure { found, error, is_reported });
+        reports
+    }
 }
 
 impl Tls {
@@ -51,7 +79,7 @@ impl Tls {
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let read = files.fingerprints();
         let certificate = files.read()?;
-        let current = Mutex::new(Current { read, certificate });
+        let current = Mutex::new(Current { read, certificate, failure: None });
         Ok(Self { files, current, reload: Notify::new(), handshakes: Handshakes::default() })
     }
 
@@ -80,22 +108,22 @@ impl Tls {
 
     fn read_if_changed(&self, is_asked: bool, metrics: &CertificateMetrics) {
         let found = self.files.fingerprints();
-        if !is_asked && self.current().read == found {
+        if !is_asked && self.current().is_read(&found) {
             return;
         }
         let read = self.files.read();
         let mut current = self.current();
-        current.read = found;
         match read {
             Ok(certificate) => {
                 tracing::info!(certificate = %self.files.certificate.display(), "the certificate was reloaded");
                 metrics.expiry.set(certificate.expiry);
-                current.certificate = certificate;
+                *current = Current { read: found, certificate, failure: None };
             }
-            Err(error) => {
+            Err(error) if current.fail(found, error.to_string(), is_asked) => {
                 metrics.failures.inc();
                 tracing::error!(%error, "the new certificate or key is invalid: the previous certificate stays in use");
             }
+            Err(_) => {}
         }
     }
 
@@ -108,4 +136,65 @@ impl Tls {
 fn unix_now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::CertifiedKey;
+    use std::fs;
+    use std::path::Path;
+
+    /// A new certificate and its key, in PEM format.
+    fn pair() -> (String, String) {
+        let CertifiedKey { cert, key_pair } =
+            rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        (cert.pem(), key_pair.serialize_pem())
+    }
+
+    /// Checks the files; returns whether another certificate is in use now, and the failures so far.
+    fn check(tls: &Tls, is_asked: bool, metrics: &CertificateMetrics) -> (bool, u64) {
+        let before = Arc::clone(&tls.current().certificate.config);
+        tls.read_if_changed(is_asked, metrics);
+        (!Arc::ptr_eq(&before, &tls.current().certificate.config), metrics.failures.get())
+    }
+
+    /// Overwrites a file in place, and keeps its modification time.
+    fn overwrite(path: &Path, content: &str) {
+        let modified = fs::metadata(path).and_then(|file| file.modified()).expect("reads");
+        fs::write(path, content).expect("writes");
+        fs::File::options().write(true).open(path).and_then(|file| file.set_modified(modified)).expect("sets");
+    }
+
+    #[test]
+    fn a_failed_read_is_repeated_and_counts_once_if_it_lasts() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (certificate, key) = (dir.path().join("certificate.pem"), dir.path().join("key.pem"));
+        let write = |path, content: &str| fs::write(path, content).expect("writes");
+        let ((first, first_key), (second, second_key)) = (pair(), pair());
+        write(&certificate, &first);
+        write(&key, &first_key);
+        let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), http2: false };
+        let (tls, metrics) = (Tls::load(files).expect("loads"), CertificateMetrics::default());
+        // A check between the writes of both files is no failure.
+        fs::remove_file(&key).expect("removes");
+        assert_eq!(check(&tls, false, &metrics), (false, 0));
+        write(&key, &second_key);
+        assert_eq!(check(&tls, false, &metrics), (false, 0));
+        fs::remove_file(&certificate).expect("removes");
+        write(&certificate, &second);
+        assert_eq!(check(&tls, false, &metrics), (true, 0));
+        assert_eq!(check(&tls, false, &metrics), (false, 0));
+        // A failure that lasts counts once, unless a reload is requested.
+        write(&certificate, &"x".repeat(second.len() + 1));
+        assert_eq!([(); 3].map(|()| check(&tls, false, &metrics)), [(false, 0), (false, 1), (false, 1)]);
+        assert_eq!(check(&tls, true, &metrics), (false, 2));
+        assert_eq!(check(&tls, false, &metrics), (false, 2));
+        // Its end is detected even if the fingerprint is the same, as after a change of permissions.
+        let invalid = tls.files.fingerprints();
+        overwrite(&certificate, &format!("{second}\n"));
+        assert_eq!(tls.files.fingerprints(), invalid);
+        assert_eq!(check(&tls, false, &metrics), (true, 2));
+        assert_eq!(check(&tls, false, &metrics), (false, 2));
+    }
 }

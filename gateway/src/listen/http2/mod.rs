@@ -14,7 +14,7 @@ mod frames;
 mod stream;
 
 use self::frames::MeteredFrames;
-use crate::listen::connection::Connection;
+use crate::listen::connection::{ActiveExchange, Connection};
 use crate::listen::drain::ShutdownSignal;
 use crate::listen::server::{ConnectionLimits, RequestBody};
 use bytes::Bytes;
@@ -95,14 +95,17 @@ pub(super) async fn serve<I, H, F, B>(
     let mut unconfirmed = pin!(state.head_overdue(CLOSE_TIMEOUT));
     let reason = loop {
         tokio::select! {
+            // Requests that have arrived come before the ends of their connection.
+            biased;
+            Some(()) = answers.next() => {}
             accepted = poll_fn(|cx| poll_accept(&mut connection, &exhausted, cx)) => match accepted {
                 Ok((request, respond)) => {
-                    answers.push(Box::pin(stream::answer(request, respond, handler, limits, state)));
+                    let exchange = ActiveExchange::begin(state);
+                    answers.push(Box::pin(stream::answer(request, respond, handler, limits, exchange)));
                 }
                 Err(Some(reason)) => break reason,
                 Err(None) => return,
             },
-            Some(()) = answers.next() => {}
             () = overdue.as_mut() => break Reason::NO_ERROR,
             is_evicted = ended.as_mut(), if !is_ending => {
                 if is_evicted && state.awaiting_head_since().is_some() {
@@ -148,4 +151,41 @@ async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut connection: Connected<I>, 
     connection.abrupt_shutdown(reason);
     // A client that does not read is disconnected all the same.
     _ = tokio::time::timeout(CLOSE_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listen::admission::Evictable as _;
+    use crate::listen::drain::Drain;
+    use http_body_util::Full;
+
+    /// A request that the client has sent when its connection is evicted.
+    #[tokio::test]
+    async fn an_eviction_drops_no_request() {
+        for _ in 0..30 {
+            let (near, far) = tokio::io::duplex(1 << 16);
+            let state = Arc::new(Connection::new(([127, 0, 0, 1], 1).into()));
+            let of_server = Arc::clone(&state);
+            let server = tokio::spawn(async move {
+                let limits = ConnectionLimits::of(&config::Http::default());
+                let handler = |_, _| async { Response::new(Full::new(Bytes::from_static(b"fine"))) };
+                serve(far, &limits, &handler, &Drain::default().signal(), &of_server).await;
+            });
+            let (mut requests, mut client) = h2::client::handshake(near).await.expect("shakes hands");
+            // The server is idle.
+            while futures::poll!(&mut client).is_pending() && state.awaiting_head_since().is_none() {
+                tokio::task::yield_now().await;
+            }
+            tokio::task::yield_now().await;
+            let (answer, _) = requests.send_request(Request::new(()), true).expect("sends");
+            assert!(futures::poll!(&mut client).is_pending());
+            state.evict();
+            let client = tokio::spawn(client);
+            assert_eq!(answer.await.expect("is answered").status(), 200);
+            drop(requests);
+            server.await.expect("no panic");
+            client.await.expect("no panic").expect("an orderly end");
+        }
+    }
 }

@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 
 /// The maximum number of open streams. RFC 9113, section 6.5.2, recommends no less.
 const STREAMS_MAX: u32 = 100;
@@ -42,7 +43,8 @@ const UNSENT_BYTES_MAX: usize = 128 * 1024;
 const PENDING_RESETS_MAX: usize = 20;
 /// The maximum number of streams that the server has reset because of errors of the client, over the connection.
 const ERROR_RESETS_MAX: usize = 1024;
-/// The time for a client to confirm the end of a connection, and to receive the last frames.
+/// The time for a client to confirm the end of a connection, after which its requests are refused, and to receive the
+/// last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Connected<I> = server::Connection<MeteredFrames<I>, Bytes>;
@@ -91,7 +93,7 @@ pub(super) async fn serve<I, H, F, B>(
         Err(error) => return tracing::debug!(%error, "a connection ended before its first request"),
     };
     let mut answers = FuturesUnordered::new();
-    let mut is_ending = false;
+    let mut ending_since: Option<Instant> = None;
     let mut unconfirmed = pin!(state.head_overdue(CLOSE_TIMEOUT));
     let reason = loop {
         tokio::select! {
@@ -99,6 +101,10 @@ pub(super) async fn serve<I, H, F, B>(
             biased;
             Some(()) = answers.next() => {}
             accepted = poll_fn(|cx| poll_accept(&mut connection, &exhausted, cx)) => match accepted {
+                // A client that does not confirm the end.
+                Ok((_, mut respond)) if ending_since.is_some_and(|since| since.elapsed() >= CLOSE_TIMEOUT) => {
+                    respond.send_reset(Reason::REFUSED_STREAM);
+                }
                 Ok((request, respond)) => {
                     let exchange = ActiveExchange::begin(state);
                     answers.push(Box::pin(stream::answer(request, respond, handler, limits, exchange)));
@@ -107,16 +113,16 @@ pub(super) async fn serve<I, H, F, B>(
                 Err(None) => return,
             },
             () = overdue.as_mut() => break Reason::NO_ERROR,
-            is_evicted = ended.as_mut(), if !is_ending => {
+            is_evicted = ended.as_mut(), if ending_since.is_none() => {
                 if is_evicted && state.awaiting_head_since().is_some() {
                     break Reason::NO_ERROR;
                 }
                 // Requests that the client has sent already are still answered.
                 connection.graceful_shutdown();
-                is_ending = true;
+                ending_since = Some(Instant::now());
             }
             // An idle client that does not confirm the end.
-            () = unconfirmed.as_mut(), if is_ending => break Reason::NO_ERROR,
+            () = unconfirmed.as_mut(), if ending_since.is_some() => break Reason::NO_ERROR,
         }
     };
     drop(answers);

@@ -230,6 +230,11 @@ impl ActiveExchange {
         connection.exchanges.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(connection))
     }
+
+    /// Its connection.
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
 }
 
 impl Drop for ActiveExchange {

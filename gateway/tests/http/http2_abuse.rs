@@ -315,3 +315,26 @@ async fn pings_do_not_keep_a_connection_open() {
     }
     assert_eq!(client.ended().await.goaway, Some(NO_ERROR));
 }
+
+/// A client that confirms no end of its connection, and sends requests as before.
+#[tokio::test]
+async fn requests_do_not_keep_a_connection_open_that_ends() {
+    let (site, network, path) = site().await;
+    let mut client = Client::new(&site).await;
+    client.send(&get(1, &path)).await.expect("sends");
+    until(|| network.waiting() == 1, "the request to wait").await;
+    let drain = site.drain.clone();
+    let drained = tokio::spawn(async move { drain.finish(PATIENCE).await });
+    network.gate.add_permits(1);
+    let mut pace = tokio::time::interval(std::time::Duration::from_millis(50));
+    let mut next = 3;
+    while !client.received.is_finished() && client.send(&get(next, "/healthz")).await.is_ok() && !drained.is_finished()
+    {
+        next += 2;
+        pace.tick().await;
+    }
+    assert!(drained.await.expect("no panic"), "the server closes the connection");
+    let received = client.ended().await;
+    assert_eq!(received.goaway, Some(NO_ERROR));
+    assert!(received.resets.iter().all(|(_, reason)| *reason == REFUSED_STREAM), "{received:?}");
+}

@@ -14,7 +14,7 @@ mod frames;
 mod stream;
 
 use self::frames::MeteredFrames;
-use crate::listen::connection::Connection;
+use crate::listen::connection::{ActiveExchange, Connection};
 use crate::listen::drain::ShutdownSignal;
 use crate::listen::server::{ConnectionLimits, RequestBody};
 use bytes::Bytes;
@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 
 /// The maximum number of open streams. RFC 9113, section 6.5.2, recommends no less.
 const STREAMS_MAX: u32 = 100;
@@ -42,7 +43,8 @@ const UNSENT_BYTES_MAX: usize = 128 * 1024;
 const PENDING_RESETS_MAX: usize = 20;
 /// The maximum number of streams that the server has reset because of errors of the client, over the connection.
 const ERROR_RESETS_MAX: usize = 1024;
-/// The time for a client to confirm the end of a connection, and to receive the last frames.
+/// The time for a client to confirm the end of a connection, after which its requests are refused, and to receive the
+/// last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Connected<I> = server::Connection<MeteredFrames<I>, Bytes>;
@@ -91,29 +93,36 @@ pub(super) async fn serve<I, H, F, B>(
         Err(error) => return tracing::debug!(%error, "a connection ended before its first request"),
     };
     let mut answers = FuturesUnordered::new();
-    let mut is_ending = false;
+    let mut ending_since: Option<Instant> = None;
     let mut unconfirmed = pin!(state.head_overdue(CLOSE_TIMEOUT));
     let reason = loop {
         tokio::select! {
+            // Requests that have arrived come before the ends of their connection.
+            biased;
+            Some(()) = answers.next() => {}
             accepted = poll_fn(|cx| poll_accept(&mut connection, &exhausted, cx)) => match accepted {
+                // A client that does not confirm the end.
+                Ok((_, mut respond)) if ending_since.is_some_and(|since| since.elapsed() >= CLOSE_TIMEOUT) => {
+                    respond.send_reset(Reason::REFUSED_STREAM);
+                }
                 Ok((request, respond)) => {
-                    answers.push(Box::pin(stream::answer(request, respond, handler, limits, state)));
+                    let exchange = ActiveExchange::begin(state);
+                    answers.push(Box::pin(stream::answer(request, respond, handler, limits, exchange)));
                 }
                 Err(Some(reason)) => break reason,
                 Err(None) => return,
             },
-            Some(()) = answers.next() => {}
             () = overdue.as_mut() => break Reason::NO_ERROR,
-            is_evicted = ended.as_mut(), if !is_ending => {
+            is_evicted = ended.as_mut(), if ending_since.is_none() => {
                 if is_evicted && state.awaiting_head_since().is_some() {
                     break Reason::NO_ERROR;
                 }
                 // Requests that the client has sent already are still answered.
                 connection.graceful_shutdown();
-                is_ending = true;
+                ending_since = Some(Instant::now());
             }
             // An idle client that does not confirm the end.
-            () = unconfirmed.as_mut(), if is_ending => break Reason::NO_ERROR,
+            () = unconfirmed.as_mut(), if ending_since.is_some() => break Reason::NO_ERROR,
         }
     };
     drop(answers);
@@ -148,4 +157,41 @@ async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut connection: Connected<I>, 
     connection.abrupt_shutdown(reason);
     // A client that does not read is disconnected all the same.
     _ = tokio::time::timeout(CLOSE_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listen::admission::Evictable as _;
+    use crate::listen::drain::Drain;
+    use http_body_util::Full;
+
+    /// A request that the client has sent when its connection is evicted.
+    #[tokio::test]
+    async fn an_eviction_drops_no_request() {
+        for _ in 0..30 {
+            let (near, far) = tokio::io::duplex(1 << 16);
+            let state = Arc::new(Connection::new(([127, 0, 0, 1], 1).into()));
+            let of_server = Arc::clone(&state);
+            let server = tokio::spawn(async move {
+                let limits = ConnectionLimits::of(&config::Http::default());
+                let handler = |_, _| async { Response::new(Full::new(Bytes::from_static(b"fine"))) };
+                serve(far, &limits, &handler, &Drain::default().signal(), &of_server).await;
+            });
+            let (mut requests, mut client) = h2::client::handshake(near).await.expect("shakes hands");
+            // The server is idle.
+            while futures::poll!(&mut client).is_pending() && state.awaiting_head_since().is_none() {
+                tokio::task::yield_now().await;
+            }
+            tokio::task::yield_now().await;
+            let (answer, _) = requests.send_request(Request::new(()), true).expect("sends");
+            assert!(futures::poll!(&mut client).is_pending());
+            state.evict();
+            let client = tokio::spawn(client);
+            assert_eq!(answer.await.expect("is answered").status(), 200);
+            drop(requests);
+            server.await.expect("no panic");
+            client.await.expect("no panic").expect("an orderly end");
+        }
+    }
 }

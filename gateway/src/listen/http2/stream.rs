@@ -33,21 +33,21 @@ const SEND_BYTES_MAX: usize = 16 * 1024;
 /// Headers that belong to an HTTP/1.1 connection (RFC 9113, section 8.2.2).
 const OF_CONNECTION: [&str; 4] = ["connection", "keep-alive", "transfer-encoding", "upgrade"];
 
-/// Answers a request.
+/// Answers a request, whose exchange ends with its response.
 pub(super) async fn answer<H, F, B>(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     handler: &H,
     limits: &ConnectionLimits,
-    connection: &Arc<Connection>,
+    exchange: ActiveExchange,
 ) where
     H: Fn(Request<RequestBody>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes> + Unpin,
 {
-    let _exchange = ActiveExchange::begin(connection);
     let request = request.map(|_| RequestBody::Right(Empty::new()));
-    let answering = handler(request, Arc::clone(connection));
+    // Boxed, so that its memory is freed before the body is sent.
+    let answering = Box::pin(handler(request, Arc::clone(exchange.connection())));
     let Some(response) = until_reset(answering, |cx| respond.poll_reset(cx).map(drop)).await else { return };
     let (mut head, body) = response.into_parts();
     complete_head(&mut head.headers, &body);
@@ -176,4 +176,28 @@ async fn capacity(stream: &mut SendStream<Bytes>) -> Option<usize> {
         }
     });
     more.await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::Full;
+
+    fn size_of_output<A, R>(_: impl FnOnce(A) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    #[test]
+    fn an_answer_has_no_room_for_its_handler() {
+        const LARGE: usize = 1 << 16;
+        let handler = |_, _| async {
+            let large = [0_u8; LARGE];
+            tokio::task::yield_now().await;
+            std::hint::black_box(large);
+            Response::new(Full::new(Bytes::new()))
+        };
+        let limits = ConnectionLimits::of(&config::Http::default());
+        let size = size_of_output(|(request, respond, exchange)| answer(request, respond, &handler, &limits, exchange));
+        assert!(size < LARGE, "{size}");
+    }
 }

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 
 /// The maximum number of unfinished handshakes, in total and of one client.
-const HANDSHAKES_MAX: usize = 512;
-const CLIENT_HANDSHAKES_MAX: usize = 384;
+const HANDSHAKES_MAX: usize = 2048;
+const CLIENT_HANDSHAKES_MAX: usize = 64;
 /// The time for a handshake, unless that for the head of a request is shorter.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The time before a handshake can be replaced by another one.
@@ -85,5 +85,24 @@ mod tests {
         assert_eq!(connection.evicted().now_or_never(), None);
         old.evict();
         assert_eq!(connection.evicted().now_or_never(), Some(()));
+    }
+
+    #[test]
+    fn a_client_has_64_unfinished_handshakes() {
+        let handshakes = Handshakes::default();
+        let begin = |client: [u8; 4]| {
+            let connection = Arc::new(Connection::new((client, 1).into()));
+            let handshake = Handshake { since: Instant::now() - GRACE, connection: Arc::clone(&connection) };
+            (handshakes.0.register(client.into(), Arc::new(handshake)), connection)
+        };
+        let own: Vec<_> = (0..64).map(|_| begin([192, 0, 2, 1])).collect();
+        let other = begin([192, 0, 2, 2]);
+        let evicted =
+            || own.iter().chain([&other]).map(|(_, connection)| connection.evicted().now_or_never().is_some());
+        assert!(!evicted().any(|is_evicted| is_evicted));
+        // One more replaces the client's oldest.
+        let _more = begin([192, 0, 2, 1]);
+        assert_eq!(evicted().filter(|is_evicted| *is_evicted).count(), 1);
+        assert_eq!(evicted().next(), Some(true));
     }
 }

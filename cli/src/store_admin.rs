@@ -73,7 +73,7 @@ pub enum StoreCommand {
         options: RequestOptions,
     },
     /// Read and verify all blocks; print the CIDs of damaged blocks and the pins that lack blocks, and exit with 1 if
-    /// there are any. Blocks that a rule withholds are told apart, and are not damage. A running gateway deletes damaged
+    /// there are any. Blocks that a rule withholds are reported as such, not as damage. A running gateway deletes damaged
     /// blocks at once, otherwise the next start does, so that they are fetched again; pins that lack blocks are
     /// incomplete until then
     #[command(

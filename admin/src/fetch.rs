@@ -83,7 +83,7 @@ impl Fetcher {
 fn fetch_error(error: SourceError) -> ApiError {
     let status = match error {
         SourceError::NotFound { .. } | SourceError::Stalled { .. } => StatusCode::NOT_FOUND,
-        SourceError::Busy => StatusCode::TOO_MANY_REQUESTS,
+        SourceError::Busy { .. } | SourceError::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
         SourceError::Corrupt { .. } => StatusCode::BAD_GATEWAY,
         SourceError::Refused { verdict, .. } | SourceError::RefusedPath { verdict, .. } => status_of(verdict),
         SourceError::TooMuchWork { .. } => StatusCode::FORBIDDEN,

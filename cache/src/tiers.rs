@@ -326,9 +326,9 @@ impl Inner {
         if call.1 {
             self.metrics.followers.inc();
         }
-        // The leader found no free slot, which does not apply to followers.
-        let busy = |outcome: &FetchResult| matches!(outcome, Err(SourceError::Busy));
-        let (outcome, is_follower) = self.flights.land(key, call, fetch, busy).await;
+        // The limits of the leader's client do not apply to followers.
+        let leader_only = |outcome: &FetchResult| outcome.as_ref().is_err_and(SourceError::is_of_client);
+        let (outcome, is_follower) = self.flights.land(key, call, fetch, leader_only).await;
         let outcome = match outcome {
             // The leader may have asked another upstream. A follower that joined late still has time for a search.
             Err(SourceError::Stalled { stall, .. }) if is_follower && start.elapsed() < stall.waited / 2 => {

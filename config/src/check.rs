@@ -8,6 +8,8 @@ use crate::schema::Config;
 /// One year. Longer durations would overflow the clock.
 const SECONDS_MAX: u64 = 365 * 24 * 3600;
 const HOURS_MAX: u64 = SECONDS_MAX / 3600;
+/// The maximum of rates per second, and of their bursts.
+const RATE_MAX: u64 = 1_000_000;
 
 /// Validates what the types of single values cannot.
 ///
@@ -23,6 +25,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     }
     values_reach_their_minimum(loaded)?;
     durations_are_at_most_a_year(loaded)?;
+    rates_are_at_most_a_million(loaded)?;
     zstd_levels_are_valid(loaded)?;
     records_outlive_the_republish_interval(loaded)?;
     key_caches_have_surrogate_keys(loaded)?;
@@ -42,6 +45,7 @@ fn values_reach_their_minimum(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.rate_window_seconds", http.rate_window_seconds, 1),
         ("http.misses_max", http.misses_max, 1),
         ("http.client_misses_max", http.client_misses_max, 1),
+        ("http.client_misses_burst", http.client_misses_burst, 1),
         ("http.request_timeout_seconds", http.request_timeout_seconds, 1),
         ("http.response_bytes_max", http.response_bytes_max, 1 << 20),
         ("http.read_ahead_total_bytes_max", http.read_ahead_total_bytes_max, 4 << 20),
@@ -89,6 +93,18 @@ fn values_reach_their_minimum(loaded: &Loaded) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+fn rates_are_at_most_a_million(loaded: &Loaded) -> Result<(), ConfigError> {
+    let http = &loaded.config.http;
+    let at_most = [
+        ("http.client_misses_per_second", http.client_misses_per_second),
+        ("http.client_misses_burst", http.client_misses_burst),
+    ];
+    match at_most.into_iter().find(|(_, value)| *value > RATE_MAX) {
+        None => Ok(()),
+        Some((key, value)) => Err(loaded.error(key, format!("{value} is too large: the maximum is {RATE_MAX}"))),
+    }
 }
 
 fn durations_are_at_most_a_year(loaded: &Loaded) -> Result<(), ConfigError> {

@@ -125,6 +125,13 @@ pub struct Http {
     /// The maximum number of simultaneous requests of one client (an IPv4 address or an IPv6 /64 network) that fetch
     /// from the network.
     pub client_misses_max: u64,
+    /// The mean rate at which one client (an IPv4 address or an IPv6 /64 network) may send requests that need the
+    /// network: that fetch content, look up a name, or search for peers. Each MiB that is fetched counts as another
+    /// request. Further requests wait for up to two seconds and are then answered with 429; downloads in progress are
+    /// slowed to the rate. Content that is stored locally is always served. 0 turns the limit off.
+    pub client_misses_per_second: u64,
+    /// How many such requests one client may send at once after a pause.
+    pub client_misses_burst: u64,
     /// The maximum duration of a request, from its head to the last byte of its response. The connection is then reset.
     pub request_timeout_seconds: u64,
     /// The maximum size of a response. Longer files can be read with range requests.
@@ -203,6 +210,8 @@ impl Default for Http {
             trusted_proxies: Vec::new(),
             misses_max: 1024,
             client_misses_max: 128,
+            client_misses_per_second: 0,
+            client_misses_burst: 1000,
             request_timeout_seconds: 6 * 3600,
             response_bytes_max: 256 * GIB,
             read_ahead_total_bytes_max: 256 * MIB,

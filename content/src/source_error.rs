@@ -25,7 +25,16 @@ pub enum SourceError {
     },
     /// The limit of concurrent network fetches is reached. A retry with back-off succeeds.
     #[error("too many requests are fetching from the network; retry later")]
-    Busy,
+    Busy {
+        /// After which time a retry is expected to succeed.
+        retry_after: Duration,
+    },
+    /// The client exceeds its rate of network fetches.
+    #[error("this client exceeds its rate of requests that fetch from the network (http.client_misses_per_second)")]
+    RateLimited {
+        /// The time after which the client may fetch again.
+        retry_after: Duration,
+    },
     /// Every peer that sent the block sent an invalid one.
     #[error("every received copy of {cid} was invalid: its hash did not match the CID")]
     Corrupt {
@@ -68,6 +77,11 @@ pub enum SourceError {
 }
 
 impl SourceError {
+    /// Whether the error concerns the limits of one client, so that a request of another one may succeed.
+    pub fn is_of_client(&self) -> bool {
+        matches!(self, Self::Busy { .. } | Self::RateLimited { .. })
+    }
+
     /// The policy denies a path below a root, or the root itself if the path is empty.
     pub fn refused(root: &Cid, path: &str, verdict: Verdict) -> Self {
         match path {

@@ -43,6 +43,10 @@ pub struct RequestLimits {
     pub client_requests_max: usize,
     /// The maximum number of concurrent name look-ups of one client.
     pub client_lookups_max: usize,
+    /// The mean rate of one client's requests that need the network, per second; 0 for no limit.
+    pub client_misses_per_second: u32,
+    /// How many of them the client may send at once after a pause.
+    pub client_misses_burst: u32,
     /// The limits of a CAR.
     pub scope: ScopeLimits,
     /// The limits of a TAR.
@@ -64,6 +68,7 @@ impl RequestLimits {
     /// The configured limits.
     pub fn of(http: &config::Http, cache: &config::Cache) -> Self {
         let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let rate = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         let window_bytes_max = size(http.read_ahead_bytes_max);
         Self {
             url_bytes_max: size(http.url_bytes_max),
@@ -81,6 +86,8 @@ impl RequestLimits {
             requests_max: size(http.connections_max),
             client_requests_max: size(http.client_connections_max),
             client_lookups_max: size(config::Names::default().client_lookups_max),
+            client_misses_per_second: rate(http.client_misses_per_second),
+            client_misses_burst: rate(http.client_misses_burst),
             scope: ScopeLimits {
                 depth_max: size(http.dag_depth_max),
                 seen_max: size(http.dag_blocks_max),

@@ -57,6 +57,33 @@ p2p_bridge::label_values! {
     }
 }
 
+p2p_bridge::label_values! {
+    /// The limit because of which a request was answered with 429 or 503.
+    pub enum RequestLimit {
+        /// Concurrent requests that fetch from the network: of the client, or in all.
+        Fetches = "fetches",
+        /// The client's rate of requests that need the network.
+        Rate = "rate",
+        /// Concurrent name look-ups: of the client, or in all.
+        Lookups = "lookups",
+        /// Concurrent searches of the routing API: of the client, or in all.
+        Searches = "searches",
+        /// Concurrent archives: of the client, or in all.
+        Archives = "archives",
+        /// The client's connections, and its concurrent requests over HTTP/2 or behind a proxy.
+        Client = "client",
+        /// All connections.
+        Connections = "connections",
+        /// The memory for response bodies.
+        Memory = "memory",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabel {
+    limit: RequestLimit,
+}
+
 p2p_bridge::metrics! {
     /// Families of metrics, by their labels.
     struct Families {
@@ -64,6 +91,8 @@ p2p_bridge::metrics! {
             "Answered requests, by method and class of status";
         aborted: Family<ReasonLabel, Counter> = "causeway_http_responses_aborted",
             "Responses that were aborted after their head was sent, by reason";
+        rejected: Family<LimitLabel, Counter> = "causeway_http_requests_rejected",
+            "Requests that were answered with 429 or 503 because a limit was reached, by limit";
         paths: Family<ResultLabel, Counter> = "causeway_http_path_lookups",
             "Look-ups in the cache of resolved paths, by result";
         listings: Family<ResultLabel, Counter> = "causeway_http_listings",
@@ -134,6 +163,7 @@ impl TlsMetrics {
 pub struct HttpMetrics {
     requests: [[Counter; CLASSES.len()]; METHODS.len()],
     aborted: [Counter; Abort::ALL.len()],
+    rejected: [Counter; RequestLimit::ALL.len()],
     /// Paths that were answered from the cache of resolved paths.
     pub path_hits: Counter,
     /// Paths that were resolved.
@@ -175,13 +205,14 @@ pub struct ListingMetrics {
 impl HttpMetrics {
     /// Registers all metrics under their full names. Call it once for a registry.
     pub fn register(registry: &mut Registry) -> Self {
-        let Families { requests, aborted, paths, listings } = Families::registered(registry);
+        let Families { requests, aborted, rejected, paths, listings } = Families::registered(registry);
         let path = |result| paths.get_or_create_owned(&ResultLabel { result });
         let listing = |result| listings.get_or_create_owned(&ResultLabel { result });
         Self {
             requests: METHODS
                 .map(|method| CLASSES.map(|code| requests.get_or_create_owned(&RequestLabels { method, code }))),
             aborted: Abort::ALL.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
+            rejected: RequestLimit::ALL.map(|limit| rejected.get_or_create_owned(&LimitLabel { limit })),
             path_hits: path("hit"),
             path_misses: path("miss"),
             listings: ListingMetrics { hits: listing("hit"), misses: listing("miss"), joined: listing("joined") },
@@ -200,6 +231,11 @@ impl HttpMetrics {
             bytes: self.plain.bytes.get(),
             aborted: self.aborted.iter().map(|counter| counter.get()).sum(),
         }
+    }
+
+    /// Counts a request that was rejected because of a limit.
+    pub fn rejected(&self, limit: RequestLimit) {
+        self.rejected[limit as usize].inc();
     }
 
     fn requests(&self, method: usize, status: StatusCode) -> &Counter {

@@ -164,10 +164,10 @@ mod tests {
     #[tokio::test]
     async fn chunks_larger_than_the_buffer_pass_and_errors_are_last() {
         let workers = Workers::default();
-        let items = vec![Ok(Bytes::from(vec![1; 2 * AHEAD_BYTES])), Err(Problem::Busy), Ok(Bytes::new())];
+        let items = vec![Ok(Bytes::from(vec![1; 2 * AHEAD_BYTES])), Err(Problem::TooSlow), Ok(Bytes::new())];
         let got: Vec<_> = workers.stream(stream::iter(items).boxed()).collect().await;
         assert_eq!(got.len(), 2);
-        assert_eq!(got[1], Err(Problem::Busy));
+        assert_eq!(got[1], Err(Problem::TooSlow));
     }
 
     #[tokio::test]

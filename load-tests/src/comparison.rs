@@ -64,6 +64,8 @@ named! {
         BySubdomain = "Causeway, by subdomain",
         /// Causeway with one source, where it otherwise has several.
         OneSource = "Causeway, one source",
+        /// Causeway while other clients flood it with misses.
+        Flooded = "Causeway, flooded with misses",
         Kubo = "Kubo",
         /// nginx with `proxy_cache` in front of Kubo.
         NginxCache = "nginx proxy_cache",

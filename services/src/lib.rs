@@ -13,7 +13,7 @@
 //! | [`denylists`] | content policy: denylists, allowlists and take-downs |
 //! | [`front_caches`] | caches in front of the gateway, which are purged after take-downs |
 //! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
-//! | [`limiter`], [`client_budgets`] | permits and memory, with a limit for each client |
+//! | [`limiter`], [`rate_limiter`], [`client_budgets`] | permits, request rates and memory, with a limit for each client |
 //! | [`health`], [`supervision`] | the health of the process; supervision of its essential tasks |
 //! | [`subject`], [`surrogate_keys`] | parsing references to content; surrogate keys of content delivery networks |
 //! | [`views`] | API views of stores, tokens, keys and uploads |
@@ -32,6 +32,7 @@ pub mod limiter;
 pub mod logging;
 pub mod p2p;
 pub mod pinning;
+pub mod rate_limiter;
 pub mod redact;
 #[cfg(test)]
 mod small_disk;

@@ -11,12 +11,16 @@
 use crate::access::Principal;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// How long a request waits for a permit.
-const WAIT: Duration = Duration::from_secs(2);
+pub(crate) const PERMIT_WAIT: Duration = Duration::from_secs(2);
+
+/// The mean time for which permits are held, in milliseconds, before any has been released.
+const HELD_MS: u64 = 5000;
 
 /// The identity by which a client is limited.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -65,13 +69,16 @@ pub struct Limiter {
     clients: Mutex<HashMap<ClientKey, usize>>,
     /// Notified when a client's count decreases.
     freed: Notify,
+    /// The mean time for which permits are held, in milliseconds, weighted towards the latest ones.
+    held_ms: AtomicU64,
 }
 
 /// A permit, which is released when it is dropped.
 #[derive(Debug)]
 pub struct Permit {
+    since: Instant,
     // Dropped in this order: when the permit is released, the client's count is already decreased.
-    _counted: Counted,
+    counted: Counted,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -79,7 +86,14 @@ impl Limiter {
     /// A limiter with `all` permits, and `each` for a single client.
     pub fn new(all: usize, each: usize) -> Self {
         let all = Arc::new(Semaphore::new(all.min(Semaphore::MAX_PERMITS)));
-        Self { all, each: each.max(1), wait: WAIT, clients: Mutex::default(), freed: Notify::new() }
+        Self {
+            all,
+            each: each.max(1),
+            wait: PERMIT_WAIT,
+            clients: Mutex::default(),
+            freed: Notify::new(),
+            held_ms: AtomicU64::new(HELD_MS),
+        }
     }
 
     /// A limiter with `all` permits, of which one client can use at most three quarters, and at least one is left.
@@ -94,7 +108,7 @@ impl Limiter {
     pub fn try_acquire(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
         let counted = self.count(client.into()).ok_or(Full::Client)?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Full::All)?;
-        Ok(Permit { _counted: counted, _permit: permit })
+        Ok(Permit { since: Instant::now(), counted, _permit: permit })
     }
 
     /// Acquires a permit, waiting for up to two seconds.
@@ -105,7 +119,7 @@ impl Limiter {
         let counted = self.count(client.into()).ok_or(Full::Client)?;
         let permit = tokio::time::timeout(self.wait, Arc::clone(&self.all).acquire_owned()).await;
         let permit = permit.ok().and_then(Result::ok).ok_or(Full::All)?;
-        Ok(Permit { _counted: counted, _permit: permit })
+        Ok(Permit { since: Instant::now(), counted, _permit: permit })
     }
 
     /// Acquires a permit, waiting without limit.
@@ -122,7 +136,20 @@ impl Limiter {
             }
         };
         let permit = Arc::clone(&self.all).acquire_owned().await.map_err(|_| Full::All)?;
-        Ok(Permit { _counted: counted, _permit: permit })
+        Ok(Permit { since: Instant::now(), counted, _permit: permit })
+    }
+
+    /// When a client that got no permit should ask again: after the time for which permits are held of late.
+    pub fn retry_after(&self) -> Duration {
+        Duration::from_millis(self.held_ms.load(Ordering::Relaxed))
+    }
+
+    /// Includes the time for which a permit was held in the mean, with a weight of an eighth.
+    fn record_held(&self, held: Duration) {
+        let held_ms = u64::try_from(held.as_millis()).unwrap_or(u64::MAX);
+        let mean_ms = self.held_ms.load(Ordering::Relaxed);
+        // Concurrent updates may be lost: it is an estimate.
+        self.held_ms.store(mean_ms - mean_ms / 8 + held_ms / 8, Ordering::Relaxed);
     }
 
     fn count(self: &Arc<Self>, client: ClientKey) -> Option<Counted> {
@@ -137,6 +164,12 @@ impl Limiter {
 
     fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, usize>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.counted.limiter.record_held(self.since.elapsed());
     }
 }
 
@@ -216,6 +249,19 @@ mod tests {
         assert!(second.as_mut().now_or_never().is_none());
         drop(first);
         assert!(second.now_or_never().expect("is free").is_ok());
+    }
+
+    #[test]
+    fn the_time_for_which_permits_are_held_is_followed() {
+        let limiter = Limiter::new(4, 4);
+        assert_eq!(limiter.retry_after(), Duration::from_secs(5));
+        for (seconds, expected) in [(8, 7.0..8.0), (1, 1.0..2.0), (3600, 3000.0..3600.0)] {
+            for _ in 0..20 {
+                limiter.record_held(Duration::from_secs(seconds));
+            }
+            assert!(expected.contains(&limiter.retry_after().as_secs_f64()), "{:?}", limiter.retry_after());
+        }
+        limiter.record_held(Duration::MAX);
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Rpc {
     pub async fn find(&self, call: &Call, argument: &str) -> Result<ResolvedPath, RpcError> {
         let target = self.target(argument).await?;
         let work = Work::new(self.limits.work_steps_max);
-        let source = RootSource::within(&self.sources, target.root, (call.client, None), call.offline, work);
+        let source = RootSource::within(&self.sources, target.root, call.client.into(), call.offline, work);
         let resolved = resolve::walk(&source, &target).await?;
         Ok(ResolvedPath { source, resolved, segments: target.segments })
     }

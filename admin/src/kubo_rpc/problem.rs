@@ -222,7 +222,7 @@ mod tests {
         let table: [(RpcError, u16, u32); 9] = [
             (RpcError::bad_request("no"), 400, 1),
             (SourceError::NotFound { cid: cid() }.into(), 422, 0),
-            (SourceError::Busy.into(), 429, 3),
+            (SourceError::Busy { retry_after: std::time::Duration::ZERO }.into(), 429, 3),
             (SourceError::Closed.into(), 503, 0),
             (SourceError::Stalled { cid: cid(), stall: Stall::default() }.into(), 504, 0),
             (SourceError::Refused { cid: cid(), verdict: Verdict::Gone }.into(), 410, 4),

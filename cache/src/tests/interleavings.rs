@@ -386,7 +386,8 @@ fn an_error_is_shared_as_a_block_is() {
     let absent = SourceError::NotFound { cid: *block.cid() };
     let fails = absent.clone();
     let (mut first, _) = flights.join(key(&block), move || std::future::ready(Err(fails)));
-    let (mut second, joined) = flights.join(key(&block), || std::future::ready(Err(SourceError::Busy)));
+    let (mut second, joined) = flights
+        .join(key(&block), || std::future::ready(Err(SourceError::Busy { retry_after: std::time::Duration::ZERO })));
     assert!(joined);
     let mut cx = Context::from_waker(Waker::noop());
     for flight in [&mut first, &mut second] {

@@ -321,7 +321,13 @@ async fn a_counted_upstream_counts_as_the_network_tier_and_fills_no_tier() {
     let source = tiers.counted(upstream.clone());
     assert_eq!(source.get(block.cid()).await, Ok(block.clone()));
     assert!(source.get(noisy(2, 10).cid()).await.is_err());
-    assert_eq!(tiers.counted(Arc::new(Always(Err(SourceError::Busy)))).get(block.cid()).await, Err(SourceError::Busy));
+    assert_eq!(
+        tiers
+            .counted(Arc::new(Always(Err(SourceError::Busy { retry_after: std::time::Duration::ZERO }))))
+            .get(block.cid())
+            .await,
+        Err(SourceError::Busy { retry_after: std::time::Duration::ZERO })
+    );
     let TiersFigures { network, ram: of_ram, disk: of_disk } = tiers.figures();
     assert_eq!(network, TierFigures { hits: 1, misses: 1, errors: 1, bytes: 1_000 });
     assert_eq!((of_ram, of_disk), Default::default());

@@ -35,7 +35,7 @@ impl Answer {
         match self {
             Self::Found => Ok(block.clone()),
             Self::Absent => Err(SourceError::NotFound { cid }),
-            Self::Busy => Err(SourceError::Busy),
+            Self::Busy => Err(SourceError::Busy { retry_after: Duration::ZERO }),
             Self::StalledLong => Err(stall(Duration::from_secs(100_000))),
             Self::StalledShort => Err(stall(Duration::ZERO)),
         }

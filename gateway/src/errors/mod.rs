@@ -4,7 +4,7 @@
 //! appears as text.
 
 use crate::html;
-use crate::metrics::Abort;
+use crate::metrics::{Abort, RequestLimit};
 use crate::request::RequestError;
 use crate::request::negotiate::wants_html;
 use content::subdomain::LabelError;
@@ -132,7 +132,22 @@ pub enum Problem {
     TooLong,
     /// The limit of concurrent archives is reached.
     #[error("the limit of concurrent archives is reached")]
-    Busy,
+    Busy {
+        /// After which time a retry is expected to succeed.
+        retry_after: Duration,
+    },
+    /// The limit of concurrent name look-ups of the client is reached.
+    #[error("too many names are being looked up for this client")]
+    LookupLimit {
+        /// After which time a retry is expected to succeed.
+        retry_after: Duration,
+    },
+    /// The client exceeds its rate of requests that need the network.
+    #[error("this client exceeds its rate of requests that need the network (http.client_misses_per_second)")]
+    RateLimited {
+        /// The time after which the client may send such a request again.
+        retry_after: Duration,
+    },
     /// The request exceeded `http.request_timeout_seconds`.
     #[error("the request exceeded the timeout http.request_timeout_seconds")]
     TooSlow,
@@ -223,7 +238,10 @@ impl Problem {
             Self::ConnectionLimit => {
                 Page { status: StatusCode::SERVICE_UNAVAILABLE, title: "Too many connections", ..BUSY }
             }
-            Self::Busy | Self::ClientLimit | Self::MemoryFull => BUSY,
+            Self::ClientLimit | Self::MemoryFull => BUSY,
+            Self::Busy { retry_after } | Self::LookupLimit { retry_after } | Self::RateLimited { retry_after } => {
+                busy(*retry_after)
+            }
             Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
             Self::Document(error) => document_page(error),
             Self::InsideDocument { .. } => Page::new(
@@ -287,6 +305,25 @@ impl Problem {
         }
     }
 
+    /// The limit that was reached, if that is the problem.
+    pub fn limit(&self) -> Option<RequestLimit> {
+        let limit = match self {
+            Self::Busy { .. } => RequestLimit::Archives,
+            Self::LookupLimit { .. } | Self::Name(NameError::Busy) => RequestLimit::Lookups,
+            Self::RateLimited { .. } => RequestLimit::Rate,
+            Self::Routing(RoutingProblem::Busy { .. }) => RequestLimit::Searches,
+            Self::ClientLimit => RequestLimit::Client,
+            Self::ConnectionLimit => RequestLimit::Connections,
+            Self::MemoryFull | Self::Http10BufferFull => RequestLimit::Memory,
+            _ => match self.source_error()? {
+                SourceError::Busy { .. } => RequestLimit::Fetches,
+                SourceError::RateLimited { .. } => RequestLimit::Rate,
+                _ => return None,
+            },
+        };
+        Some(limit)
+    }
+
     /// What the policy withholds, with its verdict, if that is the problem.
     pub fn refused(&self) -> Option<(Refused, Verdict)> {
         match self {
@@ -313,7 +350,7 @@ impl Problem {
     /// retries: the leader got no permit for the network, or its timeout ended before the follower's.
     pub fn is_leader_only(&self, waited: Duration) -> bool {
         match self.source_error() {
-            Some(SourceError::Busy) => true,
+            Some(error) if error.is_of_client() => true,
             Some(SourceError::Stalled { stall, .. }) => waited < stall.waited / 2,
             _ => false,
         }
@@ -530,7 +567,7 @@ fn name_page(error: &NameError) -> Page {
 
 fn routing_page(problem: &RoutingProblem) -> Page {
     match problem {
-        RoutingProblem::Busy => BUSY,
+        RoutingProblem::Busy { retry_after } => busy(*retry_after),
         RoutingProblem::NotAcceptable { .. } => {
             Page::new(StatusCode::NOT_ACCEPTABLE, "No such format", "Request one of those media types, or omit Accept.")
         }
@@ -541,10 +578,18 @@ fn routing_page(problem: &RoutingProblem) -> Page {
     }
 }
 
+/// The maximum of a computed `Retry-After`, in seconds.
+const RETRY_SECONDS_MAX: u64 = 3600;
 const BUSY: Page = Page {
     retry_seconds: Some(5),
     ..Page::new(StatusCode::TOO_MANY_REQUESTS, "Too many requests", "Try again in a moment.")
 };
+
+/// The page for a request that may be repeated after some time, in whole seconds.
+fn busy(retry_after: Duration) -> Page {
+    let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
+    Page { retry_seconds: Some(u32::try_from(seconds.clamp(1, RETRY_SECONDS_MAX)).unwrap_or(u32::MAX)), ..BUSY }
+}
 
 fn document_page(error: &IpldError) -> Page {
     match error {
@@ -623,7 +668,7 @@ fn source_page(error: &SourceError) -> Page {
                 "No reachable peer provided the content. Try again later.",
             )
         },
-        SourceError::Busy => BUSY,
+        SourceError::Busy { retry_after } | SourceError::RateLimited { retry_after } => busy(*retry_after),
         SourceError::Corrupt { .. } => Page {
             retry_seconds: Some(30),
             ..Page::new(

@@ -1,6 +1,7 @@
 //! Why a request to the routing API is rejected.
 
 use content::CidError;
+use std::time::Duration;
 
 /// A request to the routing API is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,5 +35,8 @@ pub enum RoutingProblem {
     },
     /// The client, or all clients together, have reached the limit of concurrent searches.
     #[error("the limit of concurrent searches is reached")]
-    Busy,
+    Busy {
+        /// After which time a retry is expected to succeed.
+        retry_after: Duration,
+    },
 }

@@ -35,7 +35,7 @@ use crate::request::{self, Ask, RequestError, Subject};
 use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::paths::Paths;
 use crate::resolve::redirects::SiteRedirects;
-use crate::resolve::source::{RootSource, Sources, Tier};
+use crate::resolve::source::{LimitedClient, RootSource, Sources, Tier};
 use crate::resolve::{Entity, Freshness, PathTarget, Target};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
@@ -52,6 +52,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Versio
 use ipnet::IpNet;
 use services::health::Health;
 use services::limiter::Limiter;
+use services::rate_limiter::RateLimiter;
 use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
@@ -80,6 +81,8 @@ pub struct Gateway {
     streams: Arc<Limiter>,
     /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
+    /// Limits the rate of each client's requests that need the network.
+    rates: Option<Arc<RateLimiter>>,
     trusted_proxies: Vec<IpNet>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
@@ -120,7 +123,7 @@ fn problem_of_name(problem: Problem, target: &Target, ask: &Ask<'_>) -> Result<D
         Freshness::Immutable => Err(problem),
         Freshness::For(ttl) | Freshness::Stale { ttl, .. } => {
             let mut draft = respond::page(problem.response_for(ttl, ask.headers));
-            // For inspection.
+            // For metrics and inspection.
             draft.extensions_mut().insert(Arc::new(problem));
             Ok(draft)
         }
@@ -150,6 +153,7 @@ impl Gateway {
             forwarded: Arc::new(Limiter::new(usize::MAX, limits.client_requests_max)),
             streams: Arc::new(Limiter::new(limits.requests_max, limits.client_requests_max)),
             lookups: Arc::new(Limiter::new(usize::MAX, limits.client_lookups_max)),
+            rates: RateLimiter::new(limits.client_misses_per_second, limits.client_misses_burst).map(Arc::new),
             trusted_proxies: http.trusted_proxies.clone(),
             routing,
             metrics,
@@ -195,6 +199,12 @@ impl Gateway {
         Ok(self.running.list(head, client, since, phase).with_permit(permit))
     }
 
+    /// Takes a token of the client's rate.
+    async fn take_token(&self, client: &Client) -> Result<(), Problem> {
+        let Some(rates) = &self.rates else { return Ok(()) };
+        rates.acquire_soon(client.address).await.map_err(|retry_after| Problem::RateLimited { retry_after })
+    }
+
     /// Waits for a name look-up within the client's limit. A cached name needs no permit.
     async fn with_lookup_permit<T>(
         &self,
@@ -205,7 +215,9 @@ impl Gateway {
         if let Poll::Ready(found) = futures::poll!(looking.as_mut()) {
             return found.map_err(Into::into);
         }
-        let _permit = self.lookups.try_acquire(client.address).map_err(|_| Problem::Name(NameError::Busy))?;
+        self.take_token(client).await?;
+        let busy = |_| Problem::LookupLimit { retry_after: self.lookups.retry_after() };
+        let _permit = self.lookups.try_acquire(client.address).map_err(busy)?;
         looking.await.map_err(Into::into)
     }
 
@@ -258,9 +270,14 @@ impl Gateway {
             Err(problem) => {
                 let path = head.uri.path();
                 tracing::debug!(client = %client.address, path, %problem, "the request was answered with an error");
-                respond::page(problem.response(&head.headers))
+                let mut page = respond::page(problem.response(&head.headers));
+                page.extensions_mut().insert(Arc::new(problem));
+                page
             }
         };
+        if let Some(limit) = draft.extensions().get::<Arc<Problem>>().and_then(|problem| problem.limit()) {
+            self.metrics.rejected(limit);
+        }
         self.add_cache_headers(draft.status(), draft.headers_mut());
         let finish = Finish {
             head_only,
@@ -320,6 +337,7 @@ impl Gateway {
             }
             Subject::Routing => {
                 if let Some(routing) = self.routing.as_ref().filter(|_| !self.router.is_site(client)) {
+                    self.take_token(client).await?;
                     let draft = Box::pin(routing.answer(head, client)).await?;
                     return self.for_version(head, client, draft).await;
                 }
@@ -436,7 +454,11 @@ impl Gateway {
     /// The source of a request's blocks.
     fn source(&self, root: Cid, client: &Client, ask: &Ask<'_>) -> Arc<RootSource> {
         let work = Work::new(self.limits().work_steps_max);
-        let client = (client.group(), client.connection_memory.clone());
+        let client = LimitedClient {
+            address: client.group(),
+            connection_memory: client.connection_memory.clone(),
+            rates: self.rates.clone(),
+        };
         RootSource::within(&self.sources, root, client, ask.only_if_cached, work)
     }
 

@@ -120,7 +120,7 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     }
     let source: Arc<dyn BlockSource> = match scope {
         DagScope::All => Arc::new(whole(cx, &resolved).await?),
-        DagScope::Block | DagScope::Entity => Arc::clone(cx.source) as _,
+        DagScope::Block | DagScope::Entity => cx.source.paced(),
     };
     let Resolved { block, passed, .. } = resolved;
     let header = car::header(&[*block.cid()]);
@@ -184,7 +184,7 @@ pub async fn tar(cx: &Context<'_>) -> Result<Draft, Problem> {
 
 /// The blocks below the end of a path, each checked against the policy.
 async fn whole(cx: &Context<'_>, resolved: &Resolved) -> Result<Whole, Problem> {
-    let (source, policy) = (Arc::clone(cx.source), Arc::clone(cx.source.policy_handle()));
+    let (source, policy) = (cx.source.paced(), Arc::clone(cx.source.policy_handle()));
     let (resolved, segments) = (resolved.clone(), cx.target.segments.clone());
     let below = async move { Whole::below(source, policy, &resolved, &segments).await };
     let whole = cx.resources.workers.run(below).await.ok_or_else(Problem::closed)?;

@@ -369,7 +369,7 @@ async fn open(
     }
     let remaining = range.end - range.start;
     let read_limits = source.memory(limits).read_limits();
-    let mut reader = FileReader::new(Arc::clone(source) as _, block.clone(), range, read_limits)?;
+    let mut reader = FileReader::new(source.paced(), block.clone(), range, read_limits)?;
     match reader.next().await.transpose()? {
         None if remaining == 0 => Ok(Content::Empty),
         None => Err(Problem::Length),

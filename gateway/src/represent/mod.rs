@@ -74,7 +74,7 @@ impl Resources {
     /// # Errors
     /// [`Problem::Busy`] when the limit of concurrent archives is reached.
     pub fn begin_archive(&self, client: IpAddr) -> Result<Permit, Problem> {
-        self.archives.try_acquire(client).map_err(|_| Problem::Busy)
+        self.archives.try_acquire(client).map_err(|_| Problem::Busy { retry_after: self.archives.retry_after() })
     }
 }
 

@@ -12,9 +12,11 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use services::limiter::{Limiter, Permit};
+use services::rate_limiter::RateLimiter;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 use tokio::sync::Mutex;
 
 /// Opens the session of a root: the local tiers, then the network behind the gate.
@@ -86,13 +88,29 @@ impl Farthest {
     }
 }
 
+/// The client of a request, and its limits.
+#[derive(Debug, Clone)]
+pub struct LimitedClient {
+    /// The address, as limits count it.
+    pub address: IpAddr,
+    /// The memory that the requests of its connection share, if they do.
+    pub connection_memory: Option<Arc<Budget>>,
+    /// The limiter of its rate, if it is limited.
+    pub rates: Option<Arc<RateLimiter>>,
+}
+
+impl From<IpAddr> for LimitedClient {
+    /// A client without a limit of its rate, or of its connection's memory.
+    fn from(address: IpAddr) -> Self {
+        Self { address, connection_memory: None, rates: None }
+    }
+}
+
 /// The blocks below a root, for one request.
 pub struct RootSource {
     sources: Arc<Sources>,
     root: Cid,
-    client: IpAddr,
-    /// The memory that the requests of its connection share.
-    connection_memory: Option<Arc<Budget>>,
+    client: LimitedClient,
     /// Whether the network is not used.
     local_only: bool,
     farthest: Arc<Farthest>,
@@ -104,19 +122,13 @@ pub struct RootSource {
 impl RootSource {
     /// The source for `root`, without an open session. Work is counted but not limited.
     pub fn new(sources: &Arc<Sources>, root: Cid, client: IpAddr, local_only: bool) -> Arc<Self> {
-        Self::within(sources, root, (client, None), local_only, Work::unlimited())
+        Self::within(sources, root, client.into(), local_only, Work::unlimited())
     }
 
-    /// The same with a processor budget, and the memory that the requests of the client's connection share, if they do.
-    pub fn within(
-        sources: &Arc<Sources>,
-        root: Cid,
-        (client, connection_memory): (IpAddr, Option<Arc<Budget>>),
-        local_only: bool,
-        work: Work,
-    ) -> Arc<Self> {
+    /// The same with the limits of the client, and a processor budget.
+    pub fn within(sources: &Arc<Sources>, root: Cid, client: LimitedClient, local_only: bool, work: Work) -> Arc<Self> {
         let (sources, farthest, session) = (Arc::clone(sources), Arc::default(), OnceLock::new());
-        Arc::new(Self { sources, root, client, connection_memory, local_only, farthest, session, work })
+        Arc::new(Self { sources, root, client, local_only, farthest, session, work })
     }
 
     /// The root.
@@ -126,12 +138,12 @@ impl RootSource {
 
     /// The client's address, as limits count it.
     pub fn client(&self) -> IpAddr {
-        self.client
+        self.client.address
     }
 
     /// The memory for the response's body.
     pub fn memory<'a>(&'a self, limits: &'a RequestLimits) -> ClientMemory<'a> {
-        limits.memory_of(self.client).of_connection(self.connection_memory.as_ref())
+        limits.memory_of(self.client.address).of_connection(self.client.connection_memory.as_ref())
     }
 
     /// The farthest tier that was read so far.
@@ -162,11 +174,21 @@ impl RootSource {
     fn session(&self) -> &Arc<dyn BlockSource> {
         let gate = || FetchPermits {
             fetches: Arc::clone(&self.sources.fetches),
-            client: self.client,
+            client: self.client.clone(),
             farthest: Arc::clone(&self.farthest),
             permit: Arc::default(),
+            has_token: Arc::default(),
         };
         self.session.get_or_init(|| (self.sources.open_session)(&self.root, gate()))
+    }
+
+    /// The blocks of a response's body, which is slowed to the client's rate. Work that other requests share must not
+    /// be.
+    pub fn paced(self: &Arc<Self>) -> Arc<dyn BlockSource> {
+        match &self.client.rates {
+            None => Arc::clone(self) as _,
+            Some(rates) => Arc::new(PacedSource { source: Arc::clone(self), rates: Arc::clone(rates) }),
+        }
     }
 
     /// A block, without waiting if it is available.
@@ -210,14 +232,63 @@ impl BlockSource for RootSource {
     }
 }
 
-/// Admission of a request's fetches to the network.
+/// The blocks of a request whose client waits while the blocks that were fetched for it exceed its rate.
+struct PacedSource {
+    source: Arc<RootSource>,
+    rates: Arc<RateLimiter>,
+}
+
+impl PacedSource {
+    /// How long the next block must wait. A request that has fetched nothing does not wait.
+    fn delay(&self) -> Duration {
+        match self.source.tier() {
+            Tier::Network => self.rates.overdraft(self.source.client()),
+            Tier::Ram | Tier::Disk => Duration::ZERO,
+        }
+    }
+}
+
+impl BlockSource for PacedSource {
+    fn peek(&self, cid: &Cid) -> Option<Block> {
+        self.source.peek(cid)
+    }
+
+    fn inline(&self, cid: &Cid) -> Option<Block> {
+        self.source.inline(cid)
+    }
+
+    fn work(&self) -> Work {
+        self.source.work()
+    }
+
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let delay = self.delay();
+        if delay.is_zero() {
+            return self.source.get(cid);
+        }
+        let (source, cid) = (Arc::clone(&self.source), *cid);
+        async move {
+            tokio::time::sleep(delay).await;
+            source.get(&cid).await
+        }
+        .boxed()
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.source.has(cid)
+    }
+}
+
+/// Admission of a request's fetches to the network: a permit, and a token of the client's rate.
 #[derive(Clone)]
 pub struct FetchPermits {
     fetches: Arc<Limiter>,
-    client: IpAddr,
+    client: LimitedClient,
     farthest: Arc<Farthest>,
     /// The request's permit, held while anything is fetched for it.
     permit: Arc<Mutex<Weak<Permit>>>,
+    /// Whether the request has taken its token.
+    has_token: Arc<AtomicBool>,
 }
 
 impl FetchPermits {
@@ -226,10 +297,29 @@ impl FetchPermits {
         if let Some(permit) = held.upgrade() {
             return Ok(permit);
         }
-        let permit = self.fetches.acquire_soon(self.client).await.map_err(|_| SourceError::Busy)?;
+        self.take_token().await?;
+        let busy = |_| SourceError::Busy { retry_after: self.fetches.retry_after() };
+        let permit = self.fetches.acquire_soon(self.client.address).await.map_err(busy)?;
         let permit = Arc::new(permit);
         *held = Arc::downgrade(&permit);
         Ok(permit)
+    }
+
+    /// Takes a token of the client's rate, once for the request.
+    async fn take_token(&self) -> Result<(), SourceError> {
+        if let Some(rates) = self.client.rates.as_ref().filter(|_| !self.has_token.load(Ordering::Relaxed)) {
+            let taken = rates.acquire_soon(self.client.address).await;
+            taken.map_err(|retry_after| SourceError::RateLimited { retry_after })?;
+            self.has_token.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Charges the client for a block that was fetched.
+    fn charge(&self, fetched: &Result<Block, SourceError>) {
+        if let (Some(rates), Ok(block)) = (&self.client.rates, fetched) {
+            rates.charge(self.client.address, block.data().len());
+        }
     }
 }
 
@@ -254,6 +344,7 @@ impl BlockSource for PermitSource {
             gate.farthest.record_tier(Tier::Network);
             let fetched = upstream.get(&cid).await;
             drop(permit);
+            gate.charge(&fetched);
             fetched
         }
         .boxed()

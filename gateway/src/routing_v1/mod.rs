@@ -33,7 +33,7 @@ use metrics::{RequestResult, RoutingMetrics};
 use p2p_bridge::routing_v1::filters::{FILTER_ADDRS, FILTER_PROTOCOLS};
 use p2p_bridge::routing_v1::{Filters, PeerRecord};
 use p2p_bridge::scope::{Scope, is_public};
-use services::limiter::Limiter;
+use services::limiter::{Limiter, Permit};
 use services::url::parameter;
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,7 +116,7 @@ impl Routing {
         let result = match &answered {
             Ok((_, true)) => RequestResult::Found,
             Ok((_, false)) => RequestResult::Empty,
-            Err(Problem::Routing(RoutingProblem::Busy) | Problem::Name(NameError::Busy)) => RequestResult::Busy,
+            Err(Problem::Routing(RoutingProblem::Busy { .. }) | Problem::Name(NameError::Busy)) => RequestResult::Busy,
             Err(Problem::Routing(_)) => RequestResult::Invalid,
             Err(_) => RequestResult::Failed,
         };
@@ -139,12 +139,18 @@ impl Routing {
         }
     }
 
+    /// A permit for a search.
+    async fn permit(&self, client: &Client) -> Result<Permit, RoutingProblem> {
+        let busy = |_| RoutingProblem::Busy { retry_after: self.searches.retry_after() };
+        self.searches.acquire_soon(client.address).await.map_err(busy)
+    }
+
     /// A response with peers, and whether there are any.
     async fn peers(&self, request: RoutingRequest, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         let format = Format::of_peers(&head.headers)?;
         let parameter = |name| head.uri.query().and_then(|query| parameter(query, name));
         let filters = Filters::read(parameter(FILTER_ADDRS).as_deref(), parameter(FILTER_PROTOCOLS).as_deref());
-        let permit = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
+        let permit = self.permit(client).await?;
         let list = request.list();
         let filters = if matches!(request, RoutingRequest::Closest(_)) { Filters::default() } else { filters };
         let audience = if is_public(client.address) { Audience::Outside } else { Audience::Inside };
@@ -184,7 +190,7 @@ impl Routing {
     /// An IPNS record, or the reason why there is none.
     async fn record(&self, key: Key, head: &Parts, client: &Client) -> Result<(Draft, bool), Problem> {
         ask::accepts_record(&head.headers)?;
-        let _permit = self.searches.acquire_soon(client.address).await.map_err(|_| RoutingProblem::Busy)?;
+        let _permit = self.permit(client).await?;
         match tokio::time::timeout(self.limits.time, self.names.record(&key)).await {
             Ok(Ok(record)) => Ok((answer::record(&key, &record, &head.headers), true)),
             Ok(Err(error @ (NameError::Busy | NameError::Withheld { .. }))) => Err(error.into()),

@@ -62,7 +62,8 @@ async fn one_more_miss(site: &Site, client: &str) -> (Response, Duration) {
 
 fn assert_is_busy(response: &Response) {
     assert_eq!(response.status(), 429);
-    assert_eq!(header(response, "retry-after"), "5");
+    let seconds: u64 = header(response, "retry-after").parse().expect("a number of seconds");
+    assert!((1..=60).contains(&seconds), "{seconds}");
     assert_eq!(header(response, "cache-control"), "no-store");
     assert_eq!(header(response, "access-control-allow-origin"), "*");
 }
@@ -82,6 +83,7 @@ async fn misses_over_the_fetch_limit_are_rejected_and_hits_are_not() {
     assert!((Duration::from_secs(1)..Duration::from_secs(10)).contains(&took), "{took:?}");
     let hit = site.send("GET", &format!("/ipfs/{}", held.cid()), &[("x-forwarded-for", "10.0.0.1")]).await;
     assert_eq!(text_of(hit).await, (200, "held".to_owned()), "local blocks are served meanwhile");
+    assert_eq!(site.metric("causeway_http_requests_rejected_total{limit=\"fetches\"}"), 1);
 
     // When a client disconnects, a waiting request gets its permit.
     let next = miss(&site, "10.0.2.1", 100).await;
@@ -93,6 +95,49 @@ async fn misses_over_the_fetch_limit_are_rejected_and_hits_are_not() {
     assert_eq!(site.metric("causeway_http_requests_in_flight"), 3, "no waiting request was rejected");
     drop((next, waiting));
     site.until_metric("causeway_http_requests_in_flight", 0).await;
+}
+
+/// A gateway before a network with these blocks, whose clients may send a request a second after `burst`.
+async fn rate_limited_site(burst: u64, held: &Block, blocks: &[&Block]) -> Site {
+    let mut setup = setup(&[held], FakeNetwork::new(blocks.iter().copied(), []));
+    (setup.http.client_misses_per_second, setup.http.client_misses_burst) = (1, burst);
+    setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+    setup.limits = gateway::limits::RequestLimits::of(&setup.http, &config::Cache::default());
+    setup.start().await
+}
+
+#[tokio::test]
+async fn a_client_over_its_rate_is_rejected_and_its_hits_and_other_clients_are_not() {
+    let held = raw("held");
+    let blocks: Vec<Block> = (0..40).map(|number| raw(format!("far away {number}"))).collect();
+    let site = rate_limited_site(10, &held, &blocks.iter().collect::<Vec<_>>()).await;
+    let get = async |block: &Block, client: &str| {
+        site.send("GET", &format!("/ipfs/{}", block.cid()), &[("x-forwarded-for", client)]).await
+    };
+    // Requests wait for up to two seconds, so some over the burst are answered, and the others rejected.
+    let flood = futures::future::join_all(blocks[..20].iter().map(|block| get(block, "10.0.0.1"))).await;
+    let (answered, rejected): (Vec<_>, Vec<_>) = flood.into_iter().partition(|response| response.status() == 200);
+    assert!(answered.len() >= 12, "{}", answered.len());
+    assert!(!rejected.is_empty());
+    rejected.iter().for_each(assert_is_busy);
+    assert_eq!(site.metric("causeway_http_requests_rejected_total{limit=\"rate\"}"), rejected.len() as u64);
+    assert_eq!(get(&held, "10.0.0.1").await.status(), 200, "what is stored locally costs nothing");
+    assert_eq!(get(&blocks[30], "10.0.0.2").await.status(), 200, "each client has a rate of its own");
+}
+
+#[tokio::test]
+async fn a_download_is_slowed_to_the_clients_rate_and_is_complete() {
+    let leaves: Vec<Block> = (0..12).map(|number| raw(noise(number, 256 << 10))).collect();
+    let large = file(&leaves);
+    let blocks: Vec<&Block> = leaves.iter().chain([&large]).collect();
+    let site = rate_limited_site(1, &raw("held"), &blocks).await;
+    let begun = Instant::now();
+    let response = site.get(&format!("/ipfs/{}", large.cid())).await;
+    assert_eq!(response.status(), 200);
+    let body = response.bytes().await.expect("an end");
+    assert_eq!(body, leaves.iter().flat_map(|leaf| leaf.data().to_vec()).collect::<Vec<u8>>());
+    // Three MiB cost three tokens; one is in the bucket, and up to one MiB is requested at once.
+    assert!(begun.elapsed() >= Duration::from_millis(900), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

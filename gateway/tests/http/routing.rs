@@ -174,6 +174,7 @@ async fn searches_over_a_clients_limit_are_rejected() {
     let refused = site.get(&path).await;
     assert_eq!((refused.status().as_u16(), header(&refused, "retry-after")), (429, "5"));
     assert_eq!(header(&refused, "cache-control"), "no-store");
+    assert_eq!(site.metric("causeway_http_requests_rejected_total{limit=\"searches\"}"), 1);
     assert_eq!(counted(&site, "providers", "busy").await, 1);
     let name = site.get(&format!("/routing/v1/ipns/{}", key())).await;
     assert_eq!(name.status().as_u16(), 429, "names are searches as well");

@@ -172,7 +172,9 @@ async fn an_error_is_shared_by_all_waiting_requests() {
 #[tokio::test]
 async fn a_follower_begins_a_new_call_after_a_leader_only_error() {
     let patient = |cid| SourceError::Stalled { cid, stall: Stall { waited: PATIENCE * 10, ..Stall::default() } };
-    for (failure, status) in [(SourceError::Busy, 429), (patient(*raw("x").cid()), 504)] {
+    for (failure, status) in
+        [(SourceError::Busy { retry_after: std::time::Duration::ZERO }, 429), (patient(*raw("x").cid()), 504)]
+    {
         let deep = deep().await;
         deep.network.fail_with([failure]);
         let mut asking = deep.many(MANY).await;
@@ -489,7 +491,7 @@ async fn an_aborted_listing_is_aborted_for_all_and_is_not_cached() {
 #[tokio::test]
 async fn followers_continue_after_a_leader_only_error_of_a_listing() {
     let listing = sharded_directory().await;
-    listing.network.fail_with([SourceError::Busy]);
+    listing.network.fail_with([SourceError::Busy { retry_after: std::time::Duration::ZERO }]);
     let first = listing.begin().await;
     let others = join_all((0..4).map(|_| listing.begin())).await;
     listing.network.gate.add_permits(2);

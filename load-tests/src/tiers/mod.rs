@@ -13,6 +13,7 @@
 //! | [`under_load`] | servers that take turns under the load of `wrk` |
 //! | [`hot`] | content in memory: small and large files, pages, 304 |
 //! | [`disk`] | content on disk only |
+//! | [`flood`] | hits during a flood of misses |
 //! | [`memory`] | whether the memory tier keeps to its budget |
 //! | [`text`] | text, compressed |
 //! | [`store`] | writing: archives and files |
@@ -20,6 +21,7 @@
 //! | [`picture`] | the measures beside their bars, as a plot |
 
 pub mod disk;
+pub mod flood;
 pub mod hot;
 pub mod memory;
 pub mod picture;
@@ -118,6 +120,8 @@ comparison::rows! {
     /// 664 KB from disk, RAM tier off
     #[value(name = "disk-664k")]
     Disk664k => disk::median(options).await,
+    /// Hits of 4 KiB during a flood of misses
+    Flood => flood::misses(options).await,
     /// The memory tier's budget under load
     Memory => memory::budget(options).await,
     /// Hot text over zstd, against nginx with gzip_static

@@ -142,7 +142,9 @@ mod tests {
         let alone = Stall { no_peers: true, ..Stall::default() };
         let mut absent = NegativeCache::default();
         let stalled = |stall| SourceError::Stalled { cid, stall };
-        for error in [stalled(stall), stalled(alone), SourceError::Busy, SourceError::Closed] {
+        for error in
+            [stalled(stall), stalled(alone), SourceError::Busy { retry_after: Duration::ZERO }, SourceError::Closed]
+        {
             absent.looked(missing, Err(&error), now);
             assert_eq!(absent.advise(&missing, now), Advice::Fetch, "{error:?}");
         }

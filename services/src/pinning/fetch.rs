@@ -149,7 +149,7 @@ fn of_dag(error: &DagError) -> (FailureKind, &'static str) {
             SourceError::Unacceptable(_) => (FailureKind::Permanent, "unsupported"),
             SourceError::NotFound { .. } => (FailureKind::Temporary, "not_found"),
             SourceError::Stalled { .. } => (FailureKind::Temporary, "stalled"),
-            SourceError::Busy => (FailureKind::Temporary, "busy"),
+            SourceError::Busy { .. } | SourceError::RateLimited { .. } => (FailureKind::Temporary, "busy"),
             SourceError::Corrupt { .. } => (FailureKind::Temporary, "corrupt"),
             // Pins have no work budget.
             SourceError::TooMuchWork { .. } => (FailureKind::Permanent, "work"),

@@ -605,7 +605,11 @@ mod tests {
                     }
                     if let Some((_, leader_only)) = behaviour.fails.filter(|(before, _)| *before == index) {
                         world.writers.lock().expect("is sound")[writer].1 = true;
-                        let error = if leader_only { SourceError::Busy } else { SourceError::NotFound { cid: root() } };
+                        let error = if leader_only {
+                            SourceError::Busy { retry_after: std::time::Duration::ZERO }
+                        } else {
+                            SourceError::NotFound { cid: root() }
+                        };
                         return Err(Problem::Walk(WalkError::Source(error)));
                     }
                     let Some(bytes) = world.case.chunks.get(index) else { return Ok(None) };

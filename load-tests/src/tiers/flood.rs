@@ -1,0 +1,154 @@
+//! Hits during a flood of misses: several clients request content that nobody has, as fast as they are let, while an
+//! open loop requests a file that is in memory.
+//!
+//! The flood is sent from addresses of its own, so that the limits of one client do not end it. A client that is
+//! rejected pauses for a moment, because otherwise the generator takes the processor that it shares with the server.
+
+use super::Options;
+use super::world::Content;
+use crate::comparison::{self, Case, Measure, System, Turn};
+use crate::network::dht::Dht;
+use crate::relay::Link;
+use crate::report::{millis, number};
+use crate::sample;
+use crate::servers::{Causeway, Setup};
+use crate::stats::Latency;
+use crate::trace::figures::Replayed;
+use crate::trace::replay::{Schedule, Scheduled, Target, replay};
+use anyhow::{Context, Result, ensure};
+use content::hashes::SHA2_256;
+use content::{Block, codec};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// Of the hit, and how often it is requested per second.
+const HIT_BYTES: u64 = 4096;
+const HITS_PER_SECOND: u32 = 500;
+const CONNECTIONS: usize = 32;
+/// Nodes of the DHT in which the misses are searched.
+const DHT_NODES: usize = 5;
+/// Clients that flood, and the requests that each has under way: more than `http.client_misses_max`.
+const FLOODERS: u8 = 8;
+const MISSES: usize = 160;
+/// After a rejection.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How long the gateway searches for a miss, in seconds: short, so that many searches begin.
+const SEARCH_SECONDS: &str = "2";
+/// Between the begin of the flood and the first measured hit.
+const RISE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The 99th percentile of hits with and without the flood, by turns.
+pub async fn misses(options: &Options) -> Result<Vec<Case>> {
+    let content = Content::make(options.seed, std::iter::once(HIT_BYTES))?;
+    let dht = Dht::start(DHT_NODES, Link::delay(Duration::from_millis(10))).await?;
+    let archive = content.archive();
+    let bootstrap = dht.addresses.first().map(String::as_str);
+    let settings = [("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", SEARCH_SECONDS)];
+    let (archive, flags) = (Some(archive.as_path()), options.flags.get());
+    let setup = Setup { archive, bootstrap, flags, settings: &settings, ..Setup::default() };
+    let causeway = Causeway::start(&options.binaries.causeway, setup).await?;
+    let (mut quiet, mut flooded) = (Vec::new(), Vec::new());
+    let (mut searched, mut rejected) = (0, 0);
+    let systems = [System::Causeway, System::Flooded];
+    let series = comparison::rounds(options.run.rounds(), &systems, async |system, round| {
+        if system == System::Causeway {
+            let latency = hits(options, &causeway, &content).await?;
+            quiet.push(latency);
+            return Ok(turn(latency));
+        }
+        let flood = Flood::start(&causeway.server.url, options.seed << 8 | round as u64);
+        tokio::time::sleep(RISE).await;
+        let latency = hits(options, &causeway, &content).await?;
+        let [answered, refused] = flood.end();
+        ensure!(answered > 0, "no miss was searched for");
+        (searched, rejected) = (searched + answered, rejected + refused);
+        flooded.push(latency);
+        Ok(turn(latency))
+    })
+    .await?;
+    let case = Case::new(
+        format!("hits of 4 KiB, {HITS_PER_SECOND} a second, with and without a flood of misses"),
+        "ms, 99th percentile",
+        series,
+    );
+    let ratio = case.value(System::Flooded) / case.value(System::Causeway);
+    let note = format!(
+        "{FLOODERS} clients with {MISSES} requests each; {} of them were searched for {SEARCH_SECONDS} s in vain, {} \
+         rejected at once; medians of hits: {} quiet, {} flooded",
+        number(searched as f64),
+        number(rejected as f64),
+        medians(&quiet),
+        medians(&flooded),
+    );
+    Ok(vec![case.measure(Measure::lower(ratio, "× the quiet 99th percentile").bar("< 2 ×", 2.0)).note(note)])
+}
+
+fn turn(latency: Latency) -> Turn {
+    let value = latency.p99.as_secs_f64() * 1e3;
+    Turn { value, cpu_microseconds: f64::NAN, latency: Some(latency) }
+}
+
+fn medians(latencies: &[Latency]) -> String {
+    latencies.iter().map(|latency| millis(latency.median)).collect::<Vec<_>>().join(", ")
+}
+
+/// Requests the file in an open loop.
+async fn hits(options: &Options, causeway: &Causeway, content: &Content) -> Result<Latency> {
+    let authority = causeway.server.url.strip_prefix("http://").context("no http URL")?.to_owned();
+    let file = content.files.first().context("no file was made")?;
+    let targets = vec![Target { path: file.path.clone(), bytes: file.object.bytes, seed: file.object.seed }];
+    let count = u32::try_from(options.seconds)? * HITS_PER_SECOND;
+    let due = |index: u32| Scheduled { due: Duration::from_secs(1) / HITS_PER_SECOND * index, target: 0 };
+    let requests = (0..count).map(due).collect();
+    let schedule = Schedule { authority, targets, requests, connections: CONNECTIONS, timeout: TIMEOUT };
+    let replayed = Replayed::of(&replay(schedule).await?);
+    ensure!(replayed.all.count == replayed.due, "{} of {} hits were answered", replayed.all.count, replayed.due);
+    Ok(replayed.all.last_byte)
+}
+
+/// Requests for content that nobody has. They end when this is dropped.
+struct Flood {
+    /// Requests that were answered after a search, and those that were rejected.
+    counts: Arc<[AtomicU64; 2]>,
+    tasks: JoinSet<Result<()>>,
+}
+
+impl Flood {
+    fn start(url: &str, seed: u64) -> Self {
+        let (counts, mut tasks) = (Arc::<[AtomicU64; 2]>::default(), JoinSet::new());
+        for flooder in 0..FLOODERS {
+            for number in 0..MISSES {
+                let (url, counts) = (url.to_owned(), Arc::clone(&counts));
+                let seed = seed << 32 | u64::from(flooder) << 24 | number as u64;
+                tasks.spawn(miss_after_miss(url, Ipv4Addr::new(127, 0, 0, 2 + flooder), seed, counts));
+            }
+        }
+        Self { counts, tasks }
+    }
+
+    fn end(mut self) -> [u64; 2] {
+        self.tasks.abort_all();
+        [0, 1].map(|index| self.counts[index].load(Ordering::Relaxed))
+    }
+}
+
+/// Requests one missing block after the other, over a connection of its own.
+async fn miss_after_miss(url: String, from: Ipv4Addr, seed: u64, counts: Arc<[AtomicU64; 2]>) -> Result<()> {
+    let client = reqwest::Client::builder().no_proxy().local_address(IpAddr::from(from)).build()?;
+    for number in 0_u64.. {
+        let block = Block::of(codec::RAW, SHA2_256, 32, sample::bytes(16, seed.wrapping_add(number << 48)).into())?;
+        // A broken connection is replaced with a new one.
+        match client.get(format!("{url}/ipfs/{}", block.cid())).send().await {
+            Ok(response) if response.status().as_u16() != 429 => _ = counts[0].fetch_add(1, Ordering::Relaxed),
+            _ => {
+                counts[1].fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    Ok(())
+}

@@ -44,6 +44,23 @@ pub struct HttpView {
     pub sent_bytes: u64,
     /// Aborted responses.
     pub aborted: u64,
+    /// Answered requests by the farthest tier that was read for the first byte of the response: `ram`, `disk` or
+    /// `network`, or `none` for responses without content.
+    #[serde(default)]
+    pub tiers: BTreeMap<String, ResponseTierView>,
+}
+
+/// Responses of one tier, since the start.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ResponseTierView {
+    /// Answered requests.
+    pub requests: u64,
+    /// Bytes of response bodies.
+    pub sent_bytes: u64,
+    /// The median time to the first byte, in seconds, interpolated between bounds of buckets; `null` without requests.
+    pub first_byte_median_seconds: Option<f64>,
+    /// The 95th percentile of that time.
+    pub first_byte_p95_seconds: Option<f64>,
 }
 
 /// The block store.

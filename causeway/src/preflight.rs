@@ -9,7 +9,7 @@
 use crate::node;
 use config::{ConfigError, Loaded};
 use services::denylists::Lists;
-use services::{logging, p2p};
+use services::{access_log, logging, p2p};
 use std::path::Path;
 
 /// Checks the files that a start reads.
@@ -18,6 +18,7 @@ use std::path::Path;
 /// [`ConfigError`] with the first setting that a start would reject.
 pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     logging::read(&loaded.config.log.level).map_err(|reason| loaded.error("log.level", reason))?;
+    access_log::writer::check(&loaded.config.log).map_err(|reason| loaded.error("log.access_file", reason))?;
     data_dir(&loaded.config.data_dir).map_err(|reason| loaded.error("data_dir", reason))?;
     node::Certificates::load(loaded)?;
     p2p::check(loaded)?;

@@ -5,6 +5,7 @@
 //! | `log.level` | immediate; a temporary level of an operator stays until it expires |
 //! | denylists and allowlists | immediate: lists are read or fetched; a changed set of lists requires a restart |
 //! | `names.dnslink_map` | immediate; earlier answers stay cached for their TTL of a minute |
+//! | the file `log.access_file` | opened again; a changed name requires a restart |
 //! | files of `http.tls_certificate`, `admin.tls_certificate` and their keys | immediate; a change needs no signal |
 //! | all others | the log has each changed setting that requires a restart |
 //!

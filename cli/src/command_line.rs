@@ -9,7 +9,7 @@ use crate::pin::{self, PinCommand};
 use crate::store_admin::{self, ImportArgs, StoreCommand};
 use crate::store_cli::{add, cat, get, ls};
 use crate::token::{self, TokenCommand};
-use crate::{ops, shell};
+use crate::{ops, report, shell};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use config::{ConfigError, Flags, Loaded};
@@ -106,6 +106,8 @@ enum Command {
     Health(ops::node::HealthArgs),
     /// List the latest entries of the audit log: changes through the admin API and by commands
     Audit(ops::node::AuditArgs),
+    /// Evaluate access logs: shares and latencies by tier, request rate, popularity, referrers
+    Report(report::ReportArgs),
     /// Print a completion script for a shell
     Completions(shell::CompletionsArgs),
     /// Write the manual pages, one for each command
@@ -228,6 +230,7 @@ fn dispatch(program: &Program, command: Command) -> anyhow::Result<()> {
         }
         Command::Health(args) => run_async(&args.options.flags(), async |loaded| ops::node::health(loaded, args).await),
         Command::Audit(args) => run_async(&args.options.flags(), async |loaded| ops::node::audit(loaded, args).await),
+        Command::Report(args) => report::run(&args),
         Command::Completions(args) => shell::completions(program.command_line(), &args),
         Command::Man(args) => shell::man(program.command_line(), &args),
     }

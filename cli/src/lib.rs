@@ -18,6 +18,7 @@
 //! | [`block`] | `block`: denylist rules |
 //! | [`pin`] | `pin`: pins |
 //! | [`token`] | `token`: access tokens of the admin API |
+//! | [`report`] | `report`: evaluates access logs |
 //! | [`audited_change`] | audit log entries of changes that commands make without a gateway |
 //! | [`local_policy`] | the content policy of commands that work without a gateway |
 //! | [`shell`] | `completions`, `man` |
@@ -36,6 +37,7 @@ mod ownership;
 mod pin;
 mod progress;
 mod remote;
+mod report;
 mod shell;
 mod store_admin;
 mod store_cli;

@@ -45,6 +45,22 @@ pub fn moment(seconds: u64) -> String {
     moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| "never".to_owned())
 }
 
+/// A share as a percentage; "-" of nothing.
+pub fn share(part: u64, all: u64) -> String {
+    if all == 0 { "-".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / all as f64) }
+}
+
+/// A latency in seconds with a unit and three digits.
+pub fn latency(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        _ if seconds >= 1.0 => (seconds, "s"),
+        _ if seconds >= 1e-3 => (seconds * 1e3, "ms"),
+        _ => (seconds * 1e6, "µs"),
+    };
+    let digits = if value >= 100.0 || value == 0.0 { 0 } else { 2 - usize::from(value >= 10.0) };
+    format!("{value:.digits$} {unit}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,5 +105,22 @@ mod tests {
         assert_eq!(moment(0), "1970-01-01T00:00:00Z");
         assert_eq!(moment(1_795_305_600), "2026-11-22T00:00:00Z");
         assert_eq!(moment(u64::MAX), "never");
+    }
+
+    #[test]
+    fn shares_and_latencies_are_short() {
+        assert_eq!([share(1, 3), share(0, 5), share(5, 5), share(0, 0)], ["33.3 %", "0.0 %", "100.0 %", "-"]);
+        let table = [
+            (0.0, "0 µs"),
+            (0.000_025, "25.0 µs"),
+            (0.000_123_4, "123 µs"),
+            (0.008, "8.00 ms"),
+            (0.024, "24.0 ms"),
+            (4.04, "4.04 s"),
+            (120.0, "120 s"),
+        ];
+        for (seconds, expected) in table {
+            assert_eq!(latency(seconds), expected);
+        }
     }
 }

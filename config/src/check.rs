@@ -3,7 +3,7 @@
 
 use crate::caches::FrontCache;
 use crate::loaded::{ConfigError, Loaded, Origin};
-use crate::schema::Config;
+use crate::schema::{AccessFormat, Config};
 
 /// One year. Longer durations would overflow the clock.
 const SECONDS_MAX: u64 = 365 * 24 * 3600;
@@ -31,6 +31,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     key_caches_have_surrogate_keys(loaded)?;
     url_caches_have_hosts(loaded)?;
     tls_is_complete(loaded)?;
+    access_file_has_a_format(loaded)?;
     admin_is_not_exposed(loaded)
 }
 
@@ -108,7 +109,7 @@ fn rates_are_at_most_a_million(loaded: &Loaded) -> Result<(), ConfigError> {
 }
 
 fn durations_are_at_most_a_year(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { http, uploads, p2p, names, cache, pinning, policy, .. } = &loaded.config;
+    let Config { http, uploads, p2p, names, cache, pinning, policy, log, .. } = &loaded.config;
     let at_most = [
         ("http.stall_timeout_seconds", http.stall_timeout_seconds, SECONDS_MAX),
         ("http.header_timeout_seconds", http.header_timeout_seconds, SECONDS_MAX),
@@ -127,6 +128,7 @@ fn durations_are_at_most_a_year(loaded: &Loaded) -> Result<(), ConfigError> {
         ("cache.scrub_hours", cache.scrub_hours, HOURS_MAX),
         ("policy.refresh_seconds", policy.refresh_seconds, SECONDS_MAX),
         ("pinning.give_up_hours", pinning.give_up_hours, HOURS_MAX),
+        ("log.slow_request_seconds", log.slow_request_seconds, SECONDS_MAX),
     ];
     for (key, value, most) in at_most {
         if value > most {
@@ -233,6 +235,17 @@ fn tls_is_complete(loaded: &Loaded) -> Result<(), ConfigError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Lines in the log's own format are lines of the log.
+fn access_file_has_a_format(loaded: &Loaded) -> Result<(), ConfigError> {
+    let log = &loaded.config.log;
+    if log.access_file.as_os_str().is_empty() || log.access_format != AccessFormat::Log {
+        return Ok(());
+    }
+    let reason = "needs log.access_format = \"text\", \"json\" or \"combined\": lines in the format \"log\" are part of the \
+                  log";
+    Err(loaded.error("log.access_file", reason))
 }
 
 fn admin_is_not_exposed(loaded: &Loaded) -> Result<(), ConfigError> {

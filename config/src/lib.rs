@@ -38,7 +38,7 @@ pub use flags::Flags;
 pub use load::{ConfigError, Loaded, Origin, load};
 pub use p2p::{DhtMode, P2p, Provide};
 pub use schema::{
-    AccessLog, Admin, Cache, Config, Host, Http, ListSetting, ListSource, Log, LogFormat, Names, Pinning, PolicyMode,
-    PolicySettings, RamPolicy, StoreKind, Uploads,
+    AccessAddresses, AccessFormat, AccessLog, Admin, Cache, Config, Host, Http, ListSetting, ListSource, Log,
+    LogFormat, Names, Pinning, PolicyMode, PolicySettings, RamPolicy, StoreKind, Uploads,
 };
 pub use values::{AddressPattern, Route, Secret, ServeTo};

@@ -547,15 +547,38 @@ pub struct Log {
     pub level: String,
     /// The log format: "text" for people, or "json" for log collectors, one object per line.
     pub format: LogFormat,
-    /// The access log: "log" writes a line when the response to a public request ends, with the target "access":
-    /// client, method, host, path without its query, status, duration, bytes, tier of the content (ram, disk, network),
-    /// and user agent. "off" writes none.
+    /// The access log: "log" writes a line when the response to a public request ends: client, method, host, path
+    /// without its query, status, duration, time to the first byte, bytes, tier of the content (ram, disk, network),
+    /// root of the content, and user agent. "off" writes none.
     pub access: AccessLog,
+    /// The format of the access log: "log" for lines of the log, with the target "access"; "text" for name=value pairs
+    /// (logfmt); "json" for one object per line, with the same names; "combined" for the combined log format of Apache
+    /// and nginx, without further fields. The latter three also have the origin of the Referer, without its path.
+    pub access_format: AccessFormat,
+    /// The file that the access log is appended to, in the format "text", "json" or "combined"; empty for standard
+    /// error. SIGHUP opens it again, so that logrotate can rename it. While it cannot be written, because the disk is
+    /// full or slow, lines are dropped and counted (causeway_access_log_dropped), and requests are answered as before.
+    pub access_file: PathBuf,
+    /// Addresses of clients in the access log and in the log of slow requests: "full"; "truncated" to the network (24
+    /// bits of IPv4, 48 of IPv6); "hashed" with a random key that is replaced at midnight UTC and at a start, so that
+    /// the requests of one client and day can be counted; "none".
+    pub access_addresses: AccessAddresses,
+    /// Write a warning to the log for a request whose response began or ended after so many seconds, with where the
+    /// time went: admission, host, name, path, first block, body. 0 turns it off.
+    pub slow_request_seconds: u64,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { level: "info,libp2p=warn".to_owned(), format: LogFormat::Text, access: AccessLog::Off }
+        Self {
+            level: "info,libp2p=warn".to_owned(),
+            format: LogFormat::Text,
+            access: AccessLog::Off,
+            access_format: AccessFormat::Log,
+            access_file: PathBuf::new(),
+            access_addresses: AccessAddresses::Full,
+            slow_request_seconds: 0,
+        }
     }
 }
 
@@ -568,6 +591,36 @@ pub enum AccessLog {
     Off,
     /// One log line per request.
     Log,
+}
+
+/// The format of the access log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessFormat {
+    /// Lines of the log.
+    #[default]
+    Log,
+    /// logfmt.
+    Text,
+    /// JSON.
+    Json,
+    /// The combined log format.
+    Combined,
+}
+
+/// Addresses of clients in logs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessAddresses {
+    /// As they are.
+    #[default]
+    Full,
+    /// Their networks.
+    Truncated,
+    /// Pseudonyms of a day.
+    Hashed,
+    /// None.
+    None,
 }
 
 /// The format of log lines.

@@ -89,6 +89,8 @@ fn other_value(key: &str, default: &Value) -> String {
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),
         ("log.access", _) => "log".to_owned(),
+        ("log.access_format", _) => "json".to_owned(),
+        ("log.access_addresses", _) => "truncated".to_owned(),
         _ => "something".to_owned(),
     }
 }
@@ -106,6 +108,7 @@ fn every_key_can_be_set_by_its_variable() {
             "admin.tls_certificate" => &[("admin.tls_key", "other")],
             "admin.tls_key" => &[("admin.tls_certificate", "other")],
             "policy.caches" => &[("http.hosts", "other")],
+            "log.access_file" => &[("log.access_format", "text")],
             _ => &[],
         };
         environment.extend(others.iter().map(|(other, value)| (keys::variable(other), (*value).to_owned())));
@@ -368,4 +371,15 @@ fn a_secret_is_never_shown() {
     let shown = toml::to_string(&loaded.config).expect("renders");
     assert!(shown.contains("token = \"***\"") && !shown.contains("hunter2"), "{shown}");
     assert!(!format!("{loaded:?}").contains("hunter2"));
+}
+
+#[test]
+fn a_file_of_the_access_log_needs_a_format_of_its_own() {
+    let file = ("CAUSEWAY_LOG_ACCESS_FILE", "access.log");
+    let error = error_of(&[], &[file]);
+    assert!(error.contains("log.access_file") && error.contains("log.access_format = \"text\""), "{error}");
+    for format in ["text", "json", "combined"] {
+        let loaded = with(&[], &[file, ("CAUSEWAY_LOG_ACCESS_FORMAT", format)]).expect("loads");
+        assert_eq!(loaded.config.log.access_file, PathBuf::from("access.log"));
+    }
 }

@@ -208,8 +208,10 @@ impl http_body::Body for Body {
             if let Some(listed) = &self.listed {
                 listed.waits();
             }
+            self.exchange.waits_for_content(true);
             return Poll::Pending;
         };
+        self.exchange.waits_for_content(false);
         let next = self.check(next, in_memory);
         self.note(&next);
         Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))

@@ -19,7 +19,8 @@
 //! | [`errors`] | the status and text of each error |
 //! | [`routing_v1`] | the Delegated Routing V1 HTTP API |
 //! | [`limits`], [`workers`] | limits of one request; threads for CPU-bound responses |
-//! | [`running`], [`access_log`], [`metrics`] | requests in progress; the log of ended requests; metrics |
+//! | [`running`], [`access_log`] | requests in progress; the logs of ended and of slow requests |
+//! | [`metrics`], [`latency`] | metrics; histograms of latencies whose quantiles can be read |
 //! | [`landing`], [`mod@html`] | the page at `/`; parts that all pages share |
 //! | [`invalidate`] | cache invalidation by a purge |
 
@@ -32,6 +33,7 @@ pub mod headers;
 pub mod html;
 pub mod invalidate;
 pub mod landing;
+pub mod latency;
 pub mod limits;
 pub mod listen;
 pub mod metrics;

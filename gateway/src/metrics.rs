@@ -4,13 +4,16 @@
 //! are resolved at start, so that a request needs no look-up by label.
 
 use crate::access_log::AccessLine;
-use http::{Method, StatusCode};
+use crate::latency::{LatencyHistogram, LatencySnapshot};
+use crate::running::StepClock;
+use http::{HeaderMap, Method, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use services::access_log::record::ContentTier;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +27,8 @@ const COUNTED_BYTES_MIN: u64 = 1 << 20;
 
 const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
+/// The tiers of responses; the last is that of responses without content.
+const TIERS: [&str; 4] = [ContentTier::Ram.name(), ContentTier::Disk.name(), ContentTier::Network.name(), "none"];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
@@ -34,6 +39,11 @@ struct RequestLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: Abort,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabel {
+    tier: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -95,6 +105,13 @@ p2p_bridge::metrics! {
             "Requests that were answered with 429 or 503 because a limit was reached, by limit";
         paths: Family<ResultLabel, Counter> = "causeway_http_path_lookups",
             "Look-ups in the cache of resolved paths, by result";
+        tier_requests: Family<TierLabel, Counter> = "causeway_http_tier_requests",
+            "Answered requests, by the farthest tier that was read for the first byte: ram, disk, network, or none \
+             without content";
+        tier_bytes: Family<TierLabel, Counter> = "causeway_http_tier_bytes",
+            "Bytes of response bodies, by the farthest tier that was read for the first byte";
+        tier_first_byte: Family<TierLabel, LatencyHistogram> = "causeway_http_tier_first_byte_seconds",
+            "Time from a request's head to its response's head, in seconds, by the farthest tier that was read for it";
         listings: Family<ResultLabel, Counter> = "causeway_http_listings",
             "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
              generates the page (joined)";
@@ -162,6 +179,7 @@ impl TlsMetrics {
 #[derive(Debug)]
 pub struct HttpMetrics {
     requests: [[Counter; CLASSES.len()]; METHODS.len()],
+    tiers: [ResponseTier; TIERS.len()],
     aborted: [Counter; Abort::ALL.len()],
     rejected: [Counter; RequestLimit::ALL.len()],
     /// Paths that were answered from the cache of resolved paths.
@@ -176,8 +194,29 @@ pub struct HttpMetrics {
     pub tls: TlsMetrics,
 }
 
+/// Responses with content of one tier.
+#[derive(Debug)]
+struct ResponseTier {
+    requests: Counter,
+    bytes: Counter,
+    first_byte: LatencyHistogram,
+}
+
+/// The responses with content of one tier, or without content.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TierResponses {
+    /// `ram`, `disk`, `network` or `none`.
+    pub tier: &'static str,
+    /// Answered requests.
+    pub requests: u64,
+    /// Bytes of their bodies.
+    pub bytes: u64,
+    /// The times to their first bytes.
+    pub first_byte: LatencySnapshot,
+}
+
 /// The counters and gauges of the public listener.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct HttpFigures {
     /// Answered requests, by class of status.
     pub requests: Vec<(&'static str, u64)>,
@@ -189,6 +228,8 @@ pub struct HttpFigures {
     pub bytes: u64,
     /// Aborted responses.
     pub aborted: u64,
+    /// Responses by tier.
+    pub tiers: Vec<TierResponses>,
 }
 
 /// Requests for pages of listings, by result.
@@ -205,12 +246,22 @@ pub struct ListingMetrics {
 impl HttpMetrics {
     /// Registers all metrics under their full names. Call it once for a registry.
     pub fn register(registry: &mut Registry) -> Self {
-        let Families { requests, aborted, rejected, paths, listings } = Families::registered(registry);
+        let Families { requests, tier_requests, tier_bytes, tier_first_byte, aborted, rejected, paths, listings } =
+            Families::registered(registry);
+        let tier = |tier| {
+            let label = TierLabel { tier };
+            ResponseTier {
+                requests: tier_requests.get_or_create_owned(&label),
+                bytes: tier_bytes.get_or_create_owned(&label),
+                first_byte: tier_first_byte.get_or_create_owned(&label),
+            }
+        };
         let path = |result| paths.get_or_create_owned(&ResultLabel { result });
         let listing = |result| listings.get_or_create_owned(&ResultLabel { result });
         Self {
             requests: METHODS
                 .map(|method| CLASSES.map(|code| requests.get_or_create_owned(&RequestLabels { method, code }))),
+            tiers: TIERS.map(tier),
             aborted: Abort::ALL.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
             rejected: RequestLimit::ALL.map(|limit| rejected.get_or_create_owned(&LimitLabel { limit })),
             path_hits: path("hit"),
@@ -230,6 +281,7 @@ impl HttpMetrics {
             connections: self.plain.connections.get(),
             bytes: self.plain.bytes.get(),
             aborted: self.aborted.iter().map(|counter| counter.get()).sum(),
+            tiers: TIERS.into_iter().zip(&self.tiers).map(|(tier, metrics)| metrics.figures(tier)).collect(),
         }
     }
 
@@ -244,6 +296,13 @@ impl HttpMetrics {
     }
 }
 
+impl ResponseTier {
+    fn figures(&self, tier: &'static str) -> TierResponses {
+        let Self { requests, bytes, first_byte } = self;
+        TierResponses { tier, requests: requests.get(), bytes: bytes.get(), first_byte: first_byte.snapshot() }
+    }
+}
+
 fn method_index(method: &Method) -> usize {
     METHODS.iter().position(|name| *name == method.as_str()).unwrap_or(METHODS.len() - 1)
 }
@@ -255,6 +314,8 @@ pub struct Exchange {
     started: Instant,
     method: usize,
     head_sent: bool,
+    /// The index of the content's tier.
+    tier: usize,
     /// Bytes that are not counted yet.
     body_bytes: u64,
     end: Option<Abort>,
@@ -271,6 +332,7 @@ impl Exchange {
             started: Instant::now(),
             method: method_index(method),
             head_sent: false,
+            tier: TIERS.len() - 1,
             body_bytes: 0,
             end: Some(Abort::Client),
             access: None,
@@ -292,14 +354,33 @@ impl Exchange {
         self.started.elapsed()
     }
 
-    /// Records the response's head; `tier` is the source of the content, if the response has content.
-    pub fn head(&mut self, status: StatusCode, tier: Option<&'static str>) {
-        self.head_sent = true;
+    /// Has the log of slow requests tell how long the steps to the response's head took, if they are timed.
+    pub fn time_steps(&mut self, clock: Option<Arc<StepClock>>) {
         if let Some(access) = &mut self.access {
-            access.head(status, tier);
+            access.time_steps(clock);
         }
+    }
+
+    /// Records the response's head; `tier` is the source of the content, if the response has content.
+    pub fn head(&mut self, status: StatusCode, headers: &HeaderMap, tier: Option<ContentTier>) {
+        self.head_sent = true;
+        let took = self.started.elapsed();
+        if let Some(access) = &mut self.access {
+            access.head(status, headers, tier, took);
+        }
+        self.tier = tier.map_or(TIERS.len() - 1, |tier| tier as usize);
+        let of_tier = &self.metrics.tiers[self.tier];
+        of_tier.requests.inc();
+        of_tier.first_byte.observe(took);
         self.metrics.requests(self.method, status).inc();
-        self.metrics.plain.first_byte.observe(self.started.elapsed().as_secs_f64());
+        self.metrics.plain.first_byte.observe(took.as_secs_f64());
+    }
+
+    /// Records whether the client could take more of the body than there is.
+    pub fn waits_for_content(&mut self, waits: bool) {
+        if let Some(access) = &mut self.access {
+            access.waits_for_content(waits);
+        }
     }
 
     /// Counts bytes of the body.
@@ -310,8 +391,14 @@ impl Exchange {
         }
         // A long body is counted while it is sent, so that rates are current.
         if self.body_bytes >= COUNTED_BYTES_MIN {
-            self.metrics.plain.bytes.inc_by(std::mem::take(&mut self.body_bytes));
+            self.count_bytes();
         }
+    }
+
+    fn count_bytes(&mut self) {
+        let bytes = std::mem::take(&mut self.body_bytes);
+        self.metrics.plain.bytes.inc_by(bytes);
+        self.metrics.tiers[self.tier].bytes.inc_by(bytes);
     }
 
     /// The whole body was sent.
@@ -327,14 +414,14 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let Self { metrics, started, .. } = self;
-        metrics.plain.in_flight.dec();
-        metrics.plain.bytes.inc_by(self.body_bytes);
-        let took = started.elapsed();
-        metrics.plain.duration.observe(took.as_secs_f64());
-        if let Some(access) = &self.access {
+        self.count_bytes();
+        let took = self.started.elapsed();
+        if let Some(access) = &mut self.access {
             access.write(took, self.end.is_none());
         }
+        let metrics = &self.metrics;
+        metrics.plain.in_flight.dec();
+        metrics.plain.duration.observe(took.as_secs_f64());
         match self.end {
             Some(_) if !self.head_sent => _ = metrics.plain.cancelled.inc(),
             Some(reason) => _ = metrics.aborted[reason as usize].inc(),
@@ -371,16 +458,17 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let begin = |method| Exchange::begin(&metrics, &method);
+        let headers = HeaderMap::new();
 
         let mut whole = begin(Method::GET);
-        whole.head(StatusCode::OK, None);
+        whole.head(StatusCode::OK, &headers, Some(ContentTier::Disk));
         whole.sent(10);
         whole.complete();
         let mut broken = begin(Method::GET);
-        broken.head(StatusCode::PARTIAL_CONTENT, None);
+        broken.head(StatusCode::PARTIAL_CONTENT, &headers, Some(ContentTier::Disk));
         broken.abort(Abort::Stalled);
         let mut left = begin(Method::HEAD);
-        left.head(StatusCode::NOT_FOUND, None);
+        left.head(StatusCode::NOT_FOUND, &headers, None);
         let cancelled = begin(Method::PUT);
         assert!(scrape(&registry).contains("causeway_http_requests_in_flight 4\n"));
         drop((whole, broken, left, cancelled));
@@ -395,6 +483,12 @@ mod tests {
             "causeway_http_response_bytes_total 10",
             "causeway_http_requests_in_flight 0",
             "causeway_http_duration_seconds_count 4",
+            "causeway_http_tier_requests_total{tier=\"ram\"} 0",
+            "causeway_http_tier_requests_total{tier=\"disk\"} 2",
+            "causeway_http_tier_requests_total{tier=\"none\"} 1",
+            "causeway_http_tier_bytes_total{tier=\"disk\"} 10",
+            "causeway_http_tier_first_byte_seconds_count{tier=\"disk\"} 2",
+            "causeway_http_tier_first_byte_seconds_bucket{le=\"+Inf\",tier=\"disk\"} 2",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

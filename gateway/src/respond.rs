@@ -122,7 +122,7 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     allow_every_origin(draft.headers_mut());
     let took = header(&format!("total;dur={:.3}", exchange.elapsed().as_secs_f64() * 1e3));
     draft.headers_mut().append("server-timing", took);
-    exchange.head(draft.status(), Tier::named_in(draft.headers()));
+    exchange.head(draft.status(), draft.headers(), Tier::named_in(draft.headers()));
     if let Some(listed) = &listed {
         listed.answered(draft.status());
     }

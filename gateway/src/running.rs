@@ -51,15 +51,84 @@ impl WaitReason {
     }
 }
 
+/// A step of a request on the way to the head of its response, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Waiting for a connection slot.
+    Admission,
+    /// Routing by its host, which may have a DNSLink.
+    Host,
+    /// Resolution of the name that its path begins with.
+    Name,
+    /// Resolution of its path.
+    Path,
+    /// The rest, of which the first block of the content takes the most.
+    FirstBlock,
+}
+
+impl Step {
+    const ALL: [Self; 5] = [Self::Admission, Self::Host, Self::Name, Self::Path, Self::FirstBlock];
+}
+
+/// When the steps of a request ended.
+#[derive(Debug)]
+pub struct StepClock {
+    started: Instant,
+    /// Microseconds after the start, plus one; zero if the step has not ended.
+    ends: [AtomicU64; Step::ALL.len()],
+}
+
+impl StepClock {
+    /// The clock of a request that was received at `started`.
+    pub fn new(started: Instant) -> Self {
+        Self { started, ends: Default::default() }
+    }
+
+    fn ended(&self, step: Step) {
+        let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.ends[step as usize].store(micros.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// How long each step took that the request had, if the response began, or the client disconnected, after `took`.
+    /// The time since the last step that has ended is that of the next step.
+    pub fn steps(&self, took: Duration) -> Vec<(Step, Duration)> {
+        let ends = self.ends.each_ref().map(|end| end.load(Ordering::Relaxed));
+        let last = ends.iter().rposition(|end| *end > 0);
+        let (mut steps, mut before) = (Vec::new(), Duration::ZERO);
+        for (step, end) in Step::ALL.into_iter().zip(ends).filter(|(_, end)| *end > 0) {
+            let end = Duration::from_micros(end - 1);
+            steps.push((step, end.saturating_sub(before)));
+            before = end.max(before);
+        }
+        let unfinished = last.map_or(0, |last| last + 1);
+        steps.extend(Step::ALL.get(unfinished).map(|step| (*step, took.saturating_sub(before))));
+        steps
+    }
+}
+
 /// The current state of a request. A change is one store without allocation; once the request is listed, its entry
 /// shows each change.
 #[derive(Debug, Default)]
 pub struct Phase {
     waits: AtomicWaitReason,
     listed: OnceLock<Arc<RequestState>>,
+    /// If its steps are timed.
+    clock: Option<Arc<StepClock>>,
 }
 
 impl Phase {
+    /// The state of a request that has just been received, with the clock of its steps if they are timed.
+    pub fn timed(clock: Option<Arc<StepClock>>) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
+    /// Records that a step has ended, if steps are timed.
+    pub fn ended(&self, step: Step) {
+        if let Some(clock) = &self.clock {
+            clock.ended(step);
+        }
+    }
+
     /// Changes the state.
     pub fn enter(&self, reason: WaitReason) {
         self.listed.get().map_or(&self.waits, |entry| &entry.waits).set(reason);
@@ -239,6 +308,31 @@ impl Drop for RunningRequest {
 mod tests {
     use super::*;
     use http::Request;
+
+    #[test]
+    fn the_time_of_a_request_is_that_of_its_steps() {
+        let ms = Duration::from_millis;
+        // Ends in milliseconds after the start; zero if a step has not ended.
+        let table = [
+            ([0, 0, 0, 0, 0], vec![(Step::Admission, 100)]),
+            ([10, 0, 0, 0, 0], vec![(Step::Admission, 10), (Step::Host, 90)]),
+            ([10, 20, 0, 0, 0], vec![(Step::Admission, 10), (Step::Host, 10), (Step::Name, 80)]),
+            (
+                [1, 2, 30, 60, 0],
+                vec![(Step::Admission, 1), (Step::Host, 1), (Step::Name, 28), (Step::Path, 30), (Step::FirstBlock, 40)],
+            ),
+            // A path that is cached has no step for its name.
+            ([1, 2, 0, 3, 0], vec![(Step::Admission, 1), (Step::Host, 1), (Step::Path, 1), (Step::FirstBlock, 97)]),
+        ];
+        for (ends, expected) in table {
+            let clock = StepClock::new(Instant::now());
+            for (end, at) in clock.ends.iter().zip(ends) {
+                end.store(if at == 0 { 0 } else { at * 1000 + 1 }, Ordering::Relaxed);
+            }
+            let expected: Vec<_> = expected.into_iter().map(|(step, took)| (step, ms(took))).collect();
+            assert_eq!(clock.steps(ms(100)), expected, "{ends:?}");
+        }
+    }
 
     #[test]
     fn requests_are_listed_until_they_end() {

@@ -7,6 +7,7 @@
 //! | module | concern |
 //! |---|---|
 //! | [`access`] | authentication and authorisation by bearer tokens |
+//! | [`access_log`] | the access log: records, formats, the file |
 //! | [`audit`] | the audit log |
 //! | [`pinning`] | the pin service: pin requests, and the workers that fetch their DAGs |
 //! | [`uploads`] | uploads of files, folders and CARs, which become pinned blocks; resumable uploads |
@@ -22,6 +23,7 @@
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod access;
+pub mod access_log;
 pub mod audit;
 pub mod client_budgets;
 pub mod denylists;

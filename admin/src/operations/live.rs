@@ -12,7 +12,7 @@ use crate::http::long_running;
 use crate::http::parameters::Parameters;
 use crate::operations::Operations;
 use api::peers::CarriedView;
-use api::stats::{HttpView, NetworkView, RatesView, StatsView, StoreView, TierView, TiersView};
+use api::stats::{HttpView, NetworkView, RatesView, ResponseTierView, StatsView, StoreView, TierView, TiersView};
 use api::text::seconds;
 use axum::body::Body;
 use axum::extract::State;
@@ -22,6 +22,7 @@ use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use cache::{StoreStats, TierFigures};
 use futures::stream::{self, StreamExt as _};
+use gateway::metrics::TierResponses;
 use p2p_bridge::epoch;
 use p2p_bridge::peers::Load;
 use services::access::Principal;
@@ -41,6 +42,17 @@ const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
 pub(super) fn tier_view(figures: TierFigures) -> TierView {
     let TierFigures { hits, misses, errors, bytes } = figures;
     TierView { hits, misses, errors, bytes }
+}
+
+fn response_tier(responses: &TierResponses) -> ResponseTierView {
+    let TierResponses { requests, bytes, first_byte, .. } = responses;
+    let quantile = |share| first_byte.quantile(share).map(seconds);
+    ResponseTierView {
+        requests: *requests,
+        sent_bytes: *bytes,
+        first_byte_median_seconds: quantile(0.5),
+        first_byte_p95_seconds: quantile(0.95),
+    }
 }
 
 /// The current statistics.
@@ -173,6 +185,11 @@ impl Operations {
                 connections: http.connections,
                 sent_bytes: http.bytes,
                 aborted: http.aborted,
+                tiers: http
+                    .tiers
+                    .iter()
+                    .map(|responses| (responses.tier.to_owned(), response_tier(responses)))
+                    .collect(),
             },
             tiers: TiersView {
                 ram: tier_view(tiers.ram),

@@ -12,8 +12,9 @@ use admin::kubo_rpc::{self, Rpc};
 use admin::operations::{self, NodeAddresses, Operations};
 use anyhow::Context as _;
 use cache::{BlockStore, Ram, RamPolicy, TierMetrics, Tiers};
-use config::{Config, ConfigError, Loaded};
+use config::{AccessFormat, AccessLog, Config, ConfigError, Loaded};
 use content::{Cid, Policy};
+use gateway::access_log::RequestLog;
 use gateway::limits::RequestLimits;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
@@ -24,6 +25,7 @@ use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use services::access::authenticator::{self, Authenticator};
+use services::access_log::writer::{AccessLogMetrics, AccessLogWriter};
 use services::audit::AuditLog;
 use services::denylists::served::PeerSource;
 use services::denylists::takedown::{FrontCaches, Predictor};
@@ -57,6 +59,8 @@ pub(super) struct Assembly<'a> {
     pub metrics: Arc<HttpMetrics>,
     /// Cancelled when an operator stops the process through the admin API.
     pub stop: CancellationToken,
+    /// The queue of access log lines, if they have a format of their own.
+    pub access_log: Option<Arc<AccessLogWriter>>,
 }
 
 /// The local tiers, and the content policy.
@@ -88,14 +92,18 @@ pub(super) struct Services {
 }
 
 impl<'a> Assembly<'a> {
-    /// An assembly with the settings and an empty registry.
-    pub fn new(loaded: &'a Loaded) -> Self {
+    /// An assembly with the settings, and a registry with the metrics that need nothing else. Opens the access log.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when the file of the access log cannot be written.
+    pub fn new(loaded: &'a Loaded) -> Result<Self, ConfigError> {
         let mut registry = Registry::default();
         process::register(&mut registry);
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
         let supervisor = Supervisor::new(Arc::clone(&health));
-        Self { loaded, registry, health, supervisor, metrics, stop: CancellationToken::new() }
+        let access_log = access_log(loaded, AccessLogMetrics::register(&mut registry))?;
+        Ok(Self { loaded, registry, health, supervisor, metrics, stop: CancellationToken::new(), access_log })
     }
 
     /// Opens the store, the keys and the denylists.
@@ -189,7 +197,8 @@ impl<'a> Assembly<'a> {
             health: Arc::clone(&self.health),
             welcome: reached.welcome,
         };
-        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()));
+        let log = RequestLog::new(&self.loaded.config.log, self.access_log.clone());
+        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()).logging_to(log));
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.invalidate_caches()));
         gateway
@@ -288,6 +297,18 @@ impl<'a> Assembly<'a> {
         let path = self.loaded.config.data_dir.join(file);
         self.loaded.error("data_dir", format!("{} cannot be used: {error}", path.display()))
     }
+}
+
+/// Opens the access log, if it is enabled and is not part of the log.
+fn access_log(loaded: &Loaded, metrics: AccessLogMetrics) -> Result<Option<Arc<AccessLogWriter>>, ConfigError> {
+    let log = &loaded.config.log;
+    if log.access == AccessLog::Off || log.access_format == AccessFormat::Log {
+        if !log.access_file.as_os_str().is_empty() {
+            tracing::warn!("log.access_file is set, but nothing is written there: set log.access = \"log\"");
+        }
+        return Ok(None);
+    }
+    AccessLogWriter::start(log, metrics).map(Some).map_err(|reason| loaded.error("log.access_file", reason))
 }
 
 /// Pins the welcome site, if it is enabled, and returns its root. A failure does not prevent the start.

@@ -26,6 +26,7 @@ use gateway::listen::server::ConnectionLimits;
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
 use services::access::authenticator::NO_ADMIN;
+use services::access_log::writer::AccessLogWriter;
 use services::audit::AuditLog;
 use services::denylists::{ListUpdater, Lists};
 use services::front_caches::Senders;
@@ -39,6 +40,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+
+/// How long the drain waits for the last lines of the access log.
+const ACCESS_LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// A node that serves.
 pub struct Node {
@@ -55,6 +59,7 @@ pub struct Node {
     names: Arc<Names>,
     publisher: Arc<Publisher>,
     certificates: Certificates,
+    access_log: Option<Arc<AccessLogWriter>>,
     public: Drain,
     admin: Drain,
     drain_timeout: Duration,
@@ -109,7 +114,7 @@ impl Node {
     /// store or the network.
     pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
         let listeners = Listeners::bind(loaded).await?;
-        let mut assembly = Assembly::new(loaded);
+        let mut assembly = Assembly::new(loaded)?;
         let (storage, keys) = assembly.storage().await?;
         let reached = assembly.network(&storage, keys).await?;
         let services = assembly.services(&storage, &reached).await?;
@@ -125,6 +130,7 @@ impl Node {
         };
         let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());
         let (metrics, stop) = (Arc::clone(&assembly.metrics), assembly.stop.clone());
+        let access_log = assembly.access_log.clone();
         let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
         let http = &loaded.config.http;
         let limits = ConnectionLimits::of(http);
@@ -132,6 +138,7 @@ impl Node {
         let (public, admin) = listeners.serve(&limits, &metrics, (gateway, admin), &supervisor);
         let node = Self {
             certificates,
+            access_log,
             public,
             admin,
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
@@ -178,9 +185,10 @@ impl Node {
         written.context("the keys cannot be used")?.context("the keys cannot be used")
     }
 
-    /// Reads the settings and certificates again and applies what can change at run time. `running` has the settings of
-    /// the start, `flags` those of the command line.
+    /// Opens the access log again, reads the settings and certificates again, and applies what can change at run time.
+    /// `running` has the settings of the start, `flags` those of the command line.
     pub async fn reload(&self, running: &Loaded, flags: &Flags) {
+        self.access_log.iter().for_each(|log| log.reopen());
         self.certificates.reload();
         crate::reload::reload(running, flags, &self.lists, &self.names).await;
     }
@@ -212,10 +220,21 @@ impl Node {
         self.pins.stop().await;
         self.network.shutdown().await;
         self.names.save().await;
+        if let Some(log) = self.access_log {
+            close_access_log(log).await;
+        }
         self.disk.close().await.context("the store did not close cleanly")?;
         // Last, so that operators can watch the drain. Requests of this listener are short.
         self.admin.finish(Duration::from_secs(1)).await;
         Ok(())
+    }
+}
+
+/// Writes the queued lines of the access log. A disk that hangs delays the drain for a few seconds.
+async fn close_access_log(log: Arc<AccessLogWriter>) {
+    let closed = tokio::task::spawn_blocking(move || log.close(ACCESS_LOG_CLOSE_MAX)).await;
+    if !closed.unwrap_or(false) {
+        tracing::warn!("the last lines of the access log were not written in time");
     }
 }
 

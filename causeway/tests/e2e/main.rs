@@ -34,12 +34,14 @@
 //! | [`https`] | HTTPS and HTTP/2, asked by curl, and certificates that are renewed |
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
+//! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
 //! | [`soak`] | a soak test, in `make test-long` only |
 
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
+mod access_log;
 mod coalescing;
 mod commands;
 mod control;

@@ -6,11 +6,11 @@ use crate::progress::brief;
 use crate::remote::address::query;
 use crate::remote::connect;
 use crate::store_cli::printable;
-use crate::values::moment;
+use crate::values::{latency, moment, share};
 use anyhow::Context as _;
 use api::node::NodeView;
 use api::requests::{RequestView, RequestsView};
-use api::stats::{RatesView, StatsView, TierView};
+use api::stats::{HttpView, RatesView, ResponseTierView, StatsView, TierView};
 use api::text::size;
 use clap::Args;
 use config::Loaded;
@@ -26,7 +26,8 @@ Examples:
   causeway stats --watch                   a line every second, until Ctrl-C
   causeway stats --watch --json | jq .rates.requests
 
-\"causeway store stats\" has more about the store, and /metrics of the admin listener all metrics for Prometheus.";
+\"causeway store stats\" has more about the store, and /metrics of the admin listener all metrics for Prometheus. \
+\"causeway report\" evaluates access logs.";
 
 /// `causeway stats`
 #[derive(Debug, Args)]
@@ -98,6 +99,7 @@ fn stats_text(stats: &StatsView) -> String {
         "in flight    requests {}, of them waiting {}; connections {}",
         http.in_flight, http.waiting, http.connections
     );
+    text.push_str(&response_tiers(http));
     for (name, tier) in [("memory", &tiers.ram), ("disk", &tiers.disk), ("network", &tiers.network)] {
         let TierView { hits, misses, bytes, .. } = tier;
         _ = writeln!(text, "{name:12} {} ({}), {misses} misses", count(*hits, "block"), size(*bytes));
@@ -135,6 +137,29 @@ fn stats_text(stats: &StatsView) -> String {
         );
     }
     text
+}
+
+/// Responses with content by tier: their shares and latencies, as in Table 5 of the paper. Empty without any.
+fn response_tiers(http: &HttpView) -> String {
+    let tiers = [("memory", "ram"), ("disk", "disk"), ("network", "network")];
+    let found = tiers.iter().filter_map(|(name, key)| Some((*name, http.tiers.get(*key)?)));
+    let found: Vec<(&str, &ResponseTierView)> = found.collect();
+    let (requests, bytes) =
+        found.iter().fold((0, 0), |(requests, bytes), (_, tier)| (requests + tier.requests, bytes + tier.sent_bytes));
+    if requests == 0 {
+        return String::new();
+    }
+    let latency = |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), latency);
+    let row = |(name, tier): (&str, &ResponseTierView)| {
+        [
+            format!("  {name}"),
+            share(tier.requests, requests),
+            share(tier.sent_bytes, bytes),
+            latency(tier.first_byte_median_seconds),
+            latency(tier.first_byte_p95_seconds),
+        ]
+    };
+    table(["content from", "REQUESTS", "BYTES", "FIRST BYTE (MEDIAN)", "95 %"], found.into_iter().map(row))
 }
 
 /// `causeway requests`

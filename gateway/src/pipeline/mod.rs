@@ -13,7 +13,7 @@
 //! the parts that a cache hit does not await are boxed, and so is the whole future: a hit needs 4 KB instead of 11, and
 //! an idle connection nothing.
 
-use crate::access_log::AccessLine;
+use crate::access_log::RequestLog;
 use crate::body::{Body, Content};
 use crate::errors::Problem;
 use crate::headers::header;
@@ -39,7 +39,7 @@ use crate::resolve::source::{LimitedClient, RootSource, Sources, Tier};
 use crate::resolve::{Entity, Freshness, PathTarget, Target};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
-use crate::running::{Phase, Running, RunningRequest, WaitReason};
+use crate::running::{Phase, Running, RunningRequest, Step, StepClock, WaitReason};
 use crate::workers::Workers;
 use content::path::Root;
 use content::walk::WalkError;
@@ -86,6 +86,7 @@ pub struct Gateway {
     trusted_proxies: Vec<IpNet>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
+    log: Arc<RequestLog>,
     health: Arc<Health>,
     /// The root of the welcome site, which the landing page links to.
     welcome: Option<Cid>,
@@ -157,6 +158,7 @@ impl Gateway {
             trusted_proxies: http.trusted_proxies.clone(),
             routing,
             metrics,
+            log: Arc::default(),
             health,
             welcome,
             names,
@@ -164,6 +166,12 @@ impl Gateway {
             shared_max_age_seconds: http.shared_max_age_seconds,
             running: Running::default(),
         }
+    }
+
+    /// Logs requests as `log` says, instead of as events with full addresses.
+    #[must_use]
+    pub fn logging_to(self, log: RequestLog) -> Self {
+        Self { log: Arc::new(log), ..self }
     }
 
     /// The limits of a request.
@@ -236,8 +244,10 @@ impl Gateway {
             head = request.into_parts().0;
         }
         let mut exchange = Exchange::begin(&self.metrics, &head.method);
-        exchange.log(AccessLine::begin(&head, &client));
-        let phase = Phase::default();
+        exchange.log(self.log.begin(&head, &client));
+        let clock = self.log.logs_slow_requests().then(|| Arc::new(StepClock::new(exchange.started())));
+        let phase = Phase::timed(clock.clone());
+        exchange.time_steps(clock);
         let mut listed = None;
         // Most requests are answered at once and need no timer.
         let answer = {
@@ -269,7 +279,9 @@ impl Gateway {
             Ok(draft) => draft,
             Err(problem) => {
                 let path = head.uri.path();
-                tracing::debug!(client = %client.address, path, %problem, "the request was answered with an error");
+                tracing::debug!(
+                    client = self.log.address(client.address), path, %problem, "the request was answered with an error"
+                );
                 let mut page = respond::page(problem.response(&head.headers));
                 page.extensions_mut().insert(Arc::new(problem));
                 page
@@ -322,6 +334,7 @@ impl Gateway {
         if !request::is_health_check(head.uri.path()) || self.router.is_site(client) {
             connection.admitted().await?;
         }
+        phase.ended(Step::Admission);
         self.answer(head, client, phase).await
     }
 
@@ -345,7 +358,9 @@ impl Gateway {
             Subject::Health | Subject::Ready | Subject::Content => {}
         }
         let mut ask = Ask::read(head)?;
-        let draft = match self.with_lookup_permit(client, self.router.route(client, &mut ask)).await? {
+        let route = self.with_lookup_permit(client, self.router.route(client, &mut ask)).await?;
+        phase.ended(Step::Host);
+        let draft = match route {
             Route::Content(place) => check_precondition(&ask, self.content(&ask, &place, client, phase).await?)?,
             Route::Landing => respond::page(landing::page(self.welcome.as_ref())),
             Route::Redirect(status, location) => redirect(status, location),
@@ -376,6 +391,7 @@ impl Gateway {
         // A path that begins with a CID is its own cache key.
         let freshness = if place.certain { Freshness::Immutable } else { Freshness::For(Duration::ZERO) };
         if let Some(entity) = self.cached_file(ask, &ask.path, generation) {
+            phase.ended(Step::Path);
             return self.file(ask, client, freshness, &ask.path, entity).await;
         }
         Box::pin(self.resolve_and_represent(ask, place, client, generation, phase)).await
@@ -398,10 +414,11 @@ impl Gateway {
         }
         let mut target = self.with_lookup_permit(client, Target::of(path, &*self.names, &*self.policy)).await?;
         phase.enter(WaitReason::Content);
+        phase.ended(Step::Name);
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
         }
-        if let Some(draft) = self.cached(ask, place, client, &target, generation).await {
+        if let Some(draft) = self.cached(ask, place, client, (&target, generation), phase).await {
             return draft;
         }
         self.metrics.path_misses.inc();
@@ -420,6 +437,7 @@ impl Gateway {
             is_requested_path: true,
             source: &source,
             generation,
+            phase,
         };
         let represented = match self.represent(&cx).await.map_err(|problem| only_if_cached_error(ask, problem)) {
             // A site with its own origin can have rules for missing paths.
@@ -439,12 +457,13 @@ impl Gateway {
         ask: &Ask<'_>,
         place: &Place,
         client: &Client,
-        target: &Target,
-        generation: u64,
+        (target, generation): (&Target, u64),
+        phase: &Phase,
     ) -> Option<Result<Draft, Problem>> {
         if target.freshness != Freshness::Immutable {
             let key = target.key();
             if let Some(entity) = self.cached_file(ask, &key, generation) {
+                phase.ended(Step::Path);
                 return Some(self.file(ask, client, target.freshness, &key, entity).await);
             }
         }
@@ -510,7 +529,10 @@ impl Gateway {
     /// The content at the end of the path, in its own format.
     async fn native(&self, cx: &Context<'_>) -> Result<Draft, Problem> {
         let shows_index = cx.ask.wanted.format != Format::Json;
-        match self.resources.path_resolver.resolve(cx.source, cx.target, cx.generation, shows_index).await? {
+        let resolving = self.resources.path_resolver.resolve(cx.source, cx.target, cx.generation, shows_index);
+        let found = resolving.await?;
+        cx.phase.ended(Step::Path);
+        match found {
             PathTarget::File(entity, block) => {
                 let key = self.key_of(cx);
                 let cache_entity = |entity: &Arc<Entity>| {

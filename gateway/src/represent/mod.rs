@@ -42,6 +42,7 @@ use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{RootSource, Tier};
 use crate::resolve::{Target, etag_of};
 use crate::respond::Draft;
+use crate::running::{Phase, Step};
 use crate::workers::Workers;
 use content::walk::Resolved;
 use http::HeaderValue;
@@ -95,6 +96,8 @@ pub struct Context<'a> {
     pub source: &'a Arc<RootSource>,
     /// The policy's generation at the start of the request.
     pub generation: u64,
+    /// The state of the request, whose steps may be timed.
+    pub phase: &'a Phase,
 }
 
 impl<'a> Context<'a> {
@@ -113,7 +116,9 @@ impl<'a> Context<'a> {
     /// # Errors
     /// [`Problem`] when the path cannot be resolved or a block cannot be fetched.
     pub async fn walk(&self) -> Result<Resolved, Problem> {
-        self.resources.path_resolver.block(self.source, self.target, self.generation).await
+        let resolved = self.resources.path_resolver.block(self.source, self.target, self.generation).await?;
+        self.phase.ended(Step::Path);
+        Ok(resolved)
     }
 }
 

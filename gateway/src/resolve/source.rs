@@ -11,6 +11,7 @@ use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use services::access_log::record::ContentTier;
 use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
 use std::net::IpAddr;
@@ -49,11 +50,11 @@ pub enum Tier {
 /// The header with the tier (<https://www.w3.org/TR/server-timing/>).
 pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// The tiers' names in the access log, and their values of `Server-Timing`.
-const TIERS: [(Tier, &str, &str); 3] = [
-    (Tier::Ram, "ram", "tier;desc=\"ram\""),
-    (Tier::Disk, "disk", "tier;desc=\"disk\""),
-    (Tier::Network, "network", "tier;desc=\"network\""),
+/// The tiers in logs and metrics, and their values of `Server-Timing`.
+const TIERS: [(Tier, ContentTier, &str); 3] = [
+    (Tier::Ram, ContentTier::Ram, "tier;desc=\"ram\""),
+    (Tier::Disk, ContentTier::Disk, "tier;desc=\"disk\""),
+    (Tier::Network, ContentTier::Network, "tier;desc=\"network\""),
 ];
 
 impl Tier {
@@ -63,10 +64,10 @@ impl Tier {
         HeaderValue::from_static(timing)
     }
 
-    /// The name of the tier in a response's headers, if it has content.
-    pub fn named_in(headers: &HeaderMap) -> Option<&'static str> {
+    /// The tier in a response's headers, if it has content.
+    pub fn named_in(headers: &HeaderMap) -> Option<ContentTier> {
         let mut timings = headers.get_all(SERVER_TIMING).iter();
-        timings.find_map(|value| TIERS.iter().find(|(.., timing)| value == timing).map(|(_, name, _)| *name))
+        timings.find_map(|value| TIERS.iter().find(|(.., timing)| value == timing).map(|(_, tier, _)| *tier))
     }
 }
 

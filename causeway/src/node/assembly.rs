@@ -91,9 +91,9 @@ impl<'a> Assembly<'a> {
     /// An assembly with the settings and an empty registry.
     pub fn new(loaded: &'a Loaded) -> Self {
         let mut registry = Registry::default();
-        process::register(&mut registry);
-        let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
+        process::register(&mut registry, &health, &loaded.config.data_dir);
+        let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let supervisor = Supervisor::new(Arc::clone(&health));
         Self { loaded, registry, health, supervisor, metrics, stop: CancellationToken::new() }
     }

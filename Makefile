@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-rpc test-monitoring test-helm test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -70,6 +70,9 @@ test-monitoring: build ## Test alert rules, recording rules and dashboards with 
 test-helm: ## Lint the Helm chart, and check what it renders against the schemas of Kubernetes
 	@scripts/install-missing api
 	scripts/helm-tests
+
+test-deb: build ## Install, upgrade and purge the Debian package in a new Debian (needs root and debootstrap)
+	scripts/deb-tests "$(CARGO_TARGET_DIR)/release/causeway"
 
 test-api: build ## Test the admin API against its description, deterministically, or with random requests for ARGS seconds
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)

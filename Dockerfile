@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
-# The gateway in an image of its own, without build tools and without root.
+# The gateway in an image of its own: without root, a shell, or anything else that it does not need.
 #
 #   make image
-#   docker run --rm -p 8080:8080 -p 4001:4001 -p 4001:4001/udp -v causeway:/data causeway
+#   docker run --rm --read-only --cap-drop ALL -p 8080:8080 -p 4001:4001 -p 4001:4001/udp -v causeway:/data causeway
 #
 # Commands find the gateway in its container: docker exec NAME causeway stats
 # Settings are CAUSEWAY_… variables. The admin listener stays on the container's own loopback, where
@@ -25,17 +25,29 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     && install -D --strip target/release/causeway /out/causeway \
     && install -d -m 0750 /out/data
 
-FROM debian:bookworm-slim
-# RocksDB is C++. Peers are authenticated by their keys; gateways and routers over HTTPS by certificates of authorities.
+# What the binary needs of Debian: the loader, its libraries (RocksDB is C++), and the certificates of authorities, for
+# gateways and routers over HTTPS. A whole Debian would be half of the image, with a shell and a package manager.
+FROM debian:bookworm-slim AS system
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates libstdc++6 \
-    && rm -rf /var/lib/apt/lists/*
-COPY --from=build /out/causeway /usr/local/bin/causeway
-COPY --from=build --chown=10001:10001 /out/data /data
+    && apt-get install --yes --no-install-recommends ca-certificates libstdc++6
+COPY --from=build /out/causeway /image/usr/local/bin/causeway
+COPY --from=build /out/data /image/data
+RUN ldd /image/usr/local/bin/causeway | grep -o '/lib[^ ]*' \
+        | xargs cp --dereference --parents --target-directory=/image \
+    && install -D --mode=644 /etc/ssl/certs/ca-certificates.crt /image/etc/ssl/certs/ca-certificates.crt \
+    && echo 'hosts: files dns' > /image/etc/nsswitch.conf \
+    && echo 'causeway:x:10001:10001::/data:/usr/sbin/nologin' > /image/etc/passwd \
+    && echo 'causeway:x:10001:' > /image/etc/group \
+    && chown 10001:10001 /image/data \
+    && /usr/sbin/chroot /image /usr/local/bin/causeway --version
+
+FROM scratch
+COPY --from=system /image /
 USER 10001:10001
 WORKDIR /data
 VOLUME /data
-ENV CAUSEWAY_DATA_DIR=/data \
+ENV PATH=/usr/local/bin \
+    CAUSEWAY_DATA_DIR=/data \
     CAUSEWAY_HTTP_LISTEN=0.0.0.0:8080
 # HTTP; peers over TCP; peers over QUIC.
 EXPOSE 8080 4001/tcp 4001/udp

@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build build-all install image test test-api test-browser test-compliance test-rpc test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -48,6 +48,12 @@ install: ## Install the built binary, manual pages and completions below PREFIX 
 image: ## Build the container image
 	docker build --tag causeway .
 
+deb: build ## Build a Debian package of the binary in the target directory
+	scripts/deb "$(CARGO_TARGET_DIR)/release/causeway" "$(CARGO_TARGET_DIR)"
+
+sbom: ## Print the software bill of materials of the binary (CycloneDX)
+	@scripts/sbom
+
 # "cargo test" puts the binary where "cargo build" does. A separate build would recompile much of it, because the tests'
 # dependencies enable more features of shared crates.
 test: lint kubo ## Check style, then run all tests, including those with a real Kubo and in a browser
@@ -56,6 +62,17 @@ test: lint kubo ## Check style, then run all tests, including those with a real 
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/monitoring-tests "$(CARGO_TARGET_DIR)/release/causeway"
+
+test-monitoring: build ## Test alert rules, recording rules and dashboards with a real Prometheus
+	scripts/monitoring-tests "$(CARGO_TARGET_DIR)/release/causeway"
+
+test-helm: ## Lint the Helm chart, and check what it renders against the schemas of Kubernetes
+	@scripts/install-missing api
+	scripts/helm-tests
+
+test-deb: build ## Install, upgrade and purge the Debian package in a new Debian (needs root and debootstrap)
+	scripts/deb-tests "$(CARGO_TARGET_DIR)/release/causeway"
 
 test-api: build ## Test the admin API against its description, deterministically, or with random requests for ARGS seconds
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
@@ -80,6 +97,8 @@ test-long: lint kubo ## Run all tests with more crash rounds and inputs, a soak 
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(FUZZ_SECONDS)
+	scripts/monitoring-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/helm-tests
 	scripts/fuzz $(FUZZ_SECONDS)
 
 lint: ## Check formatting, and run clippy

@@ -1,7 +1,8 @@
 //! Process metrics, with the standard names of Prometheus clients
-//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>), and build information.
+//! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>), build information, readiness, and
+//! the space of the data folder's file system.
 //!
-//! They are collected at each scrape. Without `/proc`, there are only the start time, the uptime and the build.
+//! They are collected at each scrape. Without `/proc`, the resource usage of the process is left out.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -9,8 +10,10 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
+use services::health::Health;
 use std::fmt;
-use std::sync::LazyLock;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The version of this build.
@@ -26,8 +29,9 @@ pub static VERSION_AND_COMMIT: LazyLock<String> = LazyLock::new(|| match COMMIT 
     None => VERSION.to_owned(),
 });
 
-/// Registers the process metrics and the build information. Call it once for a registry.
-pub fn register(registry: &mut Registry) {
+/// Registers the process metrics, the build information, whether `health` is ready, and the space of the file system
+/// that contains `data_dir`. Call it once for a registry.
+pub fn register(registry: &mut Registry, health: &Arc<Health>, data_dir: &Path) {
     let build = Family::<Vec<(&'static str, &'static str)>, Gauge>::default();
     build.get_or_create(&vec![("version", VERSION), ("commit", COMMIT.unwrap_or("unknown"))]).set(1);
     registry.register(
@@ -36,6 +40,7 @@ pub fn register(registry: &mut Registry) {
         build,
     );
     registry.register_collector(Box::new(Process::started_now()));
+    registry.register_collector(Box::new(Node { health: Arc::clone(health), data_dir: data_dir.to_owned() }));
 }
 
 #[derive(Debug)]
@@ -121,14 +126,41 @@ impl Collector for Process {
     }
 }
 
+/// The node as its operator sees it: whether it is ready, and the space that it has.
+#[derive(Debug)]
+struct Node {
+    health: Arc<Health>,
+    data_dir: PathBuf,
+}
+
+impl Collector for Node {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let ready = ConstGauge::new(i64::from(self.health.is_ready()));
+        let help = "1 while /readyz answers 200, else 0";
+        ready.encode(encoder.encode_descriptor("causeway_ready", help, None, ready.metric_type())?)?;
+        // Left out while the folder cannot be read, instead of a number that is wrong.
+        let Ok(space) = rustix::fs::statvfs(&self.data_dir) else { return Ok(()) };
+        let mut bytes = |name: &str, help: &str, blocks: u64| {
+            let gauge = ConstGauge::new(blocks.saturating_mul(space.f_frsize) as f64);
+            gauge.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), gauge.metric_type())?)
+        };
+        let available = "Space of the data folder's file system that the process may still use";
+        bytes("causeway_data_dir_available", available, space.f_bavail)?;
+        bytes("causeway_data_dir_size", "Size of the data folder's file system", space.f_blocks)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use services::health::Stage;
 
     #[test]
-    fn process_metrics_have_the_standard_names() {
+    fn metrics_of_the_process_and_the_node_have_the_documented_names() {
         let mut registry = Registry::default();
-        register(&mut registry);
+        let health = Arc::<Health>::default();
+        health.enter(Stage::Serving);
+        register(&mut registry, &health, &std::env::temp_dir());
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
         let value = |name: &str| {
@@ -139,6 +171,9 @@ mod tests {
         assert_eq!(value("causeway_build_info"), 1.0);
         assert!(text.contains(&format!("version=\"{VERSION}\"")), "{text}");
         assert!(value("process_start_time_seconds") > 1.7e9 && value("causeway_uptime_seconds") >= 0.0);
+        assert_eq!(value("causeway_ready"), 1.0);
+        assert!(value("causeway_data_dir_size_bytes") >= value("causeway_data_dir_available_bytes"));
+        assert!(value("causeway_data_dir_size_bytes") > 0.0);
         if cfg!(target_os = "linux") {
             assert!(value("process_cpu_seconds_total") >= 0.0);
             assert!(value("process_resident_memory_bytes") > 1e6 && value("process_virtual_memory_bytes") > 1e6);

@@ -12,6 +12,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
+/// The status of `/readyz` while everything works.
+const READY: &str = "ready";
+
 /// The life cycle of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -117,19 +120,29 @@ impl Health {
         self.checks.read().unwrap_or_else(PoisonError::into_inner).iter().filter_map(|check| check()).collect()
     }
 
-    /// The response of `/readyz`: 200 while serving, else 503 with the reasons, as text or, if accepted, as JSON.
-    pub fn ready(&self, asked: &HeaderMap) -> Response<String> {
-        let failed = self.failed();
-        let (status, degraded) = match self.stage() {
-            _ if failed.is_some() => ("failed", Vec::new()),
+    /// Whether `/readyz` is 200.
+    pub fn is_ready(&self) -> bool {
+        self.status().0 == READY
+    }
+
+    /// The status as one word, with the degraded components.
+    fn status(&self) -> (&'static str, Vec<Degraded>) {
+        match self.stage() {
+            _ if self.failed().is_some() => ("failed", Vec::new()),
             Stage::Starting => ("starting", Vec::new()),
             Stage::Draining | Stage::Ending => ("draining", Vec::new()),
             Stage::Serving => match self.degraded() {
-                degraded if degraded.is_empty() => ("ready", degraded),
+                degraded if degraded.is_empty() => (READY, degraded),
                 degraded => ("degraded", degraded),
             },
-        };
-        let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        }
+    }
+
+    /// The response of `/readyz`: 200 while serving, else 503 with the reasons, as text or, if accepted, as JSON.
+    pub fn ready(&self, asked: &HeaderMap) -> Response<String> {
+        let failed = self.failed();
+        let (status, degraded) = self.status();
+        let code = if status == READY { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         if wants_json(asked) {
             return json(code, &Readiness { status, failed, degraded });
         }
@@ -171,8 +184,10 @@ mod tests {
     fn ready_is_only_while_serving() {
         let health = Health::default();
         assert_eq!(health.ready(&HeaderMap::new()).status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!health.is_ready());
         health.enter(Stage::Serving);
         assert_eq!(health.ready(&HeaderMap::new()).status(), StatusCode::OK);
+        assert!(health.is_ready());
         health.enter(Stage::Draining);
         assert_eq!(
             (health.ready(&HeaderMap::new()).status(), health.ready(&HeaderMap::new()).body().as_str()),

@@ -98,9 +98,9 @@ impl<'a> Assembly<'a> {
     /// [`ConfigError`] when the file of the access log cannot be written.
     pub fn new(loaded: &'a Loaded) -> Result<Self, ConfigError> {
         let mut registry = Registry::default();
-        process::register(&mut registry);
-        let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let health = Arc::<Health>::default();
+        process::register(&mut registry, &health, &loaded.config.data_dir);
+        let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let supervisor = Supervisor::new(Arc::clone(&health));
         let access_log = access_log(loaded, AccessLogMetrics::register(&mut registry))?;
         Ok(Self { loaded, registry, health, supervisor, metrics, stop: CancellationToken::new(), access_log })

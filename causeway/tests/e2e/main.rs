@@ -25,6 +25,7 @@
 //! | [`operator`] | the operator's commands with a running gateway |
 //! | [`through_admin`] | commands of the store over the admin listener of a running gateway |
 //! | [`control`] | take-downs: content is withheld from clients and peers, neither fetched nor provided |
+//! | [`behind_caddy`] | Caddy in front: origins, headers, ranges, truncated responses |
 //! | [`front_caches`] | purging of take-downs from nginx and Varnish |
 //! | [`stores`] | the flat store, and the memory store |
 //! | [`uploads`] | files, forms, TARs and CARs over the admin listener; resumable uploads |
@@ -42,6 +43,7 @@
 mod support;
 
 mod access_log;
+mod behind_caddy;
 mod coalescing;
 mod commands;
 mod control;

@@ -6,6 +6,7 @@
 //!
 //! Non-goals: mocks of Causeway or Kubo. Only misbehaving peers are implemented here.
 
+pub mod caddy;
 pub mod causeway;
 pub mod corpus;
 pub mod hostile;

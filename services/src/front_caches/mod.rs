@@ -103,6 +103,7 @@ impl Caches {
             metrics: CacheMetrics::registered(registry),
         });
         inner.update_metrics();
+        inner.caches.iter().for_each(|cache| inner.metrics.expose(cache));
         let send = |(cache, token)| {
             let sender = sender::start(Arc::clone(&inner), cache, token)?;
             Ok(supervisor.spawn("the sender of purge requests to caches", sender))
@@ -240,6 +241,13 @@ p2p_bridge::metrics! {
 impl CacheMetrics {
     fn waiting(&self, cache: &FrontCache) -> Gauge {
         self.waiting.get_or_create(&CacheLabel { cache: cache.to_string() }).clone()
+    }
+
+    /// Exports the counters of a cache before its first request.
+    fn expose(&self, cache: &FrontCache) {
+        for result in sender::RESULTS {
+            drop(self.sent.get_or_create(&ResultLabel { cache: cache.to_string(), result }));
+        }
     }
 
     fn count(&self, cache: &FrontCache, result: &'static str) {

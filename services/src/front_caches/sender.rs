@@ -69,6 +69,13 @@ struct Unsent {
     blocks: Vec<String>,
 }
 
+const DONE: &str = "done";
+const FAILED: &str = "failed";
+const REFUSED: &str = "refused";
+
+/// The results of requests in the metrics and in the audit log.
+pub(super) const RESULTS: [&str; 3] = [DONE, FAILED, REFUSED];
+
 impl Outcome {
     fn of(failure: &Failure, item: &Item) -> Self {
         match failure.meaning {
@@ -82,9 +89,9 @@ impl Outcome {
 
     fn name(self) -> &'static str {
         match self {
-            Self::Done => "done",
-            Self::Waits | Self::PutOff | Self::Refused => "failed",
-            Self::GivenUp => "refused",
+            Self::Done => DONE,
+            Self::Waits | Self::PutOff | Self::Refused => FAILED,
+            Self::GivenUp => REFUSED,
         }
     }
 }
@@ -249,7 +256,7 @@ impl Sender {
         if is_first {
             let Self { cache, .. } = self;
             tracing::warn!(%cache, content = item.shown, error = words, "a purge request failed and is retried");
-            let detail = json!({ "cache": item.cache, "result": "failed", "error": words });
+            let detail = json!({ "cache": item.cache, "result": FAILED, "error": words });
             self.record(item, status.unwrap_or(502), detail).await;
         }
     }

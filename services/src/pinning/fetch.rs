@@ -121,6 +121,25 @@ impl Fetch {
     }
 }
 
+/// The reasons in the metrics of failed attempts: those of [`FetchError::kind`], without pins that were removed or are
+/// withheld, which did not fail.
+pub const FAILURE_REASONS: [&str; 14] = [
+    "busy",
+    "closed",
+    "corrupt",
+    "defect",
+    "full",
+    "malformed",
+    "name",
+    "not_found",
+    "refused",
+    "stalled",
+    "store",
+    "too_large",
+    "unsupported",
+    "work",
+];
+
 impl FetchError {
     /// The classification, and the reason in the metrics.
     pub fn kind(&self) -> (FailureKind, &'static str) {

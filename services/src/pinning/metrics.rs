@@ -1,11 +1,15 @@
 //! Metrics of the pin service.
 
+use crate::pinning::fetch::FAILURE_REASONS;
 use crate::pinning::index::Counts;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+
+/// The reason of a pin that fails because it exceeds the quota of its token.
+pub const OVER_QUOTA: &str = "quota";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StatusLabel {
@@ -56,6 +60,10 @@ impl PinMetrics {
         registry.register("fetched_bytes", "Bytes of blocks fetched for pins", all.fetched_bytes.clone());
         registry.register("failures", "Failed attempts to fetch a DAG, by reason", all.failures.clone());
         metrics.show(&Counts::default());
+        // Exported from the start: a counter that is missing until its first event looks like a broken one.
+        for reason in FAILURE_REASONS.into_iter().chain([OVER_QUOTA]) {
+            drop(metrics.failures.get_or_create(&ReasonLabel { reason }));
+        }
         metrics
     }
 

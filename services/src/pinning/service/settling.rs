@@ -1,6 +1,7 @@
 //! Outcomes of requests: pinned, failed, withheld; and the records of attempts.
 
 use crate::pinning::index::{PinOutcome, StoredRequest};
+use crate::pinning::metrics::OVER_QUOTA;
 use crate::pinning::record::{self, Work};
 use crate::pinning::service::{Pins, PinsError, now_ms};
 use cache::metadata_store::Change;
@@ -58,7 +59,7 @@ impl Pins {
             exceeded.into_iter().flat_map(fail).collect()
         };
         if !outcomes.is_empty() {
-            self.metrics.failed("quota");
+            self.metrics.failed(OVER_QUOTA);
         }
         self.settle(outcomes).await
     }

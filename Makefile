@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-http2 test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo deny
 
 help: ## List the targets
@@ -59,6 +59,7 @@ sbom: ## Print the software bill of materials of the binary (CycloneDX)
 test: lint kubo ## Check style, then run all tests, including those with a real Kubo and in a browser
 	cargo test $(PROFILE) --no-fail-fast $(FILTER)
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
@@ -77,6 +78,9 @@ test-deb: build ## Install, upgrade and purge the Debian package in a new Debian
 test-api: build ## Test the admin API against its description, deterministically, or with random requests for ARGS seconds
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
+test-http2: build ## Test HTTP/2 with h2spec; ARGS selects sections, such as http2/6.5
+	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
+
 test-compliance: build ## Run the official compliance tests of the Pinning Service API
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 
@@ -93,6 +97,7 @@ test-long: FUZZ_SECONDS ?= 600
 test-long: lint kubo ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes two to three hours
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"

@@ -77,9 +77,7 @@ pub struct Http {
     pub tls_certificate: PathBuf,
     /// The file with the private key of the certificate, in PEM format.
     pub tls_key: PathBuf,
-    /// Let clients choose HTTP/2 at tls_listen. Off by default: data that is queued for streams whose window a client
-    /// shrinks, and responses that are answered at once from memory, are bounded by the number of streams (100 for each
-    /// connection) and not by the memory budgets. If false, only HTTP/1.1 is spoken there.
+    /// Let clients choose HTTP/2 at tls_listen. If false, only HTTP/1.1 is spoken there.
     pub http2: bool,
     /// How long a request waits while the network delivers no block. It is then answered with 504. Each block that
     /// arrives restarts the timeout.
@@ -194,7 +192,7 @@ impl Default for Http {
             tls_listen: Vec::new(),
             tls_certificate: PathBuf::new(),
             tls_key: PathBuf::new(),
-            http2: false,
+            http2: true,
             stall_timeout_seconds: 30,
             header_timeout_seconds: 30,
             send_timeout_seconds: 60,

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use content::unixfs::file::FileReader;
 use futures::stream::{BoxStream, Stream, StreamExt as _};
 use http_body::{Frame, SizeHint};
+use services::limiter::Permit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -24,6 +25,8 @@ pub struct Body {
     limits: BodyLimits,
     /// Its entry in the list of running requests, unless the whole body was available at once.
     listed: Option<RunningRequest>,
+    /// The permit of a client whose requests are limited.
+    _permit: Option<Permit>,
 }
 
 /// The source of a response's bytes.
@@ -149,13 +152,19 @@ impl Body {
         if content.length() == Some(0) {
             exchange.complete();
         }
-        Self { content, exchange, connection, limits, listed: None }
+        Self { content, exchange, connection, limits, listed: None, _permit: None }
     }
 
     /// Keeps the entry in the list of running requests until the body is dropped.
     #[must_use]
     pub fn listed(self, listed: Option<RunningRequest>) -> Self {
         Self { listed, ..self }
+    }
+
+    /// Keeps a permit until the body is dropped.
+    #[must_use]
+    pub fn with_permit(self, permit: Option<Permit>) -> Self {
+        Self { _permit: permit, ..self }
     }
 
     /// Fetches have stall timeouts and writes have send timeouts, so the deadline is checked only when there are bytes

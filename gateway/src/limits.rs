@@ -37,9 +37,9 @@ pub struct RequestLimits {
     pub archives_max: usize,
     /// The maximum number of concurrent archives of one client.
     pub client_archives_max: usize,
-    /// The maximum number of concurrent requests over HTTP/2.
+    /// The maximum number of concurrent requests over HTTP/2 and of clients behind trusted proxies.
     pub requests_max: usize,
-    /// The maximum number of concurrent requests of one client behind trusted proxies, and over HTTP/2.
+    /// The maximum number of those of one client.
     pub client_requests_max: usize,
     /// The maximum number of concurrent name look-ups of one client.
     pub client_lookups_max: usize,

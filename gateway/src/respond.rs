@@ -17,6 +17,7 @@ use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue,
 };
 use http::{Response, StatusCode};
+use services::limiter::Permit;
 use services::surrogate_keys;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,11 +115,13 @@ pub struct Finish {
     pub request_timeout: Duration,
     /// The request's entry in the list of running requests, if it has one.
     pub listed: Option<RunningRequest>,
+    /// The permit of a client whose requests are limited.
+    pub permit: Option<Permit>,
 }
 
 /// Adds the common headers, and attaches the exchange to the body, which ends it.
 pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
-    let Finish { head_only, mut exchange, connection, response_bytes_max, request_timeout, listed } = finish;
+    let Finish { head_only, mut exchange, connection, response_bytes_max, request_timeout, listed, permit } = finish;
     allow_every_origin(draft.headers_mut());
     let took = header(&format!("total;dur={:.3}", exchange.elapsed().as_secs_f64() * 1e3));
     draft.headers_mut().append("server-timing", took);
@@ -128,7 +131,7 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     }
     let limits = BodyLimits { bytes_max: response_bytes_max, deadline: exchange.started() + request_timeout };
     let body = |content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits);
-    draft.map(|content| body(content).listed(listed))
+    draft.map(|content| body(content).listed(listed).with_permit(permit))
 }
 
 /// A buffered body, counted against the memory of its client.

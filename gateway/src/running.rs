@@ -9,7 +9,6 @@
 use crate::request::client::Client;
 use http::StatusCode;
 use http::request::Parts;
-use services::limiter::Permit;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
@@ -202,8 +201,6 @@ pub struct RunningRequest {
     list: Arc<Inner>,
     id: u64,
     entry: Arc<RequestState>,
-    /// The permit of a limited client.
-    permit: Option<Permit>,
 }
 
 fn truncated(text: &str) -> String {
@@ -228,7 +225,7 @@ impl Running {
         // Each request is listed only once.
         let _ = phase.listed.set(Arc::clone(&entry));
         self.inner.entries().insert(id, Arc::clone(&entry));
-        RunningRequest { list: Arc::clone(&self.inner), id, entry, permit: None }
+        RunningRequest { list: Arc::clone(&self.inner), id, entry }
     }
 
     /// At most `max` requests, the oldest first, and the total number.
@@ -274,13 +271,6 @@ impl RequestState {
 }
 
 impl RunningRequest {
-    /// Keeps a permit until the entry is dropped.
-    #[must_use]
-    pub fn with_permit(mut self, permit: Option<Permit>) -> Self {
-        self.permit = permit;
-        self
-    }
-
     /// Records the status of the response.
     pub fn answered(&self, status: StatusCode) {
         self.entry.status.store(status.as_u16(), Ordering::Relaxed);

@@ -28,7 +28,7 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 /// How often a waiting connection searches for an idle one to evict.
 const EVICTION_INTERVAL: Duration = Duration::from_millis(250);
 /// The maximum number of waiting connections, in total and of one client.
-const WAITING_MAX: usize = 64;
+pub const WAITING_MAX: usize = 64;
 const CLIENT_WAITING_MAX: usize = 8;
 
 /// A connection that admission control can evict.

@@ -181,6 +181,11 @@ impl Connection {
         }
     }
 
+    /// Whether a write waits for the client.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending.load(Ordering::Relaxed)
+    }
+
     fn record_activity(&self) {
         let after = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.sent.store(after.max(1), Ordering::Relaxed);

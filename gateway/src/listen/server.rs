@@ -30,6 +30,11 @@ use tokio::net::{TcpListener, TcpStream};
 /// The body of a request, which is empty over HTTP/2.
 pub type RequestBody = Either<Paced<Incoming>, Empty<Bytes>>;
 
+/// An extension of a response that does not count as a request in progress, because its client is at its limit: it is
+/// small, and over HTTP/2 a connection has few of them at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Uncounted;
+
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The pause after a failed accept, which is usually a lack of file descriptors.

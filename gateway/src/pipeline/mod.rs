@@ -19,7 +19,9 @@ use crate::errors::Problem;
 use crate::headers::header;
 use crate::landing;
 use crate::limits::RequestLimits;
+use crate::listen::admission;
 use crate::listen::connection::Connection;
+use crate::listen::server::Uncounted;
 use crate::metrics::{Exchange, HttpMetrics};
 use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
@@ -51,7 +53,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
 use services::health::Health;
-use services::limiter::Limiter;
+use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
 use std::borrow::Cow;
 use std::pin::pin;
@@ -75,10 +77,9 @@ pub struct Gateway {
     /// The resources of representations.
     pub resources: Resources,
     router: Router,
-    /// Limits the requests in progress of clients behind trusted proxies. The connections of other clients are limited.
-    forwarded: Arc<Limiter>,
-    /// Limits the requests in progress over HTTP/2, of which one connection may have many, as connections are limited.
-    streams: Arc<Limiter>,
+    /// Limits the requests in progress over HTTP/2, of which one connection has many, and those of clients behind trusted
+    /// proxies, which have one connection together. The connections of other clients are limited.
+    requests: Arc<Limiter>,
     /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
     /// Limits the rate of each client's requests that need the network.
@@ -137,6 +138,8 @@ impl Gateway {
         let Wiring { sources, encoded, names, policy, metrics, health, routing, welcome } = wiring;
         let (memory, listings) = (Arc::clone(&limits.memory), metrics.listings.clone());
         let sites_bytes_max = limits.paths_bytes_max / SITES_SHARE;
+        // Proxies have more requests while some of their connections wait to be admitted.
+        let requests_max = limits.requests_max.saturating_add(admission::WAITING_MAX);
         Self {
             sources,
             policy,
@@ -151,8 +154,7 @@ impl Gateway {
                 limits: limits.clone(),
             },
             router: Router::new(Hosts::of(http), Arc::clone(&names), limits.path_depth_max),
-            forwarded: Arc::new(Limiter::new(usize::MAX, limits.client_requests_max)),
-            streams: Arc::new(Limiter::new(limits.requests_max, limits.client_requests_max)),
+            requests: Arc::new(Limiter::new(requests_max, limits.client_requests_max)),
             lookups: Arc::new(Limiter::new(usize::MAX, limits.client_lookups_max)),
             rates: RateLimiter::new(limits.client_misses_per_second, limits.client_misses_burst).map(Arc::new),
             trusted_proxies: http.trusted_proxies.clone(),
@@ -189,22 +191,35 @@ impl Gateway {
         }
     }
 
-    /// Adds a request that is not answered at once to the list of running requests. Where a client may have several on
-    /// one connection, behind a proxy or over HTTP/2, it has a limit.
+    /// Counts a request over HTTP/2 until its end: also an answer from memory keeps memory until the client takes it.
+    ///
+    /// # Errors
+    /// The client, or all clients together, are at their limit.
+    fn count(&self, client: &Client, connection: &Connection) -> Result<Option<Permit>, Problem> {
+        let permit = connection.is_multiplexed().then(|| self.requests.try_acquire(client.address));
+        Ok(permit.transpose()?)
+    }
+
+    /// Adds a request that is not answered at once to the list of running requests. One of a client behind a proxy is
+    /// counted from now on, if it is not counted already.
     fn list(
         &self,
         head: &Parts,
-        client: &Client,
+        (client, connection): (&Client, &Connection),
         since: Instant,
-        connection: &Connection,
         phase: &Phase,
+        permit: &mut Option<Permit>,
     ) -> Result<RunningRequest, Problem> {
-        let is_forwarded = client.address != connection.peer().ip().to_canonical();
-        let permit = match connection.is_multiplexed() {
-            true => Some(self.streams.try_acquire(client.address)?),
-            false => is_forwarded.then(|| self.forwarded.try_acquire(client.address)).transpose()?,
-        };
-        Ok(self.running.list(head, client, since, phase).with_permit(permit))
+        if permit.is_none() && client.address != connection.peer().ip().to_canonical() {
+            *permit = Some(self.requests.try_acquire(client.address)?);
+        }
+        Ok(self.running.list(head, client, since, phase))
+    }
+
+    /// Whether a request is one for the health of this gateway, which is answered in any case. On the origin of a site
+    /// these paths are files of the site.
+    fn is_health_check(&self, head: &Parts, client: &Client) -> bool {
+        request::is_health_check(head.uri.path()) && !self.router.is_site(client)
     }
 
     /// Takes a token of the client's rate.
@@ -248,19 +263,29 @@ impl Gateway {
         let clock = self.log.logs_slow_requests().then(|| Arc::new(StepClock::new(exchange.started())));
         let phase = Phase::timed(clock.clone());
         exchange.time_steps(clock);
-        let mut listed = None;
+        let (mut listed, counted) = (None, self.count(&client, &connection));
+        let is_counted = counted.is_ok();
+        let (mut permit, refused) = match counted {
+            Ok(permit) => (permit, None),
+            Err(problem) => (None, Some(problem).filter(|_| !self.is_health_check(&head, &client))),
+        };
         // Most requests are answered at once and need no timer.
         let answer = {
             let mut answering = pin!(self.answer_admitted(&head, &client, &connection, &phase));
-            match futures::poll!(answering.as_mut()) {
-                Poll::Ready(answer) => answer,
-                Poll::Pending => match self.list(&head, &client, exchange.started(), &connection, &phase) {
-                    Ok(entry) => {
-                        listed = Some(entry);
-                        let timeout = tokio::time::timeout(self.limits().request_timeout, answering);
-                        timeout.await.unwrap_or(Err(Problem::TooSlow))
+            match refused {
+                Some(problem) => Err(problem),
+                None => match futures::poll!(answering.as_mut()) {
+                    Poll::Ready(answer) => answer,
+                    Poll::Pending => {
+                        match self.list(&head, (&client, &connection), exchange.started(), &phase, &mut permit) {
+                            Ok(entry) => {
+                                listed = Some(entry);
+                                let timeout = tokio::time::timeout(self.limits().request_timeout, answering);
+                                timeout.await.unwrap_or(Err(Problem::TooSlow))
+                            }
+                            Err(problem) => Err(problem),
+                        }
                     }
-                    Err(problem) => Err(problem),
                 },
             }
         };
@@ -268,7 +293,7 @@ impl Gateway {
         // A response whose body needs more than one step is listed until its end.
         let answer = answer.and_then(|draft| {
             if listed.is_none() && !head_only && !draft.body().is_in_memory() {
-                listed = Some(self.list(&head, &client, exchange.started(), &connection, &phase)?);
+                listed = Some(self.list(&head, (&client, &connection), exchange.started(), &phase, &mut permit)?);
             }
             Ok(draft)
         });
@@ -291,6 +316,9 @@ impl Gateway {
             self.metrics.rejected(limit);
         }
         self.add_cache_headers(draft.status(), draft.headers_mut());
+        if !is_counted {
+            draft.extensions_mut().insert(Uncounted);
+        }
         let finish = Finish {
             head_only,
             exchange,
@@ -298,6 +326,7 @@ impl Gateway {
             response_bytes_max: self.limits().response_bytes_max,
             request_timeout: self.limits().request_timeout,
             listed,
+            permit,
         };
         respond::finish(draft, finish)
     }
@@ -330,8 +359,7 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<Draft, Problem> {
         request::check_host(head)?;
-        // On the origin of a site these paths are files of the site.
-        if !request::is_health_check(head.uri.path()) || self.router.is_site(client) {
+        if !self.is_health_check(head, client) {
             connection.admitted().await?;
         }
         phase.ended(Step::Admission);

@@ -108,13 +108,23 @@ impl Encrypted {
     /// A new connection.
     pub async fn connect(&self, config: &Arc<ClientConfig>) -> std::io::Result<TlsStream<TcpStream>> {
         let stream = TcpStream::connect(self.address).await.expect("connects");
+        Self::encrypt(config, stream).await
+    }
+
+    async fn encrypt(config: &Arc<ClientConfig>, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from("localhost").expect("a name");
         TlsConnector::from(Arc::clone(config)).connect(name, stream).await
     }
 
     /// A new connection that speaks HTTP/2.
     pub async fn connect_http2(&self) -> TlsStream<TcpStream> {
-        let stream = self.connect(&self.trusting(ALL_VERSIONS, &["h2"])).await.expect("shakes hands");
+        self.encrypt_http2(TcpStream::connect(self.address).await.expect("connects")).await
+    }
+
+    /// The same over a connected socket.
+    pub async fn encrypt_http2(&self, stream: TcpStream) -> TlsStream<TcpStream> {
+        let config = self.trusting(ALL_VERSIONS, &["h2"]);
+        let stream = Self::encrypt(&config, stream).await.expect("shakes hands");
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
         stream
     }

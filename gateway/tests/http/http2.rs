@@ -329,11 +329,82 @@ async fn one_client_has_a_limit_of_requests_over_all_its_streams() {
     let mut connection = connect(&site).await;
     let response = connection.get(&format!("/ipfs/{}", absent[3].cid())).await.expect("answers");
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    // What is answered at once needs no permit.
+    // Health checks need no permit.
     assert_eq!(connection.body("/healthz").await.expect("goes on"), b"ok\n");
     network.gate.add_permits(3);
     for waiting in waiting {
         assert_eq!(waiting.await.expect("no panic").expect("answers"), StatusCode::OK);
+    }
+}
+
+/// Answers from memory count until the client has taken them, also if they are small.
+#[tokio::test]
+async fn answers_from_memory_count_as_requests_in_progress() {
+    let text = raw("hello, world");
+    let site = site(&[&text], |setup| setup.limits.client_requests_max = 3).await;
+    let path = format!("/ipfs/{}", text.cid());
+    // Nothing is taken.
+    let mut slow = connect_with(&site, |builder| _ = builder.initial_window_size(0)).await;
+    let mut unread = Vec::new();
+    for status in [StatusCode::OK, StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        let response = slow.get(&path).await.expect("a head");
+        assert_eq!(response.status(), status);
+        unread.push(response);
+    }
+    // On another connection of the client as well.
+    let mut other = connect(&site).await;
+    assert_eq!(other.get(&path).await.expect("answers").status(), StatusCode::TOO_MANY_REQUESTS);
+    // What is not counted is limited by connection.
+    for _ in 0..3 {
+        unread.push(slow.get("/healthz").await.expect("is always answered"));
+    }
+    for path in ["/healthz", &path] {
+        let error = slow.get(path).await.expect_err("is refused");
+        assert_eq!((error.is_reset(), error.reason()), (true, Some(Reason::REFUSED_STREAM)), "{path}");
+    }
+    assert_eq!(other.body("/healthz").await.expect("is always answered"), b"ok\n");
+    // Heads without a body hold nothing.
+    drop(unread);
+    for _ in 0..8 {
+        let head = Request::head(format!("https://127.0.0.1{path}")).body(()).expect("a request");
+        assert_eq!(slow.send(head).await.expect("answers").status(), StatusCode::OK);
+    }
+    drop(slow);
+    site.until_metric("causeway_http_requests_in_flight", 0).await;
+    assert_eq!(other.body(&path).await.expect("answers"), b"hello, world");
+}
+
+/// One limit for a client, over HTTP/2 and through a proxy.
+#[tokio::test]
+async fn a_client_of_a_proxy_has_the_same_limit_over_http2() {
+    let absent: Vec<Block> = (0..3).map(|number| raw(format!("far away {number}"))).collect();
+    let network = FakeNetwork::new(&absent, &absent);
+    let upstream = Arc::clone(&network) as Arc<_>;
+    let site = site(&[], |setup| {
+        setup.upstream = Some(upstream);
+        setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];
+        setup.limits.client_requests_max = 2;
+    })
+    .await;
+    let [(_, plain, proxy), _, (_, encrypted, proxy_http2)] = clients(&site);
+    let ask = |client: &Client, base: &str, block: &Block, address: &str| {
+        client.get(format!("{base}/ipfs/{}", block.cid())).header("x-forwarded-for", address).send()
+    };
+    let waiting = [
+        tokio::spawn(ask(&proxy, &plain, &absent[0], "192.0.2.1")),
+        tokio::spawn(ask(&proxy_http2, &encrypted, &absent[1], "192.0.2.1")),
+    ];
+    until(|| network.waiting() == 2, "the requests to wait").await;
+    for (client, base) in [(&proxy, &plain), (&proxy_http2, &encrypted)] {
+        let refused = ask(client, base, &absent[2], "192.0.2.1").await.expect("answers");
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{base}");
+    }
+    // Another client of the proxy.
+    let other = tokio::spawn(ask(&proxy_http2, &encrypted, &absent[2], "192.0.2.2"));
+    until(|| network.waiting() == 3, "its request to wait").await;
+    network.gate.add_permits(3);
+    for waiting in waiting.into_iter().chain([other]) {
+        assert_eq!(waiting.await.expect("no panic").expect("answers").status(), StatusCode::OK);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Clients that abuse HTTP/2: floods of frames, streams that are opened and reset, heads without an end.
 //!
-//! Each sends frames of its own making. The server must end its connection, hold no more than the streams of one
-//! connection meanwhile, and serve another client.
+//! Each sends frames of its own making. The server must end its connection or its streams, hold no more than the streams
+//! of one connection meanwhile, and serve another client.
 
-use crate::dag::raw;
+use crate::dag::{noise, raw};
 use crate::site::{PATIENCE, Setup, Site, until};
 use crate::upstream::FakeNetwork;
 use content::Block;
@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::client::TlsStream;
 
@@ -63,6 +63,15 @@ fn reset(stream: u32) -> Vec<u8> {
     frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())
 }
 
+fn window_update(stream: u32, bytes: u32) -> Vec<u8> {
+    frame(WINDOW_UPDATE, 0, stream, &bytes.to_be_bytes())
+}
+
+/// The setting of the window of streams (RFC 9113, section 6.5.2).
+fn initial_window(bytes: u32) -> Vec<u8> {
+    frame(SETTINGS, 0, 0, &[&[0, 4][..], &bytes.to_be_bytes()].concat())
+}
+
 /// What the server sent until it closed the connection.
 #[derive(Debug, Default)]
 struct Received {
@@ -72,6 +81,8 @@ struct Received {
     resets: Vec<(u32, u32)>,
     /// The number of frames.
     frames: u64,
+    /// Streams that ended in good order.
+    ended: Vec<u32>,
 }
 
 /// A client after its preface.
@@ -93,6 +104,9 @@ async fn receive(mut reads: ReadHalf<TlsStream<TcpStream>>) -> Received {
         let number = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
         let stream = u32::from_be_bytes(header[5..9].try_into().expect("four bytes"));
         received.frames += 1;
+        if matches!(header[3], DATA | HEADERS) && header[4] & END_STREAM > 0 {
+            received.ended.push(stream);
+        }
         match header[3] {
             GOAWAY => received.goaway = Some(number(4)),
             RST_STREAM => received.resets.push((stream, number(0))),
@@ -109,6 +123,17 @@ impl Client {
         writes.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sends");
         writes.write_all(&frame(SETTINGS, 0, 0, &[])).await.expect("sends");
         Self { writes, received: tokio::spawn(receive(reads)) }
+    }
+
+    /// A client with a small receive buffer, which reads nothing until [`Unread::read`].
+    async fn unread(site: &Site) -> Unread {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("a size");
+        let stream = socket.connect(site.encrypted().address).await.expect("connects");
+        let stream = site.encrypted().encrypt_http2(stream).await;
+        let (reads, mut writes) = tokio::io::split(stream);
+        writes.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sends");
+        Unread { writes, reads }
     }
 
     async fn send(&mut self, frames: &[u8]) -> io::Result<()> {
@@ -131,6 +156,23 @@ impl Client {
 
     async fn ended(self) -> Received {
         tokio::time::timeout(PATIENCE, self.received).await.expect("an end in time").expect("no panic")
+    }
+}
+
+/// A client that reads nothing yet.
+struct Unread {
+    writes: WriteHalf<TlsStream<TcpStream>>,
+    reads: ReadHalf<TlsStream<TcpStream>>,
+}
+
+impl Unread {
+    async fn send(&mut self, frames: &[u8]) {
+        self.writes.write_all(frames).await.expect("sends");
+        self.writes.flush().await.expect("sends");
+    }
+
+    fn read(self) -> Client {
+        Client { writes: self.writes, received: tokio::spawn(receive(self.reads)) }
     }
 }
 
@@ -249,6 +291,123 @@ async fn resets_of_requests_in_progress_end_the_connection() {
     }
     assert_eq!(client.ended().await.goaway, Some(ENHANCE_YOUR_CALM));
     until(|| network.waiting() == 0, "the fetches to end").await;
+}
+
+/// CVE-2025-8671: streams that the server has to reset, because of errors of the client.
+#[tokio::test]
+async fn errors_that_make_the_server_reset_streams_end_the_connection() {
+    let (site, network, path) = site().await;
+    // A window that is too large (RFC 9113, section 6.9.1).
+    let one = |stream: u32| [get(stream, &path), window_update(stream, (1 << 31) - 1)].concat();
+    let flood = Client::new(&site).await.flood(|round| (0..30).flat_map(|n| one((round * 30 + n) * 2 + 1)).collect());
+    let (received, in_flight) = beside(&site, flood).await;
+    assert_eq!(received.goaway, Some(ENHANCE_YOUR_CALM), "{received:?}");
+    assert!(in_flight <= STREAMS_MAX, "{in_flight}");
+    site.until_metric("causeway_http_requests_in_flight", 0).await;
+    until(|| network.waiting() == 0, "the fetches to end").await;
+}
+
+/// A site with this block, and a send timeout of two seconds.
+async fn impatient_site(block: &Block) -> Site {
+    let mut setup = Setup { tls: true, ..Setup::new(&[block]) };
+    setup.http.send_timeout_seconds = 2;
+    setup.start().await
+}
+
+/// Requests for the same path on the first streams.
+fn gets(path: &str, streams: u32) -> Vec<u8> {
+    (0..streams).flat_map(|number| get(2 * number + 1, path)).collect()
+}
+
+/// A client that has responses queued, and then shrinks the windows of their streams below zero (RFC 9113, section
+/// 6.9.2).
+#[tokio::test]
+async fn shrinking_windows_hold_no_memory() {
+    let block = raw(noise(1, 100_000));
+    let site = impatient_site(&block).await;
+    let memory = Arc::clone(site.gateway.limits().memory.all());
+    let all = memory.left();
+    let mut client = Client::unread(&site).await;
+    let streams = u32::try_from(STREAMS_MAX).expect("fits");
+    client.send(&[initial_window(1 << 20), window_update(0, 1 << 30)].concat()).await;
+    client.send(&gets(&format!("/ipfs/{}", block.cid()), streams)).await;
+    // The socket is full, after it has taken some responses.
+    let in_flight = || site.metric("causeway_http_requests_in_flight");
+    let mut before = 0;
+    while in_flight() < 20 || in_flight() != before {
+        before = in_flight();
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    // The client reads only after it has shrunk the windows.
+    client.send(&initial_window(0)).await;
+    let mut client = client.read();
+    until(|| memory.left() == all, "the memory to be released").await;
+    site.until_metric("causeway_http_requests_in_flight", 0).await;
+    // The connection goes on.
+    let next = 2 * streams + 1;
+    client.send(&[get(next, "/healthz"), window_update(next, 100)].concat()).await.expect("sends");
+    client.send(&frame(GOAWAY, 0, 0, &[0; 8])).await.expect("sends");
+    drop(client.writes);
+    let received = tokio::time::timeout(PATIENCE, client.received).await.expect("an end in time").expect("no panic");
+    let reset = received.resets.iter().filter(|(_, reason)| *reason == ENHANCE_YOUR_CALM).count();
+    assert!(reset > 0 && reset + received.ended.len() == streams as usize + 1, "{received:?}");
+    assert!(received.ended.contains(&next), "{received:?}");
+}
+
+/// Answers without content, of which the client reads none: their heads count as requests in progress.
+#[tokio::test]
+async fn heads_that_are_not_read_count() {
+    const LIMIT: u64 = 8;
+    let text = raw("hello");
+    let mut setup = Setup { tls: true, ..Setup::new(&[&text]) };
+    setup.limits.client_requests_max = LIMIT as usize;
+    let site = setup.start().await;
+    let mut client = Client::unread(&site).await;
+    client.send(&frame(SETTINGS, 0, 0, &[])).await;
+    let request = [&[0x42, 4][..], b"HEAD", &head(&format!("/ipfs/{}", text.cid()))[1..]].concat();
+    let in_flight = || site.metric("causeway_http_requests_in_flight");
+    let mut next = 1;
+    let flooding = async {
+        while in_flight() < LIMIT {
+            let some = (0..20).flat_map(|n| frame(HEADERS, END_STREAM | END_HEADERS, next + 2 * n, &request));
+            client.send(&some.collect::<Vec<u8>>()).await;
+            next += 40;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, flooding).await.expect("heads that wait count");
+    client.send(&get(next, "/healthz")).await;
+    // Those that are not counted are few.
+    assert!(in_flight() < LIMIT + 8, "{}", in_flight());
+    let client = client.read();
+    site.until_metric("causeway_http_requests_in_flight", 0).await;
+    drop(client);
+}
+
+/// A client that admits nothing for ever, and shows with pings that it is there.
+#[tokio::test]
+async fn windows_that_stay_closed_hold_no_memory() {
+    let block = raw(noise(1, 100_000));
+    let site = impatient_site(&block).await;
+    let memory = Arc::clone(site.gateway.limits().memory.all());
+    let all = memory.left();
+    let mut client = Client::new(&site).await;
+    let streams = u32::try_from(STREAMS_MAX).expect("fits");
+    client.send(&[initial_window(0), gets(&format!("/ipfs/{}", block.cid()), streams)].concat()).await.expect("sends");
+    until(|| memory.left() < all, "memory to be in use").await;
+    let mut pace = tokio::time::interval(std::time::Duration::from_millis(50));
+    let started = Instant::now();
+    while memory.left() < all || site.metric("causeway_http_requests_in_flight") > 0 {
+        assert!(started.elapsed() < PATIENCE, "the streams are reset");
+        client.send(&frame(PING, 0, 0, &[7; 8])).await.expect("sends");
+        pace.tick().await;
+    }
+    client.send(&frame(GOAWAY, 0, 0, &[0; 8])).await.expect("sends");
+    drop(client.writes);
+    let received = tokio::time::timeout(PATIENCE, client.received).await.expect("an end in time").expect("no panic");
+    assert!(received.ended.is_empty(), "{received:?}");
+    let reset = received.resets.iter().filter(|(_, reason)| *reason == ENHANCE_YOUR_CALM).count();
+    assert_eq!(reset, streams as usize, "{received:?}");
 }
 
 #[tokio::test]

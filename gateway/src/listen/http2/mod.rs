@@ -1,9 +1,9 @@
 //! HTTP/2 on one connection: its requests at the same time, each in a stream.
 //!
 //! Goals: what a client can make the server hold or compute on one connection is bounded: the streams, their heads, what
-//! is sent and not read (though not by the memory budgets: [`stream`]), and frames that are no request ([`frames`]); a
-//! client that does not read a response loses its stream ([`stream`]); a response that cannot be completed ends in a
-//! reset of its stream; a graceful drain lets open requests finish.
+//! is sent and not read ([`stream`]), and frames that are no request ([`frames`]); a client that does not read a response
+//! loses its stream ([`pace`]), whatever it does to the windows; a response that cannot be completed ends in a reset of
+//! its stream; a graceful drain lets open requests finish.
 //!
 //! Departure: hyper serves HTTP/1.1 only. Its HTTP/2 server takes a chunk of each response before the client's window
 //! admits it, and cannot reset a single stream whose client does not read.
@@ -11,9 +11,14 @@
 //! Non-goals: HTTP/2 without TLS, server push, priorities, tunnels.
 
 mod frames;
+mod pace;
+mod progress;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use self::frames::MeteredFrames;
+use self::progress::Piece;
 use crate::listen::connection::{ActiveExchange, Connection};
 use crate::listen::drain::ShutdownSignal;
 use crate::listen::server::{ConnectionLimits, RequestBody};
@@ -37,8 +42,6 @@ use tokio::time::Instant;
 const STREAMS_MAX: u32 = 100;
 /// The window of a request's body, in bytes. Bodies are not read.
 const BODY_WINDOW_BYTES: u32 = 16 * 1024;
-/// The maximum number of bytes of one stream that wait for the socket.
-const UNSENT_BYTES_MAX: usize = 128 * 1024;
 /// The maximum number of streams that a client has reset before they were answered (CVE-2023-44487), at a time.
 const PENDING_RESETS_MAX: usize = 20;
 /// The maximum number of streams that the server has reset because of errors of the client, over the connection.
@@ -47,7 +50,7 @@ const ERROR_RESETS_MAX: usize = 1024;
 /// last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-type Connected<I> = server::Connection<MeteredFrames<I>, Bytes>;
+type Connected<I> = server::Connection<MeteredFrames<I>, Piece>;
 
 fn builder(limits: &ConnectionLimits) -> server::Builder {
     let mut builder = server::Builder::new();
@@ -55,7 +58,7 @@ fn builder(limits: &ConnectionLimits) -> server::Builder {
         .max_concurrent_streams(STREAMS_MAX)
         .initial_window_size(BODY_WINDOW_BYTES)
         .max_header_list_size(u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX))
-        .max_send_buffer_size(UNSENT_BYTES_MAX)
+        .max_send_buffer_size(stream::UNSENT_BYTES_MAX)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
         .max_local_error_reset_streams(Some(ERROR_RESETS_MAX));
     builder
@@ -84,7 +87,7 @@ pub(super) async fn serve<I, H, F, B>(
         }
     });
     let shaken = tokio::select! {
-        shaken = builder(limits).handshake(MeteredFrames::new(io, &exhausted)) => shaken,
+        shaken = builder(limits).handshake::<_, Piece>(MeteredFrames::new(io, &exhausted)) => shaken,
         () = overdue.as_mut() => return,
         _ = ended.as_mut() => return,
     };
@@ -92,6 +95,7 @@ pub(super) async fn serve<I, H, F, B>(
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "a connection ended before its first request"),
     };
+    let shared = stream::Shared::default();
     let mut answers = FuturesUnordered::new();
     let mut ending_since: Option<Instant> = None;
     let mut unconfirmed = pin!(state.head_overdue(CLOSE_TIMEOUT));
@@ -99,7 +103,10 @@ pub(super) async fn serve<I, H, F, B>(
         tokio::select! {
             // Requests that have arrived come before the ends of their connection.
             biased;
-            Some(()) = answers.next() => {}
+            Some(answered) = answers.next() => match answered {
+                Ok(()) => {}
+                Err(reason) => break reason,
+            },
             accepted = poll_fn(|cx| poll_accept(&mut connection, &exhausted, cx)) => match accepted {
                 // A client that does not confirm the end.
                 Ok((_, mut respond)) if ending_since.is_some_and(|since| since.elapsed() >= CLOSE_TIMEOUT) => {
@@ -107,7 +114,7 @@ pub(super) async fn serve<I, H, F, B>(
                 }
                 Ok((request, respond)) => {
                     let exchange = ActiveExchange::begin(state);
-                    answers.push(Box::pin(stream::answer(request, respond, handler, limits, exchange)));
+                    answers.push(Box::pin(stream::answer(request, respond, handler, limits, (exchange, &shared))));
                 }
                 Err(Some(reason)) => break reason,
                 Err(None) => return,
@@ -130,7 +137,7 @@ pub(super) async fn serve<I, H, F, B>(
 }
 
 /// A request, or why the connection must be closed; `None` if it is closed already.
-type Accepted = Result<(Request<RecvStream>, SendResponse<Bytes>), Option<Reason>>;
+type Accepted = Result<(Request<RecvStream>, SendResponse<Piece>), Option<Reason>>;
 
 /// Reads and writes frames until the next request.
 fn poll_accept<I>(connection: &mut Connected<I>, exhausted: &AtomicBool, cx: &mut Context<'_>) -> Poll<Accepted>
@@ -157,41 +164,4 @@ async fn close<I: AsyncRead + AsyncWrite + Unpin>(mut connection: Connected<I>, 
     connection.abrupt_shutdown(reason);
     // A client that does not read is disconnected all the same.
     _ = tokio::time::timeout(CLOSE_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::listen::admission::Evictable as _;
-    use crate::listen::drain::Drain;
-    use http_body_util::Full;
-
-    /// A request that the client has sent when its connection is evicted.
-    #[tokio::test]
-    async fn an_eviction_drops_no_request() {
-        for _ in 0..30 {
-            let (near, far) = tokio::io::duplex(1 << 16);
-            let state = Arc::new(Connection::new(([127, 0, 0, 1], 1).into()));
-            let of_server = Arc::clone(&state);
-            let server = tokio::spawn(async move {
-                let limits = ConnectionLimits::of(&config::Http::default());
-                let handler = |_, _| async { Response::new(Full::new(Bytes::from_static(b"fine"))) };
-                serve(far, &limits, &handler, &Drain::default().signal(), &of_server).await;
-            });
-            let (mut requests, mut client) = h2::client::handshake(near).await.expect("shakes hands");
-            // The server is idle.
-            while futures::poll!(&mut client).is_pending() && state.awaiting_head_since().is_none() {
-                tokio::task::yield_now().await;
-            }
-            tokio::task::yield_now().await;
-            let (answer, _) = requests.send_request(Request::new(()), true).expect("sends");
-            assert!(futures::poll!(&mut client).is_pending());
-            state.evict();
-            let client = tokio::spawn(client);
-            assert_eq!(answer.await.expect("is answered").status(), 200);
-            drop(requests);
-            server.await.expect("no panic");
-            client.await.expect("no panic").expect("an orderly end");
-        }
-    }
 }

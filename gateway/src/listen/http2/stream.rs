@@ -1,17 +1,22 @@
 //! One stream: a request, and its response.
 //!
-//! A stream whose client takes its response too slowly, or not at all, is reset, as an HTTP/1.1 connection is. To know
-//! what the client takes, no more bytes are handed to `h2` than the client's windows admit.
+//! A stream whose client takes its response too slowly, or not at all, is reset, as an HTTP/1.1 connection is ([`pace`]).
+//! What `h2` holds of a response is bounded, and a response has not ended before all of it is sent or discarded
+//! ([`progress`]): so no data is left in `h2` without a request that counts, in [`crate::pipeline`] and in the memory
+//! budgets, and without a clock.
 //!
-//! Limitation: `h2` keeps what it was handed if the client shrinks the windows of its streams afterwards, and a response
-//! from memory has no part in the memory budgets. Both are bounded by the number of streams only, so HTTP/2 is off by
-//! default (`http.http2`).
+//! A response takes, besides what it reads ahead, one chunk of its body in memory, at most a block of 2 MiB, and
+//! [`SEND_BYTES_MAX`] of the chunk before it.
 //!
 //! Request bodies are not read: no request to the public listener has one.
+//!
+//! [`pace`]: crate::listen::http2::pace
+//! [`progress`]: crate::listen::http2::progress
 
 use crate::listen::connection::{ActiveExchange, Connection};
-use crate::listen::rate::{RateMeter, RateMin};
-use crate::listen::server::{ConnectionLimits, RequestBody};
+use crate::listen::http2::pace::{Pace, TooSlow};
+use crate::listen::http2::progress::{ConnectionProgress, Piece, StreamProgress};
+use crate::listen::server::{ConnectionLimits, RequestBody, Uncounted};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use h2::server::SendResponse;
@@ -23,24 +28,42 @@ use http_body_util::{BodyExt as _, Empty};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
-use tokio::time::Instant;
+use std::time::SystemTime;
 
-/// The number of bytes for which a stream asks at a time, so that streams take turns.
-const SEND_BYTES_MAX: usize = 16 * 1024;
+/// The number of bytes for which a stream asks at a time, so that streams take turns. With the header of its frame, such
+/// a piece is one TLS record.
+const SEND_BYTES_MAX: usize = 16 * 1024 - 9;
+/// The maximum number of bytes of one stream that wait for the socket.
+pub(super) const UNSENT_BYTES_MAX: usize = 64 * 1024;
+/// The length of chunks whose last piece is copied, so that it does not keep them in memory.
+const COPIED_FROM_MIN: usize = 64 * 1024;
+/// The maximum number of responses of a connection at a time that are not counted as requests in progress.
+const UNCOUNTED_MAX: usize = 4;
+
+/// What the streams of a connection share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    progress: Arc<ConnectionProgress>,
+    uncounted: AtomicUsize,
+}
 
 /// Headers that belong to an HTTP/1.1 connection (RFC 9113, section 8.2.2).
 const OF_CONNECTION: [&str; 4] = ["connection", "keep-alive", "transfer-encoding", "upgrade"];
 
 /// Answers a request, whose exchange ends with its response.
+///
+/// # Errors
+/// Why the connection must be closed: its client has left data in `h2` that a reset of the stream does not discard.
 pub(super) async fn answer<H, F, B>(
     request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
+    mut respond: SendResponse<Piece>,
     handler: &H,
     limits: &ConnectionLimits,
-    exchange: ActiveExchange,
-) where
+    (exchange, shared): (ActiveExchange, &Shared),
+) -> Result<(), Reason>
+where
     H: Fn(Request<RequestBody>, Arc<Connection>) -> F,
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes> + Unpin,
@@ -48,13 +71,66 @@ pub(super) async fn answer<H, F, B>(
     let request = request.map(|_| RequestBody::Right(Empty::new()));
     // Boxed, so that its memory is freed before the body is sent.
     let answering = Box::pin(handler(request, Arc::clone(exchange.connection())));
-    let Some(response) = until_reset(answering, |cx| respond.poll_reset(cx).map(drop)).await else { return };
+    let Some(response) = until_reset(answering, |cx| respond.poll_reset(cx).map(drop)).await else { return Ok(()) };
     let (mut head, body) = response.into_parts();
+    let _uncounted = match head.extensions.remove::<Uncounted>() {
+        None => None,
+        Some(Uncounted) => match UncountedResponse::begin(&shared.uncounted) {
+            Some(counted) => Some(counted),
+            None => {
+                respond.send_reset(Reason::REFUSED_STREAM);
+                return Ok(());
+            }
+        },
+    };
     complete_head(&mut head.headers, &body);
-    let ends = body.is_end_stream();
-    let Ok(mut stream) = respond.send_response(Response::from_parts(head, ()), ends) else { return };
-    if !ends && let Err(reason) = send_body(body, &mut stream, limits).await {
+    // A head waits for the socket only, and not for long if no write is pending. Otherwise the end of the stream is a
+    // piece of its own, which tells when the head is sent.
+    let ends = body.is_end_stream() && !exchange.connection().is_sending();
+    let Ok(mut stream) = respond.send_response(Response::from_parts(head, ()), ends) else { return Ok(()) };
+    if ends {
+        return Ok(());
+    }
+    let progress = StreamProgress::begin(&shared.progress);
+    if let Err(reason) = send_body(body, &mut stream, &progress, limits).await {
         stream.send_reset(reason);
+    }
+    until_released(&progress, limits).await
+}
+
+/// Waits until `h2` holds nothing of a stream that has ended or was reset.
+///
+/// A reset discards all pieces but the one that is being written, which the timeouts of the socket end. If it was the
+/// last one of its stream and the client shrinks the stream's window meanwhile, `h2` keeps the rest of it.
+async fn until_released(progress: &Arc<StreamProgress>, limits: &ConnectionLimits) -> Result<(), Reason> {
+    loop {
+        let mark = progress.mark();
+        let released = poll_fn(|cx| progress.poll_held_at_most(0, cx));
+        match tokio::time::timeout(limits.send_timeout, released).await {
+            Ok(()) => return Ok(()),
+            Err(_) if progress.since(&mark).bytes == 0 => {
+                tracing::debug!("a client holds data of a stream that was reset: its connection is closed");
+                return Err(Reason::ENHANCE_YOUR_CALM);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// A response that is not counted as a request in progress.
+struct UncountedResponse<'a>(&'a AtomicUsize);
+
+impl<'a> UncountedResponse<'a> {
+    /// `None` if the connection has as many as it may have.
+    fn begin(responses: &'a AtomicUsize) -> Option<Self> {
+        let one_more = |count: usize| (count < UNCOUNTED_MAX).then_some(count + 1);
+        responses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self(responses))
+    }
+}
+
+impl Drop for UncountedResponse<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -82,100 +158,101 @@ fn complete_head(headers: &mut HeaderMap, body: &impl Body) {
     }
 }
 
-/// Sends a body to its end.
+/// Sends a body, and waits until all of it is sent.
 ///
 /// # Errors
 /// Why the stream must be reset: the body is incomplete, or the client is too slow.
-async fn send_body<B>(mut body: B, stream: &mut SendStream<Bytes>, limits: &ConnectionLimits) -> Result<(), Reason>
+async fn send_body<B>(
+    mut body: B,
+    stream: &mut SendStream<Piece>,
+    progress: &Arc<StreamProgress>,
+    limits: &ConnectionLimits,
+) -> Result<(), Reason>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let mut pace = Pace { rate: RateMeter::new(limits.rate_min), min: limits.rate_min, timeout: limits.send_timeout };
+    let mut sending = Sending { stream, progress, pace: Pace::new(progress, limits) };
     loop {
         // The body itself reports its error.
         let frame = body.frame().map(|next| next.map(|frame| frame.map_err(drop)));
-        let next = until_reset(frame, |cx| stream.poll_reset(cx).map(drop)).await;
-        let mut data = match next {
+        let next = until_reset(frame, |cx| sending.stream.poll_reset(cx).map(drop)).await;
+        let (chunk, is_last) = match next {
             // Nothing to send to.
             None => return Ok(()),
-            Some(None) => return end(stream, Bytes::new()),
+            Some(None) => (Bytes::new(), true),
             Some(Some(Err(()))) => return Err(Reason::INTERNAL_ERROR),
-            Some(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+            Some(Some(Ok(frame))) => (frame.into_data().unwrap_or_default(), body.is_end_stream()),
         };
-        while !data.is_empty() {
-            let Some(capacity) = pace.capacity(stream, data.len()).await? else { return Ok(()) };
-            let piece = data.split_to(capacity.min(data.len()));
-            if data.is_empty() && body.is_end_stream() {
-                return end(stream, piece);
-            }
-            if stream.send_data(piece, false).is_err() {
-                return Ok(());
-            }
+        let sent = sending.chunk(chunk, is_last).await.map_err(|too_slow| {
+            tracing::debug!("{too_slow}");
+            Reason::ENHANCE_YOUR_CALM
+        })?;
+        if is_last || !sent {
+            return Ok(());
         }
     }
 }
 
-/// Sends the last bytes. An error means that the client has reset the stream or disconnected.
-fn end(stream: &mut SendStream<Bytes>, last: Bytes) -> Result<(), Reason> {
-    _ = stream.send_data(last, true);
-    Ok(())
+/// A stream that is sending a body.
+struct Sending<'a> {
+    stream: &'a mut SendStream<Piece>,
+    progress: &'a Arc<StreamProgress>,
+    pace: Pace,
 }
 
-/// The rate at which a client takes a response.
-struct Pace {
-    rate: RateMeter,
-    min: RateMin,
-    timeout: Duration,
-}
-
-impl Pace {
-    /// Waits until the client's windows admit some of `bytes`; `None` if the stream has ended.
-    ///
-    /// # Errors
-    /// The reason to reset the stream if the client is too slow.
-    async fn capacity(&mut self, stream: &mut SendStream<Bytes>, bytes: usize) -> Result<Option<usize>, Reason> {
-        stream.reserve_capacity(bytes.min(SEND_BYTES_MAX));
-        let mut waiting = pin!(capacity(stream));
-        let admitted = match futures::poll!(waiting.as_mut()) {
-            Poll::Ready(admitted) => admitted,
-            Poll::Pending => {
-                self.rate.start_wait(Instant::now());
-                let Ok(admitted) = tokio::time::timeout(self.timeout, waiting).await else {
-                    tracing::debug!(
-                        "a client did not read a response (http.send_timeout_seconds): its stream is reset"
-                    );
-                    return Err(Reason::ENHANCE_YOUR_CALM);
-                };
-                admitted
-            }
-        };
-        let sufficient = self.rate.record(admitted.unwrap_or_default().min(bytes), Instant::now());
-        if admitted.is_some() && !sufficient {
-            tracing::debug!(
-                min = self.min.bytes_per_second,
-                "a client read a response too slowly: its stream is reset"
-            );
-            return Err(Reason::ENHANCE_YOUR_CALM);
+impl Sending<'_> {
+    /// Sends a chunk of the body, and waits until its memory is released; `false` if the stream has ended.
+    async fn chunk(&mut self, mut chunk: Bytes, is_last: bool) -> Result<bool, TooSlow> {
+        if chunk.is_empty() && is_last && !self.send(Bytes::new(), true) {
+            return Ok(false);
         }
-        Ok(admitted)
+        // The end of the chunk before the last may wait for the socket while the next chunk is read.
+        let copies_end = !is_last && chunk.len() >= COPIED_FROM_MIN;
+        while !chunk.is_empty() {
+            let Some(capacity) = self.capacity(chunk.len()).await? else { return Ok(false) };
+            let mut piece = chunk.split_to(capacity.min(chunk.len()));
+            if chunk.is_empty() && copies_end {
+                piece = Bytes::copy_from_slice(&piece);
+            }
+            if !self.send(piece, is_last && chunk.is_empty()) {
+                return Ok(false);
+            }
+        }
+        let held_max = if is_last { 0 } else { SEND_BYTES_MAX };
+        self.pace.wait(|cx| self.progress.poll_held_at_most(held_max, cx)).await?;
+        Ok(true)
+    }
+
+    /// Hands bytes to `h2`; `false` if the client has reset the stream or disconnected.
+    fn send(&mut self, bytes: Bytes, is_last: bool) -> bool {
+        self.stream.send_data(Piece::new(bytes, self.progress), is_last).is_ok()
+    }
+
+    /// Waits until the client's windows and the socket admit some of `bytes`; `None` if the stream has ended.
+    async fn capacity(&mut self, bytes: usize) -> Result<Option<usize>, TooSlow> {
+        let Self { stream, progress, pace } = self;
+        let bytes = bytes.min(SEND_BYTES_MAX);
+        let admitted = pace.wait(|cx| {
+            std::task::ready!(progress.poll_held_at_most(UNSENT_BYTES_MAX - bytes, cx));
+            stream.reserve_capacity(bytes);
+            poll_capacity(stream, cx)
+        });
+        Ok(admitted.await?.map(|capacity| capacity.min(bytes)))
     }
 }
 
-/// Waits for capacity of a stream; `None` if it has ended.
-async fn capacity(stream: &mut SendStream<Bytes>) -> Option<usize> {
-    let more = poll_fn(|cx| {
-        loop {
-            match stream.capacity() {
-                0 => {}
-                capacity => return Poll::Ready(Some(capacity)),
-            }
-            match std::task::ready!(stream.poll_capacity(cx)) {
-                Some(Ok(_)) => {}
-                Some(Err(_)) | None => return Poll::Ready(None),
-            }
+/// Ready when a stream has capacity; `None` if it has ended.
+fn poll_capacity(stream: &mut SendStream<Piece>, cx: &mut Context<'_>) -> Poll<Option<usize>> {
+    loop {
+        match stream.capacity() {
+            0 => {}
+            capacity => return Poll::Ready(Some(capacity)),
         }
-    });
-    more.await
+        match std::task::ready!(stream.poll_capacity(cx)) {
+            Some(Ok(_)) => {}
+            Some(Err(_)) | None => return Poll::Ready(None),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +274,10 @@ mod tests {
             Response::new(Full::new(Bytes::new()))
         };
         let limits = ConnectionLimits::of(&config::Http::default());
-        let size = size_of_output(|(request, respond, exchange)| answer(request, respond, &handler, &limits, exchange));
+        let shared = Shared::default();
+        let size = size_of_output(|(request, respond, exchange)| {
+            answer(request, respond, &handler, &limits, (exchange, &shared))
+        });
         assert!(size < LARGE, "{size}");
     }
 }

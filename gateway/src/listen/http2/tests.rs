@@ -1,0 +1,248 @@
+//! Connections in memory: links of any rate, and clients that change their windows at any time.
+
+use super::*;
+use crate::listen::admission::Evictable as _;
+use crate::listen::drain::Drain;
+use crate::listen::rate::RateMin;
+use h2::client::SendRequest;
+use http_body_util::Full;
+use std::sync::atomic::AtomicUsize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn connection() -> Arc<Connection> {
+    Arc::new(Connection::new(([127, 0, 0, 1], 1).into()))
+}
+
+/// Limits with these timeouts, and a minimum rate over a window of the same length.
+fn limits(send_timeout: Duration, bytes_per_second: u64) -> ConnectionLimits {
+    let rate_min = RateMin { bytes_per_second, window: send_timeout };
+    ConnectionLimits { send_timeout, rate_min, ..ConnectionLimits::of(&config::Http::default()) }
+}
+
+/// Serves `body` as the response to every request.
+fn serve_body(far: DuplexStream, limits: ConnectionLimits, body: Bytes) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let handler = |_, _| std::future::ready(Response::new(Full::new(body.clone())));
+        serve(far, &limits, &handler, &Drain::default().signal(), &connection()).await;
+    })
+}
+
+/// The other end of a link that carries so many bytes every two milliseconds in one direction.
+fn slow_link(near: DuplexStream, bytes: usize) -> DuplexStream {
+    let (end, far) = tokio::io::duplex(1024);
+    tokio::spawn(async move {
+        let (mut reads, mut writes) = tokio::io::split(near);
+        let (mut end_reads, mut end_writes) = tokio::io::split(end);
+        let up = tokio::io::copy(&mut end_reads, &mut writes);
+        let down = async {
+            let mut buffer = vec![0; bytes];
+            loop {
+                let read = reads.read(&mut buffer).await?;
+                if read == 0 {
+                    return Ok::<_, std::io::Error>(());
+                }
+                end_writes.write_all(&buffer[..read]).await?;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        // One of them ends with the connection.
+        _ = futures::try_join!(up, down);
+    });
+    far
+}
+
+/// A client with these windows of a stream and of the connection.
+async fn client(io: DuplexStream, stream: u32, connection: u32) -> SendRequest<Bytes> {
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(stream).initial_connection_window_size(connection);
+    let (requests, driver) = builder.handshake(io).await.expect("shakes hands");
+    tokio::spawn(driver);
+    requests
+}
+
+async fn ask(requests: &SendRequest<Bytes>) -> RecvStream {
+    let mut requests = requests.clone().ready().await.expect("is ready");
+    let (answer, _) = requests.send_request(Request::new(()), true).expect("sends");
+    answer.await.expect("is answered").into_body()
+}
+
+/// Reads to the end; returns the number of bytes.
+async fn read(mut body: RecvStream) -> Result<usize, h2::Error> {
+    let mut all = 0;
+    while let Some(data) = body.data().await {
+        let bytes = data?.len();
+        body.flow_control().release_capacity(bytes).expect("was received");
+        all += bytes;
+    }
+    Ok(all)
+}
+
+/// A request that the client has sent when its connection is evicted.
+#[tokio::test]
+async fn an_eviction_drops_no_request() {
+    for _ in 0..30 {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let state = connection();
+        let of_server = Arc::clone(&state);
+        let server = tokio::spawn(async move {
+            let limits = ConnectionLimits::of(&config::Http::default());
+            let handler = |_, _| async { Response::new(Full::new(Bytes::from_static(b"fine"))) };
+            serve(far, &limits, &handler, &Drain::default().signal(), &of_server).await;
+        });
+        let (mut requests, mut client) = h2::client::handshake(near).await.expect("shakes hands");
+        // The server is idle.
+        while futures::poll!(&mut client).is_pending() && state.awaiting_head_since().is_none() {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        let (answer, _) = requests.send_request(Request::new(()), true).expect("sends");
+        assert!(futures::poll!(&mut client).is_pending());
+        state.evict();
+        let client = tokio::spawn(client);
+        assert_eq!(answer.await.expect("is answered").status(), 200);
+        drop(requests);
+        server.await.expect("no panic");
+        client.await.expect("no panic").expect("an orderly end");
+    }
+}
+
+/// Each of many streams waits for its turn for longer than the send timeout, for the socket or for the connection's
+/// window.
+#[tokio::test]
+async fn streams_that_wait_for_their_turn_on_a_slow_link_are_not_reset() {
+    const STREAMS: usize = 60;
+    const BYTES: usize = 40 << 10;
+    for connection_window in [65_535, 1 << 30] {
+        let (near, far) = tokio::io::duplex(4096);
+        // Two megabytes a second at most: a turn of all streams takes half a second.
+        let server = serve_body(far, limits(Duration::from_millis(100), 64), vec![7; BYTES].into());
+        let requests = client(slow_link(near, 4096), 1 << 20, connection_window).await;
+        let reads = (0..STREAMS).map(|_| async { read(ask(&requests).await).await });
+        let all = tokio::time::timeout(PATIENCE, futures::future::join_all(reads)).await.expect("ends in time");
+        for bytes in all {
+            assert_eq!(bytes.expect("is not reset"), BYTES, "with a window of {connection_window}");
+        }
+        drop(requests);
+        server.await.expect("no panic");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_read_is_reset_beside_one_that_is() {
+    let (near, far) = tokio::io::duplex(4096);
+    let server = serve_body(far, limits(Duration::from_millis(500), 64), vec![7; 64 << 20].into());
+    let requests = client(slow_link(near, 16 << 10), 64 << 10, 1 << 30).await;
+    let (mut unread, mut other) = (ask(&requests).await, ask(&requests).await);
+    let reading = async {
+        while let Some(data) = other.data().await {
+            let bytes = data.expect("is not reset").len();
+            other.flow_control().release_capacity(bytes).expect("was received");
+        }
+        panic!("the other stream ends first");
+    };
+    let waiting = async {
+        loop {
+            match unread.data().await.expect("no orderly end") {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        }
+    };
+    let error = tokio::select! {
+        error = waiting => error,
+        () = reading => unreachable!("it panics"),
+    };
+    assert_eq!((error.is_reset(), error.reason()), (true, Some(Reason::ENHANCE_YOUR_CALM)));
+    server.abort();
+}
+
+#[tokio::test]
+async fn the_streams_of_a_connection_below_the_minimum_rate_are_reset() {
+    let (near, far) = tokio::io::duplex(4096);
+    let server = serve_body(far, limits(Duration::from_millis(200), 1 << 30), vec![7; 1 << 20].into());
+    let requests = client(slow_link(near, 1024), 1 << 20, 1 << 30).await;
+    let reads = (0..10).map(|_| async { read(ask(&requests).await).await });
+    let all = tokio::time::timeout(PATIENCE, futures::future::join_all(reads)).await.expect("ends in time");
+    for bytes in all {
+        let error = bytes.expect_err("is reset");
+        assert_eq!((error.is_reset(), error.reason()), (true, Some(Reason::ENHANCE_YOUR_CALM)));
+    }
+    server.abort();
+}
+
+/// Bytes that count how many of them exist.
+struct Tracked(Vec<u8>, Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for Tracked {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn settings(initial_window: u16) -> Vec<u8> {
+    let [high, low] = initial_window.to_be_bytes();
+    vec![0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, high, low]
+}
+
+/// A client shrinks the window of a stream when its only piece is in `h2`, and reads only after the stream was reset:
+/// `h2` has a part of the piece in its write buffer, and a reset does not discard the rest of it.
+#[tokio::test]
+async fn nothing_of_a_response_is_left_after_its_reset() {
+    let (mut near, far) = tokio::io::duplex(1024);
+    let (tracked, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (of_server, gone) = (Arc::clone(&tracked), Arc::clone(&go));
+    let state = connection();
+    let of_connection = Arc::clone(&state);
+    let server = tokio::spawn(async move {
+        let handler = move |_, _| {
+            let (tracked, go) = (Arc::clone(&of_server), Arc::clone(&gone));
+            async move {
+                go.notified().await;
+                tracked.fetch_add(1, Ordering::SeqCst);
+                Response::new(Full::new(Bytes::from_owner(Tracked(vec![7; 10_000], tracked))))
+            }
+        };
+        serve(far, &limits(Duration::from_millis(100), 0), &handler, &Drain::default().signal(), &of_connection).await;
+    });
+    near.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sends");
+    near.write_all(&settings(16_000)).await.expect("sends");
+    // GET, of the path "/", with the scheme "https" and the authority "x".
+    let head = [0x82, 0x84, 0x87, 0x41, 1, b'x'];
+    near.write_all(&[&[0, 0, 6, 1, 5, 0, 0, 0, 1][..], &head].concat()).await.expect("sends");
+    while state.awaiting_head_since().is_some() {
+        tokio::task::yield_now().await;
+    }
+    // The server reads the new window after it has handed the response to `h2`, and before that is sent.
+    near.write_all(&settings(1000)).await.expect("sends");
+    go.notify_one();
+    while tracked.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    // The stream is reset meanwhile, or will be.
+    tokio::time::sleep(Duration::from_millis(350)).await;
+    let reading = async {
+        let mut buffer = [0; 4096];
+        while near.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+        std::future::pending::<()>().await;
+    };
+    let released = async {
+        while tracked.load(Ordering::SeqCst) > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = reading => {}
+        released = tokio::time::timeout(PATIENCE, released) => released.expect("nothing is left in time"),
+    }
+    server.abort();
+}

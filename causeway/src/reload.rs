@@ -6,6 +6,7 @@
 //! | denylists and allowlists | immediate: lists are read or fetched; a changed set of lists requires a restart |
 //! | `names.dnslink_map` | immediate; earlier answers stay cached for their TTL of a minute |
 //! | files of `http.tls_certificate`, `admin.tls_certificate` and their keys | immediate; a change needs no signal |
+//! | certificates by ACME | failed orders are repeated at once |
 //! | all others | the log has each changed setting that requires a restart |
 //!
 //! Invalid settings change nothing: the gateway keeps those that it has.

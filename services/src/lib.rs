@@ -6,6 +6,7 @@
 //! Non-goals: HTTP routes and JSON bodies, which are `admin` and [`api`]; public responses, which are `gateway`.
 //! | module | concern |
 //! |---|---|
+//! | [`acme`] | certificates of the public listener by ACME |
 //! | [`access`] | authentication and authorisation by bearer tokens |
 //! | [`audit`] | the audit log |
 //! | [`pinning`] | the pin service: pin requests, and the workers that fetch their DAGs |
@@ -22,6 +23,7 @@
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
 pub mod access;
+pub mod acme;
 pub mod audit;
 pub mod client_budgets;
 pub mod denylists;

@@ -24,6 +24,7 @@ use p2p_bridge::names::keystore::Keystore;
 use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use services::access::authenticator::{self, Authenticator};
+use services::acme::{Acme, AcmeMetrics};
 use services::audit::AuditLog;
 use services::denylists::served::PeerSource;
 use services::denylists::takedown::{FrontCaches, Predictor};
@@ -175,8 +176,17 @@ impl<'a> Assembly<'a> {
         Ok((service, parts))
     }
 
+    /// Certificates by ACME, if they are turned on.
+    ///
+    /// # Errors
+    /// [`ConfigError`] about the setting that cannot be used.
+    pub fn acme(&mut self, reached: &Reached) -> Result<Option<Arc<Acme>>, ConfigError> {
+        let metrics = AcmeMetrics::register(&mut self.registry);
+        Acme::open(self.loaded, Arc::clone(&reached.names) as Arc<_>, metrics)
+    }
+
     /// The gateway.
-    pub fn gateway(&mut self, storage: &Storage, reached: &Reached) -> Arc<Gateway> {
+    pub fn gateway(&mut self, storage: &Storage, reached: &Reached, acme: Option<&Arc<Acme>>) -> Arc<Gateway> {
         let Config { http, cache, .. } = &self.loaded.config;
         let names = Arc::clone(&reached.names) as Arc<_>;
         let wiring = Wiring {
@@ -189,7 +199,8 @@ impl<'a> Assembly<'a> {
             health: Arc::clone(&self.health),
             welcome: reached.welcome,
         };
-        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()));
+        let challenges = acme.map(|acme| Arc::clone(acme.challenges())).unwrap_or_default();
+        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()).with_challenges(challenges));
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.invalidate_caches()));
         gateway

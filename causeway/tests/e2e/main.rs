@@ -32,6 +32,7 @@
 //! | [`operations`] | peers, explanations, warming, purging, the log level, draining of a running node |
 //! | [`pinning`] | remote pins of Kubo; pins that resume after a kill; many blocks |
 //! | [`https`] | HTTPS and HTTP/2, asked by curl, and certificates that are renewed |
+//! | [`acme`] | certificates by ACME, from a real authority |
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`soak`] | a soak test, in `make test-long` only |
@@ -40,6 +41,7 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
+mod acme;
 mod coalescing;
 mod commands;
 mod control;

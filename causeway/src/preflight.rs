@@ -20,7 +20,8 @@ pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     logging::read(&loaded.config.log.level).map_err(|reason| loaded.error("log.level", reason))?;
     access_log::writer::check(&loaded.config.log).map_err(|reason| loaded.error("log.access_file", reason))?;
     data_dir(&loaded.config.data_dir).map_err(|reason| loaded.error("data_dir", reason))?;
-    node::Certificates::load(loaded)?;
+    node::Certificates::load(loaded, None)?;
+    services::acme::check(loaded)?;
     p2p::check(loaded)?;
     services::front_caches::check(loaded)?;
     Lists::check(&loaded.config.policy, &loaded.config.data_dir)

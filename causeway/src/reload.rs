@@ -7,6 +7,7 @@
 //! | `names.dnslink_map` | immediate; earlier answers stay cached for their TTL of a minute |
 //! | the file `log.access_file` | opened again; a changed name requires a restart |
 //! | files of `http.tls_certificate`, `admin.tls_certificate` and their keys | immediate; a change needs no signal |
+//! | certificates by ACME | failed orders are repeated at once |
 //! | all others | the log has each changed setting that requires a restart |
 //!
 //! Invalid settings change nothing: the gateway keeps those that it has.

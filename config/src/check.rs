@@ -1,6 +1,7 @@
 //! Validation across settings: values that parse but are too small, too large or inconsistent. Each error names one
 //! key.
 
+use crate::acme;
 use crate::caches::FrontCache;
 use crate::loaded::{ConfigError, Loaded, Origin};
 use crate::schema::{AccessFormat, Config};
@@ -32,6 +33,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     url_caches_have_hosts(loaded)?;
     tls_is_complete(loaded)?;
     access_file_has_a_format(loaded)?;
+    acme::check(loaded)?;
     admin_is_not_exposed(loaded)
 }
 
@@ -44,6 +46,8 @@ fn values_reach_their_minimum(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.connections_max", http.connections_max, 1),
         ("http.client_connections_max", http.client_connections_max, 1),
         ("http.rate_window_seconds", http.rate_window_seconds, 1),
+        ("http.acme_on_demand_max", http.acme_on_demand_max, 1),
+        ("http.acme_on_demand_hourly_max", http.acme_on_demand_hourly_max, 1),
         ("http.misses_max", http.misses_max, 1),
         ("http.client_misses_max", http.client_misses_max, 1),
         ("http.client_misses_burst", http.client_misses_burst, 1),
@@ -225,16 +229,16 @@ fn tls_is_complete(loaded: &Loaded) -> Result<(), ConfigError> {
             return Err(loaded.error(&format!("{section}.{set}"), format!("TLS needs {section}.{other} as well")));
         }
     }
-    match (http.tls_listen.is_empty(), http.tls_certificate.as_os_str().is_empty()) {
-        (false, true) => {
-            Err(loaded.error("http.tls_listen", "TLS needs http.tls_certificate and http.tls_key as well"))
-        }
-        (true, false) => {
-            let reason = "TLS needs http.tls_listen as well, such as [\"0.0.0.0:8443\"]";
-            Err(loaded.error("http.tls_certificate", reason))
-        }
-        _ => Ok(()),
+    let (from_files, by_acme) = (!http.tls_certificate.as_os_str().is_empty(), !http.acme_directory.is_empty());
+    if http.tls_listen.is_empty() && (from_files || by_acme) {
+        let key = if from_files { "http.tls_certificate" } else { "http.acme_directory" };
+        return Err(loaded.error(key, "TLS needs http.tls_listen as well, such as [\"0.0.0.0:8443\"]"));
     }
+    if !http.tls_listen.is_empty() && !from_files && !by_acme {
+        let reason = "TLS needs http.tls_certificate and http.tls_key, or http.acme_directory, as well";
+        return Err(loaded.error("http.tls_listen", reason));
+    }
+    Ok(())
 }
 
 /// Lines in the log's own format are lines of the log.

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`schema`] | [`Config`]: the tree of settings and their defaults |
 //! | [`p2p`] | [`P2p`]: the settings of the peer-to-peer network |
+//! | [`acme`] | certificates by ACME: names, challenges, and their validation |
 //! | [`caches`] | caches in front of the gateway, and how they are purged |
 //! | [`size`] | sizes such as "1GiB" |
 //! | [`values`] | validated values: addresses, CIDs, URLs, secrets |
@@ -20,6 +21,7 @@
 //! | `shape` | type checks of values, with messages for the operator |
 //! | `check` | validation across settings: too small, too large, inconsistent |
 
+pub mod acme;
 pub mod caches;
 pub mod flags;
 pub mod keys;
@@ -33,6 +35,7 @@ pub mod values;
 mod check;
 mod shape;
 
+pub use acme::AcmeChallenge;
 pub use caches::{CacheKind, FrontCache};
 pub use flags::Flags;
 pub use load::{ConfigError, Loaded, Origin, load};

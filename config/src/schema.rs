@@ -4,6 +4,8 @@
 //! generated from them, which a test checks. Units come last in names. A list replaces the list of the layer below; it
 //! never adds to it.
 
+pub use crate::acme::AcmeChallenge;
+use crate::acme::{contacts, names as certificate_names};
 use crate::caches::FrontCache;
 use crate::p2p::P2p;
 pub use crate::values::{Host, ListSetting, ListSource};
@@ -69,7 +71,7 @@ pub struct Http {
     #[serde(deserialize_with = "addresses")]
     pub listen: Vec<SocketAddr>,
     /// Addresses and ports at which the public listener speaks TLS, such as `0.0.0.0:8443`, in addition to those of
-    /// http.listen. Needs http.tls_certificate and http.tls_key. An empty list turns TLS off.
+    /// http.listen. Needs http.tls_certificate and http.tls_key, or http.acme_directory. An empty list turns TLS off.
     #[serde(deserialize_with = "addresses")]
     pub tls_listen: Vec<SocketAddr>,
     /// A file with the TLS certificate chain of tls_listen in PEM format, the server certificate first. It is reloaded
@@ -77,6 +79,43 @@ pub struct Http {
     pub tls_certificate: PathBuf,
     /// The file with the private key of the certificate, in PEM format.
     pub tls_key: PathBuf,
+    /// The directory URL of a certificate authority that speaks ACME (RFC 8555), such as
+    /// "https://acme-v02.api.letsencrypt.org/directory". The certificates of tls_listen are obtained and renewed there.
+    /// Needs acme_terms_agreed. With tls_certificate as well, that certificate is used for all names that have none of
+    /// the authority. Empty: no authority is contacted.
+    pub acme_directory: String,
+    /// Whether you agree to the terms of service of the certificate authority, which its directory links to.
+    pub acme_terms_agreed: bool,
+    /// E-mail addresses at which the certificate authority may contact you.
+    #[serde(deserialize_with = "contacts")]
+    pub acme_contact: Vec<String>,
+    /// The names to obtain certificates for, each its own: host names, and wildcards such as `*.ipfs.example.org`.
+    /// Empty: the names of http.hosts that are public host names, and for those with subdomains `*.ipfs.NAME` and
+    /// `*.ipns.NAME` as well.
+    #[serde(deserialize_with = "certificate_names")]
+    pub acme_names: Vec<String>,
+    /// The challenges with which this gateway proves that it controls a name, in order of preference: "tls-alpn-01"
+    /// (port 443 of the name must lead to tls_listen), "http-01" (port 80 must lead to http.listen), "dns-01"
+    /// (acme_dns_hook). After a failure the next one is tried. Wildcards are proved by dns-01 alone.
+    pub acme_challenges: Vec<AcmeChallenge>,
+    /// A program that sets DNS records for dns-01. It is run without a shell as "PROGRAM present NAME VALUE" before the
+    /// challenge, and as "PROGRAM cleanup NAME VALUE" after it. NAME is the full name of a TXT record, such as
+    /// _acme-challenge.ipfs.example.org. "present" must return when all name servers of the zone answer with VALUE. Its
+    /// environment has no variables that begin with CAUSEWAY_. It is stopped after five minutes.
+    pub acme_dns_hook: PathBuf,
+    /// A file with root certificates in PEM format that the certificate authority's own certificate may be signed by,
+    /// in addition to those of the system: for a private authority such as step-ca or Pebble.
+    pub acme_ca: PathBuf,
+    /// Obtain a certificate for any other domain when a client first asks for it in a TLS handshake, if the domain has
+    /// a DNSLink that resolves: for websites under their own domains (dnslink_sites). The client waits for some seconds
+    /// and may have to retry.
+    pub acme_on_demand: bool,
+    /// The maximum number of certificates on demand. At the limit, a new one replaces the least recently used one that
+    /// was not used for a day.
+    pub acme_on_demand_max: u64,
+    /// The maximum number of certificates that are ordered on demand in an hour; at most a tenth of them, but at least
+    /// three, for domains with a common registered domain, and for one client (an IPv4 address or an IPv6 /64 network).
+    pub acme_on_demand_hourly_max: u64,
     /// Let clients choose HTTP/2 at tls_listen. If false, only HTTP/1.1 is spoken there.
     pub http2: bool,
     /// How long a request waits while the network delivers no block. It is then answered with 504. Each block that
@@ -192,6 +231,16 @@ impl Default for Http {
             tls_listen: Vec::new(),
             tls_certificate: PathBuf::new(),
             tls_key: PathBuf::new(),
+            acme_directory: String::new(),
+            acme_terms_agreed: false,
+            acme_contact: Vec::new(),
+            acme_names: Vec::new(),
+            acme_challenges: vec![AcmeChallenge::TlsAlpn01, AcmeChallenge::Http01],
+            acme_dns_hook: PathBuf::new(),
+            acme_ca: PathBuf::new(),
+            acme_on_demand: false,
+            acme_on_demand_max: 1000,
+            acme_on_demand_hourly_max: 60,
             http2: true,
             stall_timeout_seconds: 30,
             header_timeout_seconds: 30,

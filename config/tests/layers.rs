@@ -72,6 +72,10 @@ fn other_value(key: &str, default: &Value) -> String {
         (_, Value::Integer(number)) => (number + 1).to_string(),
         (_, Value::Boolean(yes)) => (!yes).to_string(),
         ("http.listen" | "http.tls_listen" | "admin.listen", _) => "127.0.0.1:9,127.0.0.2:9".to_owned(),
+        ("http.acme_directory", _) => "https://ca.example/directory".to_owned(),
+        ("http.acme_contact", _) => "you@example.org,mailto:other@example.org".to_owned(),
+        ("http.acme_names", _) => "example.org,*.ipfs.example.org".to_owned(),
+        ("http.acme_challenges", _) => "http-01".to_owned(),
         ("http.hosts", _) => "example.com,example.org".to_owned(),
         ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
@@ -105,6 +109,16 @@ fn every_key_can_be_set_by_its_variable() {
             "http.tls_listen" => &[("http.tls_certificate", "other"), ("http.tls_key", "other")],
             "http.tls_certificate" => &[("http.tls_listen", "127.0.0.1:0"), ("http.tls_key", "other")],
             "http.tls_key" => &[("http.tls_listen", "127.0.0.1:0"), ("http.tls_certificate", "other")],
+            "http.acme_directory" => &[
+                ("http.tls_listen", "127.0.0.1:0"),
+                ("http.acme_terms_agreed", "true"),
+                ("http.acme_names", "example.org"),
+            ],
+            "http.acme_on_demand" => &[
+                ("http.tls_listen", "127.0.0.1:0"),
+                ("http.acme_directory", "https://ca.example/directory"),
+                ("http.acme_terms_agreed", "true"),
+            ],
             "admin.tls_certificate" => &[("admin.tls_key", "other")],
             "admin.tls_key" => &[("admin.tls_certificate", "other")],
             "policy.caches" => &[("http.hosts", "other")],
@@ -363,6 +377,49 @@ fn tls_of_the_public_listener_needs_an_address_a_certificate_and_a_key() {
         let message = error_of(&[], environment);
         assert!(message.starts_with(expected), "{message}");
     }
+}
+
+#[test]
+fn certificates_by_acme_need_an_agreement_names_and_ways_to_prove_them() {
+    let valid = [
+        ("CAUSEWAY_HTTP_TLS_LISTEN", "0.0.0.0:8443"),
+        ("CAUSEWAY_HTTP_ACME_DIRECTORY", "https://ca.example/directory"),
+        ("CAUSEWAY_HTTP_ACME_TERMS_AGREED", "true"),
+        ("CAUSEWAY_HTTP_HOSTS", "gateway.example,localhost"),
+        ("CAUSEWAY_HTTP_ACME_DNS_HOOK", "/usr/local/bin/hook"),
+    ];
+    let names = with(&[], &valid).expect("is valid").config.http.certificate_names();
+    assert_eq!(names, ["gateway.example", "*.ipfs.gateway.example", "*.ipns.gateway.example"]);
+    let table = [
+        ("CAUSEWAY_HTTP_TLS_LISTEN", "none", "http.acme_directory: TLS needs http.tls_listen"),
+        ("CAUSEWAY_HTTP_ACME_DIRECTORY", "http://ca.example/", "is not the URL of a directory"),
+        ("CAUSEWAY_HTTP_ACME_TERMS_AGREED", "false", "http.acme_directory: read the terms of service"),
+        ("CAUSEWAY_HTTP_HOSTS", "localhost", "http.acme_directory: there is no name"),
+        ("CAUSEWAY_HTTP_ACME_DNS_HOOK", "", "a certificate for *.ipfs.gateway.example needs http.acme_dns_hook"),
+        ("CAUSEWAY_HTTP_ACME_NAMES", "10.0.0.1", "http.acme_names: \"10.0.0.1\" is not a name for a certificate"),
+        ("CAUSEWAY_HTTP_ACME_CONTACT", "a@b.c?x", "http.acme_contact: \"a@b.c?x\" is not an e-mail address"),
+        ("CAUSEWAY_HTTP_ACME_CHALLENGES", "http-02", "http.acme_challenges: \"http-02\" is not one of http-01"),
+        ("CAUSEWAY_HTTP_ACME_CHALLENGES", "none", "http.acme_challenges: needs at least one challenge"),
+        ("CAUSEWAY_HTTP_ACME_ON_DEMAND_MAX", "1000000", "http.acme_on_demand_max: 1000000 is too large"),
+    ];
+    for (variable, value, expected) in table {
+        let environment: Vec<_> =
+            valid.into_iter().filter(|(name, _)| *name != variable).chain([(variable, value)]).collect();
+        let message = error_of(&[], &environment);
+        assert!(message.contains(expected), "{message}");
+    }
+    let on_demand = ("CAUSEWAY_HTTP_ACME_ON_DEMAND", "true");
+    assert!(error_of(&[], &[on_demand]).starts_with("http.acme_on_demand: certificates on demand need"));
+    let without_names = [valid[0], valid[1], valid[2], on_demand];
+    assert!(with(&[], &without_names).is_ok());
+    let without_sites =
+        [without_names[0], without_names[1], without_names[2], on_demand, ("CAUSEWAY_HTTP_DNSLINK_SITES", "false")];
+    assert!(error_of(&[], &without_sites).contains("they need http.dnslink_sites"));
+    // dns-01 for a name without wildcard needs the hook as well.
+    let mut plain = vec![valid[0], valid[1], valid[2], ("CAUSEWAY_HTTP_ACME_NAMES", "a.example")];
+    assert!(with(&[], &plain).is_ok());
+    plain.push(("CAUSEWAY_HTTP_ACME_CHALLENGES", "dns-01"));
+    assert!(error_of(&[], &plain).starts_with("http.acme_challenges: dns-01 needs http.acme_dns_hook"));
 }
 
 #[test]

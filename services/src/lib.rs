@@ -6,6 +6,7 @@
 //! Non-goals: HTTP routes and JSON bodies, which are `admin` and [`api`]; public responses, which are `gateway`.
 //! | module | concern |
 //! |---|---|
+//! | [`acme`] | certificates of the public listener by ACME |
 //! | [`access`] | authentication and authorisation by bearer tokens |
 //! | [`access_log`] | the access log: records, formats, the file |
 //! | [`audit`] | the audit log |
@@ -24,6 +25,7 @@
 
 pub mod access;
 pub mod access_log;
+pub mod acme;
 pub mod audit;
 pub mod client_budgets;
 pub mod denylists;

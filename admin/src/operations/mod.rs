@@ -84,6 +84,8 @@ pub struct NodeAddresses {
     pub peer_id: PeerId,
     /// The multiaddrs on which peers reach the node; none in offline mode.
     pub p2p: Vec<Multiaddr>,
+    /// The names that had no certificate by ACME when the node started.
+    pub missing_certificates: Vec<String>,
     /// The root of the welcome site, unless it is switched off or unpinned.
     pub welcome: Option<Cid>,
 }

@@ -103,6 +103,7 @@ pub(crate) fn world_over(
     let addresses = NodeAddresses {
         gateway: vec![([127, 0, 0, 1], 8080).into()],
         gateway_tls: Vec::new(),
+        missing_certificates: Vec::new(),
         admin: Vec::new(),
         admin_scheme: "http",
         peer_id: PeerId::random(),

@@ -26,6 +26,7 @@ use p2p_bridge::names::publish::Publisher;
 use prometheus_client::registry::Registry;
 use services::access::authenticator::{self, Authenticator};
 use services::access_log::writer::{AccessLogMetrics, AccessLogWriter};
+use services::acme::{Acme, AcmeMetrics};
 use services::audit::AuditLog;
 use services::denylists::served::PeerSource;
 use services::denylists::takedown::{FrontCaches, Predictor};
@@ -183,8 +184,17 @@ impl<'a> Assembly<'a> {
         Ok((service, parts))
     }
 
+    /// Certificates by ACME, if they are turned on.
+    ///
+    /// # Errors
+    /// [`ConfigError`] about the setting that cannot be used.
+    pub fn acme(&mut self, reached: &Reached) -> Result<Option<Arc<Acme>>, ConfigError> {
+        let metrics = AcmeMetrics::register(&mut self.registry);
+        Acme::open(self.loaded, Arc::clone(&reached.names) as Arc<_>, metrics)
+    }
+
     /// The gateway.
-    pub fn gateway(&mut self, storage: &Storage, reached: &Reached) -> Arc<Gateway> {
+    pub fn gateway(&mut self, storage: &Storage, reached: &Reached, acme: Option<&Arc<Acme>>) -> Arc<Gateway> {
         let Config { http, cache, .. } = &self.loaded.config;
         let names = Arc::clone(&reached.names) as Arc<_>;
         let wiring = Wiring {
@@ -198,7 +208,8 @@ impl<'a> Assembly<'a> {
             welcome: reached.welcome,
         };
         let log = RequestLog::new(&self.loaded.config.log, self.access_log.clone());
-        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()).logging_to(log));
+        let challenges = acme.map(|acme| Arc::clone(acme.challenges())).unwrap_or_default();
+        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()).logging_to(log).with_challenges(challenges));
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.invalidate_caches()));
         gateway

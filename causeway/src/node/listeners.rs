@@ -10,6 +10,7 @@ use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
 use gateway::listen::tls::{Tls, TlsError, TlsFiles};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
+use services::acme::Acme;
 use services::supervision::Supervisor;
 use std::io;
 use std::net::SocketAddr;
@@ -39,7 +40,7 @@ impl Listeners {
         let public = bind(loaded, "http.listen", &loaded.config.http.listen).await?;
         let public_tls = bind(loaded, "http.tls_listen", &loaded.config.http.tls_listen).await?;
         let admin = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
-        Ok(Self { public, public_tls, admin, certificates: Certificates::load(loaded)? })
+        Ok(Self { public, public_tls, admin, certificates: Certificates::load(loaded, None)? })
     }
 
     /// The addresses of the public listener.
@@ -105,21 +106,28 @@ fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
 pub struct Certificates {
     public: Option<Arc<Tls>>,
     admin: Option<Arc<Tls>>,
+    acme: Option<Arc<Acme>>,
 }
 
 impl Certificates {
-    /// Reads the files of the settings.
+    /// Reads the files of the settings. The public listener has certificates by ACME as well, if there are any.
     ///
     /// # Errors
     /// [`ConfigError`] with the setting of the file that cannot be used.
-    pub fn load(loaded: &Loaded) -> Result<Self, ConfigError> {
+    pub fn load(loaded: &Loaded, acme: Option<Arc<Acme>>) -> Result<Self, ConfigError> {
         let config::Config { http, admin, .. } = &loaded.config;
         let of_http =
             TlsFiles { certificate: http.tls_certificate.clone(), key: http.tls_key.clone(), http2: http.http2 };
         // Requests of the admin API are few.
         let of_admin =
             TlsFiles { certificate: admin.tls_certificate.clone(), key: admin.tls_key.clone(), http2: false };
-        Ok(Self { public: load(loaded, "http", of_http)?, admin: load(loaded, "admin", of_admin)? })
+        let of_http = Some(of_http).filter(TlsFiles::is_set);
+        let public = match &acme {
+            Some(acme) => Some(Tls::with_acme(of_http, Arc::clone(acme), http.http2)),
+            None => of_http.map(Tls::load),
+        };
+        let admin = Some(of_admin).filter(TlsFiles::is_set).map(Tls::load);
+        Ok(Self { public: usable(loaded, "http", public)?, admin: usable(loaded, "admin", admin)?, acme })
     }
 
     /// Keeps them up to date.
@@ -130,24 +138,24 @@ impl Certificates {
                 supervisor.spawn("the update task of a certificate", watching).detach();
             }
         }
+        if let Some(acme) = &self.acme {
+            supervisor.spawn("the task of certificates by ACME", Arc::clone(acme).run()).detach();
+        }
     }
 
-    /// Has the files read again.
+    /// Has the files read again, and failed orders repeated.
     pub fn reload(&self) {
         [&self.public, &self.admin].into_iter().flatten().for_each(|tls| tls.reload());
     }
 }
 
 /// The certificate of a section of the settings, if it has one.
-fn load(loaded: &Loaded, section: &str, files: TlsFiles) -> Result<Option<Arc<Tls>>, ConfigError> {
-    if files.certificate.as_os_str().is_empty() {
-        return Ok(None);
-    }
+fn usable(loaded: &Loaded, section: &str, tls: Option<Result<Tls, TlsError>>) -> Result<Option<Arc<Tls>>, ConfigError> {
     let wrong = |error: TlsError| {
-        let file = if matches!(error, TlsError::Certificate { .. }) { "tls_certificate" } else { "tls_key" };
+        let file = if matches!(error, TlsError::Key { .. }) { "tls_key" } else { "tls_certificate" };
         loaded.error(&format!("{section}.{file}"), error.to_string())
     };
-    Tls::load(files).map(|tls| Some(Arc::new(tls))).map_err(wrong)
+    tls.transpose().map(|tls| tls.map(Arc::new)).map_err(wrong)
 }
 
 fn serve_public(

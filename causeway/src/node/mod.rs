@@ -78,6 +78,9 @@ impl fmt::Display for Ready<'_> {
         writeln!(f, "Causeway {} is ready.", *VERSION_AND_COMMIT)?;
         addresses.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
         addresses.gateway_tls.iter().try_for_each(|address| writeln!(f, "  gateway   https://{address}"))?;
+        if !addresses.missing_certificates.is_empty() {
+            writeln!(f, "  acme      obtaining certificates for {}", addresses.missing_certificates.join(", "))?;
+        }
         addresses
             .admin
             .iter()
@@ -113,12 +116,16 @@ impl Node {
     /// [`config::ConfigError`] with the setting that cannot be used, such as a port in use; other errors are about the
     /// store or the network.
     pub async fn start(loaded: &Loaded) -> anyhow::Result<Self> {
-        let listeners = Listeners::bind(loaded).await?;
+        let mut listeners = Listeners::bind(loaded).await?;
         let mut assembly = Assembly::new(loaded)?;
         let (storage, keys) = assembly.storage().await?;
         let reached = assembly.network(&storage, keys).await?;
         let services = assembly.services(&storage, &reached).await?;
-        let gateway = assembly.gateway(&storage, &reached);
+        let acme = assembly.acme(&reached)?;
+        if acme.is_some() {
+            listeners.certificates = Certificates::load(loaded, acme.clone())?;
+        }
+        let gateway = assembly.gateway(&storage, &reached, acme.as_ref());
         let addresses = NodeAddresses {
             gateway: listeners.public_addresses()?,
             gateway_tls: listeners.public_tls_addresses()?,
@@ -126,6 +133,7 @@ impl Node {
             admin_scheme: listeners.admin_scheme(),
             peer_id: reached.network.peer_id(),
             p2p: reached.network.addresses().await,
+            missing_certificates: acme.map(|acme| acme.missing()).unwrap_or_default(),
             welcome: reached.welcome,
         };
         let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());

@@ -318,11 +318,11 @@ async fn pins_are_fetched_listed_and_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_admin_listener_with_tls_is_verified() {
     let (home, elsewhere) = (folder(), folder());
-    let rcgen::CertifiedKey { cert, key_pair } =
+    let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("is created");
     let (certificate, key) = (home.path().join("certificate.pem"), home.path().join("key.pem"));
     fs::write(&certificate, cert.pem()).expect("the folder is ours");
-    fs::write(&key, key_pair.serialize_pem()).expect("the folder is ours");
+    fs::write(&key, signing_key.serialize_pem()).expect("the folder is ours");
     let launch = without_token(home.path())
         .set("CAUSEWAY_ADMIN_TLS_CERTIFICATE", certificate.display())
         .set("CAUSEWAY_ADMIN_TLS_KEY", key.display());

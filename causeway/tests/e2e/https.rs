@@ -16,9 +16,9 @@ const EXPIRY: &str = "causeway_tls_certificate_expiry_timestamp_seconds{listener
 /// Writes a new certificate and its key, and returns their paths.
 pub fn write_certificate(dir: &Path) -> (PathBuf, PathBuf) {
     let names = ["localhost", "*.ipfs.localhost"].map(str::to_owned);
-    let rcgen::CertifiedKey { cert, key_pair } = rcgen::generate_simple_self_signed(names).expect("is created");
+    let rcgen::CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(names).expect("is created");
     let (certificate, key) = (dir.join("certificate.pem"), dir.join("key.pem"));
-    for (path, pem) in [(&key, key_pair.serialize_pem()), (&certificate, cert.pem())] {
+    for (path, pem) in [(&key, signing_key.serialize_pem()), (&certificate, cert.pem())] {
         let partial = dir.join("partial.pem");
         fs::write(&partial, pem).expect("the folder is ours");
         fs::rename(&partial, path).expect("the folder is ours");

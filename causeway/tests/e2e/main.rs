@@ -33,6 +33,7 @@
 //! | [`operations`] | peers, explanations, warming, purging, the log level, draining of a running node |
 //! | [`pinning`] | remote pins of Kubo; pins that resume after a kill; many blocks |
 //! | [`https`] | HTTPS and HTTP/2, asked by curl, and certificates that are renewed |
+//! | [`acme`] | certificates by ACME, from a real authority |
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
@@ -43,6 +44,7 @@
 mod support;
 
 mod access_log;
+mod acme;
 mod behind_caddy;
 mod coalescing;
 mod commands;

@@ -204,6 +204,10 @@ async fn the_metrics_reference_is_generated_and_rules_and_dashboards_use_existin
         .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
         .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())
         .set("CAUSEWAY_HTTP_TLS_KEY", key.display())
+        // An authority that does not answer.
+        .set("CAUSEWAY_HTTP_ACME_DIRECTORY", "https://127.0.0.1:1/directory")
+        .set("CAUSEWAY_HTTP_ACME_TERMS_AGREED", true)
+        .set("CAUSEWAY_HTTP_ACME_NAMES", "gateway.example.org")
         .set("CAUSEWAY_HTTP_ROUTING_V1", true)
         .set("CAUSEWAY_HTTP_HOSTS", "gateway.example.org")
         .set("CAUSEWAY_POLICY_CACHES", "purge+http://127.0.0.1:1")

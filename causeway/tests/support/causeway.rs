@@ -18,6 +18,7 @@ pub const TOKEN: &str = "end-to-end";
 pub struct Launch {
     dir: PathBuf,
     listen: Vec<String>,
+    http_listen: String,
     peering: Vec<String>,
     bootstrap: Vec<String>,
     settings: Vec<(&'static str, String)>,
@@ -31,6 +32,7 @@ impl Launch {
         Self {
             dir: dir.to_owned(),
             listen: ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"].map(str::to_owned).into(),
+            http_listen: "127.0.0.1:0".to_owned(),
             peering: Vec::new(),
             bootstrap: Vec::new(),
             settings: Vec::new(),
@@ -42,6 +44,12 @@ impl Launch {
     /// Replaces the default p2p listeners on TCP and QUIC.
     pub fn listen(mut self, multiaddrs: &[&str]) -> Self {
         self.listen = multiaddrs.iter().map(|&multiaddr| multiaddr.to_owned()).collect();
+        self
+    }
+
+    /// Replaces the free port of the public listener.
+    pub fn http_listen(mut self, address: impl ToString) -> Self {
+        self.http_listen = address.to_string();
         self
     }
 
@@ -121,7 +129,7 @@ impl Launch {
     /// Starts `causeway serve`, and waits for the start-up message.
     pub async fn start(&self) -> Causeway {
         let mut command = self.command(&["serve"]);
-        command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+        command.args(["--listen", &self.http_listen, "--admin-listen", "127.0.0.1:0"]);
         for multiaddr in &self.listen {
             command.args(["--p2p-listen", multiaddr]);
         }

@@ -15,6 +15,7 @@ pub mod kubo;
 pub mod metrics;
 pub mod nginx;
 pub mod noise;
+pub mod pebble;
 pub mod process;
 pub mod varnish;
 pub mod wire;

@@ -48,10 +48,11 @@ use content::walk::WalkError;
 use content::{
     BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work, redirects,
 };
-use http::header::CACHE_CONTROL;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use ipnet::IpNet;
+use services::acme::Challenges;
 use services::health::Health;
 use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
@@ -95,6 +96,8 @@ pub struct Gateway {
     surrogate_keys: bool,
     /// The maximum age of responses in shared caches, in seconds; 0 for that of private caches.
     shared_max_age_seconds: u64,
+    /// The pending challenges of an authority for certificates.
+    challenges: Arc<Challenges>,
     /// The requests in progress that were not answered at once.
     pub running: Running,
 }
@@ -166,6 +169,7 @@ impl Gateway {
             names,
             surrogate_keys: http.surrogate_keys,
             shared_max_age_seconds: http.shared_max_age_seconds,
+            challenges: Arc::default(),
             running: Running::default(),
         }
     }
@@ -174,6 +178,12 @@ impl Gateway {
     #[must_use]
     pub fn logging_to(self, log: RequestLog) -> Self {
         Self { log: Arc::new(log), ..self }
+    }
+
+    /// The gateway, with the pending challenges of an authority for certificates, which it answers.
+    #[must_use]
+    pub fn with_challenges(self, challenges: Arc<Challenges>) -> Self {
+        Self { challenges, ..self }
     }
 
     /// The limits of a request.
@@ -358,12 +368,26 @@ impl Gateway {
         connection: &Connection,
         phase: &Phase,
     ) -> Result<Draft, Problem> {
+        if let Some(answer) = self.challenge(head) {
+            return Ok(answer);
+        }
         request::check_host(head)?;
         if !self.is_health_check(head, client) {
             connection.admitted().await?;
         }
         phase.ended(Step::Admission);
         self.answer(head, client, phase).await
+    }
+
+    /// The answer to the validation of a certificate authority (http-01; RFC 8555, section 8.3). Whichever site the
+    /// host is, and however many connections there are, it comes first: only tokens of pending challenges are answered.
+    fn challenge(&self, head: &Parts) -> Option<Draft> {
+        let is_read = matches!(head.method, Method::GET | Method::HEAD);
+        let key_authorization = self.challenges.key_authorization(head.uri.path()).filter(|_| is_read)?;
+        let mut answer = Response::new(key_authorization);
+        answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        Some(respond::page(answer))
     }
 
     async fn answer(&self, head: &Parts, client: &Client, phase: &Phase) -> Result<Draft, Problem> {

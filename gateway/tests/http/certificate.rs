@@ -32,9 +32,9 @@ impl Files {
 
     /// Replaces the certificate.
     pub fn renew(&self) -> CertificateDer<'static> {
-        let CertifiedKey { cert, key_pair } =
+        let CertifiedKey { cert, signing_key } =
             rcgen::generate_simple_self_signed(NAMES.map(str::to_owned)).expect("makes");
-        for (path, pem) in [(self.key(), key_pair.serialize_pem()), (self.certificate(), cert.pem())] {
+        for (path, pem) in [(self.key(), signing_key.serialize_pem()), (self.certificate(), cert.pem())] {
             let partial = path.with_extension("partial");
             std::fs::write(&partial, pem).expect("writes");
             std::fs::rename(partial, path).expect("moves");

@@ -17,6 +17,7 @@ mod routing;
 mod singleflight;
 mod site;
 mod tls;
+mod tls_by_name;
 mod upstream;
 mod withheld;
 mod work;

@@ -3,7 +3,7 @@
 
 use crate::tls;
 use content::{Block, Cid, codec, hashes};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use reqwest::Certificate;
 use rustls::ServerConfig;
 use rustls::pki_types::PrivatePkcs8KeyDer;
@@ -83,9 +83,10 @@ impl TestServer {
         let [issuer_key, key] = [(); 2].map(|()| KeyPair::generate().expect("a key"));
         let mut issuer = CertificateParams::default();
         issuer.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = issuer.self_signed(&issuer_key).expect("a root");
+        let root = issuer.self_signed(&issuer_key).expect("a root");
         let named = CertificateParams::new([name.to_owned()]).expect("a name");
-        let certificate = named.signed_by(&key, &issuer, &issuer_key).expect("a certificate");
+        let issuer = Issuer::from_params(&issuer, &issuer_key);
+        let certificate = named.signed_by(&key, &issuer).expect("a certificate");
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         let mut config = ServerConfig::builder()
             .with_no_client_auth()
@@ -93,7 +94,7 @@ impl TestServer {
             .expect("a key for the certificate");
         config.alpn_protocols = vec![version.as_bytes().to_vec()];
         let server = Self::listen(ServerMode::Honest, blocks, Some(TlsAcceptor::from(Arc::new(config)))).await;
-        (server, Certificate::from_der(issuer.der()).expect("a certificate"))
+        (server, Certificate::from_der(root.der()).expect("a certificate"))
     }
 
     async fn listen(mode: ServerMode, blocks: &[Block], tls: Option<TlsAcceptor>) -> Self {

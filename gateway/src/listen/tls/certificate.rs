@@ -1,10 +1,12 @@
-//! [`TlsFiles`]: the files of a certificate and its key, and what is made of them.
+//! [`TlsFiles`]: the files of a certificate and its key, and the configuration of connections.
 
 use super::unix_now;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::ResolvesServerCert;
+use rustls::sign::CertifiedKey;
 use services::fingerprint::FileFingerprint;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,6 +35,9 @@ pub enum TlsError {
         /// The cause.
         reason: String,
     },
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up: {0}")]
+    Configuration(String),
 }
 
 /// The files of a listener's certificate.
@@ -48,13 +53,18 @@ pub struct TlsFiles {
 
 /// A certificate as it is used.
 pub(super) struct LoadedCertificate {
-    /// The configuration of the next connection.
-    pub config: Arc<ServerConfig>,
+    /// The chain and the key.
+    pub certified: Arc<CertifiedKey>,
     /// When the server certificate expires, in seconds since 1970.
     pub expiry: i64,
 }
 
 impl TlsFiles {
+    /// Whether there are files.
+    pub fn is_set(&self) -> bool {
+        !self.certificate.as_os_str().is_empty()
+    }
+
     /// The fingerprints of both files.
     pub(super) fn fingerprints(&self) -> [Option<FileFingerprint>; 2] {
         [&self.certificate, &self.key].map(|path| FileFingerprint::at(path))
@@ -70,28 +80,13 @@ impl TlsFiles {
         let server = chain.first().ok_or_else(|| self.certificate_error(&"the file has no certificate"))?;
         let expiry = expiry(server).map_err(|error| self.certificate_error(&error))?;
         let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| self.key_error(&error))?;
-        let config = self.config(chain, key).map_err(|error| self.key_error(&error))?;
+        let certified = CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider());
+        let certified = certified.map_err(|error| self.key_error(&error))?;
         // After the last error, because failed reads are repeated.
         if expiry < unix_now() {
             tracing::warn!(certificate = %self.certificate.display(), "the certificate has expired: renew it");
         }
-        Ok(LoadedCertificate { config: Arc::new(config), expiry })
-    }
-
-    /// TLS 1.2 and 1.3, in the order of cipher suites that the client prefers, because it knows its hardware. Sessions
-    /// are resumed with tickets; there is no early data, which could be replayed.
-    fn config(
-        &self,
-        chain: Vec<CertificateDer<'static>>,
-        key: PrivateKeyDer<'static>,
-    ) -> Result<ServerConfig, rustls::Error> {
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let mut config = builder.with_no_client_auth().with_single_cert(chain, key)?;
-        config.ticketer = aws_lc_rs::Ticketer::new()?;
-        let protocols = if self.http2 { &[HTTP_2, HTTP_1_1][..] } else { &[HTTP_1_1] };
-        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        Ok(config)
+        Ok(LoadedCertificate { certified: Arc::new(certified), expiry })
     }
 
     fn certificate_error(&self, reason: &dyn ToString) -> TlsError {
@@ -101,6 +96,22 @@ impl TlsFiles {
     fn key_error(&self, reason: &dyn ToString) -> TlsError {
         TlsError::Key { path: self.key.clone(), reason: reason.to_string() }
     }
+}
+
+/// The configuration of connections, with the certificates that the resolver chooses: TLS 1.2 and 1.3, in the order of
+/// cipher suites that the client prefers, because it knows its hardware. Sessions are resumed with tickets; there is no
+/// early data, which could be replayed.
+pub(super) fn server_config(
+    certificates: Arc<dyn ResolvesServerCert>,
+    http2: bool,
+) -> Result<ServerConfig, rustls::Error> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(certificates);
+    config.ticketer = aws_lc_rs::Ticketer::new()?;
+    let protocols = if http2 { &[HTTP_2, HTTP_1_1][..] } else { &[HTTP_1_1] };
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(config)
 }
 
 /// When a certificate expires, in seconds since 1970.

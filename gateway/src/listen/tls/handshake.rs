@@ -12,6 +12,7 @@ use crate::listen::monitored::MonitoredStream;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 /// The maximum number of unfinished handshakes, in total and of one client.
@@ -44,7 +45,11 @@ impl Tls {
         let slot = self.handshakes.0.register(connection.peer().ip(), handshake);
         let shaking = async {
             slot.admitted().await.ok()?;
-            let shaken = self.acceptor().accept(stream).await;
+            let shaken = match (&self.by_name, &self.files) {
+                (Some(by_name), files) => by_name.accept(stream, connection.peer().ip(), files.as_ref()).await,
+                (None, Some(files)) => TlsAcceptor::from(files.config()).accept(stream).await,
+                (None, None) => return None,
+            };
             shaken.inspect_err(|error| tracing::debug!(%error, "the TLS handshake failed")).ok()
         };
         tokio::select! {

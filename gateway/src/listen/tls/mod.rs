@@ -1,39 +1,52 @@
-//! [`Tls`]: a listener's certificate and key, loaded from files and reloaded when they change.
+//! [`Tls`]: a listener's certificates: one from files, which is reloaded when they change, and those by ACME.
 //!
 //! Goals: a renewed certificate is used by the next connection, without a restart; if the new files are invalid, the
 //! previous certificate stays in use, and the log and a metric tell.
 //!
-//! Non-goals: obtaining certificates (ACME clients write such files), and client certificates.
+//! Non-goals: obtaining certificates (`services::acme`), and client certificates.
 //!
 //! | module | concern |
 //! |---|---|
-//! | [`certificate`] | reading the files |
+//! | [`certificate`] | reading the files, and the configuration of connections |
+//! | [`by_name`] | which certificate a handshake gets, with ACME |
 //! | [`handshake`] | handshakes: their timeout, and how many there are at a time |
 
+mod by_name;
 pub mod certificate;
 mod handshake;
 
 pub use self::certificate::{TlsError, TlsFiles};
 
-use self::certificate::LoadedCertificate;
+use self::by_name::ByName;
+use self::certificate::{LoadedCertificate, server_config};
 use self::handshake::Handshakes;
 use crate::metrics::CertificateMetrics;
+use rustls::ServerConfig;
+use rustls::sign::SingleCertAndKey;
+use services::acme::Acme;
 use services::fingerprint::FileFingerprint;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
-use tokio_rustls::TlsAcceptor;
 
 /// The interval at which the files are checked for changes.
 const FILES_EVERY: Duration = Duration::from_secs(2);
 
-/// A certificate and its key, reloaded when the files change.
+/// The certificates of a listener.
 pub struct Tls {
-    files: TlsFiles,
-    current: Mutex<Current>,
+    /// The files of a certificate, and what was read; a listener with certificates by ACME may have none.
+    files: Option<FileCertificate>,
+    /// Certificates by ACME, and the configuration for them.
+    by_name: Option<ByName>,
     /// Notified when the files must be read again.
     reload: Notify,
     handshakes: Handshakes,
+}
+
+/// A certificate and its key, reloaded when the files change.
+struct FileCertificate {
+    files: TlsFiles,
+    current: Mutex<Current>,
 }
 
 type Fingerprints = [Option<FileFingerprint>; 2];
@@ -43,6 +56,8 @@ struct Current {
     read: Fingerprints,
     /// The last valid certificate.
     certificate: LoadedCertificate,
+    /// The configuration of the next connection with it.
+    config: Arc<ServerConfig>,
     /// Why the last read failed.
     failure: Option<Failure>,
 }
@@ -77,33 +92,55 @@ impl Tls {
     /// # Errors
     /// [`TlsError`].
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
-        let read = files.fingerprints();
-        let certificate = files.read()?;
-        let current = Mutex::new(Current { read, certificate, failure: None });
-        Ok(Self { files, current, reload: Notify::new(), handshakes: Handshakes::default() })
+        let (reload, handshakes) = (Notify::new(), Handshakes::default());
+        Ok(Self { files: Some(FileCertificate::load(files)?), by_name: None, reload, handshakes })
     }
 
-    /// The acceptor for the next connection.
-    fn acceptor(&self) -> TlsAcceptor {
-        Arc::clone(&self.current().certificate.config).into()
+    /// The certificates by ACME, and that of the files, if there are any, for other names.
+    ///
+    /// # Errors
+    /// [`TlsError`] about the files.
+    pub fn with_acme(files: Option<TlsFiles>, acme: Arc<Acme>, http2: bool) -> Result<Self, TlsError> {
+        let files = files.map(FileCertificate::load).transpose()?;
+        let by_name = ByName::new(acme, http2).map_err(|error| TlsError::Configuration(error.to_string()))?;
+        Ok(Self { files, by_name: Some(by_name), reload: Notify::new(), handshakes: Handshakes::default() })
     }
 
-    /// Has [`Self::watch`] read the files again, even if they seem unchanged.
+    /// Has [`Self::watch`] read the files again, even if they seem unchanged, and failed orders of certificates
+    /// repeated.
     pub fn reload(&self) {
         self.reload.notify_one();
+        self.by_name.iter().for_each(ByName::retry);
     }
 
     /// Checks the files for changes, for as long as the listener serves.
     pub async fn watch(self: Arc<Self>, metrics: CertificateMetrics) {
-        metrics.expiry.set(self.current().certificate.expiry);
+        let Some(files) = &self.files else { return std::future::pending().await };
+        metrics.expiry.set(files.current().certificate.expiry);
         loop {
             let is_asked = tokio::time::timeout(FILES_EVERY, self.reload.notified()).await.is_ok();
             let (tls, of_task) = (Arc::clone(&self), metrics.clone());
-            let read = tokio::task::spawn_blocking(move || tls.read_if_changed(is_asked, &of_task)).await;
-            if read.is_err() {
+            let read = move || tls.files.iter().for_each(|files| files.read_if_changed(is_asked, &of_task));
+            if tokio::task::spawn_blocking(read).await.is_err() {
                 return;
             }
         }
+    }
+}
+
+impl FileCertificate {
+    fn load(files: TlsFiles) -> Result<Self, TlsError> {
+        let read = files.fingerprints();
+        let (certificate, config) = Self::read(&files)?;
+        Ok(Self { current: Mutex::new(Current { read, certificate, config, failure: None }), files })
+    }
+
+    fn read(files: &TlsFiles) -> Result<(LoadedCertificate, Arc<ServerConfig>), TlsError> {
+        let certificate = files.read()?;
+        let only = SingleCertAndKey::from(Arc::clone(&certificate.certified));
+        let config = server_config(Arc::new(only), files.http2);
+        let config = config.map_err(|error| TlsError::Configuration(error.to_string()))?;
+        Ok((certificate, Arc::new(config)))
     }
 
     fn read_if_changed(&self, is_asked: bool, metrics: &CertificateMetrics) {
@@ -111,13 +148,13 @@ impl Tls {
         if !is_asked && self.current().is_read(&found) {
             return;
         }
-        let read = self.files.read();
+        let read = Self::read(&self.files);
         let mut current = self.current();
         match read {
-            Ok(certificate) => {
+            Ok((certificate, config)) => {
                 tracing::info!(certificate = %self.files.certificate.display(), "the certificate was reloaded");
                 metrics.expiry.set(certificate.expiry);
-                *current = Current { read: found, certificate, failure: None };
+                *current = Current { read: found, certificate, config, failure: None };
             }
             Err(error) if current.fail(found, error.to_string(), is_asked) => {
                 metrics.failures.inc();
@@ -129,6 +166,11 @@ impl Tls {
 
     fn current(&self) -> MutexGuard<'_, Current> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The configuration of the next connection.
+    fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.current().config)
     }
 }
 
@@ -147,16 +189,16 @@ mod tests {
 
     /// A new certificate and its key, in PEM format.
     fn pair() -> (String, String) {
-        let CertifiedKey { cert, key_pair } =
+        let CertifiedKey { cert, signing_key } =
             rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
-        (cert.pem(), key_pair.serialize_pem())
+        (cert.pem(), signing_key.serialize_pem())
     }
 
     /// Checks the files; returns whether another certificate is in use now, and the failures so far.
-    fn check(tls: &Tls, is_asked: bool, metrics: &CertificateMetrics) -> (bool, u64) {
-        let before = Arc::clone(&tls.current().certificate.config);
+    fn check(tls: &FileCertificate, is_asked: bool, metrics: &CertificateMetrics) -> (bool, u64) {
+        let before = tls.config();
         tls.read_if_changed(is_asked, metrics);
-        (!Arc::ptr_eq(&before, &tls.current().certificate.config), metrics.failures.get())
+        (!Arc::ptr_eq(&before, &tls.config()), metrics.failures.get())
     }
 
     /// Overwrites a file in place, and keeps its modification time.
@@ -175,7 +217,7 @@ mod tests {
         write(&certificate, &first);
         write(&key, &first_key);
         let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), http2: false };
-        let (tls, metrics) = (Tls::load(files).expect("loads"), CertificateMetrics::default());
+        let (tls, metrics) = (FileCertificate::load(files).expect("loads"), CertificateMetrics::default());
         // A check between the writes of both files is no failure.
         fs::remove_file(&key).expect("removes");
         assert_eq!(check(&tls, false, &metrics), (false, 0));

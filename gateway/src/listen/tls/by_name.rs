@@ -1,0 +1,153 @@
+//! [`ByName`]: which certificate a handshake gets, if there are certificates by ACME.
+//!
+//! In this order: that of the name by ACME; that of the files, if it is for the name; one that is obtained on demand;
+//! that of the files after all, as a client without a name gets it. If there is none, the handshake ends with the alert
+//! `unrecognized_name` (RFC 6066, section 3). A validation of the authority (tls-alpn-01, RFC 8737) gets the
+//! certificate of its challenge, and nothing is served over its connection.
+
+use super::FileCertificate;
+use super::certificate::server_config;
+use rustls::ServerConfig;
+use rustls::client::verify_server_name;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::ServerName;
+use rustls::server::{Acceptor, ClientHello, ParsedCertificate, ResolvesServerCert};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use services::acme::Acme;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// The ALPN protocol of validations (RFC 8737, section 6.2).
+const ACME_TLS: &[u8] = b"acme-tls/1";
+/// A record with the fatal alert `unrecognized_name` (RFC 8446, sections 5.1 and 6). It is sent before the server has
+/// sent anything, so that it is not encrypted.
+const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
+
+/// Certificates by ACME, chosen by the name that a client asks for.
+pub(super) struct ByName {
+    acme: Arc<Acme>,
+    config: Arc<ServerConfig>,
+}
+
+/// What a handshake goes on with.
+enum Choice {
+    Serve(Arc<ServerConfig>),
+    Validate(Arc<ServerConfig>),
+    Unrecognized,
+}
+
+/// Chooses a certificate that ACME has. Every handshake has been examined before, so that it has one, unless it is
+/// removed at this moment.
+struct AcmeCertificates(Arc<Acme>);
+
+impl std::fmt::Debug for AcmeCertificates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AcmeCertificates")
+    }
+}
+
+impl ResolvesServerCert for AcmeCertificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        match hello.server_name() {
+            Some(name) => self.0.certificate(&name.to_ascii_lowercase()),
+            None => self.0.any_certificate(),
+        }
+    }
+}
+
+impl ByName {
+    pub(super) fn new(acme: Arc<Acme>, http2: bool) -> Result<Self, rustls::Error> {
+        let config = server_config(Arc::new(AcmeCertificates(Arc::clone(&acme))), http2)?;
+        Ok(Self { acme, config: Arc::new(config) })
+    }
+
+    /// Has failed orders repeated.
+    pub(super) fn retry(&self) {
+        self.acme.retry();
+    }
+
+    /// Performs a handshake.
+    ///
+    /// # Errors
+    /// When it fails, or was a validation.
+    pub(super) async fn accept<S>(
+        &self,
+        stream: S,
+        client: IpAddr,
+        files: Option<&FileCertificate>,
+    ) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let mut start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let (name, is_validation) = {
+            let hello = start.client_hello();
+            let is_validation = hello.alpn().is_some_and(|mut protocols| protocols.any(|found| found == ACME_TLS));
+            (hello.server_name().map(str::to_ascii_lowercase), is_validation)
+        };
+        match self.choose(name.as_deref(), is_validation, client, files).await {
+            Choice::Serve(config) => start.into_stream(config).await,
+            Choice::Validate(config) => {
+                let mut validated = start.into_stream(config).await?;
+                _ = validated.shutdown().await;
+                Err(io::Error::other("the authority has validated a challenge"))
+            }
+            Choice::Unrecognized => {
+                start.io.write_all(&UNRECOGNIZED_NAME).await?;
+                _ = start.io.shutdown().await;
+                Err(io::Error::other("there is no certificate for the name"))
+            }
+        }
+    }
+
+    async fn choose(
+        &self,
+        name: Option<&str>,
+        is_validation: bool,
+        client: IpAddr,
+        files: Option<&FileCertificate>,
+    ) -> Choice {
+        let of_files = || files.map_or(Choice::Unrecognized, |files| Choice::Serve(files.config()));
+        let own = || Choice::Serve(Arc::clone(&self.config));
+        let Some(name) = name else {
+            return match (files, self.acme.any_certificate()) {
+                (None, Some(_)) => own(),
+                _ => of_files(),
+            };
+        };
+        if is_validation {
+            let challenge = self.acme.challenges().certificate(name).and_then(|found| validation_config(found).ok());
+            return challenge.map_or(Choice::Unrecognized, |config| Choice::Validate(Arc::new(config)));
+        }
+        if self.acme.certificate(name).is_some() {
+            return own();
+        }
+        if files.is_some_and(|files| is_for(&files.current().certificate.certified, name)) {
+            return of_files();
+        }
+        match self.acme.obtain(name, client).await {
+            Some(_) => own(),
+            None => of_files(),
+        }
+    }
+}
+
+/// The configuration of a validation, which offers no protocol of an application.
+fn validation_config(certificate: Arc<CertifiedKey>) -> Result<ServerConfig, rustls::Error> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
+    config.alpn_protocols = vec![ACME_TLS.to_vec()];
+    Ok(config)
+}
+
+/// Whether a certificate is for a host name.
+fn is_for(certified: &CertifiedKey, name: &str) -> bool {
+    let parsed = certified.end_entity_cert().and_then(ParsedCertificate::try_from);
+    let name = ServerName::try_from(name);
+    parsed.is_ok_and(|parsed| name.is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
+}

@@ -150,7 +150,13 @@ async fn each_dht_uses_connections_of_its_scope_only() {
         let bridge = start(options).await;
         let key = RecordKey::new(b"a multihash");
         let mut test_peer = TestPeer::new(scope, &bridge).await;
-        let (_, failures) = test_peer.providers(&key).await;
+        let (_, mut failures) = test_peer.providers(&key).await;
+        // On a busy machine a dial may take longer than Kademlia's timeout of a request.
+        for _ in 0..5 {
+            if answers && failures > 0 {
+                (_, failures) = test_peer.providers(&key).await;
+            }
+        }
         assert_eq!(failures == 0, answers, "{mode:?} {dial_private} {scope:?}");
         bridge.shutdown().await;
     }

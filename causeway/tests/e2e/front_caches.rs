@@ -4,6 +4,7 @@
 
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::nginx::{Nginx, free_address};
+use crate::support::noise::Noise;
 use crate::support::varnish::Varnish;
 use crate::support::{client, eventually};
 use std::any::Any;
@@ -16,6 +17,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const NGINX: &str = include_str!("../../../deploy/nginx/causeway.conf");
 const VARNISH: &str = include_str!("../../../deploy/varnish/causeway.vcl");
 const HOST: &str = "gateway.example.org";
+const LARGE_BYTES: usize = 8 << 20;
+/// The length of the blocks of a file with the profile unixfs-v1-2025.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// The cache in front of the gateway.
 enum Front {
@@ -55,6 +59,9 @@ struct World {
     root: String,
     leaf: String,
     other: String,
+    /// A file of several blocks, and the last of them.
+    large: String,
+    last: String,
     /// The cache, which ends when it is dropped.
     _front: Box<dyn Any>,
     _dir: TempDir,
@@ -78,6 +85,13 @@ impl World {
         let file = dir.path().join("other.txt");
         std::fs::write(&file, "something that stays").expect("the folder is ours");
         let other = launch.run(&["add", "-Q", "--cid-version=1", &file.display().to_string()]).expect("adds");
+        let add = |name: &str, content: &[u8]| {
+            let file = dir.path().join(name);
+            std::fs::write(&file, content).expect("the folder is ours");
+            launch.run(&["add", "-Q", "--profile", "unixfs-v1-2025", &file.display().to_string()]).expect("adds")
+        };
+        let content = Noise::bytes(1, LARGE_BYTES);
+        let (large, last) = (add("large", &content), add("last", &content[LARGE_BYTES - BLOCK_BYTES..]));
         let causeway = launch.start().await;
         let upstream = causeway.url("").trim_start_matches("http://").trim_end_matches('/').to_owned();
         let front: Box<dyn Any> = match front {
@@ -89,7 +103,7 @@ impl World {
                 Box::new(Varnish::start(dir.path(), &varnish(&upstream, with_xkey), listen).await)
             }
         };
-        Self { causeway, listen, root, leaf, other, _front: front, _dir: dir }
+        Self { causeway, listen, root, leaf, other, large, last, _front: front, _dir: dir }
     }
 
     /// The status of a page through the cache, and whether it was cached there.
@@ -250,4 +264,36 @@ async fn varnish_rejects_invalid_purge_requests() {
         assert_eq!(world.get(&site, "/page.txt").await, (200, "HIT".to_owned()), "{key}");
     }
     world.causeway.stop().await;
+}
+
+/// A response that the gateway aborts, because a block is withheld, does not look complete behind the caches, and they do
+/// not store what they received of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn caches_forward_ranges_and_truncated_responses() {
+    for front in [Front::Nginx, Front::Varnish { with_xkey: false }] {
+        let world = World::start(front, |launch, _| launch.set("CAUSEWAY_HTTP_SHARED_MAX_AGE_SECONDS", 3600)).await;
+        let request = |method| {
+            let request = client().request(method, format!("http://{}/", world.listen));
+            request.header("Host", format!("{}.ipfs.{HOST}", world.large))
+        };
+        let head = request(reqwest::Method::HEAD).send().await.expect("the cache answers");
+        let header = |name: &str| head.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        assert_eq!((head.status().as_u16(), header("content-length")), (200, "8388608"));
+        assert_eq!(header("cache-control"), "public, max-age=29030400, immutable, s-maxage=3600");
+        assert!(header("etag").contains(&world.large), "{}", header("etag"));
+
+        let range = request(reqwest::Method::GET).header("Range", "bytes=1048570-1048579");
+        let range = range.send().await.expect("the cache answers");
+        assert_eq!(range.status(), 206);
+        assert_eq!(range.headers()["content-range"], "bytes 1048570-1048579/8388608");
+        assert_eq!(range.bytes().await.expect("a body"), Noise::bytes(1, LARGE_BYTES)[1_048_570..1_048_580]);
+
+        world.take_down(&world.last, false).await;
+        for _ in 0..4 {
+            let answer = request(reqwest::Method::GET).send().await.expect("the cache answers");
+            assert_eq!((answer.status().as_u16(), &answer.headers()["x-cache-status"] == "HIT"), (200, false));
+            answer.bytes().await.expect_err("the response is truncated");
+        }
+        world.causeway.stop().await;
+    }
 }

@@ -13,6 +13,7 @@
 //! | [`p2p`] | [`P2p`]: the settings of the peer-to-peer network |
 //! | [`caches`] | caches in front of the gateway, and how they are purged |
 //! | [`size`] | sizes such as "1GiB" |
+//! | [`mod@listen`] | where listeners listen, and which peers are trusted proxies |
 //! | [`values`] | validated values: addresses, CIDs, URLs, secrets |
 //! | [`keys`] | the list of keys and the names of their environment variables, taken from the tree itself |
 //! | [`flags`] | the command-line flags that set keys |
@@ -23,6 +24,7 @@
 pub mod caches;
 pub mod flags;
 pub mod keys;
+pub mod listen;
 pub mod load;
 pub mod loaded;
 pub mod p2p;
@@ -35,6 +37,7 @@ mod shape;
 
 pub use caches::{CacheKind, FrontCache};
 pub use flags::Flags;
+pub use listen::{FileMode, ListenAddress, ShownAddress, TrustedProxy, UNIX_PEER};
 pub use load::{ConfigError, Loaded, Origin, load};
 pub use p2p::{DhtMode, P2p, Provide};
 pub use schema::{

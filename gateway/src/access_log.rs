@@ -4,6 +4,7 @@
 //! has the path without its query, which may contain private data, and no header but `User-Agent`.
 
 use crate::request::client::Client;
+use config::ShownAddress;
 use http::header::{HeaderMap, USER_AGENT};
 use http::request::Parts;
 use http::{Method, StatusCode};
@@ -64,6 +65,7 @@ impl AccessLine {
     pub fn write(&self, took: Duration, complete: bool) {
         let Self { client, method, host, path, user_agent, status, tier, bytes } = self;
         let status = if *status == 0 { 499 } else { *status };
+        let client = ShownAddress(*client);
         let duration_ms = (took.as_secs_f64() * 1e6).round() / 1e3;
         tracing::info!(
             target: "access", %client, method = method.as_str(), host, path, status, duration_ms, bytes, tier,

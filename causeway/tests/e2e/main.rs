@@ -32,6 +32,8 @@
 //! | [`operations`] | peers, explanations, warming, purging, the log level, draining of a running node |
 //! | [`pinning`] | remote pins of Kubo; pins that resume after a kill; many blocks |
 //! | [`https`] | HTTPS and HTTP/2, asked by curl, and certificates that are renewed |
+//! | [`listening`] | Unix sockets behind nginx, the PROXY protocol of HAProxy, notifications to systemd |
+//! | [`restart`] | restarts under load: sockets of systemd, readiness first |
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`soak`] | a soak test, in `make test-long` only |
@@ -51,6 +53,7 @@ mod full;
 mod gateways;
 mod https;
 mod kubo_rpc;
+mod listening;
 mod malice;
 mod metrics;
 mod names;
@@ -60,6 +63,7 @@ mod operator;
 mod pinning;
 mod private;
 mod publish;
+mod restart;
 mod reverse;
 mod routing;
 mod routing_v1;

@@ -8,6 +8,7 @@
 
 pub mod causeway;
 pub mod corpus;
+pub mod haproxy;
 pub mod hostile;
 pub mod ipfs;
 pub mod kubo;

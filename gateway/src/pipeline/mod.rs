@@ -41,6 +41,7 @@ use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, WaitReason};
 use crate::workers::Workers;
+use config::{ShownAddress, TrustedProxy};
 use content::path::Root;
 use content::walk::WalkError;
 use content::{
@@ -49,7 +50,6 @@ use content::{
 use http::header::CACHE_CONTROL;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
-use ipnet::IpNet;
 use services::health::Health;
 use services::limiter::Limiter;
 use std::borrow::Cow;
@@ -80,7 +80,7 @@ pub struct Gateway {
     streams: Arc<Limiter>,
     /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
-    trusted_proxies: Vec<IpNet>,
+    trusted_proxies: Vec<TrustedProxy>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
     health: Arc<Health>,
@@ -257,7 +257,8 @@ impl Gateway {
             Ok(draft) => draft,
             Err(problem) => {
                 let path = head.uri.path();
-                tracing::debug!(client = %client.address, path, %problem, "the request was answered with an error");
+                let client = ShownAddress(client.address);
+                tracing::debug!(%client, path, %problem, "the request was answered with an error");
                 respond::page(problem.response(&head.headers))
             }
         };

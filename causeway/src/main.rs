@@ -6,12 +6,14 @@
 //! | [`node`] | starts, wires and drains the parts of a node |
 //! | [`network`] | the peer-to-peer network, or offline mode |
 //! | [`preflight`], [`reload`] | `causeway config check`; the reload on SIGHUP |
+//! | [`notify`] | notifications to systemd |
 //! | [`process`] | the version, and process metrics |
 //!
 //! Non-goals: answering requests (`gateway`, `admin`); storage and access control (`services`, `cache`).
 
 mod network;
 mod node;
+mod notify;
 mod preflight;
 mod process;
 mod reload;

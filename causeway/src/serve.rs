@@ -1,6 +1,7 @@
 //! `causeway serve`: runs a node, and handles signals.
 
 use crate::node::{Node, Ready};
+use crate::notify;
 use crate::signals::{SignalAction, Signals};
 use cli::command_line::{read, runtime};
 use cli::output::{EXIT_FAILURE, EXIT_FORCED, print};
@@ -34,13 +35,14 @@ async fn run_until_stopped(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()>
         () = signals.stop() => return Ok(()),
     };
     print(&Ready(&node.addresses).to_string())?;
+    notify::ready();
     loop {
         tokio::select! {
             action = signals.next() => match action {
                 SignalAction::Stop => break,
                 // A reload may fetch lists, which a stop does not wait for.
                 SignalAction::Reload => tokio::select! {
-                    () = node.reload(loaded, flags) => {}
+                    () = reload(&node, loaded, flags) => {}
                     () = signals.stop() => break,
                     () = node.asked_to_stop() => break,
                     failure = node.failed() => return Err(drain_after(failure, node).await),
@@ -51,11 +53,25 @@ async fn run_until_stopped(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()>
         }
     }
     tracing::info!("draining; a second signal ends the process immediately");
+    notify::stopping();
+    let draining = async {
+        tokio::select! {
+            () = node.announce_end() => {}
+            failure = node.failed() => return Err(drain_after(failure, node).await),
+        }
+        node.drain().await
+    };
     tokio::select! {
-        result = node.drain() => result,
+        result = draining => result,
         // Not `std::process::exit`, which runs RocksDB's destructors and waits for compactions.
         () = signals.stop() => signal_hook::low_level::exit(EXIT_FORCED),
     }
+}
+
+async fn reload(node: &Node, running: &Loaded, flags: &Flags) {
+    notify::reloading();
+    node.reload(running, flags).await;
+    notify::ready();
 }
 
 /// The drain timeout after an essential task has ended.

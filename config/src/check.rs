@@ -3,6 +3,7 @@
 
 use crate::acme;
 use crate::caches::FrontCache;
+use crate::listen::ListenAddress;
 use crate::loaded::{ConfigError, Loaded, Origin};
 use crate::schema::{AccessFormat, Config};
 
@@ -34,6 +35,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     tls_is_complete(loaded)?;
     access_file_has_a_format(loaded)?;
     acme::check(loaded)?;
+    proxy_protocol_has_proxies(loaded)?;
     admin_is_not_exposed(loaded)
 }
 
@@ -118,6 +120,7 @@ fn durations_are_at_most_a_year(loaded: &Loaded) -> Result<(), ConfigError> {
         ("http.stall_timeout_seconds", http.stall_timeout_seconds, SECONDS_MAX),
         ("http.header_timeout_seconds", http.header_timeout_seconds, SECONDS_MAX),
         ("http.send_timeout_seconds", http.send_timeout_seconds, SECONDS_MAX),
+        ("http.drain_delay_seconds", http.drain_delay_seconds, SECONDS_MAX),
         ("http.drain_timeout_seconds", http.drain_timeout_seconds, SECONDS_MAX),
         ("http.request_timeout_seconds", http.request_timeout_seconds, SECONDS_MAX),
         ("http.shared_max_age_seconds", http.shared_max_age_seconds, SECONDS_MAX),
@@ -250,6 +253,23 @@ fn access_file_has_a_format(loaded: &Loaded) -> Result<(), ConfigError> {
     let reason = "needs log.access_format = \"text\", \"json\" or \"combined\": lines in the format \"log\" are part of the \
                   log";
     Err(loaded.error("log.access_file", reason))
+}
+
+/// The PROXY protocol is spoken at addresses of the public listener, by trusted proxies.
+fn proxy_protocol_has_proxies(loaded: &Loaded) -> Result<(), ConfigError> {
+    let http = &loaded.config.http;
+    let listens = |address: &ListenAddress| {
+        http.listen.contains(address) || address.tcp().is_some_and(|address| http.tls_listen.contains(&address))
+    };
+    if let Some(address) = http.proxy_protocol.iter().find(|address| !listens(address)) {
+        let reason = format!("{address} is neither in http.listen nor in http.tls_listen");
+        return Err(loaded.error("http.proxy_protocol", reason));
+    }
+    if !http.proxy_protocol.is_empty() && http.trusted_proxies.is_empty() {
+        let reason = "needs http.trusted_proxies: only connections from there may begin with a PROXY header";
+        return Err(loaded.error("http.proxy_protocol", reason));
+    }
+    Ok(())
 }
 
 fn admin_is_not_exposed(loaded: &Loaded) -> Result<(), ConfigError> {

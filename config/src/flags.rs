@@ -13,7 +13,7 @@ pub struct Flags {
     /// Keep blocks, pins and the peer's identity in this folder
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<String>,
-    /// Address and port of the public listener (repeatable)
+    /// Address and port of the public listener, or unix:/PATH (repeatable)
     #[arg(long, value_name = "ADDR")]
     pub listen: Vec<String>,
     /// Address and port of the admin listener (repeatable; "none" turns it off)

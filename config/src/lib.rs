@@ -14,6 +14,7 @@
 //! | [`acme`] | certificates by ACME: names, challenges, and their validation |
 //! | [`caches`] | caches in front of the gateway, and how they are purged |
 //! | [`size`] | sizes such as "1GiB" |
+//! | [`mod@listen`] | where listeners listen, and which peers are trusted proxies |
 //! | [`values`] | validated values: addresses, CIDs, URLs, secrets |
 //! | [`keys`] | the list of keys and the names of their environment variables, taken from the tree itself |
 //! | [`flags`] | the command-line flags that set keys |
@@ -25,6 +26,7 @@ pub mod acme;
 pub mod caches;
 pub mod flags;
 pub mod keys;
+pub mod listen;
 pub mod load;
 pub mod loaded;
 pub mod p2p;
@@ -38,6 +40,7 @@ mod shape;
 pub use acme::AcmeChallenge;
 pub use caches::{CacheKind, FrontCache};
 pub use flags::Flags;
+pub use listen::{FileMode, ListenAddress, ShownAddress, TrustedProxy, UNIX_PEER};
 pub use load::{ConfigError, Loaded, Origin, load};
 pub use p2p::{DhtMode, P2p, Provide};
 pub use schema::{

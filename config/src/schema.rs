@@ -7,10 +7,10 @@
 pub use crate::acme::AcmeChallenge;
 use crate::acme::{contacts, names as certificate_names};
 use crate::caches::FrontCache;
+use crate::listen::{FileMode, ListenAddress, TrustedProxy};
 use crate::p2p::P2p;
 pub use crate::values::{Host, ListSetting, ListSource};
-use crate::values::{Secret, addresses, cids, networks};
-use ipnet::IpNet;
+use crate::values::{Secret, addresses, cids};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -67,9 +67,9 @@ impl Default for Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Addresses and ports of the public listener, such as `0.0.0.0:8080` or `[::]:8080`. Port 0 selects a free port.
-    #[serde(deserialize_with = "addresses")]
-    pub listen: Vec<SocketAddr>,
+    /// Addresses and ports of the public listener, such as `0.0.0.0:8080` or `[::]:8080`, and Unix sockets, such as
+    /// `unix:/run/causeway/http.sock`. Port 0 selects a free port. Sockets that systemd passes are used in their place.
+    pub listen: Vec<ListenAddress>,
     /// Addresses and ports at which the public listener speaks TLS, such as `0.0.0.0:8443`, in addition to those of
     /// http.listen. Needs http.tls_certificate and http.tls_key, or http.acme_directory. An empty list turns TLS off.
     #[serde(deserialize_with = "addresses")]
@@ -118,6 +118,11 @@ pub struct Http {
     pub acme_on_demand_hourly_max: u64,
     /// Let clients choose HTTP/2 at tls_listen. If false, only HTTP/1.1 is spoken there.
     pub http2: bool,
+    /// The permissions of the Unix sockets of http.listen, in octal digits. A client needs permission to write.
+    pub unix_mode: FileMode,
+    /// The addresses of http.listen and http.tls_listen at which each connection begins with a header of the PROXY
+    /// protocol, version 2, which has the client's address. Only trusted_proxies may connect there.
+    pub proxy_protocol: Vec<ListenAddress>,
     /// How long a request waits while the network delivers no block. It is then answered with 504. Each block that
     /// arrives restarts the timeout.
     pub stall_timeout_seconds: u64,
@@ -125,7 +130,10 @@ pub struct Http {
     pub header_timeout_seconds: u64,
     /// How long a client may read nothing of a response that is being sent. The connection is then closed.
     pub send_timeout_seconds: u64,
-    /// How long the graceful drain after SIGTERM or SIGINT waits for open requests to finish.
+    /// How long /readyz answers 503 after SIGTERM or SIGINT before the listener stops accepting connections, so that
+    /// load balancers send no more traffic. Longer than the interval of their health checks; 0 where there are none.
+    pub drain_delay_seconds: u64,
+    /// How long the graceful drain waits for open requests to finish once no more connections are accepted.
     pub drain_timeout_seconds: u64,
     /// The maximum number of simultaneous connections, and of simultaneous requests over HTTP/2. At the limit, a new
     /// connection replaces an idle one; if none is idle, a request waits for up to two seconds and is then answered
@@ -152,10 +160,10 @@ pub struct Http {
     /// Convert between codecs (dag-pb, dag-cbor, dag-json and others) when the requested format is not the content's
     /// own. If false, such requests are answered with 406, as the specification requires.
     pub convert_codecs: bool,
-    /// Addresses or networks of trusted proxies, such as "127.0.0.1" or "10.0.0.0/8". Their X-Forwarded-Host, -Proto
-    /// and -For headers are used; those of other clients are ignored.
-    #[serde(deserialize_with = "networks")]
-    pub trusted_proxies: Vec<IpNet>,
+    /// Addresses or networks of trusted proxies, such as "127.0.0.1" or "10.0.0.0/8"; "unix:" stands for the peers of
+    /// Unix sockets. Their X-Forwarded-Host, -Proto and -For headers are used; those of other clients are ignored.
+    /// Without "unix:", all peers of Unix sockets count as one client.
+    pub trusted_proxies: Vec<TrustedProxy>,
     /// The maximum number of simultaneous requests that fetch from the network. Further requests wait for up to two
     /// seconds and are then answered with 429. Content that is stored locally is always served.
     pub misses_max: u64,
@@ -227,7 +235,7 @@ pub struct Http {
 impl Default for Http {
     fn default() -> Self {
         Self {
-            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080))],
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080)).into()],
             tls_listen: Vec::new(),
             tls_certificate: PathBuf::new(),
             tls_key: PathBuf::new(),
@@ -242,9 +250,12 @@ impl Default for Http {
             acme_on_demand_max: 1000,
             acme_on_demand_hourly_max: 60,
             http2: true,
+            unix_mode: FileMode(0o660),
+            proxy_protocol: Vec::new(),
             stall_timeout_seconds: 30,
             header_timeout_seconds: 30,
             send_timeout_seconds: 60,
+            drain_delay_seconds: 0,
             drain_timeout_seconds: 30,
             connections_max: 4096,
             client_connections_max: 512,

@@ -119,7 +119,7 @@ pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
 }
 
 /// An IP address and a port. `localhost` stands for 127.0.0.1 without a lookup (RFC 6761, section 6.3).
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     let loopback = |(host, port): (&str, &str)| {
         let port = port.parse().ok().filter(|_| host.eq_ignore_ascii_case("localhost"))?;
         Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
@@ -129,12 +129,8 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// Networks (10.0.0.0/8) and single addresses.
-pub(crate) fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
-    each(deserializer, network)
-}
-
-fn network(text: &str) -> Result<IpNet, String> {
+/// A network (10.0.0.0/8) or a single address.
+pub(crate) fn network(text: &str) -> Result<IpNet, String> {
     let address = text.parse::<IpAddr>().map(IpNet::from);
     address
         .or_else(|_| text.parse())

@@ -41,7 +41,7 @@ fn nothing_set_gives_the_defaults() {
 fn flags_beat_the_environment_beats_the_file_beats_the_defaults() {
     let (_dir, path) = file("data_dir = \"from-file\"\n[http]\nlisten = [\"127.0.0.1:1\"]\nconnections_max = 7\n");
     let config = ["--config", path.as_str()];
-    let listen = |loaded: &Loaded| loaded.config.http.listen[0].port();
+    let listen = |loaded: &Loaded| loaded.config.http.listen[0].tcp().expect("an address").port();
 
     let loaded = with(&config, &[]).expect("loads");
     assert_eq!((listen(&loaded), loaded.config.http.connections_max), (1, 7));
@@ -77,7 +77,9 @@ fn other_value(key: &str, default: &Value) -> String {
         ("http.acme_names", _) => "example.org,*.ipfs.example.org".to_owned(),
         ("http.acme_challenges", _) => "http-01".to_owned(),
         ("http.hosts", _) => "example.com,example.org".to_owned(),
-        ("http.trusted_proxies", _) => "10.0.0.0/8,::1".to_owned(),
+        ("http.trusted_proxies", _) => "10.0.0.0/8,::1,unix:".to_owned(),
+        ("http.proxy_protocol", _) => "127.0.0.1:8080".to_owned(),
+        ("http.unix_mode", _) => "0600".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
         ("policy.caches", _) => "refresh+http://127.0.0.1,purge+https://example.org".to_owned(),
         ("policy.denylists" | "policy.allowlists", _) => "lists/a.deny,https://example.org/b.deny".to_owned(),
@@ -119,6 +121,7 @@ fn every_key_can_be_set_by_its_variable() {
                 ("http.acme_directory", "https://ca.example/directory"),
                 ("http.acme_terms_agreed", "true"),
             ],
+            "http.proxy_protocol" => &[("http.trusted_proxies", "127.0.0.1")],
             "admin.tls_certificate" => &[("admin.tls_key", "other")],
             "admin.tls_key" => &[("admin.tls_certificate", "other")],
             "policy.caches" => &[("http.hosts", "other")],
@@ -420,6 +423,22 @@ fn certificates_by_acme_need_an_agreement_names_and_ways_to_prove_them() {
     assert!(with(&[], &plain).is_ok());
     plain.push(("CAUSEWAY_HTTP_ACME_CHALLENGES", "dns-01"));
     assert!(error_of(&[], &plain).starts_with("http.acme_challenges: dns-01 needs http.acme_dns_hook"));
+}
+
+#[test]
+fn the_proxy_protocol_needs_an_address_and_trusted_proxies() {
+    let (of_proxies, trusted) = ("CAUSEWAY_HTTP_PROXY_PROTOCOL", ("CAUSEWAY_HTTP_TRUSTED_PROXIES", "unix:"));
+    let socket = ("CAUSEWAY_HTTP_LISTEN", "unix:/run/a.sock");
+    let table = [
+        (&[(of_proxies, "127.0.0.1:9"), trusted][..], "http.proxy_protocol: 127.0.0.1:9 is neither in http.listen"),
+        (&[(of_proxies, "unix:/run/b.sock"), socket, trusted], "http.proxy_protocol: unix:/run/b.sock is neither in"),
+        (&[(of_proxies, "unix:/run/a.sock"), socket], "http.proxy_protocol: needs http.trusted_proxies"),
+    ];
+    for (environment, expected) in table {
+        let message = error_of(&[], environment);
+        assert!(message.starts_with(expected), "{message}");
+    }
+    with(&[], &[(of_proxies, "unix:/run/a.sock"), socket, trusted]).expect("loads");
 }
 
 #[test]

@@ -94,6 +94,29 @@ struct LimitLabel {
     limit: RequestLimit,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusalLabel {
+    reason: ProxyRefusal,
+}
+
+p2p_bridge::label_values! {
+    /// Why a connection was closed where the PROXY protocol is spoken.
+    pub enum ProxyRefusal {
+        /// The peer is not a trusted proxy.
+        Untrusted = "untrusted",
+        /// The header has version 1.
+        Version1 = "version_1",
+        /// There is no valid header.
+        Invalid = "invalid",
+        /// The header was not sent in time.
+        Timeout = "timeout",
+        /// Too many headers are awaited.
+        Full = "full",
+        /// The connection ended first.
+        Closed = "closed",
+    }
+}
+
 p2p_bridge::metrics! {
     /// Families of metrics, by their labels.
     struct Families {
@@ -115,6 +138,8 @@ p2p_bridge::metrics! {
         listings: Family<ResultLabel, Counter> = "causeway_http_listings",
             "Requests for pages of listings: cached (hit), generated (miss), or shared with another request that \
              generates the page (joined)";
+        refused: Family<RefusalLabel, Counter> = "causeway_http_proxy_connections_refused",
+            "Connections that were closed because of their PROXY protocol header, by reason";
     }
 }
 
@@ -182,6 +207,7 @@ pub struct HttpMetrics {
     tiers: [ResponseTier; TIERS.len()],
     aborted: [Counter; Abort::ALL.len()],
     rejected: [Counter; RequestLimit::ALL.len()],
+    refused: [Counter; ProxyRefusal::ALL.len()],
     /// Paths that were answered from the cache of resolved paths.
     pub path_hits: Counter,
     /// Paths that were resolved.
@@ -246,8 +272,17 @@ pub struct ListingMetrics {
 impl HttpMetrics {
     /// Registers all metrics under their full names. Call it once for a registry.
     pub fn register(registry: &mut Registry) -> Self {
-        let Families { requests, tier_requests, tier_bytes, tier_first_byte, aborted, rejected, paths, listings } =
-            Families::registered(registry);
+        let Families {
+            requests,
+            tier_requests,
+            tier_bytes,
+            tier_first_byte,
+            aborted,
+            rejected,
+            paths,
+            listings,
+            refused,
+        } = Families::registered(registry);
         let tier = |tier| {
             let label = TierLabel { tier };
             ResponseTier {
@@ -264,6 +299,7 @@ impl HttpMetrics {
             tiers: TIERS.map(tier),
             aborted: Abort::ALL.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
             rejected: RequestLimit::ALL.map(|limit| rejected.get_or_create_owned(&LimitLabel { limit })),
+            refused: ProxyRefusal::ALL.map(|reason| refused.get_or_create_owned(&RefusalLabel { reason })),
             path_hits: path("hit"),
             path_misses: path("miss"),
             listings: ListingMetrics { hits: listing("hit"), misses: listing("miss"), joined: listing("joined") },
@@ -288,6 +324,16 @@ impl HttpMetrics {
     /// Counts a request that was rejected because of a limit.
     pub fn rejected(&self, limit: RequestLimit) {
         self.rejected[limit as usize].inc();
+    }
+
+    /// Counts a connection that was closed because of its PROXY protocol header.
+    pub fn proxy_connection_refused(&self, reason: ProxyRefusal) {
+        self.refused[reason as usize].inc();
+    }
+
+    /// The number of connections that were closed for this reason.
+    pub fn proxy_connections_refused(&self, reason: ProxyRefusal) -> u64 {
+        self.refused[reason as usize].get()
     }
 
     fn requests(&self, method: usize, status: StatusCode) -> &Counter {

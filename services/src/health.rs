@@ -25,7 +25,8 @@ pub enum Stage {
     Serving,
     /// Load balancers should send no more traffic; requests are still answered.
     Draining,
-    /// Open requests are finished, no further connections are accepted, and then the process ends.
+    /// The process ends: after `http.drain_delay_seconds`, no further connections are accepted and open requests are
+    /// finished.
     Ending,
 }
 

@@ -41,7 +41,7 @@ use crate::http::answer::ApiError;
 use crate::http::long_running;
 use axum::http::StatusCode;
 use cache::{BlockStore, Tiers};
-use config::Loaded;
+use config::{ListenAddress, Loaded};
 use content::Cid;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
@@ -73,9 +73,9 @@ pub type RuleLookup = Arc<dyn Fn(&Cid, &str) -> Option<String> + Send + Sync>;
 #[derive(Debug, Clone)]
 pub struct NodeAddresses {
     /// The public listeners, as bound.
-    pub gateway: Vec<SocketAddr>,
+    pub gateway: Vec<ListenAddress>,
     /// The public listeners with TLS, as bound.
-    pub gateway_tls: Vec<SocketAddr>,
+    pub gateway_tls: Vec<ListenAddress>,
     /// The admin listeners, as bound.
     pub admin: Vec<SocketAddr>,
     /// The scheme of the admin listeners: `http` or `https`.

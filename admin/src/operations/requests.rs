@@ -21,7 +21,7 @@ pub(super) fn request_view(request: RequestSnapshot) -> RequestView {
         method: request.method,
         path: request.path,
         host: request.host,
-        client: request.client.to_string(),
+        client: config::ShownAddress(request.client).to_string(),
         seconds: seconds(request.since),
         status: request.status.map(|status| status.as_u16()),
         sent_bytes: request.sent_bytes,

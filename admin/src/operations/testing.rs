@@ -16,6 +16,7 @@ use p2p_bridge::names::NamesOptions;
 use prometheus_client::registry::Registry;
 use services::health::{Health, Stage};
 use services::limiter::Limiter;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -101,7 +102,7 @@ pub(crate) fn world_over(
     let gateway = Arc::new(Gateway::new(wiring, &loaded.config.http, limits));
     let root = content::cid::parse("bafkqaaa").expect("an empty block");
     let addresses = NodeAddresses {
-        gateway: vec![([127, 0, 0, 1], 8080).into()],
+        gateway: vec![SocketAddr::from(([127, 0, 0, 1], 8080)).into()],
         gateway_tls: Vec::new(),
         missing_certificates: Vec::new(),
         admin: Vec::new(),

@@ -1,61 +1,62 @@
-//! [`Listeners`]: the sockets of a node, which are bound before anything else starts, and the tasks that serve them.
+//! [`Listeners`]: the sockets of a node, which are opened before anything else starts, and the tasks that serve them.
 
+use super::sockets::{Bound, Sockets};
 use admin::{self, Admin};
 use axum::body::Body;
-use config::{ConfigError, Loaded};
+use config::{ConfigError, ListenAddress, Loaded};
 use gateway::listen::admission::{Admission, Bounds, PATIENCE};
 use gateway::listen::connection::Connection;
 use gateway::listen::drain::Drain;
+use gateway::listen::proxy_protocol::ProxyHeaders;
 use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
+use gateway::listen::socket::Listener;
 use gateway::listen::tls::{Tls, TlsError, TlsFiles};
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
 use services::acme::Acme;
 use services::supervision::Supervisor;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 
 /// The maximum number of connections of the admin listener, which are not counted as public ones.
 const ADMIN_CONNECTIONS_MAX: usize = 64;
 /// The maximum number of connections of one client of the admin listener.
 const ADMIN_CLIENT_CONNECTIONS_MAX: usize = 48;
 
-/// The bound sockets.
+/// The listening sockets, and the certificates.
 pub(super) struct Listeners {
-    public: Vec<TcpListener>,
-    public_tls: Vec<TcpListener>,
-    admin: Vec<TcpListener>,
+    sockets: Sockets,
     /// The certificates of the listeners with TLS.
     pub certificates: Certificates,
 }
 
 impl Listeners {
-    /// Binds all addresses of the settings and reads the certificates.
+    /// Opens all sockets and reads the certificates.
     ///
     /// # Errors
     /// [`ConfigError`] with the setting that cannot be used, such as a port in use.
     pub async fn bind(loaded: &Loaded) -> Result<Self, ConfigError> {
-        let public = bind(loaded, "http.listen", &loaded.config.http.listen).await?;
-        let public_tls = bind(loaded, "http.tls_listen", &loaded.config.http.tls_listen).await?;
-        let admin = bind(loaded, "admin.listen", &loaded.config.admin.listen).await?;
-        Ok(Self { public, public_tls, admin, certificates: Certificates::load(loaded, None)? })
+        let sockets = Sockets::open(loaded).await?;
+        let certificates = Certificates::load(loaded, None)?;
+        // Certificates by ACME are added later.
+        let has_certificate = certificates.public.is_some() || !loaded.config.http.acme_directory.is_empty();
+        sockets.check(loaded, (has_certificate, certificates.admin.is_some()))?;
+        Ok(Self { sockets, certificates })
     }
 
     /// The addresses of the public listener.
-    pub fn public_addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        self.public.iter().map(TcpListener::local_addr).collect()
+    pub fn public_addresses(&self) -> Vec<ListenAddress> {
+        addresses(&self.sockets.public)
     }
 
     /// The addresses of the public listener with TLS.
-    pub fn public_tls_addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        self.public_tls.iter().map(TcpListener::local_addr).collect()
+    pub fn public_tls_addresses(&self) -> Vec<ListenAddress> {
+        addresses(&self.sockets.public_tls)
     }
 
     /// The addresses of the admin listener.
-    pub fn admin_addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        self.admin.iter().map(TcpListener::local_addr).collect()
+    pub fn admin_addresses(&self) -> Vec<SocketAddr> {
+        self.sockets.admin.iter().filter_map(|bound| bound.address.tcp()).collect()
     }
 
     /// The scheme of the admin listener's URL.
@@ -66,39 +67,30 @@ impl Listeners {
     /// Starts the tasks that serve the listeners.
     pub fn serve(
         self,
-        limits: &ConnectionLimits,
+        http: &config::Http,
         metrics: &Arc<HttpMetrics>,
         (gateway, admin): (Arc<Gateway>, Admin),
         supervisor: &Supervisor,
     ) -> (Drain, Drain) {
-        let Self { public, public_tls, admin: operator, certificates } = self;
+        let Self { sockets, certificates } = self;
         certificates.watch(metrics, supervisor);
+        let limits = ConnectionLimits::of(http);
         let encrypted = ConnectionLimits { tls: certificates.public, ..limits.clone() };
-        let plain = public.into_iter().map(|listener| (listener, limits.clone()));
-        let listeners = plain.chain(public_tls.into_iter().map(|listener| (listener, encrypted.clone())));
+        let headers = Arc::new(ProxyHeaders::of(http));
+        let with_headers = |bound: Bound, limits: &ConnectionLimits| {
+            let of_proxies = http.proxy_protocol.iter().any(|address| bound.is_at(address));
+            let proxy_headers = of_proxies.then(|| Arc::clone(&headers));
+            (bound.listener, ConnectionLimits { proxy_headers, ..limits.clone() })
+        };
+        let plain = sockets.public.into_iter().map(|bound| with_headers(bound, &limits));
+        let listeners = plain.chain(sockets.public_tls.into_iter().map(|bound| with_headers(bound, &encrypted)));
         let public = serve_public(listeners, metrics, gateway, supervisor);
-        (public, serve_admin(operator, limits, certificates.admin, metrics, admin, supervisor))
+        (public, serve_admin(sockets.admin, &limits, certificates.admin, metrics, admin, supervisor))
     }
 }
 
-async fn bind(loaded: &Loaded, key: &str, addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ConfigError> {
-    let mut listeners = Vec::with_capacity(addresses.len());
-    for address in addresses {
-        let listener = TcpListener::bind(address).await;
-        listeners.push(listener.map_err(|error| loaded.error(key, why_not_bound(address, &error)))?);
-    }
-    Ok(listeners)
-}
-
-fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            format!("{address} is in use: stop the program that has it, or choose another port")
-        }
-        io::ErrorKind::PermissionDenied => format!("this user may not listen on {address}"),
-        io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),
-        _ => format!("cannot listen on {address}: {error}"),
-    }
+fn addresses(sockets: &[Bound]) -> Vec<ListenAddress> {
+    sockets.iter().map(|bound| bound.address.clone()).collect()
 }
 
 /// The certificates of the listeners with TLS. Clones share them.
@@ -159,7 +151,7 @@ fn usable(loaded: &Loaded, section: &str, tls: Option<Result<Tls, TlsError>>) ->
 }
 
 fn serve_public(
-    listeners: impl Iterator<Item = (TcpListener, ConnectionLimits)>,
+    listeners: impl Iterator<Item = (Listener, ConnectionLimits)>,
     metrics: &Arc<HttpMetrics>,
     gateway: Arc<Gateway>,
     supervisor: &Supervisor,
@@ -178,7 +170,7 @@ fn serve_public(
 }
 
 fn serve_admin(
-    listeners: Vec<TcpListener>,
+    sockets: Vec<Bound>,
     limits: &ConnectionLimits,
     tls: Option<Arc<Tls>>,
     metrics: &Arc<HttpMetrics>,
@@ -190,7 +182,7 @@ fn serve_admin(
     let admission = Arc::new(Admission::new(Bounds { all, each, exempt: Vec::new(), patience: PATIENCE }));
     let limits = ConnectionLimits { admission, tls, ..limits.clone() };
     let router = admin::router(admin);
-    for listener in listeners {
+    for Bound { listener, .. } in sockets {
         let router = router.clone();
         let handler = move |request: http::Request<RequestBody>, connection: Arc<Connection>| {
             admin::answer(router.clone(), request.map(Body::new), connection)

@@ -2,7 +2,8 @@
 //!
 //! | module | concern |
 //! |---|---|
-//! | `listeners` | the sockets, which are bound first and served last |
+//! | `sockets`, `activation` | listening sockets, bound here or passed by systemd |
+//! | `listeners` | the tasks that serve them, and their certificates |
 //! | `assembly` | all other parts, in the order of their start |
 //!
 //! The order of the start lets it fail early: ports are bound before the store is opened, and the store is opened
@@ -10,8 +11,10 @@
 
 pub use self::listeners::Certificates;
 
+mod activation;
 mod assembly;
 mod listeners;
+mod sockets;
 
 use self::assembly::Assembly;
 use self::listeners::Listeners;
@@ -20,9 +23,8 @@ use crate::process::VERSION_AND_COMMIT;
 use admin::operations::NodeAddresses;
 use anyhow::Context as _;
 use cache::BlockStore;
-use config::{Flags, Loaded};
+use config::{Flags, ListenAddress, Loaded};
 use gateway::listen::drain::Drain;
-use gateway::listen::server::ConnectionLimits;
 use p2p_bridge::names::Names;
 use p2p_bridge::names::publish::Publisher;
 use services::access::authenticator::NO_ADMIN;
@@ -62,6 +64,7 @@ pub struct Node {
     access_log: Option<Arc<AccessLogWriter>>,
     public: Drain,
     admin: Drain,
+    drain_delay: Duration,
     drain_timeout: Duration,
     /// Cancelled when an operator stops the process through the admin API.
     stop: CancellationToken,
@@ -76,6 +79,7 @@ impl fmt::Display for Ready<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(addresses) = self;
         writeln!(f, "Causeway {} is ready.", *VERSION_AND_COMMIT)?;
+        // The URL of a Unix socket is that of nginx: http://unix:PATH.
         addresses.gateway.iter().try_for_each(|address| writeln!(f, "  gateway   http://{address}"))?;
         addresses.gateway_tls.iter().try_for_each(|address| writeln!(f, "  gateway   https://{address}"))?;
         if !addresses.missing_certificates.is_empty() {
@@ -90,11 +94,12 @@ impl fmt::Display for Ready<'_> {
         if addresses.p2p.is_empty() {
             writeln!(f, "  p2p       offline")?;
         }
-        let reachable = addresses.gateway.first().copied().map(reachable);
+        let reachable = addresses.gateway.iter().find_map(ListenAddress::tcp).map(reachable);
         match (reachable, addresses.welcome) {
             (Some(address), Some(root)) => writeln!(f, "  welcome   http://{address}/ipfs/{root}/"),
-            (Some(_), None) => writeln!(f, "  welcome   not pinned"),
-            (None, _) => Ok(()),
+            // A browser cannot open a Unix socket.
+            (None, Some(root)) => writeln!(f, "  welcome   /ipfs/{root}/"),
+            (_, None) => writeln!(f, "  welcome   not pinned"),
         }
     }
 }
@@ -127,9 +132,9 @@ impl Node {
         }
         let gateway = assembly.gateway(&storage, &reached, acme.as_ref());
         let addresses = NodeAddresses {
-            gateway: listeners.public_addresses()?,
-            gateway_tls: listeners.public_tls_addresses()?,
-            admin: listeners.admin_addresses()?,
+            gateway: listeners.public_addresses(),
+            gateway_tls: listeners.public_tls_addresses(),
+            admin: listeners.admin_addresses(),
             admin_scheme: listeners.admin_scheme(),
             peer_id: reached.network.peer_id(),
             p2p: reached.network.addresses().await,
@@ -141,14 +146,14 @@ impl Node {
         let access_log = assembly.access_log.clone();
         let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
         let http = &loaded.config.http;
-        let limits = ConnectionLimits::of(http);
         let certificates = listeners.certificates.clone();
-        let (public, admin) = listeners.serve(&limits, &metrics, (gateway, admin), &supervisor);
+        let (public, admin) = listeners.serve(http, &metrics, (gateway, admin), &supervisor);
         let node = Self {
             certificates,
             access_log,
             public,
             admin,
+            drain_delay: Duration::from_secs(http.drain_delay_seconds),
             drain_timeout: Duration::from_secs(http.drain_timeout_seconds),
             health,
             upkeep: Upkeep::start(&*storage.disk, &loaded.config.cache, &supervisor),
@@ -209,6 +214,18 @@ impl Node {
     /// Waits until an essential task has ended.
     pub async fn failed(&self) -> EssentialTaskEnded {
         self.supervisor.failed().await
+    }
+
+    /// Answers `/readyz` with 503 and everything else as before, until load balancers have noticed.
+    pub async fn announce_end(&self) {
+        self.health.enter(Stage::Ending);
+        if !self.drain_delay.is_zero() {
+            tracing::info!(
+                seconds = self.drain_delay.as_secs(),
+                "/readyz answers 503; connections are still accepted (http.drain_delay_seconds)"
+            );
+            tokio::time::sleep(self.drain_delay).await;
+        }
     }
 
     /// Graceful drain: stops accepting connections, finishes open requests, leaves the network and closes the store.
@@ -272,15 +289,16 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_node_whose_store_writer_has_ended_reports_it_and_fails() {
         let dir = tempfile::tempdir().expect("the temporary folder is writable");
-        let anywhere = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+        let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let loaded = settings(|config| {
             config.data_dir = dir.path().to_owned();
-            config.http.listen = anywhere.clone();
-            config.admin.listen = anywhere.clone();
+            config.http.listen = vec![anywhere.into()];
+            config.admin.listen = vec![anywhere];
             config.p2p.offline = true;
         });
         let node = Node::start(&loaded).await.expect("it starts");
-        let listeners = [node.addresses.gateway[0], node.addresses.admin[0]];
+        let gateway = node.addresses.gateway[0].tcp().expect("an address");
+        let listeners = [gateway, node.addresses.admin[0]];
         for address in listeners {
             assert!(readiness(address).await.starts_with("HTTP/1.1 200"));
         }

@@ -34,6 +34,8 @@
 //! | [`pinning`] | remote pins of Kubo; pins that resume after a kill; many blocks |
 //! | [`https`] | HTTPS and HTTP/2, asked by curl, and certificates that are renewed |
 //! | [`acme`] | certificates by ACME, from a real authority |
+//! | [`listening`] | Unix sockets behind nginx, the PROXY protocol of HAProxy, notifications to systemd |
+//! | [`restart`] | restarts under load: sockets of systemd, readiness first |
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
@@ -57,6 +59,7 @@ mod full;
 mod gateways;
 mod https;
 mod kubo_rpc;
+mod listening;
 mod malice;
 mod metrics;
 mod names;
@@ -66,6 +69,7 @@ mod operator;
 mod pinning;
 mod private;
 mod publish;
+mod restart;
 mod reverse;
 mod routing;
 mod routing_v1;

@@ -4,8 +4,11 @@ use super::metrics::Metrics;
 use super::process::Process;
 use super::{Answer, client, get};
 use std::io::Write as _;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 const START: Duration = Duration::from_secs(60);
@@ -24,6 +27,7 @@ pub struct Launch {
     settings: Vec<(&'static str, String)>,
     flags: Vec<String>,
     data_bytes: Option<u64>,
+    socket: Option<Arc<TcpListener>>,
 }
 
 impl Launch {
@@ -38,6 +42,7 @@ impl Launch {
             settings: Vec::new(),
             flags: Vec::new(),
             data_bytes: None,
+            socket: None,
         }
     }
 
@@ -81,6 +86,12 @@ impl Launch {
     /// the process ends.
     pub fn in_small_file_system(mut self, bytes: u64) -> Self {
         self.data_bytes = Some(bytes);
+        self
+    }
+
+    /// Passes a listening socket as systemd does, for the public listener.
+    pub fn activated_by(mut self, socket: TcpListener) -> Self {
+        self.socket = Some(Arc::new(socket));
         self
     }
 
@@ -128,7 +139,10 @@ impl Launch {
 
     /// Starts `causeway serve`, and waits for the start-up message.
     pub async fn start(&self) -> Causeway {
-        let mut command = self.command(&["serve"]);
+        let mut command = match self.socket {
+            Some(_) => self.as_command(&["sh", "-c", ACTIVATE, "sh", env!("CARGO_BIN_EXE_causeway"), "serve"]),
+            None => self.command(&["serve"]),
+        };
         command.args(["--listen", &self.http_listen, "--admin-listen", "127.0.0.1:0"]);
         for multiaddr in &self.listen {
             command.args(["--p2p-listen", multiaddr]);
@@ -143,7 +157,9 @@ impl Launch {
         for multiaddr in &self.bootstrap {
             command.args(["--bootstrap", multiaddr]);
         }
-        let mut process = Process::spawn("causeway", &mut command, &self.dir);
+        let socket = self.socket.as_ref().map(|socket| socket.try_clone().expect("a descriptor").into());
+        let stdin = socket.map_or_else(Stdio::null, |socket: OwnedFd| socket.into());
+        let mut process = Process::spawn_with_input("causeway", &mut command, stdin, &self.dir);
         // The last line of the start-up message.
         process.says("  welcome ", START).await;
         let printed = process.stdout();
@@ -171,9 +187,14 @@ impl Launch {
     }
 
     fn command(&self, subcommand: &[&str]) -> Command {
-        let mut command = self.program(env!("CARGO_BIN_EXE_causeway"));
+        self.as_command(&[&[env!("CARGO_BIN_EXE_causeway")], subcommand].concat())
+    }
+
+    /// A command with the settings and the data folder.
+    fn as_command(&self, words: &[&str]) -> Command {
+        let mut command = self.program(words[0]);
         self.prepare(&mut command);
-        command.args(subcommand).arg("--data-dir").arg(self.dir.join("data"));
+        command.args(&words[1..]).arg("--data-dir").arg(self.dir.join("data"));
         command
     }
 
@@ -207,6 +228,9 @@ impl Launch {
 
 /// Mounts a tmpfs with the size of the second argument at the first, and executes the command of the others.
 const MOUNT: &str = "mount -t tmpfs -o size=\"$2\" tmpfs \"$1\" && shift 2 && exec \"$@\"";
+
+/// Executes a command with its standard input as a socket of systemd (sd_listen_fds(3)).
+const ACTIVATE: &str = "exec 3<&0 0</dev/null && export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=http && exec \"$@\"";
 
 /// "  peer id   12D3Koo…" has the value "12D3Koo…" for the key "peer id".
 fn value_of(line: &str, key: &str) -> Option<String> {

@@ -9,6 +9,7 @@
 pub mod caddy;
 pub mod causeway;
 pub mod corpus;
+pub mod haproxy;
 pub mod hostile;
 pub mod ipfs;
 pub mod kubo;

@@ -28,9 +28,14 @@ pub struct Process {
 impl Process {
     /// Starts `command`, with its output going to files in `dir`.
     pub fn spawn(name: &str, command: &mut Command, dir: &Path) -> Self {
+        Self::spawn_with_input(name, command, Stdio::null(), dir)
+    }
+
+    /// The same with standard input.
+    pub fn spawn_with_input(name: &str, command: &mut Command, stdin: Stdio, dir: &Path) -> Self {
         let (stdout, stderr) = (dir.join(format!("{name}.stdout")), dir.join(format!("{name}.stderr")));
         let file = |path: &Path| File::create(path).expect("the test's own folder is writable");
-        command.stdin(Stdio::null()).stdout(file(&stdout)).stderr(file(&stderr));
+        command.stdin(stdin).stdout(file(&stdout)).stderr(file(&stderr));
         let child = command.spawn().unwrap_or_else(|error| panic!("{name} does not start: {error}"));
         Self { name: name.to_owned(), child, stdout, stderr }
     }
@@ -64,6 +69,11 @@ impl Process {
         .await
     }
 
+    /// How it ended, if it did.
+    pub fn status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
     /// Waits for its end.
     pub async fn ended(&mut self, timeout: Duration) -> ExitStatus {
         let name = self.name.clone();
@@ -73,10 +83,15 @@ impl Process {
         .await
     }
 
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.id()).expect("process ids fit");
+        kill(Pid::from_raw(id), signal).expect("the child is there until it is waited for");
+    }
+
     /// Sends SIGTERM and waits for the end.
     pub async fn terminate(&mut self, timeout: Duration) -> ExitStatus {
-        let id = i32::try_from(self.id()).expect("process ids fit");
-        kill(Pid::from_raw(id), Signal::SIGTERM).expect("the child is there until it is waited for");
+        self.signal(Signal::SIGTERM);
         let name = self.name.clone();
         eventually(&format!("{name} ends after SIGTERM"), timeout, async || {
             self.child.try_wait().ok().flatten().ok_or("still running")

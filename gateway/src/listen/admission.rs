@@ -12,7 +12,7 @@
 //!
 //! Non-goal: limits of admitted connections.
 
-use ipnet::IpNet;
+use config::TrustedProxy;
 use services::limiter::{Full, network_of};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -47,8 +47,8 @@ pub struct Bounds {
     pub all: usize,
     /// The number of connections of one client.
     pub each: usize,
-    /// Networks whose addresses are not counted by client: trusted proxies.
-    pub exempt: Vec<IpNet>,
+    /// Trusted proxies, whose connections are not counted by client.
+    pub exempt: Vec<TrustedProxy>,
     /// How long a request waits until its connection is admitted.
     pub patience: Duration,
 }
@@ -189,7 +189,7 @@ impl Admission {
     /// Counts a connection: it is admitted or waits.
     pub fn register(self: &Arc<Self>, address: IpAddr, connection: Arc<dyn Evictable>) -> Slot {
         let address = address.to_canonical();
-        let exempt = self.bounds.exempt.iter().any(|network| network.contains(&address));
+        let exempt = self.bounds.exempt.iter().any(|proxy| proxy.includes(address));
         let entry = PoolEntry { client: (!exempt).then(|| network_of(address)), connection };
         let mut state = self.state();
         let id = state.next;

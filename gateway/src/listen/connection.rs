@@ -4,6 +4,7 @@
 
 use crate::limits::RequestLimits;
 use crate::listen::admission::{self, Admission, Slot};
+use crate::listen::drain::{FIRST_REQUEST_GRACE, IDLE_GRACE};
 use crate::request::client::Client;
 use content::budget::Budget;
 use http::Request;
@@ -31,6 +32,8 @@ pub struct Connection {
     /// The memory that its requests share, if they run at the same time.
     memory: OnceLock<Arc<Budget>>,
     reset: AtomicBool,
+    /// Whether the end of the connection waits for that of its client.
+    lingers: AtomicBool,
     /// The tunnel of the last request for one, and the address of its client, before the connection is upgraded.
     upgrade: Mutex<Option<(OnUpgrade, IpAddr)>>,
     /// The address of the client that requested the tunnel, once the connection is upgraded to one.
@@ -41,6 +44,8 @@ pub struct Connection {
     evicted: CancellationToken,
     /// Requests in progress: from the head of each to the end of its response's body.
     exchanges: AtomicUsize,
+    /// Whether there was one.
+    requested: AtomicBool,
     since: Instant,
     /// The time of the last write, over HTTP/2 the end of the last exchange, in milliseconds after `since`; 0 before
     /// the first.
@@ -58,18 +63,21 @@ impl Connection {
             multiplexed: AtomicBool::default(),
             memory: OnceLock::new(),
             reset: AtomicBool::default(),
+            lingers: AtomicBool::default(),
             upgrade: Mutex::default(),
             tunnel_client: OnceLock::new(),
             slot: OnceLock::new(),
             evicted: CancellationToken::new(),
             exchanges: AtomicUsize::default(),
+            requested: AtomicBool::default(),
             since: Instant::now(),
             sent: AtomicU64::default(),
             sending: AtomicBool::default(),
         }
     }
 
-    /// The address of the other end: a client or a proxy.
+    /// The address of the other end, a client or a proxy: for Unix sockets [`config::UNIX_PEER`], and after a header of
+    /// the PROXY protocol the address in it.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -162,6 +170,16 @@ impl Connection {
         self.reset.load(Ordering::Relaxed)
     }
 
+    /// Reads what arrives after the end of the connection, until the client has ended it as well.
+    pub(super) fn linger_on_close(&self) {
+        self.lingers.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the end of the connection waits for that of its client.
+    pub(super) fn lingers(&self) -> bool {
+        self.lingers.load(Ordering::Relaxed)
+    }
+
     /// Waits until the connection is evicted.
     pub(super) async fn evicted(&self) {
         self.evicted.cancelled().await;
@@ -195,6 +213,14 @@ impl Connection {
     pub(super) fn awaiting_head_since(&self) -> Option<Instant> {
         let awaits_head = self.exchanges.load(Ordering::Relaxed) == 0 && !self.sending.load(Ordering::Relaxed);
         awaits_head.then(|| self.since + Duration::from_millis(self.sent.load(Ordering::Relaxed)))
+    }
+
+    /// Waits until no request is expected any more in a drain, which has begun.
+    pub(super) async fn unused_in_drain(&self) {
+        if !self.requested.load(Ordering::Relaxed) {
+            tokio::time::sleep_until(self.since + (FIRST_REQUEST_GRACE - IDLE_GRACE)).await;
+        }
+        self.head_overdue(IDLE_GRACE).await;
     }
 
     /// Waits until the timeout for the head of a request has passed.
@@ -233,6 +259,7 @@ pub(super) struct ActiveExchange(Arc<Connection>);
 impl ActiveExchange {
     pub(super) fn begin(connection: &Arc<Connection>) -> Self {
         connection.exchanges.fetch_add(1, Ordering::Relaxed);
+        connection.requested.store(true, Ordering::Relaxed);
         Self(Arc::clone(connection))
     }
 

@@ -1,4 +1,13 @@
 //! [`Drain`]: a graceful drain, which lets open requests finish.
+//!
+//! Goal: no request fails because of a drain. A connection that is accepted is answered; each answer says that the
+//! connection ends (`Connection: close`, GOAWAY); a connection without a request stays open for a moment
+//! ([`IDLE_GRACE`], [`FIRST_REQUEST_GRACE`]), since a request may be on its way. Then the server sends no more, and reads until the client has
+//! closed the connection ([`LINGER`]): a request that arrives meanwhile is not answered with a reset, so the client can
+//! tell that the server has not seen it, and sends it again on another connection (RFC 9112, section 9.3.1).
+//!
+//! Connections that are not accepted wait for the next process if it inherits the socket, and are accepted otherwise
+//! ([`crate::listen::socket::Listener::close`]).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,6 +16,15 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+/// How long a connection stays open in which no request arrives.
+pub(super) const IDLE_GRACE: Duration = Duration::from_secs(1);
+/// How long a new connection waits for its first request, also if packets are lost: not all clients send a request again
+/// that was the first on its connection.
+pub(super) const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(3);
+/// How long a closed connection is read from until its client closes it as well.
+pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 /// The shutdown signal of all connections.
 #[derive(Debug, Clone, Default)]
@@ -22,12 +40,17 @@ impl ShutdownSignal {
         self.token.cancel();
     }
 
+    /// Whether it was sent.
+    pub fn is_sent(&self) -> bool {
+        self.sent.load(Ordering::SeqCst)
+    }
+
     /// Waits for the signal. Only the first poll registers a waker, so the same task must poll this to the end.
     pub async fn wait(&self) {
         let mut cancelled = pin!(self.token.cancelled());
         let mut waits = false;
         std::future::poll_fn(|cx| {
-            if waits && !self.sent.load(Ordering::SeqCst) {
+            if waits && !self.is_sent() {
                 return Poll::Pending;
             }
             waits = true;
@@ -55,6 +78,11 @@ impl Drain {
     /// The signal that the drain has begun.
     pub(super) fn signal(&self) -> ShutdownSignal {
         self.stop.clone()
+    }
+
+    /// Has the drain wait until this is dropped.
+    pub(super) fn hold(&self) -> TaskTrackerToken {
+        self.connections.token()
     }
 
     /// Serves a connection in a task of its own, which the drain waits for.

@@ -6,7 +6,8 @@ use crate::listen::rate::Paced;
 use crate::listen::server::{BoxError, ConnectionLimits, RequestBody};
 use crate::listen::wire::StrictLines;
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::{CONNECTION, HeaderValue};
+use http::{Method, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -34,9 +35,18 @@ pub(super) async fn serve<I, H, F, B>(
     let service = service_fn(|request: Request<Incoming>| {
         let exchange = ActiveExchange::begin(state);
         let request = request.map(|body| RequestBody::Left(Paced::new(body, limits.rate_min)));
+        // A tunnel outlives its first response.
+        let may_close = request.method() != Method::CONNECT;
         // Boxed, because hyper reserves its size for each connection, also for idle ones.
         let response = Box::pin(handler(request, Arc::clone(state)));
-        async move { Ok::<_, Infallible>(response.await.map(|body| ExchangeBody { body, _exchange: exchange })) }
+        async move {
+            let mut response = response.await.map(|body| ExchangeBody { body, _exchange: exchange });
+            if may_close && stop.is_sent() {
+                state.linger_on_close();
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let builder = builder(limits);
     let io = TokioIo::new(StrictLines::new(io));
@@ -58,10 +68,19 @@ pub(super) async fn serve<I, H, F, B>(
             }
         }
         () = stop.wait() => {
-            serving.as_mut().graceful_shutdown();
+            state.linger_on_close();
             tokio::select! {
-                result = serving => result,
-                () = overdue => return,
+                biased;
+                result = serving.as_mut() => result,
+                () = overdue.as_mut() => return,
+                // No request has arrived, or the client did not end the connection although the last response asks so.
+                () = state.unused_in_drain() => {
+                    serving.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        result = serving => result,
+                        () = overdue => return,
+                    }
+                }
             }
         }
     };

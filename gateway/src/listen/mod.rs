@@ -8,6 +8,8 @@
 //! | module | concern |
 //! |---|---|
 //! | [`server`] | accept loop, TLS, tunnels |
+//! | [`socket`], [`unix`] | TCP and Unix sockets |
+//! | [`proxy_protocol`] | addresses of clients from a proxy in front of TLS and HTTP |
 //! | [`connection`] | the state of one connection |
 //! | [`monitored`] | its socket: a write timeout, a minimum read rate, resets |
 //! | [`http1`], [`http2`] | its requests |
@@ -23,7 +25,10 @@ pub mod drain;
 mod http1;
 mod http2;
 mod monitored;
+pub mod proxy_protocol;
 pub mod rate;
 pub mod server;
+pub mod socket;
 pub mod tls;
+pub mod unix;
 pub mod wire;

@@ -1,7 +1,8 @@
 //! The HTTP server: accept loop, TLS handshake, tunnels.
 //!
 //! Goals: no client can keep a connection open without progress, or exhaust the connections of others
-//! ([`crate::listen::admission`]); a panic in a connection does not end the process.
+//! ([`crate::listen::admission`]); a panic in a connection does not end the process; a drain answers every connection
+//! that was accepted ([`crate::listen::drain`]).
 //!
 //! A connection speaks HTTP/1.1 ([`http1`]), or HTTP/2 ([`http2`]) if its client chooses it in the TLS handshake.
 
@@ -9,7 +10,9 @@ use crate::listen::admission::{self, Admission};
 use crate::listen::connection::{Connection, CountedConnection};
 use crate::listen::drain::{Drain, ShutdownSignal};
 use crate::listen::monitored::MonitoredStream;
+use crate::listen::proxy_protocol::ProxyHeaders;
 use crate::listen::rate::{Paced, RateMin};
+use crate::listen::socket::{Listener, Socket};
 use crate::listen::tls::Tls;
 use crate::listen::tls::certificate::HTTP_2;
 use crate::listen::{http1, http2};
@@ -22,10 +25,10 @@ use http_body_util::{Either, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use std::io;
+use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
 
 /// The body of a request, which is empty over HTTP/2.
 pub type RequestBody = Either<Paced<Incoming>, Empty<Bytes>>;
@@ -55,6 +58,8 @@ pub struct ConnectionLimits {
     pub admission: Arc<Admission>,
     /// TLS, if the listener uses it.
     pub tls: Option<Arc<Tls>>,
+    /// The PROXY protocol, if the listener speaks it.
+    pub proxy_headers: Option<Arc<ProxyHeaders>>,
 }
 
 impl ConnectionLimits {
@@ -74,13 +79,14 @@ impl ConnectionLimits {
             head_bytes_max: size(http.head_bytes_max),
             admission: Arc::new(Admission::new(bounds)),
             tls: None,
+            proxy_headers: None,
         }
     }
 }
 
 /// Accepts connections until the drain begins, and serves each in its own task.
 pub async fn serve<H, F, B>(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     limits: ConnectionLimits,
     metrics: Arc<HttpMetrics>,
     drain: Drain,
@@ -90,21 +96,18 @@ pub async fn serve<H, F, B>(
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
-    while let Some(accepted) = drain.or_stop(listener.accept()).await {
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                pause_after_accept_error(&error).await;
-                continue;
-            }
-        };
+    let listener = listener.into();
+    let accepting = drain.hold();
+    let spawn = |accepted| {
+        let connection = accept(accepted, &limits);
         let (limits, metrics, handler, stop) = (limits.clone(), Arc::clone(&metrics), handler.clone(), drain.signal());
-        // Counted in the order of arrival: tasks start in any order, and an older connection must not evict a newer
-        // one.
-        let counted = CountedConnection::register(&limits.admission, peer);
         drain.spawn(async move {
             metrics.plain.connections.inc();
-            let serving = serve_connection(stream, counted, &limits, handler, stop);
+            let serving = async {
+                if let Some((socket, counted)) = identify(connection, &limits, &metrics).await {
+                    serve_connection(socket, counted, &limits, handler, stop).await;
+                }
+            };
             let served = AssertUnwindSafe(serving).catch_unwind().await;
             metrics.plain.connections.dec();
             if served.is_err() {
@@ -112,6 +115,52 @@ pub async fn serve<H, F, B>(
                 tracing::error!("a panic closed a connection: this is a bug, please report it with the message above");
             }
         });
+    };
+    while let Some(accepted) = drain.or_stop(listener.accept()).await {
+        match accepted {
+            Ok(accepted) => spawn(accepted),
+            Err(error) => pause_after_accept_error(&error).await,
+        }
+    }
+    listener.close().into_iter().for_each(spawn);
+    drop(accepting);
+}
+
+/// A connection that was accepted.
+enum Accepted {
+    /// Its client is its peer.
+    Counted(Socket, CountedConnection),
+    /// Its proxy tells the address of its client.
+    OfProxy(Socket, SocketAddr),
+}
+
+/// Counts a connection in the order of arrival: tasks start in any order, and an older connection must not evict a
+/// newer one. One whose client is not known yet is counted later.
+fn accept((socket, peer): (Socket, SocketAddr), limits: &ConnectionLimits) -> Accepted {
+    match limits.proxy_headers {
+        Some(_) => Accepted::OfProxy(socket, peer),
+        None => Accepted::Counted(socket, CountedConnection::register(&limits.admission, peer)),
+    }
+}
+
+/// Waits for the address of the client of a connection. Returns `None` if it must be closed.
+async fn identify(
+    connection: Accepted,
+    limits: &ConnectionLimits,
+    metrics: &HttpMetrics,
+) -> Option<(Socket, CountedConnection)> {
+    let (mut socket, peer) = match connection {
+        Accepted::Counted(socket, counted) => return Some((socket, counted)),
+        Accepted::OfProxy(socket, peer) => (socket, peer),
+    };
+    let headers = limits.proxy_headers.as_ref()?;
+    // Boxed, because other connections need no room for it.
+    match Box::pin(headers.read(&mut socket, peer)).await {
+        Ok(client) => Some((socket, CountedConnection::register(&limits.admission, client))),
+        Err(refusal) => {
+            metrics.proxy_connection_refused(refusal.reason());
+            None
+        }
     }
 }
 
@@ -125,7 +174,7 @@ async fn pause_after_accept_error(error: &io::Error) {
 }
 
 async fn serve_connection<H, F, B>(
-    stream: TcpStream,
+    socket: Socket,
     counted: CountedConnection,
     limits: &ConnectionLimits,
     handler: H,
@@ -136,9 +185,8 @@ async fn serve_connection<H, F, B>(
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let state = Arc::clone(&counted.state);
-    // No Nagle delay: hyper writes a head and its body together.
-    _ = stream.set_nodelay(true);
-    let monitored = MonitoredStream::new(stream, limits, Arc::clone(&state));
+    socket.set_nodelay();
+    let monitored = MonitoredStream::new(socket, limits, Arc::clone(&state));
     match &limits.tls {
         None => http1::serve(monitored, limits, &handler, &stop, &state).await,
         Some(tls) => {

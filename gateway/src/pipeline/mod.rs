@@ -43,6 +43,7 @@ use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, Step, StepClock, WaitReason};
 use crate::workers::Workers;
+use config::TrustedProxy;
 use content::path::Root;
 use content::walk::WalkError;
 use content::{
@@ -51,7 +52,6 @@ use content::{
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
-use ipnet::IpNet;
 use services::acme::Challenges;
 use services::health::Health;
 use services::limiter::{Limiter, Permit};
@@ -85,7 +85,7 @@ pub struct Gateway {
     lookups: Arc<Limiter>,
     /// Limits the rate of each client's requests that need the network.
     rates: Option<Arc<RateLimiter>>,
-    trusted_proxies: Vec<IpNet>,
+    trusted_proxies: Vec<TrustedProxy>,
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
     log: Arc<RequestLog>,

@@ -3,10 +3,10 @@
 //! A reverse proxy hides the client's address, the host name and the scheme, and reports them in `X-Forwarded-*`
 //! headers. Any client can send these, so they are trusted only from the configured proxies.
 
+use config::{TrustedProxy, UNIX_PEER};
 use content::budget::Budget;
 use http::HeaderMap;
 use http::request::Parts;
-use ipnet::IpNet;
 use services::limiter::network_of;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A client, as seen through trusted proxies.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// The client's address.
+    /// The client's address; [`UNIX_PEER`] if it has none.
     pub address: IpAddr,
     /// The requested host and port, as sent; empty if there was none.
     pub authority: String,
@@ -31,7 +31,7 @@ impl Client {
     }
 
     /// Reads a request's head from the connection with `peer`, which uses TLS or not.
-    pub fn of(head: &Parts, (peer, encrypted): (IpAddr, bool), trusted: &[IpNet]) -> Self {
+    pub fn of(head: &Parts, (peer, encrypted): (IpAddr, bool), trusted: &[TrustedProxy]) -> Self {
         let https = encrypted && !asks_for_http(head);
         let direct = Self::new(peer.to_canonical(), asked_authority(head), https);
         if trusted.is_empty() || !is_trusted(direct.address, trusted) {
@@ -86,8 +86,8 @@ fn asks_for_http(head: &Parts) -> bool {
     head.uri.scheme() == Some(&http::uri::Scheme::HTTP)
 }
 
-fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
-    trusted.iter().any(|network| network.contains(&address))
+fn is_trusted(address: IpAddr, trusted: &[TrustedProxy]) -> bool {
+    trusted.iter().any(|proxy| proxy.includes(address))
 }
 
 /// The last value of a header to which each proxy may append: that of the nearest proxy.
@@ -97,7 +97,7 @@ fn last_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// The client's own address: the last forwarded address that does not belong to a trusted proxy.
-fn original(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) -> IpAddr {
+fn original(headers: &HeaderMap, peer: IpAddr, trusted: &[TrustedProxy]) -> IpAddr {
     let mut nearest = peer;
     let lists = headers.get_all("x-forwarded-for").iter().rev().filter_map(|list| list.to_str().ok());
     for text in lists.flat_map(|list| list.rsplit(',')) {
@@ -110,8 +110,11 @@ fn original(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) -> IpAddr {
     nearest
 }
 
-/// An address with an optional port.
+/// An address with an optional port; `unix:` is how nginx forwards the peer of a Unix socket.
 fn address(text: &str) -> Option<IpAddr> {
+    if text == "unix:" {
+        return Some(UNIX_PEER);
+    }
     let bare = text.trim_start_matches('[');
     let with_port = || text.parse::<std::net::SocketAddr>().ok().map(|socket| socket.ip());
     bare.trim_end_matches(']').parse().ok().or_else(with_port)
@@ -188,6 +191,23 @@ mod tests {
         for (lists, expected) in table {
             let headers: Vec<_> = lists.iter().map(|list| ("x-forwarded-for", *list)).collect();
             assert_eq!(client("127.0.0.1", "/", &headers).address.to_string(), expected, "{lists:?}");
+        }
+    }
+
+    #[test]
+    fn the_peer_of_a_unix_socket_is_a_proxy_if_it_is_trusted_by_name() {
+        let table: [(&[&str], &str, &str); 4] = [
+            (&["127.0.0.0/8"], "1.2.3.4", "0.0.0.0"),
+            (&["unix:"], "1.2.3.4", "1.2.3.4"),
+            (&["unix:"], "1.2.3.4, unix:", "1.2.3.4"),
+            (&["127.0.0.0/8"], "1.2.3.4, unix:", "0.0.0.0"),
+        ];
+        for (trusted, forwarded, expected) in table {
+            let trusted: Vec<TrustedProxy> = trusted.iter().map(|text| text.parse().expect("is valid")).collect();
+            let request = Request::builder().uri("/").header("x-forwarded-for", forwarded);
+            let head = request.body(()).expect("a request").into_parts().0;
+            let client = Client::of(&head, (UNIX_PEER, false), &trusted);
+            assert_eq!(client.address.to_string(), expected, "{trusted:?} {forwarded}");
         }
     }
 

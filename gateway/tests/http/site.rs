@@ -1,6 +1,7 @@
 //! A gateway on a free port, and its clients.
 
 use crate::certificate::{Encrypted, Files};
+use bytes::Bytes;
 use cache::{BlockStore as _, Disk, DiskOptions, Ram, TierMetrics, Tiers};
 use content::ipns::Record;
 use content::names::Key;
@@ -10,8 +11,10 @@ use content::{
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use gateway::limits::RequestLimits;
+use gateway::listen::connection::Connection;
 use gateway::listen::drain::Drain;
-use gateway::listen::server::{ConnectionLimits, serve};
+use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
+use gateway::listen::socket::Listener;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
@@ -19,6 +22,7 @@ use gateway::resolve::source::{PermitSource, Sources};
 use gateway::routing_v1::finder::PeerFinder;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
+use http_body_util::Full;
 use prometheus_client::registry::Registry;
 use reqwest::Response;
 use services::health::{Health, Stage};
@@ -272,6 +276,42 @@ impl Site {
     /// Waits until a metric is `expected`.
     pub async fn until_metric(&self, name: &str, expected: u64) {
         until(|| self.metric(name) == expected, &format!("{name} {expected}")).await;
+    }
+}
+
+/// A server whose answers are the address of the peer, once the connection is admitted and the gate lets it pass.
+pub struct PeerEcho {
+    pub metrics: Arc<HttpMetrics>,
+    pub drain: Drain,
+    /// A request waits for one permit, unless its path is "/".
+    pub gate: Arc<Semaphore>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl PeerEcho {
+    pub fn start(listener: impl Into<Listener>, limits: ConnectionLimits) -> Self {
+        let metrics = Arc::new(HttpMetrics::register(&mut Registry::default()));
+        let (drain, gate) = (Drain::default(), Arc::new(Semaphore::new(0)));
+        let gated = Arc::clone(&gate);
+        let handler = move |request: http::Request<RequestBody>, connection: Arc<Connection>| {
+            let gate = Arc::clone(&gated);
+            async move {
+                if connection.admitted().await.is_err() {
+                    return http::Response::new(Full::new(Bytes::from_static(b"full")));
+                }
+                if request.uri().path() != "/" {
+                    gate.acquire().await.expect("is open").forget();
+                }
+                http::Response::new(Full::new(Bytes::from(connection.peer().to_string())))
+            }
+        };
+        let serving = tokio::spawn(serve(listener.into(), limits, Arc::clone(&metrics), drain.clone(), handler));
+        Self { metrics, drain, gate, serving }
+    }
+
+    /// Waits until no more connections are accepted.
+    pub async fn closed(self) {
+        self.serving.await.expect("no panic");
     }
 }
 

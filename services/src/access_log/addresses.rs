@@ -10,7 +10,7 @@
 //! A pseudonym is the beginning of a SHA-256 of a random key and the address. The key is in memory only and replaced
 //! each day, so that nobody can try out all addresses later.
 
-use config::AccessAddresses;
+use config::{AccessAddresses, ShownAddress, UNIX_PEER};
 use ipnet::{Ipv4Net, Ipv6Net};
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
@@ -77,6 +77,8 @@ impl AddressAnonymiser {
 
     fn text_at(&self, address: IpAddr, now: SystemTime) -> String {
         match self.mode {
+            // A peer of a Unix socket has no address.
+            _ if address == UNIX_PEER => ShownAddress(address).to_string(),
             AccessAddresses::Full => address.to_string(),
             AccessAddresses::Truncated => truncated(address).to_string(),
             AccessAddresses::Hashed => self.pseudonym(address, now),

@@ -89,7 +89,9 @@ pub(super) async fn serve<I, H, F, B>(
     let shaken = tokio::select! {
         shaken = builder(limits).handshake::<_, Piece>(MeteredFrames::new(io, &exhausted)) => shaken,
         () = overdue.as_mut() => return,
-        _ = ended.as_mut() => return,
+        () = state.evicted() => return,
+        // The first request may be on its way.
+        () = async { stop.wait().await; state.unused_in_drain().await } => return,
     };
     let mut connection: Connected<I> = match shaken {
         Ok(connection) => connection,
@@ -123,6 +125,9 @@ pub(super) async fn serve<I, H, F, B>(
             is_evicted = ended.as_mut(), if ending_since.is_none() => {
                 if is_evicted && state.awaiting_head_since().is_some() {
                     break Reason::NO_ERROR;
+                }
+                if !is_evicted {
+                    state.linger_on_close();
                 }
                 // Requests that the client has sent already are still answered.
                 connection.graceful_shutdown();

@@ -1,0 +1,169 @@
+//! Listening sockets: bound here, or passed by systemd.
+//!
+//! Goals: an address that cannot be used fails the start with what to do about it; sockets of systemd outlive the
+//! process, so that connections wait in them while it restarts.
+//!
+//! Non-goal: handing a socket to a second process with `SO_REUSEPORT`. Two processes cannot have one data folder: the
+//! store is locked.
+
+use super::activation::{self, PassedSocket, Purpose};
+use config::{ConfigError, ListenAddress, Loaded};
+use gateway::listen::socket::{BACKLOG, Listener};
+use gateway::listen::unix;
+use std::io;
+use std::net::SocketAddr;
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
+
+/// A listening socket.
+pub struct Bound {
+    /// The socket.
+    pub listener: Listener,
+    /// Its address, with the number of a free port that was asked for.
+    pub address: ListenAddress,
+    /// The address of the settings; that of the socket if systemd passed it.
+    configured: ListenAddress,
+}
+
+impl Bound {
+    /// Whether the settings mean this socket by an address.
+    pub fn is_at(&self, address: &ListenAddress) -> bool {
+        *address == self.configured || *address == self.address
+    }
+}
+
+/// The listening sockets of a node.
+pub struct Sockets {
+    /// Those of the public listener.
+    pub public: Vec<Bound>,
+    /// Those of the public listener with TLS.
+    pub public_tls: Vec<Bound>,
+    /// Those of the admin listener.
+    pub admin: Vec<Bound>,
+}
+
+impl Sockets {
+    /// Takes the sockets that systemd has passed, and binds the addresses of the settings for which there are none.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the setting that cannot be used, such as a port in use.
+    pub async fn open(loaded: &Loaded) -> Result<Self, ConfigError> {
+        let config::Config { http, admin, .. } = &loaded.config;
+        let mut passed = activation::passed().map_err(|reason| loaded.error("http.listen", reason))?;
+        let tcp = |addresses: &[SocketAddr]| addresses.iter().copied().map(ListenAddress::from).collect::<Vec<_>>();
+        Ok(Self {
+            public: take_or_bind(&mut passed, Purpose::Http, loaded, "http.listen", &http.listen).await?,
+            public_tls: take_or_bind(&mut passed, Purpose::Https, loaded, "http.tls_listen", &tcp(&http.tls_listen))
+                .await?,
+            admin: take_or_bind(&mut passed, Purpose::Admin, loaded, "admin.listen", &tcp(&admin.listen)).await?,
+        })
+    }
+
+    /// Checks what the settings cannot show about sockets of systemd. `has_tls` tells whether there are certificates
+    /// for the public listener and for the admin listener.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the setting that does not fit to a socket.
+    pub fn check(&self, loaded: &Loaded, has_tls: (bool, bool)) -> Result<(), ConfigError> {
+        let config::Config { http, admin, .. } = &loaded.config;
+        if !self.public_tls.is_empty() && !has_tls.0 {
+            let reason = "systemd passes a socket with the name \"https\", which needs http.tls_listen, \
+                          http.tls_certificate and http.tls_key";
+            return Err(loaded.error("http.tls_certificate", reason));
+        }
+        let may_be_exposed = has_tls.1 || admin.plaintext;
+        let is_loopback = |bound: &&Bound| bound.address.tcp().is_some_and(|address| address.ip().is_loopback());
+        if let Some(exposed) = self.admin.iter().find(|bound| !is_loopback(bound) && !may_be_exposed) {
+            let reason = format!(
+                "systemd passes {} with the name \"admin\", which can be reached by others: set admin.tls_certificate \
+                 and admin.tls_key, or have systemd listen on a loopback address",
+                exposed.address
+            );
+            return Err(loaded.error("admin.listen", reason));
+        }
+        let public = || self.public.iter().chain(&self.public_tls);
+        if let Some(address) = http.proxy_protocol.iter().find(|address| !public().any(|bound| bound.is_at(address))) {
+            let sockets: Vec<String> = public().map(|bound| bound.address.to_string()).collect();
+            let reason =
+                format!("{address} is none of the sockets that systemd passes, which are {}", sockets.join(", "));
+            return Err(loaded.error("http.proxy_protocol", reason));
+        }
+        Ok(())
+    }
+}
+
+async fn take_or_bind(
+    passed: &mut Vec<PassedSocket>,
+    purpose: Purpose,
+    loaded: &Loaded,
+    key: &str,
+    addresses: &[ListenAddress],
+) -> Result<Vec<Bound>, ConfigError> {
+    let taken: Vec<PassedSocket> = passed.extract_if(.., |socket| socket.purpose == purpose).collect();
+    if taken.is_empty() {
+        let mut bound = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            bound.push(bind(loaded, key, address).await?);
+        }
+        return Ok(bound);
+    }
+    let used = taken.into_iter().map(from_systemd).collect::<io::Result<Vec<_>>>();
+    let used = used.map_err(|error| loaded.error(key, format!("a socket of systemd cannot be used: {error}")))?;
+    for Bound { address, .. } in &used {
+        tracing::info!(%address, setting = key, "using a socket of systemd in the place of the setting");
+    }
+    Ok(used)
+}
+
+/// A socket of systemd, which keeps it open when this process ends.
+fn from_systemd(passed: PassedSocket) -> io::Result<Bound> {
+    let PassedSocket { socket, address, .. } = passed;
+    let listener = match address {
+        ListenAddress::Tcp(_) => {
+            let socket = std::net::TcpListener::from(socket);
+            socket.set_nonblocking(true)?;
+            Listener::from(TcpListener::from_std(socket)?)
+        }
+        ListenAddress::Unix(_) => {
+            let socket = std::os::unix::net::UnixListener::from(socket);
+            socket.set_nonblocking(true)?;
+            Listener::from(UnixListener::from_std(socket)?)
+        }
+    };
+    Ok(Bound { listener: listener.shared(), configured: address.clone(), address })
+}
+
+async fn bind(loaded: &Loaded, key: &str, address: &ListenAddress) -> Result<Bound, ConfigError> {
+    let (listener, local) = match address {
+        ListenAddress::Tcp(asked) => {
+            let bound = bind_tcp(*asked);
+            let (listener, local) = bound.map_err(|error| loaded.error(key, why_not_bound(asked, &error)))?;
+            (Listener::from(listener), local.into())
+        }
+        ListenAddress::Unix(path) => {
+            let bound = unix::bind(path, loaded.config.http.unix_mode.0).await;
+            (bound.map_err(|error| loaded.error(key, error.to_string()))?, address.clone())
+        }
+    };
+    Ok(Bound { listener, address: local, configured: address.clone() })
+}
+
+fn bind_tcp(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Connections of an earlier process, which are in TIME_WAIT, do not prevent a restart.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(BACKLOG)?;
+    let local = listener.local_addr()?;
+    Ok((listener, local))
+}
+
+fn why_not_bound(address: &SocketAddr, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("{address} is in use: stop the program that has it, or choose another port")
+        }
+        io::ErrorKind::PermissionDenied => format!("this user may not listen on {address}"),
+        io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),
+        _ => format!("cannot listen on {address}: {error}"),
+    }
+}

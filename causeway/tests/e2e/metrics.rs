@@ -1,7 +1,7 @@
 //! The metrics reference: what a node exposes, with the alert rules that watch it.
 
-use crate::https::write_certificate;
 use crate::support::causeway::Launch;
+use crate::support::certificate;
 use std::collections::BTreeMap;
 use tempfile::TempDir;
 
@@ -61,7 +61,7 @@ fn is_series(series: &str, family: &str) -> bool {
 async fn the_metrics_reference_is_generated_and_alerts_use_existing_metrics() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     // What is off by default has metrics as well.
-    let (certificate, key) = write_certificate(dir.path());
+    let (certificate, key) = certificate::write(dir.path());
     let node = Launch::new(dir.path())
         .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
         .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())

@@ -7,6 +7,7 @@
 //! Non-goals: mocks of Causeway or Kubo. Only misbehaving peers are implemented here.
 
 pub mod causeway;
+pub mod certificate;
 pub mod corpus;
 pub mod hostile;
 pub mod ipfs;

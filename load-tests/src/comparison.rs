@@ -163,12 +163,17 @@ impl Series {
         (!all.is_empty()).then(|| Latency { median: of(|latency| latency.median), p99: of(|latency| latency.p99) })
     }
 
+    /// The median of the CPU times.
+    fn cpu_microseconds(&self) -> f64 {
+        median(self.turns.iter().map(|turn| turn.cpu_microseconds))
+    }
+
     fn summary(&self) -> Summary {
         Summary {
             who: self.system,
             median: self.value(),
             rounds: self.turns.iter().map(|turn| turn.value).collect(),
-            cpu_microseconds: median(self.turns.iter().map(|turn| turn.cpu_microseconds)),
+            cpu_microseconds: self.cpu_microseconds(),
             latency: self.latency(),
         }
     }
@@ -285,6 +290,12 @@ impl Case {
     /// Causeway's median over another system's, where higher is better.
     pub fn against(&self, rival: System) -> Measure {
         Measure::higher(self.value(System::Causeway) / self.value(rival), format!("× {rival}"))
+    }
+
+    /// Causeway's CPU time over another system's.
+    pub fn cpu_against(&self, rival: System) -> Measure {
+        let cpu = |system| self.of(system).map_or(f64::NAN, Series::cpu_microseconds);
+        Measure::lower(cpu(System::Causeway) / cpu(rival), format!("× the CPU time of {rival}"))
     }
 }
 
@@ -426,7 +437,8 @@ mod tests {
         let all = vec![series(System::Causeway, &[9.0, 3.0, 6.0]), series(System::Kubo, &[2.0])];
         let case = Case::new("a case", "requests/s", all);
         assert_eq!(case.against(System::Kubo).value, 3.0);
-        assert!(case.against(System::Copy).value.is_nan());
+        assert!(case.against(System::Copy).value.is_nan() && case.cpu_against(System::Copy).value.is_nan());
+        assert_eq!(case.cpu_against(System::Causeway).value, 1.0);
         assert_eq!(case.series[0].highest(), 9.0);
         assert_eq!(Series::new(System::Kubo).latency(), None);
     }

@@ -18,17 +18,22 @@
 //! | [`mod@relay`] | emulation of a network link between two programs |
 //! | [`comparison`] | systems that are measured in turn and judged by goals |
 //! | [`servers`], [`child`] | Causeway, Kubo and nginx as child processes, and what these use |
-//! | [`wrk`], [`timed`], [`http`] | one run of `wrk`; of any command; one GET |
+//! | [`wrk`], [`mod@h2load`], [`handshakes`] | one run of `wrk`, of `h2load`, of `openssl s_time` |
+//! | [`timed`], [`http`] | one run of any command; one GET |
+//! | [`certificate`] | the certificate of all servers with TLS |
 //! | [`sample`], [`archive`], [`directory`] | synthetic content; the same as a CAR file; directories on disk |
 //! | [`stats`], [`zipf`], [`random`] | medians and percentiles, popularity, random numbers |
 //! | [`options`], [`machine`] | flags in common; what the figures were measured on |
 //! | [`report`], [`plot`] | Markdown, JSON and SVG |
 
 mod archive;
+mod certificate;
 mod child;
 mod comparison;
 mod compression;
 mod directory;
+mod h2load;
+mod handshakes;
 mod http;
 mod machine;
 mod network;

@@ -1,5 +1,6 @@
 //! The servers that are compared, each a child process on free loopback ports with a directory of its own.
 
+use crate::certificate::Certificate;
 use crate::child::Process;
 use crate::comparison::named;
 use crate::directory::temp_dir;
@@ -65,6 +66,8 @@ pub struct Causeway {
     pub peer_id: String,
     /// Its addresses for peers, without its peer id.
     pub listening: Vec<String>,
+    /// The URL of its listener with TLS, without a slash at the end, if it has one.
+    pub encrypted: Option<String>,
     /// When it was ready.
     pub ready: Instant,
 }
@@ -273,11 +276,13 @@ impl Causeway {
             Ok::<_, anyhow::Error>(found.with_context(|| format!("no {key:?} in {output}"))?.trim().to_owned())
         };
         let (url, admin, peer_id) = (value("gateway ")?, value("admin ")?, value("peer id ")?);
+        let gateways = output.lines().filter_map(|line| line.trim().strip_prefix("gateway "));
+        let encrypted = gateways.map(str::trim).find(|url| url.starts_with("https://")).map(str::to_owned);
         let addresses = output.lines().filter_map(|line| line.trim().strip_prefix("p2p "));
         let bare = |address: &str| address.trim().split("/p2p/").next().unwrap_or_default().to_owned();
         let listening = addresses.map(bare).collect();
         let server = Server { url, process, dir };
-        let causeway = Self { server, admin, peer_id, listening, ready };
+        let causeway = Self { server, admin, peer_id, listening, encrypted, ready };
         causeway.wait_for_peers(setup.peers.len() + usize::from(setup.bootstrap.is_some())).await?;
         Ok(causeway)
     }
@@ -351,10 +356,29 @@ fn ipfs(binary: &Path, repo: &Path) -> Command {
 /// nginx with `proxy_cache` in front of another server, configured to be as fast as possible. Under `/files/` it serves
 /// a directory by `sendfile`, and compressed files (`NAME.gz`) to clients that accept them.
 pub async fn nginx(upstream: &str, files: &Path) -> Result<Server> {
+    start_nginx(upstream, files, "").await
+}
+
+/// The same, which serves over TLS as well, with HTTP/1.1 and HTTP/2, and the URL of that.
+pub async fn encrypted_nginx(upstream: &str, files: &Path, certificate: &Certificate) -> Result<(Server, String)> {
+    let (port, path, key) = (free_port()?, certificate.path(), certificate.key());
+    let tls = format!(
+        "listen 127.0.0.1:{port} ssl http2 backlog=4096;
+        ssl_certificate {};
+        ssl_certificate_key {};
+        ssl_protocols TLSv1.3;",
+        path.display(),
+        key.display()
+    );
+    Ok((start_nginx(upstream, files, &tls).await?, format!("https://127.0.0.1:{port}")))
+}
+
+async fn start_nginx(upstream: &str, files: &Path, tls: &str) -> Result<Server> {
     let dir = temp_dir("nginx")?;
     let port = free_port()?;
     let upstream = upstream.trim_start_matches("http://");
-    let configuration = nginx_configuration(upstream, files, port, &user()?, dir.path());
+    let listen = format!("listen 127.0.0.1:{port} backlog=4096;\n        {tls}");
+    let configuration = nginx_configuration(upstream, files, &listen, &user()?, dir.path());
     let file = dir.path().join("nginx.conf");
     std::fs::write(&file, configuration)?;
     let mut command = Command::new(nginx_binary());
@@ -375,7 +399,7 @@ pub fn nginx_binary() -> &'static str {
     if Path::new("/usr/sbin/nginx").exists() { "/usr/sbin/nginx" } else { "nginx" }
 }
 
-fn nginx_configuration(upstream: &str, files: &Path, port: u16, user: &str, dir: &Path) -> String {
+fn nginx_configuration(upstream: &str, files: &Path, listen: &str, user: &str, dir: &Path) -> String {
     let (dir, files) = (dir.display(), files.display());
     format!(
         "daemon off;
@@ -397,7 +421,7 @@ http {{
     proxy_cache_path {dir}/cache levels=1:2 keys_zone=ipfs:32m max_size=10g inactive=1d use_temp_path=off;
     upstream gateway {{ server {upstream}; keepalive 32; }}
     server {{
-        listen 127.0.0.1:{port} backlog=4096;
+        {listen}
         location = /up {{ return 204; }}
         location /files/ {{
             alias {files}/;

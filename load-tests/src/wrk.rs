@@ -4,7 +4,7 @@ use crate::directory::temp_dir;
 use crate::stats::Latency;
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -52,6 +52,11 @@ impl PathList {
     fn dir(&self) -> &Path {
         self.0.path()
     }
+
+    /// The file with a path on each line.
+    pub fn file(&self) -> PathBuf {
+        self.dir().join("paths")
+    }
 }
 
 /// The figures of one run.
@@ -79,7 +84,7 @@ fn command(load: &Load<'_>) -> Command {
     match load.paths {
         Paths::One(path) => command.arg(format!("{}{path}", load.url)),
         Paths::List(drawn) => {
-            command.arg("-s").arg(drawn.dir().join("drawn.lua")).arg(load.url).arg("--").arg(drawn.dir().join("paths"))
+            command.arg("-s").arg(drawn.dir().join("drawn.lua")).arg(load.url).arg("--").arg(drawn.file())
         }
     };
     command

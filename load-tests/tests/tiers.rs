@@ -5,8 +5,9 @@ mod quick_run;
 
 use quick_run::{QuickRun, quick_run};
 
-const ROWS: [&str; 11] = [
+const ROWS: [&str; 12] = [
     "hot-4k",
+    "tls-4k",
     "hot-664k",
     "hot-1m",
     "page-in-500",

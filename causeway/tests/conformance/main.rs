@@ -18,11 +18,11 @@
 //! | [`nginx`] | answers in a cache that uses HTTP/1.0 |
 //! | [`restart`] | the same answers without any network |
 //!
-//! [`case`] runs tables, [`socket`] sends requests, [`world`] starts the servers, and
-//! [`fixtures`] has the content.
+//! Each table is sent over HTTP/1.1, and then over TLS and HTTP/2 ([`http2`]). [`case`] runs tables, [`socket`] sends
+//! requests, [`world`] starts the servers, and [`fixtures`] has the content.
 //!
 //! `CONFORMANCE_URL=http://127.0.0.1:PORT` sends the tables to a running gateway that has the fixtures, in order
-//! to test the tables.
+//! to test the tables, over HTTP/1.1 only.
 
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -35,6 +35,7 @@ mod dag;
 mod dnslink;
 mod errors;
 mod fixtures;
+mod http2;
 mod ipns;
 mod nginx;
 mod proxy;

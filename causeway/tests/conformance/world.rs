@@ -4,11 +4,13 @@
 
 use crate::case::{Case, judge};
 use crate::fixtures::{KEYS_BAD, files, folder, records};
+use crate::http2;
 use crate::support::causeway::{Causeway, Launch};
+use crate::support::certificate;
 use crate::support::eventually;
 use crate::support::kubo::Kubo;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -67,32 +69,48 @@ fn parse(url: &str) -> SocketAddr {
 /// The servers that all tests of this binary share, since they start slowly.
 struct Shared {
     gateway: SocketAddr,
+    /// The listener with TLS, and its certificate.
+    encrypted: Option<(SocketAddr, PathBuf)>,
     _nodes: Option<(Peers, Causeway, TempDir, Undertaker)>,
 }
 
 impl Shared {
     async fn start() -> Self {
         if let Ok(url) = std::env::var("CONFORMANCE_URL") {
-            return Self { gateway: parse(&url), _nodes: None };
+            return Self { gateway: parse(&url), encrypted: None, _nodes: None };
         }
         let dir = TempDir::with_prefix("causeway-conformance-").expect("the temporary folder is writable");
         let peers = Peers::start().await;
-        let causeway = launch(dir.path(), &peers).start().await;
+        let (certificate, key) = certificate::write(dir.path());
+        let launch = launch(dir.path(), &peers)
+            .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
+            .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())
+            .set("CAUSEWAY_HTTP_TLS_KEY", key.display());
+        let causeway = launch.start().await;
+        let encrypted = Some((parse(causeway.tls_address()), certificate));
         let estates = [peers.holder.estate(), peers.witness.estate(), (causeway.process.id(), dir.path())];
         let cleanup = Undertaker::engage(&estates);
-        Self { gateway: address(&causeway), _nodes: Some((peers, causeway, dir, cleanup)) }
+        Self { gateway: address(&causeway), encrypted, _nodes: Some((peers, causeway, dir, cleanup)) }
     }
+}
+
+async fn shared() -> &'static Shared {
+    static SHARED: OnceCell<Shared> = OnceCell::const_new();
+    SHARED.get_or_init(Shared::start).await
 }
 
 /// The gateway that the tables are for.
 pub async fn gateway() -> SocketAddr {
-    static SHARED: OnceCell<Shared> = OnceCell::const_new();
-    SHARED.get_or_init(Shared::start).await.gateway
+    shared().await.gateway
 }
 
-/// Sends a table to the shared gateway.
+/// Sends a table to the shared gateway, over HTTP/1.1 and over HTTP/2.
 pub async fn check(table: &str, cases: Vec<Case>) {
-    judge(gateway().await, table, cases).await;
+    let Shared { gateway, encrypted, .. } = shared().await;
+    judge(*gateway, table, cases.clone()).await;
+    if let Some((encrypted, certificate)) = encrypted {
+        judge(http2::front(*encrypted, certificate).await, &format!("{table}, over HTTP/2"), cases).await;
+    }
 }
 
 /// Ends processes and removes their folders after the tests, also after a failure: statics are never dropped, but

@@ -1,9 +1,9 @@
 //! The configuration of Caddy (`deploy/caddy/Caddyfile`) in front of a gateway: origins, forwarding headers, ranges, and
 //! responses that are truncated, over HTTP/1.1 and HTTP/2.
 
-use crate::https::write_certificate;
 use crate::support::caddy::Caddy;
 use crate::support::causeway::Launch;
+use crate::support::certificate;
 use crate::support::nginx::free_address;
 use crate::support::noise::Noise;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn curl(certificate: &Path, port: u16, arguments: &[&str], host: &str, path: &st
 #[tokio::test(flavor = "multi_thread")]
 async fn caddy_forwards_origins_ranges_and_truncated_responses() {
     let dir = TempDir::with_prefix("causeway-caddy-").expect("the temporary folder is writable");
-    let (certificate, key) = write_certificate(dir.path());
+    let (certificate, key) = certificate::write(dir.path());
     let launch = Launch::new(dir.path()).set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1");
     let chunks: Vec<Vec<u8>> = (0..8).map(|seed| Noise::bytes(seed, CHUNK_BYTES)).collect();
     let add = |name: &str, content: &[u8]| {

@@ -1,6 +1,7 @@
 //! HTTPS and HTTP/2 with certificates from files, asked by curl.
 
 use crate::support::causeway::{Causeway, Launch};
+use crate::support::certificate;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -13,22 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FAILURES: &str = "causeway_tls_certificate_reload_failures_total{listener=\"public\"}";
 const EXPIRY: &str = "causeway_tls_certificate_expiry_timestamp_seconds{listener=\"public\"}";
 
-/// Writes a new certificate and its key, and returns their paths.
-pub fn write_certificate(dir: &Path) -> (PathBuf, PathBuf) {
-    let names = ["localhost", "*.ipfs.localhost"].map(str::to_owned);
-    let rcgen::CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(names).expect("is created");
-    let (certificate, key) = (dir.join("certificate.pem"), dir.join("key.pem"));
-    for (path, pem) in [(&key, signing_key.serialize_pem()), (&certificate, cert.pem())] {
-        let partial = dir.join("partial.pem");
-        fs::write(&partial, pem).expect("the folder is ours");
-        fs::rename(&partial, path).expect("the folder is ours");
-    }
-    (certificate, key)
-}
-
-/// The same, and a copy of the certificate for a client that trusts it.
+/// Writes a new certificate and its key, and returns a copy of the certificate for a client that trusts it.
 fn renew(dir: &Path, copy: &str) -> PathBuf {
-    let (certificate, _) = write_certificate(dir);
+    let (certificate, _) = certificate::write(dir);
     let copy = dir.join(copy);
     fs::copy(certificate, &copy).expect("the folder is ours");
     copy
@@ -52,7 +40,6 @@ async fn curl_is_answered_over_http2_and_a_renewed_certificate_needs_no_restart(
     let launch = Launch::new(dir.path())
         .set("CAUSEWAY_P2P_OFFLINE", "true")
         .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
-        .set("CAUSEWAY_HTTP_HTTP2", "true")
         .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", dir.path().join("certificate.pem").display())
         .set("CAUSEWAY_HTTP_TLS_KEY", dir.path().join("key.pem").display());
     let root = launch.run(&["add", "-Q", "--profile", "unixfs-v1-2025", "page.txt"]).expect("is added");

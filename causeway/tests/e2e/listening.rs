@@ -1,7 +1,7 @@
 //! Unix sockets behind nginx, the PROXY protocol of HAProxy, sockets of systemd, notifications to it, and its units.
 
-use super::https::write_certificate;
 use crate::support::causeway::{Causeway, Launch};
+use crate::support::certificate;
 use crate::support::haproxy::HaProxy;
 use crate::support::nginx::{Nginx, free_address};
 use crate::support::process::Process;
@@ -103,7 +103,7 @@ fn proxy(name: &str, listens: SocketAddr, server: &str, options: &str) -> String
 #[tokio::test(flavor = "multi_thread")]
 async fn haproxy_tells_the_address_of_the_client() {
     let dir = folder();
-    let (certificate, key) = write_certificate(dir.path());
+    let (certificate, key) = certificate::write(dir.path());
     let launch = offline(&dir)
         .set("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.1")
         .set("CAUSEWAY_HTTP_PROXY_PROTOCOL", "127.0.0.1:0")

@@ -1,8 +1,8 @@
 //! The metrics reference: what a node exposes, with the alert rules that watch it. The rules and the Grafana dashboards
 //! use metrics, labels and label values that exist.
 
-use crate::https::write_certificate;
 use crate::support::causeway::Launch;
+use crate::support::certificate;
 use std::collections::{BTreeMap, BTreeSet};
 use tempfile::TempDir;
 
@@ -199,7 +199,7 @@ fn every_alert_has_a_unit_test_and_a_section_in_the_run_book() {
 async fn the_metrics_reference_is_generated_and_rules_and_dashboards_use_existing_metrics() {
     let dir = TempDir::new().expect("the temporary folder is writable");
     // What is off by default has metrics as well.
-    let (certificate, key) = write_certificate(dir.path());
+    let (certificate, key) = certificate::write(dir.path());
     let node = Launch::new(dir.path())
         .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
         .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())

@@ -8,6 +8,7 @@
 
 pub mod caddy;
 pub mod causeway;
+pub mod certificate;
 pub mod corpus;
 pub mod haproxy;
 pub mod hostile;

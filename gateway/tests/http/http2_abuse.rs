@@ -366,13 +366,15 @@ async fn heads_that_are_not_read_count() {
     client.send(&frame(SETTINGS, 0, 0, &[])).await;
     let request = [&[0x42, 4][..], b"HEAD", &head(&format!("/ipfs/{}", text.cid()))[1..]].concat();
     let in_flight = || site.metric("causeway_http_requests_in_flight");
-    let mut next = 1;
+    let answered = || site.metric("causeway_http_requests_total{method=\"HEAD\",code=\"2xx\"}");
+    let (mut next, mut sent) = (1, 0);
     let flooding = async {
         while in_flight() < LIMIT {
             let some = (0..20).flat_map(|n| frame(HEADERS, END_STREAM | END_HEADERS, next + 2 * n, &request));
             client.send(&some.collect::<Vec<u8>>()).await;
-            next += 40;
-            tokio::task::yield_now().await;
+            (next, sent) = (next + 40, sent + 20);
+            // No more streams than the server admits.
+            until(|| answered() + in_flight() >= sent || in_flight() >= LIMIT, "the requests to be answered").await;
         }
     };
     tokio::time::timeout(PATIENCE, flooding).await.expect("heads that wait count");

@@ -18,8 +18,8 @@ use content::Cid;
 use std::path::Path;
 
 /// Of small files.
-const SMALL_BYTES: u64 = 4096;
-const URLS: usize = 1000;
+pub(super) const SMALL_BYTES: u64 = 4096;
+pub(super) const URLS: usize = 1000;
 /// Requests of the list that `wrk` goes through: enough that the rarest URL is in it several times.
 const DRAWN: usize = 1 << 16;
 /// Connections, unless a row says otherwise.
@@ -52,7 +52,8 @@ pub async fn small(options: &Options) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-fn by_zipf(seed: u64, files: &[File]) -> Result<PathList> {
+/// Requests of the files, the first of them most often.
+pub(super) fn by_zipf(seed: u64, files: &[File]) -> Result<PathList> {
     let (zipf, mut random) = (Zipf::new(files.len()), SplitMix::new(seed));
     PathList::new((0..DRAWN).map(|_| files[zipf.draw(&mut random)].path.as_str()))
 }

@@ -12,6 +12,7 @@
 //! | [`world`] | content, and the servers that have it |
 //! | [`under_load`] | servers that take turns under the load of `wrk` |
 //! | [`hot`] | content in memory: small and large files, pages, 304 |
+//! | [`encrypted`] | small files in memory over TLS, HTTP/2, and handshakes |
 //! | [`disk`] | content on disk only |
 //! | [`flood`] | hits during a flood of misses |
 //! | [`memory`] | whether the memory tier keeps to its budget |
@@ -21,6 +22,7 @@
 //! | [`picture`] | the measures beside their bars, as a plot |
 
 pub mod disk;
+pub mod encrypted;
 pub mod flood;
 pub mod hot;
 pub mod memory;
@@ -105,6 +107,9 @@ comparison::rows! {
     /// Hot 4 KiB, 1,000 URLs by Zipf, 32 and 512 connections
     #[value(name = "hot-4k")]
     Hot4k => hot::small(options).await,
+    /// Hot 4 KiB over TLS with HTTP/1.1 and HTTP/2, and TLS handshakes
+    #[value(name = "tls-4k")]
+    Tls4k => encrypted::small(options).await,
     /// Hot 664 KB
     #[value(name = "hot-664k")]
     Hot664k => hot::large(options, "664 KB", 664_000).await,

@@ -15,6 +15,8 @@ const ROUNDING: f64 = 0.02;
 pub struct Target<'a> {
     pub system: System,
     pub server: &'a Server,
+    /// Without a slash at the end.
+    pub url: &'a str,
     pub paths: Paths<'a>,
     /// "Name: value".
     pub headers: Vec<String>,
@@ -24,7 +26,7 @@ pub struct Target<'a> {
 
 impl<'a> Target<'a> {
     pub fn new(system: System, server: &'a Server, paths: Paths<'a>, body_bytes: Option<u64>) -> Self {
-        Self { system, server, paths, headers: Vec::new(), body_bytes }
+        Self { system, server, url: &server.url, paths, headers: Vec::new(), body_bytes }
     }
 }
 
@@ -39,8 +41,8 @@ pub async fn rounds(options: &Options, connections: usize, targets: &[Target<'_>
 }
 
 fn turn(options: &Options, connections: usize, target: &Target<'_>) -> Result<Turn> {
-    let Target { server, paths, headers, body_bytes, .. } = target;
-    let load = Load { url: &server.url, paths: *paths, headers, connections, seconds: options.seconds };
+    let Target { server, url, paths, headers, body_bytes, .. } = target;
+    let load = Load { url, paths: *paths, headers, connections, seconds: options.seconds };
     let cpu = server.process.cpu();
     let run = wrk::run(&load)?;
     let cpu = server.process.cpu().saturating_sub(cpu);

@@ -103,8 +103,18 @@ OVERVIEW = [
 ]
 
 TIERS = [
+    graph("Responses by tier", "percentunit", by_tier("instance_tier:causeway_http_tier_requests:share_rate5m{$i}"),
+          "The farthest tier that was read for the first byte. Responses without content are left out.", stacked=True),
+    graph("Bytes sent by tier", "percentunit", by_tier("instance_tier:causeway_http_tier_bytes:share_rate5m{$i}"),
+          "Bytes of these responses.", stacked=True),
+    graph("First byte by tier, p50", "s",
+          by_tier("instance_tier:causeway_http_tier_first_byte_seconds:p50_rate5m{$i}"),
+          "From a request's head to its response's head."),
+    graph("First byte by tier, p99", "s",
+          by_tier("instance_tier:causeway_http_tier_first_byte_seconds:p99_rate5m{$i}"),
+          "From a request's head to its response's head."),
     graph("Blocks by tier", "percentunit", by_tier("instance_tier:causeway_tier_hits:share_rate5m{$i}"),
-          "Where the blocks of all responses came from.", stacked=True),
+          "Where the blocks of all responses came from: one response may need blocks of several tiers.", stacked=True),
     graph("Bytes by tier", "percentunit", by_tier("instance_tier:causeway_tier_bytes:share_rate5m{$i}"),
           "Where their bytes came from.", stacked=True),
     graph("Hit ratio", "percentunit", by_tier("instance_tier:causeway_tier_hits:ratio_rate5m{$i}"),

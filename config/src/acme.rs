@@ -1,23 +1,19 @@
-//! Certificates by ACME: the names that certificates are obtained for, the challenges, and what the settings need.
+//! Certificates by ACME: the names that certificates are obtained for, and the challenges.
 //!
 //! Non-goals: obtaining certificates, which is `services::acme`.
 
-use crate::loaded::{ConfigError, Loaded};
-use crate::schema::{Config, Http};
+use crate::values::Host;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 
 /// The maximum length of a name in a certificate's common name and of a DNS name, in bytes.
 const NAME_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
 /// What the TXT record of dns-01 adds to a name.
 const RECORD_PREFIX: &str = "_acme-challenge.";
-/// The maximum number of names: authorities limit the orders of an account.
-const NAMES_MAX: usize = 200;
 /// The namespaces that have an origin for each of their roots.
 const NAMESPACES: [&str; 2] = ["ipfs", "ipns"];
-/// The longest stored number of certificates on demand: each takes some kilobytes of memory.
-const ON_DEMAND_MAX: u64 = 100_000;
 
 /// How control over a name is proved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -58,25 +54,22 @@ pub fn is_local(name: &str) -> bool {
     ["localhost", "local", "internal", "home.arpa", "onion", "alt"].into_iter().any(below)
 }
 
-impl Http {
-    /// The names that certificates are obtained for, without duplicates: `acme_names`, or those of `hosts`.
-    pub fn certificate_names(&self) -> Vec<String> {
-        let of_hosts = || {
-            let public =
-                self.hosts.iter().filter(|host| certificate_name(&host.name).is_some() && !is_local(&host.name));
-            public.flat_map(|host| {
-                let wildcards = NAMESPACES
-                    .iter()
-                    .filter(|namespace| host.subdomains && host.namespaces.iter().any(|served| served == *namespace));
-                let wildcards = wildcards.map(|namespace| format!("*.{namespace}.{}", host.name));
-                std::iter::once(host.name.clone()).chain(wildcards).collect::<Vec<_>>()
-            })
-        };
-        let mut names = if self.acme_names.is_empty() { of_hosts().collect() } else { self.acme_names.clone() };
-        let mut seen = std::collections::HashSet::new();
-        names.retain(|name| seen.insert(name.clone()));
-        names
-    }
+/// The names of hosts that need certificates, without duplicates: those that are public host names, and for those with
+/// subdomains the wildcards of their origins.
+pub(crate) fn names_of_hosts(hosts: &[Host]) -> Vec<String> {
+    let of_host = |host: &Host| {
+        let served = NAMESPACES.iter().filter(|namespace| host.namespaces.iter().any(|served| served == *namespace));
+        let wildcards = served.filter(|_| host.subdomains).map(|namespace| format!("*.{namespace}.{}", host.name));
+        std::iter::once(host.name.clone()).chain(wildcards).collect::<Vec<_>>()
+    };
+    let public = hosts.iter().filter(|host| certificate_name(&host.name).is_some() && !is_local(&host.name));
+    without_duplicates(public.flat_map(of_host))
+}
+
+/// The names in their order, each once.
+pub(crate) fn without_duplicates(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    names.filter(|name| seen.insert(name.clone())).collect()
 }
 
 /// Names of certificates.
@@ -112,83 +105,16 @@ pub(crate) fn contacts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec
 }
 
 /// Whether a text is the URL of a directory: HTTPS with a host, without user information and fragment.
-fn is_directory(url: &str) -> bool {
+pub(crate) fn is_directory(url: &str) -> bool {
     let Some(rest) = url.strip_prefix("https://") else { return false };
     let authority = rest.split(['/', '?']).next().unwrap_or_default();
     let host = authority.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')).map_or(authority, |(host, _)| host);
     !host.is_empty() && !authority.contains('@') && rest.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#')
 }
 
-/// Validates the settings of ACME together.
-///
-/// # Errors
-/// [`ConfigError`] about the first setting that is invalid or missing.
-pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { http, .. } = &loaded.config;
-    if http.acme_directory.is_empty() {
-        return match http.acme_on_demand {
-            true => Err(loaded.error("http.acme_on_demand", "certificates on demand need http.acme_directory as well")),
-            false => Ok(()),
-        };
-    }
-    if !is_directory(&http.acme_directory) {
-        let reason = format!(
-            "\"{}\" is not the URL of a directory, such as https://acme-v02.api.letsencrypt.org/directory",
-            http.acme_directory
-        );
-        return Err(loaded.error("http.acme_directory", reason));
-    }
-    if !http.acme_terms_agreed {
-        let reason = "read the terms of service of the certificate authority, and set http.acme_terms_agreed = true if \
-                      you agree to them";
-        return Err(loaded.error("http.acme_directory", reason));
-    }
-    if http.acme_on_demand && !http.dnslink_sites {
-        let reason = "certificates on demand are for websites under their own domains: they need http.dnslink_sites as \
-                      well";
-        return Err(loaded.error("http.acme_on_demand", reason));
-    }
-    if http.acme_on_demand_max > ON_DEMAND_MAX {
-        let reason = format!("{} is too large: the maximum is {ON_DEMAND_MAX}", http.acme_on_demand_max);
-        return Err(loaded.error("http.acme_on_demand_max", reason));
-    }
-    if http.acme_challenges.is_empty() {
-        return Err(loaded.error("http.acme_challenges", "needs at least one challenge, such as \"tls-alpn-01\""));
-    }
-    names_can_be_proved(loaded)
-}
-
-fn names_can_be_proved(loaded: &Loaded) -> Result<(), ConfigError> {
-    let Config { http, .. } = &loaded.config;
-    let names = http.certificate_names();
-    if names.is_empty() && !http.acme_on_demand {
-        let reason = "there is no name to obtain a certificate for: set http.hosts to the public host names of the \
-                      gateway, or set http.acme_names";
-        return Err(loaded.error("http.acme_directory", reason));
-    }
-    if names.len() > NAMES_MAX {
-        let reason = format!("{} names are too many: the maximum is {NAMES_MAX}", names.len());
-        return Err(loaded.error(if http.acme_names.is_empty() { "http.hosts" } else { "http.acme_names" }, reason));
-    }
-    if http.acme_dns_hook.as_os_str().is_empty() {
-        if let Some(wildcard) = names.iter().find(|name| name.starts_with("*.")) {
-            let reason = format!(
-                "a certificate for {wildcard} needs http.acme_dns_hook as well, a program that sets DNS records. \
-                 Without one, set subdomains = false for the host in http.hosts, or list the other names in http.acme_names"
-            );
-            return Err(loaded.error("http.acme_directory", reason));
-        }
-        if http.acme_challenges.contains(&AcmeChallenge::Dns01) {
-            return Err(loaded.error("http.acme_challenges", "dns-01 needs http.acme_dns_hook as well"));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::Host;
 
     #[test]
     fn names_of_certificates_are_host_names_and_wildcards() {
@@ -227,15 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_public_hosts_unless_they_are_listed() {
+    fn names_are_those_of_public_hosts() {
         let mut plain = Host::named("plain.example");
         plain.subdomains = false;
         let mut ipfs_only = Host::named("only.example");
         ipfs_only.namespaces = vec!["ipfs".to_owned()];
         let hosts =
             ["localhost", "a.localhost", "gateway.example", "box.local", "intranet", "10.0.0.1", "gateway.example"];
-        let mut http = Http { hosts: hosts.map(Host::named).to_vec(), ..Http::default() };
-        http.hosts.extend([plain, ipfs_only]);
+        let hosts: Vec<Host> = hosts.map(Host::named).into_iter().chain([plain, ipfs_only]).collect();
         let expected = [
             "gateway.example",
             "*.ipfs.gateway.example",
@@ -244,9 +169,7 @@ mod tests {
             "only.example",
             "*.ipfs.only.example",
         ];
-        assert_eq!(http.certificate_names(), expected);
-        http.acme_names = ["b.example", "a.example", "b.example"].map(str::to_owned).to_vec();
-        assert_eq!(http.certificate_names(), ["b.example", "a.example"]);
+        assert_eq!(names_of_hosts(&hosts), expected);
     }
 
     #[test]

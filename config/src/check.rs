@@ -1,7 +1,8 @@
 //! Validation across settings: values that parse but are too small, too large or inconsistent. Each error names one
 //! key.
 
-use crate::acme;
+mod acme;
+
 use crate::caches::FrontCache;
 use crate::listen::ListenAddress;
 use crate::loaded::{ConfigError, Loaded, Origin};

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`schema`] | [`Config`]: the tree of settings and their defaults |
 //! | [`p2p`] | [`P2p`]: the settings of the peer-to-peer network |
-//! | [`acme`] | certificates by ACME: names, challenges, and their validation |
+//! | [`acme`] | certificates by ACME: names and challenges |
 //! | [`caches`] | caches in front of the gateway, and how they are purged |
 //! | [`size`] | sizes such as "1GiB" |
 //! | [`mod@listen`] | where listeners listen, and which peers are trusted proxies |

@@ -5,7 +5,7 @@
 //! never adds to it.
 
 pub use crate::acme::AcmeChallenge;
-use crate::acme::{contacts, names as certificate_names};
+use crate::acme::{contacts, names as certificate_names, names_of_hosts, without_duplicates};
 use crate::caches::FrontCache;
 use crate::listen::{FileMode, ListenAddress, TrustedProxy};
 use crate::p2p::P2p;
@@ -290,6 +290,16 @@ impl Default for Http {
             surrogate_keys: false,
             shared_max_age_seconds: 0,
             welcome_site: true,
+        }
+    }
+}
+
+impl Http {
+    /// The names that certificates are obtained for by ACME, each once: `acme_names`, or those of `hosts`.
+    pub fn certificate_names(&self) -> Vec<String> {
+        match self.acme_names.is_empty() {
+            true => names_of_hosts(&self.hosts),
+            false => without_duplicates(self.acme_names.iter().cloned()),
         }
     }
 }

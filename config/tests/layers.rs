@@ -393,6 +393,9 @@ fn certificates_by_acme_need_an_agreement_names_and_ways_to_prove_them() {
     ];
     let names = with(&[], &valid).expect("is valid").config.http.certificate_names();
     assert_eq!(names, ["gateway.example", "*.ipfs.gateway.example", "*.ipns.gateway.example"]);
+    let listed = [&valid[..], &[("CAUSEWAY_HTTP_ACME_NAMES", "B.example,a.example,b.example")]].concat();
+    let names = with(&[], &listed).expect("is valid").config.http.certificate_names();
+    assert_eq!(names, ["b.example", "a.example"]);
     let table = [
         ("CAUSEWAY_HTTP_TLS_LISTEN", "none", "http.acme_directory: TLS needs http.tls_listen"),
         ("CAUSEWAY_HTTP_ACME_DIRECTORY", "http://ca.example/", "is not the URL of a directory"),

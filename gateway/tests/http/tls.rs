@@ -161,6 +161,7 @@ async fn requests_are_answered_while_a_certificate_is_read() {
 #[tokio::test]
 async fn clients_without_tls_are_disconnected() {
     let (listener, _) = listen().await;
+    p2p_bridge::tls::use_ring();
     let plain = reqwest::get(format!("http://{}/", listener.address)).await;
     plain.expect_err("no plain answer comes from there");
     let mut silent = TcpStream::connect(listener.address).await.expect("connects");

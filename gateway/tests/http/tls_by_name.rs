@@ -38,7 +38,7 @@ impl NameResolver for NoNames {
     }
 
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
-        ready(Err(NameError::Offline { name: Name::Key(key.clone()) })).boxed()
+        ready(Err(NameError::Offline { name: Name::Key(*key) })).boxed()
     }
 }
 

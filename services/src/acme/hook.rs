@@ -5,9 +5,11 @@
 //! [`TIMEOUT`].
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs;
 use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -70,6 +72,21 @@ impl DnsHook {
     }
 }
 
+/// Checks that a program can be executed. A name without a folder is searched in `PATH` when it is run.
+///
+/// # Errors
+/// A sentence about the cause.
+pub(super) fn check(program: &Path) -> Result<(), String> {
+    if program.as_os_str().is_empty() || program.components().count() == 1 {
+        return Ok(());
+    }
+    let found = fs::metadata(program).map_err(|error| format!("{} cannot be used: {error}", program.display()))?;
+    match found.is_file() && found.permissions().mode() & 0o111 != 0 {
+        true => Ok(()),
+        false => Err(format!("{} is not an executable file", program.display())),
+    }
+}
+
 fn run(mut command: Command, timeout: Duration) -> Result<(), String> {
     let mut child = command.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
     let output = error_output(&mut child);
@@ -120,9 +137,6 @@ fn error_output(child: &mut Child) -> Option<mpsc::Receiver<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::path::Path;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -150,6 +164,25 @@ mod tests {
         let missing = DnsHook::new(dir.path().join("missing"));
         let error = missing.run(HookAction::Present, "a", "b").await.expect_err("fails");
         assert!(error.contains("it cannot be run"), "{error}");
+    }
+
+    #[test]
+    fn a_program_must_be_executable() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let hook = hook(dir.path(), "true", PATIENCE);
+        let text = dir.path().join("text");
+        fs::write(&text, "").expect("writes");
+        let table = [
+            (Path::new(""), true),
+            (Path::new("acme-dns-hook"), true),
+            (&hook.program, true),
+            (&text, false),
+            (dir.path(), false),
+            (Path::new("/nowhere/hook"), false),
+        ];
+        for (program, valid) in table {
+            assert_eq!(check(program).is_ok(), valid, "{}", program.display());
+        }
     }
 
     #[tokio::test]

@@ -46,6 +46,8 @@ pub mod on_demand;
 mod order;
 pub mod schedule;
 pub mod store;
+#[cfg(test)]
+mod tests;
 
 pub use self::challenges::Challenges;
 pub use self::metrics::AcmeMetrics;
@@ -114,16 +116,17 @@ pub struct Acme {
     metrics: AcmeMetrics,
 }
 
-/// Checks that the file of `http.acme_ca` can be used.
+/// Checks that the files of `http.acme_ca` and `http.acme_dns_hook` can be used.
 ///
 /// # Errors
-/// [`ConfigError`] about it.
+/// [`ConfigError`] about the first that cannot.
 pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     let http = &loaded.config.http;
-    match http.acme_directory.is_empty() {
-        true => Ok(()),
-        false => client::build(&http.acme_ca).map(drop).map_err(|reason| ca_error(loaded, &reason)),
+    if http.acme_directory.is_empty() {
+        return Ok(());
     }
+    hook::check(&http.acme_dns_hook).map_err(|reason| loaded.error("http.acme_dns_hook", reason))?;
+    client::build(&http.acme_ca).map(drop).map_err(|reason| ca_error(loaded, &reason))
 }
 
 fn ca_error(loaded: &Loaded, reason: &str) -> ConfigError {
@@ -145,6 +148,7 @@ impl Acme {
         if http.acme_directory.is_empty() {
             return Ok(None);
         }
+        hook::check(&http.acme_dns_hook).map_err(|reason| loaded.error("http.acme_dns_hook", reason))?;
         let store = Store::new(data_dir, &http.acme_directory);
         let unusable = |error: &std::io::Error| {
             loaded.error("data_dir", format!("{} cannot be used: {error}", store.folder().display()))
@@ -186,15 +190,8 @@ impl Acme {
     fn plan(&self, stored: Vec<(String, AcmeCertificate)>) {
         let now = unix_now();
         let mut certificates = self.certificates.write().unwrap_or_else(PoisonError::into_inner);
-        let is_wanted = |name: &String, certificate: &AcmeCertificate| {
-            self.names.contains(name) || (self.is_on_demand(name) && !certificate.validity.is_over(now))
-        };
-        certificates.extend(
-            stored
-                .into_iter()
-                .filter(|(name, found)| is_wanted(name, found))
-                .map(|(name, found)| (name, Arc::new(found))),
-        );
+        let wanted = stored.into_iter().filter(|(name, _)| self.names.contains(name) || self.is_on_demand(name));
+        certificates.extend(wanted.map(|(name, found)| (name, Arc::new(found))));
         let mut schedule = self.schedule();
         for name in &self.names {
             let validity = certificates.get(name).map(|certificate| certificate.validity);
@@ -510,20 +507,25 @@ impl Acme {
         self.schedule().inquired(name, window, next, random());
     }
 
-    /// Records uses of certificates on demand, removes expired ones, and plans the renewal of those in use.
+    /// Records uses of certificates on demand, removes expired ones and those above the limit, and plans the renewal of
+    /// those in use.
     async fn sweep(&self, now: i64) {
-        let on_demand: Vec<_> = {
+        let mut on_demand: Vec<_> = {
             let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
             let on_demand = certificates.iter().filter(|(name, _)| !self.names.contains(*name));
             on_demand.map(|(name, certificate)| (name.clone(), Arc::clone(certificate))).collect()
         };
+        on_demand.sort_by_key(|(_, certificate)| std::cmp::Reverse(certificate.used()));
+        let mut kept = 0;
         for (name, certificate) in on_demand {
-            if certificate.validity.is_over(now) {
+            let has_room = self.on_demand_max.is_some_and(|max| kept < max);
+            if certificate.validity.is_over(now) || !has_room {
                 self.certificates.write().unwrap_or_else(PoisonError::into_inner).remove(&name);
                 self.schedule().remove(&name);
                 self.remove_file(&name).await;
                 continue;
             }
+            kept += 1;
             if certificate.used() >= now - 2 * SWEEP {
                 self.schedule().add(&name, true, Some(certificate.validity), now, random());
                 let (store, file, used) = (self.orders.store.clone(), name.clone(), certificate.used());

@@ -86,6 +86,7 @@ impl FrequentItems {
 }
 
 /// Quantiles of whole numbers: DDSketch (Masson, Rim and Lee, 2019), whose buckets grow by a factor.
+#[derive(Default)]
 pub(super) struct Quantiles {
     zeros: u64,
     buckets: Vec<u64>,
@@ -95,12 +96,6 @@ pub(super) struct Quantiles {
 /// The relative error.
 const ACCURACY: f64 = 0.01;
 const GROWTH: f64 = (1.0 + ACCURACY) / (1.0 - ACCURACY);
-
-impl Default for Quantiles {
-    fn default() -> Self {
-        Self { zeros: 0, buckets: Vec::new(), count: 0 }
-    }
-}
 
 impl Quantiles {
     /// Adds a number.

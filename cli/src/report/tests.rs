@@ -47,7 +47,7 @@ fn day() -> Vec<AccessRecord<'static>> {
                 2 => "https://gateway.example.org".into(),
                 _ => "".into(),
             },
-            user_agent: if index % 10 == 0 { "curl/8.5.0".into() } else { "Firefox/145.0".into() },
+            user_agent: if index.is_multiple_of(10) { "curl/8.5.0".into() } else { "Firefox/145.0".into() },
             complete: Some(true),
         }
     };

@@ -36,17 +36,13 @@ pub enum ParseError {
 /// [`ParseError`] when it is no record of a request.
 pub fn parse(line: &str) -> Result<AccessRecord<'_>, ParseError> {
     let line = line.trim();
-    if let Some(json) = json_part(line) {
-        return parse_json(json);
-    }
-    if line.starts_with("time=") {
-        return parse_logfmt(line, None);
-    }
-    match log_part(line) {
-        Some(Ok((at, fields))) => parse_logfmt(fields, Some(at)),
-        Some(Err(error)) => Err(error),
-        None => parse_combined(line),
-    }
+    let text = || line.starts_with("time=").then(|| parse_logfmt(line, None));
+    let json = || json_part(line).map(parse_json);
+    let log = || log_part(line).map(|part| part.and_then(|(at, fields)| parse_logfmt(fields, Some(at))));
+    // A line that begins like one format can be one of another.
+    let is_of_format = |parsed: &Result<_, _>| !matches!(parsed, Err(ParseError::Format));
+    let parsed = text().filter(is_of_format).or_else(|| json().filter(is_of_format));
+    parsed.or_else(|| log().filter(is_of_format)).unwrap_or_else(|| parse_combined(line))
 }
 
 /// The object of a line, also after the prefix of journald or syslog, which has neither quotes nor braces.
@@ -518,14 +514,23 @@ mod tests {
         fn no_text_breaks_a_line(texts in proptest::collection::vec(".*", 8), raw in any::<String>()) {
             let text = |index: usize| Cow::<'static, str>::from(texts[index].clone() + &raw);
             let record = AccessRecord {
-                client: text(0), method: text(1), host: text(2), path: text(3), protocol: text(4), root: text(5),
-                referer: text(6), user_agent: text(7), status: 200, ..AccessRecord::default()
+                client: text(0),
+                method: text(1),
+                host: text(2),
+                path: text(3),
+                protocol: text(4),
+                root: text(5),
+                referer: text(6),
+                user_agent: (texts[7].clone() + "\\").into(),
+                status: 200,
+                ..AccessRecord::default()
             };
             for format in [LineFormat::Text, LineFormat::Json, LineFormat::Combined] {
                 let mut line = String::new();
                 record.append_to(&mut line, format);
                 prop_assert!(line.trim_end_matches('\n').bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
                 prop_assert!(line.matches('\n').count() == 1);
+                prop_assert!(parse(&line).is_ok(), "{line}");
             }
         }
 

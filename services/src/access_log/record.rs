@@ -284,11 +284,17 @@ fn milliseconds(us: u64) -> f64 {
     us as f64 / 1e3
 }
 
+/// Whether a text needs no escapes and has none.
 fn is_clean(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'"')
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\'))
 }
 
-/// A text that is certain not to leave its place in a line. Escapes, which begin with a backslash, stay as they are.
+/// Whether a text begins with an escape such as `\x0A`.
+fn begins_with_escape(text: &[u8]) -> bool {
+    matches!(text, [b'\\', b'x', high, low, ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit())
+}
+
+/// A text that is certain not to leave its place in a line. Escapes stay as they are.
 pub(super) fn clean(text: &str) -> Cow<'_, str> {
     if is_clean(text) {
         return Cow::Borrowed(text);
@@ -303,9 +309,11 @@ fn push_clean(line: &mut String, text: &str) {
         line.push_str(text);
         return;
     }
-    for byte in text.bytes() {
+    let bytes = text.as_bytes();
+    for (at, byte) in bytes.iter().enumerate() {
         match byte {
-            b' '..=b'~' if byte != b'"' => line.push(char::from(byte)),
+            b'\\' if begins_with_escape(&bytes[at..]) => line.push('\\'),
+            b' '..=b'~' if !matches!(byte, b'"' | b'\\') => line.push(char::from(*byte)),
             // Writing to a string does not fail.
             _ => _ = write!(line, "\\x{byte:02X}"),
         }

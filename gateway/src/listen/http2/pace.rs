@@ -21,8 +21,8 @@ use tokio::time::Instant;
 
 /// By how many bytes a stream that waits for its turn may fall behind its fair share.
 const TURN_BYTES: u64 = 128 * 1024;
-/// The maximum number of send timeouts that a stream waits for its turn. A hundred streams have their turns in time down
-/// to 2.7 KB a second, if the timeout is a minute.
+/// The maximum number of send timeouts that a stream waits for its turn. A hundred streams have their turns in time
+/// down to 2.7 KB a second, if the timeout is a minute.
 const TIMEOUTS_MAX: u32 = 10;
 
 /// The client takes a response too slowly, or not at all.

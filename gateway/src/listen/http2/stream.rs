@@ -1,9 +1,9 @@
 //! One stream: a request, and its response.
 //!
-//! A stream whose client takes its response too slowly, or not at all, is reset, as an HTTP/1.1 connection is ([`pace`]).
-//! What `h2` holds of a response is bounded, and a response has not ended before all of it is sent or discarded
-//! ([`progress`]): so no data is left in `h2` without a request that counts, in [`crate::pipeline`] and in the memory
-//! budgets, and without a clock.
+//! A stream whose client takes its response too slowly, or not at all, is reset, as an HTTP/1.1 connection is
+//! ([`pace`]). What `h2` holds of a response is bounded, and a response has not ended before all of it is sent or
+//! discarded ([`progress`]). So no data is left in `h2` without a clock, and without a request that counts, in
+//! [`crate::pipeline`] and in the memory budgets.
 //!
 //! A response takes, besides what it reads ahead, one chunk of its body in memory, at most a block of 2 MiB, and
 //! [`SEND_BYTES_MAX`] of the chunk before it.
@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::SystemTime;
 
-/// The number of bytes for which a stream asks at a time, so that streams take turns. With the header of its frame, such
-/// a piece is one TLS record.
+/// The number of bytes for which a stream asks at a time, so that streams take turns. With the header of its frame,
+/// such a piece is one TLS record.
 const SEND_BYTES_MAX: usize = 16 * 1024 - 9;
 /// The maximum number of bytes of one stream that wait for the socket.
 pub(super) const UNSENT_BYTES_MAX: usize = 64 * 1024;

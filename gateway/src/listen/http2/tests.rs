@@ -114,13 +114,13 @@ async fn an_eviction_drops_no_request() {
 /// window.
 #[tokio::test]
 async fn streams_that_wait_for_their_turn_on_a_slow_link_are_not_reset() {
-    const STREAMS: usize = 60;
-    const BYTES: usize = 40 << 10;
+    const STREAMS: usize = 40;
+    const BYTES: usize = 24 << 10;
     for connection_window in [65_535, 1 << 30] {
         let (near, far) = tokio::io::duplex(4096);
-        // Two megabytes a second at most: a turn of all streams takes half a second.
-        let server = serve_body(far, limits(Duration::from_millis(100), 64), vec![7; BYTES].into());
-        let requests = client(slow_link(near, 4096), 1 << 20, connection_window).await;
+        // At most 512 KB a second: a turn of all streams takes more than a second.
+        let server = serve_body(far, limits(Duration::from_secs(1), 64), vec![7; BYTES].into());
+        let requests = client(slow_link(near, 1024), 1 << 20, connection_window).await;
         let reads = (0..STREAMS).map(|_| async { read(ask(&requests).await).await });
         let all = tokio::time::timeout(PATIENCE, futures::future::join_all(reads)).await.expect("ends in time");
         for bytes in all {
@@ -134,7 +134,7 @@ async fn streams_that_wait_for_their_turn_on_a_slow_link_are_not_reset() {
 #[tokio::test]
 async fn a_stream_that_is_not_read_is_reset_beside_one_that_is() {
     let (near, far) = tokio::io::duplex(4096);
-    let server = serve_body(far, limits(Duration::from_millis(500), 64), vec![7; 64 << 20].into());
+    let server = serve_body(far, limits(Duration::from_secs(1), 64), vec![7; 64 << 20].into());
     let requests = client(slow_link(near, 16 << 10), 64 << 10, 1 << 30).await;
     let (mut unread, mut other) = (ask(&requests).await, ask(&requests).await);
     let reading = async {

@@ -113,8 +113,9 @@ pub struct Http {
     /// The maximum number of certificates on demand. At the limit, a new one replaces the least recently used one that
     /// was not used for a day.
     pub acme_on_demand_max: u64,
-    /// The maximum number of certificates that are ordered on demand in an hour; at most a tenth of them, but at least
-    /// three, for domains with a common registered domain, and for one client (an IPv4 address or an IPv6 /64 network).
+    /// The maximum number of certificates that are ordered on demand in an hour, on average, and so many at once after a
+    /// pause; a tenth of them, but at least three, for domains with a common registered domain, and for one client (an
+    /// IPv4 address or an IPv6 /64 network).
     pub acme_on_demand_hourly_max: u64,
     /// Let clients choose HTTP/2 at tls_listen. If false, only HTTP/1.1 is spoken there.
     pub http2: bool,

@@ -125,7 +125,8 @@ impl Certificates {
     /// Keeps them up to date.
     fn watch(&self, metrics: &HttpMetrics, supervisor: &Supervisor) {
         for (listener, tls) in [("public", &self.public), ("admin", &self.admin)] {
-            if let Some(tls) = tls {
+            // Certificates by ACME have metrics of their own.
+            if let Some(tls) = tls.as_ref().filter(|tls| tls.has_files()) {
                 let watching = Arc::clone(tls).watch(metrics.tls.of(listener));
                 supervisor.spawn("the update task of a certificate", watching).detach();
             }

@@ -18,8 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NINETY_DAYS: Duration = Duration::from_secs(90 * 24 * 3600);
 /// An IPNS key that an offline node has no record of.
 const KEY: &str = "k51qzi5uqu5dk3v4rmjber23h16xnr23bsggmqqil9z2gduiis5se8dht36dam";
-const ISSUED: &str = "causeway_acme_orders_total{result=\"issued\"}";
-const UNREACHABLE: &str = "causeway_acme_orders_total{result=\"unreachable\"}";
+const ISSUED: &str = "causeway_acme_orders_total{result=\"issued\",on_demand=\"false\"}";
+const ISSUED_ON_DEMAND: &str = "causeway_acme_orders_total{result=\"issued\",on_demand=\"true\"}";
+const UNREACHABLE: &str = "causeway_acme_orders_total{result=\"unreachable\",on_demand=\"false\"}";
 const OVERDUE: &str = "causeway_acme_certificates_overdue";
 const LAST_FAILURE: &str = "causeway_acme_last_failure_timestamp_seconds";
 
@@ -138,6 +139,8 @@ async fn a_host_and_its_wildcards_get_certificates_that_survive_restarts_without
     assert_eq!(serial(&world, "gateway.test"), first);
     let metrics = node.metrics().await;
     assert_eq!([ISSUED, UNREACHABLE, OVERDUE].map(|name| metrics.sample(name)), [0; 3]);
+    // There is no certificate from files to watch.
+    assert!(!metrics.has("causeway_tls_certificate_expiry_timestamp_seconds{listener=\"public\"}"));
     node.stop().await;
 }
 
@@ -203,7 +206,7 @@ async fn a_domain_with_a_dnslink_gets_a_certificate_when_a_client_first_asks_for
         .map(|result| metrics.sample(&demands(result)));
     assert_eq!(counts, [2, 1, 1, 2, 1]);
     assert_eq!(metrics.sample("causeway_acme_on_demand_certificates"), 2);
-    node.metrics_when(|metrics| metrics.sample(ISSUED) == 3).await;
+    node.metrics_when(|metrics| metrics.sample(ISSUED) + metrics.sample(ISSUED_ON_DEMAND) == 3).await;
     node.stop().await;
 
     world.pebble.kill();

@@ -24,6 +24,11 @@ impl Metrics {
         Self(self.0.iter().map(added).collect())
     }
 
+    /// Whether there is a sample of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// A sample, such as `causeway_tier_hits_total{tier="ram"}`. Panics if it is missing, since it was renamed.
     pub fn sample(&self, name: &str) -> u64 {
         let value = self.0.get(name);

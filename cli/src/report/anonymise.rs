@@ -4,7 +4,7 @@
 //! a text of the log but its root; the key of the hashes is in memory only.
 
 use super::agents;
-use super::content_root::HASHED;
+use super::content_root::{HASHED, is_hashed};
 use super::summary::{SAME_SITE, is_same_site};
 use anyhow::Context as _;
 use services::access_log::addresses::KeyedHash;
@@ -114,7 +114,7 @@ impl Anonymiser {
 
     fn root(&self, root: &str) -> String {
         let namespace = if root.starts_with("/ipns/") { "/ipns/" } else { "/ipfs/" };
-        if self.hash_roots && !root[namespace.len()..].starts_with(HASHED) {
+        if self.hash_roots && !is_hashed(&root[namespace.len()..]) {
             return format!("{namespace}{HASHED}{}", self.hash.pseudonym("root", root.as_bytes()));
         }
         root.to_owned()

@@ -6,6 +6,8 @@ use services::access_log::record::{AccessRecord, root_of};
 
 /// What a hash in an anonymised log begins with, in the place of a root.
 pub(super) const HASHED: &str = "anon-";
+/// The number of hexadecimal digits after it.
+const HASH_DIGITS: usize = 16;
 
 /// The root as `/ipfs/CID` (version 1) or `/ipns/NAME`, if the request is for content: that which the gateway recorded,
 /// or that of the path or of the subdomain.
@@ -15,10 +17,16 @@ pub(super) fn of(record: &AccessRecord<'_>) -> Option<String> {
 
 fn of_path(path: &str) -> Option<String> {
     let root = root_of(path);
-    if root.get("/ipfs/".len()..)?.starts_with(HASHED) {
+    if is_hashed(root.get("/ipfs/".len()..)?) {
         return Some(root.to_owned());
     }
     ContentPath::parse(root, 1).ok().map(|path| written(&path.root))
+}
+
+/// Whether this is the hash of a root, and not what a client wrote in its place.
+pub(super) fn is_hashed(root: &str) -> bool {
+    let digits = root.strip_prefix(HASHED).unwrap_or_default().as_bytes();
+    digits.len() == HASH_DIGITS && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// The root of a subdomain, such as `CID.ipfs.gateway.example.org`.
@@ -63,6 +71,8 @@ mod tests {
             }),
             ("", "/".to_owned(), "a.example.org.ipns.localhost", Some("/ipns/a.example.org".to_owned())),
             ("", "/ipfs/anon-0123456789abcdef/x".to_owned(), "", Some("/ipfs/anon-0123456789abcdef".to_owned())),
+            ("", "/ipfs/anon-alice@example.org/x".to_owned(), "", None),
+            ("", "/ipfs/anon-0123456789ABCDEF".to_owned(), "", None),
             ("", "/ipfs/nonsense".to_owned(), "", None),
             ("", "/healthz".to_owned(), "gateway.example.org", None),
             ("", "/".to_owned(), "nonsense.ipfs.localhost", None),

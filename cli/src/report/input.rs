@@ -11,6 +11,8 @@ use std::path::Path;
 /// The maximum length of a line, in bytes: more than the gateway writes.
 pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
 const BUFFER_BYTES: usize = 256 << 10;
+/// The maximum window of a zstd file, as a power of two: 8 MiB, that of `zstd` without `--long` or `--ultra`.
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// A line, without its line break.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,7 +36,11 @@ pub(super) fn for_each_line(path: &Path, each: &mut dyn FnMut(Line<'_>) -> anyho
     let file = BufReader::with_capacity(BUFFER_BYTES, file);
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("gz") => lines_of(buffered(MultiGzDecoder::new(file)), each),
-        Some("zst") => lines_of(buffered(zstd::Decoder::with_buffer(file)?), each),
+        Some("zst") => {
+            let mut decoder = zstd::Decoder::with_buffer(file)?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+            lines_of(buffered(decoder), each)
+        }
         _ => lines_of(file, each),
     }
 }

@@ -5,8 +5,8 @@
 
 use config::{TrustedProxy, UNIX_PEER};
 use content::budget::Budget;
-use http::HeaderMap;
 use http::request::Parts;
+use http::{HeaderMap, HeaderValue};
 use services::limiter::network_of;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -99,9 +99,10 @@ fn last_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// The client's own address: the last forwarded address that does not belong to a trusted proxy.
 fn original(headers: &HeaderMap, peer: IpAddr, trusted: &[TrustedProxy]) -> IpAddr {
     let mut nearest = peer;
-    let lists = headers.get_all("x-forwarded-for").iter().rev().filter_map(|list| list.to_str().ok());
-    for text in lists.flat_map(|list| list.rsplit(',')) {
-        let Some(address) = address(text.trim()) else { break };
+    // The client may have sent any bytes before the entry of the proxy.
+    let lists = headers.get_all("x-forwarded-for").iter().rev().map(HeaderValue::as_bytes);
+    for part in lists.flat_map(|list| list.rsplit(|byte| *byte == b',')) {
+        let Some(address) = std::str::from_utf8(part).ok().and_then(|text| address(text.trim())) else { break };
         nearest = address.to_canonical();
         if !is_trusted(nearest, trusted) {
             break;
@@ -133,6 +134,23 @@ mod tests {
         let head = builder.body(()).expect("a request").into_parts().0;
         let trusted = ["127.0.0.0/8", "10.0.0.0/8"].map(|net| net.parse().expect("a network"));
         Client::of(&head, (peer.parse().expect("an address"), false), &trusted)
+    }
+
+    #[test]
+    fn bytes_of_the_client_do_not_hide_the_entry_of_the_proxy() {
+        let table: [(&[u8], &str); 4] = [
+            (b"\xe9, 1.2.3.4", "1.2.3.4"),
+            (b"5.6.7.8, \xc3\xa9, 1.2.3.4, 10.0.0.7", "1.2.3.4"),
+            (b"1.2.3.4, \xe9", "127.0.0.1"),
+            (b"\xe9", "127.0.0.1"),
+        ];
+        let trusted = ["127.0.0.0/8", "10.0.0.0/8"].map(|net| net.parse().expect("a network"));
+        for (forwarded, expected) in table {
+            let value = HeaderValue::from_bytes(forwarded).expect("a value");
+            let headers = HeaderMap::from_iter([(http::HeaderName::from_static("x-forwarded-for"), value)]);
+            let found = original(&headers, [127, 0, 0, 1].into(), &trusted);
+            assert_eq!(found.to_string(), expected, "{forwarded:?}");
+        }
     }
 
     #[test]

@@ -32,9 +32,18 @@ impl From<FailureKind> for OrderResult {
     }
 }
 
+p2p_bridge::label_values! {
+    /// Whether an order is for a name that a client asked for, and not for a configured one.
+    enum OnDemand {
+        Yes = "true",
+        No = "false",
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OrderLabel {
     result: OrderResult,
+    on_demand: OnDemand,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,7 +60,8 @@ p2p_bridge::metrics! {
     /// Metrics of ACME.
     #[derive(Debug)]
     pub struct AcmeMetrics {
-        orders: Family<OrderLabel, Counter> = "causeway_acme_orders", "Orders of certificates by ACME, by result";
+        orders: Family<OrderLabel, Counter> = "causeway_acme_orders",
+            "Orders of certificates by ACME, by result, and by whether they are on demand";
         demands: Family<DemandLabel, Counter> = "causeway_acme_on_demand",
             "TLS handshakes for names without a certificate, by what became of them";
         expiry: Family<NameLabel, Gauge> = "causeway_acme_certificate_expiry_timestamp_seconds",
@@ -60,7 +70,7 @@ p2p_bridge::metrics! {
             "Configured names without a certificate, or whose certificate should have been renewed long ago";
         pub on_demand: Gauge = "causeway_acme_on_demand_certificates", "Stored certificates on demand";
         pub last_failure: Gauge = "causeway_acme_last_failure_timestamp_seconds",
-            "When the last order failed, as a Unix timestamp; 0 if none has";
+            "When the last order of a configured name failed, as a Unix timestamp; 0 if none has";
     }
 }
 
@@ -70,7 +80,9 @@ impl AcmeMetrics {
         let metrics = Self::registered(registry);
         // A counter that is missing until its first event looks like a broken one.
         for result in OrderResult::ALL {
-            metrics.orders.get_or_create(&OrderLabel { result }).inc_by(0);
+            for on_demand in OnDemand::ALL {
+                metrics.orders.get_or_create(&OrderLabel { result, on_demand }).inc_by(0);
+            }
         }
         for result in Demand::ALL {
             metrics.demands.get_or_create(&DemandLabel { result }).inc_by(0);
@@ -79,8 +91,9 @@ impl AcmeMetrics {
     }
 
     /// Counts an order.
-    pub(super) fn order(&self, result: OrderResult) {
-        self.orders.get_or_create(&OrderLabel { result }).inc();
+    pub(super) fn order(&self, result: OrderResult, is_on_demand: bool) {
+        let on_demand = if is_on_demand { OnDemand::Yes } else { OnDemand::No };
+        self.orders.get_or_create(&OrderLabel { result, on_demand }).inc();
     }
 
     /// Counts a name that a client asked for.

@@ -55,11 +55,11 @@ pub use self::metrics::AcmeMetrics;
 use self::certificate::AcmeCertificate;
 use self::hook::DnsHook;
 use self::metrics::OrderResult;
-use self::on_demand::{Admission, Demand, name_on_demand};
+use self::on_demand::{Admission, Demand, name_on_demand, registered_domain};
 use self::order::{OrderFailure, Orders};
 use self::schedule::{DAY, Due, FailureKind, HOUR, Schedule};
 use self::store::Store;
-use crate::limiter::Limiter;
+use crate::limiter::{ClientKey, Limiter};
 use config::{ConfigError, Loaded};
 use content::names::{Domain, Name};
 use content::{NameError, NameResolver};
@@ -82,6 +82,8 @@ pub const HANDSHAKE_WAIT: Duration = Duration::from_secs(8);
 /// The maximum number of look-ups of DNSLinks for handshakes at a time, in total and of one client.
 const LOOKUPS_MAX: usize = 16;
 const CLIENT_LOOKUPS_MAX: usize = 4;
+/// How long a DNSLink is looked up: less than a handshake waits, so that the result is recorded.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a name without a DNSLink is refused, and a name whose order failed.
 const NO_DNSLINK_SECONDS: i64 = 60;
 const FAILED_SECONDS: i64 = 15 * 60;
@@ -109,6 +111,10 @@ pub struct Acme {
     schedule: Mutex<Schedule>,
     admission: Mutex<Admission>,
     lookups: Arc<Limiter>,
+    /// The same, of one registered domain.
+    domain_lookups: Arc<Limiter>,
+    /// Issued certificates and their keys that could not be stored yet, in PEM format.
+    unsaved: Mutex<HashMap<String, String>>,
     /// Wakes the task.
     changed: Notify,
     /// Notified when an order has ended.
@@ -177,6 +183,8 @@ impl Acme {
             schedule: Mutex::default(),
             admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max, unix_now())),
             lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
+            domain_lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
+            unsaved: Mutex::default(),
             changed: Notify::new(),
             settled: Notify::new(),
             metrics,
@@ -233,6 +241,13 @@ impl Acme {
         Some(Arc::clone(&found.certified))
     }
 
+    /// Whether the certificate for a host name has expired, so that one from files is better.
+    pub fn is_expired(&self, host: &str) -> bool {
+        let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
+        let of_wildcard = || certificates.get(&format!("*.{}", host.split_once('.')?.1));
+        certificates.get(host).or_else(of_wildcard).is_some_and(|found| found.validity.is_over(unix_now()))
+    }
+
     /// A certificate for clients that name no host: that of the first configured name that has one.
     pub fn any_certificate(&self) -> Option<Arc<CertifiedKey>> {
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +263,7 @@ impl Acme {
             Ok(name) => name,
             Err(refusal) => {
                 self.metrics.demand(refusal);
-                tracing::debug!(host, %client, reason = refusal.label(), "no certificate is obtained on demand");
+                tracing::debug!(host, reason = refusal.label(), "no certificate is obtained on demand");
                 return None;
             }
         };
@@ -279,16 +294,24 @@ impl Acme {
             return Err(Demand::Cached);
         }
         let domain = Domain::parse(&name).ok_or(Demand::InvalidName)?;
-        let permit = self.lookups.try_acquire(client).map_err(|_| Demand::RateLimited)?;
-        let resolved = self.resolver.resolve(&Name::Domain(domain)).await;
-        drop(permit);
+        // Name servers that do not answer must not keep other domains waiting.
+        let of_domain = ClientKey::Token(registered_domain(&name).into());
+        let permits = [self.lookups.try_acquire(client), self.domain_lookups.try_acquire(of_domain)];
+        if permits.iter().any(Result::is_err) {
+            return Err(Demand::RateLimited);
+        }
+        let resolving = self.resolver.resolve(&Name::Domain(domain));
+        let resolved = tokio::time::timeout(LOOKUP_TIMEOUT, resolving).await;
+        drop(permits);
         let now = unix_now();
         match resolved {
-            Ok(_) => {}
+            Ok(Ok(_)) => {}
             // Not a fault of the name.
-            Err(NameError::Busy) => return Err(Demand::RateLimited),
-            Err(error) => {
-                tracing::debug!(name, %error, "the DNSLink of a domain does not resolve");
+            Ok(Err(NameError::Busy)) => return Err(Demand::RateLimited),
+            failed => {
+                let error =
+                    failed.ok().and_then(Result::err).map_or_else(|| "no answer in time".into(), |e| e.to_string());
+                tracing::debug!(name, error, "the DNSLink of a domain does not resolve");
                 self.admission().refuse(&name, NO_DNSLINK_SECONDS, now);
                 return Err(Demand::NoDnsLink);
             }
@@ -306,7 +329,7 @@ impl Acme {
         schedule.add(&name, true, None, now, random());
         drop(schedule);
         self.metrics.demand(Demand::Ordered);
-        tracing::info!(name, %client, "a certificate is ordered on demand");
+        tracing::info!(name, "a certificate is ordered on demand");
         self.changed.notify_one();
         Ok(name)
     }
@@ -345,6 +368,7 @@ impl Acme {
                 sweep_at = now + SWEEP;
                 self.sweep(now).await;
             }
+            self.save_again().await;
             self.begin_due(&mut running, now);
             self.report();
             let wake_at = self.schedule().wake_at().filter(|_| running.len() < ORDERS_MAX);
@@ -417,20 +441,45 @@ impl Acme {
     }
 
     async fn issued(&self, name: &str, certificate: AcmeCertificate, pem: String) {
-        let (store, file) = (self.orders.store.clone(), name.to_owned());
-        let saved = tokio::task::spawn_blocking(move || store.save(&file, pem.as_bytes())).await;
-        if let Ok(Err(error)) = saved {
+        if let Err(error) = self.save(name, pem.clone()).await {
             let folder = self.orders.store.folder().display();
             tracing::error!(%error, name, %folder, "the certificate is used, but cannot be stored for the next start");
+            self.unsaved().insert(name.to_owned(), pem);
         }
         let validity = certificate.validity;
         if let Some(replaced) = self.use_certificate(name, certificate) {
             self.remove_file(&replaced).await;
         }
-        self.metrics.order(OrderResult::Issued);
+        self.metrics.order(OrderResult::Issued, !self.names.contains(name));
         self.schedule().issued(name, validity, unix_now(), random());
         let days = (validity.not_after - unix_now()) / DAY;
         tracing::info!(name, days, "a certificate was issued");
+    }
+
+    /// Stores a certificate and its key.
+    async fn save(&self, name: &str, pem: String) -> std::io::Result<()> {
+        let (store, file) = (self.orders.store.clone(), name.to_owned());
+        tokio::task::spawn_blocking(move || store.save(&file, pem.as_bytes())).await.unwrap_or(Ok(()))
+    }
+
+    /// Stores what could not be stored before, such as on a full disk.
+    async fn save_again(&self) {
+        let unsaved: Vec<(String, String)> =
+            self.unsaved().iter().map(|(name, pem)| (name.clone(), pem.clone())).collect();
+        for (name, pem) in unsaved {
+            if self.save(&name, pem.clone()).await.is_ok() {
+                tracing::info!(name, "the certificate is stored now");
+                // A later certificate may have taken its place meanwhile.
+                let mut unsaved = self.unsaved();
+                if unsaved.get(&name) == Some(&pem) {
+                    unsaved.remove(&name);
+                }
+            }
+        }
+    }
+
+    fn unsaved(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.unsaved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Uses a certificate; returns the name of the one on demand that made room for it.
@@ -450,6 +499,7 @@ impl Acme {
     }
 
     async fn remove_file(&self, name: &str) {
+        self.unsaved().remove(name);
         let (store, file) = (self.orders.store.clone(), name.to_owned());
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.remove(&file)).await {
             tracing::warn!(%error, name, "the file of a certificate on demand cannot be removed");
@@ -459,8 +509,11 @@ impl Acme {
     fn failed(&self, name: &str, failure: OrderFailure) {
         let OrderFailure { kind, reason, retry_after } = failure;
         let now = unix_now();
-        self.metrics.order(kind.into());
-        self.metrics.last_failure.set(now);
+        let is_on_demand = !self.names.contains(name);
+        self.metrics.order(kind.into(), is_on_demand);
+        if !is_on_demand {
+            self.metrics.last_failure.set(now);
+        }
         let mut schedule = self.schedule();
         let wait = schedule.failed(name, kind, retry_after, now, back_off::with_jitter);
         let present = self.present(name);

@@ -7,6 +7,7 @@
 
 use config::acme::{certificate_name, is_local};
 use hashlink::LruCache;
+use std::hash::RandomState;
 use std::net::IpAddr;
 
 /// How many domains and clients have a rate of their own; the least recently used ones are forgotten.
@@ -84,15 +85,17 @@ impl Rate {
 pub struct Admission {
     hourly: u64,
     all: Rate,
-    shares: LruCache<String, Rate>,
+    // Clients choose the names, so the hashes are keyed.
+    shares: LruCache<String, Rate, RandomState>,
     /// Until when a name is refused.
-    refused: LruCache<String, i64>,
+    refused: LruCache<String, i64, RandomState>,
 }
 
 impl Admission {
     /// An admission of `hourly` orders in an hour.
     pub fn new(hourly: u64, now: i64) -> Self {
-        let (shares, refused) = (LruCache::new(SHARES_MAX), LruCache::new(REFUSED_MAX));
+        let shares = LruCache::with_hasher(SHARES_MAX, RandomState::new());
+        let refused = LruCache::with_hasher(REFUSED_MAX, RandomState::new());
         Self { hourly, all: Rate::full(hourly, now), shares, refused }
     }
 

@@ -18,7 +18,7 @@ pub(super) const DAY: i64 = 24 * HOUR;
 const RENEWAL: (f64, f64) = (0.63, 0.70);
 /// Whatever its authority suggests, a certificate is renewed at this fraction of its lifetime at the latest, which
 /// leaves time for failures, and not before it is so old: a wrong suggestion must not cause one order after another.
-const RENEWAL_LATEST: f64 = 5.0 / 6.0;
+const RENEWAL_LATEST: f64 = 0.72;
 const RENEWAL_EARLIEST: f64 = 0.1;
 const RENEWAL_EARLIEST_MAX: i64 = HOUR;
 /// From this fraction on a certificate that is not renewed yet is overdue.
@@ -161,7 +161,8 @@ impl Schedule {
         self.plans.iter().filter(|(_, plan)| plan.is_on_demand).map(|(name, _)| &**name)
     }
 
-    /// Begins what has been due for longest, names that are not on demand first; those only if `on_demand_too`.
+    /// Begins what has been due for longest: hosts, then wildcards, whose DNS hook may be slow, then names on demand,
+    /// those only if `on_demand_too`.
     pub fn begin(&mut self, now: i64, on_demand_too: bool) -> Option<(Arc<str>, Due)> {
         let waiting =
             self.plans.iter_mut().filter(|(_, plan)| !plan.is_running && (on_demand_too || !plan.is_on_demand));
@@ -170,7 +171,7 @@ impl Schedule {
                 Some(at) if at < plan.order_at => (at, Due::Inquiry),
                 _ => (plan.order_at, Due::Order { failures: plan.failures, is_suggested: plan.is_suggested }),
             };
-            (at <= now).then_some(((plan.is_on_demand, at), name, plan, due))
+            (at <= now).then_some(((plan.is_on_demand, name.starts_with("*."), at), name, plan, due))
         });
         let (_, name, plan, due) = due.min_by_key(|(rank, ..)| *rank)?;
         plan.is_running = true;
@@ -263,8 +264,8 @@ mod tests {
             // In the past: at once, but not before the certificate is an hour old.
             (day(-9), day(-8), 0.5, 1.0 / 24.0),
             // Too late to repeat a failed order.
-            (day(88), day(89), 0.5, 75.0),
-            (i64::MIN, i64::MAX, 1.0, 75.0),
+            (day(88), day(89), 0.5, 64.8),
+            (i64::MIN, i64::MAX, 1.0, 64.8),
         ];
         for (start, end, random, expected) in table {
             let found = days(renewal_at(VALIDITY, Some(Window { start, end }), random));
@@ -309,6 +310,17 @@ mod tests {
             (this < 3600).then_some(this)
         });
         assert_eq!(orders.count(), 5);
+    }
+
+    #[test]
+    fn hosts_come_before_wildcards() {
+        let mut schedule = Schedule::default();
+        for (name, at) in [("*.ipfs.a.example", 90), ("z.example", 100), ("*.ipns.a.example", 80), ("a.example", 99)] {
+            schedule.add(name, false, None, at, 0.5);
+        }
+        let order: Vec<_> =
+            std::iter::from_fn(|| schedule.begin(100, true)).map(|(name, _)| name.to_string()).collect();
+        assert_eq!(order, ["a.example", "z.example", "*.ipns.a.example", "*.ipfs.a.example"]);
     }
 
     #[test]

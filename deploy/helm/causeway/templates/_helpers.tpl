@@ -17,7 +17,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* A setting's value as its environment variable has it: lists with commas, numbers without an exponent. */}}
 {{- define "causeway.value" -}}
-{{- if kindIs "slice" . }}{{ join "," . }}
+{{- if kindIs "slice" . }}
+{{- range . }}{{ if kindIs "map" . }}{{ fail "settings are environment variables, which cannot hold tables: list plain values" }}{{ end }}{{ end }}
+{{- join "," . }}
 {{- else if kindIs "float64" . }}{{ printf "%.0f" . }}
 {{- else }}{{ toString . }}{{ end }}
 {{- end }}

@@ -5,8 +5,8 @@
 //! `unrecognized_name` (RFC 6066, section 3). A validation of the authority (tls-alpn-01, RFC 8737) gets the
 //! certificate of its challenge, and nothing is served over its connection.
 
-use super::FileCertificate;
 use super::certificate::server_config;
+use super::{FileCertificate, unix_now};
 use rustls::ServerConfig;
 use rustls::client::verify_server_name;
 use rustls::crypto::aws_lc_rs;
@@ -123,7 +123,8 @@ impl ByName {
             let challenge = self.acme.challenges().certificate(name).and_then(|found| validation_config(found).ok());
             return challenge.map_or(Choice::Unrecognized, |config| Choice::Validate(Arc::new(config)));
         }
-        if self.acme.certificate(name).is_some() {
+        let are_files_better = || self.acme.is_expired(name) && files.is_some_and(|files| is_valid(files, name));
+        if self.acme.certificate(name).is_some() && !are_files_better() {
             return own();
         }
         if files.is_some_and(|files| is_for(&files.current().certificate.certified, name)) {
@@ -143,6 +144,12 @@ fn validation_config(certificate: Arc<CertifiedKey>) -> Result<ServerConfig, rus
     let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
     config.alpn_protocols = vec![ACME_TLS.to_vec()];
     Ok(config)
+}
+
+/// Whether the certificate of the files is for a host name, and has not expired.
+fn is_valid(files: &FileCertificate, name: &str) -> bool {
+    let current = files.current();
+    current.certificate.expiry > unix_now() && is_for(&current.certificate.certified, name)
 }
 
 /// Whether a certificate is for a host name.

@@ -106,6 +106,11 @@ impl Tls {
         Ok(Self { files, by_name: Some(by_name), reload: Notify::new(), handshakes: Handshakes::default() })
     }
 
+    /// Whether it has a certificate from files.
+    pub fn has_files(&self) -> bool {
+        self.files.is_some()
+    }
+
     /// Has [`Self::watch`] read the files again, even if they seem unchanged, and failed orders of certificates
     /// repeated.
     pub fn reload(&self) {
@@ -175,7 +180,7 @@ impl FileCertificate {
 }
 
 /// Seconds since 1970.
-fn unix_now() -> i64 {
+pub(super) fn unix_now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }

@@ -67,7 +67,7 @@ impl Sockets {
         let config::Config { http, admin, .. } = &loaded.config;
         if !self.public_tls.is_empty() && !has_tls.0 {
             let reason = "systemd passes a socket with the name \"https\", which needs http.tls_listen, \
-                          http.tls_certificate and http.tls_key";
+                          and http.tls_certificate and http.tls_key, or http.acme_directory";
             return Err(loaded.error("http.tls_certificate", reason));
         }
         let may_be_exposed = has_tls.1 || admin.plaintext;

@@ -2,9 +2,10 @@
 //!
 //! Goal: no request fails because of a drain. A connection that is accepted is answered; each answer says that the
 //! connection ends (`Connection: close`, GOAWAY); a connection without a request stays open for a moment
-//! ([`IDLE_GRACE`], [`FIRST_REQUEST_GRACE`]), since a request may be on its way. Then the server sends no more, and reads until the client has
-//! closed the connection ([`LINGER`]): a request that arrives meanwhile is not answered with a reset, so the client can
-//! tell that the server has not seen it, and sends it again on another connection (RFC 9112, section 9.3.1).
+//! ([`IDLE_GRACE`], [`FIRST_REQUEST_GRACE`]), since a request may be on its way. Then the server sends no more, and
+//! reads until the client has closed the connection ([`LINGER`]): a request that arrives meanwhile is not answered with
+//! a reset, so the client can tell that the server has not seen it, and sends it again on another connection (RFC 9112,
+//! section 9.3.1).
 //!
 //! Connections that are not accepted wait for the next process if it inherits the socket, and are accepted otherwise
 //! ([`crate::listen::socket::Listener::close`]).
@@ -21,7 +22,8 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 /// How long a connection stays open in which no request arrives.
 pub(super) const IDLE_GRACE: Duration = Duration::from_secs(1);
 /// How long a new connection waits for its first request, also if packets are lost: not all clients send a request again
-/// that was the first on its connection.
+/// that was the first on its connection. What precedes the request, a TLS handshake or a header of the PROXY protocol,
+/// has the same time.
 pub(super) const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(3);
 /// How long a closed connection is read from until its client closes it as well.
 pub(super) const LINGER: Duration = Duration::from_secs(1);
@@ -57,6 +59,15 @@ impl ShutdownSignal {
             cancelled.as_mut().poll(cx)
         })
         .await;
+    }
+
+    /// Waits for what precedes the first request of a connection; `None` if the drain does not wait for it any longer.
+    pub async fn or_first_request_grace<F: Future>(&self, future: F) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            output = future => Some(output),
+            () = async { self.wait().await; tokio::time::sleep(FIRST_REQUEST_GRACE).await } => None,
+        }
     }
 }
 

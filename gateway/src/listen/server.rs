@@ -104,7 +104,7 @@ pub async fn serve<H, F, B>(
         drain.spawn(async move {
             metrics.plain.connections.inc();
             let serving = async {
-                if let Some((socket, counted)) = identify(connection, &limits, &metrics).await {
+                if let Some((socket, counted)) = identify(connection, &limits, &metrics, &stop).await {
                     serve_connection(socket, counted, &limits, handler, stop).await;
                 }
             };
@@ -148,6 +148,7 @@ async fn identify(
     connection: Accepted,
     limits: &ConnectionLimits,
     metrics: &HttpMetrics,
+    stop: &ShutdownSignal,
 ) -> Option<(Socket, CountedConnection)> {
     let (mut socket, peer) = match connection {
         Accepted::Counted(socket, counted) => return Some((socket, counted)),
@@ -155,7 +156,8 @@ async fn identify(
     };
     let headers = limits.proxy_headers.as_ref()?;
     // Boxed, because other connections need no room for it.
-    match Box::pin(headers.read(&mut socket, peer)).await {
+    let reading = Box::pin(stop.or_first_request_grace(headers.read(&mut socket, peer)));
+    match reading.await? {
         Ok(client) => Some((socket, CountedConnection::register(&limits.admission, client))),
         Err(refusal) => {
             metrics.proxy_connection_refused(refusal.reason());
@@ -191,9 +193,9 @@ async fn serve_connection<H, F, B>(
         None => http1::serve(monitored, limits, &handler, &stop, &state).await,
         Some(tls) => {
             // Boxed, because other connections need no room for it.
-            let Some(encrypted) = Box::pin(tls.accept(monitored, &state, limits.header_timeout)).await else {
-                return;
-            };
+            let shaking = tls.accept(monitored, &state, limits.header_timeout);
+            let shaken = Box::pin(stop.or_first_request_grace(shaking)).await;
+            let Some(encrypted) = shaken.flatten() else { return };
             state.encrypt();
             if encrypted.get_ref().1.alpn_protocol() == Some(HTTP_2) {
                 return Box::pin(http2::serve(encrypted, limits, &handler, &stop, &state)).await;

@@ -22,8 +22,8 @@ pub struct Listener {
     socket: ListeningSocket,
     /// Whether another process keeps the socket open, such as systemd: what is not accepted waits for the next process.
     shared: bool,
-    /// Dropped after the socket.
-    _on_close: Option<OnClose>,
+    /// Dropped by [`Self::close`] before the last connections are accepted.
+    on_close: Option<OnClose>,
 }
 
 enum ListeningSocket {
@@ -33,13 +33,13 @@ enum ListeningSocket {
 
 impl From<TcpListener> for Listener {
     fn from(socket: TcpListener) -> Self {
-        Self { socket: ListeningSocket::Tcp(socket), shared: false, _on_close: None }
+        Self { socket: ListeningSocket::Tcp(socket), shared: false, on_close: None }
     }
 }
 
 impl From<UnixListener> for Listener {
     fn from(socket: UnixListener) -> Self {
-        Self { socket: ListeningSocket::Unix(socket), shared: false, _on_close: None }
+        Self { socket: ListeningSocket::Unix(socket), shared: false, on_close: None }
     }
 }
 
@@ -51,7 +51,7 @@ impl Listener {
 
     /// Drops `on_close` when the listener is closed.
     pub fn on_close(self, on_close: OnClose) -> Self {
-        Self { _on_close: Some(on_close), ..self }
+        Self { on_close: Some(on_close), ..self }
     }
 
     /// Accepts a connection: its socket, and the address of the peer.
@@ -67,10 +67,13 @@ impl Listener {
     /// Closes the listener. Returns the connections that would be reset with it: those that are established and not
     /// accepted, unless the next process accepts them.
     pub(super) fn close(self) -> Vec<(Socket, SocketAddr)> {
-        if self.shared {
+        let Self { socket, shared, on_close } = self;
+        if shared {
             return Vec::new();
         }
-        let next: Box<dyn Fn() -> io::Result<(Socket, SocketAddr)>> = match self.socket {
+        // The file of a Unix socket is removed first: nobody connects after the last accept.
+        drop(on_close);
+        let next: Box<dyn Fn() -> io::Result<(Socket, SocketAddr)>> = match socket {
             ListeningSocket::Tcp(socket) => match socket.into_std() {
                 Ok(socket) => Box::new(move || {
                     let (stream, peer) = socket.accept()?;
@@ -88,9 +91,27 @@ impl Listener {
                 Err(_) => return Vec::new(),
             },
         };
-        // The socket does not block, so the first error is that there are no more.
-        (0..BACKLOG).map_while(|_| next().ok()).collect()
+        accept_all(next)
     }
+}
+
+/// Accepts what waits in the queue of a socket that does not block. A connection that its client has aborted is not the
+/// last one.
+fn accept_all<T>(mut next: impl FnMut() -> io::Result<T>) -> Vec<T> {
+    let (mut accepted, mut failed) = (Vec::new(), None);
+    for _ in 0..BACKLOG {
+        match next() {
+            Ok(connection) => accepted.push(connection),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            // It may be of this connection only.
+            Err(error) => failed = Some(error),
+        }
+    }
+    if let Some(error) = failed {
+        tracing::warn!(%error, "a listener was closed before all of its connections were accepted: they are reset");
+    }
+    accepted
 }
 
 fn unix_peer() -> SocketAddr {
@@ -167,5 +188,46 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         with_stream!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind::{ConnectionAborted, WouldBlock};
+    use std::path::PathBuf;
+
+    /// Connects when it is dropped.
+    struct LastClient(PathBuf);
+
+    impl Drop for LastClient {
+        fn drop(&mut self) {
+            std::os::unix::net::UnixStream::connect(&self.0).expect("connects");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_file_is_removed_before_the_last_accept() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("http.sock");
+        let listener = Listener::from(UnixListener::bind(&path).expect("binds"));
+        assert_eq!(listener.on_close(Box::new(LastClient(path))).close().len(), 1);
+    }
+
+    #[test]
+    fn what_waits_is_accepted_after_errors_of_single_connections() {
+        let error = |kind| Err(io::Error::from(kind));
+        let table = [
+            (vec![Ok(1), Ok(2), error(WouldBlock), Ok(3)], vec![1, 2]),
+            (vec![error(ConnectionAborted), Ok(1), error(ConnectionAborted), Ok(2), error(WouldBlock)], vec![1, 2]),
+            (vec![Ok(1), error(io::ErrorKind::Other), Ok(2), error(WouldBlock), Ok(3)], vec![1, 2]),
+        ];
+        for (results, expected) in table {
+            let mut results = results.into_iter();
+            assert_eq!(accept_all(|| results.next().expect("stops in time")), expected);
+        }
+        // It ends although clients connect all the time, or a lack of file descriptors lasts.
+        assert_eq!(accept_all(|| Ok(7)).len(), BACKLOG as usize);
+        assert_eq!(accept_all(|| Err::<(), _>(io::Error::other("too many open files"))), []);
     }
 }

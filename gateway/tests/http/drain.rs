@@ -1,10 +1,13 @@
 //! A graceful drain fails no request: whatever a client sends at that moment is answered, or its connection ends so that
 //! the client can tell that it was not.
 
+use crate::certificate::Files;
 use crate::site::{PATIENCE, PeerEcho, until};
+use gateway::listen::proxy_protocol::ProxyHeaders;
 use gateway::listen::server::ConnectionLimits;
 use gateway::listen::socket::Listener;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -143,4 +146,25 @@ async fn established_connections_are_accepted_unless_another_process_does() {
             assert!(next.drain.finish(PATIENCE).await);
         }
     }
+}
+
+/// Clients that send nothing, where a TLS handshake and a header of the PROXY protocol are awaited for ten seconds.
+#[tokio::test]
+async fn connections_without_a_handshake_or_a_header_end_as_those_without_a_request() {
+    let trusted_proxies = vec!["127.0.0.1".parse().expect("an address")];
+    let http = config::Http { trusted_proxies, ..config::Http::default() };
+    let limits = ConnectionLimits::of(&http);
+    let (files, _) = Files::new();
+    let with_tls = files.listener(&limits, true).await;
+    let proxied = ConnectionLimits { proxy_headers: Some(Arc::new(ProxyHeaders::of(&http))), ..limits };
+    let ends = [with_tls, (listener().await.0, proxied)].map(async |(listener, limits)| {
+        let address = listener.local_addr().expect("is bound");
+        let echo = PeerEcho::start(listener, limits);
+        let idle = connected(&echo, address, 1).await;
+        let start = Instant::now();
+        assert!(drain(&echo).await.expect("no panic"));
+        assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+        drop(idle);
+    });
+    futures::future::join_all(ends).await;
 }

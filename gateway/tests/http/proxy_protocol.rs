@@ -72,7 +72,9 @@ async fn the_address_of_the_header_is_that_of_the_client() {
 
     assert!(ask(address, &request(b"")).await.is_empty(), "a header is required");
     assert!(ask(address, &request(b"PROXY TCP4 192.0.2.1 127.0.0.1 7 80\r\n")).await.is_empty());
-    for (reason, expected) in [(ProxyRefusal::Invalid, 1), (ProxyRefusal::Version1, 1), (ProxyRefusal::Untrusted, 0)] {
+    let unknown = request(b"\r\n\r\n\0\r\nQUIT\n\x21\0\0\0");
+    assert!(ask(address, &unknown).await.is_empty(), "an unknown client is not the proxy");
+    for (reason, expected) in [(ProxyRefusal::Invalid, 2), (ProxyRefusal::Version1, 1), (ProxyRefusal::Untrusted, 0)] {
         assert_eq!(echo.metrics.proxy_connections_refused(reason), expected, "{reason:?}");
     }
     until(|| echo.metrics.plain.connections.get() == 0, "every connection to end").await;

@@ -2,7 +2,7 @@
 //!
 //! Goals: what a client can make the server hold or compute on one connection is bounded: the streams, their heads,
 //! what is sent and not read ([`stream`]), and frames that are no request ([`frames`]); a client that does not read a
-//! response loses its stream ([`pace`]), whatever it does to the windows; a response that cannot be completed ends in a
+//! response loses its stream ([`pace`]), regardless of window updates; a response that cannot be completed ends in a
 //! reset of its stream; a graceful drain lets open requests finish.
 //!
 //! Departure: hyper serves HTTP/1.1 only. Its HTTP/2 server takes a chunk of each response before the client's window

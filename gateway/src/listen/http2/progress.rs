@@ -1,5 +1,5 @@
-//! [`Piece`]: data of a response in the hands of `h2`; [`StreamProgress`] and [`ConnectionProgress`]: how much of it is
-//! sent.
+//! [`Piece`]: data of a response that was passed to `h2` and is not yet released; [`StreamProgress`] and
+//! [`ConnectionProgress`]: how much of it is sent.
 //!
 //! Goals: a stream knows what `h2` holds of its response, to the byte, and when that is sent or discarded; it knows how
 //! much the client takes of it, beside what the connection as a whole takes.

@@ -34,7 +34,7 @@ use std::time::SystemTime;
 
 /// The number of bytes for which a stream asks at a time, so that streams take turns. With the header of its frame,
 /// such a piece is one TLS record.
-const SEND_BYTES_MAX: usize = 16 * 1024 - 9;
+pub(super) const SEND_BYTES_MAX: usize = 16 * 1024 - 9;
 /// The maximum number of bytes of one stream that wait for the socket.
 pub(super) const UNSENT_BYTES_MAX: usize = 64 * 1024;
 /// The length of chunks whose last piece is copied, so that it does not keep them in memory.
@@ -72,7 +72,7 @@ where
     // Boxed, so that its memory is freed before the body is sent.
     let answering = Box::pin(handler(request, Arc::clone(exchange.connection())));
     let Some(response) = until_reset(answering, |cx| respond.poll_reset(cx).map(drop)).await else { return Ok(()) };
-    let (mut head, body) = response.into_parts();
+    let (mut head, mut body) = response.into_parts();
     let _uncounted = match head.extensions.remove::<Uncounted>() {
         None => None,
         Some(Uncounted) => match UncountedResponse::begin(&shared.uncounted) {
@@ -92,9 +92,10 @@ where
         return Ok(());
     }
     let progress = StreamProgress::begin(&shared.progress);
-    if let Err(reason) = send_body(body, &mut stream, &progress, limits).await {
+    if let Err(reason) = send_body(&mut body, &mut stream, &progress, limits).await {
         stream.send_reset(reason);
     }
+    // The body holds the permit of the request and its memory budget until then.
     until_released(&progress, limits).await
 }
 
@@ -163,7 +164,7 @@ fn complete_head(headers: &mut HeaderMap, body: &impl Body) {
 /// # Errors
 /// Why the stream must be reset: the body is incomplete, or the client is too slow.
 async fn send_body<B>(
-    mut body: B,
+    body: &mut B,
     stream: &mut SendStream<Piece>,
     progress: &Arc<StreamProgress>,
     limits: &ConnectionLimits,

@@ -5,10 +5,13 @@ use crate::listen::admission::Evictable as _;
 use crate::listen::drain::Drain;
 use crate::listen::rate::RateMin;
 use h2::client::SendRequest;
-use http_body_util::Full;
+use http_body::Frame;
+use http_body_util::{Full, StreamBody};
+use std::convert::Infallible;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -194,6 +197,99 @@ fn settings(initial_window: u16) -> Vec<u8> {
     vec![0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, high, low]
 }
 
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+fn request(stream: u8) -> Vec<u8> {
+    // GET, of the path "/", with the scheme "https" and the authority "x".
+    [&[0, 0, 6, 1, 5, 0, 0, 0, stream][..], &[0x82, 0x84, 0x87, 0x41, 1, b'x']].concat()
+}
+
+fn window_update(stream: u8, bytes: u16) -> Vec<u8> {
+    let [high, low] = bytes.to_be_bytes();
+    vec![0, 0, 4, 8, 0, 0, 0, 0, stream, 0, 0, high, low]
+}
+
+/// Waits until the server resets a stream; returns the reason.
+async fn until_reset(reads: &mut (impl AsyncRead + Unpin), stream: u8) -> u8 {
+    loop {
+        let mut head = [0; 9];
+        reads.read_exact(&mut head).await.expect("a frame");
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        reads.read_exact(&mut payload).await.expect("its payload");
+        if (head[3], head[8]) == (3, stream) {
+            return payload[3];
+        }
+    }
+}
+
+/// A client reads one response at the minimum rate of the connection, and takes a byte of the other one before each
+/// timeout.
+#[tokio::test]
+async fn a_stream_that_is_read_byte_by_byte_is_reset_beside_one_that_is_read() {
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let server = serve_body(far, limits(Duration::from_millis(200), 1024), vec![7; 1 << 20].into());
+    let (mut reads, mut writes) = tokio::io::split(near);
+    let opening = [PREFACE, &settings(1000), &request(1), &request(3)].concat();
+    writes.write_all(&opening).await.expect("sends");
+    let updating = async {
+        loop {
+            let updates = [window_update(0, 1001), window_update(1, 1), window_update(3, 1000)].concat();
+            writes.write_all(&updates).await.expect("sends");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let reason = tokio::select! {
+        () = updating => unreachable!("it does not end"),
+        reason = tokio::time::timeout(PATIENCE, until_reset(&mut reads, 1)) => reason.expect("is reset in time"),
+    };
+    assert_eq!(Reason::from(u32::from(reason)), Reason::ENHANCE_YOUR_CALM);
+    server.abort();
+}
+
+/// What a response occupies, such as a permit: tells how many tracked bytes exist when it is released.
+struct Permit(Arc<AtomicUsize>, Option<oneshot::Sender<usize>>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        _ = self.1.take().expect("once").send(self.0.load(Ordering::SeqCst));
+    }
+}
+
+/// A client resets a stream of which a piece is being written.
+#[tokio::test]
+async fn a_response_occupies_its_permit_until_nothing_of_it_is_left() {
+    let (mut near, far) = tokio::io::duplex(1024);
+    let tracked = Arc::new(AtomicUsize::new(0));
+    let of_server = Arc::clone(&tracked);
+    let (released, mut release) = oneshot::channel();
+    let released = Mutex::new(Some(released));
+    let server = tokio::spawn(async move {
+        let handler = move |_, _| {
+            of_server.fetch_add(1, Ordering::SeqCst);
+            let bytes = Bytes::from_owner(Tracked(vec![7; 10_000], Arc::clone(&of_server)));
+            let permit = Permit(Arc::clone(&of_server), released.lock().expect("no panic").take());
+            // More follows later.
+            let frames = futures::stream::iter([Ok::<_, Infallible>(Frame::data(bytes))]);
+            let frames = frames.chain(futures::stream::pending()).inspect(move |_| _ = &permit);
+            std::future::ready(Response::new(StreamBody::new(frames)))
+        };
+        serve(far, &limits(PATIENCE, 0), &handler, &Drain::default().signal(), &connection()).await;
+    });
+    near.write_all(&[PREFACE, &settings(16_000), &request(1)].concat()).await.expect("sends");
+    // The server is writing the response.
+    near.read_exact(&mut [0; 512]).await.expect("a response");
+    near.write_all(&[0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 8]).await.expect("sends");
+    // It does not wait for what is written if it is released too early.
+    _ = tokio::time::timeout(Duration::from_millis(100), &mut release).await.map(|left| assert_eq!(left, Ok(0)));
+    let reading = async { while near.read_u8().await.is_ok() {} };
+    let left = tokio::select! {
+        () = reading => unreachable!("the connection stays open"),
+        left = tokio::time::timeout(PATIENCE, &mut release) => left.expect("is released in time"),
+    };
+    assert_eq!(left, Ok(0));
+    server.abort();
+}
+
 /// A client shrinks the window of a stream when its only piece is in `h2`, and reads only after the stream was reset:
 /// `h2` has a part of the piece in its write buffer, and a reset does not discard the rest of it.
 #[tokio::test]
@@ -214,11 +310,7 @@ async fn nothing_of_a_response_is_left_after_its_reset() {
         };
         serve(far, &limits(Duration::from_millis(100), 0), &handler, &Drain::default().signal(), &of_connection).await;
     });
-    near.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sends");
-    near.write_all(&settings(16_000)).await.expect("sends");
-    // GET, of the path "/", with the scheme "https" and the authority "x".
-    let head = [0x82, 0x84, 0x87, 0x41, 1, b'x'];
-    near.write_all(&[&[0, 0, 6, 1, 5, 0, 0, 0, 1][..], &head].concat()).await.expect("sends");
+    near.write_all(&[PREFACE, &settings(16_000), &request(1)].concat()).await.expect("sends");
     while state.awaiting_head_since().is_some() {
         tokio::task::yield_now().await;
     }

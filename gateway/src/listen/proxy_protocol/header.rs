@@ -29,8 +29,8 @@ pub enum Progress {
         /// A number greater than zero.
         missing: usize,
     },
-    /// The whole header and nothing else, with the address of the client; `None` if the proxy speaks for itself, or
-    /// does not know the address.
+    /// The whole header and nothing else, with the address of the client; `None` if the proxy speaks for itself
+    /// (command LOCAL).
     Complete(Option<SocketAddr>),
 }
 
@@ -53,7 +53,7 @@ pub enum HeaderError {
     #[error("its PROXY protocol header has an address family or a transport protocol that is not a stream's")]
     Family,
     /// The address is not that of a client.
-    #[error("its PROXY protocol header has an unspecified or a truncated address")]
+    #[error("its PROXY protocol header has no address, an unspecified or a truncated one")]
     Address,
     /// The header is longer than [`HEADER_BYTES_MAX`].
     #[error("its PROXY protocol header is longer than {HEADER_BYTES_MAX} bytes")]
@@ -93,16 +93,16 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeaderError> {
     match length.saturating_sub(rest.len()) {
         // The rest is ignored, whatever it is.
         0 if is_local => Ok(Progress::Complete(None)),
-        0 => source(family, &rest[..length]).map(Progress::Complete),
+        0 => source(family, &rest[..length]).map(|source| Progress::Complete(Some(source))),
         missing => Ok(Progress::Partial { missing }),
     }
 }
 
 /// The source address, by the address family (upper four bits) and the transport protocol (lower four).
-fn source(family: u8, addresses: &[u8]) -> Result<Option<SocketAddr>, HeaderError> {
+fn source(family: u8, addresses: &[u8]) -> Result<SocketAddr, HeaderError> {
     let address: SocketAddr = match (family, addresses.len()) {
-        // AF_UNSPEC: the proxy does not know.
-        (0x00, _) => return Ok(None),
+        // AF_UNSPEC: the proxy does not know its client, which must not count as the proxy.
+        (0x00, _) => return Err(HeaderError::Address),
         // The source comes first, its port after both addresses. Type-length-value fields follow.
         (0x11, TCP4_BYTES..) => {
             let [a, b, c, d] = [addresses[0], addresses[1], addresses[2], addresses[3]];
@@ -112,14 +112,14 @@ fn source(family: u8, addresses: &[u8]) -> Result<Option<SocketAddr>, HeaderErro
             let source: [u8; 16] = addresses[..16].try_into().map_err(|_| HeaderError::Address)?;
             (Ipv6Addr::from(source), u16::from_be_bytes([addresses[32], addresses[33]])).into()
         }
-        (0x31, UNIX_BYTES..) => return Ok(Some(SocketAddr::new(UNIX_PEER, 0))),
+        (0x31, UNIX_BYTES..) => return Ok(SocketAddr::new(UNIX_PEER, 0)),
         (0x11 | 0x21 | 0x31, _) => return Err(HeaderError::Address),
         _ => return Err(HeaderError::Family),
     };
     // It stands for the peers of Unix sockets.
     match address.ip().to_canonical().is_unspecified() {
         true => Err(HeaderError::Address),
-        false => Ok(Some(address)),
+        false => Ok(address),
     }
 }
 
@@ -155,12 +155,13 @@ mod tests {
             (header(0x21, 0x21, &tcp6()), Ok(address("[2001:db8::1]:4660"))),
             (header(0x21, 0x21, &mapped), Ok(address("[::ffff:192.0.2.1]:257"))),
             (header(0x21, 0x31, &[b'x'; 216]), Ok(Some(SocketAddr::new(UNIX_PEER, 0)))),
-            (header(0x21, 0x00, &[]), Ok(None)),
-            (header(0x21, 0x00, &[1; 100]), Ok(None)),
             // A health check of the proxy: LOCAL, whatever follows.
             (header(0x20, 0x00, &[]), Ok(None)),
             (header(0x20, 0x11, &tcp4()), Ok(None)),
             (header(0x20, 0xff, &[9; 5]), Ok(None)),
+            // A client that the proxy does not know is not the proxy.
+            (header(0x21, 0x00, &[]), Err(HeaderError::Address)),
+            (header(0x21, 0x00, &[1; 100]), Err(HeaderError::Address)),
             (header(0x21, 0x11, &tcp4()[..11]), Err(HeaderError::Address)),
             (header(0x21, 0x21, &tcp6()[..35]), Err(HeaderError::Address)),
             (header(0x21, 0x31, &[b'x'; 215]), Err(HeaderError::Address)),

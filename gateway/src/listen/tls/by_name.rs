@@ -33,7 +33,7 @@ pub(super) struct ByName {
     config: Arc<ServerConfig>,
 }
 
-/// What a handshake goes on with.
+/// How a handshake is continued.
 enum Choice {
     Serve(Arc<ServerConfig>),
     Validate(Arc<ServerConfig>),

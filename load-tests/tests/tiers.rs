@@ -5,7 +5,7 @@ mod quick_run;
 
 use quick_run::{QuickRun, quick_run};
 
-const ROWS: [&str; 12] = [
+const ROWS: [&str; 13] = [
     "hot-4k",
     "tls-4k",
     "hot-664k",
@@ -13,6 +13,7 @@ const ROWS: [&str; 12] = [
     "page-in-500",
     "revalidate-304",
     "disk-664k",
+    "flood",
     "memory",
     "zstd-text",
     "write",

@@ -60,6 +60,15 @@ impl TestPeer {
         Self { swarm }
     }
 
+    /// The same, once the bridge answers it.
+    async fn answered(scope: Scope, bridge: &Bridge) -> Self {
+        let mut peer = Self::new(scope, bridge).await;
+        let probe = RecordKey::new(b"any multihash");
+        let answered = async { while peer.providers(&probe).await.1 > 0 {} };
+        tokio::time::timeout(PATIENCE, answered).await.expect("the bridge answers");
+        peer
+    }
+
     fn id(&self) -> PeerId {
         *self.swarm.local_peer_id()
     }
@@ -149,14 +158,12 @@ async fn each_dht_uses_connections_of_its_scope_only() {
         (options.dht.mode, options.dial_private) = (mode, dial_private);
         let bridge = start(options).await;
         let key = RecordKey::new(b"a multihash");
-        let mut test_peer = TestPeer::new(scope, &bridge).await;
-        let (_, mut failures) = test_peer.providers(&key).await;
         // On a busy machine a dial may take longer than Kademlia's timeout of a request.
-        for _ in 0..5 {
-            if answers && failures > 0 {
-                (_, failures) = test_peer.providers(&key).await;
-            }
-        }
+        let mut test_peer = match answers {
+            true => TestPeer::answered(scope, &bridge).await,
+            false => TestPeer::new(scope, &bridge).await,
+        };
+        let (_, failures) = test_peer.providers(&key).await;
         assert_eq!(failures == 0, answers, "{mode:?} {dial_private} {scope:?}");
         bridge.shutdown().await;
     }
@@ -169,7 +176,7 @@ async fn records_are_served_without_addresses_of_the_other_scope_and_survive_a_r
     let key = RecordKey::new(b"a multihash");
     let keypair = Keypair::generate_ed25519();
     let record = record(&keypair, 1);
-    let mut provider = TestPeer::new(Scope::Lan, &bridge).await;
+    let mut provider = TestPeer::answered(Scope::Lan, &bridge).await;
     provider.provide(&key).await;
     assert!(provider.put(record.clone(), &bridge).await);
     let provider_id = provider.id();
@@ -180,7 +187,7 @@ async fn records_are_served_without_addresses_of_the_other_scope_and_survive_a_r
     assert!(holds([127, 0, 0, 1]) && !holds([8, 8, 4, 4]), "only addresses of this scope");
 
     let bridge = start(options(directory.path())).await;
-    let mut asking = TestPeer::new(Scope::Lan, &bridge).await;
+    let mut asking = TestPeer::answered(Scope::Lan, &bridge).await;
     assert_eq!(asking.providers(&key).await.0, [provider_id]);
     assert_eq!(asking.get(&record.key).await, Some(record.value));
     bridge.shutdown().await;
@@ -190,9 +197,9 @@ async fn records_are_served_without_addresses_of_the_other_scope_and_survive_a_r
 async fn a_peer_look_up_finds_a_dht_client() {
     let directory = tempfile::tempdir().expect("directory");
     let bridge = start(options(directory.path())).await;
-    let mut client = TestPeer::new(Scope::Lan, &bridge).await;
+    let mut client = TestPeer::answered(Scope::Lan, &bridge).await;
     client.provide(&RecordKey::new(b"a multihash")).await;
-    let mut asking = TestPeer::new(Scope::Lan, &bridge).await;
+    let mut asking = TestPeer::answered(Scope::Lan, &bridge).await;
     let id = asking.swarm.behaviour_mut().get_closest_peers(client.id());
     // The query asks the peer that was returned as well, which is gone.
     let wanted = client.id();
@@ -220,7 +227,7 @@ async fn an_invalid_record_is_rejected_without_delay() {
     let mut forged = record(&keypair, 3);
     forged.value[30] ^= 1;
     let junk = kad::Record::new(b"/app/key".to_vec(), b"anything".to_vec());
-    let mut test_peer = TestPeer::new(Scope::Lan, &bridge).await;
+    let mut test_peer = TestPeer::answered(Scope::Lan, &bridge).await;
     for (record, kept) in [(&forged, None), (&new, Some(&new)), (&old, Some(&new)), (&junk, None)] {
         let begun = std::time::Instant::now();
         test_peer.put(record.clone(), &bridge).await;

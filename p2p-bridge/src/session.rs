@@ -99,7 +99,7 @@ async fn fetch(shared: Arc<Shared>, session: SessionId, cid: Cid) -> Result<Bloc
 /// Searches in the background for a block in the negative cache; returns the block if it is received soon.
 async fn search_in_background(shared: Arc<Shared>, missing: Missing, cid: Cid) -> Option<Result<Block, SourceError>> {
     let Ok(permit) = Arc::clone(&shared.background_searches).try_acquire_owned() else {
-        // Nobody is told the time.
+        // The error is not shown to a client.
         let busy = SourceError::Busy { retry_after: Duration::ZERO };
         shared.absent().looked(missing, Err(&busy), Instant::now());
         return None;

@@ -1,4 +1,4 @@
-//! Hits during a flood of misses: several clients request content that nobody has, as fast as they are let, while an
+//! Hits during a flood of misses: several clients request content that no peer has, as fast as they are let, while an
 //! open loop requests a file that is in memory.
 //!
 //! The flood is sent from addresses of its own, so that the limits of one client do not end it. A client that is
@@ -110,7 +110,7 @@ async fn hits(options: &Options, causeway: &Causeway, content: &Content) -> Resu
     Ok(replayed.all.last_byte)
 }
 
-/// Requests for content that nobody has. They end when this is dropped.
+/// Requests for content that no peer has. They end when this is dropped.
 struct Flood {
     /// Requests that were answered after a search, and those that were rejected.
     counts: Arc<[AtomicU64; 2]>,

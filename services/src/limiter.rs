@@ -108,7 +108,7 @@ impl Limiter {
     pub fn try_acquire(self: &Arc<Self>, client: impl Into<ClientKey>) -> Result<Permit, Full> {
         let counted = self.count(client.into()).ok_or(Full::Client)?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| Full::All)?;
-        Ok(Permit { since: Instant::now(), counted, _permit: permit })
+        Ok(Permit::new(counted, permit))
     }
 
     /// Acquires a permit, waiting for up to two seconds.
@@ -119,7 +119,7 @@ impl Limiter {
         let counted = self.count(client.into()).ok_or(Full::Client)?;
         let permit = tokio::time::timeout(self.wait, Arc::clone(&self.all).acquire_owned()).await;
         let permit = permit.ok().and_then(Result::ok).ok_or(Full::All)?;
-        Ok(Permit { since: Instant::now(), counted, _permit: permit })
+        Ok(Permit::new(counted, permit))
     }
 
     /// Acquires a permit, waiting without limit.
@@ -136,7 +136,7 @@ impl Limiter {
             }
         };
         let permit = Arc::clone(&self.all).acquire_owned().await.map_err(|_| Full::All)?;
-        Ok(Permit { since: Instant::now(), counted, _permit: permit })
+        Ok(Permit::new(counted, permit))
     }
 
     /// When a client that got no permit should ask again: after the time for which permits are held of late.
@@ -164,6 +164,12 @@ impl Limiter {
 
     fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, usize>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Permit {
+    fn new(counted: Counted, permit: OwnedSemaphorePermit) -> Self {
+        Self { since: Instant::now(), counted, _permit: permit }
     }
 }
 

@@ -193,7 +193,7 @@ async fn a_domain_with_a_dnslink_gets_a_certificate_when_a_client_first_asks_for
     let demands = |result: &str| format!("causeway_acme_on_demand_total{{result=\"{result}\"}}");
 
     assert_eq!(world.until_answered("one.test", "/").await, "hello world\n");
-    // Neither a domain whose DNSLink does not resolve, nor the gateway's own names, nor names that nobody owns.
+    // Neither a domain whose DNSLink does not resolve, nor the gateway's own names, nor names that cannot be public.
     for name in ["none.test", "none.test", "x.gateway.test", "printer.local"] {
         let error = world.curl(name, "/").expect_err("has no certificate");
         assert!(error.contains("unrecognized name"), "{name}: {error}");

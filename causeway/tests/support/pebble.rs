@@ -103,7 +103,7 @@ impl Pebble {
     pub async fn restart(&mut self) {
         let mut command = Command::new(programs().join("pebble"));
         command.arg("-config").arg(self.dir.join("pebble.json")).args(["-dnsserver", &self.dns.to_string()]);
-        // Validations begin at once, and each name is validated anew.
+        // Validations begin at once, and each name is validated again for each order.
         command.env("PEBBLE_VA_NOSLEEP", "1").env("PEBBLE_AUTHZREUSE", "0");
         self.process = Some(Process::spawn("pebble", &mut command, &self.dir));
         let root = self.dir.join("root.pem");

@@ -1,6 +1,6 @@
 //! [`Anonymiser`]: an access log that can be published. The help of `causeway report` says what remains in it.
 //!
-//! Goals: what is not named there is not written: each record is made anew of values that were reduced, and never of
+//! Goals: what is not named there is not written: each record is built from values that were reduced, and never from
 //! a text of the log but its root; the key of the hashes is in memory only.
 
 use super::agents;

@@ -59,7 +59,7 @@ the response was complete, the root CID or name, and the family of the user agen
 times to the minute, sizes and durations to two digits. It replaces by hashes with a random key that is not stored: \
 addresses (IPv6 networks of 64 bits) with the day, the path below the root, and referring sites. It removes: hosts, \
 queries, the rest of user agents. What remains can be linked: the requests of one client on one day have the same \
-hash, and a CID tells its content to whoever has it; --hash-roots replaces roots as well.";
+hash, and a CID identifies its content; --hash-roots replaces roots as well.";
 
 /// `causeway report`
 #[derive(Debug, Args)]

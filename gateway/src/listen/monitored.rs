@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// The size of a read of what nobody interprets.
+/// The size of a read whose bytes are discarded.
 const DISCARDED_BYTES: usize = 1024;
 
 /// A socket with a write timeout and a minimum read rate of its client.

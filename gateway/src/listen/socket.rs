@@ -71,7 +71,7 @@ impl Listener {
         if shared {
             return Vec::new();
         }
-        // The file of a Unix socket is removed first: nobody connects after the last accept.
+        // The file of a Unix socket is removed first: no client connects after the last accept.
         drop(on_close);
         let next: Box<dyn Fn() -> io::Result<(Socket, SocketAddr)>> = match socket {
             ListeningSocket::Tcp(socket) => match socket.into_std() {

@@ -8,7 +8,7 @@
 //! | none | `-` | neither |
 //!
 //! A pseudonym is the beginning of a SHA-256 of a random key and the address. The key is in memory only and replaced
-//! each day, so that nobody can try out all addresses later.
+//! each day, so that addresses cannot be found by trial later.
 
 use config::{AccessAddresses, ShownAddress, UNIX_PEER};
 use ipnet::{Ipv4Net, Ipv6Net};

@@ -322,7 +322,7 @@ impl Target {
     }
 }
 
-/// Opens a file for appending. A pipe that nobody reads is an error and does not block.
+/// Opens a file for appending. A pipe without a reader is an error and does not block.
 fn append_to(path: &Path, create: bool) -> io::Result<File> {
     let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let mut options = OpenOptions::new();

@@ -15,6 +15,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// How long a started node may take to connect to its peers. While a disk is saturated, its first connections wait for
+/// the pages of code that they run, time out, and are dialled again after a back-off.
+const PEERS_TIMEOUT: Duration = Duration::from_secs(120);
 /// Adds with raw leaves, and writes nothing but the CID.
 const ADD: [&str; 5] = ["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"];
 
@@ -295,7 +298,7 @@ impl Causeway {
         }
         let begun = Instant::now();
         while self.metric("causeway_p2p_connections").await? < count as f64 {
-            ensure!(begun.elapsed() < Duration::from_secs(30), "Causeway does not connect to its {count} peers");
+            ensure!(begun.elapsed() < PEERS_TIMEOUT, "Causeway does not connect to its {count} peers");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         Ok(())

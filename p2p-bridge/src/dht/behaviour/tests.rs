@@ -15,8 +15,11 @@ use prometheus_client::registry::Registry;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Generous, because the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Generous, because the machine may be busy. While its disk is saturated, the first connection of a process waits
+/// seconds for the pages of code that it runs, so that libp2p's timeouts of 10 s expire.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout of a request of libp2p's Kademlia.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn options(directory: &Path) -> BridgeOptions {
     let mut options = BridgeOptions::new(directory);
@@ -158,7 +161,7 @@ async fn each_dht_uses_connections_of_its_scope_only() {
         (options.dht.mode, options.dial_private) = (mode, dial_private);
         let bridge = start(options).await;
         let key = RecordKey::new(b"a multihash");
-        // On a busy machine a dial may take longer than Kademlia's timeout of a request.
+        // Only a node that must answer is asked again.
         let mut test_peer = match answers {
             true => TestPeer::answered(scope, &bridge).await,
             false => TestPeer::new(scope, &bridge).await,
@@ -231,7 +234,7 @@ async fn an_invalid_record_is_rejected_without_delay() {
     for (record, kept) in [(&forged, None), (&new, Some(&new)), (&old, Some(&new)), (&junk, None)] {
         let begun = std::time::Instant::now();
         test_peer.put(record.clone(), &bridge).await;
-        assert!(begun.elapsed() < PATIENCE / 4, "answered without delay");
+        assert!(begun.elapsed() < REQUEST_TIMEOUT, "answered without delay");
         assert_eq!(test_peer.get(&record.key).await.as_ref(), kept.map(|record| &record.value));
     }
     bridge.shutdown().await;
@@ -246,7 +249,7 @@ async fn a_restarted_node_answers_its_first_query_without_a_bootstrap() {
         let server = start(settings).await;
         let keypair = Keypair::generate_ed25519();
         let name = content::names::Key::from(keypair.public().to_peer_id());
-        assert!(TestPeer::new(scope, &server).await.put(record(&keypair, 1), &server).await);
+        assert!(TestPeer::answered(scope, &server).await.put(record(&keypair, 1), &server).await);
 
         let mut settings = options(folders[1].path());
         settings.dial_private = dial_private;

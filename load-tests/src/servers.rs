@@ -239,6 +239,20 @@ impl Kubo {
     }
 }
 
+/// A fresh Rainbow that dials peers, and finds providers and names by an HTTP router only.
+pub async fn rainbow(binary: &Path, router: &str) -> Result<Server> {
+    let dir = temp_dir("rainbow")?;
+    let (gateway, control) = (format!("127.0.0.1:{}", free_port()?), format!("127.0.0.1:{}", free_port()?));
+    let mut command = Command::new(binary);
+    command.current_dir(dir.path()).env("RAINBOW_DATADIR", dir.path());
+    command.args(["--autoconf=false", "--dht-routing=off", "--bootstrap=", "--dnslink-resolvers="]);
+    command.args(["--libp2p-listen-addrs=/ip4/127.0.0.1/tcp/0", "--http-routers", router]);
+    command.args(["--gateway-listen-address", &gateway, "--ctl-listen-address", &control]);
+    let mut process = Process::spawn("rainbow", &mut command, dir.path())?;
+    process.wait_for("IPFS Gateway listening").await?;
+    Ok(Server { url: format!("http://{gateway}"), process, dir })
+}
+
 /// How a Causeway is started.
 #[derive(Debug, Clone, Default)]
 pub struct Setup<'a> {

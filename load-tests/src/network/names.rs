@@ -5,7 +5,7 @@
 //! but the name has to be resolved.
 
 use super::Options;
-use super::routing::{SYSTEMS, joined};
+use super::routing::{joined_at, systems_at};
 use crate::comparison::{Case, Measure, Series, System};
 use crate::http::get;
 use crate::servers::{Kubo, Server, Transport};
@@ -43,16 +43,16 @@ pub async fn rare(options: &Options) -> Result<Case> {
 async fn measure(options: &Options, polling: Polling, how: &str) -> Result<Case> {
     let dht = Kubo::start(&options.binaries.kubo).await?;
     let publisher = Kubo::start(&options.binaries.kubo).await?;
-    let known = dht.multiaddr(Transport::Tcp)?.to_owned();
-    publisher.connect(&known).await?;
+    publisher.connect(dht.multiaddr(Transport::Tcp)?).await?;
     let name = publish(&publisher, 0).await?;
     let mut clients = Vec::new();
-    for system in SYSTEMS {
-        let client = joined(system, options, std::slice::from_ref(&known)).await?;
+    let systems = systems_at(options);
+    for system in systems.iter().copied() {
+        let client = joined_at(system, options, &dht).await?;
         ensure!(version(&client, &name).await? == 0, "{system} responds with the first version at first");
         clients.push(client);
     }
-    let mut series = SYSTEMS.map(Series::new).to_vec();
+    let mut series: Vec<Series> = systems.into_iter().map(Series::new).collect();
     let rounds = if options.run.quick { 1 } else { polling.rounds };
     for round in 1..=rounds {
         // So that the interval begins for all of them.

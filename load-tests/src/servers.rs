@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How long a started node may take to connect to its peers. While a disk is saturated, its first connections wait for
-/// the pages of code that they run, time out, and are dialled again after a back-off.
+/// the pages of code that they run, so that they may time out and are dialled again after a back-off.
 const PEERS_TIMEOUT: Duration = Duration::from_secs(120);
 /// Adds with raw leaves, and writes nothing but the CID.
 const ADD: [&str; 5] = ["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"];

@@ -67,6 +67,7 @@ named! {
         /// Causeway while other clients flood it with misses.
         Flooded = "Causeway, flooded with misses",
         Kubo = "Kubo",
+        Rainbow = "Rainbow",
         /// nginx with `proxy_cache` in front of Kubo.
         NginxCache = "nginx proxy_cache",
         /// nginx that serves files.

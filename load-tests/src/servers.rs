@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How long a started node may take to connect to its peers. While a disk is saturated, its first connections wait for
-/// the pages of code that they run, time out, and are dialled again after a back-off.
+/// the pages of code that they run, so that they may time out and are dialled again after a back-off.
 const PEERS_TIMEOUT: Duration = Duration::from_secs(120);
 /// Adds with raw leaves, and writes nothing but the CID.
 const ADD: [&str; 5] = ["add", "-Q", "--cid-version=1", "--raw-leaves", "--fast-provide-root=false"];
@@ -237,6 +237,20 @@ impl Kubo {
         let addresses = answer["Strings"].as_array().context("no addresses in what swarm/addrs/listen returns")?;
         Ok(addresses.iter().filter_map(|address| address.as_str().map(str::to_owned)).collect())
     }
+}
+
+/// A fresh Rainbow that dials peers, and finds providers and names by an HTTP router only.
+pub async fn rainbow(binary: &Path, router: &str) -> Result<Server> {
+    let dir = temp_dir("rainbow")?;
+    let (gateway, control) = (format!("127.0.0.1:{}", free_port()?), format!("127.0.0.1:{}", free_port()?));
+    let mut command = Command::new(binary);
+    command.current_dir(dir.path()).env("RAINBOW_DATADIR", dir.path());
+    command.args(["--autoconf=false", "--dht-routing=off", "--bootstrap=", "--dnslink-resolvers="]);
+    command.args(["--libp2p-listen-addrs=/ip4/127.0.0.1/tcp/0", "--http-routers", router]);
+    command.args(["--gateway-listen-address", &gateway, "--ctl-listen-address", &control]);
+    let mut process = Process::spawn("rainbow", &mut command, dir.path())?;
+    process.wait_for("IPFS Gateway listening").await?;
+    Ok(Server { url: format!("http://{gateway}"), process, dir })
 }
 
 /// How a Causeway is started.

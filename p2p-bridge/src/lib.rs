@@ -24,7 +24,7 @@
 //! | [`connecting`], [`peers`] | connections on request, and the state of connected peers |
 //! | `task` | the task that owns the swarm |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
-//! | [`counted`] | bandwidth by transport |
+//! | [`tcp`], [`counted`] | TCP from the listening port if possible, and bandwidth by transport |
 //! | [`admission`] | admission control: connection budgets, bans, trimming |
 //! | [`options`] | options of the bridge |
 //! | [`network_policy`] | the network policy: content that is neither fetched nor announced |
@@ -78,6 +78,7 @@ pub mod retry_after;
 pub mod routing_v1;
 pub mod scope;
 pub mod session;
+pub mod tcp;
 pub mod tls;
 pub mod udp;
 pub mod wants;

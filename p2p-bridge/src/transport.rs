@@ -8,6 +8,7 @@
 use crate::address_filter::{DialFilter, OperatorAddresses, SocketFilter};
 use crate::counted::{Bandwidth, Counted, Via, Yamux};
 use crate::private_network::SwarmKey;
+use crate::tcp::TcpTransport;
 use futures::future::{BoxFuture, Either, FutureExt as _};
 use futures::{AsyncRead, AsyncWrite};
 use libp2p::core::muxing::StreamMuxerBox;
@@ -17,7 +18,7 @@ use libp2p::core::{ConnectedPoint, Negotiated};
 use libp2p::identity::Keypair;
 use libp2p::pnet::PnetConfig;
 use libp2p::swarm::NetworkBehaviour;
-use libp2p::{PeerId, Swarm, SwarmBuilder, Transport, dns, noise, quic, relay, swarm, tcp, tls, websocket, yamux};
+use libp2p::{PeerId, Swarm, SwarmBuilder, Transport, dns, noise, quic, relay, swarm, tls, websocket, yamux};
 
 /// The maximum number of streams that a peer may open on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 512;
@@ -99,12 +100,12 @@ fn build<B: NetworkBehaviour>(
 }
 
 /// TCP with the filter of destinations.
-fn sockets() -> SocketFilter<tcp::tokio::Transport> {
-    SocketFilter::new(tcp::tokio::Transport::new(tcp::Config::default().nodelay(true)))
+fn sockets() -> SocketFilter<TcpTransport> {
+    SocketFilter::new(TcpTransport::default())
 }
 
 /// The same with DNS resolution.
-fn resolving() -> Result<dns::tokio::Transport<SocketFilter<tcp::tokio::Transport>>, TransportError> {
+fn resolving() -> Result<dns::tokio::Transport<SocketFilter<TcpTransport>>, TransportError> {
     dns::tokio::Transport::system(sockets()).map_err(resolver)
 }
 

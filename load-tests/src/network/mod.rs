@@ -40,7 +40,7 @@ use crate::options::{Binaries, CausewayFlags, Run};
 use crate::relay::Link;
 use crate::report::Report;
 use crate::servers::Transport;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,6 +63,10 @@ pub struct Options {
     /// Directory with the browser tests' packages ("scripts/browser-packages" prints where they are)
     #[arg(long, value_name = "DIR")]
     pub browser_modules: Option<PathBuf>,
+    /// The binary of Rainbow, for the rows of names and of unresponsive providers, which leave it out otherwise (`go
+    /// install github.com/ipfs/rainbow@v1.24.0` builds it)
+    #[arg(long, value_name = "FILE")]
+    pub rainbow: Option<PathBuf>,
     /// Chromium's binary
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/chromium")]
     pub chromium: PathBuf,
@@ -156,10 +160,16 @@ comparison::rows! {
 /// Measures the rows that were chosen, and writes the report.
 pub async fn run(options: &Options) -> Result<()> {
     options.binaries.check()?;
+    if let Some(rainbow) = &options.rainbow {
+        ensure!(rainbow.exists(), "{} is missing", rainbow.display());
+    }
     let measure = async |row: RowName| Ok(vec![row.measure(options).await?]);
     let results = comparison::measure(&options.rows, ROW_TIMEOUT, measure).await;
     let mut machine = machine::describe_with_kubo("bench-network", &options.run, &options.binaries)?;
     machine["delay_ms"] = json!(options.delay_ms);
+    if let Some(rainbow) = &options.rainbow {
+        machine["rainbow"] = json!(machine::version(rainbow));
+    }
     let mut report = Report::new(machine, &options.name, "Cache misses");
     let [causeway, kubo, delay, rounds] = ["causeway", "kubo", "delay_ms", "rounds"].map(|key| report.fact(key));
     report.paragraph(format!(

@@ -9,7 +9,7 @@ use crate::directory::temp_dir;
 use crate::http::get;
 use crate::relay::Link;
 use crate::sample;
-use crate::servers::{Causeway, Kubo, Server, Setup, Transport};
+use crate::servers::{self, Causeway, Kubo, Server, Setup, Transport};
 use crate::stats::median;
 use anyhow::{Context, Result, bail, ensure};
 use content::Cid;
@@ -102,6 +102,21 @@ pub async fn joined(system: System, options: &Options, dht: &[String]) -> Result
             Ok(causeway.server)
         }
         _ => bail!("{system} is not measured here"),
+    }
+}
+
+/// The systems of a row whose DHT is a Kubo: with Rainbow, if there is one.
+pub fn systems_at(options: &Options) -> Vec<System> {
+    let rainbow = options.rainbow.as_ref().map(|_| System::Rainbow);
+    SYSTEMS.into_iter().chain(rainbow).collect()
+}
+
+/// A fresh client of a DHT that consists of one Kubo. Rainbow has no DHT of local networks: it asks that Kubo over HTTP,
+/// as it asks its delegated routers by default.
+pub async fn joined_at(system: System, options: &Options, dht: &Kubo) -> Result<Server> {
+    match (system, &options.rainbow) {
+        (System::Rainbow, Some(rainbow)) => servers::rainbow(rainbow, &dht.server.url).await,
+        _ => joined(system, options, &[dht.multiaddr(Transport::Tcp)?.to_owned()]).await,
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::Options;
 use super::latency::seed;
-use super::routing::{SYSTEMS, joined, multihash, no_server};
+use super::routing::{joined_at, multihash, no_server, systems_at};
 use super::unresponsive::{DeadAddress, Fault, HANGING, UnresponsiveProviders};
 use super::world::Remote;
 use crate::comparison::{Case, Measure, Series, System, rounds};
@@ -113,13 +113,14 @@ pub async fn again(options: &Options) -> Result<Case> {
     let world = World::start(options, &scenario).await?;
     let tries = if options.run.quick { 1 } else { scenario.tries };
     let mut missed = Vec::new();
-    let series = rounds(tries, &SYSTEMS, async |system, round| {
+    let systems = systems_at(options);
+    let series = rounds(tries, &systems, async |system, round| {
         let mut files = Vec::new();
         for file in 0..IN_A_ROW {
             files.push(world.publish(seed(scenario.row, system, round * IN_A_ROW + file)).await?);
         }
         // Publishing connects the source to every node of the DHT, so that the client starts last.
-        let client = joined(system, options, std::slice::from_ref(&world.known)).await?;
+        let client = joined_at(system, options, &world.dht).await?;
         let mut sum = 0.0;
         for (path, content) in &files {
             let (seconds, found) = fetch(&client, path, content).await?;
@@ -137,9 +138,10 @@ async fn measure(options: &Options, scenario: Scenario) -> Result<Case> {
     let world = World::start(options, &scenario).await?;
     let tries = if options.run.quick { 1 } else { scenario.tries };
     let (mut missed, mut connected_before) = (Vec::new(), 0);
-    let series = rounds(tries, &SYSTEMS, async |system, round| {
+    let systems = systems_at(options);
+    let series = rounds(tries, &systems, async |system, round| {
         let (path, content) = world.publish(seed(scenario.row, system, round)).await?;
-        let client = joined(system, options, std::slice::from_ref(&world.known)).await?;
+        let client = joined_at(system, options, &world.dht).await?;
         let before = world.source.passed_down();
         let (seconds, found) = fetch(&client, &path, &content).await?;
         missed.extend((!found).then_some(system));
@@ -161,20 +163,18 @@ fn case(scenario: Scenario, series: Vec<Series>, missed: &[System]) -> Case {
     let case = Case::new(scenario.name, "s", series);
     let highest = |system| case.of(system).map_or(f64::NAN, Series::highest);
     let (ours, kubo, bar) = (highest(System::Causeway), case.value(System::Kubo), scenario.bar);
-    let slowest = format!(
-        "median and slowest try: Causeway {} and {} s, Kubo {} and {} s",
-        number(case.value(System::Causeway)),
-        number(ours),
-        number(kubo),
-        number(highest(System::Kubo)),
-    );
+    let figures =
+        |series: &Series| format!("{} {} and {} s", series.system, number(series.value()), number(series.highest()));
+    let slowest: Vec<String> = case.series.iter().map(figures).collect();
+    let slowest = format!("median and slowest try: {}", slowest.join(", "));
     let measure =
         Measure::lower(ours, "s at worst").bar(format!("{bar} s"), bar).aim("no slower than Kubo's median", kubo);
     let mut case = case.measure(measure).note(slowest).note(
         "fresh clients, content and records for each try; the DHT is a Kubo, to which the responsive provider \
          announces last",
     );
-    for system in SYSTEMS {
+    let systems: Vec<System> = case.series.iter().map(|series| series.system).collect();
+    for system in systems {
         let misses = missed.iter().filter(|missed| **missed == system).count();
         if misses > 0 {
             case = case.note(format!("{system} found nothing in {misses} requests"));
@@ -186,8 +186,6 @@ fn case(scenario: Scenario, series: Vec<Series>, missed: &[System]) -> Case {
 /// A DHT node, the responsive provider, and the unresponsive ones.
 struct World {
     dht: Kubo,
-    /// Where the DHT node is.
-    known: String,
     source: Remote<Kubo>,
     unresponsive: UnresponsiveProviders,
     /// All of them.
@@ -215,7 +213,7 @@ impl World {
         let source = Remote::<Kubo>::start_with(options, scenario.link, announce).await?;
         source.node.connect(&known).await?;
         let unresponsive = UnresponsiveProviders::start(scenario.unresponsive, scenario.faults, &known).await?;
-        Ok(Self { dht, known, source, unresponsive, providers: scenario.unresponsive + 1, _wrong: wrong })
+        Ok(Self { dht, source, unresponsive, providers: scenario.unresponsive + 1, _wrong: wrong })
     }
 
     /// A new page that all of them announce, the unresponsive ones first, and its path. Returns when the DHT returns

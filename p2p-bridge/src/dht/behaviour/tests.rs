@@ -3,20 +3,21 @@
 use super::*;
 use crate::Bridge;
 use crate::lookups::RecordOrigin;
+use crate::tcp::TcpTransport;
 use content::MemoryBlocks;
 use content::ipns::{Draft, Record};
 use futures::StreamExt;
+use libp2p::core::upgrade::Version;
 use libp2p::identity::Keypair;
 use libp2p::kad::store::MemoryStore;
 use libp2p::kad::{GetProvidersOk, GetRecordOk, QueryResult, RecordKey};
 use libp2p::swarm::SwarmEvent;
-use libp2p::{Swarm, SwarmBuilder, noise, tcp, yamux};
+use libp2p::{Swarm, SwarmBuilder, Transport as _, noise, yamux};
 use prometheus_client::registry::Registry;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Generous, because the machine may be busy. While its disk is saturated, the first connection of a process waits
-/// seconds for the pages of code that it runs, so that libp2p's timeouts of 10 s expire.
+/// Generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The timeout of a request of libp2p's Kademlia.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,7 +47,10 @@ impl TestPeer {
             kad::Behaviour::with_config(local, MemoryStore::new(local), config)
         };
         let builder = SwarmBuilder::with_new_identity().with_tokio();
-        let builder = builder.with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default);
+        let builder = builder.with_other_transport(|keypair| {
+            let noise = noise::Config::new(keypair)?;
+            Ok(TcpTransport::default().upgrade(Version::V1).authenticate(noise).multiplex(yamux::Config::default()))
+        });
         let mut swarm = builder.expect("transport").with_behaviour(behaviour).expect("behaviour").build();
         swarm.listen_on("/ip4/127.0.0.1/tcp/0".parse().expect("address")).expect("listens");
         let address = loop {

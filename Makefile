@@ -12,7 +12,7 @@ PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
-.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-http2 test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo pebble deny
 
 help: ## List the targets
@@ -60,6 +60,7 @@ test: lint kubo pebble ## Check style, then run all tests, including those with 
 	cargo test $(PROFILE) --no-fail-fast $(FILTER)
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"
@@ -81,6 +82,9 @@ test-api: build ## Test the admin API against its description, deterministically
 test-http2: build ## Test HTTP/2 with h2spec; ARGS selects sections, such as http2/6.5
 	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway" $(ARGS)
 
+test-tls: build ## Test what TLS negotiates and refuses, with openssl and curl; FILTER selects checks
+	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+
 test-compliance: build ## Run the official compliance tests of the Pinning Service API
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 
@@ -98,6 +102,7 @@ test-long: lint kubo pebble ## Run all tests with more crash rounds and inputs, 
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
+	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/rpc-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/api-tests "$(CARGO_TARGET_DIR)/release/causeway"

@@ -19,6 +19,7 @@ import { fileURLToPath } from "node:url";
 import documents from "./documents.mjs";
 import encoded, { storeText } from "./encoded.mjs";
 import errors from "./errors.mjs";
+import http2, { keyHash, makeCertificate, storePages } from "./http2.mjs";
 import listings from "./listings.mjs";
 import otherImplementation from "./other-implementation.mjs";
 import sites from "./sites.mjs";
@@ -72,10 +73,16 @@ await gateway.start(["--offline", "--dnslink-map", join(dir, "names")]);
 // A node with an empty network.
 const alone = await node("alone", { settings: { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "1" } });
 await alone.start(["--bootstrap", "none", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]);
+// A node with TLS.
+const ofCertificate = makeCertificate(await folder("certificate"));
+const encrypted = await node("encrypted", { settings: ofCertificate });
+const pages = await storePages(encrypted, await folder("pages"));
+await encrypted.start(["--offline"]);
 const browser = await Browser.launch({
   playwright: createRequire(join(modules, "package.json"))("playwright-core"),
   executable: setting("CHROMIUM"),
   screenshots: setting("SCREENSHOTS"),
+  trustedKey: await keyHash(ofCertificate.CAUSEWAY_HTTP_TLS_CERTIFICATE),
 });
 
 after(async () => {
@@ -83,5 +90,6 @@ after(async () => {
   for (const each of nodes) await each.stop();
 });
 
-const world = { gateway, alone, browser, content, text, kubo, modules, folder };
-for (const suite of [listings, sites, subdomains, documents, encoded, errors, verifyingClient, otherImplementation]) suite(world);
+const world = { gateway, alone, encrypted, browser, content, text, pages, kubo, modules, folder };
+const suites = [listings, sites, subdomains, documents, encoded, errors, http2, verifyingClient, otherImplementation];
+for (const suite of suites) suite(world);

@@ -52,6 +52,8 @@ pub struct Connection {
     sent: AtomicU64,
     /// Whether a write is pending.
     sending: AtomicBool,
+    /// Whether small writes are held back, because more follows at once.
+    holds_writes: AtomicBool,
 }
 
 impl Connection {
@@ -73,6 +75,7 @@ impl Connection {
             since: Instant::now(),
             sent: AtomicU64::default(),
             sending: AtomicBool::default(),
+            holds_writes: AtomicBool::default(),
         }
     }
 
@@ -202,6 +205,16 @@ impl Connection {
     /// Whether a write waits for the client.
     pub(super) fn is_sending(&self) -> bool {
         self.sending.load(Ordering::Relaxed)
+    }
+
+    /// Holds small writes back, or no longer.
+    pub(super) fn hold_writes(&self, holds: bool) {
+        self.holds_writes.store(holds, Ordering::Relaxed);
+    }
+
+    /// Whether small writes are held back.
+    pub(super) fn holds_writes(&self) -> bool {
+        self.holds_writes.load(Ordering::Relaxed)
     }
 
     fn record_activity(&self) {

@@ -20,6 +20,12 @@ use tokio::time::{Instant, Sleep};
 /// The size of a read whose bytes are discarded.
 const DISCARDED_BYTES: usize = 1024;
 
+/// The number of bytes from which writes are not held back ([`Connection::holds_writes`]): one system call for several
+/// small responses. The buffer of TLS takes 64 KiB.
+pub(super) const HELD_BYTES_MAX: usize = 32 * 1024;
+/// The number of records from which they are not held back, because TLS shows only so many at a time.
+const HELD_RECORDS_MAX: usize = 64;
+
 /// A socket with a write timeout and a minimum read rate of its client.
 pub(super) struct MonitoredStream {
     stream: Socket,
@@ -37,6 +43,11 @@ impl MonitoredStream {
     pub fn new(stream: Socket, limits: &ConnectionLimits, state: Arc<Connection>) -> Self {
         let (send_timeout, rate_min) = (limits.send_timeout, limits.rate_min);
         Self { stream, state, send_timeout, rate_min, rate: RateMeter::new(rate_min), unsent: None, lingering: None }
+    }
+
+    /// Whether a write of records is held back. Its task is not woken for that: it writes again before it waits.
+    fn is_held(&self, records: &[io::IoSlice<'_>]) -> bool {
+        self.state.holds_writes() && is_little(records.iter().map(|record| record.len()))
     }
 
     /// Fails writes that exceed the timeout or the minimum rate.
@@ -82,6 +93,11 @@ impl MonitoredStream {
     }
 }
 
+/// Whether records of these lengths are too little for a system call if more follows at once.
+fn is_little(records: impl ExactSizeIterator<Item = usize>) -> bool {
+    records.len() < HELD_RECORDS_MAX && records.sum::<usize>() < HELD_BYTES_MAX
+}
+
 impl AsyncRead for MonitoredStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
@@ -90,6 +106,9 @@ impl AsyncRead for MonitoredStream {
 
 impl AsyncWrite for MonitoredStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_held(&[io::IoSlice::new(buf)]) {
+            return Poll::Pending;
+        }
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.check_progress(cx, written)
     }
@@ -99,6 +118,9 @@ impl AsyncWrite for MonitoredStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.is_held(bufs) {
+            return Poll::Pending;
+        }
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
         self.check_progress(cx, written)
     }
@@ -126,6 +148,27 @@ impl Drop for MonitoredStream {
     fn drop(&mut self) {
         if self.state.is_reset() {
             self.stream.reset_on_close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_held_back_up_to_a_number_of_bytes_and_of_records() {
+        let table = [
+            (vec![], true),
+            (vec![HELD_BYTES_MAX - 1], true),
+            (vec![HELD_BYTES_MAX], false),
+            (vec![1; HELD_RECORDS_MAX - 1], true),
+            (vec![1; HELD_RECORDS_MAX], false),
+            (vec![HELD_BYTES_MAX / 4; 3], true),
+            (vec![HELD_BYTES_MAX / 4; 4], false),
+        ];
+        for (records, expected) in table {
+            assert_eq!(is_little(records.iter().copied()), expected, "{records:?}");
         }
     }
 }

@@ -29,10 +29,14 @@ export class Browser {
   #browser;
   #screenshots;
 
-  /** Playwright starts it with a fresh profile, which it deletes afterwards. */
-  static async launch({ playwright, executable, screenshots }) {
+  /**
+   * Playwright starts it with a fresh profile, which it deletes afterwards. Certificates for the key with the hash
+   * `trustedKey` are trusted.
+   */
+  static async launch({ playwright, executable, screenshots, trustedKey }) {
     const browser = new Browser();
-    browser.#browser = await playwright.chromium.launch({ executablePath: executable, args: FLAGS });
+    const args = [...FLAGS, `--ignore-certificate-errors-spki-list=${trustedKey}`];
+    browser.#browser = await playwright.chromium.launch({ executablePath: executable, args });
     browser.#screenshots = screenshots;
     await mkdir(screenshots, { recursive: true });
     return browser;

@@ -11,7 +11,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -46,6 +46,8 @@ struct FrameBudget {
     state: State,
     header: [u8; HEADER_BYTES],
     frames: u64,
+    /// The number of `HEADERS` so far.
+    heads: u64,
     /// Until when the time is counted.
     counted_until: Instant,
     /// Sent bytes that are not counted yet.
@@ -55,7 +57,7 @@ struct FrameBudget {
 impl FrameBudget {
     fn new(now: Instant) -> Self {
         let state = State::Skip(PREFACE_BYTES);
-        Self { state, header: [0; HEADER_BYTES], frames: BURST_MAX, counted_until: now, sent: 0 }
+        Self { state, header: [0; HEADER_BYTES], frames: BURST_MAX, heads: 0, counted_until: now, sent: 0 }
     }
 
     /// Counts the frames that begin in the next bytes; returns whether the budget suffices.
@@ -87,6 +89,9 @@ impl FrameBudget {
         let [a, b, c, kind, ..] = self.header;
         let length = u32::from_be_bytes([0, a, b, c]);
         self.state = if length == 0 { State::Header(0) } else { State::Skip(length) };
+        if kind == HEADERS {
+            self.heads += 1;
+        }
         kind == HEADERS || self.take_frame(now)
     }
 
@@ -114,17 +119,36 @@ impl FrameBudget {
     }
 }
 
+/// What a client has sent.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    is_exhausted: AtomicBool,
+    heads: AtomicU64,
+}
+
+impl Received {
+    /// Whether the budget is exhausted, so that nothing more is read.
+    pub fn is_exhausted(&self) -> bool {
+        self.is_exhausted.load(Ordering::Relaxed)
+    }
+
+    /// The number of `HEADERS`, some of which may be no requests.
+    pub fn heads(&self) -> u64 {
+        self.heads.load(Ordering::Relaxed)
+    }
+}
+
 /// A connection whose client has a budget of frames.
 pub(super) struct MeteredFrames<S> {
     stream: S,
     budget: FrameBudget,
-    exhausted: Arc<AtomicBool>,
+    received: Arc<Received>,
 }
 
 impl<S> MeteredFrames<S> {
-    /// A connection before its preface. When the budget is exhausted, `exhausted` is set and nothing more is read.
-    pub fn new(stream: S, exhausted: &Arc<AtomicBool>) -> Self {
-        Self { stream, budget: FrameBudget::new(Instant::now()), exhausted: Arc::clone(exhausted) }
+    /// A connection before its preface.
+    pub fn new(stream: S, received: &Arc<Received>) -> Self {
+        Self { stream, budget: FrameBudget::new(Instant::now()), received: Arc::clone(received) }
     }
 
     fn count_sent(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -138,13 +162,15 @@ impl<S> MeteredFrames<S> {
 impl<S: AsyncRead + Unpin> AsyncRead for MeteredFrames<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         // The task that polls this ends the connection, and is not to be woken by it.
-        if self.exhausted.load(Ordering::Relaxed) {
+        if self.received.is_exhausted() {
             return Poll::Pending;
         }
         let before = buf.filled().len();
         std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        if !self.budget.receive(&buf.filled()[before..], Instant::now()) {
-            self.exhausted.store(true, Ordering::Relaxed);
+        let suffices = self.budget.receive(&buf.filled()[before..], Instant::now());
+        self.received.heads.store(self.budget.heads, Ordering::Relaxed);
+        if !suffices {
+            self.received.is_exhausted.store(true, Ordering::Relaxed);
             buf.set_filled(before);
             return Poll::Pending;
         }
@@ -243,6 +269,7 @@ mod tests {
             prop_assert!(bytes.chunks(piece).all(|piece| budget.receive(piece, now)));
             let cost = frames.iter().filter(|(kind, _)| *kind != HEADERS).count() as u64;
             prop_assert_eq!(budget.frames, BURST_MAX - cost);
+            prop_assert_eq!(budget.heads, frames.len() as u64 - cost);
         }
     }
 }

@@ -3,13 +3,15 @@
 //! Goals: what a client can make the server hold or compute on one connection is bounded: the streams, their heads,
 //! what is sent and not read ([`stream`]), and frames that are no request ([`frames`]); a client that does not read a
 //! response loses its stream ([`pace`]), regardless of window updates; a response that cannot be completed ends in a
-//! reset of its stream; a graceful drain lets open requests finish.
+//! reset of its stream; a graceful drain lets open requests finish; responses that are ready at the same time are sent
+//! together ([`cork`]).
 //!
 //! Departure: hyper serves HTTP/1.1 only. Its HTTP/2 server takes a chunk of each response before the client's window
 //! admits it, and cannot reset a single stream whose client does not read.
 //!
 //! Non-goals: HTTP/2 without TLS, server push, priorities, tunnels.
 
+mod cork;
 mod frames;
 mod pace;
 mod progress;
@@ -17,7 +19,8 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use self::frames::MeteredFrames;
+use self::cork::{Cork, Corked};
+use self::frames::{MeteredFrames, Received};
 use self::progress::Piece;
 use crate::listen::connection::{ActiveExchange, Connection};
 use crate::listen::drain::ShutdownSignal;
@@ -32,7 +35,6 @@ use http_body::Body;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -50,7 +52,7 @@ const ERROR_RESETS_MAX: usize = 1024;
 /// last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-type Connected<I> = server::Connection<MeteredFrames<I>, Piece>;
+type Connected<I> = server::Connection<MeteredFrames<Corked<I>>, Piece>;
 
 fn builder(limits: &ConnectionLimits) -> server::Builder {
     let mut builder = server::Builder::new();
@@ -78,7 +80,8 @@ pub(super) async fn serve<I, H, F, B>(
     B: Body<Data = Bytes> + Unpin,
 {
     state.multiplex();
-    let exhausted = Arc::<AtomicBool>::default();
+    let mut requests = Requests::default();
+    let io = MeteredFrames::new(Corked::new(io, &requests.cork, state), &requests.received);
     let mut overdue = pin!(state.head_overdue(limits.header_timeout));
     let mut ended = pin!(async {
         tokio::select! {
@@ -87,7 +90,7 @@ pub(super) async fn serve<I, H, F, B>(
         }
     });
     let shaken = tokio::select! {
-        shaken = builder(limits).handshake::<_, Piece>(MeteredFrames::new(io, &exhausted)) => shaken,
+        shaken = builder(limits).handshake::<_, Piece>(io) => shaken,
         () = overdue.as_mut() => return,
         () = state.evicted() => return,
         // The first request may be on its way.
@@ -109,7 +112,7 @@ pub(super) async fn serve<I, H, F, B>(
                 Ok(()) => {}
                 Err(reason) => break reason,
             },
-            accepted = poll_fn(|cx| poll_accept(&mut connection, &exhausted, cx)) => match accepted {
+            accepted = poll_fn(|cx| requests.poll_next(&mut connection, cx)) => match accepted {
                 // A client that does not confirm the end.
                 Ok((_, mut respond)) if ending_since.is_some_and(|since| since.elapsed() >= CLOSE_TIMEOUT) => {
                     respond.send_reset(Reason::REFUSED_STREAM);
@@ -141,26 +144,62 @@ pub(super) async fn serve<I, H, F, B>(
     close(connection, reason).await;
 }
 
+/// What `h2` accepts.
+type AcceptedByH2 = Result<(Request<RecvStream>, SendResponse<Piece>), h2::Error>;
 /// A request, or why the connection must be closed; `None` if it is closed already.
 type Accepted = Result<(Request<RecvStream>, SendResponse<Piece>), Option<Reason>>;
 
-/// Reads and writes frames until the next request.
-fn poll_accept<I>(connection: &mut Connected<I>, exhausted: &AtomicBool, cx: &mut Context<'_>) -> Poll<Accepted>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-{
-    match connection.poll_accept(cx) {
-        Poll::Ready(Some(Ok(request))) => Poll::Ready(Ok(request)),
-        Poll::Ready(Some(Err(error))) => {
-            tracing::debug!(%error, "a connection ended with an error");
-            Poll::Ready(Err(None))
+/// The requests of a connection.
+#[derive(Default)]
+struct Requests {
+    received: Arc<Received>,
+    /// How many of the received heads were returned, or were no requests.
+    returned: u64,
+    cork: Arc<Cork>,
+}
+
+impl Requests {
+    /// Reads and writes frames until the next request.
+    fn poll_next<I>(&mut self, connection: &mut Connected<I>, cx: &mut Context<'_>) -> Poll<Accepted>
+    where
+        I: AsyncRead + AsyncWrite + Unpin,
+    {
+        match self.poll_accept(connection, cx) {
+            Poll::Ready(Some(Ok(request))) => {
+                self.returned += 1;
+                Poll::Ready(Ok(request))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                tracing::debug!(%error, "a connection ended with an error");
+                Poll::Ready(Err(None))
+            }
+            Poll::Ready(None) => Poll::Ready(Err(None)),
+            Poll::Pending if self.received.is_exhausted() => {
+                tracing::debug!("a client sent too many frames that are no request: the connection is closed");
+                Poll::Ready(Err(Some(Reason::ENHANCE_YOUR_CALM)))
+            }
+            Poll::Pending => {
+                self.returned = self.received.heads();
+                Poll::Pending
+            }
         }
-        Poll::Ready(None) => Poll::Ready(Err(None)),
-        Poll::Pending if exhausted.load(Ordering::Relaxed) => {
-            tracing::debug!("a client sent too many frames that are no request: the connection is closed");
-            Poll::Ready(Err(Some(Reason::ENHANCE_YOUR_CALM)))
+    }
+
+    /// Holds the connection while a request that is received waits to be returned: its response is sent together with
+    /// those before it.
+    fn poll_accept<I>(&self, connection: &mut Connected<I>, cx: &mut Context<'_>) -> Poll<Option<AcceptedByH2>>
+    where
+        I: AsyncRead + AsyncWrite + Unpin,
+    {
+        if self.received.heads() <= self.returned {
+            return connection.poll_accept(cx);
         }
-        Poll::Pending => Poll::Pending,
+        self.cork.hold();
+        let accepted = connection.poll_accept(cx);
+        if self.cork.release() && accepted.is_pending() {
+            return connection.poll_accept(cx);
+        }
+        accepted
     }
 }
 

@@ -87,6 +87,11 @@ impl StreamProgress {
         }
     }
 
+    /// Whether all of the stream's pieces are sent or discarded.
+    pub fn holds_nothing(&self) -> bool {
+        self.held.load(Ordering::Relaxed) == 0
+    }
+
     /// Ready when at most `bytes` of the stream's pieces are not sent.
     pub fn poll_held_at_most(&self, bytes: usize, cx: &Context<'_>) -> Poll<()> {
         let is_ready = || self.held.load(Ordering::Relaxed) <= bytes;

@@ -25,12 +25,13 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderValue};
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Empty};
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The number of bytes for which a stream asks at a time, so that streams take turns. With the header of its frame,
 /// such a piece is one TLS record.
@@ -48,6 +49,10 @@ pub(super) struct Shared {
     progress: Arc<ConnectionProgress>,
     uncounted: AtomicUsize,
 }
+
+/// Headers whose values differ from response to response. As literals that are never indexed (RFC 7541, section 6.2.3),
+/// they do not replace the others in the table of the compression.
+const NEVER_INDEXED: [&str; 5] = ["x-ipfs-path", "x-ipfs-roots", "server-timing", "surrogate-key", "cache-tag"];
 
 /// Headers that belong to an HTTP/1.1 connection (RFC 9113, section 8.2.2).
 const OF_CONNECTION: [&str; 4] = ["connection", "keep-alive", "transfer-encoding", "upgrade"];
@@ -105,6 +110,9 @@ where
 /// last one of its stream and the client shrinks the stream's window meanwhile, `h2` keeps the rest of it.
 async fn until_released(progress: &Arc<StreamProgress>, limits: &ConnectionLimits) -> Result<(), Reason> {
     loop {
+        if progress.holds_nothing() {
+            return Ok(());
+        }
         let mark = progress.mark();
         let released = poll_fn(|cx| progress.poll_held_at_most(0, cx));
         match tokio::time::timeout(limits.send_timeout, released).await {
@@ -154,9 +162,29 @@ fn complete_head(headers: &mut HeaderMap, body: &impl Body) {
     if let Some(length) = body.size_hint().exact().filter(|length| *length > 0) {
         headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
-    if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
+    if let Some(now) = date() {
         headers.entry(DATE).or_insert(now);
     }
+    for (name, value) in headers.iter_mut() {
+        if NEVER_INDEXED.contains(&name.as_str()) {
+            value.set_sensitive(true);
+        }
+    }
+}
+
+/// The time of a response, formatted once a second in each thread.
+fn date() -> Option<HeaderValue> {
+    thread_local!(static LAST: RefCell<Option<(u64, HeaderValue)>> = const { RefCell::new(None) });
+    let now = SystemTime::now();
+    let second = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
+    LAST.with_borrow_mut(|last| match last {
+        Some((of, value)) if *of == second => Some(value.clone()),
+        _ => {
+            let value = HeaderValue::from_str(&httpdate::fmt_http_date(now)).ok()?;
+            *last = Some((second, value.clone()));
+            Some(value)
+        }
+    })
 }
 
 /// Sends a body, and waits until all of it is sent.

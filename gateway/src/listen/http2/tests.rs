@@ -8,9 +8,11 @@ use h2::client::SendRequest;
 use http_body::Frame;
 use http_body_util::{Full, StreamBody};
 use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
@@ -244,6 +246,78 @@ async fn a_stream_that_is_read_byte_by_byte_is_reset_beside_one_that_is_read() {
     };
     assert_eq!(Reason::from(u32::from(reason)), Reason::ENHANCE_YOUR_CALM);
     server.abort();
+}
+
+/// A link that counts the flushes of what was written.
+struct Flushes {
+    link: DuplexStream,
+    is_written: bool,
+    count: Arc<AtomicUsize>,
+}
+
+impl AsyncRead for Flushes {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.link).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Flushes {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.is_written = true;
+        Pin::new(&mut self.link).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if std::mem::take(&mut self.is_written) {
+            self.count.fetch_add(1, Ordering::SeqCst);
+        }
+        Pin::new(&mut self.link).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.link).poll_shutdown(cx)
+    }
+}
+
+/// Requests that arrive together are answered together; one that arrives alone is answered at once.
+#[tokio::test]
+async fn responses_that_are_ready_at_the_same_time_are_sent_together() {
+    const STREAMS: u8 = 20;
+    let (mut near, far) = tokio::io::duplex(1 << 20);
+    let count = Arc::<AtomicUsize>::default();
+    let link = Flushes { link: far, is_written: false, count: Arc::clone(&count) };
+    let server = tokio::spawn(async move {
+        let limits = ConnectionLimits::of(&config::Http::default());
+        let handler = |_, _| async { Response::new(Full::new(Bytes::from(vec![7; 4096]))) };
+        serve(link, &limits, &handler, &Drain::default().signal(), &connection()).await;
+    });
+    let requests: Vec<u8> = (0..STREAMS).flat_map(|index| request(2 * index + 1)).collect();
+    near.write_all(&[PREFACE, &settings(16_000), &window_update(0, 60_000), &requests].concat()).await.expect("sends");
+    until_ended(&mut near, 2 * STREAMS - 1).await;
+    // The settings, and the responses.
+    let flushes = count.swap(0, Ordering::SeqCst);
+    assert!(flushes <= 3, "{flushes}");
+    near.write_all(&request(2 * STREAMS + 1)).await.expect("sends");
+    until_ended(&mut near, 2 * STREAMS + 1).await;
+    assert_eq!(count.load(Ordering::SeqCst), 1);
+    server.abort();
+}
+
+/// Waits until the server ends a stream.
+async fn until_ended(reads: &mut (impl AsyncRead + Unpin), stream: u8) {
+    let ending = async {
+        loop {
+            let mut head = [0; 9];
+            reads.read_exact(&mut head).await.expect("a frame");
+            let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+            reads.read_exact(&mut payload).await.expect("its payload");
+            // A frame with data and the flag END_STREAM.
+            if (head[3], head[4] & 1, head[8]) == (0, 1, stream) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, ending).await.expect("ends in time");
 }
 
 /// What a response occupies, such as a permit: tells how many tracked bytes exist when it is released.

@@ -237,6 +237,6 @@ fn setting_error(loaded: &Loaded, error: &StartError) -> anyhow::Error {
         StartError::Identity(_) => loaded.error("data_dir", error.to_string()).into(),
         StartError::Routers(_) => loaded.error("p2p.routers", error.to_string()).into(),
         StartError::Gateways(_) => loaded.error("p2p.gateways", error.to_string()).into(),
-        StartError::Transport(_) => anyhow::anyhow!("{error}"),
+        StartError::Transport(_) | StartError::Threads(_) => anyhow::anyhow!("{error}"),
     }
 }

@@ -27,6 +27,7 @@ use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
+use crate::runtime::{NetworkRuntime, ReadElsewhere};
 use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
@@ -50,7 +51,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
+use tokio_util::context::TokioContext;
 
 /// The maximum number of commands in the swarm task's queue.
 const COMMANDS_MAX: usize = 64;
@@ -70,6 +73,9 @@ const MORE_ADDRESSES: Duration = Duration::from_millis(20);
 /// Why the bridge cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The system cannot start the network's threads.
+    #[error("cannot start the threads of the network: {0}")]
+    Threads(std::io::Error),
     /// The key pair cannot be loaded or created.
     #[error(transparent)]
     Identity(#[from] identity::IdentityError),
@@ -104,6 +110,8 @@ pub enum StartError {
 /// dropped.
 #[derive(Clone)]
 pub struct Bridge {
+    /// The runtime that the network runs on.
+    runtime: Handle,
     shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
     searches: Arc<Semaphore>,
@@ -120,8 +128,8 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Binds all listeners and starts the swarm task. Requests of peers are answered from `local`, which must not fetch
-    /// from the network.
+    /// Binds all listeners and starts the swarm task, on threads of its own ([`crate::runtime`]). Requests of peers are
+    /// answered from `local`, which must not fetch from the network; it is read on the caller's runtime.
     ///
     /// # Errors
     /// [`StartError`] names the file or the address.
@@ -132,6 +140,19 @@ impl Bridge {
     ) -> Result<Self, StartError> {
         tls::use_ring();
         tokio::task::spawn_blocking(tls::gather_entropy);
+        let runtime = NetworkRuntime::start().map_err(StartError::Threads)?;
+        let network = runtime.handle().clone();
+        let local = Arc::new(ReadElsewhere::new(local, Handle::current()));
+        // Sockets, timers and tasks belong to the runtime in whose context they are created.
+        TokioContext::new(Self::start_on(runtime, options, local, registry), network).await
+    }
+
+    async fn start_on(
+        runtime: NetworkRuntime,
+        options: BridgeOptions,
+        local: Arc<dyn BlockSource>,
+        registry: &mut Registry,
+    ) -> Result<Self, StartError> {
         let private = private_key(&options)?;
         let options = if private.is_some() { options.for_private_network() } else { options };
         let keypair = identity::load_or_create(&options.data_dir)?;
@@ -181,7 +202,12 @@ impl Bridge {
         let (of_task, metrics, bandwidth) = (metrics.clone(), Arc::new(metrics), Arc::new(bandwidth));
         let task = Task::new(swarm, inbox, of_task, known_peers, delegation, announcing, nat);
         let inbound = task.inbound_connections();
-        tokio::spawn(task.run());
+        let handle = runtime.handle().clone();
+        // The runtime ends with the task, whether that was told to stop or has panicked.
+        handle.spawn(async move {
+            task.run().await;
+            drop(runtime);
+        });
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
         let connects = Arc::new(Semaphore::new(CONNECTS_MAX));
@@ -189,6 +215,7 @@ impl Bridge {
         let shared = Arc::new(Shared::new(wants, to_sessions, policy.clone()));
         let dial_private = options.dial_private;
         Ok(Self {
+            runtime: handle,
             shared,
             commands,
             searches,
@@ -344,7 +371,7 @@ impl Bridge {
         let permit = Arc::clone(&self.searches).acquire_owned().await.ok();
         let (search, sink) = Search::new(permit);
         if !self.routers.is_empty() {
-            tokio::spawn(self.routers.clone().feed(*key, sink.feeder()));
+            self.runtime.spawn(self.routers.clone().feed(*key, sink.feeder()));
         }
         let _ = self.commands.send(Command::FindRecords(RecordKey::from(key.routing_key()), sink)).await;
         search

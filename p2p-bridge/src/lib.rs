@@ -23,6 +23,7 @@
 //! | [`routing_v1`] | delegated routing over HTTP (`/routing/v1`), client and formats |
 //! | [`connecting`], [`peers`] | connections on request, and the state of connected peers |
 //! | `task` | the task that owns the swarm |
+//! | [`runtime`] | the threads that the network runs on, and their priority |
 //! | `swarm`, `transport` | protocols and limits, over TCP, QUIC and WebSocket |
 //! | [`tcp`], [`counted`] | TCP from the listening port if possible, and bandwidth by transport |
 //! | [`admission`] | admission control: connection budgets, bans, trimming |
@@ -76,6 +77,7 @@ pub mod reachability;
 pub mod redial;
 pub mod retry_after;
 pub mod routing_v1;
+pub mod runtime;
 pub mod scope;
 pub mod session;
 pub mod tcp;

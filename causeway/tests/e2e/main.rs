@@ -19,6 +19,7 @@
 //! | [`encoded`] | text that is stored compressed, read by curl and by zstd |
 //! | [`forged`] | addresses of peers and clients that lead to a local service |
 //! | [`malice`] | peers that send invalid blocks, oversized messages, garbage or nothing |
+//! | [`flood`] | cache hits during a flood of misses |
 //! | [`full`] | a full disk, and recovery from it |
 //! | [`store_admin`] | check and repair of the store; import and export of archives |
 //! | [`commands`] | commands: tokens, content from the network, pins, completions and manual pages |
@@ -53,6 +54,7 @@ mod commands;
 mod control;
 mod dht;
 mod encoded;
+mod flood;
 mod forged;
 mod front_caches;
 mod full;

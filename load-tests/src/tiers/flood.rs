@@ -3,6 +3,8 @@
 //!
 //! The flood is sent from addresses of its own, so that the limits of one client do not end it. A client that is
 //! rejected pauses for a moment, because otherwise the generator takes the processor that it shares with the server.
+//! For the same reason the flood, and the DHT nodes that answer its searches, run on threads of a lower priority: on
+//! the machines that they stand for, they would not delay the client whose hits are measured.
 
 use super::Options;
 use super::world::Content;
@@ -18,10 +20,12 @@ use crate::trace::replay::{Schedule, Scheduled, Target, replay};
 use anyhow::{Context, Result, ensure};
 use content::hashes::SHA2_256;
 use content::{Block, codec};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinSet;
 
 /// Of the hit, and how often it is requested per second.
@@ -33,18 +37,25 @@ const DHT_NODES: usize = 5;
 /// Clients that flood, and the requests that each has under way: more than `http.client_misses_max`.
 const FLOODERS: u8 = 8;
 const MISSES: usize = 160;
-/// After a rejection.
+/// After a rejection; each request of a client pauses for another multiple of it, up to twice as long, because clients
+/// keep no common time.
 const PAUSE: Duration = Duration::from_millis(250);
 /// How long the gateway searches for a miss, in seconds: short, so that many searches begin.
 const SEARCH_SECONDS: &str = "2";
+/// The first requests of a client are spread over this time.
+const SPREAD: Duration = Duration::from_secs(2);
 /// Between the begin of the flood and the first measured hit.
 const RISE: Duration = Duration::from_secs(3);
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// What is added to the nice value of the flood's threads.
+const NICE: i32 = 10;
 
 /// The 99th percentile of hits with and without the flood, by turns.
 pub async fn misses(options: &Options) -> Result<Vec<Case>> {
     let content = Content::make(options.seed, std::iter::once(HIT_BYTES))?;
-    let dht = Dht::start(DHT_NODES, Link::delay(Duration::from_millis(10))).await?;
+    let others = Others::start()?;
+    let link = Link::delay(Duration::from_millis(10));
+    let dht = others.handle().spawn(Dht::start(DHT_NODES, link)).await??;
     let archive = content.archive();
     let bootstrap = dht.addresses.first().map(String::as_str);
     let settings = [("CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS", SEARCH_SECONDS)];
@@ -52,7 +63,7 @@ pub async fn misses(options: &Options) -> Result<Vec<Case>> {
     let setup = Setup { archive, bootstrap, flags, settings: &settings, ..Setup::default() };
     let causeway = Causeway::start(&options.binaries.causeway, setup).await?;
     let (mut quiet, mut flooded) = (Vec::new(), Vec::new());
-    let (mut searched, mut rejected) = (0, 0);
+    let (mut searched, mut rejected, mut flooded_cpu) = (0, 0, Duration::ZERO);
     let systems = [System::Causeway, System::Flooded];
     let series = comparison::rounds(options.run.rounds(), &systems, async |system, round| {
         if system == System::Causeway {
@@ -60,11 +71,13 @@ pub async fn misses(options: &Options) -> Result<Vec<Case>> {
             quiet.push(latency);
             return Ok(turn(latency));
         }
-        let flood = Flood::start(&causeway.server.url, options.seed << 8 | round as u64);
+        let cpu = causeway.server.process.cpu();
+        let flood = Flood::start(others.handle(), &causeway.server.url, options.seed << 8 | round as u64)?;
         tokio::time::sleep(RISE).await;
         let latency = hits(options, &causeway, &content).await?;
         let [answered, refused] = flood.end();
         ensure!(answered > 0, "no miss was searched for");
+        flooded_cpu += causeway.server.process.cpu().saturating_sub(cpu);
         (searched, rejected) = (searched + answered, rejected + refused);
         flooded.push(latency);
         Ok(turn(latency))
@@ -78,9 +91,11 @@ pub async fn misses(options: &Options) -> Result<Vec<Case>> {
     let ratio = case.value(System::Flooded) / case.value(System::Causeway);
     let note = format!(
         "{FLOODERS} clients with {MISSES} requests each; {} of them were searched for {SEARCH_SECONDS} s in vain, {} \
-         rejected at once; medians of hits: {} quiet, {} flooded",
+         rejected at once; {:.1} ms of the server's CPU for each search, hits included; medians of hits: {} quiet, {} \
+         flooded",
         number(searched as f64),
         number(rejected as f64),
+        flooded_cpu.as_secs_f64() * 1e3 / searched as f64,
         medians(&quiet),
         medians(&flooded),
     );
@@ -110,6 +125,37 @@ async fn hits(options: &Options, causeway: &Causeway, content: &Content) -> Resu
     Ok(replayed.all.last_byte)
 }
 
+/// The threads of the flood and of the DHT, which give way to the client whose hits are measured.
+struct Others {
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
+    handle: Handle,
+}
+
+impl Others {
+    fn start() -> io::Result<Self> {
+        let give_way = || {
+            // Without it the figures are worse, and not wrong.
+            let _ = rustix::process::nice(NICE);
+        };
+        let runtime =
+            Builder::new_multi_thread().enable_all().thread_name("others").on_thread_start(give_way).build()?;
+        let handle = runtime.handle().clone();
+        Ok(Self { runtime: Some(runtime), handle })
+    }
+
+    fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        // Waiting for the threads is not allowed on a runtime.
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
 /// Requests for content that no peer has. They end when this is dropped.
 struct Flood {
     /// Requests that were answered after a search, and those that were rejected.
@@ -118,16 +164,24 @@ struct Flood {
 }
 
 impl Flood {
-    fn start(url: &str, seed: u64) -> Self {
+    fn start(threads: &Handle, url: &str, seed: u64) -> Result<Self> {
         let (counts, mut tasks) = (Arc::<[AtomicU64; 2]>::default(), JoinSet::new());
         for flooder in 0..FLOODERS {
+            let from = IpAddr::from(Ipv4Addr::new(127, 0, 0, 2 + flooder));
+            let client = reqwest::Client::builder().no_proxy().local_address(from).build()?;
             for number in 0..MISSES {
-                let (url, counts) = (url.to_owned(), Arc::clone(&counts));
+                let (client, url, counts) = (client.clone(), url.to_owned(), Arc::clone(&counts));
                 let seed = seed << 32 | u64::from(flooder) << 24 | number as u64;
-                tasks.spawn(miss_after_miss(url, Ipv4Addr::new(127, 0, 0, 2 + flooder), seed, counts));
+                let share = number as f64 / MISSES as f64;
+                let misses = miss_after_miss(client, url, seed, PAUSE.mul_f64(1.0 + share), counts);
+                let spread = async move {
+                    tokio::time::sleep(SPREAD.mul_f64(share)).await;
+                    misses.await
+                };
+                tasks.spawn_on(spread, threads);
             }
         }
-        Self { counts, tasks }
+        Ok(Self { counts, tasks })
     }
 
     fn end(mut self) -> [u64; 2] {
@@ -136,9 +190,14 @@ impl Flood {
     }
 }
 
-/// Requests one missing block after the other, over a connection of its own.
-async fn miss_after_miss(url: String, from: Ipv4Addr, seed: u64, counts: Arc<[AtomicU64; 2]>) -> Result<()> {
-    let client = reqwest::Client::builder().no_proxy().local_address(IpAddr::from(from)).build()?;
+/// Requests one missing block after the other, with a pause after a rejection.
+async fn miss_after_miss(
+    client: reqwest::Client,
+    url: String,
+    seed: u64,
+    pause: Duration,
+    counts: Arc<[AtomicU64; 2]>,
+) -> Result<()> {
     for number in 0_u64.. {
         let block = Block::of(codec::RAW, SHA2_256, 32, sample::bytes(16, seed.wrapping_add(number << 48)).into())?;
         // A broken connection is replaced with a new one.
@@ -146,7 +205,7 @@ async fn miss_after_miss(url: String, from: Ipv4Addr, seed: u64, counts: Arc<[At
             Ok(response) if response.status().as_u16() != 429 => _ = counts[0].fetch_add(1, Ordering::Relaxed),
             _ => {
                 counts[1].fetch_add(1, Ordering::Relaxed);
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(pause).await;
             }
         }
     }

@@ -19,6 +19,7 @@ import { fileURLToPath } from "node:url";
 import documents from "./documents.mjs";
 import encoded, { storeText } from "./encoded.mjs";
 import errors from "./errors.mjs";
+import http3 from "./http3.mjs";
 import listings from "./listings.mjs";
 import otherImplementation from "./other-implementation.mjs";
 import sites from "./sites.mjs";
@@ -72,16 +73,18 @@ await gateway.start(["--offline", "--dnslink-map", join(dir, "names")]);
 // A node with an empty network.
 const alone = await node("alone", { settings: { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "1" } });
 await alone.start(["--bootstrap", "none", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]);
-const browser = await Browser.launch({
+const launch = {
   playwright: createRequire(join(modules, "package.json"))("playwright-core"),
   executable: setting("CHROMIUM"),
   screenshots: setting("SCREENSHOTS"),
-});
+};
+const browser = await Browser.launch(launch);
 
 after(async () => {
   await browser.close();
   for (const each of nodes) await each.stop();
 });
 
-const world = { gateway, alone, browser, content, text, kubo, modules, folder };
-for (const suite of [listings, sites, subdomains, documents, encoded, errors, verifyingClient, otherImplementation]) suite(world);
+const world = { gateway, alone, browser, content, text, kubo, modules, folder, node, launch };
+const suites = [listings, sites, subdomains, documents, encoded, errors, http3, verifyingClient, otherImplementation];
+for (const suite of suites) suite(world);

@@ -30,9 +30,10 @@ export class Browser {
   #screenshots;
 
   /** Playwright starts it with a fresh profile, which it deletes afterwards. */
-  static async launch({ playwright, executable, screenshots }) {
+  static async launch({ playwright, executable, screenshots, quic = false, flags = [] }) {
     const browser = new Browser();
-    browser.#browser = await playwright.chromium.launch({ executablePath: executable, args: FLAGS });
+    const args = [...FLAGS.filter((flag) => !quic || flag !== "--disable-quic"), ...flags];
+    browser.#browser = await playwright.chromium.launch({ executablePath: executable, args });
     browser.#screenshots = screenshots;
     await mkdir(screenshots, { recursive: true });
     return browser;

@@ -11,9 +11,9 @@
 //! Non-goals: HTTP/2 without TLS, server push, priorities, tunnels.
 
 mod frames;
-mod pace;
-mod progress;
-mod stream;
+pub(super) mod pace;
+pub(super) mod progress;
+pub(super) mod stream;
 #[cfg(test)]
 mod tests;
 

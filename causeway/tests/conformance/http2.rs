@@ -5,6 +5,7 @@
 //! HTTP/2 is incomplete at the front.
 
 use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
 use h2::client::SendRequest;
 use http::response::Parts;
 use http::uri::Scheme;
@@ -15,6 +16,7 @@ use rustls::{ClientConfig, RootCertStore};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -72,13 +74,13 @@ async fn pass_on(mut stream: TcpStream, requests: SendRequest<Bytes>) -> Result<
     let mut requests = requests.ready().await.map_err(|error| error.to_string())?;
     let (answer, _) = requests.send_request(request, true).map_err(|error| error.to_string())?;
     let response = answer.await.map_err(|error| error.to_string())?;
-    let (parts, mut body) = response.into_parts();
-    let next = async || {
+    let (parts, body) = response.into_parts();
+    let body = futures::stream::unfold(body, |mut body| async {
         let data = body.data().await?.map_err(std::io::Error::other);
         let _ = data.as_ref().map(|data| body.flow_control().release_capacity(data.len()));
-        Some(data)
-    };
-    pass_back(&mut stream, parts, headless, next).await.map_err(|error| error.to_string())
+        Some((data, body))
+    });
+    pass_back(&mut stream, parts, headless, body).await.map_err(|error| error.to_string())
 }
 
 /// Receives a request.
@@ -117,7 +119,7 @@ pub async fn pass_back(
     stream: &mut TcpStream,
     parts: Parts,
     headless: bool,
-    mut next: impl AsyncFnMut() -> Option<std::io::Result<Bytes>>,
+    body: impl Stream<Item = std::io::Result<Bytes>>,
 ) -> std::io::Result<()> {
     let mut head = format!("HTTP/1.1 {} \r\n", parts.status.as_u16());
     for (name, value) in &parts.headers {
@@ -127,7 +129,8 @@ pub async fn pass_back(
     let chunked = has_body && !parts.headers.contains_key(http::header::CONTENT_LENGTH);
     head += if chunked { "transfer-encoding: chunked\r\n\r\n" } else { "\r\n" };
     stream.write_all(head.as_bytes()).await?;
-    while let Some(data) = next().await {
+    let mut body = pin!(body);
+    while let Some(data) = body.next().await {
         let data = data?;
         if chunked && !data.is_empty() {
             stream.write_all(format!("{:x}\r\n", data.len()).as_bytes()).await?;

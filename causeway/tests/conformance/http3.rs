@@ -52,9 +52,10 @@ async fn pass_on(mut stream: TcpStream, mut requests: Requests) -> Result<(), St
     let mut exchange = requests.send_request(request).await.map_err(|error| error.to_string())?;
     exchange.finish().await.map_err(|error| error.to_string())?;
     let (parts, ()) = exchange.recv_response().await.map_err(|error| error.to_string())?.into_parts();
-    let next = async || {
+    let body = futures::stream::unfold(exchange, |mut exchange| async {
         let data = exchange.recv_data().await.map_err(std::io::Error::other).transpose()?;
-        Some(data.map(|mut data| data.copy_to_bytes(data.remaining())))
-    };
-    pass_back(&mut stream, parts, headless, next).await.map_err(|error| error.to_string())
+        let data = data.map(|mut data| data.copy_to_bytes(data.remaining()));
+        Some((data, exchange))
+    });
+    pass_back(&mut stream, parts, headless, body).await.map_err(|error| error.to_string())
 }

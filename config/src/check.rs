@@ -34,6 +34,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     key_caches_have_surrogate_keys(loaded)?;
     url_caches_have_hosts(loaded)?;
     tls_is_complete(loaded)?;
+    http3_has_an_address(loaded)?;
     access_file_has_a_format(loaded)?;
     acme::check(loaded)?;
     proxy_protocol_has_proxies(loaded)?;
@@ -241,6 +242,24 @@ fn tls_is_complete(loaded: &Loaded) -> Result<(), ConfigError> {
     if !http.tls_listen.is_empty() && !from_files && !by_acme {
         let reason = "TLS needs http.tls_certificate and http.tls_key, or http.acme_directory, as well";
         return Err(loaded.error("http.tls_listen", reason));
+    }
+    Ok(())
+}
+
+/// HTTP/3 is spoken at an address of the listener with TLS, unless that speaks the PROXY protocol, which QUIC has not.
+fn http3_has_an_address(loaded: &Loaded) -> Result<(), ConfigError> {
+    let http = &loaded.config.http;
+    if !http.http3 {
+        return Ok(());
+    }
+    if http.tls_listen.is_empty() {
+        let reason = "HTTP/3 needs http.tls_listen as well, such as [\"0.0.0.0:8443\"], and a certificate";
+        return Err(loaded.error("http.http3", reason));
+    }
+    if http.tls_listen.iter().all(|address| http.proxy_protocol.contains(&ListenAddress::from(*address))) {
+        let reason = "all addresses of http.tls_listen are in http.proxy_protocol, where HTTP/3 cannot be spoken: add \
+                      an address without it, or let the proxy speak HTTP/3";
+        return Err(loaded.error("http.http3", reason));
     }
     Ok(())
 }

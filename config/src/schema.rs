@@ -119,6 +119,13 @@ pub struct Http {
     pub acme_on_demand_hourly_max: u64,
     /// Let clients choose HTTP/2 at tls_listen. If false, only HTTP/1.1 is spoken there.
     pub http2: bool,
+    /// Let clients choose HTTP/3: QUIC is spoken at the addresses of tls_listen, at the UDP port of the same number.
+    /// Responses over TLS announce it (Alt-Svc). Not at addresses of proxy_protocol. The library for HTTP/3 (h3) is an
+    /// early version.
+    pub http3: bool,
+    /// The UDP port that Alt-Svc announces for HTTP/3, if clients reach this machine at another one than that of
+    /// tls_listen, such as 443 where a router or a container forwards it. 0 announces the port of tls_listen.
+    pub http3_public_port: u16,
     /// The permissions of the Unix sockets of http.listen, in octal digits. A client needs permission to write.
     pub unix_mode: FileMode,
     /// The addresses of http.listen and http.tls_listen at which each connection begins with a header of the PROXY
@@ -136,13 +143,13 @@ pub struct Http {
     pub drain_delay_seconds: u64,
     /// How long the graceful drain waits for open requests to finish once no more connections are accepted.
     pub drain_timeout_seconds: u64,
-    /// The maximum number of simultaneous connections, and of simultaneous requests over HTTP/2. At the limit, a new
-    /// connection replaces an idle one; if none is idle, a request waits for up to two seconds and is then answered
-    /// with 503. /healthz and /readyz are always answered.
+    /// The maximum number of simultaneous connections, and of simultaneous requests over HTTP/2 and HTTP/3. At the
+    /// limit, a new connection replaces an idle one; if none is idle, a request waits for up to two seconds and is then
+    /// answered with 503. /healthz and /readyz are always answered.
     pub connections_max: u64,
     /// The maximum number of simultaneous connections of one client (an IPv4 address or an IPv6 /64 network), and of
-    /// simultaneous requests of one client behind trusted_proxies or over HTTP/2. The proxies themselves are not
-    /// limited.
+    /// simultaneous requests of one client behind trusted_proxies or over HTTP/2 or HTTP/3. The proxies themselves are
+    /// not limited.
     pub client_connections_max: u64,
     /// The minimum transfer rate in bytes per second, averaged over rate_window_seconds, at which a client must read a
     /// response and send a request body. Slower clients are disconnected. 0 turns the check off.
@@ -251,6 +258,8 @@ impl Default for Http {
             acme_on_demand_max: 1000,
             acme_on_demand_hourly_max: 60,
             http2: true,
+            http3: false,
+            http3_public_port: 0,
             unix_mode: FileMode(0o660),
             proxy_protocol: Vec::new(),
             stall_timeout_seconds: 30,

@@ -121,6 +121,9 @@ fn every_key_can_be_set_by_its_variable() {
                 ("http.acme_directory", "https://ca.example/directory"),
                 ("http.acme_terms_agreed", "true"),
             ],
+            "http.http3" => {
+                &[("http.tls_listen", "127.0.0.1:0"), ("http.tls_certificate", "other"), ("http.tls_key", "other")]
+            }
             "http.proxy_protocol" => &[("http.trusted_proxies", "127.0.0.1")],
             "admin.tls_certificate" => &[("admin.tls_key", "other")],
             "admin.tls_key" => &[("admin.tls_certificate", "other")],
@@ -380,6 +383,24 @@ fn tls_of_the_public_listener_needs_an_address_a_certificate_and_a_key() {
         let message = error_of(&[], environment);
         assert!(message.starts_with(expected), "{message}");
     }
+}
+
+#[test]
+fn http3_needs_an_address_with_tls_and_without_the_proxy_protocol() {
+    let http3 = ("CAUSEWAY_HTTP_HTTP3", "true");
+    let message = error_of(&[], &[http3]);
+    assert!(message.starts_with("http.http3: HTTP/3 needs http.tls_listen"), "{message}");
+    let tls = [
+        http3,
+        ("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:8443,127.0.0.2:8443"),
+        ("CAUSEWAY_HTTP_TLS_CERTIFICATE", "a.pem"),
+        ("CAUSEWAY_HTTP_TLS_KEY", "b.pem"),
+        ("CAUSEWAY_HTTP_TRUSTED_PROXIES", "127.0.0.9"),
+    ];
+    let with_proxies = |addresses| [&tls[..], &[("CAUSEWAY_HTTP_PROXY_PROTOCOL", addresses)]].concat();
+    assert!(with(&[], &tls).is_ok() && with(&[], &with_proxies("127.0.0.2:8443")).is_ok());
+    let message = error_of(&[], &with_proxies("127.0.0.1:8443,127.0.0.2:8443"));
+    assert!(message.starts_with("http.http3: all addresses of http.tls_listen"), "{message}");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use crate::access_log::AccessLine;
 use crate::latency::{LatencyHistogram, LatencySnapshot};
 use crate::running::StepClock;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode, Version};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -26,6 +26,7 @@ const SECONDS: [f64; 18] = [
 const COUNTED_BYTES_MIN: u64 = 1 << 20;
 
 const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "other"];
+const VERSIONS: [&str; 4] = ["1.0", "1.1", "2", "3"];
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
 /// The tiers of responses; the last is that of responses without content.
 const TIERS: [&str; 4] = [ContentTier::Ram.name(), ContentTier::Disk.name(), ContentTier::Network.name(), "none"];
@@ -34,6 +35,11 @@ const TIERS: [&str; 4] = [ContentTier::Ram.name(), ContentTier::Disk.name(), Con
 struct RequestLabels {
     method: &'static str,
     code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -80,7 +86,7 @@ p2p_bridge::label_values! {
         Searches = "searches",
         /// Concurrent archives: of the client, or in all.
         Archives = "archives",
-        /// The client's connections, and its concurrent requests over HTTP/2 or behind a proxy.
+        /// The client's connections, and its concurrent requests over HTTP/2 or HTTP/3, or behind a proxy.
         Client = "client",
         /// All connections.
         Connections = "connections",
@@ -122,6 +128,8 @@ p2p_bridge::metrics! {
     struct Families {
         requests: Family<RequestLabels, Counter> = "causeway_http_requests",
             "Answered requests, by method and class of status";
+        versions: Family<VersionLabel, Counter> = "causeway_http_version_requests",
+            "Requests, by version of HTTP";
         aborted: Family<ReasonLabel, Counter> = "causeway_http_responses_aborted",
             "Responses that were aborted after their head was sent, by reason";
         rejected: Family<LimitLabel, Counter> = "causeway_http_requests_rejected",
@@ -158,6 +166,10 @@ p2p_bridge::metrics! {
         duration: Histogram = "causeway_http_duration_seconds",
             "Time from a request's head to the end of its response, in seconds", Histogram::new(SECONDS);
         pub connections: Gauge = "causeway_http_connections", "Open connections";
+        pub quic_connections: Gauge = "causeway_http_quic_connections",
+            "Open connections over QUIC (HTTP/3), which are among the open connections";
+        pub quic_retries: Counter = "causeway_http_quic_retries",
+            "Connections over QUIC whose client had to prove its address first (Retry), since many were pending";
         // Always a bug.
         pub panics: Counter = "causeway_http_panics", "Connections that ended in a panic";
     }
@@ -204,6 +216,7 @@ impl TlsMetrics {
 #[derive(Debug)]
 pub struct HttpMetrics {
     requests: [[Counter; CLASSES.len()]; METHODS.len()],
+    versions: [Counter; VERSIONS.len()],
     tiers: [ResponseTier; TIERS.len()],
     aborted: [Counter; Abort::ALL.len()],
     rejected: [Counter; RequestLimit::ALL.len()],
@@ -274,6 +287,7 @@ impl HttpMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let Families {
             requests,
+            versions,
             tier_requests,
             tier_bytes,
             tier_first_byte,
@@ -296,6 +310,7 @@ impl HttpMetrics {
         Self {
             requests: METHODS
                 .map(|method| CLASSES.map(|code| requests.get_or_create_owned(&RequestLabels { method, code }))),
+            versions: VERSIONS.map(|version| versions.get_or_create_owned(&VersionLabel { version })),
             tiers: TIERS.map(tier),
             aborted: Abort::ALL.map(|reason| aborted.get_or_create_owned(&ReasonLabel { reason })),
             rejected: RequestLimit::ALL.map(|limit| rejected.get_or_create_owned(&LimitLabel { limit })),
@@ -349,6 +364,15 @@ impl ResponseTier {
     }
 }
 
+fn version_index(version: Version) -> usize {
+    match version {
+        Version::HTTP_3 => 3,
+        Version::HTTP_2 => 2,
+        Version::HTTP_11 => 1,
+        _ => 0,
+    }
+}
+
 fn method_index(method: &Method) -> usize {
     METHODS.iter().position(|name| *name == method.as_str()).unwrap_or(METHODS.len() - 1)
 }
@@ -371,8 +395,9 @@ pub struct Exchange {
 
 impl Exchange {
     /// Begins with a request's head.
-    pub fn begin(metrics: &Arc<HttpMetrics>, method: &Method) -> Self {
+    pub fn begin(metrics: &Arc<HttpMetrics>, method: &Method, version: Version) -> Self {
         metrics.plain.in_flight.inc();
+        metrics.versions[version_index(version)].inc();
         Self {
             metrics: Arc::clone(metrics),
             started: Instant::now(),
@@ -489,7 +514,7 @@ mod tests {
     #[test]
     fn a_long_body_is_counted_while_it_is_sent() {
         let metrics = Arc::new(HttpMetrics::register(&mut Registry::default()));
-        let mut exchange = Exchange::begin(&metrics, &Method::GET);
+        let mut exchange = Exchange::begin(&metrics, &Method::GET, Version::HTTP_11);
         exchange.sent(10);
         assert_eq!(metrics.figures().bytes, 0);
         exchange.sent(1 << 20);
@@ -503,7 +528,7 @@ mod tests {
     fn every_exchange_is_counted_once_however_it_ends() {
         let mut registry = Registry::default();
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
-        let begin = |method| Exchange::begin(&metrics, &method);
+        let begin = |method| Exchange::begin(&metrics, &method, Version::HTTP_11);
         let headers = HeaderMap::new();
 
         let mut whole = begin(Method::GET);

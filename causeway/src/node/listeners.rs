@@ -7,6 +7,7 @@ use config::{ConfigError, ListenAddress, Loaded};
 use gateway::listen::admission::{Admission, Bounds, PATIENCE};
 use gateway::listen::connection::Connection;
 use gateway::listen::drain::Drain;
+use gateway::listen::http3;
 use gateway::listen::proxy_protocol::ProxyHeaders;
 use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
 use gateway::listen::socket::Listener;
@@ -15,7 +16,7 @@ use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
 use services::acme::Acme;
 use services::supervision::Supervisor;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 /// The maximum number of connections of the admin listener, which are not counted as public ones.
@@ -74,13 +75,20 @@ impl Listeners {
     ) -> (Drain, Drain) {
         let Self { sockets, certificates } = self;
         certificates.watch(metrics, supervisor);
-        let limits = ConnectionLimits::of(http);
+        let memory = Some(Arc::clone(&gateway.limits().memory));
+        let limits = ConnectionLimits { memory, ..ConnectionLimits::of(http) };
         let encrypted = ConnectionLimits { tls: certificates.public, ..limits.clone() };
         let headers = Arc::new(ProxyHeaders::of(http));
         let with_headers = |bound: Bound, limits: &ConnectionLimits| {
             let of_proxies = http.proxy_protocol.iter().any(|address| bound.is_at(address));
             let proxy_headers = of_proxies.then(|| Arc::clone(&headers));
-            (bound.listener, ConnectionLimits { proxy_headers, ..limits.clone() })
+            let port = bound.udp.as_ref().and_then(|_| bound.address.tcp()).map(|address| address.port());
+            let port = port.map(|port| if http.http3_public_port == 0 { port } else { http.http3_public_port });
+            let alt_svc = port.map(http3::alt_svc);
+            (
+                PublicSocket { tcp: bound.listener, udp: bound.udp },
+                ConnectionLimits { proxy_headers, alt_svc, ..limits.clone() },
+            )
         };
         let plain = sockets.public.into_iter().map(|bound| with_headers(bound, &limits));
         let listeners = plain.chain(sockets.public_tls.into_iter().map(|bound| with_headers(bound, &encrypted)));
@@ -108,14 +116,22 @@ impl Certificates {
     /// [`ConfigError`] with the setting of the file that cannot be used.
     pub fn load(loaded: &Loaded, acme: Option<Arc<Acme>>) -> Result<Self, ConfigError> {
         let config::Config { http, admin, .. } = &loaded.config;
-        let of_http =
-            TlsFiles { certificate: http.tls_certificate.clone(), key: http.tls_key.clone(), http2: http.http2 };
+        let of_http = TlsFiles {
+            certificate: http.tls_certificate.clone(),
+            key: http.tls_key.clone(),
+            http2: http.http2,
+            http3: http.http3,
+        };
         // Requests of the admin API are few.
-        let of_admin =
-            TlsFiles { certificate: admin.tls_certificate.clone(), key: admin.tls_key.clone(), http2: false };
+        let of_admin = TlsFiles {
+            certificate: admin.tls_certificate.clone(),
+            key: admin.tls_key.clone(),
+            http2: false,
+            http3: false,
+        };
         let of_http = Some(of_http).filter(TlsFiles::is_set);
         let public = match &acme {
-            Some(acme) => Some(Tls::with_acme(of_http, Arc::clone(acme), http.http2)),
+            Some(acme) => Some(Tls::with_acme(of_http, Arc::clone(acme), (http.http2, http.http3))),
             None => of_http.map(Tls::load),
         };
         let admin = Some(of_admin).filter(TlsFiles::is_set).map(Tls::load);
@@ -151,20 +167,36 @@ fn usable(loaded: &Loaded, section: &str, tls: Option<Result<Tls, TlsError>>) ->
     tls.transpose().map(|tls| tls.map(Arc::new)).map_err(wrong)
 }
 
+/// A socket of the public listener.
+struct PublicSocket {
+    tcp: Listener,
+    /// For HTTP/3.
+    udp: Option<UdpSocket>,
+}
+
 fn serve_public(
-    listeners: impl Iterator<Item = (Listener, ConnectionLimits)>,
+    sockets: impl Iterator<Item = (PublicSocket, ConnectionLimits)>,
     metrics: &Arc<HttpMetrics>,
     gateway: Arc<Gateway>,
     supervisor: &Supervisor,
 ) -> Drain {
     let drain = Drain::default();
-    for (listener, limits) in listeners {
+    for (PublicSocket { tcp, udp }, limits) in sockets {
         let gateway = Arc::clone(&gateway);
         let handler = move |request, connection| {
             let gateway = Arc::clone(&gateway);
             async move { gateway.handle(request, connection).await }
         };
-        let serving = serve(listener, limits, Arc::clone(metrics), drain.clone(), handler);
+        if let Some(socket) = udp {
+            let serving = http3::serve(socket, limits.clone(), Arc::clone(metrics), drain.clone(), handler.clone());
+            let serving = async move {
+                if let Err(error) = serving.await {
+                    tracing::error!(%error, "HTTP/3 is not served");
+                }
+            };
+            supervisor.spawn("the listener of HTTP/3", serving).detach();
+        }
+        let serving = serve(tcp, limits, Arc::clone(metrics), drain.clone(), handler);
         supervisor.spawn("a public listener", serving).detach();
     }
     drain

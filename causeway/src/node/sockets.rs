@@ -11,7 +11,7 @@ use config::{ConfigError, ListenAddress, Loaded};
 use gateway::listen::socket::{BACKLOG, Listener};
 use gateway::listen::unix;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 
 /// A listening socket.
@@ -20,6 +20,8 @@ pub struct Bound {
     pub listener: Listener,
     /// Its address, with the number of a free port that was asked for.
     pub address: ListenAddress,
+    /// The UDP socket with the same address and port, where HTTP/3 is spoken.
+    pub udp: Option<UdpSocket>,
     /// The address of the settings; that of the socket if systemd passed it.
     configured: ListenAddress,
 }
@@ -28,6 +30,14 @@ impl Bound {
     /// Whether the settings mean this socket by an address.
     pub fn is_at(&self, address: &ListenAddress) -> bool {
         *address == self.configured || *address == self.address
+    }
+
+    /// Binds the UDP socket for HTTP/3.
+    fn bind_udp(&mut self) -> Result<(), String> {
+        let Some(address) = self.address.tcp() else { return Ok(()) };
+        let bound = UdpSocket::bind(address).and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
+        self.udp = Some(bound.map_err(|error| format!("UDP for HTTP/3: {}", why_not_bound(&address, &error)))?);
+        Ok(())
     }
 }
 
@@ -50,10 +60,19 @@ impl Sockets {
         let config::Config { http, admin, .. } = &loaded.config;
         let mut passed = activation::passed().map_err(|reason| loaded.error("http.listen", reason))?;
         let tcp = |addresses: &[SocketAddr]| addresses.iter().copied().map(ListenAddress::from).collect::<Vec<_>>();
+        let public = take_or_bind(&mut passed, Purpose::Http, loaded, "http.listen", &http.listen).await?;
+        let mut public_tls =
+            take_or_bind(&mut passed, Purpose::Https, loaded, "http.tls_listen", &tcp(&http.tls_listen)).await?;
+        if http.http3 {
+            // QUIC has no PROXY protocol.
+            let direct = |bound: &&mut Bound| !http.proxy_protocol.iter().any(|address| bound.is_at(address));
+            for bound in public_tls.iter_mut().filter(direct) {
+                bound.bind_udp().map_err(|reason| loaded.error("http.http3", reason))?;
+            }
+        }
         Ok(Self {
-            public: take_or_bind(&mut passed, Purpose::Http, loaded, "http.listen", &http.listen).await?,
-            public_tls: take_or_bind(&mut passed, Purpose::Https, loaded, "http.tls_listen", &tcp(&http.tls_listen))
-                .await?,
+            public,
+            public_tls,
             admin: take_or_bind(&mut passed, Purpose::Admin, loaded, "admin.listen", &tcp(&admin.listen)).await?,
         })
     }
@@ -129,7 +148,7 @@ fn from_systemd(passed: PassedSocket) -> io::Result<Bound> {
             Listener::from(UnixListener::from_std(socket)?)
         }
     };
-    Ok(Bound { listener: listener.shared(), configured: address.clone(), address })
+    Ok(Bound { listener: listener.shared(), udp: None, configured: address.clone(), address })
 }
 
 async fn bind(loaded: &Loaded, key: &str, address: &ListenAddress) -> Result<Bound, ConfigError> {
@@ -144,7 +163,7 @@ async fn bind(loaded: &Loaded, key: &str, address: &ListenAddress) -> Result<Bou
             (bound.map_err(|error| loaded.error(key, error.to_string()))?, address.clone())
         }
     };
-    Ok(Bound { listener, address: local, configured: address.clone() })
+    Ok(Bound { listener, udp: None, address: local, configured: address.clone() })
 }
 
 fn bind_tcp(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {

@@ -45,11 +45,11 @@ function sound() {
 
 const SOUND_FILE = sound();
 
-/** Writes a certificate for localhost and its subdomains, and its key; returns the gateway's settings. */
+/** Writes a certificate for localhost, its subdomains and its address, and its key; returns the gateway's settings. */
 export function makeCertificate(dir) {
   const [certificate, key] = ["certificate.pem", "key.pem"].map((name) => join(dir, name));
   const args = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"];
-  const names = "subjectAltName=DNS:localhost,DNS:*.ipfs.localhost";
+  const names = "subjectAltName=DNS:localhost,DNS:*.ipfs.localhost,IP:127.0.0.1";
   args.push("-subj", "/CN=localhost", "-addext", names, "-keyout", key, "-out", certificate);
   const made = spawnSync("openssl", args, { encoding: "utf8" });
   if (made.status !== 0) throw new Error(`openssl: ${made.error ?? made.stderr}`);
@@ -94,7 +94,9 @@ async function assertAllOverHttp2(page, least) {
 }
 
 export default function http2({ encrypted, browser, pages }) {
-  const site = () => `${encrypted.encrypted}${pages}/`;
+  // By its name, so that sites have origins of their own.
+  const origin = () => encrypted.tlsOrigin.replace("127.0.0.1", "localhost");
+  const site = () => `${origin()}${pages}/`;
 
   describe("a browser over TLS", () => {
     it("loads a page with many pictures over one HTTP/2 connection", () => browser.page(async (page) => {
@@ -114,7 +116,7 @@ export default function http2({ encrypted, browser, pages }) {
 
     it("shows a directory listing over HTTP/2, with its links", () => browser.page(async (page) => {
       const parent = pages.slice(0, pages.lastIndexOf("/"));
-      await open(page, `${encrypted.encrypted}${parent}/`);
+      await open(page, `${origin()}${parent}/`);
       await assertAllOverHttp2(page, 1);
       await page.getByRole("main").getByRole("link", { name: "site", exact: true }).click();
       await page.locator("img").first().waitFor();

@@ -20,6 +20,7 @@ import documents from "./documents.mjs";
 import encoded, { storeText } from "./encoded.mjs";
 import errors from "./errors.mjs";
 import http2, { keyHash, makeCertificate, storePages } from "./http2.mjs";
+import http3 from "./http3.mjs";
 import listings from "./listings.mjs";
 import otherImplementation from "./other-implementation.mjs";
 import sites from "./sites.mjs";
@@ -74,22 +75,27 @@ await gateway.start(["--offline", "--dnslink-map", join(dir, "names")]);
 const alone = await node("alone", { settings: { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "1" } });
 await alone.start(["--bootstrap", "none", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]);
 // A node with TLS.
-const ofCertificate = makeCertificate(await folder("certificate"));
-const encrypted = await node("encrypted", { settings: ofCertificate });
+const certificate = makeCertificate(await folder("certificate"));
+const encrypted = await node("encrypted", { settings: certificate });
 const pages = await storePages(encrypted, await folder("pages"));
 await encrypted.start(["--offline"]);
-const browser = await Browser.launch({
+const launch = {
   playwright: createRequire(join(modules, "package.json"))("playwright-core"),
   executable: setting("CHROMIUM"),
   screenshots: setting("SCREENSHOTS"),
-  trustedKey: await keyHash(ofCertificate.CAUSEWAY_HTTP_TLS_CERTIFICATE),
-});
+  trustedKey: await keyHash(certificate.CAUSEWAY_HTTP_TLS_CERTIFICATE),
+};
+const browser = await Browser.launch(launch);
 
 after(async () => {
   await browser.close();
   for (const each of nodes) await each.stop();
 });
 
-const world = { gateway, alone, encrypted, browser, content, text, pages, kubo, modules, folder };
-const suites = [listings, sites, subdomains, documents, encoded, errors, http2, verifyingClient, otherImplementation];
+const world = {
+  gateway, alone, encrypted, browser, content, text, pages, kubo, modules, folder, node, launch, certificate,
+};
+const suites = [
+  listings, sites, subdomains, documents, encoded, errors, http2, http3, verifyingClient, otherImplementation,
+];
 for (const suite of suites) suite(world);

@@ -5,16 +5,18 @@
 //! HTTP/2 is incomplete at the front.
 
 use bytes::Bytes;
-use h2::RecvStream;
+use futures::{Stream, StreamExt as _};
 use h2::client::SendRequest;
+use http::response::Parts;
 use http::uri::Scheme;
-use http::{Request, Response, Uri};
+use http::{Request, Uri};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -41,13 +43,19 @@ pub async fn front(gateway: SocketAddr, certificate: &Path) -> SocketAddr {
     address
 }
 
-async fn connect(gateway: SocketAddr, certificate: &Path) -> SendRequest<Bytes> {
+/// The configuration of a client that trusts this certificate and speaks this protocol.
+pub fn trusting(certificate: &Path, protocol: &str) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(certificate).expect("a certificate")).expect("a certificate");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
     let mut config = builder.expect("versions").with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    config
+}
+
+async fn connect(gateway: SocketAddr, certificate: &Path) -> SendRequest<Bytes> {
+    let config = trusting(certificate, "h2");
     let stream = TcpStream::connect(gateway).await.expect("connects");
     let name = ServerName::try_from("localhost").expect("a name");
     let encrypted = TlsConnector::from(Arc::new(config)).connect(name, stream).await.expect("shakes hands");
@@ -61,20 +69,31 @@ async fn connect(gateway: SocketAddr, certificate: &Path) -> SendRequest<Bytes> 
 
 /// Passes one request on, and its response back.
 async fn pass_on(mut stream: TcpStream, requests: SendRequest<Bytes>) -> Result<(), String> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.map_err(|error| error.to_string())?);
-    }
-    let request = request(&String::from_utf8_lossy(&head))?;
+    let request = request(&mut stream).await?;
     let headless = request.method() == http::Method::HEAD;
     let mut requests = requests.ready().await.map_err(|error| error.to_string())?;
     let (answer, _) = requests.send_request(request, true).map_err(|error| error.to_string())?;
     let response = answer.await.map_err(|error| error.to_string())?;
-    pass_back(&mut stream, response, headless).await.map_err(|error| error.to_string())
+    let (parts, body) = response.into_parts();
+    let body = futures::stream::unfold(body, |mut body| async {
+        let data = body.data().await?.map_err(std::io::Error::other);
+        let _ = data.as_ref().map(|data| body.flow_control().release_capacity(data.len()));
+        Some((data, body))
+    });
+    pass_back(&mut stream, parts, headless, body).await.map_err(|error| error.to_string())
+}
+
+/// Receives a request.
+pub async fn request(stream: &mut TcpStream) -> Result<Request<()>, String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.map_err(|error| error.to_string())?);
+    }
+    request_of(&String::from_utf8_lossy(&head))
 }
 
 /// The request of a head.
-fn request(head: &str) -> Result<Request<()>, String> {
+fn request_of(head: &str) -> Result<Request<()>, String> {
     let mut lines = head.lines();
     let mut first = lines.next().unwrap_or_default().split(' ');
     let (Some(method), Some(target)) = (first.next(), first.next()) else { return Err(format!("no request: {head}")) };
@@ -96,8 +115,12 @@ fn request(head: &str) -> Result<Request<()>, String> {
 }
 
 /// Passes a response back, in chunks if it has no length, so that an incomplete one is recognised.
-async fn pass_back(stream: &mut TcpStream, response: Response<RecvStream>, headless: bool) -> std::io::Result<()> {
-    let (parts, mut body) = response.into_parts();
+pub async fn pass_back(
+    stream: &mut TcpStream,
+    parts: Parts,
+    headless: bool,
+    body: impl Stream<Item = std::io::Result<Bytes>>,
+) -> std::io::Result<()> {
     let mut head = format!("HTTP/1.1 {} \r\n", parts.status.as_u16());
     for (name, value) in &parts.headers {
         let _ = write!(head, "{name}: {}\r\n", String::from_utf8_lossy(value.as_bytes()));
@@ -106,9 +129,9 @@ async fn pass_back(stream: &mut TcpStream, response: Response<RecvStream>, headl
     let chunked = has_body && !parts.headers.contains_key(http::header::CONTENT_LENGTH);
     head += if chunked { "transfer-encoding: chunked\r\n\r\n" } else { "\r\n" };
     stream.write_all(head.as_bytes()).await?;
-    while let Some(data) = body.data().await {
-        let data = data.map_err(std::io::Error::other)?;
-        let _ = body.flow_control().release_capacity(data.len());
+    let mut body = pin!(body);
+    while let Some(data) = body.next().await {
+        let data = data?;
         if chunked && !data.is_empty() {
             stream.write_all(format!("{:x}\r\n", data.len()).as_bytes()).await?;
         }

@@ -18,8 +18,8 @@
 //! | [`nginx`] | answers in a cache that uses HTTP/1.0 |
 //! | [`restart`] | the same answers without any network |
 //!
-//! Each table is sent over HTTP/1.1, and then over TLS and HTTP/2 ([`http2`]). [`case`] runs tables, [`socket`] sends
-//! requests, [`world`] starts the servers, and [`fixtures`] has the content.
+//! Each table is sent over HTTP/1.1, then over TLS and HTTP/2 ([`http2`]), and over HTTP/3 ([`http3`]). [`case`] runs
+//! tables, [`socket`] sends requests, [`world`] starts the servers, and [`fixtures`] has the content.
 //!
 //! `CONFORMANCE_URL=http://127.0.0.1:PORT` sends the tables to a running gateway that has the fixtures, in order
 //! to test the tables, over HTTP/1.1 only.
@@ -36,6 +36,7 @@ mod dnslink;
 mod errors;
 mod fixtures;
 mod http2;
+mod http3;
 mod ipns;
 mod nginx;
 mod proxy;

@@ -4,11 +4,11 @@
 
 use crate::case::{Case, judge};
 use crate::fixtures::{KEYS_BAD, files, folder, records};
-use crate::http2;
 use crate::support::causeway::{Causeway, Launch};
 use crate::support::certificate;
 use crate::support::eventually;
 use crate::support::kubo::Kubo;
+use crate::{http2, http3};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -84,6 +84,7 @@ impl Shared {
         let (certificate, key) = certificate::write(dir.path());
         let launch = launch(dir.path(), &peers)
             .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
+            .set("CAUSEWAY_HTTP_HTTP3", "true")
             .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())
             .set("CAUSEWAY_HTTP_TLS_KEY", key.display());
         let causeway = launch.start().await;
@@ -104,12 +105,13 @@ pub async fn gateway() -> SocketAddr {
     shared().await.gateway
 }
 
-/// Sends a table to the shared gateway, over HTTP/1.1 and over HTTP/2.
+/// Sends a table to the shared gateway, over HTTP/1.1, HTTP/2 and HTTP/3.
 pub async fn check(table: &str, cases: Vec<Case>) {
     let Shared { gateway, encrypted, .. } = shared().await;
     judge(*gateway, table, cases.clone()).await;
     if let Some((encrypted, certificate)) = encrypted {
-        judge(http2::front(*encrypted, certificate).await, &format!("{table}, over HTTP/2"), cases).await;
+        judge(http2::front(*encrypted, certificate).await, &format!("{table}, over HTTP/2"), cases.clone()).await;
+        judge(http3::front(*encrypted, certificate).await, &format!("{table}, over HTTP/3"), cases).await;
     }
 }
 

@@ -47,8 +47,8 @@ pub struct Connection {
     /// Whether there was one.
     requested: AtomicBool,
     since: Instant,
-    /// The time of the last write, over HTTP/2 the end of the last exchange, in milliseconds after `since`; 0 before
-    /// the first.
+    /// The time of the last write, over HTTP/2 and HTTP/3 the end of the last exchange, in milliseconds after `since`;
+    /// 0 before the first.
     sent: AtomicU64,
     /// Whether a write is pending.
     sending: AtomicBool,
@@ -95,7 +95,7 @@ impl Connection {
         self.encrypted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the requests of this connection run at the same time (HTTP/2).
+    /// Whether the requests of this connection run at the same time (HTTP/2, HTTP/3).
     pub fn is_multiplexed(&self) -> bool {
         self.multiplexed.load(Ordering::Relaxed)
     }
@@ -299,7 +299,12 @@ pub(super) struct CountedConnection {
 
 impl CountedConnection {
     pub fn register(admission: &Arc<Admission>, peer: SocketAddr) -> Self {
-        let state = Arc::new(Connection::new(peer));
+        Self::register_state(admission, Arc::new(Connection::new(peer)))
+    }
+
+    /// Counts a connection that was not counted yet.
+    pub fn register_state(admission: &Arc<Admission>, state: Arc<Connection>) -> Self {
+        let peer = state.peer;
         _ = state.slot.set(admission.register(peer.ip(), Arc::clone(&state) as _));
         Self { admission: Arc::clone(admission), state }
     }

@@ -41,6 +41,7 @@ pub(super) async fn serve<I, H, F, B>(
         let response = Box::pin(handler(request, Arc::clone(state)));
         async move {
             let mut response = response.await.map(|body| ExchangeBody { body, _exchange: exchange });
+            limits.announce_http3(state, response.headers_mut());
             if may_close && stop.is_sent() {
                 state.linger_on_close();
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

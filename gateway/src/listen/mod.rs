@@ -13,6 +13,7 @@
 //! | [`connection`] | the state of one connection |
 //! | [`monitored`] | its socket: a write timeout, a minimum read rate, resets |
 //! | [`http1`], [`http2`] | its requests |
+//! | [`http3`] | accept loop, connections and requests of HTTP/3 over QUIC |
 //! | [`drain`] | graceful drain |
 //! | [`admission`] | connection limits, in total and for each client |
 //! | [`tls`] | certificates from files, and TLS handshakes |
@@ -24,6 +25,7 @@ pub mod connection;
 pub mod drain;
 mod http1;
 mod http2;
+pub mod http3;
 mod monitored;
 pub mod proxy_protocol;
 pub mod rate;

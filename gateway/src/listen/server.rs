@@ -5,6 +5,7 @@
 //! that was accepted ([`crate::listen::drain`]).
 //!
 //! A connection speaks HTTP/1.1 ([`http1`]), or HTTP/2 ([`http2`]) if its client chooses it in the TLS handshake.
+//! HTTP/3 has an accept loop of its own ([`crate::listen::http3`]).
 
 use crate::listen::admission::{self, Admission};
 use crate::listen::connection::{Connection, CountedConnection};
@@ -19,22 +20,23 @@ use crate::listen::{http1, http2};
 use crate::metrics::HttpMetrics;
 use bytes::Bytes;
 use futures::FutureExt as _;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use http_body::Body;
 use http_body_util::{Either, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use services::client_budgets::ClientBudgets;
 use std::io;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The body of a request, which is empty over HTTP/2.
+/// The body of a request, which is empty over HTTP/2 and HTTP/3.
 pub type RequestBody = Either<Paced<Incoming>, Empty<Bytes>>;
 
 /// An extension of a response that does not count as a request in progress, because its client is at its limit: it is
-/// small, and over HTTP/2 a connection has few of them at a time.
+/// small, and over HTTP/2 and HTTP/3 a connection has few of them at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Uncounted;
 
@@ -60,6 +62,11 @@ pub struct ConnectionLimits {
     pub tls: Option<Arc<Tls>>,
     /// The PROXY protocol, if the listener speaks it.
     pub proxy_headers: Option<Arc<ProxyHeaders>>,
+    /// The header `Alt-Svc` of responses over TLS, if HTTP/3 is spoken at the same address.
+    pub alt_svc: Option<HeaderValue>,
+    /// The memory of response bodies, of which HTTP/3 takes what waits for acknowledgements. `None` for no limit but
+    /// that of each connection.
+    pub memory: Option<Arc<ClientBudgets>>,
 }
 
 impl ConnectionLimits {
@@ -80,6 +87,15 @@ impl ConnectionLimits {
             admission: Arc::new(Admission::new(bounds)),
             tls: None,
             proxy_headers: None,
+            alt_svc: None,
+            memory: None,
+        }
+    }
+
+    /// Adds `Alt-Svc` (RFC 7838, section 3) to a response over TLS.
+    pub(super) fn announce_http3(&self, connection: &Connection, headers: &mut http::HeaderMap) {
+        if let Some(alt_svc) = self.alt_svc.as_ref().filter(|_| connection.is_encrypted()) {
+            headers.insert(http::header::ALT_SVC, alt_svc.clone());
         }
     }
 }

@@ -78,8 +78,8 @@ pub struct Gateway {
     /// The resources of representations.
     pub resources: Resources,
     router: Router,
-    /// Limits the requests in progress over HTTP/2, of which one connection has many, and those of clients behind trusted
-    /// proxies, which have one connection together. The connections of other clients are limited.
+    /// Limits the requests in progress over HTTP/2 and HTTP/3, of which one connection has many, and those of clients
+    /// behind trusted proxies, which have one connection together. The connections of other clients are limited.
     requests: Arc<Limiter>,
     /// Limits the requests that wait for a name look-up.
     lookups: Arc<Limiter>,
@@ -201,7 +201,8 @@ impl Gateway {
         }
     }
 
-    /// Counts a request over HTTP/2 until its end: also an answer from memory keeps memory until the client takes it.
+    /// Counts a request over HTTP/2 or HTTP/3 until its end: also an answer from memory keeps memory until the client
+    /// takes it.
     ///
     /// # Errors
     /// The client, or all clients together, are at their limit.
@@ -268,7 +269,7 @@ impl Gateway {
             connection.become_tunnel(&mut request, client.address);
             head = request.into_parts().0;
         }
-        let mut exchange = Exchange::begin(&self.metrics, &head.method);
+        let mut exchange = Exchange::begin(&self.metrics, &head.method, head.version);
         exchange.log(self.log.begin(&head, &client));
         let clock = self.log.logs_slow_requests().then(|| Arc::new(StepClock::new(exchange.started())));
         let phase = Phase::timed(clock.clone());

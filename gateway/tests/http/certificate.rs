@@ -1,12 +1,13 @@
 //! Certificates in files, and clients that trust them.
 
+use gateway::listen::http3;
 use gateway::listen::server::ConnectionLimits;
 use gateway::listen::tls::{Tls, TlsFiles};
 use gateway::metrics::CertificateMetrics;
 use rcgen::CertifiedKey;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ALL_VERSIONS, ClientConfig, RootCertStore, SupportedProtocolVersion};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -52,7 +53,7 @@ impl Files {
 
     /// The settings of these files.
     pub fn of(certificate: &Path, key: &Path, http2: bool) -> TlsFiles {
-        TlsFiles { certificate: certificate.to_owned(), key: key.to_owned(), http2 }
+        TlsFiles { certificate: certificate.to_owned(), key: key.to_owned(), http2, http3: true }
     }
 
     /// A bound socket, and the limits with which it serves this certificate.
@@ -62,7 +63,21 @@ impl Files {
         (TcpListener::bind("127.0.0.1:0").await.expect("a free port"), limits)
     }
 
-    /// The same, with reloads.
+    /// The same with HTTP/2, and a socket for HTTP/3 at the same address.
+    pub async fn listeners(&self, limits: &ConnectionLimits) -> (TcpListener, ConnectionLimits, UdpSocket) {
+        loop {
+            let (listener, limits) = self.listener(limits, true).await;
+            let address = listener.local_addr().expect("is bound");
+            // Another program may have the UDP port of the same number.
+            if let Ok(socket) = UdpSocket::bind(address) {
+                socket.set_nonblocking(true).expect("is set");
+                let alt_svc = Some(http3::alt_svc(address.port()));
+                return (listener, ConnectionLimits { alt_svc, ..limits }, socket);
+            }
+        }
+    }
+
+    /// The same as by [`Self::listener`], with reloads.
     pub async fn watched_listener(
         &self,
         limits: &ConnectionLimits,

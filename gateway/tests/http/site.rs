@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use gateway::limits::RequestLimits;
 use gateway::listen::connection::Connection;
 use gateway::listen::drain::Drain;
+use gateway::listen::http3;
 use gateway::listen::server::{ConnectionLimits, RequestBody, serve};
 use gateway::listen::socket::Listener;
 use gateway::metrics::HttpMetrics;
@@ -49,7 +50,7 @@ pub struct Setup {
     pub welcome: Option<Cid>,
     pub names: Arc<dyn NameResolver>,
     pub routing: Option<(Arc<dyn PeerFinder>, routing_v1::RoutingResponseLimits)>,
-    /// Whether there is a listener with TLS as well.
+    /// Whether there is a listener with TLS as well, which speaks HTTP/3, too.
     pub tls: bool,
 }
 
@@ -114,12 +115,15 @@ impl Setup {
             let gateway = Arc::clone(&answering);
             async move { gateway.handle(request, connection).await }
         };
-        let limits = ConnectionLimits::of(&self.http);
+        let memory = Some(Arc::clone(&gateway.limits().memory));
+        let limits = ConnectionLimits { memory, ..ConnectionLimits::of(&self.http) };
         let encrypted = match self.tls {
             true => {
                 let (files, certificate) = Files::new();
-                let (listener, limits) = files.listener(&limits, true).await;
+                let (listener, limits, socket) = files.listeners(&limits).await;
                 let address = listener.local_addr().expect("is bound");
+                let quic = http3::serve(socket, limits.clone(), Arc::clone(&metrics), drain.clone(), handler.clone());
+                tokio::spawn(quic);
                 tokio::spawn(serve(listener, limits, Arc::clone(&metrics), drain.clone(), handler.clone()));
                 Some(Encrypted { address, certificate })
             }

@@ -33,9 +33,10 @@ export class Browser {
    * Playwright starts it with a fresh profile, which it deletes afterwards. Certificates for the key with the hash
    * `trustedKey` are trusted.
    */
-  static async launch({ playwright, executable, screenshots, trustedKey }) {
+  static async launch({ playwright, executable, screenshots, trustedKey, quic = false, flags = [] }) {
     const browser = new Browser();
-    const args = [...FLAGS, `--ignore-certificate-errors-spki-list=${trustedKey}`];
+    const trust = `--ignore-certificate-errors-spki-list=${trustedKey}`;
+    const args = [...FLAGS.filter((flag) => !quic || flag !== "--disable-quic"), trust, ...flags];
     browser.#browser = await playwright.chromium.launch({ executablePath: executable, args });
     browser.#screenshots = screenshots;
     await mkdir(screenshots, { recursive: true });

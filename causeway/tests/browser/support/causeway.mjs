@@ -61,9 +61,8 @@ export class Causeway {
     /** The URL of the gateway, such as http://127.0.0.1:40123. */
     this.origin = /^ {2}gateway +(\S+)$/m.exec(output)[1].replace(/\/$/, "");
     this.port = new URL(this.origin).port;
-    /** The URL over TLS, with the name of its certificate, if it has one. */
-    this.encrypted = /^ {2}gateway +https:\/\/\S+:(\d+)/m.exec(output)?.[1];
-    if (this.encrypted) this.encrypted = `https://localhost:${this.encrypted}`;
+    /** The same with TLS, if the node has it. */
+    this.tlsOrigin = /^ {2}gateway +(https:\S+)$/m.exec(output)?.[1].replace(/\/$/, "");
     /** The URL of the welcome site. */
     this.welcome = /^ {2}welcome +(\S+)$/m.exec(output)[1];
     return this;

@@ -13,9 +13,9 @@
 
 mod cork;
 mod frames;
-mod pace;
-mod progress;
-mod stream;
+pub(super) mod pace;
+pub(super) mod progress;
+pub(super) mod stream;
 #[cfg(test)]
 mod tests;
 

@@ -29,7 +29,7 @@ const TIMEOUTS_MAX: u32 = 10;
 
 /// The client takes a response too slowly, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum TooSlow {
+pub(in crate::listen) enum TooSlow {
     /// Nothing was taken for the send timeout, or less than a turn for [`TIMEOUTS_MAX`] of them.
     #[error("a client did not read a response (http.send_timeout_seconds): its stream is reset")]
     Stalled,
@@ -39,7 +39,7 @@ pub(super) enum TooSlow {
 }
 
 /// The rate at which a client takes one response.
-pub(super) struct Pace {
+pub(in crate::listen) struct Pace {
     progress: Arc<StreamProgress>,
     min: RateMin,
     timeout: Duration,

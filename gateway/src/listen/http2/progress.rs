@@ -21,7 +21,7 @@ const BYTE_PARTS: u64 = 256;
 ///
 /// All of them are polled by the task of the connection, so the order of accesses does not matter.
 #[derive(Debug, Default)]
-pub(super) struct ConnectionProgress {
+pub(in crate::listen) struct ConnectionProgress {
     /// The number of bytes of data.
     bytes: AtomicU64,
     /// What a stream would have sent if all that were sending had taken turns, in parts of a byte.
@@ -32,7 +32,7 @@ pub(super) struct ConnectionProgress {
 
 /// What one stream has sent.
 #[derive(Debug)]
-pub(super) struct StreamProgress {
+pub(in crate::listen) struct StreamProgress {
     connection: Arc<ConnectionProgress>,
     bytes: AtomicU64,
     /// The number of bytes of pieces that exist. An empty piece, which ends a stream, counts as a byte.
@@ -43,7 +43,7 @@ pub(super) struct StreamProgress {
 
 /// The state of a stream's progress at some time.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Mark {
+pub(in crate::listen) struct Mark {
     bytes: u64,
     of_connection: u64,
     fair_share: u64,
@@ -51,7 +51,7 @@ pub(super) struct Mark {
 
 /// What was sent after a [`Mark`], in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sent {
+pub(in crate::listen) struct Sent {
     /// By the stream.
     pub bytes: u64,
     /// By all streams of the connection.
@@ -119,7 +119,7 @@ impl Drop for StreamProgress {
 
 /// A piece of a stream's data.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(in crate::listen) struct Piece {
     bytes: Bytes,
     /// What it counts.
     held: usize,

@@ -35,7 +35,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The number of bytes for which a stream asks at a time, so that streams take turns. With the header of its frame,
 /// such a piece is one TLS record.
-pub(super) const SEND_BYTES_MAX: usize = 16 * 1024 - 9;
+pub(in crate::listen) const SEND_BYTES_MAX: usize = 16 * 1024 - 9;
 /// The maximum number of bytes of one stream that wait for the socket.
 pub(super) const UNSENT_BYTES_MAX: usize = 64 * 1024;
 /// The length of chunks whose last piece is copied, so that it does not keep them in memory.
@@ -89,6 +89,7 @@ where
         },
     };
     complete_head(&mut head.headers, &body);
+    limits.announce_http3(exchange.connection(), &mut head.headers);
     // A head waits for the socket only, and not for long if no write is pending. Otherwise the end of the stream is a
     // piece of its own, which tells when the head is sent.
     let ends = body.is_end_stream() && !exchange.connection().is_sending();
@@ -127,11 +128,11 @@ async fn until_released(progress: &Arc<StreamProgress>, limits: &ConnectionLimit
 }
 
 /// A response that is not counted as a request in progress.
-struct UncountedResponse<'a>(&'a AtomicUsize);
+pub(in crate::listen) struct UncountedResponse<'a>(&'a AtomicUsize);
 
 impl<'a> UncountedResponse<'a> {
     /// `None` if the connection has as many as it may have.
-    fn begin(responses: &'a AtomicUsize) -> Option<Self> {
+    pub(in crate::listen) fn begin(responses: &'a AtomicUsize) -> Option<Self> {
         let one_more = |count: usize| (count < UNCOUNTED_MAX).then_some(count + 1);
         responses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self(responses))
     }
@@ -144,7 +145,7 @@ impl Drop for UncountedResponse<'_> {
 }
 
 /// Waits for a future; `None` if the client resets the stream first, or disconnects.
-async fn until_reset<T>(
+pub(in crate::listen) async fn until_reset<T>(
     future: impl Future<Output = T>,
     mut reset: impl FnMut(&mut Context<'_>) -> Poll<()>,
 ) -> Option<T> {
@@ -157,7 +158,7 @@ async fn until_reset<T>(
 }
 
 /// Adds and removes headers as hyper does for HTTP/1.1.
-fn complete_head(headers: &mut HeaderMap, body: &impl Body) {
+pub(in crate::listen) fn complete_head(headers: &mut HeaderMap, body: &impl Body) {
     OF_CONNECTION.iter().for_each(|name| _ = headers.remove(*name));
     if let Some(length) = body.size_hint().exact().filter(|length| *length > 0) {
         headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));

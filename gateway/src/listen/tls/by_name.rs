@@ -4,9 +4,13 @@
 //! that of the files after all, as a client without a name gets it. If there is none, the handshake ends with the alert
 //! `unrecognized_name` (RFC 6066, section 3). A validation of the authority (tls-alpn-01, RFC 8737) gets the
 //! certificate of its challenge, and nothing is served over its connection.
+//!
+//! Over QUIC a handshake does not wait for a certificate: what there is not ends the handshake, or gets that of the
+//! files. Clients learn of HTTP/3 over TCP, where the certificate was obtained, and go back there if QUIC fails.
 
-use super::certificate::server_config;
+use super::certificate::{quic_config, server_config};
 use super::{FileCertificate, unix_now};
+use quinn::crypto::rustls::QuicServerConfig;
 use rustls::ServerConfig;
 use rustls::client::verify_server_name;
 use rustls::crypto::aws_lc_rs;
@@ -31,6 +35,14 @@ const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 pub(super) struct ByName {
     acme: Arc<Acme>,
     config: Arc<ServerConfig>,
+    quic: Option<Arc<QuicServerConfig>>,
+}
+
+/// Where a certificate that there is already comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CertificateSource {
+    Acme,
+    Files,
 }
 
 /// How a handshake is continued.
@@ -59,10 +71,46 @@ impl ResolvesServerCert for AcmeCertificates {
     }
 }
 
+/// Chooses a certificate for a handshake over QUIC, which cannot wait for one.
+struct QuicCertificates {
+    acme: AcmeCertificates,
+    files: Option<Arc<FileCertificate>>,
+}
+
+impl std::fmt::Debug for QuicCertificates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("QuicCertificates")
+    }
+}
+
+impl ResolvesServerCert for QuicCertificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let name = hello.server_name().map(str::to_ascii_lowercase);
+        match existing(&self.acme.0, name.as_deref(), self.files.as_deref()) {
+            Some(CertificateSource::Acme) => self.acme.resolve(hello),
+            Some(CertificateSource::Files) | None => {
+                self.files.as_ref().map(|files| Arc::clone(&files.current().certificate.certified))
+            }
+        }
+    }
+}
+
 impl ByName {
-    pub(super) fn new(acme: Arc<Acme>, http2: bool) -> Result<Self, rustls::Error> {
-        let config = server_config(Arc::new(AcmeCertificates(Arc::clone(&acme))), http2)?;
-        Ok(Self { acme, config: Arc::new(config) })
+    pub(super) fn new(
+        acme: Arc<Acme>,
+        files: Option<Arc<FileCertificate>>,
+        (http2, http3): (bool, bool),
+    ) -> Result<Self, rustls::Error> {
+        let certificates = || AcmeCertificates(Arc::clone(&acme));
+        let config = Arc::new(server_config(Arc::new(certificates()), http2)?);
+        let quic =
+            http3.then(|| quic_config(Arc::new(QuicCertificates { acme: certificates(), files }))).transpose()?;
+        Ok(Self { acme, config, quic })
+    }
+
+    /// The configuration of connections over QUIC, if HTTP/3 is spoken.
+    pub(super) fn quic(&self) -> Option<Arc<QuicServerConfig>> {
+        self.quic.clone()
     }
 
     /// Has failed orders repeated.
@@ -113,28 +161,33 @@ impl ByName {
     ) -> Choice {
         let of_files = || files.map_or(Choice::Unrecognized, |files| Choice::Serve(files.config()));
         let own = || Choice::Serve(Arc::clone(&self.config));
-        let Some(name) = name else {
-            return match (files, self.acme.any_certificate()) {
-                (None, Some(_)) => own(),
-                _ => of_files(),
-            };
-        };
-        if is_validation {
+        if let Some(name) = name.filter(|_| is_validation) {
             let challenge = self.acme.challenges().certificate(name).and_then(|found| validation_config(found).ok());
             return challenge.map_or(Choice::Unrecognized, |config| Choice::Validate(Arc::new(config)));
         }
-        let are_files_better = || self.acme.is_expired(name) && files.is_some_and(|files| is_valid(files, name));
-        if self.acme.certificate(name).is_some() && !are_files_better() {
-            return own();
-        }
-        if files.is_some_and(|files| is_for(&files.current().certificate.certified, name)) {
-            return of_files();
-        }
-        match self.acme.obtain(name, client).await {
-            Some(_) => own(),
-            None => of_files(),
+        match (existing(&self.acme, name, files), name) {
+            (Some(CertificateSource::Acme), _) => own(),
+            (Some(CertificateSource::Files), _) | (None, None) => of_files(),
+            (None, Some(name)) => match self.acme.obtain(name, client).await {
+                Some(_) => own(),
+                None => of_files(),
+            },
         }
     }
+}
+
+/// The source of the certificate that there is for a name, or for a client that asks for none.
+fn existing(acme: &Acme, name: Option<&str>, files: Option<&FileCertificate>) -> Option<CertificateSource> {
+    let Some(name) = name else {
+        let of_acme = || acme.any_certificate().map(|_| CertificateSource::Acme);
+        return files.map(|_| CertificateSource::Files).or_else(of_acme);
+    };
+    let are_files_better = || acme.is_expired(name) && files.is_some_and(|files| is_valid(files, name));
+    if acme.certificate(name).is_some() && !are_files_better() {
+        return Some(CertificateSource::Acme);
+    }
+    let are_for_it = |files: &&FileCertificate| is_for(&files.current().certificate.certified, name);
+    files.filter(are_for_it).map(|_| CertificateSource::Files)
 }
 
 /// The configuration of a validation, which offers no protocol of an application.

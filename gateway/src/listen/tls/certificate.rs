@@ -1,12 +1,14 @@
 //! [`TlsFiles`]: the files of a certificate and its key, and the configuration of connections.
 
 use super::unix_now;
+use quinn::crypto::rustls::QuicServerConfig;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::ResolvesServerCert;
 use rustls::sign::CertifiedKey;
+use rustls::version::TLS13;
 use services::fingerprint::FileFingerprint;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 /// The ALPN protocols (RFC 7301).
 pub(in crate::listen) const HTTP_2: &[u8] = b"h2";
 const HTTP_1_1: &[u8] = b"http/1.1";
+const HTTP_3: &[u8] = b"h3";
 
 /// A certificate or key file is invalid. The message names the file.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +52,8 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// Whether clients may choose HTTP/2.
     pub http2: bool,
+    /// Whether the certificate is used over QUIC as well, for HTTP/3.
+    pub http3: bool,
 }
 
 /// A certificate as it is used.
@@ -112,6 +117,17 @@ pub(super) fn server_config(
     let protocols = if http2 { &[HTTP_2, HTTP_1_1][..] } else { &[HTTP_1_1] };
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     Ok(config)
+}
+
+/// The same over QUIC, for HTTP/3: TLS 1.3 (RFC 9001, section 4.2).
+pub(super) fn quic_config(certificates: Arc<dyn ResolvesServerCert>) -> Result<Arc<QuicServerConfig>, rustls::Error> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13])?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(certificates);
+    config.ticketer = aws_lc_rs::Ticketer::new()?;
+    config.alpn_protocols = vec![HTTP_3.to_vec()];
+    let config = QuicServerConfig::try_from(config).map_err(|error| rustls::Error::General(error.to_string()))?;
+    Ok(Arc::new(config))
 }
 
 /// When a certificate expires, in seconds since 1970.

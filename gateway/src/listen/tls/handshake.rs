@@ -6,7 +6,7 @@
 //! second ([`Admission`]), or waits itself.
 
 use super::Tls;
-use crate::listen::admission::{self, Admission, Bounds, Evictable};
+use crate::listen::admission::{self, Admission, Bounds, Evictable, Slot};
 use crate::listen::connection::Connection;
 use crate::listen::monitored::MonitoredStream;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio_rustls::server::TlsStream;
 const HANDSHAKES_MAX: usize = 2048;
 const CLIENT_HANDSHAKES_MAX: usize = 64;
 /// The time for a handshake, unless that for the head of a request is shorter.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(in crate::listen) const TIMEOUT: Duration = Duration::from_secs(10);
 /// The time before a handshake can be replaced by another one.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -34,6 +34,12 @@ impl Default for Handshakes {
 }
 
 impl Tls {
+    /// Counts an unfinished handshake, over TCP or QUIC, until the slot is dropped.
+    pub(in crate::listen) fn begin_handshake(&self, connection: &Arc<Connection>) -> Slot {
+        let handshake = Arc::new(Handshake { since: Instant::now(), connection: Arc::clone(connection) });
+        self.handshakes.0.register(connection.peer().ip(), handshake)
+    }
+
     /// Performs a handshake with a client, within the timeout.
     pub(in crate::listen) async fn accept(
         &self,
@@ -41,12 +47,11 @@ impl Tls {
         connection: &Arc<Connection>,
         header_timeout: Duration,
     ) -> Option<TlsStream<MonitoredStream>> {
-        let handshake = Arc::new(Handshake { since: Instant::now(), connection: Arc::clone(connection) });
-        let slot = self.handshakes.0.register(connection.peer().ip(), handshake);
+        let slot = self.begin_handshake(connection);
         let shaking = async {
             slot.admitted().await.ok()?;
             let shaken = match (&self.by_name, &self.files) {
-                (Some(by_name), files) => by_name.accept(stream, connection.peer().ip(), files.as_ref()).await,
+                (Some(by_name), files) => by_name.accept(stream, connection.peer().ip(), files.as_deref()).await,
                 (None, Some(files)) => TlsAcceptor::from(files.config()).accept(stream).await,
                 (None, None) => return None,
             };

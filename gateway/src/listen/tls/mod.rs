@@ -13,14 +13,15 @@
 
 mod by_name;
 pub mod certificate;
-mod handshake;
+pub(in crate::listen) mod handshake;
 
 pub use self::certificate::{TlsError, TlsFiles};
 
 use self::by_name::ByName;
-use self::certificate::{LoadedCertificate, server_config};
+use self::certificate::{LoadedCertificate, quic_config, server_config};
 use self::handshake::Handshakes;
 use crate::metrics::CertificateMetrics;
+use quinn::crypto::rustls::QuicServerConfig;
 use rustls::ServerConfig;
 use rustls::sign::SingleCertAndKey;
 use services::acme::Acme;
@@ -35,7 +36,7 @@ const FILES_EVERY: Duration = Duration::from_secs(2);
 /// The certificates of a listener.
 pub struct Tls {
     /// The files of a certificate, and what was read; a listener with certificates by ACME may have none.
-    files: Option<FileCertificate>,
+    files: Option<Arc<FileCertificate>>,
     /// Certificates by ACME, and the configuration for them.
     by_name: Option<ByName>,
     /// Notified when the files must be read again.
@@ -58,6 +59,8 @@ struct Current {
     certificate: LoadedCertificate,
     /// The configuration of the next connection with it.
     config: Arc<ServerConfig>,
+    /// The same over QUIC, if HTTP/3 is spoken.
+    quic: Option<Arc<QuicServerConfig>>,
     /// Why the last read failed.
     failure: Option<Failure>,
 }
@@ -93,16 +96,18 @@ impl Tls {
     /// [`TlsError`].
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let (reload, handshakes) = (Notify::new(), Handshakes::default());
-        Ok(Self { files: Some(FileCertificate::load(files)?), by_name: None, reload, handshakes })
+        Ok(Self { files: Some(Arc::new(FileCertificate::load(files)?)), by_name: None, reload, handshakes })
     }
 
-    /// The certificates by ACME, and that of the files, if there are any, for other names.
+    /// The certificates by ACME, and that of the files, if there are any, for other names; whether clients may choose
+    /// HTTP/2 and HTTP/3.
     ///
     /// # Errors
     /// [`TlsError`] about the files.
-    pub fn with_acme(files: Option<TlsFiles>, acme: Arc<Acme>, http2: bool) -> Result<Self, TlsError> {
-        let files = files.map(FileCertificate::load).transpose()?;
-        let by_name = ByName::new(acme, http2).map_err(|error| TlsError::Configuration(error.to_string()))?;
+    pub fn with_acme(files: Option<TlsFiles>, acme: Arc<Acme>, versions: (bool, bool)) -> Result<Self, TlsError> {
+        let files = files.map(FileCertificate::load).transpose()?.map(Arc::new);
+        let by_name =
+            ByName::new(acme, files.clone(), versions).map_err(|error| TlsError::Configuration(error.to_string()))?;
         Ok(Self { files, by_name: Some(by_name), reload: Notify::new(), handshakes: Handshakes::default() })
     }
 
@@ -116,6 +121,15 @@ impl Tls {
     pub fn reload(&self) {
         self.reload.notify_one();
         self.by_name.iter().for_each(ByName::retry);
+    }
+
+    /// The configuration of the next connection over QUIC; `None` if HTTP/3 is not spoken.
+    pub(in crate::listen) fn quic(&self) -> Option<Arc<QuicServerConfig>> {
+        match (&self.by_name, &self.files) {
+            (Some(by_name), _) => by_name.quic(),
+            (None, Some(files)) => files.current().quic.clone(),
+            (None, None) => None,
+        }
     }
 
     /// Checks the files for changes, for as long as the listener serves.
@@ -136,16 +150,18 @@ impl Tls {
 impl FileCertificate {
     fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let read = files.fingerprints();
-        let (certificate, config) = Self::read(&files)?;
-        Ok(Self { current: Mutex::new(Current { read, certificate, config, failure: None }), files })
+        let current = Self::read(&files, read)?;
+        Ok(Self { current: Mutex::new(current), files })
     }
 
-    fn read(files: &TlsFiles) -> Result<(LoadedCertificate, Arc<ServerConfig>), TlsError> {
+    /// Reads the files, whose fingerprints are these.
+    fn read(files: &TlsFiles, read: Fingerprints) -> Result<Current, TlsError> {
         let certificate = files.read()?;
-        let only = SingleCertAndKey::from(Arc::clone(&certificate.certified));
-        let config = server_config(Arc::new(only), files.http2);
-        let config = config.map_err(|error| TlsError::Configuration(error.to_string()))?;
-        Ok((certificate, Arc::new(config)))
+        let only = Arc::new(SingleCertAndKey::from(Arc::clone(&certificate.certified)));
+        let unusable = |error: rustls::Error| TlsError::Configuration(error.to_string());
+        let config = Arc::new(server_config(Arc::clone(&only) as _, files.http2).map_err(unusable)?);
+        let quic = files.http3.then(|| quic_config(only)).transpose().map_err(unusable)?;
+        Ok(Current { read, certificate, config, quic, failure: None })
     }
 
     fn read_if_changed(&self, is_asked: bool, metrics: &CertificateMetrics) {
@@ -153,13 +169,13 @@ impl FileCertificate {
         if !is_asked && self.current().is_read(&found) {
             return;
         }
-        let read = Self::read(&self.files);
+        let read = Self::read(&self.files, found);
         let mut current = self.current();
         match read {
-            Ok((certificate, config)) => {
+            Ok(new) => {
                 tracing::info!(certificate = %self.files.certificate.display(), "the certificate was reloaded");
-                metrics.expiry.set(certificate.expiry);
-                *current = Current { read: found, certificate, config, failure: None };
+                metrics.expiry.set(new.certificate.expiry);
+                *current = new;
             }
             Err(error) if current.fail(found, error.to_string(), is_asked) => {
                 metrics.failures.inc();
@@ -221,7 +237,7 @@ mod tests {
         let ((first, first_key), (second, second_key)) = (pair(), pair());
         write(&certificate, &first);
         write(&key, &first_key);
-        let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), http2: false };
+        let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), http2: false, http3: false };
         let (tls, metrics) = (FileCertificate::load(files).expect("loads"), CertificateMetrics::default());
         // A check between the writes of both files is no failure.
         fs::remove_file(&key).expect("removes");

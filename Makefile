@@ -13,7 +13,7 @@ PROFILE := --release --locked --workspace
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
 
 .PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
-    bench-network bench-trace bench-policies kubo pebble deny
+    bench-network bench-trace bench-policies kubo pebble otelcol deny
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -56,7 +56,7 @@ sbom: ## Print the software bill of materials of the binary (CycloneDX)
 
 # "cargo test" puts the binary where "cargo build" does. A separate build would recompile much of it, because the tests'
 # dependencies enable more features of shared crates.
-test: lint kubo pebble ## Check style, then run all tests, including those with a real Kubo and in a browser
+test: lint kubo pebble otelcol ## Check style, then run all tests, including those with a real Kubo and in a browser
 	cargo test $(PROFILE) --no-fail-fast $(FILTER)
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
@@ -98,7 +98,7 @@ test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: FUZZ_SECONDS ?= 600
-test-long: lint kubo pebble ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes two to three hours
+test-long: lint kubo pebble otelcol ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes two to three hours
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
@@ -159,6 +159,9 @@ kubo: ## Build Kubo, the real peer of tests and benchmarks, unless it is already
 
 pebble: ## Build Pebble, the ACME server of tests, unless it is already built
 	@scripts/pebble
+
+otelcol: ## Build the OpenTelemetry Collector of tests, unless it is already built
+	@scripts/otelcol
 
 deny: ## Check licences, sources and known vulnerabilities of dependencies (needs cargo-deny and network access)
 	cargo deny --locked --all-features check

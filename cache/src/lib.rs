@@ -70,7 +70,7 @@ pub use crate::ram::{Ram, RamPolicy};
 pub use crate::reports::MissingBlocks;
 pub use crate::singleflight::Singleflight;
 pub use crate::store::{BlockStore, DegradedReason, Evict, Evicted, Held, ScrubPass, Stats, StoreStats, withheld_by};
-pub use crate::tiers::{Counted, Local, Through, Tiers};
+pub use crate::tiers::{Counted, Local, LookupObserver, Through, Tiers};
 
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,23 @@ const DISK_ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Blocks evicted in one call, so that reads and writes can happen in between.
 const EVICTED_AT_ONCE: usize = 1024;
 
+/// Learns how the blocks of one request are looked up, for its trace. It is called in the middle of look-ups, and must
+/// not block.
+pub trait LookupObserver: Send + Sync {
+    /// The disk was read for a block from `since` until now; `hit` is whether it has the block.
+    fn disk_read(&self, cid: &Cid, since: Instant, hit: bool);
+
+    /// The block is being fetched for another request, whose result this request shares.
+    fn follows(&self, cid: &Cid);
+}
+
+/// The upstream of a reader, and its observer if it has one.
+#[derive(Clone)]
+struct Upstream {
+    source: Arc<dyn BlockSource>,
+    observer: Option<Arc<dyn LookupObserver>>,
+}
+
 /// The local tiers. Clones are handles to the same ones.
 #[derive(Clone)]
 pub struct Tiers {
@@ -85,7 +102,12 @@ impl Tiers {
     /// upstream, and its error applies to the followers, except for followers that joined late, which then ask their
     /// own upstream.
     pub fn through(&self, upstream: Arc<dyn BlockSource>) -> Through {
-        Through { inner: Arc::clone(&self.inner), upstream }
+        self.observed(upstream, None)
+    }
+
+    /// The same, with an observer of the look-ups of one request.
+    pub fn observed(&self, upstream: Arc<dyn BlockSource>, observer: Option<Arc<dyn LookupObserver>>) -> Through {
+        Through { inner: Arc::clone(&self.inner), upstream: Upstream { source: upstream, observer } }
     }
 
     /// An upstream whose blocks are counted as those of the network tier, for a reader that stores them itself. It
@@ -263,18 +285,23 @@ impl Inner {
 
     /// Fetches a block in a task of its own, which is aborted when the last caller leaves. A client that does not read
     /// does not poll the fetch either, and must not occupy a slot in a queue meanwhile.
-    async fn spawn_fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> FetchResult {
+    async fn spawn_fetch(self: Arc<Self>, upstream: Upstream, cid: Cid, key: BlockKey) -> FetchResult {
         let task = tokio::spawn(self.fetch(upstream, cid, key));
         AbortOnDropHandle::new(task).await.unwrap_or(Err(SourceError::Closed))
     }
 
     /// Fetches a block from the disk or the upstream.
-    async fn fetch(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> FetchResult {
+    async fn fetch(self: Arc<Self>, upstream: Upstream, cid: Cid, key: BlockKey) -> FetchResult {
         // An earlier call may have completed between this caller's look-up in RAM and the start of this call.
         if let Some(data) = self.ram.find_again(&key) {
             return Ok(Block::from_verified(cid, data));
         }
-        let failed = match self.find_on_disk(&key).await {
+        let since = upstream.observer.is_some().then(Instant::now);
+        let found = self.find_on_disk(&key).await;
+        if let (Some(observer), Some(since)) = (&upstream.observer, since) {
+            observer.disk_read(&cid, since, matches!(found, Ok(Some(_))));
+        }
+        let failed = match found {
             Ok(Some(data)) => {
                 self.fill_ram(&cid, key, &data)?;
                 return Ok(Block::from_verified(cid, data));
@@ -289,7 +316,7 @@ impl Inner {
             self.fill_ram(&cid, key, block.data())?;
             return Ok(block);
         }
-        let block = match (self.get_upstream(&*upstream, &cid).await, failed) {
+        let block = match (self.get_upstream(&*upstream.source, &cid).await, failed) {
             // The upstream does not have it, but the disk may: report the disk's error.
             (Err(SourceError::NotFound { .. }), Some(failed)) => return Err(failed),
             (result, _) => result?,
@@ -319,12 +346,15 @@ impl Inner {
         self.disk_is_stuck.store(!taken, Ordering::Relaxed);
     }
 
-    async fn join(self: Arc<Self>, upstream: Arc<dyn BlockSource>, cid: Cid, key: BlockKey) -> FetchResult {
+    async fn join(self: Arc<Self>, upstream: Upstream, cid: Cid, key: BlockKey) -> FetchResult {
         let start = Instant::now();
-        let fetch = || Arc::clone(&self).spawn_fetch(Arc::clone(&upstream), cid, key);
+        let fetch = || Arc::clone(&self).spawn_fetch(upstream.clone(), cid, key);
         let call = self.flights.join(key, fetch);
         if call.1 {
             self.metrics.followers.inc();
+            if let Some(observer) = &upstream.observer {
+                observer.follows(&cid);
+            }
         }
         // The limits of the leader's client do not apply to followers.
         let leader_only = |outcome: &FetchResult| outcome.as_ref().is_err_and(SourceError::is_of_client);
@@ -445,7 +475,7 @@ impl BlockSource for Local {
 #[derive(Clone)]
 pub struct Through {
     inner: Arc<Inner>,
-    upstream: Arc<dyn BlockSource>,
+    upstream: Upstream,
 }
 
 impl BlockSource for Through {
@@ -462,7 +492,7 @@ impl BlockSource for Through {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        let (wanted, upstream) = (*cid, Arc::clone(&self.upstream));
+        let (wanted, upstream) = (*cid, self.upstream.clone());
         self.inner.get(cid, move |inner, key| inner.join(upstream, wanted, key).boxed())
     }
 

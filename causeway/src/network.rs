@@ -13,7 +13,7 @@ use p2p_bridge::names::publish::{self, Publisher};
 use p2p_bridge::names::{Names, NamesOptions};
 use p2p_bridge::network_policy::NetworkPolicy;
 use p2p_bridge::options::ServeTo;
-use p2p_bridge::{Bridge, BridgeOptions, KeySource, StartError};
+use p2p_bridge::{Bridge, BridgeOptions, KeySource, SessionObserver, StartError};
 use prometheus_client::registry::Registry;
 use services::limiter::Limiter;
 use services::p2p;
@@ -22,8 +22,8 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Creates a source of blocks that peers have below a root.
-type Upstream = dyn Fn(&Cid) -> Arc<dyn BlockSource> + Send + Sync;
+/// Creates a source of blocks that peers have below a root, with an observer if a request is traced.
+type Upstream = dyn Fn(&Cid, Option<Arc<dyn SessionObserver>>) -> Arc<dyn BlockSource> + Send + Sync;
 
 /// The network, or offline mode.
 pub enum Network {
@@ -57,8 +57,10 @@ impl Network {
     pub fn sources(&self, tiers: &Tiers, fetches: Limiter) -> Sources {
         let upstream = self.upstream();
         let (local, tiers, policy) = (Arc::new(tiers.held()), tiers.clone(), Arc::clone(tiers.policy()));
-        let open_session: Box<OpenSession> =
-            Box::new(move |root, gate| Arc::new(tiers.through(Arc::new(PermitSource::new(upstream(root), gate)))));
+        let open_session: Box<OpenSession> = Box::new(move |root, gate| {
+            let (lookups, session) = (gate.lookup_observer(), gate.session_observer());
+            Arc::new(tiers.observed(Arc::new(PermitSource::new(upstream(root, session), gate)), lookups))
+        });
         Sources { local, open_session, fetches: Arc::new(fetches), policy }
     }
 
@@ -67,11 +69,11 @@ impl Network {
         match self {
             Self::Offline(_) => {
                 let empty = Arc::new(MemoryBlocks::new());
-                Box::new(move |_| Arc::clone(&empty) as _)
+                Box::new(move |_, _| Arc::clone(&empty) as _)
             }
             Self::Online(bridge) => {
                 let bridge = bridge.clone();
-                Box::new(move |root| bridge.session(root))
+                Box::new(move |root, observer| bridge.observed_session(root, observer))
             }
         }
     }
@@ -81,7 +83,7 @@ impl Network {
         let (bridge, upstream, counting) = (self.bridge(), self.upstream(), tiers.clone());
         PinNetwork {
             local: Arc::new(tiers.local()),
-            session: Box::new(move |root| Arc::new(counting.counted(upstream(root)))),
+            session: Box::new(move |root| Arc::new(counting.counted(upstream(root, None)))),
             policy,
             bridge,
             peer_id: self.peer_id(),

@@ -24,6 +24,7 @@ pub fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     services::acme::check(loaded)?;
     p2p::check(loaded)?;
     services::front_caches::check(loaded)?;
+    services::telemetry::check(loaded)?;
     Lists::check(&loaded.config.policy, &loaded.config.data_dir)
         .map_err(|error| loaded.error(error.setting, error.to_string()))
 }

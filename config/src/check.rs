@@ -13,6 +13,8 @@ const SECONDS_MAX: u64 = 365 * 24 * 3600;
 const HOURS_MAX: u64 = SECONDS_MAX / 3600;
 /// The maximum of rates per second, and of their bursts.
 const RATE_MAX: u64 = 1_000_000;
+/// The maximum number of resource attributes.
+const RESOURCE_ATTRIBUTES_MAX: usize = 64;
 
 /// Validates what the types of single values cannot.
 ///
@@ -36,6 +38,7 @@ pub(crate) fn check(loaded: &Loaded) -> Result<(), ConfigError> {
     tls_is_complete(loaded)?;
     http3_has_an_address(loaded)?;
     access_file_has_a_format(loaded)?;
+    telemetry_is_valid(loaded)?;
     acme::check(loaded)?;
     proxy_protocol_has_proxies(loaded)?;
     admin_is_not_exposed(loaded)
@@ -273,6 +276,39 @@ fn access_file_has_a_format(loaded: &Loaded) -> Result<(), ConfigError> {
     let reason = "needs log.access_format = \"text\", \"json\" or \"combined\": lines in the format \"log\" are part of the \
                   log";
     Err(loaded.error("log.access_file", reason))
+}
+
+/// The collector is at an HTTP URL without credentials, which logs show, and the ratio is a share.
+fn telemetry_is_valid(loaded: &Loaded) -> Result<(), ConfigError> {
+    let telemetry = &loaded.config.telemetry;
+    // Not a number is in no range.
+    if !(0.0..=1.0).contains(&telemetry.sample_ratio) {
+        let reason = format!("{} is not a share: write a number from 0 to 1", telemetry.sample_ratio);
+        return Err(loaded.error("telemetry.sample_ratio", reason));
+    }
+    if telemetry.service_name.is_empty() {
+        return Err(loaded.error("telemetry.service_name", "must not be empty"));
+    }
+    if telemetry.resource_attributes.len() > RESOURCE_ATTRIBUTES_MAX {
+        let reason = format!("has more than {RESOURCE_ATTRIBUTES_MAX} attributes");
+        return Err(loaded.error("telemetry.resource_attributes", reason));
+    }
+    let endpoint = &telemetry.otlp_endpoint;
+    let below = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+    match below {
+        _ if endpoint.is_empty() => Ok(()),
+        Some(below) if below.is_empty() || below.starts_with('/') || below.contains(['?', '#', '@', ' ']) => {
+            let reason = "is a base URL with a host, and without credentials, a query or a fragment: credentials belong \
+                          in telemetry.otlp_headers";
+            Err(loaded.error("telemetry.otlp_endpoint", reason))
+        }
+        Some(_) => Ok(()),
+        None => {
+            let reason = "is neither an http:// nor an https:// URL, such as http://127.0.0.1:4318 (OTLP over gRPC is \
+                          not spoken)";
+            Err(loaded.error("telemetry.otlp_endpoint", reason))
+        }
+    }
 }
 
 /// The PROXY protocol is spoken at addresses of the public listener, by trusted proxies.

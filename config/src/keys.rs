@@ -29,10 +29,15 @@ pub fn changed(before: &Config, after: &Config) -> Vec<String> {
     let differs = |(a, b): &((String, Value), (String, Value))| a.1 != b.1;
     let mut changed: Vec<String> =
         keys(before).into_iter().zip(keys(after)).filter(differs).map(|(a, _)| a.0).collect();
-    // Serialised tokens are masked, so the trees do not show a changed one.
-    let token = "admin.token".to_owned();
-    if before.admin.token != after.admin.token && !changed.contains(&token) {
-        changed.push(token);
+    // Serialised secrets are masked, so the trees do not show a changed one.
+    let secrets = [
+        ("admin.token", before.admin.token != after.admin.token),
+        ("telemetry.otlp_headers", before.telemetry.otlp_headers != after.telemetry.otlp_headers),
+    ];
+    for (key, _) in secrets.into_iter().filter(|(_, differs)| *differs) {
+        if !changed.iter().any(|known| known == key) {
+            changed.push(key.to_owned());
+        }
     }
     changed
 }

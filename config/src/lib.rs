@@ -45,6 +45,6 @@ pub use load::{ConfigError, Loaded, Origin, load};
 pub use p2p::{DhtMode, P2p, Provide};
 pub use schema::{
     AccessAddresses, AccessFormat, AccessLog, Admin, Cache, Config, Host, Http, ListSetting, ListSource, Log,
-    LogFormat, Names, Pinning, PolicyMode, PolicySettings, RamPolicy, StoreKind, Uploads,
+    LogFormat, Names, Pinning, PolicyMode, PolicySettings, RamPolicy, StoreKind, Telemetry, Uploads,
 };
 pub use values::{AddressPattern, Route, Secret, ServeTo};

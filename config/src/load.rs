@@ -179,6 +179,7 @@ fn typed(key: &str, text: &str, default: &Value) -> Result<Value, String> {
     match default {
         Value::Integer(_) if shape::is_size(key) => Ok(Value::String(text.to_owned())),
         Value::Integer(_) => text.parse().map(Value::Integer).map_err(|_| format!("\"{text}\" is not a whole number")),
+        Value::Float(_) => text.parse().map(Value::Float).map_err(|_| format!("\"{text}\" is not a number")),
         Value::Boolean(_) => text.parse().map(Value::Boolean).map_err(|_| format!("\"{text}\" is not true or false")),
         Value::Array(_) => Ok(list(text.split(','))),
         _ => Ok(Value::String(text.to_owned())),

@@ -10,7 +10,7 @@ use crate::caches::FrontCache;
 use crate::listen::{FileMode, ListenAddress, TrustedProxy};
 use crate::p2p::P2p;
 pub use crate::values::{Host, ListSetting, ListSource};
-use crate::values::{Secret, addresses, cids};
+use crate::values::{Secret, addresses, attributes, cids};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -44,6 +44,8 @@ pub struct Config {
     pub policy: PolicySettings,
     /// Logging to standard error.
     pub log: Log,
+    /// Traces of requests, which are exported to a collector by the OpenTelemetry protocol (OTLP).
+    pub telemetry: Telemetry,
 }
 
 impl Default for Config {
@@ -59,6 +61,7 @@ impl Default for Config {
             pinning: Pinning::default(),
             policy: PolicySettings::default(),
             log: Log::default(),
+            telemetry: Telemetry::default(),
         }
     }
 }
@@ -637,9 +640,9 @@ pub struct Log {
     /// error. SIGHUP opens it again, so that logrotate can rename it. While it cannot be written, because the disk is
     /// full or slow, lines are dropped and counted (causeway_access_log_dropped), and requests are answered as before.
     pub access_file: PathBuf,
-    /// Addresses of clients in the access log and in the log of slow requests: "full"; "truncated" to the network (24
-    /// bits of IPv4, 48 of IPv6); "hashed" with a random key that is replaced at midnight UTC and at a start, so that
-    /// the requests of one client and day can be counted; "none".
+    /// Addresses of clients in the access log, in the log of slow requests and in traces: "full"; "truncated" to the
+    /// network (24 bits of IPv4, 48 of IPv6); "hashed" with a random key that is replaced at midnight UTC and at a
+    /// start, so that the requests of one client and day can be counted; "none".
     pub access_addresses: AccessAddresses,
     /// Write a warning to the log for a request whose response began or ended after so many seconds, with where the
     /// time went: admission, host, name, path, first block, body. 0 turns it off.
@@ -710,4 +713,43 @@ pub enum LogFormat {
     Text,
     /// For collectors: one JSON object a line.
     Json,
+}
+
+/// Traces of requests, exported by the OpenTelemetry protocol (OTLP).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Telemetry {
+    /// The base URL of a collector that speaks OTLP over HTTP in protobuf, such as "http://127.0.0.1:4318". Traces are
+    /// sent to /v1/traces below it. Empty: no request is traced.
+    pub otlp_endpoint: String,
+    /// Headers of each export, with credentials for the collector: "NAME=VALUE" pairs, separated by commas, with
+    /// percent-encoding of other characters, such as "authorization=Bearer%20TOKEN".
+    pub otlp_headers: Secret,
+    /// A file with such headers, one pair on each line or separated by commas. It is read at the start.
+    pub otlp_headers_file: PathBuf,
+    /// A file with root certificates in PEM format that the collector's certificate may be signed by, in addition to
+    /// those of the system.
+    pub otlp_ca: PathBuf,
+    /// The share of requests that are traced, from 0 to 1. A request whose trusted proxy (http.trusted_proxies) sent a
+    /// valid traceparent header is traced if, and only if, that header says that it is sampled.
+    pub sample_ratio: f64,
+    /// The name of this service in traces: the resource attribute service.name.
+    pub service_name: String,
+    /// Further resource attributes of all traces, such as "deployment.environment.name=production".
+    #[serde(deserialize_with = "attributes")]
+    pub resource_attributes: Vec<String>,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self {
+            otlp_endpoint: String::new(),
+            otlp_headers: Secret::default(),
+            otlp_headers_file: PathBuf::new(),
+            otlp_ca: PathBuf::new(),
+            sample_ratio: 0.01,
+            service_name: "causeway".to_owned(),
+            resource_attributes: Vec::new(),
+        }
+    }
 }

@@ -18,6 +18,7 @@ pub(crate) fn check(key: &str, value: &Value, default: &Value) -> Result<(), Str
     let expected = match (default, value) {
         (Value::Integer(_), Value::Integer(_))
         | (Value::Boolean(_), Value::Boolean(_))
+        | (Value::Float(_), Value::Float(_) | Value::Integer(_))
         | (Value::String(_), Value::String(_)) => return Ok(()),
         (Value::Array(_), Value::Array(entries)) => match entries.iter().find(|entry| !is_entry(entry)) {
             None => return Ok(()),
@@ -27,6 +28,7 @@ pub(crate) fn check(key: &str, value: &Value, default: &Value) -> Result<(), Str
         },
         (Value::Integer(_), _) if is_size(key) => "a size: write a whole number of bytes, or a string such as \"1GiB\"",
         (Value::Integer(_), _) => "a whole number",
+        (Value::Float(_), _) => "a number",
         (Value::Boolean(_), _) => "true or false",
         (Value::Array(_), _) => "a list: write strings in square brackets, such as [\"a\", \"b\"]",
         _ => "a string: write it in quotes",

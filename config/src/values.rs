@@ -53,6 +53,9 @@ pub enum ListSource {
     Url(String),
 }
 
+/// The maximum size of an attribute of the resource, in bytes.
+const ATTRIBUTE_BYTES_MAX: usize = 1024;
+
 /// A CID with room for the longest accepted digest: the same type as `content::Cid`.
 pub type Cid = cid::CidGeneric<128>;
 
@@ -116,6 +119,17 @@ fn each<'de, D: Deserializer<'de>, T>(
 /// Socket addresses.
 pub(crate) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SocketAddr>, D::Error> {
     each(deserializer, address)
+}
+
+/// Attributes of a resource: NAME=VALUE.
+pub(crate) fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    each(deserializer, |text| match text.split_once('=') {
+        Some((name, _)) if !name.trim().is_empty() && text.len() <= ATTRIBUTE_BYTES_MAX => Ok(text.to_owned()),
+        Some((name, _)) if !name.trim().is_empty() => {
+            Err(format!("an attribute has more than {ATTRIBUTE_BYTES_MAX} bytes"))
+        }
+        _ => Err(format!("\"{text}\" is not NAME=VALUE, such as deployment.environment.name=production")),
+    })
 }
 
 /// An IP address and a port. `localhost` stands for 127.0.0.1 without a lookup (RFC 6761, section 6.3).

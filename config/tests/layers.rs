@@ -71,6 +71,7 @@ fn other_value(key: &str, default: &Value) -> String {
     match (key, default) {
         (_, Value::Integer(number)) => (number + 1).to_string(),
         (_, Value::Boolean(yes)) => (!yes).to_string(),
+        (_, Value::Float(number)) => (number / 2.0).to_string(),
         ("http.listen" | "http.tls_listen" | "admin.listen", _) => "127.0.0.1:9,127.0.0.2:9".to_owned(),
         ("http.acme_directory", _) => "https://ca.example/directory".to_owned(),
         ("http.acme_contact", _) => "you@example.org,mailto:other@example.org".to_owned(),
@@ -92,6 +93,8 @@ fn other_value(key: &str, default: &Value) -> String {
         ("p2p.provide", _) => "all".to_owned(),
         ("cache.ram_policy", _) => "lru".to_owned(),
         ("cache.store", _) => "flat".to_owned(),
+        ("telemetry.otlp_endpoint", _) => "https://collector.example.org:4318".to_owned(),
+        ("telemetry.resource_attributes", _) => "deployment.environment.name=test,a=b".to_owned(),
         (_, Value::Array(_)) => PEER.to_owned(),
         ("log.format", _) => "json".to_owned(),
         ("log.access", _) => "log".to_owned(),
@@ -471,6 +474,38 @@ fn a_secret_is_never_shown() {
     let shown = toml::to_string(&loaded.config).expect("renders");
     assert!(shown.contains("token = \"***\"") && !shown.contains("hunter2"), "{shown}");
     assert!(!format!("{loaded:?}").contains("hunter2"));
+    let headers = ("CAUSEWAY_TELEMETRY_OTLP_HEADERS", "authorization=Bearer%20hunter2");
+    let loaded = with(&[], &[headers]).expect("loads");
+    let shown = toml::to_string(&loaded.config).expect("renders");
+    assert!(shown.contains("otlp_headers = \"***\"") && !format!("{shown}{loaded:?}").contains("hunter2"), "{shown}");
+    let before = with(&[], &[]).expect("loads").config;
+    assert_eq!(keys::changed(&before, &loaded.config), ["telemetry.otlp_headers"]);
+}
+
+#[test]
+fn settings_of_telemetry_are_checked() {
+    let table = [
+        ("OTLP_ENDPOINT", "127.0.0.1:4317", "telemetry.otlp_endpoint"),
+        ("OTLP_ENDPOINT", "grpc://127.0.0.1:4317", "telemetry.otlp_endpoint"),
+        ("OTLP_ENDPOINT", "http://user:secret@127.0.0.1", "telemetry.otlp_headers"),
+        ("OTLP_ENDPOINT", "http://127.0.0.1/?a", "telemetry.otlp_endpoint"),
+        ("OTLP_ENDPOINT", "https://", "telemetry.otlp_endpoint"),
+        ("SAMPLE_RATIO", "1.01", "from 0 to 1"),
+        ("SAMPLE_RATIO", "-0.1", "from 0 to 1"),
+        ("SAMPLE_RATIO", "NaN", "from 0 to 1"),
+        ("SAMPLE_RATIO", "1%", "is not a number"),
+        ("SERVICE_NAME", "", "telemetry.service_name"),
+        ("RESOURCE_ATTRIBUTES", "nonsense", "NAME=VALUE"),
+        ("RESOURCE_ATTRIBUTES", "=b", "NAME=VALUE"),
+    ];
+    for (name, value, expected) in table {
+        let variable = format!("CAUSEWAY_TELEMETRY_{name}");
+        let error = error_of(&[], &[(&*variable, value)]);
+        assert!(error.contains(expected), "{name}={value}: {error}");
+    }
+    let (_dir, path) = file("[telemetry]\nsample_ratio = 1\notlp_endpoint = \"https://collector.example/base\"\n");
+    let loaded = with(&["--config", &path], &[]).expect("loads");
+    assert_eq!(loaded.config.telemetry.sample_ratio, 1.0);
 }
 
 #[test]

@@ -79,6 +79,7 @@ impl RequestLog {
         Some(Box::new(AccessLine {
             log: Arc::clone(self),
             is_logged,
+            trace_id: client.trace.as_ref().map(|trace| trace.id().to_string()).unwrap_or_default(),
             client: self.addresses.text(client.address),
             method: printable(head.method.as_str().as_bytes(), METHOD_BYTES_MAX),
             host: printable(client.authority.as_bytes(), TEXT_BYTES_MAX),
@@ -103,6 +104,8 @@ pub struct AccessLine {
     log: Arc<RequestLog>,
     /// Whether it belongs to the access log, or only to that of slow requests.
     is_logged: bool,
+    /// The trace; empty if the request is not traced.
+    trace_id: String,
     client: String,
     method: String,
     host: String,
@@ -205,6 +208,7 @@ impl AccessLine {
             referer: Cow::Borrowed(&self.referer),
             user_agent: Cow::Borrowed(&self.user_agent),
             complete: Some(complete),
+            trace_id: Cow::Borrowed(&self.trace_id),
         }
     }
 
@@ -213,10 +217,16 @@ impl AccessLine {
         let tier = self.tier.map_or("", ContentTier::name);
         let first_byte_ms = self.first_byte.map(milliseconds);
         let client = if client.is_empty() { services::access_log::record::UNKNOWN } else { client };
+        let trace_id = self.logged_trace();
         tracing::info!(
             target: "access", %client, method, host, path, status, duration_ms = milliseconds(took), first_byte_ms,
-            bytes, tier, root, user_agent, complete
+            bytes, tier, root, user_agent, complete, trace_id
         );
+    }
+
+    /// The trace, if the request is traced.
+    fn logged_trace(&self) -> Option<&str> {
+        Some(&*self.trace_id).filter(|id| !id.is_empty())
     }
 
     /// Writes where the time of a slow request went. Steps that it did not have are left out.
@@ -238,6 +248,7 @@ impl AccessLine {
             first_block_ms = of(Step::FirstBlock),
             body_ms = body.map(milliseconds),
             body_waits_for_blocks_ms = body.map(|_| milliseconds(self.waits.total)),
+            trace_id = self.logged_trace(),
             "slow request"
         );
     }

@@ -20,6 +20,7 @@
 //! | [`routing_v1`] | the Delegated Routing V1 HTTP API |
 //! | [`limits`], [`workers`] | limits of one request; threads for CPU-bound responses |
 //! | [`running`], [`access_log`] | requests in progress; the logs of ended and of slow requests |
+//! | [`trace`] | the spans of a request that is traced |
 //! | [`metrics`], [`latency`] | metrics; histograms of latencies whose quantiles can be read |
 //! | [`landing`], [`mod@html`] | the page at `/`; parts that all pages share |
 //! | [`invalidate`] | cache invalidation by a purge |
@@ -44,4 +45,5 @@ pub mod resolve;
 pub mod respond;
 pub mod routing_v1;
 pub mod running;
+pub mod trace;
 pub mod workers;

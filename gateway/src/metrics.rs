@@ -6,6 +6,7 @@
 use crate::access_log::AccessLine;
 use crate::latency::{LatencyHistogram, LatencySnapshot};
 use crate::running::StepClock;
+use crate::trace::{RequestEnd, RequestTrace};
 use http::{HeaderMap, Method, StatusCode, Version};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -391,6 +392,10 @@ pub struct Exchange {
     end: Option<Abort>,
     /// The record for the access log, if it is enabled.
     access: Option<Box<AccessLine>>,
+    /// The trace, if the request is traced.
+    trace: Option<Arc<RequestTrace>>,
+    /// All bytes of the body.
+    sent_bytes: u64,
 }
 
 impl Exchange {
@@ -407,7 +412,14 @@ impl Exchange {
             body_bytes: 0,
             end: Some(Abort::Client),
             access: None,
+            trace: None,
+            sent_bytes: 0,
         }
+    }
+
+    /// Ends this trace at the end.
+    pub fn trace(&mut self, trace: Option<Arc<RequestTrace>>) {
+        self.trace = trace;
     }
 
     /// Writes this record to the access log at the end.
@@ -439,6 +451,9 @@ impl Exchange {
         if let Some(access) = &mut self.access {
             access.head(status, headers, tier, took);
         }
+        if let Some(trace) = &self.trace {
+            trace.head(status);
+        }
         self.tier = tier.map_or(TIERS.len() - 1, |tier| tier as usize);
         let of_tier = &self.metrics.tiers[self.tier];
         of_tier.requests.inc();
@@ -457,6 +472,7 @@ impl Exchange {
     /// Counts bytes of the body.
     pub fn sent(&mut self, bytes: usize) {
         self.body_bytes += bytes as u64;
+        self.sent_bytes = self.sent_bytes.saturating_add(bytes as u64);
         if let Some(access) = &mut self.access {
             access.sent(bytes);
         }
@@ -489,6 +505,10 @@ impl Drop for Exchange {
         let took = self.started.elapsed();
         if let Some(access) = &mut self.access {
             access.write(took, self.end.is_none());
+        }
+        if let Some(trace) = &self.trace {
+            let tier = ContentTier::ALL.get(self.tier).copied();
+            trace.finish(RequestEnd { tier, bytes: self.sent_bytes, aborted: self.end.map(Abort::label) });
         }
         let metrics = &self.metrics;
         metrics.plain.in_flight.dec();

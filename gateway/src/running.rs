@@ -7,6 +7,7 @@
 //! Non-goals: ended requests, which the access log records.
 
 use crate::request::client::Client;
+use crate::trace::RequestTrace;
 use http::StatusCode;
 use http::request::Parts;
 use std::collections::HashMap;
@@ -67,6 +68,22 @@ pub enum Step {
 
 impl Step {
     const ALL: [Self; 5] = [Self::Admission, Self::Host, Self::Name, Self::Path, Self::FirstBlock];
+
+    /// The name of its span in traces.
+    pub const fn span_name(self) -> &'static str {
+        match self {
+            Self::Admission => "admission",
+            Self::Host => "host",
+            Self::Name => "name resolution",
+            Self::Path => "path resolution",
+            Self::FirstBlock => "first block",
+        }
+    }
+
+    /// The step after it.
+    pub fn next(self) -> Option<Self> {
+        Self::ALL.get(self as usize + 1).copied()
+    }
 }
 
 /// When the steps of a request ended.
@@ -113,16 +130,22 @@ pub struct Phase {
     listed: OnceLock<Arc<RequestState>>,
     /// If its steps are timed.
     clock: Option<Arc<StepClock>>,
+    /// If it is traced.
+    trace: Option<Arc<RequestTrace>>,
 }
 
 impl Phase {
-    /// The state of a request that has just been received, with the clock of its steps if they are timed.
-    pub fn timed(clock: Option<Arc<StepClock>>) -> Self {
-        Self { clock, ..Self::default() }
+    /// The state of a request that has just been received, with the clock of its steps if they are timed, and its trace
+    /// if it is traced.
+    pub fn timed(clock: Option<Arc<StepClock>>, trace: Option<Arc<RequestTrace>>) -> Self {
+        Self { clock, trace, ..Self::default() }
     }
 
-    /// Records that a step has ended, if steps are timed.
+    /// Records that a step has ended, if steps are timed or traced.
     pub fn ended(&self, step: Step) {
+        if let Some(trace) = &self.trace {
+            trace.step_ended(step.span_name(), step.next().map_or("", Step::span_name));
+        }
         if let Some(clock) = &self.clock {
             clock.ended(step);
         }

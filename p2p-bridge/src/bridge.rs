@@ -19,6 +19,7 @@ use crate::lookups::Search;
 use crate::metrics::Metrics;
 use crate::nat::metrics::NatMetrics;
 use crate::network_policy::NetworkPolicy;
+use crate::observers::SessionObserver;
 use crate::options::{BridgeOptions, ConnectionBudget};
 use crate::peerbook::Peerbook;
 use crate::peers::{ConnectedPeer, Latency, Load, RootState};
@@ -235,7 +236,12 @@ impl Bridge {
     /// A block source for one DAG, which serves no blocks that the policy refuses. All sessions of a DAG share what is
     /// learnt about its providers.
     pub fn session(&self, root: &Cid) -> Arc<dyn BlockSource> {
-        Arc::new(Session::new(self.shared.clone(), root))
+        self.observed_session(root, None)
+    }
+
+    /// The same, with an observer of what happens in the session, until the source is dropped.
+    pub fn observed_session(&self, root: &Cid, observer: Option<Arc<dyn SessionObserver>>) -> Arc<dyn BlockSource> {
+        Arc::new(Session::new(self.shared.clone(), root, observer))
     }
 
     /// The node's peer ID.

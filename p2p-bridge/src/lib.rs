@@ -17,6 +17,7 @@
 //! | [`http_source`] | trustless gateways as block sources |
 //! | [`names`] | name resolution: IPNS records, DNSLinks, the operator's list |
 //! | [`discovery`] | provider discovery: cached providers, plans, dials, negative cache |
+//! | [`observers`] | what happens in a session, for traces of requests |
 //! | [`no_peers`] | detects that there are no peers to ask |
 //! | [`lookups`], [`puts`] | value records in the DHT: GET_VALUE and PUT_VALUE |
 //! | [`finders`] | searches for providers and peers on behalf of clients |
@@ -67,6 +68,7 @@ pub mod names;
 pub mod nat;
 pub mod network_policy;
 pub mod no_peers;
+pub mod observers;
 pub mod options;
 pub mod peerbook;
 pub mod peers;
@@ -94,6 +96,7 @@ mod transport;
 
 pub use bridge::{Bridge, StartError};
 pub use names::{Names, NamesError, NamesOptions};
+pub use observers::SessionObserver;
 pub use options::BridgeOptions;
 pub use providing::KeySource;
 pub use session::Session;

@@ -6,6 +6,7 @@
 use crate::bitswap::behaviour::SessionCommand;
 use crate::discovery::negative_cache::{Advice, Missing, NegativeCache};
 use crate::network_policy::NetworkPolicy;
+use crate::observers::{Observation, SessionObserver};
 use crate::wants::{SessionId, Wants};
 use content::{Block, BlockKey, BlockSource, Cid, SourceError, hashes};
 use futures::FutureExt;
@@ -54,11 +55,15 @@ impl Shared {
 pub struct Session {
     shared: Arc<Shared>,
     id: SessionId,
+    /// The registration of its observer, if it has one.
+    _observation: Option<Arc<Observation<Wants>>>,
 }
 
 impl Session {
-    pub(crate) fn new(shared: Arc<Shared>, root: &Cid) -> Self {
-        Self { shared, id: *root.hash() }
+    pub(crate) fn new(shared: Arc<Shared>, root: &Cid, observer: Option<Arc<dyn SessionObserver>>) -> Self {
+        let id = *root.hash();
+        let observation = observer.and_then(|observer| Observation::start(&shared.wants, id, observer));
+        Self { shared, id, _observation: observation.map(Arc::new) }
     }
 }
 

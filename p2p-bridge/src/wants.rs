@@ -6,6 +6,7 @@
 //!
 //! Bounded by its users: each waiter holds a permit of [`crate::session`].
 
+use crate::observers::{BlockTransport, HasObservers, Observers, SessionEvent};
 use content::{Block, BlockKey, Cid, Multihash, SourceError};
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -34,11 +35,24 @@ pub struct Wants {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
     next_id: AtomicU64,
+    /// The observers of the waiters' sessions.
+    observers: Observers,
+}
+
+impl HasObservers for Wants {
+    fn observers(&self) -> &Observers {
+        &self.observers
+    }
 }
 
 impl Default for Wants {
     fn default() -> Self {
-        Self { shards: Default::default(), hasher: RandomState::new(), next_id: AtomicU64::new(0) }
+        Self {
+            shards: Default::default(),
+            hasher: RandomState::new(),
+            next_id: AtomicU64::new(0),
+            observers: Observers::default(),
+        }
     }
 }
 
@@ -74,9 +88,10 @@ impl Wants {
     }
 
     /// Delivers a block to all its waiters; returns whether any received it.
-    pub fn deliver(&self, block: &Block) -> bool {
+    pub fn deliver(&self, block: &Block, over: BlockTransport) -> bool {
         let Some(key) = block.key() else { return false };
         let waiters = self.shard(&key).remove(&key).unwrap_or_default();
+        self.tell_received(&waiters, SessionEvent::Received(over, block.data().len()));
         let mut taken = false;
         for waiter in waiters {
             // The multihash is the key, so the block always has a form under the waiter's CID.
@@ -84,6 +99,18 @@ impl Wants {
             taken |= waiter.reply.send(Ok(block)).is_ok();
         }
         taken
+    }
+
+    /// Tells the observers of each waiting session of a block, before the waiters continue.
+    fn tell_received(&self, waiters: &[Waiter], event: SessionEvent) {
+        if self.observers.is_empty() {
+            return;
+        }
+        for (at, waiter) in waiters.iter().enumerate() {
+            if !waiters[..at].iter().any(|earlier| earlier.session == waiter.session) {
+                self.observers.tell(&waiter.session, event);
+            }
+        }
     }
 
     /// Fails the waiters of one session.
@@ -136,10 +163,10 @@ mod tests {
         let pb = Cid::new_v1(codec::DAG_PB, *block.cid().hash());
         let (_, mut raw) = wants.register(key, *block.cid(), *pb.hash());
         let (_, mut other) = wants.register(key, pb, *pb.hash());
-        assert!(wants.deliver(&block));
+        assert!(wants.deliver(&block, BlockTransport::Bitswap));
         assert_eq!(raw.try_recv().expect("sent"), Ok(block.clone()));
         assert_eq!(*other.try_recv().expect("sent").expect("block").cid(), pb);
-        assert!(!wants.deliver(&block), "there are no waiters left");
+        assert!(!wants.deliver(&block, BlockTransport::Bitswap), "there are no waiters left");
     }
 
     #[test]

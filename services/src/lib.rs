@@ -17,6 +17,7 @@
 //! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
 //! | [`limiter`], [`rate_limiter`], [`client_budgets`] | permits, request rates and memory, with a limit for each client |
 //! | [`health`], [`supervision`] | the health of the process; supervision of its essential tasks |
+//! | [`telemetry`] | traces of requests, exported by OTLP |
 //! | [`subject`], [`surrogate_keys`] | parsing references to content; surrogate keys of content delivery networks |
 //! | [`views`] | API views of stores, tokens, keys and uploads |
 //! | [`url`], [`redact`], [`fingerprint`] | URLs, removal of secrets from them, change detection of files |
@@ -44,6 +45,7 @@ pub mod stores;
 pub mod subject;
 pub mod supervision;
 pub mod surrogate_keys;
+pub mod telemetry;
 pub mod upkeep;
 pub mod uploads;
 pub mod url;

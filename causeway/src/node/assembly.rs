@@ -37,6 +37,7 @@ use services::limiter::Limiter;
 use services::logging::chain;
 use services::pinning::{PinMetrics, PinNetwork, PinOptions, Pins};
 use services::supervision::Supervisor;
+use services::telemetry::{self, Exporter, TelemetryMetrics, Tracer};
 use services::uploads::resumable::ResumableUploads;
 use services::uploads::{self, Uploads};
 use services::{p2p, stores, welcome};
@@ -47,6 +48,9 @@ use tokio_util::sync::CancellationToken;
 
 /// The maximum number of concurrent fetches for operators, which have a limit of their own.
 const OPERATOR_FETCHES: usize = 2 * operations::OPERATIONS_MAX * operations::warm::FETCHES_MAX;
+
+/// The version of this service in traces.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The maximum number of paths through one block that are purged from caches in front.
 const PURGED_PATHS_MAX: usize = 256;
@@ -62,6 +66,10 @@ pub(super) struct Assembly<'a> {
     pub stop: CancellationToken,
     /// The queue of access log lines, if they have a format of their own.
     pub access_log: Option<Arc<AccessLogWriter>>,
+    /// Begins the traces of requests, if they are exported.
+    tracer: Option<Arc<Tracer>>,
+    /// The export of traces.
+    pub exporter: Option<Exporter>,
 }
 
 /// The local tiers, and the content policy.
@@ -93,10 +101,12 @@ pub(super) struct Services {
 }
 
 impl<'a> Assembly<'a> {
-    /// An assembly with the settings, and a registry with the metrics that need nothing else. Opens the access log.
+    /// An assembly with the settings, and a registry with the metrics that need nothing else. Opens the access log, and
+    /// starts the export of traces.
     ///
     /// # Errors
-    /// [`ConfigError`] when the file of the access log cannot be written.
+    /// [`ConfigError`] when the file of the access log cannot be written, or a file that the export needs cannot be
+    /// read.
     pub fn new(loaded: &'a Loaded) -> Result<Self, ConfigError> {
         let mut registry = Registry::default();
         let health = Arc::<Health>::default();
@@ -104,7 +114,10 @@ impl<'a> Assembly<'a> {
         let metrics = Arc::new(HttpMetrics::register(&mut registry));
         let supervisor = Supervisor::new(Arc::clone(&health));
         let access_log = access_log(loaded, AccessLogMetrics::register(&mut registry))?;
-        Ok(Self { loaded, registry, health, supervisor, metrics, stop: CancellationToken::new(), access_log })
+        let telemetry = telemetry::start(loaded, VERSION, TelemetryMetrics::register(&mut registry))?;
+        let (tracer, exporter) = telemetry.unzip();
+        let stop = CancellationToken::new();
+        Ok(Self { loaded, registry, health, supervisor, metrics, stop, access_log, tracer, exporter })
     }
 
     /// Opens the store, the keys and the denylists.
@@ -209,7 +222,8 @@ impl<'a> Assembly<'a> {
         };
         let log = RequestLog::new(&self.loaded.config.log, self.access_log.clone());
         let challenges = acme.map(|acme| Arc::clone(acme.challenges())).unwrap_or_default();
-        let gateway = Arc::new(Gateway::new(wiring, http, self.limits()).logging_to(log).with_challenges(challenges));
+        let gateway = Gateway::new(wiring, http, self.limits()).logging_to(log).tracing_with(self.tracer.clone());
+        let gateway = Arc::new(gateway.with_challenges(challenges));
         let caches = Arc::downgrade(&gateway);
         storage.lists.on_change(move || caches.upgrade().iter().for_each(|gateway| gateway.invalidate_caches()));
         gateway

@@ -35,6 +35,7 @@ use services::front_caches::Senders;
 use services::health::{Health, Stage};
 use services::pinning::Pins;
 use services::supervision::{EssentialTaskEnded, Supervisor};
+use services::telemetry::Exporter;
 use services::upkeep::Upkeep;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -62,6 +63,7 @@ pub struct Node {
     publisher: Arc<Publisher>,
     certificates: Certificates,
     access_log: Option<Arc<AccessLogWriter>>,
+    exporter: Option<Exporter>,
     public: Drain,
     admin: Drain,
     drain_delay: Duration,
@@ -143,7 +145,7 @@ impl Node {
         };
         let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());
         let (metrics, stop) = (Arc::clone(&assembly.metrics), assembly.stop.clone());
-        let access_log = assembly.access_log.clone();
+        let (access_log, exporter) = (assembly.access_log.clone(), assembly.exporter.take());
         let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
         let http = &loaded.config.http;
         let certificates = listeners.certificates.clone();
@@ -151,6 +153,7 @@ impl Node {
         let node = Self {
             certificates,
             access_log,
+            exporter,
             public,
             admin,
             drain_delay: Duration::from_secs(http.drain_delay_seconds),
@@ -247,6 +250,11 @@ impl Node {
         self.names.save().await;
         if let Some(log) = self.access_log {
             close_access_log(log).await;
+        }
+        if let Some(exporter) = self.exporter
+            && !exporter.close().await
+        {
+            tracing::warn!("the last traces were not exported in time");
         }
         self.disk.close().await.context("the store did not close cleanly")?;
         // Last, so that operators can watch the drain. Requests of this listener are short.

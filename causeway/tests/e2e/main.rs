@@ -82,6 +82,7 @@ mod stores;
 mod streaming;
 mod through_admin;
 mod tiers;
+mod traces;
 mod uploads;
 mod websocket;
 mod welcome;

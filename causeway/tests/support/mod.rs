@@ -17,6 +17,7 @@ pub mod kubo;
 pub mod metrics;
 pub mod nginx;
 pub mod noise;
+pub mod otelcol;
 pub mod pebble;
 pub mod process;
 pub mod varnish;

@@ -94,6 +94,7 @@ impl Anonymiser {
             referer: self.referer(record).into(),
             user_agent: Cow::Borrowed(agents::family(&record.user_agent)),
             complete: record.complete,
+            trace_id: Cow::Borrowed(""),
         }
     }
 
@@ -185,6 +186,7 @@ mod tests {
             referer: "https://mail.example.com".into(),
             user_agent: "Mozilla/5.0 (serial 4711) Firefox/145.0".into(),
             complete: Some(true),
+            trace_id: "4bf92f3577b34da6a3ce929d0e0e4736".into(),
         }
     }
 

@@ -49,6 +49,7 @@ fn day() -> Vec<AccessRecord<'static>> {
             },
             user_agent: if index.is_multiple_of(10) { "curl/8.5.0".into() } else { "Firefox/145.0".into() },
             complete: Some(true),
+            trace_id: "".into(),
         }
     };
     (0..1100).map(record).collect()

@@ -42,6 +42,7 @@ use crate::resolve::{Entity, Freshness, PathTarget, Target};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, Step, StepClock, WaitReason};
+use crate::trace::{RequestOrigin, RequestTrace};
 use crate::workers::Workers;
 use config::TrustedProxy;
 use content::path::Root;
@@ -56,6 +57,7 @@ use services::acme::Challenges;
 use services::health::Health;
 use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
+use services::telemetry::Tracer;
 use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
@@ -89,6 +91,8 @@ pub struct Gateway {
     routing: Option<Routing>,
     metrics: Arc<HttpMetrics>,
     log: Arc<RequestLog>,
+    /// Begins traces, if requests are traced.
+    tracer: Option<Arc<Tracer>>,
     health: Arc<Health>,
     /// The root of the welcome site, which the landing page links to.
     welcome: Option<Cid>,
@@ -164,6 +168,7 @@ impl Gateway {
             routing,
             metrics,
             log: Arc::default(),
+            tracer: None,
             health,
             welcome,
             names,
@@ -178,6 +183,12 @@ impl Gateway {
     #[must_use]
     pub fn logging_to(self, log: RequestLog) -> Self {
         Self { log: Arc::new(log), ..self }
+    }
+
+    /// Traces requests.
+    #[must_use]
+    pub fn tracing_with(self, tracer: Option<Arc<Tracer>>) -> Self {
+        Self { tracer, ..self }
     }
 
     /// The gateway, with the pending challenges of an authority for certificates, which it answers.
@@ -270,9 +281,19 @@ impl Gateway {
             head = request.into_parts().0;
         }
         let mut exchange = Exchange::begin(&self.metrics, &head.method, head.version);
+        client.trace = self.tracer.as_ref().and_then(|tracer| {
+            let origin = || RequestOrigin {
+                address: self.log.address(client.address),
+                scheme: client.scheme(),
+                host: client.host(),
+            };
+            let first = (Step::Admission.span_name(), exchange.started());
+            RequestTrace::begin(tracer, &head, client.via_trusted_proxy, origin, first)
+        });
+        exchange.trace(client.trace.clone());
         exchange.log(self.log.begin(&head, &client));
         let clock = self.log.logs_slow_requests().then(|| Arc::new(StepClock::new(exchange.started())));
-        let phase = Phase::timed(clock.clone());
+        let phase = Phase::timed(clock.clone(), client.trace.clone());
         exchange.time_steps(clock);
         let (mut listed, counted) = (None, self.count(&client, &connection));
         let is_counted = counted.is_ok();
@@ -323,8 +344,9 @@ impl Gateway {
                 page
             }
         };
-        if let Some(limit) = draft.extensions().get::<Arc<Problem>>().and_then(|problem| problem.limit()) {
-            self.metrics.rejected(limit);
+        if let Some(problem) = draft.extensions().get::<Arc<Problem>>() {
+            problem.limit().into_iter().for_each(|limit| self.metrics.rejected(limit));
+            client.trace.iter().for_each(|trace| trace.failed(problem));
         }
         self.add_cache_headers(draft.status(), draft.headers_mut());
         if !is_counted {
@@ -530,6 +552,7 @@ impl Gateway {
             address: client.group(),
             connection_memory: client.connection_memory.clone(),
             rates: self.rates.clone(),
+            trace: client.trace.clone(),
         };
         RootSource::within(&self.sources, root, client, ask.only_if_cached, work)
     }

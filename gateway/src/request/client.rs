@@ -3,6 +3,7 @@
 //! A reverse proxy hides the client's address, the host name and the scheme, and reports them in `X-Forwarded-*`
 //! headers. Any client can send these, so they are trusted only from the configured proxies.
 
+use crate::trace::RequestTrace;
 use config::{TrustedProxy, UNIX_PEER};
 use content::budget::Budget;
 use http::request::Parts;
@@ -22,12 +23,16 @@ pub struct Client {
     pub https: bool,
     /// The memory that its requests on this connection share, if they run at the same time (HTTP/2).
     pub connection_memory: Option<Arc<Budget>>,
+    /// Whether a trusted proxy has sent its request.
+    pub via_trusted_proxy: bool,
+    /// The trace of its request, if it is traced.
+    pub trace: Option<Arc<RequestTrace>>,
 }
 
 impl Client {
     /// A client whose requests share no memory.
     pub fn new(address: IpAddr, authority: String, https: bool) -> Self {
-        Self { address, authority, https, connection_memory: None }
+        Self { address, authority, https, connection_memory: None, via_trusted_proxy: false, trace: None }
     }
 
     /// Reads a request's head from the connection with `peer`, which uses TLS or not.
@@ -38,11 +43,12 @@ impl Client {
             return direct;
         }
         let forwarded = |name| last_of(&head.headers, name);
-        Self::new(
+        let client = Self::new(
             original(&head.headers, direct.address, trusted),
             forwarded("x-forwarded-host").map_or(direct.authority, str::to_owned),
             forwarded("x-forwarded-proto").map_or(direct.https, |scheme| scheme.eq_ignore_ascii_case("https")),
-        )
+        );
+        Self { via_trusted_proxy: true, ..client }
     }
 
     /// Reads a request's head from a tunnel of the client at `address`. Proxies that forward the tunnel do not see its
@@ -188,11 +194,13 @@ mod tests {
             (trusted.host().as_str(), trusted.https, trusted.address.to_string()),
             ("example.com", true, "8.8.8.8".to_owned())
         );
+        assert!(trusted.via_trusted_proxy);
         let untrusted = client("9.9.9.9", "/", &headers);
         assert_eq!(
             (untrusted.host().as_str(), untrusted.https, untrusted.address.to_string()),
             ("proxy.internal", false, "9.9.9.9".to_owned())
         );
+        assert!(!untrusted.via_trusted_proxy);
     }
 
     #[test]

@@ -156,6 +156,7 @@ impl PathResolver {
         let call = flights.join(key.clone(), begin);
         if call.1 {
             self.joined.inc();
+            source.trace().into_iter().for_each(|trace| trace.follows_call());
         }
         let retries = |result: &SharedResult<T>| {
             result.as_ref().is_err_and(|problem| problem.is_leader_only(joined_at.elapsed()))

@@ -5,12 +5,15 @@
 //! opens its root's session at the first block that is not stored locally.
 
 use crate::limits::{ClientMemory, RequestLimits};
+use crate::trace::RequestTrace;
+use cache::LookupObserver;
 use content::budget::Budget;
 use content::cid::is_identity;
 use content::{Block, BlockSource, Cid, Policy, SourceError, Work};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use p2p_bridge::SessionObserver;
 use services::access_log::record::ContentTier;
 use services::limiter::{Limiter, Permit};
 use services::rate_limiter::RateLimiter;
@@ -98,12 +101,14 @@ pub struct LimitedClient {
     pub connection_memory: Option<Arc<Budget>>,
     /// The limiter of its rate, if it is limited.
     pub rates: Option<Arc<RateLimiter>>,
+    /// The trace of the request, if it is traced.
+    pub trace: Option<Arc<RequestTrace>>,
 }
 
 impl From<IpAddr> for LimitedClient {
-    /// A client without a limit of its rate, or of its connection's memory.
+    /// A client without a limit of its rate, or of its connection's memory, whose request is not traced.
     fn from(address: IpAddr) -> Self {
-        Self { address, connection_memory: None, rates: None }
+        Self { address, connection_memory: None, rates: None, trace: None }
     }
 }
 
@@ -167,6 +172,17 @@ impl RootSource {
         &*self.sources.policy
     }
 
+    /// The trace of the request, if it is traced.
+    pub fn trace(&self) -> Option<&Arc<RequestTrace>> {
+        self.client.trace.as_ref()
+    }
+
+    fn count(&self, tier: ContentTier) {
+        if let Some(trace) = &self.client.trace {
+            trace.count(tier);
+        }
+    }
+
     /// A clone of the policy's handle.
     pub fn policy_handle(&self) -> &Arc<dyn Policy> {
         &self.sources.policy
@@ -207,11 +223,14 @@ impl RootSource {
 impl BlockSource for RootSource {
     /// Includes blocks that the disk can read at once: a reader takes them when it needs them, without read-ahead.
     fn peek(&self, cid: &Cid) -> Option<Block> {
-        self.sources.local.peek(cid).or_else(|| {
-            let block = self.sources.local.read_now(cid)?;
-            self.farthest.record_tier(Tier::Disk);
-            Some(block)
-        })
+        if let Some(block) = self.sources.local.peek(cid) {
+            self.count(ContentTier::Ram);
+            return Some(block);
+        }
+        let block = self.sources.local.read_now(cid)?;
+        self.farthest.record_tier(Tier::Disk);
+        self.count(ContentTier::Disk);
+        Some(block)
     }
 
     fn inline(&self, cid: &Cid) -> Option<Block> {
@@ -225,7 +244,19 @@ impl BlockSource for RootSource {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         self.farthest.record_tier(Tier::Disk);
         // The data of an identity CID are in the CID itself.
-        if self.local_only || is_identity(cid) { self.sources.local.get(cid) } else { self.session().get(cid) }
+        if is_identity(cid) {
+            return self.sources.local.get(cid);
+        }
+        let span = self.client.trace.as_ref().and_then(|trace| trace.block(cid));
+        let get = if self.local_only { self.sources.local.get(cid) } else { self.session().get(cid) };
+        let (Some(span), knows_tier) = (span, !self.local_only) else { return get };
+        async move {
+            let found = get.await;
+            let size = found.as_ref().map(|block| block.data().len());
+            span.end(size.map_err(ToString::to_string), knows_tier);
+            found
+        }
+        .boxed()
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
@@ -316,6 +347,16 @@ impl FetchPermits {
         Ok(())
     }
 
+    /// The observer of look-ups in the local tiers, if the request is traced.
+    pub fn lookup_observer(&self) -> Option<Arc<dyn LookupObserver>> {
+        self.client.trace.clone().map(|trace| trace as _)
+    }
+
+    /// The observer of what the network does, if the request is traced.
+    pub fn session_observer(&self) -> Option<Arc<dyn SessionObserver>> {
+        self.client.trace.clone().map(|trace| trace as _)
+    }
+
     /// Charges the client for a block that was fetched.
     fn charge(&self, fetched: &Result<Block, SourceError>) {
         if let (Some(rates), Ok(block)) = (&self.client.rates, fetched) {
@@ -343,7 +384,12 @@ impl BlockSource for PermitSource {
         async move {
             let permit = gate.acquire().await?;
             gate.farthest.record_tier(Tier::Network);
+            let span = gate.client.trace.as_ref().and_then(|trace| trace.network_fetch(&cid));
             let fetched = upstream.get(&cid).await;
+            span.into_iter().for_each(|span| span.end(fetched.as_ref().err()));
+            if let (Some(trace), Ok(_)) = (&gate.client.trace, &fetched) {
+                trace.count(ContentTier::Network);
+            }
             drop(permit);
             gate.charge(&fetched);
             fetched

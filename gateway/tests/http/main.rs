@@ -23,6 +23,7 @@ mod singleflight;
 mod site;
 mod tls;
 mod tls_by_name;
+mod traces;
 mod upstream;
 mod withheld;
 mod work;

@@ -19,7 +19,7 @@ use gateway::listen::socket::Listener;
 use gateway::metrics::HttpMetrics;
 use gateway::pipeline::{Gateway, Wiring};
 use gateway::represent::encoded::Encoded;
-use gateway::resolve::source::{PermitSource, Sources};
+use gateway::resolve::source::{FetchPermits, PermitSource, Sources};
 use gateway::routing_v1::finder::PeerFinder;
 use gateway::routing_v1::metrics::RoutingMetrics;
 use gateway::routing_v1::{self, Routing};
@@ -28,6 +28,7 @@ use prometheus_client::registry::Registry;
 use reqwest::Response;
 use services::health::{Health, Stage};
 use services::limiter::Limiter;
+use services::telemetry::Tracer;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -52,6 +53,8 @@ pub struct Setup {
     pub routing: Option<(Arc<dyn PeerFinder>, routing_v1::RoutingResponseLimits)>,
     /// Whether there is a listener with TLS as well, which speaks HTTP/3, too.
     pub tls: bool,
+    /// Begins traces, if requests are traced.
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 impl Setup {
@@ -66,6 +69,7 @@ impl Setup {
             names: Arc::new(NoNames),
             routing: None,
             tls: false,
+            tracer: None,
         }
     }
 
@@ -106,7 +110,7 @@ impl Setup {
             health: Arc::clone(&health),
             welcome: self.welcome,
         };
-        let gateway = Arc::new(Gateway::new(wiring, &self.http, self.limits));
+        let gateway = Arc::new(Gateway::new(wiring, &self.http, self.limits).tracing_with(self.tracer));
         let answering = Arc::clone(&gateway);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("is bound");
@@ -138,8 +142,10 @@ fn sources(tiers: &Tiers, upstream: Option<Arc<dyn BlockSource>>, http: &config:
     let upstream = upstream.unwrap_or_else(|| Arc::new(MemoryBlocks::new()));
     let local = Arc::new(CountingSource { source: tiers.held(), look_ups: Arc::clone(look_ups) });
     let through = tiers.clone();
-    let open =
-        move |_: &Cid, gate| Arc::new(through.through(Arc::new(PermitSource::new(Arc::clone(&upstream), gate)))) as _;
+    let open = move |_: &Cid, gate: FetchPermits| {
+        let observer = gate.lookup_observer();
+        Arc::new(through.observed(Arc::new(PermitSource::new(Arc::clone(&upstream), gate)), observer)) as _
+    };
     let fetches = Arc::new(Limiter::new(http.misses_max as usize, http.client_misses_max as usize));
     Sources { local, open_session: Box::new(open), fetches, policy: Arc::clone(tiers.policy()) }
 }

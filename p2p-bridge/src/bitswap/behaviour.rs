@@ -14,6 +14,7 @@ use crate::admission::reputation::Offence;
 use crate::bitswap::http_peers::{Event as HttpEvent, HttpPeers};
 use crate::bitswap::traffic::BitswapBytes;
 use crate::metrics::{BlockKind, Metrics};
+use crate::observers::{BlockTransport, HasObservers as _, Observers, SessionEvent};
 use crate::options::ServeTo;
 use crate::wants::{SessionId, Wants};
 use content::{BlockKey, BlockSource, Cid};
@@ -304,6 +305,7 @@ impl Behaviour {
     fn act(&mut self, action: Action) {
         match action {
             Action::Send { peer, entries } => {
+                self.tell_asked(peer, &entries);
                 if !self.http.send(peer, &entries, Instant::now()) {
                     self.notify(peer, Command::Ask(entries));
                 }
@@ -317,6 +319,25 @@ impl Behaviour {
             Action::Fail(failure) => {
                 self.metrics.stalls.inc();
                 self.wants.fail(&failure.key, &failure.session, &failure.error);
+            }
+        }
+    }
+
+    /// The observers of sessions.
+    pub fn observers(&self) -> &Observers {
+        self.wants.observers()
+    }
+
+    /// Tells the observers of sessions which peer is asked for their blocks.
+    fn tell_asked(&self, peer: PeerId, entries: &[WantEntry]) {
+        if self.observers().is_empty() {
+            return;
+        }
+        let over = if self.connections.contains_key(&peer) { BlockTransport::Bitswap } else { BlockTransport::Http };
+        for key in entries.iter().filter(|entry| entry.ask != Ask::Cancel).filter_map(|entry| BlockKey::of(&entry.cid))
+        {
+            for session in self.client.sessions_of(&key) {
+                self.observers().tell(session, SessionEvent::Asked(peer, over));
             }
         }
     }

@@ -21,6 +21,7 @@ use super::message::{Ask, Message, RawBlock, Version, WantEntry, encode_answer, 
 use super::outbox::Outbox;
 use super::server::Answer;
 use super::traffic::Traffic;
+use crate::observers::BlockTransport;
 use crate::wants::Wants;
 use bytes::{Buf, Bytes};
 use content::{Block, BlockKey, Cid};
@@ -608,7 +609,7 @@ impl Reading {
                 Err(reason) => return (received, Some(reason)),
             };
             let Some(key) = block.key() else { continue };
-            self.wants.deliver(&block);
+            self.wants.deliver(&block, BlockTransport::Bitswap);
             received.blocks.push((key, block.data().len()));
         }
         (received, None)

@@ -3,6 +3,7 @@
 //! It records events per search, provider and dial, never per block. Bounded in DAGs, with the least recently searched
 //! one evicted first, and in providers per search.
 
+use crate::observers::SearchSource;
 use crate::recent::{Recent, recent};
 use crate::scope::Scope;
 use crate::wants::SessionId;
@@ -39,6 +40,16 @@ impl ProviderSource {
             Self::Dht(Scope::Wan) => "dht-wan",
             Self::Dht(Scope::Lan) => "dht-lan",
             Self::Router => "router",
+        }
+    }
+}
+
+impl From<ProviderSource> for SearchSource {
+    fn from(source: ProviderSource) -> Self {
+        match source {
+            ProviderSource::Memory | ProviderSource::Caller => Self::Known,
+            ProviderSource::Dht(scope) => Self::Dht(scope),
+            ProviderSource::Router => Self::Routers,
         }
     }
 }

@@ -20,6 +20,7 @@
 
 use super::address::Base;
 use super::dialling::{Clients, Trust, innermost};
+use crate::observers::BlockTransport;
 use crate::retry_after::retry_after;
 use crate::wants::Wants;
 use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
@@ -189,7 +190,7 @@ impl GatewayClient {
             }
             Err(error) => return Outcome::Useless(error.to_string()),
         };
-        self.wants.deliver(&block);
+        self.wants.deliver(&block, BlockTransport::Http);
         match block.key() {
             Some(key) if block.cid() == cid => Outcome::Block { key, bytes },
             Some(key) => Outcome::InvalidBlock { key, bytes },

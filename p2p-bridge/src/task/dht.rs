@@ -37,7 +37,7 @@ impl Task {
                     self.finders.finished(scope, id);
                     self.lookups.finished(scope, id, stats.num_successes() > 0);
                     self.lookups.settle(Instant::now(), self.bootstraps.has_none_connected());
-                    self.on_query_finished(scope, id);
+                    self.on_query_finished(scope, id, stats.num_requests());
                 }
             }
             kad::Event::RoutingUpdated { is_new_peer: true, .. } => {

@@ -7,6 +7,7 @@ use super::Task;
 use crate::discovery::history::ProviderSource;
 use crate::discovery::plan::Provider;
 use crate::http_source::address::is_http;
+use crate::observers::{SearchSource, SessionEvent};
 use crate::routing_v1::types::BITSWAP;
 use crate::routing_v1::{PeerRecord, Question, RouterRecords, Routers};
 use crate::scope::{AddressPolicy, Scope};
@@ -101,6 +102,7 @@ impl Task {
         let found = routers.find(&Question::Providers(Cid::new_v1(codec::RAW, block)));
         let task = tokio::spawn(run(found, sender.clone(), session, number));
         self.history.asked(&session, ProviderSource::Router);
+        self.tell(&session, SessionEvent::SearchStarted(SearchSource::Routers));
         Some(RouterRequest { number, task })
     }
 
@@ -115,6 +117,8 @@ impl Task {
             None => {
                 search.routers = None;
                 self.history.answered(&session, ProviderSource::Router, Instant::now());
+                let source = SearchSource::Routers;
+                self.tell(&session, SessionEvent::SearchEnded { source, peers_asked: None, is_complete: true });
                 self.end_search_if_over(session);
             }
         }
@@ -137,6 +141,7 @@ impl Task {
     /// A trustless gateway that has the root, by its HTTP addresses.
     fn http_provider(&mut self, session: SessionId, mut addresses: Vec<Multiaddr>) {
         self.offer_gateways(session, &mut addresses);
+        self.tell(&session, SessionEvent::ProviderFound(SearchSource::Routers));
         if let Some(search) = self.searches.get_mut(&session) {
             search.found = true;
         }

@@ -14,6 +14,7 @@ use crate::connecting::ConnectError;
 use crate::discovery::dialer::{Failure, Start};
 use crate::discovery::history::ProviderSource;
 use crate::discovery::plan::{Plan, Provider};
+use crate::observers::{SearchSource, SessionEvent};
 use crate::scope::{AddressPolicy, Scope};
 use crate::wants::SessionId;
 use libp2p::core::transport::TransportError;
@@ -117,6 +118,7 @@ impl Task {
             self.no_peers.searched(Instant::now());
             self.queries.insert((scope, query), session);
             self.history.asked(&session, ProviderSource::Dht(scope));
+            self.tell(&session, SessionEvent::SearchStarted(SearchSource::Dht(scope)));
             if let Some(search) = self.searches.get_mut(&session) {
                 search.queries.push((scope, query));
             }
@@ -128,10 +130,23 @@ impl Task {
         self.history.ended(&session, Instant::now());
         for (scope, query) in search.queries {
             self.queries.remove(&(scope, query));
+            let mut asked = None;
             if let Some(mut query) = self.swarm.behaviour_mut().dht(scope).query_mut(&query) {
+                asked = Some(query.stats().num_requests());
                 query.finish();
             }
+            let source = SearchSource::Dht(scope);
+            self.tell(&session, SessionEvent::SearchEnded { source, peers_asked: asked, is_complete: false });
         }
+        if search.routers.is_some() {
+            let source = SearchSource::Routers;
+            self.tell(&session, SessionEvent::SearchEnded { source, peers_asked: None, is_complete: false });
+        }
+    }
+
+    /// Tells the observers of a session of an event.
+    pub(super) fn tell(&self, session: &SessionId, event: SessionEvent) {
+        self.swarm.behaviour().bitswap.observers().tell(session, event);
     }
 
     /// The DHT returned providers. Most of their addresses are in the running query, which adds them to dials.
@@ -158,6 +173,7 @@ impl Task {
         }
         let is_connected = self.swarm.is_connected(&provider.peer);
         self.history.named(&session, provider.peer, by, is_connected, Instant::now());
+        self.tell(&session, SessionEvent::ProviderFound(by.into()));
         if !is_connected && self.searches.contains_key(&session) {
             self.add_known_addresses(&mut provider);
         }
@@ -440,11 +456,14 @@ impl Task {
         self.memory.proved(session, Provider { peer, addresses }, SystemTime::now());
     }
 
-    pub(super) fn on_query_finished(&mut self, scope: Scope, query: QueryId) {
+    /// A query of a search has finished, after so many peers were asked.
+    pub(super) fn on_query_finished(&mut self, scope: Scope, query: QueryId, peers_asked: u32) {
         let Some(session) = self.queries.remove(&(scope, query)) else { return };
         let Some(search) = self.searches.get_mut(&session) else { return };
         search.queries.retain(|running| *running != (scope, query));
         self.history.answered(&session, ProviderSource::Dht(scope), Instant::now());
+        let source = SearchSource::Dht(scope);
+        self.tell(&session, SessionEvent::SearchEnded { source, peers_asked: Some(peers_asked), is_complete: true });
         self.end_search_if_over(session);
     }
 

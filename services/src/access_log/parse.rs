@@ -103,6 +103,8 @@ struct JsonFields<'a> {
     user_agent: Cow<'a, str>,
     #[serde(default)]
     complete: Option<bool>,
+    #[serde(borrow, default)]
+    trace_id: Cow<'a, str>,
 }
 
 fn parse_json(line: &str) -> Result<AccessRecord<'_>, ParseError> {
@@ -139,6 +141,7 @@ fn parse_json(line: &str) -> Result<AccessRecord<'_>, ParseError> {
         referer: known(fields.referer),
         user_agent: known(fields.user_agent),
         complete: fields.complete,
+        trace_id: known(fields.trace_id),
     })
 }
 
@@ -169,6 +172,7 @@ fn parse_logfmt(line: &str, ended: Option<i64>) -> Result<AccessRecord<'_>, Pars
             "root" => record.root = known(value),
             "referer" => record.referer = known(value),
             "user_agent" => record.user_agent = known(value),
+            "trace_id" => record.trace_id = known(value),
             "complete" if is_known => record.complete = Some(value.parse().map_err(|_| ParseError::Value)?),
             _ => {}
         }
@@ -344,6 +348,7 @@ mod tests {
             referer: "https://example.org".into(),
             user_agent: r"a \x22b\x22 \x5C c".into(),
             complete: Some(false),
+            trace_id: "4bf92f3577b34da6a3ce929d0e0e4736".into(),
         }
     }
 
@@ -363,6 +368,7 @@ mod tests {
             root: "/ipfs/bafkqaaa".into(),
             user_agent: r"a\x09b".into(),
             complete: Some(true),
+            trace_id: "".into(),
             ..AccessRecord::default()
         };
         let fields = "client=127.0.0.1 method=\"GET\" host=\"localhost:8080\" path=\"/ipfs/bafkqaaa\" status=200 \

@@ -104,6 +104,8 @@ pub struct AccessRecord<'a> {
     pub user_agent: Cow<'a, str>,
     /// Whether the whole response was sent.
     pub complete: Option<bool>,
+    /// The identifier of the trace, in hexadecimal digits, if the request was traced.
+    pub trace_id: Cow<'a, str>,
 }
 
 /// The fields in JSON, in their order.
@@ -124,6 +126,8 @@ struct JsonLine<'a> {
     referer: &'a str,
     user_agent: &'a str,
     complete: Option<bool>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    trace_id: &'a str,
 }
 
 impl AccessRecord<'_> {
@@ -161,6 +165,10 @@ impl AccessRecord<'_> {
         push_quoted(line, " user_agent=", &self.user_agent);
         let complete = self.complete.map_or(UNKNOWN, |complete| if complete { "true" } else { "false" });
         _ = write!(line, " complete={complete}");
+        if !self.trace_id.is_empty() {
+            line.push_str(" trace_id=");
+            push_word(line, &self.trace_id);
+        }
     }
 
     fn append_json(&self, line: &mut String) {
@@ -180,6 +188,7 @@ impl AccessRecord<'_> {
             referer: &clean(&self.referer),
             user_agent: &clean(&self.user_agent),
             complete: self.complete,
+            trace_id: &clean(&self.trace_id),
         };
         // Serialising strings and numbers does not fail.
         line.push_str(&serde_json::to_string(&fields).unwrap_or_default());
@@ -411,6 +420,7 @@ mod tests {
             referer: "https://example.org".into(),
             user_agent: "curl/8.5.0 (x)".into(),
             complete: Some(true),
+            trace_id: "".into(),
         };
         let line = |record: &AccessRecord<'_>, format| {
             let mut line = String::new();

@@ -193,6 +193,11 @@ impl Client {
         self.sessions.get(session).map_or(0, |session| session.members.len())
     }
 
+    /// The sessions that wait for a block.
+    pub fn sessions_of(&self, key: &BlockKey) -> &[SessionId] {
+        self.wants.get(key).map_or(&[], |want| &want.sessions)
+    }
+
     /// A block other than the root that a session waits for.
     pub fn wanted_below(&self, session_id: &SessionId) -> Option<BlockKey> {
         let session = self.sessions.get(session_id)?;

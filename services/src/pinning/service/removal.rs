@@ -23,7 +23,7 @@ impl Pins {
         .await
     }
 
-    /// Removes a request of any owner, for the operator.
+    /// Removes a request of any owner. The caller checks that the token has the scope `operate`.
     ///
     /// # Errors
     /// As [`Pins::remove`].

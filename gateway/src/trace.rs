@@ -11,7 +11,7 @@
 //!   └ bitswap, http source       peers or gateways asked, blocks, bytes
 //! ```
 //!
-//! Goals: nothing is paid for a request that is not sampled but for one branch at each place; the number of spans is
+//! Goals: after the decision, a request that is not sampled costs one branch at each place; the number of spans is
 //! bounded whatever is requested; no query of a URL and no address other than as `log.access_addresses` has it.
 //!
 //! A step is recorded if it has spans below it, or took a millisecond. Blocks that were in memory, or that the disk has

@@ -28,7 +28,7 @@ use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
-use crate::runtime::{NetworkRuntime, ReadElsewhere};
+use crate::runtime::{NetworkRuntime, SpawnedSource};
 use crate::scope::Scope;
 use crate::session::{Session, Shared};
 use crate::swarm::{self, Behaviour};
@@ -55,6 +55,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
 use tokio_util::context::TokioContext;
+use tokio_util::task::AbortOnDropHandle;
 
 /// The maximum number of commands in the swarm task's queue.
 const COMMANDS_MAX: usize = 64;
@@ -143,13 +144,15 @@ impl Bridge {
         tokio::task::spawn_blocking(tls::gather_entropy);
         let runtime = NetworkRuntime::start().map_err(StartError::Threads)?;
         let network = runtime.handle().clone();
-        let local = Arc::new(ReadElsewhere::new(local, Handle::current()));
+        let caller = Handle::current();
+        let local = Arc::new(SpawnedSource::new(local, caller.clone()));
         // Sockets, timers and tasks belong to the runtime in whose context they are created.
-        TokioContext::new(Self::start_on(runtime, options, local, registry), network).await
+        TokioContext::new(Self::start_on(runtime, caller, options, local, registry), network).await
     }
 
     async fn start_on(
         runtime: NetworkRuntime,
+        caller: Handle,
         options: BridgeOptions,
         local: Arc<dyn BlockSource>,
         registry: &mut Registry,
@@ -198,7 +201,8 @@ impl Bridge {
         let peerbook = Peerbook::load(&options.data_dir);
         let memory = Memory::load(&options.data_dir);
         let known_peers = KnownPeers { peerings, bootstraps, peerbook, memory };
-        let announcing = Announcing::new(peer_id, &options, providing::metrics::Metrics::register(registry));
+        let provided = providing::metrics::Metrics::register(registry);
+        let announcing = Announcing::new(peer_id, &options, provided, caller);
         let nat = Nat::new(&options, NatMetrics::register(registry));
         let (of_task, metrics, bandwidth) = (metrics.clone(), Arc::new(metrics), Arc::new(bandwidth));
         let task = Task::new(swarm, inbox, of_task, known_peers, delegation, announcing, nat);
@@ -434,7 +438,9 @@ impl Bridge {
         if self.policy.refuses_name(key) {
             return 0;
         }
-        self.routers.publish(*key, record).await
+        let (routers, key) = (self.routers.clone(), *key);
+        let published = self.runtime.spawn(async move { routers.publish(key, record).await });
+        AbortOnDropHandle::new(published).await.unwrap_or_default()
     }
 
     /// Waits until the swarm task has ended, because the network was stopped or the task panicked.

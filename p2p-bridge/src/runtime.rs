@@ -8,7 +8,7 @@
 //! processors to HTTP first. A priority matters only if processors are short: on an idle machine, nothing is slower,
 //! and on a busy one the network keeps a share of about a tenth.
 //!
-//! The local tiers are an exception ([`ReadElsewhere`]): the threads that read the disk serve all readers together, so
+//! The local tiers are an exception ([`SpawnedSource`]): the threads that read the disk serve all readers together, so
 //! they must not have the priority of the reader that happens to start them.
 //!
 //! Non-goals: bounds of the network's work, which its parts have themselves.
@@ -106,12 +106,12 @@ impl LowPriority {
 ///
 /// Entering that runtime is not enough: a thread that it starts for blocking work would inherit the priority of the
 /// thread that starts it.
-pub struct ReadElsewhere {
+pub struct SpawnedSource {
     source: Arc<dyn BlockSource>,
     runtime: Handle,
 }
 
-impl ReadElsewhere {
+impl SpawnedSource {
     /// Reads `source` on `runtime`.
     pub fn new(source: Arc<dyn BlockSource>, runtime: Handle) -> Self {
         Self { source, runtime }
@@ -120,14 +120,14 @@ impl ReadElsewhere {
     /// Runs a read, and aborts it if the returned future is dropped.
     fn run<T: Send + 'static>(
         &self,
-        read: BoxFuture<'static, Result<T, SourceError>>,
+        read: impl Future<Output = Result<T, SourceError>> + Send + 'static,
     ) -> BoxFuture<'static, Result<T, SourceError>> {
         let task = AbortOnDropHandle::new(self.runtime.spawn(read));
         async move { task.await.unwrap_or(Err(SourceError::Closed)) }.boxed()
     }
 }
 
-impl BlockSource for ReadElsewhere {
+impl BlockSource for SpawnedSource {
     fn peek(&self, cid: &Cid) -> Option<Block> {
         self.source.peek(cid)
     }
@@ -137,11 +137,14 @@ impl BlockSource for ReadElsewhere {
     }
 
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
-        self.run(self.source.get(cid))
+        let (source, cid) = (Arc::clone(&self.source), *cid);
+        // A source may do some of its work, and take locks, before it returns the future.
+        self.run(async move { source.get(&cid).await })
     }
 
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
-        self.run(self.source.has(cid))
+        let (source, cid) = (Arc::clone(&self.source), *cid);
+        self.run(async move { source.has(&cid).await })
     }
 }
 
@@ -195,6 +198,7 @@ mod tests {
     impl BlockSource for Recorded {
         fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
             let (values, found) = (Arc::clone(&self.values), self.blocks.get(cid));
+            values.lock().expect("is free").push(nice());
             async move {
                 let value = tokio::task::spawn_blocking(nice).await.expect("runs");
                 values.lock().expect("is free").push(value);
@@ -204,6 +208,7 @@ mod tests {
         }
 
         fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+            self.values.lock().expect("is free").push(nice());
             self.blocks.has(cid)
         }
     }
@@ -215,12 +220,12 @@ mod tests {
         let block = Block::of(codec::RAW, hashes::SHA2_256, 32, b"x".as_slice().into()).expect("a block");
         blocks.insert(&block);
         let recorded = Recorded { blocks, values: Arc::clone(&values) };
-        let local = ReadElsewhere::new(Arc::new(recorded), Handle::current());
+        let local = SpawnedSource::new(Arc::new(recorded), Handle::current());
         let cid = *block.cid();
         let read = network.handle().spawn(async move { (local.get(&cid).await, local.has(&cid).await) });
         let (got, has) = read.await.expect("runs");
         assert_eq!((got.expect("is stored"), has.expect("is known")), (block, true));
-        assert_eq!(*values.lock().expect("is free"), [before]);
+        assert_eq!(*values.lock().expect("is free"), [before; 3]);
     }
 
     #[tokio::test]

@@ -191,7 +191,7 @@ fn serve_public(
             let serving = http3::serve(socket, limits.clone(), Arc::clone(metrics), drain.clone(), handler.clone());
             let serving = async move {
                 if let Err(error) = serving.await {
-                    tracing::error!(%error, "HTTP/3 is not served");
+                    tracing::error!(%error, "the UDP socket of HTTP/3 has failed, so this process ends");
                 }
             };
             supervisor.spawn("the listener of HTTP/3", serving).detach();

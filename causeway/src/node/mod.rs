@@ -251,15 +251,21 @@ impl Node {
         if let Some(log) = self.access_log {
             close_access_log(log).await;
         }
-        if let Some(exporter) = self.exporter
-            && !exporter.close().await
-        {
-            tracing::warn!("the last traces were not exported in time");
-        }
-        self.disk.close().await.context("the store did not close cleanly")?;
+        // The store does not wait for a collector.
+        let (closed, ()) = tokio::join!(self.disk.close(), close_exporter(self.exporter));
+        closed.context("the store did not close cleanly")?;
         // Last, so that operators can watch the drain. Requests of this listener are short.
         self.admin.finish(Duration::from_secs(1)).await;
         Ok(())
+    }
+}
+
+/// Exports the queued traces. A collector that hangs is given a few seconds.
+async fn close_exporter(exporter: Option<Exporter>) {
+    if let Some(exporter) = exporter
+        && !exporter.close().await
+    {
+        tracing::warn!("the last traces were not exported in time");
     }
 }
 

@@ -186,10 +186,21 @@ impl Admission {
         Self { bounds, state: Mutex::default(), freed: Notify::new() }
     }
 
+    /// The maximum number of connections.
+    pub fn connections_max(&self) -> usize {
+        self.bounds.all
+    }
+
+    /// Whether an address is a trusted proxy's, whose connections are not counted by client.
+    pub fn is_exempt(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.bounds.exempt.iter().any(|proxy| proxy.includes(address))
+    }
+
     /// Counts a connection: it is admitted or waits.
     pub fn register(self: &Arc<Self>, address: IpAddr, connection: Arc<dyn Evictable>) -> Slot {
         let address = address.to_canonical();
-        let exempt = self.bounds.exempt.iter().any(|proxy| proxy.includes(address));
+        let exempt = self.is_exempt(address);
         let entry = PoolEntry { client: (!exempt).then(|| network_of(address)), connection };
         let mut state = self.state();
         let id = state.next;

@@ -92,9 +92,14 @@ impl ConnectionLimits {
         }
     }
 
-    /// Adds `Alt-Svc` (RFC 7838, section 3) to a response over TLS.
+    /// Adds `Alt-Svc` (RFC 7838, section 3) to a response over TLS, unless a trusted proxy asks, whose clients would
+    /// bypass it, or the connection is a tunnel, whose hosts are others.
     pub(super) fn announce_http3(&self, connection: &Connection, headers: &mut http::HeaderMap) {
-        if let Some(alt_svc) = self.alt_svc.as_ref().filter(|_| connection.is_encrypted()) {
+        if let Some(alt_svc) = self.alt_svc.as_ref()
+            && connection.is_encrypted()
+            && connection.tunnel_client().is_none()
+            && !self.admission.is_exempt(connection.peer().ip())
+        {
             headers.insert(http::header::ALT_SVC, alt_svc.clone());
         }
     }

@@ -426,6 +426,7 @@ impl Gateway {
             Subject::Routing => {
                 if let Some(routing) = self.routing.as_ref().filter(|_| !self.router.is_site(client)) {
                     self.take_token(client).await?;
+                    phase.ended(Step::Host);
                     let draft = Box::pin(routing.answer(head, client)).await?;
                     return self.for_version(head, client, draft).await;
                 }

@@ -97,6 +97,26 @@ async fn http3_is_announced_over_tls_alone() {
         assert_eq!(crate::site::header(&response, "alt-svc"), expected, "{:?}", response.version());
     }
     assert!(!site.get("/healthz").await.headers().contains_key("alt-svc"));
+    // Clients of a trusted proxy would bypass it.
+    let proxied = self::site(&[], |setup| setup.http.trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")]);
+    let proxied = proxied.await;
+    let client = proxied.encrypted().client().build().expect("a client");
+    let response = client.get(proxied.encrypted().url("/healthz")).send().await.expect("answers");
+    assert!(!response.headers().contains_key("alt-svc"));
+}
+
+#[tokio::test]
+async fn fields_of_http1_connections_are_malformed() {
+    let site = site(&[], |_| {}).await;
+    let mut connection = Http3::connect(&site).await;
+    let table = [("connection", "close"), ("transfer-encoding", "chunked"), ("keep-alive", "1"), ("te", "gzip")];
+    for (name, value) in table {
+        let request = Request::get("https://localhost/healthz").header(name, value).body(()).expect("a request");
+        let error = connection.send(request).await.err().expect(name);
+        assert_eq!(reset_code(&error), Some(Code::H3_MESSAGE_ERROR), "{name}: {error}");
+    }
+    let request = Request::get("https://localhost/healthz").header("te", "trailers").body(()).expect("a request");
+    assert_eq!(connection.send(request).await.expect("answers").0.status(), StatusCode::OK);
 }
 
 #[tokio::test]

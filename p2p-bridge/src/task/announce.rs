@@ -23,6 +23,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 /// The maximum number of the node's own keys in the record store of one scope, for requests to the node as one of the
@@ -41,13 +42,16 @@ pub struct Announcing {
     options: ProvideOptions,
     announced: Announced,
     ourselves: PeerId,
+    /// The runtime that reads keys: a store may be locked meanwhile, against readers that wait for it.
+    readers: Handle,
     /// The hour of the last search for expired records.
     hour: u64,
 }
 
 impl Announcing {
-    /// Announces single keys only, until [`Announcing::announce_from`] adds a source of all keys.
-    pub fn new(ourselves: PeerId, options: &BridgeOptions, metrics: Metrics) -> Self {
+    /// Announces single keys only, until [`Announcing::announce_from`] adds a source of all keys, which is read on
+    /// `readers`.
+    pub fn new(ourselves: PeerId, options: &BridgeOptions, metrics: Metrics, readers: Handle) -> Self {
         let sweep = || Sweep::new(ourselves, Schedule::new(0, epoch::now()), false);
         let (loads, loaded) = mpsc::unbounded_channel();
         Self {
@@ -61,6 +65,7 @@ impl Announcing {
             options: options.provide.clone(),
             announced: Announced::new(options),
             ourselves,
+            readers,
             hour: 0,
         }
     }
@@ -83,7 +88,9 @@ impl Announcing {
     fn load(&self, scope: Scope, first: u16) {
         let (Some(source), loads) = (self.source.clone(), self.loads.clone()) else { return };
         // One window per scope at a time. If the task has stopped, the window is dropped.
-        tokio::task::spawn_blocking(move || loads.send((scope, Window::load(&*source, first, WINDOW_KEYS_MAX))));
+        let load = move || loads.send((scope, Window::load(&*source, first, WINDOW_KEYS_MAX)));
+        // A thread has the priority of the thread that starts it, which must be one of that runtime.
+        self.readers.spawn(async move { _ = tokio::task::spawn_blocking(load).await });
     }
 
     /// The changed files to write.

@@ -92,6 +92,9 @@ impl TraceParent {
         if values.next().is_some() {
             return None;
         }
+        if !parent.sampled {
+            return Some((parent, TraceState::default()));
+        }
         let states = headers.get_all("tracestate").iter().map(http::HeaderValue::as_bytes);
         Some((parent, TraceState::parse(states).unwrap_or_default()))
     }

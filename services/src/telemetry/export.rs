@@ -10,6 +10,7 @@ use super::trace::EndedTrace;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use p2p_bridge::back_off;
+use p2p_bridge::connecting::innermost;
 use p2p_bridge::retry_after::retry_after;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -35,6 +36,8 @@ pub const RETRY_MAX: Duration = Duration::from_secs(60);
 /// The first back-off after a failure, and the longest.
 const BACK_OFF_MIN: Duration = Duration::from_secs(1);
 const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+/// The maximum of the `Retry-After` that is honoured.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 /// The maximum size of a response that is read, in bytes.
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
 /// How long a shutdown waits for the last export.
@@ -219,9 +222,9 @@ impl Sender {
     async fn run(mut self) {
         while let Some(batch) = self.queue.next().await {
             let spans = batch.iter().map(|trace| trace.spans.len() as u64).sum();
-            let request = otlp::request(&self.target.resource, &self.target.scope, &batch);
+            let body = otlp::request(&self.target.resource, &self.target.scope, &batch).encode_to_vec();
             drop(batch);
-            self.deliver(request.encode_to_vec().into(), spans).await;
+            self.deliver(body.into(), spans).await;
         }
     }
 
@@ -242,19 +245,15 @@ impl Sender {
             self.report(&failure);
             let back_off = back_off::with_jitter(back_off::exponential(BACK_OFF_MIN, BACK_OFF_MAX, self.failures));
             self.failures = self.failures.saturating_add(1);
-            let wait = failure.after.unwrap_or(back_off).clamp(BACK_OFF_MIN, BACK_OFF_MAX);
+            let wait = failure.after.map_or(back_off, |after| after.min(RETRY_AFTER_MAX)).max(BACK_OFF_MIN);
             let is_over = !failure.retries || Instant::now() + wait >= until || self.queue.closing.is_cancelled();
             if is_over {
                 self.queue.metrics.export.inc_by(spans);
             }
             // Also after a rejection, since the next batch is likely to meet the same.
-            let closes = tokio::time::timeout(wait, self.queue.closing.cancelled()).await.is_ok();
+            _ = tokio::time::timeout(wait, self.queue.closing.cancelled()).await;
             if is_over {
                 return;
-            }
-            if closes {
-                // The last attempt.
-                continue;
             }
         }
     }
@@ -317,14 +316,6 @@ impl Sender {
             tracing::info!(collector = %self.target.url, "traces are exported again");
         }
     }
-}
-
-/// The innermost source of an error: the outer ones have no message of their own.
-pub(super) fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 #[cfg(test)]

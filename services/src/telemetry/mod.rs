@@ -9,7 +9,7 @@
 //! | [`export`] | the bounded queue of ended traces, and the task that sends them in batches |
 //! | `settings` | the endpoint, headers and certificates of the settings |
 //!
-//! Goals: a request that is not sampled costs one branch; a request never waits for the collector, however slow or
+//! Goals: without an endpoint, a request costs one branch, and one that is not sampled a hash; a request never waits for the collector, however slow or
 //! dead that is: spans are dropped and counted; memory is bounded; the log says once that exports fail, and once that
 //! they succeed again; a shutdown flushes for a few seconds at most.
 //!

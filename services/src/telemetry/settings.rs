@@ -3,6 +3,7 @@
 use super::otlp::{InstrumentationScope, Resource, text};
 use config::{ConfigError, Loaded, Telemetry};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
+use p2p_bridge::connecting::innermost;
 use p2p_bridge::durable;
 use p2p_bridge::http_source::dialling;
 use percent_encoding::percent_decode_str;
@@ -98,7 +99,7 @@ fn client(ca: &Path) -> Result<Client, String> {
     let own = if ca.as_os_str().is_empty() { Vec::new() } else { certificates(ca)? };
     let builder = || dialling::builder(true).timeout(TIMEOUT);
     let merged = builder().tls_certs_merge(own.clone()).build();
-    merged.or_else(|_| builder().tls_certs_only(own).build()).map_err(|error| super::export::innermost(&error))
+    merged.or_else(|_| builder().tls_certs_only(own).build()).map_err(|error| innermost(&error))
 }
 
 fn certificates(path: &Path) -> Result<Vec<Certificate>, String> {
@@ -108,7 +109,7 @@ fn certificates(path: &Path) -> Result<Vec<Certificate>, String> {
     if chain.is_empty() {
         return Err(format!("{} has no certificate in PEM format", path.display()));
     }
-    chain.iter().map(|der| Certificate::from_der(der).map_err(|error| super::export::innermost(&error))).collect()
+    chain.iter().map(|der| Certificate::from_der(der).map_err(|error| innermost(&error))).collect()
 }
 
 /// The resource: attributes of the settings precede those of the process.

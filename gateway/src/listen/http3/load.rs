@@ -1,8 +1,8 @@
 //! [`ClientLoad`]: what the client of one connection costs beside its requests, and what it makes the server hold.
 //!
-//! `h3` reads a frame to its end before it interprets it, whatever length the frame has, and remembers each stream
-//! whose request never became complete. Both are bounded here, below `h3`: a stream that sends more than a request's head is
-//! reset, and a client that sends too much of what is no request is disconnected.
+//! `h3` reads a frame to its end before it interprets it, whatever length the frame has, and stores each stream
+//! whose request never became complete. Both are bounded here, below `h3`: a stream that sends more than a request's head
+//! is reset, and a client that sends too much of what is no request is disconnected.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ const BURST_MAX: u64 = 1_000;
 const UNIT_EVERY: Duration = Duration::from_millis(10);
 /// The bytes of a stream without a request (control, QPACK, unknown) that take one unit.
 const UNIT_BYTES: usize = 16;
-/// The maximum number of streams over a connection whose request never becomes complete. `h3` remembers each of them.
+/// The maximum number of streams over a connection whose request never becomes complete. `h3` stores each of them.
 const INCOMPLETE_MAX: usize = 1024;
 /// What a piece of a head takes in memory, and in the time to find the end of the frame, beside its bytes.
 const PIECE_BYTES: usize = 64;
@@ -44,7 +44,7 @@ impl UnitBudget {
     fn take(&mut self, units: u64, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.counted_until).as_millis() / UNIT_EVERY.as_millis();
         if earned > 0 {
-            self.counted_until = now;
+            self.counted_until += UNIT_EVERY * u32::try_from(earned).unwrap_or(u32::MAX);
             self.left = self.left.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(BURST_MAX);
         }
         let left = self.left.checked_sub(units);

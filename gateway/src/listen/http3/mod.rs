@@ -2,9 +2,9 @@
 //!
 //! Goals: the same answers, limits and ends of responses as over HTTP/2. What a client can make the server hold or
 //! compute is bounded: handshakes and connections ([`Tls::begin_handshake`], [`crate::listen::admission`]), streams and
-//! what they receive ([`load`]), what is sent and not acknowledged ([`window`]), and the time for both ([`stream`]). A
-//! client whose address is not proved takes little: when many such handshakes are pending, its address is validated
-//! first (Retry, RFC 9000, section 8.1.2).
+//! what they receive ([`load`], [`frames`]), what is sent and not acknowledged ([`window`]), and the time for both ([`stream`]). A
+//! client whose address is not validated takes little: when many such handshakes are pending, or have just failed, its
+//! address is validated first (Retry, RFC 9000, section 8.1.2).
 //!
 //! QUIC is quinn's, and frames and header fields are `h3`'s, an early version without a promise of stability. What it
 //! does not bound is bounded in [`transport`], below it.
@@ -13,6 +13,7 @@
 //! and permits go by the address that was validated; server push, datagrams, WebTransport, priorities; the dynamic
 //! table of QPACK, which `h3` does not use.
 
+mod frames;
 mod load;
 mod stream;
 mod transport;
@@ -45,6 +46,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 /// The maximum number of open streams with requests. RFC 9114, section 6.1, recommends no less.
 const STREAMS_MAX: u32 = 100;
@@ -59,14 +61,16 @@ const UNVALIDATED_MAX: usize = 32;
 const INCOMING_MAX: usize = 256;
 const INCOMING_BYTES: u64 = 16 * 1024;
 const INCOMING_TOTAL_BYTES: u64 = 1024 * 1024;
-/// When a client is gone of which nothing arrives, and how often it is asked.
+/// The idle timeout, and the interval of keep-alive frames.
 const IDLE_TIMEOUT: VarInt = VarInt::from_u32(30_000);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// The time for a client to learn of the end of a connection, after which its requests are refused.
+/// The time for a client to receive GOAWAY, after which its requests are refused.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The number of requests after the last one that are still answered when the end of a connection is announced.
+/// The number of requests after the last one that are still answered after the first GOAWAY.
 const LATER_REQUESTS: usize = 1 << 20;
-/// How long clients remember that HTTP/3 is spoken, in seconds.
+/// The maximum length of a head, if the setting is larger.
+const HEAD_BYTES_MAX: usize = 512 * 1024;
+/// How long clients may cache `Alt-Svc`, in seconds.
 const ALT_SVC_SECONDS: u32 = 24 * 3600;
 
 /// The value of `Alt-Svc` that announces HTTP/3 at a UDP port of the same host (RFC 9114, section 3.1.1).
@@ -104,10 +108,16 @@ where
     let mut configs = Configs { quic: Arc::clone(&config), current: Arc::new(server_config(config)) };
     let first = Some(quinn::ServerConfig::clone(&configs.current));
     let endpoint = Endpoint::new(EndpointConfig::default(), first, socket, Arc::new(TokioRuntime))?;
-    let draining = drain.hold();
+    let (draining, served) = (drain.hold(), TaskTracker::new());
     let unvalidated = Arc::<AtomicUsize>::default();
+    // Also those that are closing, of which clients may make many that are not admitted.
+    let states_max = limits.admission.connections_max().saturating_add(handshake::HANDSHAKES_MAX);
     while let Some(accepted) = drain.or_stop(endpoint.accept()).await {
         let Some(incoming) = accepted else { return Err(io::Error::other("the UDP socket has failed")) };
+        if endpoint.open_connections() >= states_max {
+            incoming.ignore();
+            continue;
+        }
         let Some(pending) = Pending::begin(&incoming, &unvalidated) else {
             metrics.plain.quic_retries.inc();
             // It may, since its address is not validated.
@@ -116,11 +126,17 @@ where
         };
         let (limits, metrics, handler, stop) = (limits.clone(), Arc::clone(&metrics), handler.clone(), drain.signal());
         let (tls, config) = (Arc::clone(&tls), configs.current(&tls));
+        let token = served.token();
         drain.spawn(async move {
-            let _open = OpenConnection::begin(&metrics);
+            let _token = token;
+            let open = OpenConnection::begin(&metrics);
             let serving = async {
                 let shaking = Box::pin(stop.or_first_request_grace(shake(incoming, config, &tls, &limits)));
                 let shaken = shaking.await.flatten();
+                if shaken.is_none() {
+                    drop(open);
+                    return pending.outlast(&stop).await;
+                }
                 drop(pending);
                 if let Some((connection, state)) = shaken {
                     let counted = CountedConnection::register_state(&limits.admission, state);
@@ -133,11 +149,16 @@ where
             }
         });
     }
-    // New connections are refused, so that their clients use TCP, until the others have told their clients of their
-    // end.
+    // New connections are refused, so that their clients use TCP, until the others have ended. Then their last packets
+    // are sent.
+    served.close();
+    let mut ended = pin!(async {
+        served.wait().await;
+        _ = tokio::time::timeout(CLOSE_TIMEOUT, endpoint.wait_idle()).await;
+    });
     loop {
         tokio::select! {
-            () = endpoint.wait_idle() => break,
+            () = ended.as_mut() => break,
             Some(incoming) = endpoint.accept() => incoming.refuse(),
         }
     }
@@ -175,6 +196,14 @@ impl Pending {
         let one_more = |count: usize| (count < UNVALIDATED_MAX).then_some(count + 1);
         unvalidated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
         Some(Self(Some(Arc::clone(unvalidated))))
+    }
+
+    /// Counts a handshake that has failed, while QUIC may store its state: a datagram that closes the connection that it
+    /// opens leaves it until the idle timeout.
+    async fn outlast(self, stop: &ShutdownSignal) {
+        if self.0.is_some() {
+            _ = tokio::time::timeout(Duration::from_millis(IDLE_TIMEOUT.into_inner()), stop.wait()).await;
+        }
     }
 }
 
@@ -275,7 +304,8 @@ async fn serve_connection<H, F, B>(
     let window = SendWindow::new(quic.clone(), budget);
     let shared = Shared { load, progress: Arc::default(), uncounted: AtomicUsize::default(), window };
     let mut builder = h3::server::builder();
-    builder.max_field_section_size(limits.head_bytes_max as u64).send_grease(false);
+    // `h3` makes room for as many fields as a head may have, and a header map has at most 24,576.
+    builder.max_field_section_size(limits.head_bytes_max.min(HEAD_BYTES_MAX) as u64).send_grease(false);
     let built = tokio::select! {
         built = builder.build(transport) => built,
         () = state.head_overdue(limits.header_timeout) => return,
@@ -306,6 +336,8 @@ where
 {
     let mut answers = FuturesUnordered::new();
     let mut ending_since: Option<Instant> = None;
+    // `h3` can announce only requests after one that it has accepted.
+    let (mut has_accepted, mut has_announced) = (false, false);
     let mut overdue = pin!(state.head_overdue(limits.header_timeout));
     let mut ended = pin!(async {
         tokio::select! {
@@ -342,6 +374,7 @@ where
                     }
                 };
                 let Some(stream) = accepted.take() else { return Code::H3_INTERNAL_ERROR };
+                has_accepted = true;
                 // A client that does not take notice of the end.
                 if ending_since.is_some_and(|since| since.elapsed() >= CLOSE_TIMEOUT) {
                     stream.control.reset_with(Code::H3_REQUEST_REJECTED.value());
@@ -355,21 +388,26 @@ where
                 if is_evicted && state.awaiting_head_since().is_some() {
                     return Code::H3_NO_ERROR;
                 }
-                // Requests that the client has sent already are still answered.
-                if !announce_end(connection, LATER_REQUESTS).await {
-                    return Code::H3_NO_ERROR;
-                }
                 ending_since = Some(Instant::now());
-                refuses.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
             }
             // The client can tell which of its requests were not answered.
-            () = refuses.as_mut(), if ending_since.is_some() => {
-                if !announce_end(connection, 1).await {
+            () = refuses.as_mut(), if has_announced => {
+                if !send_goaway(connection, 1).await && answers.is_empty() {
                     return Code::H3_NO_ERROR;
                 }
                 refuses.as_mut().reset(far_future());
             }
             () = unused.as_mut(), if ending_since.is_some() => return Code::H3_NO_ERROR,
+        }
+        if ending_since.is_some() && has_accepted && !has_announced {
+            // Requests that the client has sent already are still answered, also if GOAWAY cannot be sent.
+            has_announced = true;
+            match send_goaway(connection, LATER_REQUESTS).await {
+                true => refuses.as_mut().reset(Instant::now() + CLOSE_TIMEOUT),
+                false if answers.is_empty() => return Code::H3_NO_ERROR,
+                // A second one cannot be sent then.
+                false => {}
+            }
         }
     }
 }
@@ -381,6 +419,6 @@ fn far_future() -> Instant {
 
 /// Sends GOAWAY: the client may send so many requests after the last one (RFC 9114, section 5.2). Returns `false` if
 /// the client does not take it.
-async fn announce_end(connection: &mut h3::server::Connection<Transport, Piece>, later_requests: usize) -> bool {
+async fn send_goaway(connection: &mut h3::server::Connection<Transport, Piece>, later_requests: usize) -> bool {
     tokio::time::timeout(CLOSE_TIMEOUT, connection.shutdown(later_requests)).await.is_ok_and(|sent| sent.is_ok())
 }

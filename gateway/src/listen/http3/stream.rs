@@ -22,7 +22,8 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use h3::error::{Code, StreamError};
 use h3::server::RequestResolver;
-use http::{Request, Response};
+use http::header::{CONNECTION, TE, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Empty};
 use std::future::poll_fn;
@@ -76,6 +77,10 @@ where
         }
     };
     control.head_is_complete();
+    if is_malformed(request.headers()) {
+        control.reset_with(Code::H3_MESSAGE_ERROR.value());
+        return load.cancelled().then_some(()).ok_or(Code::H3_EXCESSIVE_LOAD);
+    }
     let exchange = ActiveExchange::begin(state);
     let request = request.map(|()| RequestBody::Right(Empty::new()));
     // Boxed, so that its memory is freed before the body is sent.
@@ -96,6 +101,13 @@ where
             Ok(())
         }
     }
+}
+
+/// Whether a request has fields of HTTP/1.1 connections, which HTTP/3 forbids (RFC 9114, section 4.2).
+fn is_malformed(headers: &HeaderMap) -> bool {
+    let of_connections = [CONNECTION, TRANSFER_ENCODING, UPGRADE].iter().any(|name| headers.contains_key(name))
+        || ["keep-alive", "proxy-connection"].iter().any(|name| headers.contains_key(*name));
+    of_connections || headers.get_all(TE).iter().any(|value| value != "trailers")
 }
 
 /// Resets a stream, which discards what is not sent.
@@ -130,16 +142,18 @@ where
         Ok(Err(error)) => return end_of(&error),
         Err(_) => return too_slow(TooSlow::Stalled),
     }
-    if !body.is_end_stream()
-        && let Err(ended) = send_body(&mut body, stream, end, limits, shared).await
-    {
-        return ended;
+    let mut sent_bytes = 0;
+    if !body.is_end_stream() {
+        match send_body(&mut body, stream, end, limits, shared).await {
+            Ok(sent) => sent_bytes = sent,
+            Err(ended) => return ended,
+        }
     }
     if let Err(error) = stream.finish().await {
         return end_of(&error);
     }
     // The body holds the permit of the request and its memory budget until then.
-    let timeout = acknowledgement_timeout(limits, shared.window.bytes());
+    let timeout = acknowledgement_timeout(limits, shared.window.bytes().min(sent_bytes));
     match tokio::time::timeout(timeout, poll_fn(|cx| end.poll(cx))).await {
         Ok(true) => ResponseEnd::Received,
         Ok(false) => ResponseEnd::Cancelled,
@@ -173,7 +187,7 @@ fn acknowledgement_timeout(limits: &ConnectionLimits, window_bytes: usize) -> Du
     limits.send_timeout.saturating_add(carried).min(limits.send_timeout.saturating_mul(TIMEOUTS_MAX))
 }
 
-/// Sends a body.
+/// Sends a body; returns its length in bytes.
 ///
 /// # Errors
 /// How the response ended before all was sent.
@@ -183,10 +197,11 @@ async fn send_body<B>(
     end: &mut StreamEnd,
     limits: &ConnectionLimits,
     shared: &Shared,
-) -> Result<(), ResponseEnd>
+) -> Result<usize, ResponseEnd>
 where
     B: Body<Data = Bytes> + Unpin,
 {
+    let mut sent_bytes = 0_usize;
     let progress = StreamProgress::begin(&shared.progress);
     let mut pace = Pace::new(&progress, limits);
     loop {
@@ -194,12 +209,13 @@ where
         let frame = body.frame().map(|next| next.map(|frame| frame.map_err(drop)));
         let mut chunk = match until_reset(frame, |cx| end.poll(cx).map(drop)).await {
             None => return Err(ResponseEnd::Cancelled),
-            Some(None) => return Ok(()),
+            Some(None) => return Ok(sent_bytes),
             Some(Some(Err(()))) => return Err(ResponseEnd::Reset(Code::H3_INTERNAL_ERROR)),
             Some(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
         };
         while !chunk.is_empty() {
             let piece = chunk.split_to(chunk.len().min(SEND_BYTES_MAX));
+            sent_bytes = sent_bytes.saturating_add(piece.len());
             shared.window.adapt();
             {
                 let mut sending = pin!(stream.send_data(Piece::new(piece, &progress)));
@@ -209,7 +225,7 @@ where
             others_turn().await;
         }
         if body.is_end_stream() {
-            return Ok(());
+            return Ok(sent_bytes);
         }
     }
 }

@@ -6,6 +6,7 @@
 //! Departure: `h3-quinn` does the same without these bounds. With it, a response that is dropped ends as if it were
 //! complete, since quinn finishes streams that are dropped; and it panics if a stream is refused while it is read.
 
+use super::frames::ControlFrames;
 use super::load::{ClientLoad, StreamControl};
 use super::var_int;
 use crate::listen::http2::progress::Piece;
@@ -113,7 +114,8 @@ impl quic::Connection<Piece> for Transport {
         if !self.load.stream_without_request() {
             close_overloaded(&self.connection);
         }
-        let meter = Meter::Other { load: Arc::clone(&self.load), connection: self.connection.clone() };
+        let (load, connection) = (Arc::clone(&self.load), self.connection.clone());
+        let meter = Meter::Other { load, connection, frames: ControlFrames::default() };
         Poll::Ready(Ok(Receiver { stream, has_ended: false, meter }))
     }
 
@@ -289,7 +291,7 @@ enum Meter {
     /// The head of a request.
     Request(Arc<StreamControl>),
     /// No request: the streams for control, QPACK and what is not known.
-    Other { load: Arc<ClientLoad>, connection: quinn::Connection },
+    Other { load: Arc<ClientLoad>, connection: quinn::Connection, frames: ControlFrames },
 }
 
 /// The receiving half of a stream.
@@ -313,7 +315,7 @@ impl quic::RecvStream for Receiver {
             self.has_ended = true;
             return Poll::Ready(Ok(None));
         }
-        match &self.meter {
+        match &mut self.meter {
             Meter::Request(control) if !control.take_head_bytes(count) => {
                 tracing::debug!("the head of a request is too long (http.head_bytes_max): its stream is reset");
                 let code = Code::H3_EXCESSIVE_LOAD.value();
@@ -321,8 +323,12 @@ impl quic::RecvStream for Receiver {
                 self.stop_sending(code);
                 return Poll::Ready(Err(StreamErrorIncoming::StreamTerminated { error_code: code }));
             }
-            Meter::Other { load, connection } if !load.bytes_without_request(count) => close_overloaded(connection),
-            Meter::Request(_) | Meter::Other { .. } => {}
+            Meter::Request(_) => {}
+            Meter::Other { load, connection, frames } => {
+                if !load.bytes_without_request(count) || !frames.take(&bytes[..count]) {
+                    close_overloaded(connection);
+                }
+            }
         }
         Poll::Ready(Ok(Some(Bytes::copy_from_slice(&bytes[..count]))))
     }

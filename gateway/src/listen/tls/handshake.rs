@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 /// The maximum number of unfinished handshakes, in total and of one client.
-const HANDSHAKES_MAX: usize = 2048;
+pub(in crate::listen) const HANDSHAKES_MAX: usize = 2048;
 const CLIENT_HANDSHAKES_MAX: usize = 64;
 /// The time for a handshake, unless that for the head of a request is shorter.
 pub(in crate::listen) const TIMEOUT: Duration = Duration::from_secs(10);

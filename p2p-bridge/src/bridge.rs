@@ -67,6 +67,8 @@ const FINDERS_MAX: usize = 256;
 const CONNECTS_MAX: usize = 32;
 /// The maximum number of peers in [`Bridge::peers`].
 const PEERS_MAX: usize = 10_000;
+/// How long connections may send their last packets after the network was stopped.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A wildcard listener reports one address after another. After this long without a new address, the list is complete.
@@ -211,6 +213,9 @@ impl Bridge {
         // The runtime ends with the task, whether that was told to stop or has panicked.
         handle.spawn(async move {
             task.run().await;
+            // The connections send their last packets after the swarm is dropped. A peer that does not receive them
+            // would send what it owes this node to the old connection, also when the node has connected again.
+            tokio::time::sleep(CLOSE_TIME).await;
             drop(runtime);
         });
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));

@@ -169,7 +169,7 @@ async fn a_busy_collector_is_retried_and_a_rejection_is_not() {
 async fn a_dead_collector_costs_a_bounded_queue_and_no_time() {
     let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let (tracer, exporter, metrics) = exporter(unused.local_addr().expect("is bound"));
-    // Connections are accepted by the kernel, and nobody answers.
+    // Connections are accepted by the kernel, and no process answers.
     let start = Instant::now();
     for _ in 0..100_000 {
         finish(&tracer.begin(None).expect("is sampled"));

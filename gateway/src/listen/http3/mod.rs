@@ -132,16 +132,13 @@ where
             let open = OpenConnection::begin(&metrics);
             let serving = async {
                 let shaking = Box::pin(stop.or_first_request_grace(shake(incoming, config, &tls, &limits)));
-                let shaken = shaking.await.flatten();
-                if shaken.is_none() {
+                let Some((connection, state)) = shaking.await.flatten() else {
                     drop(open);
                     return pending.outlast(&stop).await;
-                }
+                };
                 drop(pending);
-                if let Some((connection, state)) = shaken {
-                    let counted = CountedConnection::register_state(&limits.admission, state);
-                    Box::pin(serve_connection(connection, &counted.state, &limits, &handler, &stop)).await;
-                }
+                let counted = CountedConnection::register_state(&limits.admission, state);
+                Box::pin(serve_connection(connection, &counted.state, &limits, &handler, &stop)).await;
             };
             if AssertUnwindSafe(serving).catch_unwind().await.is_err() {
                 metrics.plain.panics.inc();

@@ -42,7 +42,7 @@ use crate::resolve::{Entity, Freshness, PathTarget, Target};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, Step, StepClock, WaitReason};
-use crate::trace::{RequestOrigin, RequestTrace};
+use crate::trace::{RequestOrigin, RequestTrace, resolver_for};
 use crate::workers::Workers;
 use config::TrustedProxy;
 use content::path::Root;
@@ -524,12 +524,13 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<Draft, Problem> {
         let path = self.parse(ask)?;
+        let names = resolver_for(&self.names, client.trace.as_ref());
         phase.enter(WaitReason::Name);
         if ask.wanted.format == Format::IpnsRecord {
             self.check_record(&path)?;
-            return self.with_lookup_permit(client, record::record(ask, &path, &*self.names)).await;
+            return self.with_lookup_permit(client, record::record(ask, &path, &**names)).await;
         }
-        let mut target = self.with_lookup_permit(client, Target::of(path, &*self.names, &*self.policy)).await?;
+        let mut target = self.with_lookup_permit(client, Target::of(path, &**names, &*self.policy)).await?;
         phase.enter(WaitReason::Content);
         phase.ended(Step::Name);
         if !place.certain {

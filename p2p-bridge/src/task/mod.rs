@@ -102,7 +102,7 @@ pub enum Command {
     Load(oneshot::Sender<Load>),
     /// The addresses that peers can use, each ending in the node's peer ID.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
-    /// Stop; the reply is sent when all state is written.
+    /// Stop; the reply is sent when all state is written and the connections have ended.
     Shutdown(oneshot::Sender<()>),
 }
 
@@ -219,8 +219,8 @@ impl Task {
         self.inbound.clone()
     }
 
-    /// Runs until shutdown, or until all handles are dropped.
-    pub async fn run(mut self) {
+    /// Runs until shutdown, or until all handles are dropped. Returns whom to tell of the end, if anyone.
+    pub async fn run(mut self) -> Option<oneshot::Sender<()>> {
         // The swarm already listens, and these events were consumed at startup.
         let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
         listeners.iter().for_each(|address| self.on_listening(address));
@@ -247,9 +247,7 @@ impl Task {
         };
         self.save_all().await;
         self.save_records().await;
-        if let Some(reply) = stopped {
-            let _ = reply.send(());
-        }
+        stopped
     }
 
     fn on_command(&mut self, command: Command) {

@@ -181,7 +181,7 @@ impl Acme {
             resolver,
             certificates: RwLock::default(),
             schedule: Mutex::default(),
-            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max, unix_now())),
+            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max, epoch::signed_now())),
             lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             domain_lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             unsaved: Mutex::default(),
@@ -196,7 +196,7 @@ impl Acme {
 
     /// Uses the stored certificates, and plans what is due.
     fn plan(&self, stored: Vec<(String, AcmeCertificate)>) {
-        let now = unix_now();
+        let now = epoch::signed_now();
         let mut certificates = self.certificates.write().unwrap_or_else(PoisonError::into_inner);
         let wanted = stored.into_iter().filter(|(name, _)| self.names.contains(name) || self.is_on_demand(name));
         certificates.extend(wanted.map(|(name, found)| (name, Arc::new(found))));
@@ -230,7 +230,7 @@ impl Acme {
 
     /// The certificate for a host name in lower case: its own, or that of a wildcard.
     pub fn certificate(&self, host: &str) -> Option<Arc<CertifiedKey>> {
-        let now = unix_now();
+        let now = epoch::signed_now();
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
         let own = certificates.get(host).map(|found| (host, found));
         // An expired one on demand is as none: its domain may have left. That of a configured name stays.
@@ -245,7 +245,7 @@ impl Acme {
     pub fn is_expired(&self, host: &str) -> bool {
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
         let of_wildcard = || certificates.get(&format!("*.{}", host.split_once('.')?.1));
-        certificates.get(host).or_else(of_wildcard).is_some_and(|found| found.validity.is_over(unix_now()))
+        certificates.get(host).or_else(of_wildcard).is_some_and(|found| found.validity.is_over(epoch::signed_now()))
     }
 
     /// A certificate for clients that name no host: that of the first configured name that has one.
@@ -290,7 +290,7 @@ impl Acme {
         if self.schedule().has(&name) {
             return Ok(name);
         }
-        if self.admission().is_refused(&name, unix_now()) {
+        if self.admission().is_refused(&name, epoch::signed_now()) {
             return Err(Demand::Cached);
         }
         let domain = Domain::parse(&name).ok_or(Demand::InvalidName)?;
@@ -303,7 +303,7 @@ impl Acme {
         let resolving = self.resolver.resolve(&Name::Domain(domain));
         let resolved = tokio::time::timeout(LOOKUP_TIMEOUT, resolving).await;
         drop(permits);
-        let now = unix_now();
+        let now = epoch::signed_now();
         match resolved {
             Ok(Ok(_)) => {}
             // Not a fault of the name.
@@ -349,7 +349,7 @@ impl Acme {
 
     /// Has failed orders repeated now.
     pub fn retry(&self) {
-        self.schedule().retry(unix_now());
+        self.schedule().retry(epoch::signed_now());
         self.changed.notify_one();
     }
 
@@ -361,9 +361,9 @@ impl Acme {
             tracing::info!(names, "certificates are being obtained; until then, TLS handshakes for these names fail");
         }
         let mut running = JoinSet::new();
-        let mut sweep_at = unix_now() + SWEEP;
+        let mut sweep_at = epoch::signed_now() + SWEEP;
         loop {
-            let now = unix_now();
+            let now = epoch::signed_now();
             if now >= sweep_at {
                 sweep_at = now + SWEEP;
                 self.sweep(now).await;
@@ -411,7 +411,7 @@ impl Acme {
         let present = self.present(name);
         let is_on_demand = !self.names.contains(name);
         if is_on_demand && let Some(certificate) = &present {
-            if certificate.used() < unix_now() - RENEWED_IF_USED {
+            if certificate.used() < epoch::signed_now() - RENEWED_IF_USED {
                 tracing::info!(name, "the certificate on demand was not used for a month and is not renewed");
                 self.schedule().remove(name);
                 return;
@@ -425,7 +425,7 @@ impl Acme {
         }
         let replaced = present.as_deref().filter(|_| is_suggested);
         match self.orders.order(name, failures, replaced).await {
-            Ok(pem) => match AcmeCertificate::parse(name, pem.as_bytes(), unix_now()) {
+            Ok(pem) => match AcmeCertificate::parse(name, pem.as_bytes(), epoch::signed_now()) {
                 Ok(certificate) => self.issued(name, certificate, pem).await,
                 Err(error) => {
                     let reason = format!("the certificate of the authority is invalid: {error}");
@@ -451,8 +451,8 @@ impl Acme {
             self.remove_file(&replaced).await;
         }
         self.metrics.order(OrderResult::Issued, !self.names.contains(name));
-        self.schedule().issued(name, validity, unix_now(), random());
-        let days = (validity.not_after - unix_now()) / DAY;
+        self.schedule().issued(name, validity, epoch::signed_now(), random());
+        let days = (validity.not_after - epoch::signed_now()) / DAY;
         tracing::info!(name, days, "a certificate was issued");
     }
 
@@ -508,7 +508,7 @@ impl Acme {
 
     fn failed(&self, name: &str, failure: OrderFailure) {
         let OrderFailure { kind, reason, retry_after } = failure;
-        let now = unix_now();
+        let now = epoch::signed_now();
         let is_on_demand = !self.names.contains(name);
         self.metrics.order(kind.into(), is_on_demand);
         if !is_on_demand {
@@ -549,7 +549,7 @@ impl Acme {
             Some(leaf) => client::renewal_information(&self.orders.client, &self.orders.directory, leaf).await,
             None => Err("there is no certificate".to_owned()),
         };
-        let now = unix_now();
+        let now = epoch::signed_now();
         let (window, next) = match asked {
             Ok(found) => (found.window, now + found.ask_again),
             Err(error) => {
@@ -591,7 +591,7 @@ impl Acme {
 
     /// Updates the metrics.
     fn report(&self) {
-        let now = unix_now();
+        let now = epoch::signed_now();
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
         let mut overdue = 0;
         for name in &self.names {
@@ -611,10 +611,6 @@ impl Acme {
     fn admission(&self) -> MutexGuard<'_, Admission> {
         self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn unix_now() -> i64 {
-    i64::try_from(epoch::now()).unwrap_or(i64::MAX)
 }
 
 /// A random number between 0 and 1.

@@ -39,7 +39,7 @@ fn folder(stored: &[(&str, i32, i64)]) -> TempDir {
     store.create().expect("creates");
     for (name, until, days) in stored {
         store.save(name, pem(name, *until).as_bytes()).expect("writes");
-        store.touch(name, unix_now() - days * DAY).expect("is recorded");
+        store.touch(name, epoch::signed_now() - days * DAY).expect("is recorded");
     }
     dir
 }
@@ -75,7 +75,7 @@ async fn the_least_recently_used_certificate_on_demand_makes_room_if_it_was_not_
     // It is ordered already, and there is no room for another one.
     assert_eq!(acme.admit("A.example", client(2)).await.as_deref(), Ok("a.example"));
     assert_eq!(acme.admit("b.example", client(2)).await, Err(Demand::Full));
-    let issued = AcmeCertificate::parse("a.example", pem("a.example", 2099).as_bytes(), unix_now());
+    let issued = AcmeCertificate::parse("a.example", pem("a.example", 2099).as_bytes(), epoch::signed_now());
     acme.issued("a.example", issued.expect("is valid"), pem("a.example", 2099)).await;
     assert!(acme.certificate("a.example").is_some() && acme.certificate("old.example").is_none());
     assert_eq!(stored(&dir), ["a.example", "gateway.example", "new.example"]);
@@ -97,7 +97,8 @@ async fn names_are_refused_for_a_time_and_failed_ones_at_least_as_long_as_the_au
     assert!(!acme.schedule().has("a.example") && acme.schedule().has("gateway.example"));
     // The next handshake does not wait.
     assert_eq!(acme.obtain("a.example", client(1)).now_or_never().map(|found| found.is_none()), Some(true));
-    let refused = [0, 7000, 7300].map(|seconds| acme.admission().is_refused("a.example", unix_now() + seconds));
+    let refused =
+        [0, 7000, 7300].map(|seconds| acme.admission().is_refused("a.example", epoch::signed_now() + seconds));
     assert_eq!(refused, [true, true, false]);
 }
 
@@ -107,12 +108,12 @@ async fn expired_certificates_on_demand_and_those_above_the_limit_are_removed_an
     let dir = folder(&[&names[..], &[("expired.example", 2021, 0), ("gateway.example", 2021, 0)]].concat());
     let acme = open(&dir, 2);
     assert!(acme.certificate("expired.example").is_none() && acme.certificate("gateway.example").is_some());
-    acme.sweep(unix_now()).await;
+    acme.sweep(epoch::signed_now()).await;
     assert_eq!(stored(&dir), ["a.example", "b.example", "gateway.example"]);
     // Without certificates on demand, stored ones are neither used nor removed.
     let dir = folder(&names);
     let acme = open(&dir, 0);
-    acme.sweep(unix_now()).await;
+    acme.sweep(epoch::signed_now()).await;
     assert!(acme.certificate("a.example").is_none() && acme.obtain("a.example", client(1)).await.is_none());
     assert_eq!(stored(&dir).len(), 3);
 }

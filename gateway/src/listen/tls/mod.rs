@@ -27,7 +27,7 @@ use rustls::sign::SingleCertAndKey;
 use services::acme::Acme;
 use services::fingerprint::FileFingerprint;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// The interval at which the files are checked for changes.
@@ -193,12 +193,6 @@ impl FileCertificate {
     fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.current().config)
     }
-}
-
-/// Seconds since 1970.
-pub(super) fn unix_now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

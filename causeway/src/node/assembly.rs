@@ -257,6 +257,7 @@ impl<'a> Assembly<'a> {
             control: Arc::clone(&services.control),
             uploads: services.uploads.clone(),
             parts: Arc::clone(&services.parts),
+            console: self.loaded.config.admin.console,
         })
     }
 

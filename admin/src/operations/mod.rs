@@ -13,16 +13,19 @@
 //! | [`level`] | `GET`, `PUT /api/v1/log/level` |
 //! | [`settings`] | `GET /api/v1/config` |
 //! | [`live`] | `GET /api/v1/stats`, `GET /api/v1/events` |
+//! | [`history`] | `GET /api/v1/history` |
+//! | `system` | the resource usage of the process, and the space of its disk |
 //! | [`node`] | `GET /api/v1/node` |
 //!
 //! Goals: every answer comes from the components themselves, and every decision from the code that serves requests;
-//! nothing costs anything while no client asks; every answer is bounded.
+//! nothing but a sample of counters every five seconds costs anything while no client asks; every answer is bounded.
 //!
 //! Non-goals: maintenance of the store ([`crate::store`]), and denylists ([`crate::denylists`]).
 
 pub mod collect;
 pub mod drain;
 pub mod explain;
+pub mod history;
 pub mod level;
 pub mod live;
 pub mod names;
@@ -31,6 +34,7 @@ pub mod peers;
 pub mod purge;
 pub mod requests;
 pub mod settings;
+mod system;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -134,6 +138,8 @@ struct Inner {
     resolving_gateway: Gateway,
     limiter: Arc<Limiter>,
     live: live::Live,
+    history: history::History,
+    system: system::SystemProbe,
     /// The start of the process.
     started: (SystemTime, Instant),
 }
@@ -154,6 +160,8 @@ impl Operations {
                 resolving_gateway,
                 limiter,
                 live: live::Live::default(),
+                history: history::History::default(),
+                system: system::SystemProbe::default(),
                 started,
             }),
         }
@@ -197,6 +205,7 @@ pub fn routes(operations: Operations) -> OpenApiRouter {
         .routes(routes!(level::read, level::write))
         .routes(routes!(settings::read))
         .routes(routes!(live::stats))
+        .routes(routes!(history::read))
         .routes(routes!(node::read))
         .with_state(operations)
 }

@@ -237,6 +237,7 @@ async fn invalid_requests_are_rejected_with_a_message() {
         ("PUT", path("/api/v1/log/level"), "{\"level\": \"info\"}", 409, "log"),
         ("GET", path("/api/v1/config?key=x"), "", 400, "no parameter"),
         ("GET", path("/api/v1/stats?x"), "", 400, "no parameter"),
+        ("GET", path("/api/v1/history?resolution=60"), "", 400, "no parameter"),
     ];
     for (method, path, body, expected, message) in table {
         let response = send(&world, method, &path, Body::from(body.to_owned())).await;
@@ -594,6 +595,47 @@ async fn statistics_are_sent_once_or_every_second() {
     let after = events().await.into_body().into_data_stream();
     let fresh = next_event(&mut Box::pin(after)).await;
     assert!(fresh["rates"].is_null(), "no snapshots are taken without subscribers: {fresh}");
+}
+
+/// The path of a block that is no valid dag-pb node, which is stored.
+async fn with_invalid_block(world: &World) -> String {
+    let block = content::Block::of(codec::DAG_PB, hashes::SHA2_256, 32, Bytes::from_static(b"\xff\xff\xff"));
+    let block = block.expect("a block");
+    world.store.put_cached(block.clone()).await;
+    world.store.flush().await.expect("writes");
+    format!("/ipfs/{}", block.cid())
+}
+
+#[tokio::test]
+async fn statistics_have_budgets_errors_and_latencies_by_tier() {
+    let settings = settings(|config| config.cache.disk_bytes_max = 5 << 30);
+    let (world, root, _) = with_site(world(settings, &[], NamesOptions::default())).await;
+    let events = send(&world, "GET", "/api/v1/events", Body::empty()).await;
+    let mut events = events.into_body().into_data_stream();
+    next_event(&mut events).await;
+    let invalid = with_invalid_block(&world).await;
+    assert_eq!(get(&world, &format!("/ipfs/{root}/")).await.0, 200);
+    assert_eq!(get(&world, &invalid).await.0, 502);
+    let stats = next_event(&mut events).await;
+    let rates = &stats["rates"];
+    assert!(rates["errors"].as_f64() > Some(0.0), "{stats}");
+    assert!(rates["requests_by_tier"]["disk"].as_f64() > Some(0.0), "{stats}");
+    assert!(rates["bytes_by_tier"]["disk"].as_f64() > Some(0.0), "{stats}");
+    assert_eq!((&rates["requests_by_tier"]["ram"], &stats["recent"]["ram"]["requests"]), (&json!(0.0), &json!(0)));
+    assert_eq!(
+        (&stats["recent"]["ram"]["p50_seconds"], &stats["recent"]["disk"]["requests"]),
+        (&Value::Null, &json!(1))
+    );
+    assert!(stats["recent"]["disk"]["p99_seconds"].is_f64(), "{stats}");
+    assert!(stats["http"]["tiers"]["disk"]["first_byte_p99_seconds"].is_f64(), "{stats}");
+    let store = &stats["store"];
+    assert_eq!((&store["disk_budget_bytes"], &store["ram_budget_bytes"]), (&json!(5_u64 << 30), &json!(64 << 20)));
+    assert_eq!(store["disk_used_bytes"], store["cached_bytes"]);
+    if cfg!(target_os = "linux") {
+        let process = &stats["process"];
+        assert!(process["resident_bytes"].as_u64() > Some(1 << 20) && process["cpu_seconds"].is_f64(), "{stats}");
+        assert!(process["open_files"].as_u64() < process["open_files_max"].as_u64(), "{stats}");
+    }
 }
 
 #[tokio::test]

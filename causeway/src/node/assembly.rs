@@ -239,6 +239,7 @@ impl<'a> Assembly<'a> {
         addresses: &NodeAddresses,
     ) -> anyhow::Result<Admin> {
         let operations = self.operations(storage, reached, services, gateway, addresses);
+        operations.sample_statistics();
         services.control.with_front_caches(in_front(&services.caches, gateway));
         services.control.with_predictor(predicted(&operations));
         let rpc = self.kubo_rpc(storage, reached, services);

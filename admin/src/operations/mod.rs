@@ -13,6 +13,7 @@
 //! | [`level`] | `GET`, `PUT /api/v1/log/level` |
 //! | [`settings`] | `GET /api/v1/config` |
 //! | [`live`] | `GET /api/v1/stats`, `GET /api/v1/events` |
+//! | [`health`] | `GET /api/v1/health` |
 //! | [`history`] | `GET /api/v1/history` |
 //! | `system` | the resource usage of the process, and the space of its disk |
 //! | [`node`] | `GET /api/v1/node` |
@@ -25,6 +26,7 @@
 pub mod collect;
 pub mod drain;
 pub mod explain;
+pub mod health;
 pub mod history;
 pub mod level;
 pub mod live;
@@ -122,6 +124,8 @@ pub struct Dependencies {
     pub decide: Option<RuleLookup>,
     /// Caches in front of the gateway.
     pub caches: Caches,
+    /// The components that only the health of the node reads.
+    pub health_sources: health::HealthSources,
 }
 
 /// The state of the operations. Clones share it.
@@ -206,6 +210,7 @@ pub fn routes(operations: Operations) -> OpenApiRouter {
         .routes(routes!(settings::read))
         .routes(routes!(live::stats))
         .routes(routes!(history::read))
+        .routes(routes!(health::read))
         .routes(routes!(node::read))
         .with_state(operations)
 }

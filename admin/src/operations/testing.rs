@@ -126,6 +126,7 @@ pub(crate) fn world_over(
         pins: None,
         decide: None,
         caches: services::front_caches::Caches::default(),
+        health_sources: Default::default(),
     });
     health.enter(Stage::Serving);
     World { operations, gateway, tiers, store, health, stop, network }

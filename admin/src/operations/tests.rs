@@ -238,6 +238,7 @@ async fn invalid_requests_are_rejected_with_a_message() {
         ("GET", path("/api/v1/config?key=x"), "", 400, "no parameter"),
         ("GET", path("/api/v1/stats?x"), "", 400, "no parameter"),
         ("GET", path("/api/v1/history?resolution=60"), "", 400, "no parameter"),
+        ("GET", path("/api/v1/health?x"), "", 400, "no parameter"),
     ];
     for (method, path, body, expected, message) in table {
         let response = send(&world, method, &path, Body::from(body.to_owned())).await;
@@ -636,6 +637,28 @@ async fn statistics_have_budgets_errors_and_latencies_by_tier() {
         assert!(process["resident_bytes"].as_u64() > Some(1 << 20) && process["cpu_seconds"].is_f64(), "{stats}");
         assert!(process["open_files"].as_u64() < process["open_files_max"].as_u64(), "{stats}");
     }
+}
+
+#[tokio::test]
+async fn health_is_told_in_words() {
+    let world = plain();
+    let health = async || ask(&world, "GET", "/api/v1/health", Value::Null).await;
+    let (status, view) = health().await;
+    assert_eq!((status, &view["ready"], &view["stage"]), (200, &json!(true), &json!("serving")), "{view}");
+    // Offline, without a data folder.
+    assert_eq!((&view["findings"], &view["reachability"]["state"]), (&json!([]), &json!("unknown")), "{view}");
+    assert_eq!(ask(&world, "POST", "/api/v1/drain", Value::Null).await.0, 202);
+    let (_, view) = health().await;
+    let finding = &view["findings"][0];
+    assert_eq!(
+        (&view["ready"], &view["stage"], &finding["level"]),
+        (&json!(false), &json!("draining"), &json!("warning"))
+    );
+    assert!(finding["advice"].as_str().is_some_and(|advice| advice.contains("drain --undo")), "{view}");
+    world.health.fail("the store's writer");
+    let (_, view) = health().await;
+    let levels: Vec<_> = view["findings"].as_array().expect("a list").iter().map(|finding| &finding["level"]).collect();
+    assert_eq!(levels, ["error", "warning"], "{view}");
 }
 
 #[tokio::test]

@@ -146,9 +146,9 @@ impl Node {
         let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());
         let (metrics, stop) = (Arc::clone(&assembly.metrics), assembly.stop.clone());
         let (access_log, exporter) = (assembly.access_log.clone(), assembly.exporter.take());
-        let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
-        let http = &loaded.config.http;
         let certificates = listeners.certificates.clone();
+        let admin = assembly.admin(&storage, &reached, &services, &gateway, (&addresses, &certificates))?;
+        let http = &loaded.config.http;
         let (public, admin) = listeners.serve(http, &metrics, (gateway, admin), &supervisor);
         let node = Self {
             certificates,

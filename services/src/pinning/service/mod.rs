@@ -352,6 +352,11 @@ impl Pins {
         self.index().counts()
     }
 
+    /// Whether the pin metadata is damaged and can only be read, so that pins cannot be changed.
+    pub fn is_read_only(&self) -> bool {
+        self.register.is_read_only()
+    }
+
     /// What an owner uses of its quota.
     pub fn used(&self, owner: &str) -> QuotaUsage {
         let (pins, bytes) = self.index().used(owner);

@@ -5,6 +5,7 @@
 //! | `adding` | creation of requests |
 //! | `settling` | outcomes of requests |
 //! | `removal` | unpinning: who may remove which request, and the removal of pins that are no longer needed |
+//! | `retry` | retries at an operator's word |
 //! | `loading` | the start of the service |
 //! | `block_loss` | pins that lose blocks |
 //! | `origins` | origins that connect |
@@ -25,6 +26,7 @@ mod block_loss;
 mod loading;
 mod origins;
 mod removal;
+mod retry;
 mod settling;
 
 use crate::pinning::filter::{Filter, Page, PreparedFilter};

@@ -7,7 +7,7 @@
 //! | [`warm`] | `POST /api/v1/warm` |
 //! | [`explain`] | `GET /api/v1/explain` |
 //! | [`peers`] | `GET /api/v1/peers`, `POST …/connect`, `DELETE …/ID`, `GET /api/v1/bandwidth` |
-//! | [`requests`] | `GET /api/v1/requests` |
+//! | [`requests`] | `GET /api/v1/requests`, `GET …/errors` |
 //! | [`collect`] | `POST /api/v1/store/gc` |
 //! | [`drain`] | `POST`, `DELETE /api/v1/drain` |
 //! | [`level`] | `GET`, `PUT /api/v1/log/level` |
@@ -205,6 +205,7 @@ pub fn routes(operations: Operations) -> OpenApiRouter {
         .routes(routes!(peers::disconnect))
         .routes(routes!(peers::bandwidth))
         .routes(routes!(requests::list))
+        .routes(routes!(requests::errors))
         .routes(routes!(drain::begin, drain::end))
         .routes(routes!(level::read, level::write))
         .routes(routes!(settings::read))

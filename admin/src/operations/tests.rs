@@ -239,6 +239,7 @@ async fn invalid_requests_are_rejected_with_a_message() {
         ("GET", path("/api/v1/stats?x"), "", 400, "no parameter"),
         ("GET", path("/api/v1/history?resolution=60"), "", 400, "no parameter"),
         ("GET", path("/api/v1/health?x"), "", 400, "no parameter"),
+        ("GET", path("/api/v1/requests/errors?limit=1"), "", 400, "no parameter"),
     ];
     for (method, path, body, expected, message) in table {
         let response = send(&world, method, &path, Body::from(body.to_owned())).await;
@@ -637,6 +638,35 @@ async fn statistics_have_budgets_errors_and_latencies_by_tier() {
         assert!(process["resident_bytes"].as_u64() > Some(1 << 20) && process["cpu_seconds"].is_f64(), "{stats}");
         assert!(process["open_files"].as_u64() < process["open_files_max"].as_u64(), "{stats}");
     }
+}
+
+#[tokio::test]
+async fn failed_responses_are_listed_with_their_reason() {
+    let (root, blocks) = site().await;
+    let world = plain();
+    let errors = async || ask(&world, "GET", "/api/v1/requests/errors", Value::Null).await.1;
+    assert_eq!(errors().await, json!({"errors": []}));
+    // The last block is missing, so an archive breaks off.
+    for block in &blocks[..blocks.len() - 1] {
+        world.store.put_cached(block.clone()).await;
+    }
+    world.store.flush().await.expect("writes");
+    let path = with_invalid_block(&world).await;
+    assert_eq!(get(&world, &format!("{path}?download=true")).await.0, 502);
+    let request = Request::builder().uri(format!("/ipfs/{root}?format=car")).header("host", "gateway.example");
+    let connection = Arc::new(Connection::new(([192, 0, 2, 7], 9).into()));
+    let response = world.gateway.handle(request.body(()).expect("a request"), connection).await;
+    assert_eq!(response.status(), 200);
+    response.into_body().collect().await.expect_err("it is aborted");
+    assert_eq!(get(&world, "/ipfs/nothing").await.0, 400, "not an error of the gateway");
+    let listed = errors().await;
+    let [aborted, answered] = &listed["errors"].as_array().expect("a list")[..] else { panic!("{listed}") };
+    assert_eq!((&answered["path"], &answered["status"]), (&json!(path), &json!(502)), "{listed}");
+    assert!(answered["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{listed}");
+    assert_eq!((&aborted["path"], &aborted["status"]), (&json!(format!("/ipfs/{root}")), &json!(200)), "{listed}");
+    assert!(aborted["reason"].as_str().is_some_and(|reason| reason.starts_with("aborted: ")), "{listed}");
+    assert_eq!((&aborted["host"], &aborted["client"]), (&json!("gateway.example"), &json!("192.0.2.7")));
+    assert!(aborted["at"].as_u64() >= answered["at"].as_u64() && aborted["seconds"].is_f64(), "{listed}");
 }
 
 #[tokio::test]

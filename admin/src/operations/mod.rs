@@ -86,6 +86,8 @@ pub struct NodeAddresses {
     pub admin: Vec<SocketAddr>,
     /// The scheme of the admin listeners: `http` or `https`.
     pub admin_scheme: &'static str,
+    /// Whether the admin listeners have the console.
+    pub console: bool,
     /// The node's peer ID.
     pub peer_id: PeerId,
     /// The multiaddrs on which peers reach the node; none in offline mode.

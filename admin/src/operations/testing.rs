@@ -107,6 +107,7 @@ pub(crate) fn world_over(
         missing_certificates: Vec::new(),
         admin: Vec::new(),
         admin_scheme: "http",
+        console: true,
         peer_id: PeerId::random(),
         p2p: Vec::new(),
         welcome: Some(root),

@@ -27,6 +27,7 @@ use crate::peers::{ConnectedPeer, Latency, Load, RootState};
 use crate::private_network::{KeyError, SwarmKey};
 use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
+use crate::reachability::Verdict;
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
 use crate::runtime::{NetworkRuntime, SpawnedSource};
@@ -269,6 +270,16 @@ impl Bridge {
             return Vec::new();
         }
         addresses.await.unwrap_or_default()
+    }
+
+    /// Whether peers can open connections to this node, and the addresses that are confirmed or announced. Unknown if
+    /// the network has stopped.
+    pub async fn reachability(&self) -> (Verdict, Vec<Multiaddr>) {
+        let (reply, reachability) = oneshot::channel();
+        if self.commands.send(Command::Reachability(reply)).await.is_err() {
+            return Default::default();
+        }
+        reachability.await.unwrap_or_default()
     }
 
     /// Connects to a peer, unless it is connected, and waits for the result. Dials the given addresses, with or without

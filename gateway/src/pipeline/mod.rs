@@ -14,7 +14,7 @@
 //! an idle connection nothing.
 
 use crate::access_log::RequestLog;
-use crate::body::{Body, Content};
+use crate::body::{Body, Content, ListedRequest};
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::landing;
@@ -23,6 +23,7 @@ use crate::listen::admission;
 use crate::listen::connection::Connection;
 use crate::listen::server::Uncounted;
 use crate::metrics::{Exchange, HttpMetrics};
+use crate::recent_errors::RecentErrors;
 use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
 use crate::represent::listings::Listings;
@@ -104,6 +105,8 @@ pub struct Gateway {
     challenges: Arc<Challenges>,
     /// The requests in progress that were not answered at once.
     pub running: Running,
+    /// The latest responses that failed.
+    pub errors: Arc<RecentErrors>,
 }
 
 /// The parts of a gateway.
@@ -201,13 +204,15 @@ impl Gateway {
             shared_max_age_seconds: http.shared_max_age_seconds,
             challenges: Arc::default(),
             running: Running::default(),
+            errors: Arc::default(),
         }
     }
 
     /// Logs requests as `log` says, instead of as events with full addresses.
     #[must_use]
     pub fn logging_to(self, log: RequestLog) -> Self {
-        Self { log: Arc::new(log), ..self }
+        let log = Arc::new(log);
+        Self { errors: Arc::new(RecentErrors::new(Arc::clone(&log))), log, ..self }
     }
 
     /// Traces requests.
@@ -312,7 +317,7 @@ impl Gateway {
             connection,
             response_bytes_max: self.limits().response_bytes_max,
             request_timeout: self.limits().request_timeout,
-            listed: held.listed,
+            listed: held.listed.map(|entry| ListedRequest { entry, errors: Arc::clone(&self.errors) }),
             permit: held.permit,
         };
         respond::finish(draft, finish)
@@ -382,7 +387,7 @@ impl Gateway {
 
     /// The response that an answer becomes: of a problem, its page.
     fn draft_of(&self, answer: Result<Draft, Problem>, incoming: &Incoming, connection: &Connection) -> Draft {
-        let Incoming { head, client, .. } = incoming;
+        let Incoming { head, client, started, .. } = incoming;
         let draft = match answer {
             Ok(_) if head.method == Method::CONNECT && !connection.may_become_tunnel() => {
                 respond::page(Problem::NestedTunnel.response(&head.headers))
@@ -401,6 +406,7 @@ impl Gateway {
         if let Some(problem) = draft.extensions().get::<Arc<Problem>>() {
             problem.limit().into_iter().for_each(|limit| self.metrics.rejected(limit));
             client.trace.iter().for_each(|trace| trace.failed(problem));
+            self.errors.answered(head, client, draft.status(), problem, started.elapsed());
         }
         draft
     }

@@ -44,6 +44,7 @@ use crate::peerbook::Peerbook;
 use crate::peers::{ConnectedPeer, Identity, Load, RootState};
 use crate::providing::KeySource;
 use crate::puts::{self, Puts};
+use crate::reachability::Verdict;
 use crate::recent::{Recent, recent};
 use crate::redial::Redial;
 use crate::routing_v1::PeerRecord;
@@ -102,6 +103,8 @@ pub enum Command {
     Load(oneshot::Sender<Load>),
     /// The addresses that peers can use, each ending in the node's peer ID.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
+    /// Whether peers can open connections to the node, and at which addresses.
+    Reachability(oneshot::Sender<(Verdict, Vec<Multiaddr>)>),
     /// Stop; the reply is sent when all state is written and the connections have ended.
     Shutdown(oneshot::Sender<()>),
 }
@@ -281,6 +284,9 @@ impl Task {
             }
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
+            }
+            Command::Reachability(reply) => {
+                let _ = reply.send(self.reachability());
             }
             Command::Shutdown(_) => {}
         }

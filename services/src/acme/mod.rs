@@ -94,6 +94,8 @@ const REPLACED_IF_UNUSED: i64 = DAY;
 const SWEEP: i64 = HOUR;
 /// The longest sleep: clocks are set.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
+/// The maximum length of the reason that is kept of a failed order, in bytes.
+const FAILURE_BYTES_MAX: usize = 1024;
 /// The interval of inquiries after a failed one, in seconds.
 const INQUIRY_AFTER_FAILURE: i64 = 6 * HOUR;
 
@@ -115,11 +117,26 @@ pub struct Acme {
     domain_lookups: Arc<Limiter>,
     /// Issued certificates and their keys that could not be stored yet, in PEM format.
     unsaved: Mutex<HashMap<String, String>>,
+    /// Why the last order of a configured name failed, until one succeeds.
+    failures: Mutex<HashMap<String, String>>,
     /// Wakes the task.
     changed: Notify,
     /// Notified when an order has ended.
     settled: Notify,
     metrics: AcmeMetrics,
+}
+
+/// The certificate of a configured name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameStatus {
+    /// The name.
+    pub name: String,
+    /// When it expires, in seconds since 1970; `None` while there is none.
+    pub expires_at: Option<i64>,
+    /// Whether there is none, or it should have been renewed long ago.
+    pub is_overdue: bool,
+    /// Why the last order failed, if it did.
+    pub failure: Option<String>,
 }
 
 /// Checks that the files of `http.acme_ca` and `http.acme_dns_hook` can be used.
@@ -185,6 +202,7 @@ impl Acme {
             lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             domain_lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             unsaved: Mutex::default(),
+            failures: Mutex::default(),
             changed: Notify::new(),
             settled: Notify::new(),
             metrics,
@@ -226,6 +244,25 @@ impl Acme {
         let mut missing: Vec<_> = self.names.iter().filter(|name| !certificates.contains_key(*name)).cloned().collect();
         missing.sort();
         missing
+    }
+
+    /// The certificates of the configured names, in the order of the names.
+    pub fn statuses(&self) -> Vec<NameStatus> {
+        let now = unix_now();
+        let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.failures();
+        let status = |name: &String| {
+            let validity = certificates.get(name).map(|certificate| certificate.validity);
+            NameStatus {
+                name: name.clone(),
+                expires_at: validity.map(|validity| validity.not_after),
+                is_overdue: validity.is_none_or(|validity| validity.is_overdue(now)),
+                failure: failures.get(name).cloned(),
+            }
+        };
+        let mut statuses: Vec<NameStatus> = self.names.iter().map(status).collect();
+        statuses.sort_by(|one, other| one.name.cmp(&other.name));
+        statuses
     }
 
     /// The certificate for a host name in lower case: its own, or that of a wildcard.
@@ -447,6 +484,7 @@ impl Acme {
             self.unsaved().insert(name.to_owned(), pem);
         }
         let validity = certificate.validity;
+        self.failures().remove(name);
         if let Some(replaced) = self.use_certificate(name, certificate) {
             self.remove_file(&replaced).await;
         }
@@ -513,6 +551,8 @@ impl Acme {
         self.metrics.order(kind.into(), is_on_demand);
         if !is_on_demand {
             self.metrics.last_failure.set(now);
+            let shown = &reason[..reason.floor_char_boundary(FAILURE_BYTES_MAX)];
+            self.failures().insert(name.to_owned(), shown.to_owned());
         }
         let mut schedule = self.schedule();
         let wait = schedule.failed(name, kind, retry_after, now, back_off::with_jitter);
@@ -602,6 +642,10 @@ impl Acme {
         let on_demand = certificates.keys().filter(|name| !self.names.contains(*name)).count();
         self.metrics.overdue.set(overdue);
         self.metrics.on_demand.set(i64::try_from(on_demand).unwrap_or(i64::MAX));
+    }
+
+    fn failures(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn schedule(&self) -> MutexGuard<'_, Schedule> {

@@ -117,3 +117,26 @@ async fn expired_certificates_on_demand_and_those_above_the_limit_are_removed_an
     assert!(acme.certificate("a.example").is_none() && acme.obtain("a.example", client(1)).await.is_none());
     assert_eq!(stored(&dir).len(), 3);
 }
+
+#[tokio::test]
+async fn the_state_of_a_configured_name_has_why_its_order_failed_until_one_succeeds() {
+    let dir = folder(&[("a.example", 2099, 0)]);
+    let acme = open(&dir, 10);
+    let status = || {
+        let [status] = &acme.statuses()[..] else { panic!("only configured names: {:?}", acme.statuses()) };
+        status.clone()
+    };
+    let missing = NameStatus { name: "gateway.example".to_owned(), expires_at: None, is_overdue: true, failure: None };
+    assert_eq!(status(), missing);
+    let failure = |name| {
+        let reason = "ä".repeat(FAILURE_BYTES_MAX);
+        acme.failed(name, OrderFailure { kind: FailureKind::Rejected, reason, retry_after: None });
+    };
+    failure("a.example");
+    assert_eq!(status(), missing);
+    failure("gateway.example");
+    assert_eq!(status().failure, Some("ä".repeat(FAILURE_BYTES_MAX / 2)), "within bounds");
+    let issued = AcmeCertificate::parse("gateway.example", pem("gateway.example", 2099).as_bytes(), unix_now());
+    acme.issued("gateway.example", issued.expect("is valid"), pem("gateway.example", 2099)).await;
+    assert!(status().failure.is_none() && status().expires_at > Some(unix_now()), "{:?}", status());
+}

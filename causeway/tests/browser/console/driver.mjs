@@ -7,14 +7,14 @@ import { VIEW_NAMES } from "../support/browser.mjs";
 /** The pages in the order of the navigation, by their IDs. */
 export const PAGES = {
   overview: "Overview",
+  requests: "Requests",
+  peers: "Peers",
   content: "Content",
   pins: "Pins",
   uploads: "Uploads",
-  peers: "Peers",
-  requests: "Requests",
   store: "Store",
-  denylists: "Denylists",
   names: "Names",
+  denylists: "Denylists",
   tokens: "Tokens",
   audit: "Audit",
   settings: "Settings",
@@ -127,6 +127,7 @@ export const navigation = (page) => page.locator("nav");
 export const dialogOf = (page) => page.getByRole("dialog");
 export const alertOf = (page) => page.getByRole("alert").filter({ visible: true });
 
+export const button = (within, name) => within.getByRole("button", { name, exact: true });
 export const toastOf = (page, text) => page.locator("#toasts").getByText(text);
 /** The row of a table that has a text. */
 export const rowOf = (within, text) => within.locator("tbody tr").filter({ hasText: text });

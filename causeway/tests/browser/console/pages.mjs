@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { assertReadable } from "../support/browser.mjs";
 import { assertAccessible, assertTabReachesAll } from "./axe.mjs";
-import { PAGES, VARIANTS, follow, heading, nameOf, settled } from "./driver.mjs";
+import { PAGES, VARIANTS, button, dialogOf, eventually, follow, heading, main, nameOf, settled } from "./driver.mjs";
 import { breakableProxy } from "./world.mjs";
 
 export default function pages({ console_, gateway }) {
@@ -39,6 +39,44 @@ export default function pages({ console_, gateway }) {
         await assertTabReachesAll(page);
       }
     }));
+
+    // The pages with dialogs, and what opens them.
+    const dialogs = {
+      peers: ["Connect…"],
+      pins: ["Pin content"],
+      names: ["Create a key", "Import a key", "Publish"],
+      tokens: ["Create a token"],
+      store: ["Check…", "Compact…"],
+      settings: ["Drain…", "Stop the process…"],
+    };
+    for (const dark of [false, true]) {
+      it(`has dialogs that hold the focus and return it${dark ? ", in the dark" : ""}`, () => console_.signedIn(async (page) => {
+        for (const [id, names] of Object.entries(dialogs)) {
+          await console_.show(page, id);
+          await settled(page);
+          for (const name of names) {
+            const opener = button(main(page), name);
+            await opener.focus();
+            await page.keyboard.press("Enter");
+            await dialogOf(page).waitFor();
+            await assertAccessible(page, `the dialog of ${name}`);
+            if (!dark) await assertTabReachesAll(page);
+            for (const key of ["Tab", "Tab", "Tab", "Shift+Tab", "Shift+Tab"]) {
+              await page.keyboard.press(key);
+              const isInside = await page.evaluate(() => document.activeElement === document.body
+                || document.querySelector("dialog").contains(document.activeElement));
+              assert.ok(isInside, `${name}: ${key} stays in the dialog`);
+            }
+            await console_.picture(page, `dialog-${id}-${names.indexOf(name)}${dark ? "-dark" : ""}`, { fullPage: false });
+            await page.keyboard.press("Escape");
+            await dialogOf(page).waitFor({ state: "detached" });
+            await eventually(async () => {
+              assert.ok(await opener.evaluate((element) => element === document.activeElement), `${name} has the focus again`);
+            });
+          }
+        }
+      }, { dark }));
+    }
 
     it("has a link past the navigation", () => console_.signedIn(async (page) => {
       await page.reload();

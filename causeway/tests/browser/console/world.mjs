@@ -85,11 +85,14 @@ export function traffic(paths, { workers = 2, pause = 20 } = {}) {
   };
 }
 
-/** A connection to a server that can be broken: a TCP proxy. */
+/**
+ * Connections to a server that can be broken: a TCP proxy. They break once `breaksAfter` bytes were sent to the server;
+ * afterwards new ones are refused, if `thenRefuses`, until `refuse(false)`.
+ */
 export async function breakableProxy(origin) {
   const { hostname, port } = new URL(origin);
   const sockets = new Set();
-  const proxy = { sent: 0, breaksAfter: Infinity, broken: 0 };
+  const proxy = { sent: 0, breaksAfter: Infinity, thenRefuses: false, broken: 0 };
   let refuses = false;
   const breakAll = () => {
     for (const socket of sockets) socket.destroy();
@@ -117,6 +120,7 @@ export async function breakableProxy(origin) {
       if (proxy.sent > proxy.breaksAfter) {
         proxy.breaksAfter = Infinity;
         proxy.broken += 1;
+        refuses = proxy.thenRefuses;
         breakAll();
         return;
       }

@@ -99,7 +99,7 @@ export default function security({ console_, gateway, browser, content }) {
     }));
 
     it("signs in by the link that the command prints, and by the form", async () => {
-      const printed = gateway.command("console", "--print");
+      const printed = gateway.command("console");
       const link = /http:\S+/.exec(printed)[0];
       await console_.open(async (page) => {
         await page.goto(link.replace(gateway.adminOrigin, console_.origin));

@@ -83,9 +83,10 @@ async function freePort() {
   return port;
 }
 
-/** Serves the console from its sources; returns its origin. */
-async function serveSources(admin) {
-  const arguments_ = [join(repository, "scripts/console-dev.mjs"), admin, String(await freePort())];
+/** The origin of a node's console; of a server of its sources, if these are tested. */
+async function consoleOrigin({ adminOrigin }) {
+  if (!process.env.CAUSEWAY_CONSOLE_SOURCES) return adminOrigin;
+  const arguments_ = [join(repository, "scripts/console-dev.mjs"), adminOrigin, String(await freePort())];
   const server = spawn(process.execPath, arguments_, { stdio: ["ignore", "pipe", "inherit"] });
   helpers.push(server);
   const [line] = await once(server.stdout, "data");
@@ -94,16 +95,20 @@ async function serveSources(admin) {
 
 const modules = setting("MODULES");
 await loadAxe(modules);
-const [gateway, other] = await Promise.all([node("gateway", { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "6" }), node("other")]);
+// Its pins are in memory: a disk that is synchronised ten thousand times takes minutes.
+const MANY = { CAUSEWAY_CACHE_STORE: "memory" };
+const GATEWAY = { CAUSEWAY_HTTP_STALL_TIMEOUT_SECONDS: "6" };
+const [gateway, other, manyPins] = await Promise.all([node("gateway", GATEWAY), node("other"), node("many", MANY)]);
 const maker = await archives(modules);
-const { content, peer } = await makeWorld({ gateway, other, maker, modules });
+const { content, peer } = await makeWorld({ gateway, other, many: manyPins, maker, modules });
 const browser = await Browser.launch({
   playwright: createRequire(join(modules, "package.json"))("playwright-core"),
   executable: setting("CHROMIUM"),
   screenshots: setting("SCREENSHOTS"),
 });
-const origin = process.env.CAUSEWAY_CONSOLE_SOURCES ? await serveSources(gateway.adminOrigin) : gateway.adminOrigin;
-const console_ = new Console({ browser, node: gateway, origin });
+const consoleOf = async (of) => new Console({ browser, node: of, origin: await consoleOrigin(of) });
+const console_ = await consoleOf(gateway);
+const many = { node: manyPins, console: await consoleOf(manyPins) };
 
 after(async () => {
   await browser.close();
@@ -117,5 +122,5 @@ after(async () => {
   }
 });
 
-const world = { gateway, other, browser, console_, content, maker, peer, modules, folder };
+const world = { gateway, other, many, browser, console_, content, maker, peer, modules, folder };
 for (const suite of [overview, pages, content_, pins, uploads, network, operating, security, weight]) suite(world);

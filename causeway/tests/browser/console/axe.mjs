@@ -53,7 +53,7 @@ const labelOf = `(element) => (element.getAttribute("aria-label") || element.inn
  * Presses Tab through everything, and asserts that all that can be used is reached, each with a visible mark of the
  * focus, and that nothing holds it. Returns the labels in their order.
  */
-export async function assertTabReachesAll(page) {
+export async function assertTabReachesAll(page, what) {
   const session = await page.context().newCDPSession(page);
   const evaluate = async (expression) => {
     const { result, exceptionDetails } = await session.send("Runtime.evaluate", { expression, returnByValue: true });
@@ -91,7 +91,7 @@ export async function assertTabReachesAll(page) {
       delete window.tabs;
       return found;
     })()`);
-    assert.deepEqual(missed, { missed: [], unmarked: [] }, `Tab reaches everything; reached: ${reached.join(", ")}`);
+    assert.deepEqual(missed, { missed: [], unmarked: [] }, `Tab reaches everything of ${what}; it reached ${reached.join(", ")}`);
     return reached;
   } finally {
     await session.detach();

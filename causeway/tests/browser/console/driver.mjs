@@ -42,6 +42,16 @@ export async function eventually(check, within = CONDITION_MS) {
   }
 }
 
+/** Sources may be newer than the binary, which then answers 404 to some of their requests. */
+const IS_DEVELOPMENT = Boolean(process.env.CAUSEWAY_CONSOLE_SOURCES);
+
+/** Runs checks one after the other, also after one has failed, and fails with all that was found. */
+export async function all(checks) {
+  const errors = [];
+  for (const check of checks) await check().catch((error) => errors.push(error));
+  if (errors.length > 0) throw new Error(errors.map((error) => String(error.message)).join("\n\n"));
+}
+
 /** Messages that the browser itself logs for answers with an error status and broken connections. */
 const FAILED_LOAD = /^Failed to load resource: (the server responded with a status of \d+|net::ERR_)/;
 
@@ -70,7 +80,7 @@ export class Console {
    * Runs `use(page)` in an isolated context. Afterwards asserts that the page logged no error, violated no policy, sent
    * requests to its own origin only, and stored nothing. `refusals`: answers with an error status are expected.
    */
-  open(use, { refusals = false, origins = [], ...options } = {}) {
+  open(use, { refusals = IS_DEVELOPMENT, origins = [], ...options } = {}) {
     const run = async (page) => {
       const found = [];
       const allowed = [this.origin, ...origins];
@@ -134,6 +144,7 @@ export const rowOf = (within, text) => within.locator("tbody tr").filter({ hasTe
 
 /** Follows the link of a page in the navigation, which is behind a button on narrow screens. */
 export async function follow(page, id) {
+  await page.getByRole("banner").waitFor();
   const menu = page.getByRole("button", { name: "Menu" });
   if (await menu.isVisible()) await menu.click();
   await page.getByRole("navigation", { name: "Pages" }).getByRole("link", { name: PAGES[id], exact: true }).click();

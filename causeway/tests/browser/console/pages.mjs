@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { assertReadable } from "../support/browser.mjs";
 import { assertAccessible, assertTabReachesAll } from "./axe.mjs";
-import { PAGES, VARIANTS, button, dialogOf, eventually, follow, heading, main, nameOf, settled } from "./driver.mjs";
+import { PAGES, VARIANTS, all, button, dialogOf, eventually, follow, heading, main, nameOf, settled } from "./driver.mjs";
 import { breakableProxy } from "./world.mjs";
 
 export default function pages({ console_, gateway }) {
@@ -19,25 +19,25 @@ export default function pages({ console_, gateway }) {
           await assertAccessible(page, "signing in");
           await page.getByLabel("Token", { exact: true }).fill(gateway.token);
           await page.getByRole("button", { name: "Sign in" }).click();
-          for (const id of Object.keys(PAGES)) {
+          await all(Object.keys(PAGES).map((id) => async () => {
             await follow(page, id);
             await settled(page);
             assert.equal(new URL(page.url()).hash, `#/${id}`);
             assert.match(await page.title(), new RegExp(`^${PAGES[id]}\\b`));
             await console_.picture(page, `${id}-${nameOf(variant)}`);
-            await assertReadable(page);
+            await assertReadable(page, id);
             await assertAccessible(page, id);
-          }
+          }));
         }, variant);
       });
     }
 
     it("can be used with the keyboard alone", () => console_.signedIn(async (page) => {
-      for (const id of Object.keys(PAGES)) {
+      await all(Object.keys(PAGES).map((id) => async () => {
         await console_.show(page, id);
         await settled(page);
-        await assertTabReachesAll(page);
-      }
+        await assertTabReachesAll(page, id);
+      }));
     }));
 
     // The pages with dialogs, and what opens them.
@@ -51,7 +51,7 @@ export default function pages({ console_, gateway }) {
     };
     for (const dark of [false, true]) {
       it(`has dialogs that hold the focus and return it${dark ? ", in the dark" : ""}`, () => console_.signedIn(async (page) => {
-        for (const [id, names] of Object.entries(dialogs)) {
+        await all(Object.entries(dialogs).map(([id, names]) => async () => {
           await console_.show(page, id);
           await settled(page);
           for (const name of names) {
@@ -60,7 +60,7 @@ export default function pages({ console_, gateway }) {
             await page.keyboard.press("Enter");
             await dialogOf(page).waitFor();
             await assertAccessible(page, `the dialog of ${name}`);
-            if (!dark) await assertTabReachesAll(page);
+            if (!dark) await assertTabReachesAll(page, `the dialog of ${name}`);
             for (const key of ["Tab", "Tab", "Tab", "Shift+Tab", "Shift+Tab"]) {
               await page.keyboard.press(key);
               const isInside = await page.evaluate(() => document.activeElement === document.body
@@ -74,7 +74,7 @@ export default function pages({ console_, gateway }) {
               assert.ok(await opener.evaluate((element) => element === document.activeElement), `${name} has the focus again`);
             });
           }
-        }
+        }));
       }, { dark }));
     }
 

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { FLOWS, answer, dialogOf, eventually, main, nameOf, rowOf, settled, toastOf } from "./driver.mjs";
-import { PINS, batchName } from "./world.mjs";
+import { CAR, PINS, batchName } from "./world.mjs";
 
 const PAGE = 50;
 /** How soon the first page of all pins is there. */
@@ -13,14 +13,14 @@ const rows = (page) => main(page).getByRole("table", { name: "Pins", exact: true
 const place = (page) => main(page).locator(".pager").getByRole("status");
 const listed = (page) => rows(page).evaluateAll((all) => all.map((row) => row.querySelector(".identifier [title]").title));
 
-export default function pins({ console_, gateway, other, content, maker }) {
+export default function pins({ console_, gateway, other, many, content, maker }) {
   describe("ten thousand pins", () => {
     for (const variant of FLOWS) {
-      it(`are listed page by page: ${nameOf(variant)}`, () => console_.signedIn(async (page) => {
-        const { count } = await gateway.api("GET", "/api/v1/pins?limit=1");
+      it(`are listed page by page: ${nameOf(variant)}`, () => many.console.signedIn(async (page) => {
+        const { count } = await many.node.api("GET", "/api/v1/pins?limit=1");
         assert.ok(count >= PINS, `${count} pins`);
         const begun = Date.now();
-        await console_.show(page, "pins");
+        await many.console.show(page, "pins");
         await rows(page).nth(PAGE - 1).waitFor();
         const took = Date.now() - begun;
         assert.ok(took < FIRST_PAGE_MS_MAX, `the first page takes ${took} ms`);
@@ -32,15 +32,15 @@ export default function pins({ console_, gateway, other, content, maker }) {
         await eventually(async () => assert.match(page.url(), /older=/));
         await eventually(async () => assert.notDeepEqual(await listed(page), first));
         const second = await listed(page);
-        const { pins: expected } = await gateway.api("GET", `/api/v1/pins?limit=${2 * PAGE}`);
+        const { pins: expected } = await many.node.api("GET", `/api/v1/pins?limit=${2 * PAGE}`);
         assert.deepEqual([...first, ...second], expected.map(({ cid }) => cid), "every pin once, in the order of the API");
         await main(page).getByRole("button", { name: "Newer" }).click();
         await eventually(async () => assert.deepEqual(await listed(page), first));
-        await console_.picture(page, `pins-many-${nameOf(variant)}`, { fullPage: false });
+        await many.console.picture(page, `pins-many-${nameOf(variant)}`, { fullPage: false });
       }, variant));
     }
 
-    it("are found by name, by CID and by status, and the address has the filter", () => console_.signedIn(async (page) => {
+    it("are found by name, by CID and by status, and the address has the filter", () => many.console.signedIn(async (page) => {
       await page.getByLabel("Name contains").fill(batchName(3).toUpperCase());
       await eventually(async () => assert.match(page.url(), /name=BATCH\+03/));
       await eventually(async () => assert.equal(await place(page).innerText(), `${PAGE} pins, 950 older`));
@@ -50,9 +50,9 @@ export default function pins({ console_, gateway, other, content, maker }) {
       await eventually(async () => assert.deepEqual(await listed(page), [wanted]));
       // The address shows the same in another tab.
       const { hash } = new URL(page.url());
-      await console_.open(async (second) => {
-        await console_.signIn(second);
-        await second.goto(`${console_.origin}/${hash}`);
+      await many.console.open(async (second) => {
+        await many.console.signIn(second);
+        await second.goto(`${many.console.origin}/${hash}`);
         await eventually(async () => assert.deepEqual(await listed(second), [wanted]));
         assert.equal(await second.getByLabel("Name contains").inputValue(), batchName(3).toUpperCase());
       });
@@ -91,8 +91,7 @@ export default function pins({ console_, gateway, other, content, maker }) {
 
     it("that fails says why, and is retried", async () => {
       const { bytes, cids: [cid] } = await maker.of(["content that is withheld at first"]);
-      const headers = { "content-type": "application/vnd.ipld.car" };
-      await other.api("POST", "/api/v1/store/import?name=withheld", { body: bytes, headers });
+      await other.api("POST", "/api/v1/store/import?name=withheld", { body: bytes, headers: CAR });
       const { rule } = await gateway.api("POST", "/api/v1/denylists/local/rules", { json: { cid, reason: "for the test" } });
       await gateway.adminRequest("POST", "/psa/pins", { json: { cid, name: "withheld" } });
       await eventually(async () => {

@@ -12,6 +12,8 @@ export const PINS = 10_000;
 const BATCHES = 10;
 export const batchName = (index) => `batch ${String(index).padStart(2, "0")}`;
 
+export const CAR = { "content-type": "application/vnd.ipld.car" };
+
 /** Markup, and characters that reorder text, as a client or a peer may choose them. */
 export const MARKUP = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>";
 export const REORDERED = "\u202egnp.exe";
@@ -47,8 +49,8 @@ export async function pinMany(node, maker) {
   const batches = [];
   for (let index = 0; index < BATCHES; index += 1) {
     const { bytes, cids } = await maker.of([...Array(each).keys()].map((number) => `pin ${index * each + number}`));
-    const headers = { "content-type": "application/vnd.ipld.car" };
-    await node.api("POST", `/api/v1/store/import?name=${encodeURIComponent(batchName(index))}`, { body: bytes, headers });
+    const name = encodeURIComponent(batchName(index));
+    await node.api("POST", `/api/v1/store/import?name=${name}`, { body: bytes, headers: CAR });
     batches.push(cids);
   }
   return batches;
@@ -145,6 +147,13 @@ export async function breakableProxy(origin) {
   return proxy;
 }
 
+// js-libp2p uses it, and Node.js has it from version 22 on.
+Promise.withResolvers ??= function withResolvers() {
+  const parts = {};
+  parts.promise = new this((resolve, reject) => Object.assign(parts, { resolve, reject }));
+  return parts;
+};
+
 /** A peer of another implementation, whose agent is markup. */
 async function strangePeer(modules, node) {
   const [{ createLibp2p }, { tcp }, { noise }, { yamux }, { identify }, { multiaddr }] = await Promise.all([
@@ -168,7 +177,7 @@ async function strangePeer(modules, node) {
 }
 
 /** Fills the gateways: content to hit and to miss, names that provoke, pins, tokens, a denylist rule, peers. */
-export async function makeWorld({ gateway, other, maker, modules }) {
+export async function makeWorld({ gateway, other, many, maker, modules }) {
   const site = await uploadFolder(gateway, "site", {
     "index.html": "<!doctype html><title>A site</title><h1>A site</h1>",
     "attacker.html": "<!doctype html><title>Attacker</title><p>A page of another origin.</p>",
@@ -179,15 +188,17 @@ export async function makeWorld({ gateway, other, maker, modules }) {
   const remote = await maker.of([...Array(200).keys()].map((number) => `only elsewhere ${number}`));
   await other.api("POST", "/api/v1/store/import?name=elsewhere", {
     body: remote.bytes,
-    headers: { "content-type": "application/vnd.ipld.car" },
+    headers: CAR,
   });
   await gateway.api("POST", "/api/v1/peers/connect", { json: { address: other.p2p } });
   const peer = await strangePeer(modules, gateway);
-  const batches = await pinMany(gateway, maker);
+  const batches = await pinMany(many, maker);
+  const own = await maker.of([...Array(60).keys()].map((number) => `photo ${number}`));
+  await gateway.api("POST", "/api/v1/store/import?name=photos", { body: own.bytes, headers: CAR });
   for (const name of [MARKUP, `photo ${REORDERED}`]) {
-    await gateway.api("POST", "/psa/pins", { json: { cid: batches[0][0], name } });
+    await gateway.api("POST", "/psa/pins", { json: { cid: own.cids[0], name } });
   }
-  await gateway.api("POST", "/api/v1/tokens", { json: { name: MARKUP, scopes: ["read"] } });
+  await gateway.api("POST", "/api/v1/tokens", { json: { name: MARKUP.slice(0, 64), scopes: ["read"] } });
   const path = (cid, rest = "") => `${gateway.origin}/ipfs/${cid}${rest}`;
   const paths = [
     ...[...Array(6).keys()].map(() => path(site, "/big.bin")),

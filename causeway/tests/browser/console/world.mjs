@@ -172,8 +172,13 @@ async function strangePeer(modules, node) {
     streamMuxers: [yamux()],
     services: { identify: identify() },
   });
-  await peer.dial(multiaddr(node.p2p));
-  return peer;
+  const address = multiaddr(node.p2p);
+  return {
+    id: peer.peerId.toString(),
+    /** Connects, unless it is connected, since either side may close a connection that it does not use. */
+    connect: () => peer.dial(address),
+    stop: () => peer.stop(),
+  };
 }
 
 /** Fills the gateways: content to hit and to miss, names that provoke, pins, tokens, a denylist rule, peers. */
@@ -192,6 +197,7 @@ export async function makeWorld({ gateway, other, many, maker, modules }) {
   });
   await gateway.api("POST", "/api/v1/peers/connect", { json: { address: other.p2p } });
   const peer = await strangePeer(modules, gateway);
+  await peer.connect();
   const batches = await pinMany(many, maker);
   const own = await maker.of([...Array(60).keys()].map((number) => `photo ${number}`));
   await gateway.api("POST", "/api/v1/store/import?name=photos", { body: own.bytes, headers: CAR });

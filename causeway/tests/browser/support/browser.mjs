@@ -100,7 +100,8 @@ export async function assertReadable(page, what = page.url()) {
   const found = await page.evaluate(measure);
   assert.ok(found.title.length > 0, `the page has a title: ${what}`);
   assert.ok(found.text.length > 0, `the page says something: ${what}`);
-  assert.ok(found.scrollWidth <= found.width, `nothing to scroll sideways: ${found.scrollWidth} > ${found.width}: ${what}`);
+  const { scrollWidth, width, wide } = found;
+  assert.ok(scrollWidth <= width, `nothing to scroll sideways: ${scrollWidth} > ${width}: ${what}\n${wide.join("\n")}`);
   assert.deepEqual(found.outside, [], `no text beyond the edges of the view: ${what}`);
   assert.deepEqual(found.small, [], `no letters smaller than 12 px: ${what}`);
   assert.deepEqual(found.faint, [], `a contrast of 4.5:1 everywhere (WCAG 2.2, 1.4.3): ${what}`);
@@ -169,5 +170,11 @@ function measure() {
   }
   const root = document.documentElement;
   const text = document.body.innerText.trim();
+  // The innermost elements that make the page too wide.
+  const isWide = (element) => element.getBoundingClientRect().right > root.clientWidth + 1
+    && !element.closest("pre, table, [tabindex]");
+  const all = root.scrollWidth > root.clientWidth ? [...document.body.querySelectorAll("*")] : [];
+  found.wide = all.filter((element) => isWide(element) && ![...element.children].some(isWide)).slice(0, 5)
+    .map((element) => element.outerHTML.slice(0, 160));
   return { ...found, title: document.title, text, scrollWidth: root.scrollWidth, width: root.clientWidth };
 }

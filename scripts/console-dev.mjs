@@ -14,16 +14,25 @@ const sources = join(dirname(fileURLToPath(import.meta.url)), "../admin/console"
 const admin = new URL(process.argv[2] ?? "http://127.0.0.1:8081");
 const port = Number(process.argv[3] ?? 8090);
 const TYPES = { ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml" };
-// As in admin/src/console.rs.
-const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+// As in admin/src/console.rs, except that nothing is cached.
+const HEADERS = {
+  "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+  "x-frame-options": "DENY",
+  "x-content-type-options": "nosniff",
+  "referrer-policy": "no-referrer",
+  "cross-origin-opener-policy": "same-origin",
+  "cross-origin-resource-policy": "same-origin",
+  "cache-control": "no-store",
+};
 
 function asset(path, response) {
   const file = normalize(join(sources, path === "/" ? "index.html" : path.slice("/console/".length)));
-  if (!file.startsWith(sources)) return response.writeHead(404).end();
+  if (!file.startsWith(sources)) return response.writeHead(404, HEADERS).end();
   const stream = createReadStream(file);
-  stream.on("error", () => response.writeHead(404).end());
+  stream.on("error", () => response.writeHead(404, HEADERS).end());
   stream.once("open", () => {
-    response.writeHead(200, { "content-type": `${TYPES[extname(file)] ?? "application/octet-stream"}; charset=utf-8`, "content-security-policy": POLICY, "cache-control": "no-store" });
+    response.writeHead(200, { "content-type": `${TYPES[extname(file)] ?? "application/octet-stream"}; charset=utf-8`, ...HEADERS });
     stream.pipe(response);
   });
 }

@@ -10,9 +10,10 @@ export CARGO_TARGET_DIR ?= target
 # selection would rebuild RocksDB and libp2p.
 PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
-NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS
+NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS -u CAUSEWAY_CONSOLE_SECONDS \
+    -u CAUSEWAY_CONSOLE_SOURCES
 
-.PHONY: help run build build-all install image deb sbom test test-api test-browser test-compliance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo pebble otelcol deny
 
 help: ## List the targets
@@ -59,6 +60,7 @@ sbom: ## Print the software bill of materials of the binary (CycloneDX)
 test: lint kubo pebble otelcol ## Check style, then run all tests, including those with a real Kubo and in a browser
 	cargo test $(PROFILE) --no-fail-fast $(FILTER)
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/console-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"
@@ -94,13 +96,18 @@ test-rpc: build ## Test the admin listener with clients from npm: of Kubo's RPC,
 test-browser: build ## Run the tests in a browser and with a verifying client
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 
+test-console: build ## Test the console in a browser; ARGS=--pictures renews the pictures of the documentation
+	scripts/console-tests $(ARGS) "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+
 test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
+test-long: export CAUSEWAY_CONSOLE_SECONDS ?= 3600
 test-long: FUZZ_SECONDS ?= 600
-test-long: lint kubo pebble otelcol ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes two to three hours
+test-long: lint kubo pebble otelcol ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes three to four hours
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored
 	scripts/browser-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+	scripts/console-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
 	scripts/http2-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway"
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"

@@ -96,14 +96,15 @@ export async function assertIcon(page) {
 }
 
 /** Readability of a page: it fits, its text is large enough and has enough contrast, and it has a title. */
-export async function assertReadable(page) {
+export async function assertReadable(page, what = page.url()) {
   const found = await page.evaluate(measure);
-  assert.ok(found.title.length > 0, "the page has a title");
-  assert.ok(found.text.length > 0, "the page says something");
-  assert.ok(found.scrollWidth <= found.width, `nothing to scroll sideways: ${found.scrollWidth} > ${found.width}`);
-  assert.deepEqual(found.outside, [], "no text beyond the edges of the view");
-  assert.deepEqual(found.small, [], "no letters smaller than 12 px");
-  assert.deepEqual(found.faint, [], "a contrast of 4.5:1 everywhere (WCAG 2.2, 1.4.3)");
+  assert.ok(found.title.length > 0, `the page has a title: ${what}`);
+  assert.ok(found.text.length > 0, `the page says something: ${what}`);
+  const { scrollWidth, width, wide } = found;
+  assert.ok(scrollWidth <= width, `nothing to scroll sideways: ${scrollWidth} > ${width}: ${what}\n${wide.join("\n")}`);
+  assert.deepEqual(found.outside, [], `no text beyond the edges of the view: ${what}`);
+  assert.deepEqual(found.small, [], `no letters smaller than 12 px: ${what}`);
+  assert.deepEqual(found.faint, [], `a contrast of 4.5:1 everywhere (WCAG 2.2, 1.4.3): ${what}`);
 }
 
 /** Runs in the page. */
@@ -153,7 +154,8 @@ function measure() {
     const element = walker.currentNode.parentElement;
     const text = walker.currentNode.data.trim();
     if (!text || !/[\p{L}\p{N}]/u.test(text) || !element.checkVisibility()) continue;
-    if (["SCRIPT", "STYLE"].includes(element.tagName)) continue;
+    // What is disabled needs no contrast (WCAG 2.2, 1.4.3).
+    if (["SCRIPT", "STYLE"].includes(element.tagName) || element.closest(":disabled")) continue;
     const style = getComputedStyle(element);
     const below = ground(element);
     const [r, g, b, a] = rgba(style.color);
@@ -162,9 +164,17 @@ function measure() {
     if (ratio < 4.5) found.faint.push(`${ratio.toFixed(2)}: ${text.slice(0, 40)}`);
     const scrolls = element.closest("pre, table, [tabindex]");
     const box = element.getBoundingClientRect();
-    if (!scrolls && (box.right > document.documentElement.clientWidth + 1 || box.left < -1)) found.outside.push(text.slice(0, 40));
+    // What is wholly left of the view comes into it with the focus.
+    const isOutside = box.right > document.documentElement.clientWidth + 1 || (box.left < -1 && box.right > 0);
+    if (!scrolls && isOutside) found.outside.push(text.slice(0, 40));
   }
   const root = document.documentElement;
   const text = document.body.innerText.trim();
+  // The innermost elements that make the page too wide.
+  const isWide = (element) => element.getBoundingClientRect().right > root.clientWidth + 1
+    && !element.closest("pre, table, [tabindex]");
+  const all = root.scrollWidth > root.clientWidth ? [...document.body.querySelectorAll("*")] : [];
+  found.wide = all.filter((element) => isWide(element) && ![...element.children].some(isWide)).slice(0, 5)
+    .map((element) => element.outerHTML.slice(0, 160));
   return { ...found, title: document.title, text, scrollWidth: root.scrollWidth, width: root.clientWidth };
 }

@@ -18,6 +18,7 @@ export class Causeway {
   #dir;
   #environment;
   #common;
+  #adminFlags;
   #child;
 
   /**
@@ -26,11 +27,14 @@ export class Causeway {
    * @param {string} launch.dir     an empty folder that outlives it
    * @param {string} [launch.config]  a configuration file
    * @param {Record<string, string>} [launch.settings]  keys by their environment variables
+   * @param {string} [launch.token]  the operator's token; without it, the node has no admin listener
    */
-  constructor({ binary, dir, config, settings = {} }) {
+  constructor({ binary, dir, config, settings = {}, token }) {
     this.#binary = binary;
     this.#dir = dir;
-    this.#environment = { ...cleanEnvironment(), ...settings };
+    this.token = token;
+    this.#environment = { ...cleanEnvironment(), ...settings, ...(token ? { CAUSEWAY_ADMIN_TOKEN: token } : {}) };
+    this.#adminFlags = ["--admin-listen", token ? "127.0.0.1:0" : "none"];
     this.#common = ["--data-dir", join(dir, "data"), ...(config ? ["--config", config] : [])];
   }
 
@@ -51,9 +55,35 @@ export class Causeway {
     return `/ipfs/${done.stdout.trim()}/${basename(file)}`;
   }
 
+  /** Runs a command on its data folder while it is running; returns the output. */
+  command(...args) {
+    const options = { env: cleanEnvironment(), cwd: this.#dir, encoding: "utf8" };
+    const done = spawnSync(this.#binary, [...args, "--data-dir", join(this.#dir, "data")], options);
+    if (done.status !== 0) throw new Error(`causeway ${args.join(" ")}: ${done.error ?? done.stderr}`);
+    return done.stdout.trim();
+  }
+
+  /** Sends a request to the admin listener, with the operator's token unless another one is given. */
+  adminRequest(method, path, { json, token = this.token, headers = {}, ...options } = {}) {
+    const sent = { authorization: `Bearer ${token}`, ...headers };
+    if (json !== undefined) {
+      sent["content-type"] = "application/json";
+      options.body = JSON.stringify(json);
+    }
+    return fetch(`${this.adminOrigin}${path}`, { method, headers: sent, ...options });
+  }
+
+  /** The JSON answer of the admin API to a request that must succeed; null if it has no body. */
+  async api(method, path, options) {
+    const response = await this.adminRequest(method, path, options);
+    const text = await response.text();
+    if (!response.ok) throw new Error(`${method} ${path}: ${response.status} ${text}`);
+    return text === "" ? null : JSON.parse(text);
+  }
+
   /** Starts it, and waits for the start-up message. `flags` are added to those of every node. */
   async start(flags = []) {
-    const args = ["serve", ...this.#common, "--listen", "127.0.0.1:0", "--admin-listen", "none", ...flags];
+    const args = ["serve", ...this.#common, "--listen", "127.0.0.1:0", ...this.#adminFlags, ...flags];
     const stdio = ["ignore", "pipe", "pipe"];
     this.#child = spawn(this.#binary, args, { env: this.#environment, cwd: this.#dir, stdio });
     this.#child.stderr.pipe(createWriteStream(this.#log));
@@ -65,6 +95,11 @@ export class Causeway {
     this.tlsOrigin = /^ {2}gateway +(https:\S+)$/m.exec(output)?.[1].replace(/\/$/, "");
     /** The URL of the welcome site. */
     this.welcome = /^ {2}welcome +(\S+)$/m.exec(output)[1];
+    /** The URL of the admin listener, if it has one. */
+    this.adminOrigin = /^ {2}admin +(\S+)$/m.exec(output)?.[1].replace(/\/$/, "");
+    /** Its peer ID, and an address of it with that ID. */
+    this.peerId = /^ {2}peer id +(\S+)$/m.exec(output)[1];
+    this.p2p = /^ {2}p2p +(\S+)$/m.exec(output)?.[1];
     return this;
   }
 

@@ -1,0 +1,72 @@
+// Figures as text for people. Missing figures are a dash.
+
+const DASH = "–";
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+const missing = (value) => value === null || value === undefined || Number.isNaN(value);
+
+function threeDigits(value) {
+  if (value >= 100) return value.toFixed(0);
+  if (value >= 10) return value.toFixed(1);
+  return value.toFixed(2);
+}
+
+export function bytes(value) {
+  if (missing(value)) return DASH;
+  let unit = 0;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return unit === 0 ? `${Math.round(value)} B` : `${threeDigits(value)} ${UNITS[unit]}`;
+}
+
+export const byteRate = (value) => (missing(value) ? DASH : `${bytes(value)}/s`);
+
+// A count, with its digits in groups.
+export const count = (value) => (missing(value) ? DASH : Math.round(value).toLocaleString("en-GB"));
+
+// Requests, blocks or the like in a second.
+export function rate(value) {
+  if (missing(value)) return DASH;
+  if (value >= 10) return count(value);
+  return value === 0 ? "0" : value.toFixed(1);
+}
+
+// The share of a whole in per cent.
+export function share(part, whole) {
+  if (missing(part) || missing(whole) || whole <= 0) return DASH;
+  const percent = (100 * part) / whole;
+  return percent > 99.95 && part < whole ? "99.9 %" : `${percent >= 10 || percent === 0 ? percent.toFixed(0) : percent.toFixed(1)} %`;
+}
+
+// A duration in seconds.
+export function duration(seconds) {
+  if (missing(seconds)) return DASH;
+  if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 1) return `${threeDigits(seconds * 1000)} ms`;
+  if (seconds < 60) return `${threeDigits(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days ${hours % 24} h`;
+}
+
+const DATE = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
+const CLOCK = new Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
+
+// A time in seconds since the Unix epoch, in the browser's time zone.
+export const time = (at) => (missing(at) ? DASH : DATE.format(new Date(at * 1000)));
+export const clock = (at) => (missing(at) ? DASH : CLOCK.format(new Date(at * 1000)));
+
+// How long ago a time was.
+export const ago = (at) => (missing(at) ? DASH : `${duration(Math.max(0, Math.floor(Date.now() / 1000 - at)))} ago`);
+
+// A long identifier (CID, peer ID) with its middle left out.
+export function shortened(text, ends = 6) {
+  if (missing(text)) return DASH;
+  return text.length <= 2 * ends + 3 ? text : `${text.slice(0, ends)}…${text.slice(-ends)}`;
+}
+
+// "1 pin", "2 pins".
+export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;

@@ -1,0 +1,290 @@
+// The parts that pages are made of. Each returns an element.
+
+import { append, fill, h, s, uniqueId } from "./dom.js";
+import { shortened } from "./format.js";
+
+// ---------------------------------------------------------------- Text
+
+// Paths of icons with strokes in a square of 24.
+const ICONS = {
+  overview: "M4 19V9m6 10V5m6 14v-8m4 8H3",
+  content: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14m5 12 4 4",
+  pins: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v6",
+  uploads: "M12 16V5m-5 5 5-5 5 5M5 20h14",
+  peers: "M12 5a2 2 0 1 0 0 .1M5 17a2 2 0 1 0 0 .1M19 17a2 2 0 1 0 0 .1M11 7l-5 8m7-8 5 8M7 17h10",
+  requests: "M4 8h13m-4-4 4 4-4 4M20 16H7m4-4-4 4 4 4",
+  denylists: "M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16M6.5 6.5l11 11",
+  names: "M4 7v5l8 8 7-7-8-8H5a1 1 0 0 0-1 2zM8 9v.1",
+  tokens: "M14 10a4 4 0 1 0-1 3l3 3h3v-3h2v-3z",
+  audit: "M6 4h12v16H6zM9 9h6M9 13h6M9 17h3",
+  settings: "M4 7h9m5 0h2M4 17h2m5 0h9M15 5v4M8 15v4",
+  store: "M4 7c0-4 16-4 16 0v10c0 4-16 4-16 0zm0 0c0 4 16 4 16 0M4 12c0 4 16 4 16 0",
+  copy: "M9 9h10v10H9zM5 15V5h10",
+  close: "M6 6l12 12M18 6L6 18",
+  menu: "M4 7h16M4 12h16M4 17h16",
+  out: "M10 5H5v14h5M14 8l4 4-4 4m4-4H9",
+};
+
+// An icon beside text that says the same; it is hidden from screen readers.
+export function icon(name) {
+  const path = s("path", { d: ICONS[name], fill: "none", stroke: "currentColor", "stroke-width": 1.8, "stroke-linecap": "round", "stroke-linejoin": "round" });
+  return s("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, path);
+}
+
+// A word with a colour: `tone` is ok, info, warning, error or quiet.
+export const badge = (text, tone = "quiet") => h("span", { class: `badge ${tone}` }, text);
+
+// A CID, peer ID or the like: shortened, whole as a tooltip, with a button that copies it.
+export function identifier(text, { href, ends = 8 } = {}) {
+  if (!text) return h("span", { class: "muted" }, "–");
+  const shown = href ? h("a", { href, title: text }, shortened(text, ends)) : h("span", { title: text }, shortened(text, ends));
+  return h("span", { class: "identifier" }, shown, copyButton(text));
+}
+
+export function copyButton(text) {
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      toast("Copied.");
+    } catch {
+      toast("The browser does not allow copying here.", "error");
+    }
+  };
+  return h("button", { type: "button", class: "bare", title: "Copy", "aria-label": `Copy ${text}`, onclick: copy }, icon("copy"));
+}
+
+// What is shown in the place of an empty list.
+export const emptyState = (text, advice) => h("div", { class: "empty" }, h("p", {}, text), advice ? h("p", { class: "muted" }, advice) : null);
+
+// An error, said where it happened.
+export const errorNotice = (error) => h("p", { class: "notice error", role: "alert" }, error.message);
+
+// ---------------------------------------------------------------- Structure
+
+// The heading of a page with its actions.
+export function pageHead(title, about, ...actions) {
+  const heading = h("div", {}, h("h1", { tabindex: "-1" }, title), about ? h("p", { class: "muted" }, about) : null);
+  return h("header", { class: "page-head" }, heading, h("div", { class: "actions" }, actions));
+}
+
+// A titled section.
+export function card(title, ...content) {
+  const id = uniqueId("card");
+  return h("section", { class: "card", "aria-labelledby": title ? id : undefined }, title ? h("h2", { id }, title) : null, content);
+}
+
+// Names and values.
+export function facts(rows) {
+  const shown = rows.filter((row) => row).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
+  return h("dl", { class: "facts" }, shown);
+}
+
+// A bar of how much of a budget is used; `tone` as for a badge.
+export function meter(part, whole, label, tone = "ok") {
+  const percent = whole > 0 ? Math.min(100, (100 * part) / whole) : 0;
+  const bar = h("div", { class: `meter ${tone}`, role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(percent) });
+  const filled = h("span", {});
+  filled.style.width = `${percent}%`;
+  return append(bar, filled);
+}
+
+// Progress of work; without a share it moves to say that the work goes on.
+export function progress(label, share) {
+  return h("progress", { "aria-label": label, max: share === undefined ? undefined : 1, value: share });
+}
+
+// ---------------------------------------------------------------- Input
+
+// A button. While the promise of `action` is pending it is disabled, and an error becomes a message.
+export function button(text, action, { kind = "", iconName, label } = {}) {
+  const element = h("button", { type: "button", class: kind, "aria-label": label }, iconName ? icon(iconName) : null, text);
+  element.addEventListener("click", async () => {
+    element.disabled = true;
+    element.setAttribute("aria-busy", "true");
+    try {
+      await action(element);
+    } catch (error) {
+      if (error.name !== "AbortError") toast(error.message, "error");
+    } finally {
+      element.disabled = false;
+      element.removeAttribute("aria-busy");
+    }
+  });
+  return element;
+}
+
+// A labelled input, select or textarea. `about` explains it below.
+export function field(label, control, about) {
+  const id = uniqueId("field");
+  control.id = id;
+  if (about) control.setAttribute("aria-describedby", `${id}-about`);
+  return h("div", { class: "field" }, h("label", { for: id }, label), control, about ? h("p", { id: `${id}-about`, class: "about" }, about) : null);
+}
+
+export const input = (attributes) => h("input", { type: "text", autocapitalize: "off", autocomplete: "off", spellcheck: "false", ...attributes });
+
+// A select of [value, text] pairs.
+export function select(options, chosen, attributes = {}) {
+  return h("select", attributes, options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)));
+}
+
+export function checkbox(label, attributes = {}) {
+  return h("label", { class: "check" }, h("input", { type: "checkbox", ...attributes }), h("span", {}, label));
+}
+
+// A form whose submission runs `action(form)`; an error is shown inside it, beside the fields that caused it.
+export function form(action, ...content) {
+  const failed = h("div", { "aria-live": "polite" });
+  const element = h("form", { novalidate: true }, content, failed);
+  element.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const buttons = element.querySelectorAll("button");
+    fill(failed);
+    for (const one of buttons) one.disabled = true;
+    try {
+      await action(element);
+    } catch (error) {
+      if (error.name !== "AbortError") fill(failed, errorNotice(error));
+    } finally {
+      for (const one of buttons) one.disabled = false;
+    }
+  });
+  return element;
+}
+
+export const submit = (text, kind = "primary") => h("button", { type: "submit", class: kind }, text);
+
+// ---------------------------------------------------------------- Dialogs and messages
+
+// A modal dialog with a title. `content(close)` returns what is in it; the promise has what `close` was called with,
+// or undefined if it was dismissed.
+export function dialog(title, content) {
+  return new Promise((resolve) => {
+    const id = uniqueId("dialog");
+    const element = h("dialog", { "aria-labelledby": id });
+    let result;
+    const close = (value) => {
+      result = value;
+      element.close();
+    };
+    append(element, h("div", { class: "dialog-head" }, h("h2", { id }, title), h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => close() }, icon("close"))), content(close));
+    element.addEventListener("close", () => {
+      element.remove();
+      resolve(result);
+    });
+    document.body.append(element);
+    element.showModal();
+  });
+}
+
+// Asks before something that cannot be undone. The promise is true if the answer was yes.
+export async function confirm(title, text, yes, kind = "danger") {
+  const answer = await dialog(title, (close) => [
+    h("p", {}, text),
+    h("div", { class: "actions" }, h("button", { type: "button", autofocus: true, onclick: () => close(false) }, "Cancel"), h("button", { type: "button", class: kind, onclick: () => close(true) }, yes)),
+  ]);
+  return answer === true;
+}
+
+// A short message at the edge of the page. Errors stay until they are dismissed.
+export function toast(text, tone = "ok") {
+  let region = document.getElementById("toasts");
+  if (!region) {
+    region = h("div", { id: "toasts", role: "status", "aria-live": "polite" });
+    document.body.append(region);
+  }
+  const message = h("div", { class: `toast ${tone}` }, h("span", {}, text));
+  const dismiss = () => message.remove();
+  append(message, h("button", { type: "button", class: "bare", "aria-label": "Dismiss", onclick: dismiss }, icon("close")));
+  region.append(message);
+  if (tone !== "error") setTimeout(dismiss, 5000);
+  while (region.children.length > 4) region.firstChild.remove();
+}
+
+// ---------------------------------------------------------------- Tables
+
+// A table that scrolls sideways on narrow screens.
+//
+// `columns` are {title, cell(row), sort(row)?, numeric?, hide?: "narrow"}; a column with `sort` can be sorted by. `caption` names
+// the table for screen readers. The result has `show(rows)`, which keeps the rows that are there by `key(row)`, so that
+// the focus and the selection stay while figures run.
+export function table(caption, columns, { key = (row, index) => index, empty = "Nothing here.", sorted = null, onRow } = {}) {
+  let order = sorted ?? { column: null, descending: false };
+  let rows = [];
+  const body = h("tbody", {});
+  const shown = new Map();
+  const heads = columns.map((column, index) => head(column, index));
+  const none = h("p", { class: "empty muted", hidden: true }, empty);
+  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, heads)), body));
+  const element = h("div", { class: "table" }, wrap, none);
+
+  function head(column, index) {
+    const attributes = { scope: "col", class: classes(column) };
+    if (!column.sort) return h("th", attributes, column.title);
+    const sortBy = () => {
+      order = { column: index, descending: order.column === index ? !order.descending : Boolean(column.numeric) };
+      show(rows);
+    };
+    return h("th", attributes, h("button", { type: "button", class: "sort", onclick: sortBy }, column.title));
+  }
+
+  function classes(column) {
+    return [column.numeric ? "numeric" : "", column.hide === "narrow" ? "wide-only" : ""].join(" ").trim() || undefined;
+  }
+
+  function inOrder() {
+    const by = columns[order.column]?.sort;
+    if (!by) return rows;
+    const compare = (left, right) => {
+      const [a, b] = [by(left), by(right)];
+      if (a === b) return 0;
+      if (a === null || a === undefined) return 1;
+      if (b === null || b === undefined) return -1;
+      const less = typeof a === "string" ? a.localeCompare(b) < 0 : a < b;
+      return less !== order.descending ? -1 : 1;
+    };
+    return [...rows].sort(compare);
+  }
+
+  function line(row, id) {
+    const known = shown.get(id);
+    const line = known ?? h("tr", {});
+    const cells = columns.map((column) => h("td", { class: classes(column) }, column.cell(row)));
+    // A row with the focus in it is left as it is.
+    if (!known || !line.contains(document.activeElement)) line.replaceChildren(...cells);
+    if (onRow) onRow(line, row);
+    return line;
+  }
+
+  function show(newRows) {
+    rows = newRows;
+    heads.forEach((cell, index) => {
+      if (order.column === index) cell.setAttribute("aria-sort", order.descending ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+    });
+    const kept = new Set();
+    let before = null;
+    inOrder().forEach((row, index) => {
+      const id = key(row, index);
+      const element = line(row, id);
+      shown.set(id, element);
+      kept.add(id);
+      const next = before === null ? body.firstChild : before.nextSibling;
+      if (next !== element) body.insertBefore(element, next);
+      before = element;
+    });
+    for (const [id, element] of shown) {
+      if (!kept.has(id)) {
+        element.remove();
+        shown.delete(id);
+      }
+    }
+    none.hidden = rows.length > 0;
+    wrap.hidden = rows.length === 0;
+  }
+
+  show([]);
+  none.hidden = true;
+  return Object.assign(element, { show });
+}

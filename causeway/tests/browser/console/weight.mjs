@@ -1,0 +1,189 @@
+// What the console costs: bytes, the time to the first paint, shifts of the layout, and memory while figures run.
+//
+// An hour of figures is CAUSEWAY_CONSOLE_SECONDS=3600. Otherwise they run for a short time, but faster: a proxy repeats
+// each event of the gateway.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { createServer, request } from "node:http";
+import { describe, it } from "node:test";
+import { setTimeout as pause } from "node:timers/promises";
+import { PAGES, follow, heading, navigation, settled } from "./driver.mjs";
+import { traffic } from "./world.mjs";
+
+const ASSETS_BYTES_MAX = 300 * 1024;
+const FIRST_PAINT_MS_MAX = 1000;
+const STEADY_MS = 10_000;
+/** How far the heap may grow while figures run: samples of the charts, up to their bound, and compiled code. */
+const GROWTH_BYTES_MAX = 1024 * 1024;
+const RUN_SECONDS = Number(process.env.CAUSEWAY_CONSOLE_SECONDS ?? 20);
+const IS_SHORT = RUN_SECONDS < 600;
+/** How often each event is repeated in a short run. */
+const REPEATS = 20;
+
+/** Heap and DOM after garbage collection. */
+async function memory(session) {
+  for (let times = 0; times < 3; times += 1) await session.send("HeapProfiler.collectGarbage");
+  const { usedSize } = await session.send("Runtime.getHeapUsage");
+  const { nodes, jsEventListeners: listeners, documents } = await session.send("Memory.getDOMCounters");
+  return { heap: usedSize, nodes, listeners, documents };
+}
+
+/** Passes requests on; each event of `/api/v1/events` is sent several times, with a time of its own. */
+async function fastForward(origin) {
+  const target = new URL(origin);
+  const server = createServer((asked, answer) => {
+    const { method, url, headers } = asked;
+    const onward = request({ host: target.hostname, port: target.port, path: url, method, headers }, (given) => {
+      answer.writeHead(given.statusCode, given.headers);
+      if (!url.startsWith("/api/v1/events")) {
+        given.pipe(answer);
+        return;
+      }
+      let rest = "";
+      given.setEncoding("utf8").on("data", (text) => {
+        const events = (rest + text).split("\n\n");
+        rest = events.pop();
+        for (const event of events) {
+          answer.write(`${event}\n\n`);
+          for (let number = 1; number < REPEATS; number += 1) {
+            setTimeout(() => answer.write(`${event}\n\n`), (number * 1000) / REPEATS);
+          }
+        }
+      });
+      given.on("end", () => answer.end());
+    });
+    onward.on("error", () => answer.destroy());
+    answer.on("close", () => onward.destroy());
+    asked.pipe(onward);
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const close = () => {
+    server.closeAllConnections();
+    return new Promise((resolve) => server.close(resolve));
+  };
+  return { origin: `http://127.0.0.1:${server.address().port}`, close };
+}
+
+/** The number of bytes of a body as it is sent. */
+function bytesOf(url) {
+  const { hostname, port, pathname } = new URL(url);
+  const options = { host: hostname, port, path: pathname, headers: { "accept-encoding": "gzip" } };
+  return new Promise((resolve, reject) => {
+    request(options, (answer) => {
+      let bytes = 0;
+      answer.on("data", (chunk) => (bytes += chunk.length)).on("end", () => resolve(bytes));
+    }).on("error", reject).end();
+  });
+}
+
+export default function weight({ console_, gateway, content }) {
+  describe("the console", () => {
+    it("is light", () => console_.signedIn(async (page) => {
+      for (const id of Object.keys(PAGES)) await follow(page, id);
+      const urls = await page.evaluate(() => performance.getEntriesByType("resource").map(({ name }) => name));
+      const files = new Set([`${console_.origin}/`, ...urls.filter((url) => new URL(url).pathname.startsWith("/console/"))]);
+      let bytes = 0;
+      for (const url of files) bytes += await bytesOf(url);
+      assert.ok(files.size > 10, "all modules are counted");
+      assert.ok(bytes < ASSETS_BYTES_MAX, `${files.size} files have ${bytes} bytes`);
+      console.log(`    ${files.size} files, ${(bytes / 1024).toFixed(1)} KiB compressed`);
+    }));
+
+    it("paints soon", async () => {
+      const times = [];
+      for (let round = 0; round < 3; round += 1) {
+        times.push(await console_.signedIn((page) => page.evaluate(() => new Promise((resolve) => {
+          const observer = new PerformanceObserver((list) => {
+            const paint = list.getEntriesByName("first-contentful-paint")[0];
+            if (paint) resolve(paint.startTime);
+          });
+          observer.observe({ type: "paint", buffered: true });
+        }))));
+      }
+      assert.ok(Math.min(...times) < FIRST_PAINT_MS_MAX, `first paints after ${times.join(", ")} ms`);
+      console.log(`    first paints after ${times.map((time) => time.toFixed(0)).join(", ")} ms`);
+    });
+
+    it("does not move while figures run", async () => {
+      const load = traffic(content.paths);
+      const shifts = async (id, view) => console_.signedIn(async (page) => {
+        await settled(page);
+        const found = await page.evaluate((wait) => new Promise((resolve) => {
+          const seen = [];
+          const observer = new PerformanceObserver((list) => {
+            for (const entry of list.getEntries()) {
+              if (entry.hadRecentInput) continue;
+              const where = entry.sources.map(({ node }) => (node?.nodeType === 1 ? node : node?.parentElement)?.outerHTML.slice(0, 120));
+              seen.push(`${entry.value.toFixed(5)}: ${where.join(" | ")}`);
+            }
+          });
+          observer.observe({ type: "layout-shift" });
+          setTimeout(() => {
+            observer.disconnect();
+            resolve(seen);
+          }, wait);
+        }), STEADY_MS);
+        assert.deepEqual(found, [], `${id} on a ${view} does not shift`);
+      }, { at: id, view });
+      try {
+        // The pages whose figures run, at the same time.
+        await Promise.all([["overview", "desktop"], ["overview", "phone"], ["store", "desktop"], ["peers", "desktop"]]
+          .map(([id, view]) => shifts(id, view)));
+      } finally {
+        await load.stop();
+      }
+    });
+
+    it("does not grow while figures run", async () => {
+      const fast = IS_SHORT ? await fastForward(console_.origin) : null;
+      const load = traffic(content.paths, { workers: 1 });
+      try {
+        await (fast ? console_.at(fast.origin) : console_).signedIn(async (page) => {
+          await settled(page);
+          const session = await page.context().newCDPSession(page);
+          // Code is compiled, and caches of the browser are filled.
+          await pause(IS_SHORT ? 5000 : 60_000);
+          const before = await memory(session);
+          await pause(RUN_SECONDS * 1000);
+          const after = await memory(session);
+          const growth = after.heap - before.heap;
+          const figures = `${RUN_SECONDS} s${IS_SHORT ? ` at ${REPEATS} times the speed` : ""}: ${JSON.stringify({ before, after })}`;
+          assert.ok(growth < GROWTH_BYTES_MAX, figures);
+          assert.ok(after.nodes <= before.nodes * 1.1 + 50, figures);
+          assert.ok(after.listeners <= before.listeners * 1.1 + 20, figures);
+          console.log(`    ${figures}`);
+        });
+      } finally {
+        await load.stop();
+        await fast?.close();
+      }
+    });
+
+    it("releases what its pages used", () => console_.signedIn(async (page) => {
+      const session = await page.context().newCDPSession(page);
+      const visitAll = async () => {
+        for (const id of [...Object.keys(PAGES).slice(1), "overview"]) {
+          await page.evaluate((hash) => {
+            location.hash = hash;
+          }, `#/${id}`);
+          await heading(page, id).waitFor();
+          await settled(page);
+        }
+        return memory(session);
+      };
+      await visitAll();
+      const before = await visitAll();
+      let after;
+      for (let round = 0; round < 2; round += 1) after = await visitAll();
+      const figures = JSON.stringify({ before, after });
+      assert.ok(after.listeners <= before.listeners + 5, figures);
+      assert.ok(after.nodes <= before.nodes * 1.05 + 50, figures);
+      assert.equal(after.documents, before.documents, figures);
+      console.log(`    ${figures}`);
+      await page.getByRole("button", { name: "Sign out" }).click();
+      await navigation(page).waitFor({ state: "detached" });
+    }));
+  });
+}

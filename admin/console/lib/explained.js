@@ -1,0 +1,355 @@
+// An answer of /api/v1/explain as a picture: the steps of the request, the tiers with the one that would answer, the
+// response, and the search for providers. All of it is text in lists and tables, which are drawn by the style.
+
+import { append, h, s } from "./dom.js";
+import { bytes, count, duration, plural, time } from "./format.js";
+import { badge, card, emptyState, facts, icon, identifier, meter, table } from "./ui.js";
+
+// ---------------------------------------------------------------- What it means
+
+// The explanations of a request and of those that its redirects lead to.
+export function chainOf(view) {
+  const chain = [];
+  for (let at = view; at; at = at.then) chain.push(at);
+  return chain;
+}
+
+// These formats, and files, need every block below the target; a listing needs the blocks on the path only.
+const needsAll = ({ content, format }) => ["file", "raw"].includes(content.kind) || ["car", "tar"].includes(format);
+
+const isWithheld = ({ policy }) => Boolean(policy) && policy.verdict !== "allow";
+
+// The tier that the answer would come from: the farthest one that all of it needs. "none" is an answer without blocks.
+export function tierOf(view) {
+  const { route, root, missing, content, blocks } = view;
+  if (isWithheld(view) || (route && route.kind !== "content")) return "none";
+  if (missing || !root || !content) return view.answer && !missing ? "none" : "network";
+  if (needsAll(view) && content.missing_blocks > 0) return "network";
+  if (content.blocks_here === 0 && blocks.length === 0) return "none";
+  const isInRam = blocks.every((block) => block.ram) && (!needsAll(view) || content.ram_blocks >= content.blocks_here);
+  return isInRam ? "ram" : "disk";
+}
+
+const STATUSES = {
+  200: "OK", 206: "Partial Content", 301: "Moved Permanently", 302: "Found", 304: "Not Modified", 307: "Temporary Redirect", 308: "Permanent Redirect",
+  400: "Bad Request", 403: "Forbidden", 404: "Not Found", 406: "Not Acceptable", 410: "Gone", 412: "Precondition Failed", 415: "Unsupported Media Type",
+  422: "Unprocessable Content", 429: "Too Many Requests", 451: "Unavailable For Legal Reasons", 500: "Internal Server Error", 501: "Not Implemented",
+  502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+};
+
+const statusText = (status) => `${status}${STATUSES[status] ? ` ${STATUSES[status]}` : ""}`;
+
+// The headline of a picture, and its tone.
+export function headlineOf(view) {
+  const tier = tierOf(view);
+  const { answer, content, network } = view;
+  if (isWithheld(view)) return [`Withheld${answer ? `: answered with ${statusText(answer.status)}` : ""}`, "error"];
+  if (answer?.breaks_off) return [`The answer begins with ${statusText(answer.status)}, and breaks off`, "error"];
+  if (answer && answer.status >= 400) return [`Answered with ${statusText(answer.status)}`, "warning"];
+  if (tier === "ram") return ["Answered from RAM", "ok"];
+  if (tier === "disk") return ["Answered from the disk", "ok"];
+  if (tier === "none") return [`Answered without content${answer ? `: ${statusText(answer.status)}` : ""}`, "info"];
+  if (!network && view.root) return ["Blocks are missing, and this node is offline", "warning"];
+  const isStored = content && content.blocks_here > 0;
+  return [isStored ? "Answered from here and from the network" : "Would be fetched from the network", "info"];
+}
+
+const atLeast = (content) => (content.counted_all ? "" : "at least ");
+
+// The picture in a few sentences, for those who do not see it.
+export function summaryOf(view) {
+  const { answer, content, missing, network, fetched } = view;
+  const parts = [`${headlineOf(view)[0]}.`];
+  if (answer) parts.push(`The response is ${statusText(answer.status)}${answer.bytes === null ? "" : ` with ${bytes(answer.bytes)}`}.`);
+  if (content) {
+    const { ram_blocks: ram, disk_blocks: disk, missing_blocks: lacking, pinned_blocks: pinned } = content;
+    parts.push(`${plural(ram, "block")} of it ${ram === 1 ? "is" : "are"} in RAM and ${count(disk)} on the disk; ${atLeast(content)}${count(lacking)} missing, ${count(pinned)} pinned.`);
+  }
+  if (missing) parts.push("A block on the path is not stored here.");
+  if (network?.search) parts.push(`The last search found ${plural(network.search.providers.length + network.search.further, "provider")}.`);
+  if (fetched) parts.push(fetched.in_time ? `Fetching took ${duration(fetched.seconds)}.` : `It was not fetched within ${duration(fetched.seconds)}.`);
+  return parts.join(" ");
+}
+
+// ---------------------------------------------------------------- The picture
+
+// The picture of an explanation: its redirects, and then the last request in full.
+export function picture(view) {
+  const chain = chainOf(view);
+  const last = chain.at(-1);
+  const [headline, tone] = headlineOf(last);
+  const redirects = chain.slice(0, -1).map((one) => h("li", {}, badge(String(one.answer?.status ?? "→"), "info"), " ", h("code", {}, one.path), " leads to ", h("code", {}, one.answer?.location ?? "")));
+  const title = h("span", { class: `headline ${tone}` }, icon(tone === "ok" ? "ok" : tone === "info" ? "info" : "alert"), h("span", {}, headline));
+  return card(title,
+    h("p", { class: "muted" }, summaryOf(last)),
+    redirects.length > 0 ? h("ul", { class: "redirects", "aria-label": "Redirects" }, redirects) : null,
+    h("ol", { class: "steps", "aria-label": "The steps of the request" }, steps(last)),
+    h("ol", { class: "flow", "aria-label": "The tiers, in the order in which they are asked" }, tiers(last)),
+    response(last),
+    notes(last));
+}
+
+function step(title, tone, ...content) {
+  return h("li", { class: `step ${tone}` }, h("h3", {}, title), content);
+}
+
+function steps(view) {
+  const { method, host, path, format, route } = view;
+  const asked = step("Request", "", h("code", {}, `${method} ${host ?? ""}${path}`), format && format !== "native" ? h("p", { class: "muted" }, `Format ${format}`) : null);
+  return [asked, routeStep(route), view.names.map(nameStep), policyStep(view), targetStep(view)];
+}
+
+function routeStep(route) {
+  if (!route || (route.kind === "content" && !route.error)) return null;
+  if (route.kind === "redirect") return step("Route", "info", "Redirect to ", h("code", {}, route.location ?? ""));
+  if (route.kind === "landing") return step("Route", "", "The start page of the gateway.");
+  return step("Route", "error", route.error ?? "No route.");
+}
+
+const SOURCES = {
+  list: "from names.dnslink_map",
+  published: "published by this node",
+  network: "from the network",
+  dns: "from DNS",
+  unknown: "not in the cache",
+};
+
+function nameStep(name) {
+  const { value, error, source, age_seconds: age, fresh_for_seconds: fresh, valid_until_at: until } = name;
+  const facts = [
+    SOURCES[source] ?? source,
+    age === null ? null : `${duration(Math.floor(age))} old`,
+    fresh === null ? null : fresh > 0 ? `fresh for ${duration(Math.floor(fresh))}` : "looked up again at the next request",
+    until === null ? null : `valid until ${time(until)}`,
+  ];
+  const shown = value === null ? h("p", {}, error ?? "It is looked up when it is requested.") : h("p", {}, "→ ", h("code", {}, value));
+  return step("Name", error ? "error" : value === null ? "info" : "", h("code", {}, name.name), shown, h("p", { class: "muted" }, facts.filter((fact) => fact).join(", ")));
+}
+
+const VERDICTS = { allow: "Allowed", gone: "Withheld (410)", legal: "Withheld (451)", unlisted: "Not on an allowlist (403)" };
+
+function policyStep({ policy }) {
+  if (!policy) return step("Policy", "quiet", h("p", { class: "muted" }, "Decided when the content is known."));
+  const isAllowed = policy.verdict === "allow";
+  return step("Policy", isAllowed ? "" : "error",
+    badge(VERDICTS[policy.verdict] ?? policy.verdict, isAllowed ? "ok" : "error"),
+    policy.refused ? h("p", {}, h("code", {}, policy.refused)) : null,
+    policy.decided_by ? h("p", { class: "muted" }, `By ${policy.decided_by}`) : null);
+}
+
+const KINDS = { file: "File", directory: "Directory", symlink: "Symbolic link", raw: "Raw block", document: "IPLD document", other: "Other block" };
+
+function targetStep({ content, root, missing, remembered }) {
+  if (!content) return step("Content", "quiet", root ? identifier(root) : null, h("p", { class: "muted" }, missing ? "A block on the path is missing." : "Not known yet."));
+  const pinned = content.pinned_blocks > 0 && content.pinned_blocks >= content.blocks_here ? badge("Pinned", "ok")
+    : content.pinned_blocks > 0 ? badge("Partly pinned", "info") : badge("Not pinned");
+  return step("Content", "",
+    h("p", {}, h("b", {}, KINDS[content.kind] ?? content.kind), content.bytes === null ? null : ` of ${bytes(content.bytes)}`, " ", pinned),
+    identifier(content.cid),
+    remembered ? h("p", { class: "muted" }, remembered.is_current ? "The path is in the cache." : "The cached path is stale: rules have changed.") : null);
+}
+
+// ---------------------------------------------------------------- Tiers
+
+function tiers(view) {
+  const answers = tierOf(view);
+  const order = ["ram", "disk", "network"];
+  const reached = order.indexOf(answers);
+  const boxes = [ramBox(view), diskBox(view), networkBox(view)];
+  return boxes.map(({ name, colour, content }, index) => {
+    const isAnswer = index === reached;
+    const state = isAnswer ? "answers" : index < reached ? "passed" : "unused";
+    return h("li", { class: `stage c${colour} ${state}` },
+      h("div", { class: "stage-head" }, h("h3", {}, name), isAnswer ? badge("Answers", "ok") : null), content);
+  });
+}
+
+// How many of the known blocks a tier has.
+function amount(part, whole, name, colour, isMore) {
+  return [
+    h("p", { class: "amount" }, h("b", {}, count(part)), ` of ${isMore ? "at least " : ""}${plural(whole, "block")}`),
+    meter(part, whole, `Blocks in ${name}`, `c${colour}`),
+  ];
+}
+
+// The known blocks: below the target, or on the path to it if a block on the path is missing.
+function known({ content, blocks, missing }, has, below) {
+  if (content) return { part: content[below], whole: content.blocks_here + content.missing_blocks, isMore: !content.counted_all || content.missing_blocks > 0 };
+  return { part: blocks.filter(has).length, whole: Math.max(blocks.length, missing ? 1 : 0), isMore: true };
+}
+
+const onPath = (blocks, has) => (blocks.length === 0 ? null : `Path: ${count(blocks.filter(has).length)} of ${plural(blocks.length, "block")}`);
+
+const about = (...texts) => texts.filter((text) => text).map((text) => h("p", { class: "muted" }, text));
+
+function ramBox(view) {
+  const { part, whole, isMore } = known(view, (block) => block.ram, "ram_blocks");
+  const encoded = view.content?.encoded;
+  const zstd = !encoded ? null : encoded.compressed ? `Sent as zstd: ${bytes(encoded.ram_bytes)} of it in RAM` : "Sent without compression";
+  return { name: "RAM", colour: 1, content: [amount(part, whole, "RAM", 1, isMore), about(onPath(view.blocks, (block) => block.ram), zstd)] };
+}
+
+function diskBox(view) {
+  const { part, whole, isMore } = known(view, (block) => block.disk, "disk_blocks");
+  const pinned = view.content?.pinned_blocks ?? view.blocks.filter((block) => block.pinned).length;
+  const text = pinned === 0 ? "None is pinned: they may be evicted" : `${plural(pinned, "block")} pinned`;
+  return { name: "Disk", colour: 3, content: [amount(part, whole, "the disk", 3, isMore), about(onPath(view.blocks, (block) => block.disk), part > 0 ? text : null)] };
+}
+
+function networkBox(view) {
+  const { content, missing, network, root } = view;
+  const lacking = content ? content.missing_blocks : missing ? 1 : 0;
+  const number = lacking === 0 && root ? "Nothing to fetch" : !root ? "Not known yet" : null;
+  const head = number ? h("p", { class: "amount" }, h("b", {}, number)) : h("p", { class: "amount" }, h("b", {}, count(lacking)), ` or more ${lacking === 1 ? "block" : "blocks"} to fetch`);
+  if (!network) return { name: "Network", colour: 2, content: [head, about(root ? "This node is offline." : null)] };
+  const { session, search, remembered_providers: cached } = network;
+  const proved = search?.providers.filter((provider) => provider.proved_seconds !== null).length ?? 0;
+  return {
+    name: "Network",
+    colour: 2,
+    content: [head, about(
+      `${plural(network.peers, "peer")} connected`,
+      session ? `Session: ${plural(session.members.length, "member")}, ${plural(session.wanted, "wanted block")}` : "No session",
+      search ? `${plural(search.providers.length + search.further, "provider")} found, ${count(proved)} proved to have it` : null,
+      cached.length > 0 ? `${plural(cached.length, "cached provider")}` : null)],
+  };
+}
+
+// ---------------------------------------------------------------- The response
+
+const SHOWN = ["content-type", "cache-control", "etag", "content-encoding", "x-ipfs-path", "x-ipfs-roots", "last-modified"];
+
+function response({ answer, fetched }) {
+  const spent = fetched ? h("p", { class: "muted" }, fetched.in_time ? `It was ready after ${duration(fetched.seconds)}.` : `It was not ready within ${duration(fetched.seconds)}.`) : null;
+  if (!answer) {
+    return h("div", { class: "response quiet" }, h("h3", {}, "Response"), h("p", { class: "muted" }, "Not known before blocks are fetched: Fetch and explain asks the network."), spent);
+  }
+  const { status, headers, bytes: length, location, problem, breaks_off: broken } = answer;
+  const tone = status < 400 && !broken ? "ok" : status < 500 && !broken ? "warning" : "error";
+  const rest = Object.entries(headers).filter(([name]) => !SHOWN.includes(name));
+  return h("div", { class: `response ${tone}` },
+    h("div", { class: "stage-head" }, h("h3", {}, "Response"), badge(statusText(status), tone)),
+    problem ? h("p", {}, problem) : null,
+    broken ? h("p", { class: "notice error" }, `The body breaks off: ${broken}`) : null,
+    spent,
+    facts([
+      length === null ? null : ["Length", bytes(length)],
+      location ? ["Location", h("code", {}, location)] : null,
+      ...SHOWN.filter((name) => headers[name]).map((name) => [name, h("code", {}, headers[name])]),
+    ]),
+    rest.length > 0 ? h("details", {}, h("summary", {}, `${plural(rest.length, "more header")}`), facts(rest.map(([name, value]) => [name, h("code", {}, value)]))) : null);
+}
+
+function notes(view) {
+  const texts = view.notes.filter((note) => note !== view.answer?.problem).map((note) => note.replace("fetch=true", "\u201cFetch and explain\u201d"));
+  return texts.length > 0 ? h("ul", { class: "notes" }, texts.map((text) => h("li", {}, text))) : null;
+}
+
+// ---------------------------------------------------------------- Blocks on the path
+
+// The blocks from the root to the target.
+export function pathBlocks(view) {
+  const last = chainOf(view).at(-1);
+  if (last.blocks.length === 0 && !last.missing) return null;
+  const list = table("Blocks on the path", [
+    { title: "Block", cell: ({ cid }) => identifier(cid) },
+    { title: "Stored", cell: (block) => places(block) },
+    { title: "Form", cell: ({ form }) => form ?? "–", hide: "narrow" },
+    { title: "On the disk", cell: ({ stored_bytes: size }) => bytes(size), numeric: true },
+  ], { key: (block, index) => index });
+  const lacking = last.missing && !last.blocks.some(({ cid }) => cid === last.missing);
+  list.show([...last.blocks, ...(lacking ? [{ cid: last.missing, form: null, stored_bytes: null }] : [])]);
+  return card("Blocks on the path", list);
+}
+
+function places({ ram, disk, pinned }) {
+  if (!ram && !disk) return badge("Missing", "warning");
+  return h("span", { class: "badges" }, ram ? badge("RAM", "info") : null, disk ? badge("Disk", "info") : null, pinned ? badge("Pinned", "ok") : null);
+}
+
+// ---------------------------------------------------------------- The network
+
+const ROUTERS = { "dht-wan": "DHT", "dht-lan": "LAN DHT", router: "HTTP router", memory: "cache", caller: "request" };
+const routerName = (whom) => ROUTERS[whom] ?? whom;
+
+// The session, and the search for providers on a line of time.
+export function networkCard(view) {
+  const { network } = chainOf(view).at(-1);
+  if (!network) return null;
+  const { session, search, remembered_providers: cached } = network;
+  if (!session && !search && cached.length === 0) {
+    return card("Network", emptyState("The network was not asked for this content lately.", "Fetch and explain shows who has it, and how long that takes."));
+  }
+  return card("Network",
+    session ? sessionParts(session) : null,
+    search ? searchParts(search) : null,
+    cached.length > 0 ? [h("h3", {}, "Cached providers"), h("ul", { class: "addresses" }, cached.map(({ peer_id: peer, addresses }) => h("li", {}, identifier(peer), " ", h("code", {}, addresses[0] ?? ""))))] : null);
+}
+
+function sessionParts({ members, asked, answered, wanted, wants, providers, idle_seconds: idle }) {
+  const list = table("Members of the session", [
+    { title: "Peer", cell: ({ peer_id: peer }) => identifier(peer) },
+    { title: "Has sent blocks", cell: ({ gave, is_silent: stalled }) => (stalled ? badge("Stalled", "warning") : gave ? badge("Yes", "ok") : badge("Not yet")) },
+    { title: "Outstanding", cell: ({ owes_blocks: number }) => count(number), numeric: true },
+    { title: "Response time", cell: ({ response_seconds: seconds }) => duration(seconds), numeric: true },
+    { title: "Rate", cell: ({ bytes_per_second: speed }) => (speed === null ? "–" : `${bytes(speed)}/s`), numeric: true, hide: "narrow" },
+  ], { key: ({ peer_id: peer }) => peer, empty: "No peer has proved to have the root." });
+  list.show(members);
+  const waiting = wants.map(({ cid, waited_seconds: waited, debtors, probed, denied }) => h("li", {},
+    identifier(cid), ` for ${duration(waited)}: ${plural(debtors.length, "peer")} asked to send it, ${count(probed)} asked whether they have it, ${count(denied)} do not have it`));
+  return [
+    h("h3", {}, "Session"),
+    h("p", { class: "muted" }, `${plural(asked, "peer")} asked, ${count(answered)} answered; ${plural(providers, "provider")} from routing; used ${duration(idle)} ago.`),
+    list,
+    wanted > 0 ? [h("h3", {}, `Waiting for ${plural(wanted, "block")}`), h("ul", {}, waiting)] : null,
+  ];
+}
+
+function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
+  const times = [seconds, ...asked.map((one) => one.seconds), ...providers.flatMap((one) => [one.proved_seconds, endOf(one.dial), ...one.named_by.map((by) => by.seconds)])];
+  const whole = Math.max(0.001, ...times.filter((value) => Number.isFinite(value)), seconds === null ? ago : 0);
+  const rows = [
+    ...asked.map((one) => ({ key: `asked ${one.whom}`, who: h("b", {}, routerName(one.whom)), what: one.seconds === null ? "No complete answer" : `Answered after ${duration(one.seconds)}`, line: timeline({ bar: [0, one.seconds ?? whole], tone: "c4" }, whole) })),
+    ...providers.map((one) => ({ key: one.peer_id, who: identifier(one.peer_id), what: storyOf(one), line: providerLine(one, whole) })),
+  ];
+  const list = table("The search for providers", [
+    { title: "Asked or found", cell: ({ who }) => who },
+    { title: "What happened", cell: ({ what }) => what },
+    { title: `Time: 0 to ${duration(whole)}`, cell: ({ line }) => line },
+  ], { key: (row) => row.key, empty: "Nobody was asked, and nobody was found." });
+  list.show(rows);
+  return [
+    h("h3", {}, "Search for providers"),
+    h("p", { class: "muted" }, `It began ${duration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}.`),
+    list,
+    h("ul", { class: "legend" }, [["c3", "found"], ["c1", "dial"], ["c5", "failed dial"], ["c2", "proved to have it"]].map(([colour, name]) => h("li", {}, h("i", { class: colour }), name))),
+    further > 0 ? h("p", { class: "muted" }, `${plural(further, "more provider")} found.`) : null,
+  ];
+}
+
+const endOf = (dial) => (dial ? dial.after_seconds + (dial.seconds ?? 0) : null);
+
+function storyOf({ named_by: named, was_connected: connected, dial, proved_seconds: proved }) {
+  const found = named.map(({ whom, seconds }) => `${routerName(whom)} after ${duration(seconds)}`).join(", ");
+  const parts = [
+    found ? `Found by ${found}` : "Found",
+    connected ? "was connected" : !dial ? "not dialled" : dial.error ? `cannot be reached: ${dial.error}` : dial.seconds === null ? "being dialled" : `connected in ${duration(dial.seconds)}`,
+    proved === null ? null : `proved to have it after ${duration(proved)}`,
+  ];
+  return parts.filter((part) => part).join("; ");
+}
+
+function providerLine({ named_by: named, dial, proved_seconds: proved }, whole) {
+  const bar = dial ? [dial.after_seconds, dial.seconds === null ? whole : dial.after_seconds + dial.seconds] : null;
+  return timeline({ dots: named.map(({ seconds }) => seconds), bar, tone: dial?.error ? "c5" : "c1", mark: proved }, whole);
+}
+
+// A line of time with dots, a bar and a mark. The column beside it says the same as text.
+function timeline({ dots = [], bar, tone, mark = null }, whole) {
+  const x = (seconds) => 6 + (Math.min(seconds, whole) / whole) * 228;
+  const svg = s("svg", { class: "timeline", viewBox: "0 0 240 20", "aria-hidden": "true" }, s("line", { class: "track", x1: 6, x2: 234, y1: 10, y2: 10 }));
+  if (bar) append(svg, s("rect", { class: `fill ${tone}`, x: x(bar[0]), y: 6, width: Math.max(2, x(bar[1]) - x(bar[0])), height: 8, rx: 2 }));
+  for (const dot of dots) append(svg, s("circle", { class: "fill c3", cx: x(dot), cy: 10, r: 4 }));
+  if (mark !== null) append(svg, s("path", { class: "fill c2", d: `M${x(mark)} 2l6 8-6 8-6-8z` }));
+  return svg;
+}

@@ -82,7 +82,8 @@ function showSignIn(message) {
         h("input", { type: "text", name: "username", autocomplete: "username", value: "causeway", class: "hidden", tabindex: "-1", "aria-hidden": "true" }),
         field("Token", token),
         submit("Sign in")),
-      h("p", { class: "muted" }, "On the gateway's machine, ", h("code", {}, "causeway console"), " prints a link that signs in, and ", h("code", {}, "causeway token create"), " creates a token.")));
+      h("p", { class: "muted" }, "On the gateway's machine, ", h("code", {}, "causeway console"), " prints a link that signs in, and ",
+        h("code", {}, "causeway token create"), " creates a token.")));
   token.focus();
 }
 

@@ -5,6 +5,9 @@ import { append, h, s } from "./dom.js";
 import { bytes, count, duration, plural, time } from "./format.js";
 import { badge, card, emptyState, facts, icon, identifier, meter, table } from "./ui.js";
 
+const code = (text) => h("code", {}, text);
+const note = (text) => h("p", { class: "muted" }, text);
+
 // ---------------------------------------------------------------- What it means
 
 // The explanations of a request and of those that its redirects lead to.
@@ -63,7 +66,8 @@ export function summaryOf(view) {
   if (answer) parts.push(`The response is ${statusText(answer.status)}${answer.bytes === null ? "" : ` with ${bytes(answer.bytes)}`}.`);
   if (content) {
     const { ram_blocks: ram, disk_blocks: disk, missing_blocks: lacking, pinned_blocks: pinned } = content;
-    parts.push(`${plural(ram, "block")} of it ${ram === 1 ? "is" : "are"} in RAM and ${count(disk)} on the disk; ${atLeast(content)}${count(lacking)} missing, ${count(pinned)} pinned.`);
+    parts.push(`${plural(ram, "block")} of it ${ram === 1 ? "is" : "are"} in RAM and ${count(disk)} on the disk;`);
+    parts.push(`${atLeast(content)}${count(lacking)} missing, ${count(pinned)} pinned.`);
   }
   if (missing) parts.push("A block on the path is not stored here.");
   if (network?.search) parts.push(`The last search found ${plural(network.search.providers.length + network.search.further, "provider")}.`);
@@ -78,10 +82,11 @@ export function picture(view) {
   const chain = chainOf(view);
   const last = chain.at(-1);
   const [headline, tone] = headlineOf(last);
-  const redirects = chain.slice(0, -1).map((one) => h("li", {}, badge(String(one.answer?.status ?? "→"), "info"), " ", h("code", {}, one.path), " leads to ", h("code", {}, one.answer?.location ?? "")));
+  const redirect = ({ path, answer }) => h("li", {}, badge(String(answer.status), "info"), " ", code(path), " leads to ", code(answer.location));
+  const redirects = chain.slice(0, -1).map(redirect);
   const title = h("span", { class: `headline ${tone}` }, icon(tone === "ok" ? "ok" : tone === "info" ? "info" : "alert"), h("span", {}, headline));
   return card(title,
-    h("p", { class: "muted" }, summaryOf(last)),
+    note(summaryOf(last)),
     redirects.length > 0 ? h("ul", { class: "redirects", "aria-label": "Redirects" }, redirects) : null,
     h("ol", { class: "steps", "aria-label": "The steps of the request" }, steps(last)),
     h("ol", { class: "flow", "aria-label": "The tiers, in the order in which they are asked" }, tiers(last)),
@@ -95,7 +100,7 @@ function step(title, tone, ...content) {
 
 function steps(view) {
   const { method, host, path, format, route } = view;
-  const asked = step("Request", "", h("code", {}, `${method} ${host ?? ""}${path}`), format && format !== "native" ? h("p", { class: "muted" }, `Format ${format}`) : null);
+  const asked = step("Request", "", code(`${method} ${host ?? ""}${path}`), format && format !== "native" ? note(`Format ${format}`) : null);
   return [asked, routeStep(route), view.names.map(nameStep), policyStep(view), targetStep(view)];
 }
 
@@ -116,37 +121,37 @@ const SOURCES = {
 
 function nameStep(name) {
   const { value, error, source, age_seconds: age, fresh_for_seconds: fresh, valid_until_at: until } = name;
-  const facts = [
+  const told = [
     SOURCES[source] ?? source,
     age === null ? null : `${duration(Math.floor(age))} old`,
     fresh === null ? null : fresh > 0 ? `fresh for ${duration(Math.floor(fresh))}` : "looked up again at the next request",
     until === null ? null : `valid until ${time(until)}`,
   ];
   const shown = value === null ? h("p", {}, error ?? "It is looked up when it is requested.") : h("p", {}, "→ ", h("code", {}, value));
-  return step("Name", error ? "error" : value === null ? "info" : "", h("code", {}, name.name), shown, h("p", { class: "muted" }, facts.filter((fact) => fact).join(", ")));
+  return step("Name", error ? "error" : value === null ? "info" : "", code(name.name), shown, note(told.filter((one) => one).join(", ")));
 }
 
 const VERDICTS = { allow: "Allowed", gone: "Withheld (410)", legal: "Withheld (451)", unlisted: "Not on an allowlist (403)" };
 
 function policyStep({ policy }) {
-  if (!policy) return step("Policy", "quiet", h("p", { class: "muted" }, "Decided when the content is known."));
+  if (!policy) return step("Policy", "quiet", note("Decided when the content is known."));
   const isAllowed = policy.verdict === "allow";
   return step("Policy", isAllowed ? "" : "error",
     badge(VERDICTS[policy.verdict] ?? policy.verdict, isAllowed ? "ok" : "error"),
     policy.refused ? h("p", {}, h("code", {}, policy.refused)) : null,
-    policy.decided_by ? h("p", { class: "muted" }, `By ${policy.decided_by}`) : null);
+    policy.decided_by ? note(`By ${policy.decided_by}`) : null);
 }
 
 const KINDS = { file: "File", directory: "Directory", symlink: "Symbolic link", raw: "Raw block", document: "IPLD document", other: "Other block" };
 
 function targetStep({ content, root, missing, remembered }) {
-  if (!content) return step("Content", "quiet", root ? identifier(root) : null, h("p", { class: "muted" }, missing ? "A block on the path is missing." : "Not known yet."));
+  if (!content) return step("Content", "quiet", root ? identifier(root) : null, note(missing ? "A block on the path is missing." : "Not known yet."));
   const pinned = content.pinned_blocks > 0 && content.pinned_blocks >= content.blocks_here ? badge("Pinned", "ok")
     : content.pinned_blocks > 0 ? badge("Partly pinned", "info") : badge("Not pinned");
   return step("Content", "",
     h("p", {}, h("b", {}, KINDS[content.kind] ?? content.kind), content.bytes === null ? null : ` of ${bytes(content.bytes)}`, " ", pinned),
     identifier(content.cid),
-    remembered ? h("p", { class: "muted" }, remembered.is_current ? "The path is in the cache." : "The cached path is stale: rules have changed.") : null);
+    remembered ? note(remembered.is_current ? "The path is in the cache." : "The cached path is stale: rules have changed.") : null);
 }
 
 // ---------------------------------------------------------------- Tiers
@@ -180,7 +185,7 @@ function known({ content, blocks, missing }, has, below) {
 
 const onPath = (blocks, has) => (blocks.length === 0 ? null : `Path: ${count(blocks.filter(has).length)} of ${plural(blocks.length, "block")}`);
 
-const about = (...texts) => texts.filter((text) => text).map((text) => h("p", { class: "muted" }, text));
+const about = (...texts) => texts.filter((text) => text).map((text) => note(text));
 
 function ramBox(view) {
   const { part, whole, isMore } = known(view, (block) => block.ram, "ram_blocks");
@@ -193,14 +198,16 @@ function diskBox(view) {
   const { part, whole, isMore } = known(view, (block) => block.disk, "disk_blocks");
   const pinned = view.content?.pinned_blocks ?? view.blocks.filter((block) => block.pinned).length;
   const text = pinned === 0 ? "None is pinned: they may be evicted" : `${plural(pinned, "block")} pinned`;
-  return { name: "Disk", colour: 3, content: [amount(part, whole, "the disk", 3, isMore), about(onPath(view.blocks, (block) => block.disk), part > 0 ? text : null)] };
+  const texts = about(onPath(view.blocks, (block) => block.disk), part > 0 ? text : null);
+  return { name: "Disk", colour: 3, content: [amount(part, whole, "the disk", 3, isMore), texts] };
 }
 
 function networkBox(view) {
   const { content, missing, network, root } = view;
   const lacking = content ? content.missing_blocks : missing ? 1 : 0;
-  const number = lacking === 0 && root ? "Nothing to fetch" : !root ? "Not known yet" : null;
-  const head = number ? h("p", { class: "amount" }, h("b", {}, number)) : h("p", { class: "amount" }, h("b", {}, count(lacking)), ` or more ${lacking === 1 ? "block" : "blocks"} to fetch`);
+  const [strong, rest] = !root ? ["Not known yet", ""] : lacking === 0 ? ["Nothing to fetch", ""]
+    : [count(lacking), ` or more ${lacking === 1 ? "block" : "blocks"} to fetch`];
+  const head = h("p", { class: "amount" }, h("b", {}, strong), rest);
   if (!network) return { name: "Network", colour: 2, content: [head, about(root ? "This node is offline." : null)] };
   const { session, search, remembered_providers: cached } = network;
   const proved = search?.providers.filter((provider) => provider.proved_seconds !== null).length ?? 0;
@@ -220,13 +227,14 @@ function networkBox(view) {
 const SHOWN = ["content-type", "cache-control", "etag", "content-encoding", "x-ipfs-path", "x-ipfs-roots", "last-modified"];
 
 function response({ answer, fetched }) {
-  const spent = fetched ? h("p", { class: "muted" }, fetched.in_time ? `It was ready after ${duration(fetched.seconds)}.` : `It was not ready within ${duration(fetched.seconds)}.`) : null;
+  const spent = fetched ? note(`It was ${fetched.in_time ? "ready after" : "not ready within"} ${duration(fetched.seconds)}.`) : null;
   if (!answer) {
-    return h("div", { class: "response quiet" }, h("h3", {}, "Response"), h("p", { class: "muted" }, "Not known before blocks are fetched: Fetch and explain asks the network."), spent);
+    const unknown = note("Not known before blocks are fetched: “Fetch and explain” asks the network.");
+    return h("div", { class: "response quiet" }, h("h3", {}, "Response"), unknown, spent);
   }
   const { status, headers, bytes: length, location, problem, breaks_off: broken } = answer;
   const tone = status < 400 && !broken ? "ok" : status < 500 && !broken ? "warning" : "error";
-  const rest = Object.entries(headers).filter(([name]) => !SHOWN.includes(name));
+  const rest = Object.entries(headers).filter(([name]) => !SHOWN.includes(name)).map(([name, value]) => [name, code(value)]);
   return h("div", { class: `response ${tone}` },
     h("div", { class: "stage-head" }, h("h3", {}, "Response"), badge(statusText(status), tone)),
     problem ? h("p", {}, problem) : null,
@@ -237,11 +245,11 @@ function response({ answer, fetched }) {
       location ? ["Location", h("code", {}, location)] : null,
       ...SHOWN.filter((name) => headers[name]).map((name) => [name, h("code", {}, headers[name])]),
     ]),
-    rest.length > 0 ? h("details", {}, h("summary", {}, `${plural(rest.length, "more header")}`), facts(rest.map(([name, value]) => [name, h("code", {}, value)]))) : null);
+    rest.length > 0 ? h("details", {}, h("summary", {}, plural(rest.length, "more header")), facts(rest)) : null);
 }
 
 function notes(view) {
-  const texts = view.notes.filter((note) => note !== view.answer?.problem).map((note) => note.replace("fetch=true", "\u201cFetch and explain\u201d"));
+  const texts = view.notes.filter((text) => text !== view.answer?.problem).map((text) => text.replace("fetch=true", "“Fetch and explain”"));
   return texts.length > 0 ? h("ul", { class: "notes" }, texts.map((text) => h("li", {}, text))) : null;
 }
 
@@ -283,33 +291,47 @@ export function networkCard(view) {
   return card("Network",
     session ? sessionParts(session) : null,
     search ? searchParts(search) : null,
-    cached.length > 0 ? [h("h3", {}, "Cached providers"), h("ul", { class: "addresses" }, cached.map(({ peer_id: peer, addresses }) => h("li", {}, identifier(peer), " ", h("code", {}, addresses[0] ?? ""))))] : null);
+    cached.length > 0 ? cachedParts(cached) : null);
+}
+
+function cachedParts(providers) {
+  const items = providers.map(({ peer_id: peer, addresses }) => h("li", {}, identifier(peer), " ", code(addresses[0] ?? "")));
+  return [h("h3", {}, "Cached providers"), h("ul", { class: "addresses" }, items)];
 }
 
 function sessionParts({ members, asked, answered, wanted, wants, providers, idle_seconds: idle }) {
   const list = table("Members of the session", [
     { title: "Peer", cell: ({ peer_id: peer }) => identifier(peer) },
-    { title: "Has sent blocks", cell: ({ gave, is_silent: stalled }) => (stalled ? badge("Stalled", "warning") : gave ? badge("Yes", "ok") : badge("Not yet")) },
+    { title: "Sent blocks", cell: ({ gave, is_silent: stalled }) => badge(...(stalled ? ["Stalled", "warning"] : gave ? ["Yes", "ok"] : ["Not yet"])) },
     { title: "Outstanding", cell: ({ owes_blocks: number }) => count(number), numeric: true },
     { title: "Response time", cell: ({ response_seconds: seconds }) => duration(seconds), numeric: true },
     { title: "Rate", cell: ({ bytes_per_second: speed }) => (speed === null ? "–" : `${bytes(speed)}/s`), numeric: true, hide: "narrow" },
   ], { key: ({ peer_id: peer }) => peer, empty: "No peer has proved to have the root." });
   list.show(members);
   const waiting = wants.map(({ cid, waited_seconds: waited, debtors, probed, denied }) => h("li", {},
-    identifier(cid), ` for ${duration(waited)}: ${plural(debtors.length, "peer")} asked to send it, ${count(probed)} asked whether they have it, ${count(denied)} do not have it`));
+    identifier(cid), ` for ${duration(waited)}: ${plural(debtors.length, "peer")} asked to send it, `,
+    `${count(probed)} asked whether they have it, ${count(denied)} do not have it`));
   return [
     h("h3", {}, "Session"),
-    h("p", { class: "muted" }, `${plural(asked, "peer")} asked, ${count(answered)} answered; ${plural(providers, "provider")} from routing; used ${duration(idle)} ago.`),
+    note(`${plural(asked, "peer")} asked, ${count(answered)} answered; ${plural(providers, "provider")} from routing; used ${duration(idle)} ago.`),
     list,
     wanted > 0 ? [h("h3", {}, `Waiting for ${plural(wanted, "block")}`), h("ul", {}, waiting)] : null,
   ];
 }
 
+const MARKS = [["c4", "asked"], ["c3", "found"], ["c1", "dial"], ["c5", "failed dial"], ["c2", "proved to have it"]];
+
 function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
-  const times = [seconds, ...asked.map((one) => one.seconds), ...providers.flatMap((one) => [one.proved_seconds, endOf(one.dial), ...one.named_by.map((by) => by.seconds)])];
-  const whole = Math.max(0.001, ...times.filter((value) => Number.isFinite(value)), seconds === null ? ago : 0);
+  const timesOf = (one) => [one.proved_seconds, endOf(one.dial), ...one.named_by.map((by) => by.seconds)];
+  const times = [seconds, ...asked.map((one) => one.seconds), ...providers.flatMap(timesOf)].filter((value) => Number.isFinite(value));
+  const whole = Math.max(0.001, ...times, seconds === null ? ago : 0);
   const rows = [
-    ...asked.map((one) => ({ key: `asked ${one.whom}`, who: h("b", {}, routerName(one.whom)), what: one.seconds === null ? "No complete answer" : `Answered after ${duration(one.seconds)}`, line: timeline({ bar: [0, one.seconds ?? whole], tone: "c4" }, whole) })),
+    ...asked.map((one) => ({
+      key: `asked ${one.whom}`,
+      who: h("b", {}, routerName(one.whom)),
+      what: one.seconds === null ? "No complete answer" : `Answered after ${duration(one.seconds)}`,
+      line: timeline({ bar: [0, one.seconds ?? whole], tone: "c4" }, whole),
+    })),
     ...providers.map((one) => ({ key: one.peer_id, who: identifier(one.peer_id), what: storyOf(one), line: providerLine(one, whole) })),
   ];
   const list = table("The search for providers", [
@@ -320,10 +342,10 @@ function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
   list.show(rows);
   return [
     h("h3", {}, "Search for providers"),
-    h("p", { class: "muted" }, `It began ${duration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}.`),
+    note(`It began ${duration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}.`),
     list,
-    h("ul", { class: "legend" }, [["c3", "found"], ["c1", "dial"], ["c5", "failed dial"], ["c2", "proved to have it"]].map(([colour, name]) => h("li", {}, h("i", { class: colour }), name))),
-    further > 0 ? h("p", { class: "muted" }, `${plural(further, "more provider")} found.`) : null,
+    h("ul", { class: "legend" }, MARKS.map(([colour, name]) => h("li", {}, h("i", { class: colour }), name))),
+    further > 0 ? note(`${plural(further, "more provider")} found.`) : null,
   ];
 }
 
@@ -333,10 +355,16 @@ function storyOf({ named_by: named, was_connected: connected, dial, proved_secon
   const found = named.map(({ whom, seconds }) => `${routerName(whom)} after ${duration(seconds)}`).join(", ");
   const parts = [
     found ? `Found by ${found}` : "Found",
-    connected ? "was connected" : !dial ? "not dialled" : dial.error ? `cannot be reached: ${dial.error}` : dial.seconds === null ? "being dialled" : `connected in ${duration(dial.seconds)}`,
+    connected ? "was connected" : dialText(dial),
     proved === null ? null : `proved to have it after ${duration(proved)}`,
   ];
   return parts.filter((part) => part).join("; ");
+}
+
+function dialText(dial) {
+  if (!dial) return "not dialled";
+  if (dial.error) return `cannot be reached: ${dial.error}`;
+  return dial.seconds === null ? "being dialled" : `connected in ${duration(dial.seconds)}`;
 }
 
 function providerLine({ named_by: named, dial, proved_seconds: proved }, whole) {

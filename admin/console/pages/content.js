@@ -15,7 +15,8 @@ export default {
   show(main, context) {
     const { parameters, setParameters, signal } = context;
     const gateway = readGateway(signal);
-    const what = input({ type: "search", name: "path", value: parameters.get("path") ?? "", placeholder: "bafy…, /ipns/example.org/page, ipfs://… or example.org" });
+    const placeholder = "bafy…, /ipns/example.org/page, ipfs://… or example.org";
+    const what = input({ type: "search", name: "path", value: parameters.get("path") ?? "", placeholder });
     const waiting = h("div", { class: "waiting", hidden: true });
     const spoken = h("p", { class: "hidden", role: "status" });
     const work = h("div", {});
@@ -32,7 +33,8 @@ export default {
       running = mine;
       if (parameters.get("path") !== text) setParameters({ path: text }, { push: parameters.has("path") });
       const cancel = h("button", { type: "button", class: "small", onclick: () => mine.abort() }, "Cancel");
-      fill(waiting, progress(fetch ? "Fetching" : "Explaining"), h("span", { class: "muted" }, fetch ? "Asking the network: for at most a minute." : "Reading what is stored."), cancel);
+      const doing = fetch ? "Asking the network: for at most a minute." : "Reading what is stored.";
+      fill(waiting, progress(fetch ? "Fetching" : "Explaining"), h("span", { class: "muted" }, doing), cancel);
       waiting.hidden = false;
       result.setAttribute("aria-busy", "true");
       try {
@@ -52,7 +54,8 @@ export default {
     async function explained(view, request) {
       const again = (fetch) => explain(fetch).catch((error) => toast(error.message, "error"));
       const actions = actionsFor(view, request, { ...context, gateway: await gateway, work, again });
-      const json = h("details", { class: "card" }, h("summary", {}, "The whole explanation as JSON"), h("pre", { tabindex: "0" }, JSON.stringify(view, null, 2)));
+      const text = h("pre", { tabindex: "0" }, JSON.stringify(view, null, 2));
+      const json = h("details", { class: "card" }, h("summary", {}, "The whole explanation as JSON"), text);
       return [actions, picture(view), pathBlocks(view), networkCard(view), json];
     }
 
@@ -180,7 +183,8 @@ async function warm(path, { work, again, signal }) {
   const ended = h("div", { role: "status" });
   const bar = progress("Warming");
   const running = h("div", { class: "waiting" }, bar, text, cancel);
-  fill(work, card("Warm", h("p", {}, "Fetches what is missing of ", h("code", {}, path), " into the cache. It is not pinned, so it may be evicted again."), running, ended));
+  const about = h("p", {}, "Fetches what is missing of ", h("code", {}, path), " into the cache. It is not pinned, so it may be evicted again.");
+  fill(work, card("Warm", about, running, ended));
   let report = null;
   try {
     for await (const line of lines("POST", "/api/v1/warm", { json: { path }, signal: AbortSignal.any([signal, controller.signal]) })) {

@@ -143,7 +143,8 @@ function stateCard() {
 
   function item({ level, subject, text, advice }) {
     const [word, tone, sort] = LEVELS[level] ?? LEVELS.info;
-    return h("li", { class: tone }, icon(sort), h("div", {}, h("b", {}, `${word}, ${subject}: `), text, advice ? h("span", { class: "muted" }, ` ${advice}`) : null));
+    const what = h("div", {}, h("b", {}, `${word}, ${subject}: `), text, advice ? h("span", { class: "muted" }, ` ${advice}`) : null);
+    return h("li", { class: tone }, icon(sort), what);
   }
 
   function show() {
@@ -182,9 +183,9 @@ function welcomeNotice() {
     if (element.hidden) return;
     const url = urls.find((listener) => listener.url)?.url;
     const page = url && node.welcome ? `${url}/ipfs/${node.welcome}/` : url && `${url}/`;
-    fill(element, h("b", {}, "No request yet. "),
-      page ? ["Open ", h("a", { href: page, target: "_blank", rel: "noopener" }, node.welcome ? "the welcome page" : "the start page"), " of this gateway: ", h("code", {}, page)]
-        : "Send it one, for example /ipfs/ and a CID.");
+    const name = node.welcome ? "the welcome page" : "the start page";
+    const link = page ? ["Open ", h("a", { href: page, target: "_blank", rel: "noopener" }, name), " of this gateway: ", h("code", {}, page)] : null;
+    fill(element, h("b", {}, "No request yet. "), link ?? "Send it one, for example /ipfs/ and a CID.");
   };
   const showNode = (newNode, newUrls) => {
     [node, urls] = [newNode, newUrls];
@@ -277,16 +278,18 @@ function figures() {
 // ---------------------------------------------------------------- Tiers
 
 function tiersCard() {
-  const titles = [["Tier"], ["Share", "wide-only"], ["Answers", "numeric"], ["p50", "numeric"], ["p95", "numeric"], ["p99", "numeric"], ["Sent", "numeric wide-only"]];
+  const quantiles = ["p50", "p95", "p99"].map((title) => [title, "numeric"]);
+  const titles = [["Tier"], ["Share", "wide-only"], ["Answers", "numeric"], ...quantiles, ["Sent", "numeric wide-only"]];
   const rows = [["all", "All", 4], ...TIERS, ["none", "Without content", 5]].map(([id, name, colour]) => {
     const cells = ["numeric", "numeric", "numeric", "numeric", "numeric wide-only"].map((kind) => h("td", { class: kind }, "–"));
     const bar = meter(0, 1, `Share of ${name}`, `c${colour}`);
-    const row = h("tr", { hidden: id === "all" }, h("th", { scope: "row" }, h("i", { class: `c${colour}` }), name), h("td", { class: "wide-only" }, bar), cells);
+    const title = h("th", { scope: "row" }, h("i", { class: `c${colour}` }), name);
+    const row = h("tr", { hidden: id === "all" }, title, h("td", { class: "wide-only" }, bar), cells);
     return { id, row, bar, cells };
   });
   const head = h("tr", {}, titles.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)));
   const about = h("p", { class: "muted" }, "\u00a0");
-  const grid = h("table", { class: "fixed" }, h("caption", { class: "hidden" }, "Time to the first byte by tier"), h("thead", {}, head), h("tbody", {}, rows.map(({ row }) => row)));
+  const grid = plainTable("Time to the first byte by tier", head, h("tbody", {}, rows.map(({ row }) => row)));
 
   function showStats({ recent, rates, http }) {
     setText(about, recent ? "Answers of the last minute by the farthest tier that the first byte came from, and the time until then."
@@ -297,17 +300,24 @@ function tiersCard() {
       const tier = of(id);
       row.hidden = id === "all" && !tier;
       bar.show(tier?.requests ?? 0, sum);
-      const texts = [count(tier?.requests ?? 0), duration(tier?.p50_seconds), duration(tier?.p95_seconds), duration(tier?.p99_seconds), byteRate(rates?.bytes_by_tier?.[id])];
+      const times = [tier?.p50_seconds, tier?.p95_seconds, tier?.p99_seconds].map(duration);
+      const texts = [count(tier?.requests ?? 0), ...times, byteRate(rates?.bytes_by_tier?.[id])];
       cells.forEach((cell, index) => setText(cell, texts[index]));
     }
   }
-  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": "Time to the first byte by tier" }, grid);
-  return Object.assign(card("Answers by tier", about, wrap), { showStats });
+  return Object.assign(card("Answers by tier", about, grid), { showStats });
+}
+
+// A table whose cells are changed in place, with columns of equal width.
+function plainTable(caption, head, body) {
+  const grid = h("table", { class: "fixed" }, h("caption", { class: "hidden" }, caption), h("thead", {}, head), body);
+  return h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption }, grid);
 }
 
 // The members of `recent`, of the time since the start.
 function sinceStart(tier) {
-  return tier && { requests: tier.requests, p50_seconds: tier.first_byte_median_seconds, p95_seconds: tier.first_byte_p95_seconds, p99_seconds: tier.first_byte_p99_seconds };
+  const { requests, first_byte_median_seconds: p50, first_byte_p95_seconds: p95, first_byte_p99_seconds: p99 } = tier ?? {};
+  return tier && { requests, p50_seconds: p50, p95_seconds: p95, p99_seconds: p99 };
 }
 
 // ---------------------------------------------------------------- The last hour
@@ -316,11 +326,13 @@ const member = (name, title, colour) => ({ name: title, colour, value: (sample) 
 
 function charts() {
   const group = new Set();
-  const firstByte = chart("Time to the first byte", [member("p50_seconds", "p50", 1), member("p95_seconds", "p95", 3), member("p99_seconds", "p99", 2)], duration, { group, minimum: 0.001 });
+  const quantiles = [member("p50_seconds", "p50", 1), member("p95_seconds", "p95", 3), member("p99_seconds", "p99", 2)];
+  const traffic = [member("sent_bytes", "To clients", 1), member("p2p_received_bytes", "From peers", 2), member("p2p_sent_bytes", "To peers", 3)];
+  const firstByte = chart("Time to the first byte", quantiles, duration, { group, minimum: 0.001 });
   const others = [
     chart("Requests", [member("requests", "Answered", 1), member("errors", "Server errors", 5)], perSecond, { group }),
     chart("Block look-ups by tier", TIERS.map(([id, name, colour]) => member(`${id}_hits`, name, colour)), perSecond, { group, stacked: true }),
-    chart("Traffic", [member("sent_bytes", "To clients", 1), member("p2p_received_bytes", "From peers", 2), member("p2p_sent_bytes", "To peers", 3)], byteRate, { group, base: 1024, minimum: 1024 }),
+    chart("Traffic", traffic, byteRate, { group, base: 1024, minimum: 1024 }),
     chart("Requests under way", [member("in_flight", "In progress", 1), member("waiting", "Waiting", 2)], count, { group, minimum: 2 }),
     chart("Peers", [member("peers", "Connected", 3)], count, { group, minimum: 2 }),
   ];
@@ -421,7 +433,8 @@ function storageCard() {
 }
 
 function pinsCard({ may }) {
-  const states = [["pinned", "Pinned", "ok", "pinned"], ["pending", "Queued or being fetched", "info", "queued,pinning"], ["failed", "Failed", "error", "failed"]];
+  const pending = ["pending", "Queued or being fetched", "info", "queued,pinning"];
+  const states = [["pinned", "Pinned", "ok", "pinned"], pending, ["failed", "Failed", "error", "failed"]];
   const rows = states.map(([id, name, tone, status]) => {
     const number = h("b", { class: "number" }, "–");
     const inner = [badge(name, tone), number];
@@ -444,7 +457,8 @@ function peersCard() {
   const rows = new Map();
   let node = null;
   const head = h("tr", {}, ["Transport", "Received", "Sent"].map((title, index) => h("th", { scope: "col", class: index > 0 ? "numeric" : undefined }, title)));
-  const grid = h("table", { class: "fixed" }, h("caption", { class: "hidden" }, "Traffic with peers by transport"), h("thead", {}, head), body);
+  const grid = plainTable("Traffic with peers by transport", head, body);
+  const more = h("p", { class: "more" }, h("a", { href: "#/peers" }, "All peers"));
 
   function rowOf(transport) {
     if (!rows.has(transport)) {
@@ -467,5 +481,5 @@ function peersCard() {
   const showNode = (newNode) => {
     node = newNode;
   };
-  return Object.assign(card("Peers", advice, h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": "Traffic with peers by transport" }, grid), h("p", { class: "more" }, h("a", { href: "#/peers" }, "All peers"))), { showStats, showNode });
+  return Object.assign(card("Peers", advice, grid, more), { showStats, showNode });
 }

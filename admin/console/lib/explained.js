@@ -2,7 +2,7 @@
 // response, and the search for providers. All of it is text in lists and tables, which are drawn by the style.
 
 import { append, h, s } from "./dom.js";
-import { bytes, count, duration, plural, time } from "./format.js";
+import { bytes, count, duration, plural, time, wholeDuration } from "./format.js";
 import { badge, card, emptyState, facts, icon, identifier, meter, table } from "./ui.js";
 
 const code = (text) => h("code", {}, text);
@@ -123,8 +123,8 @@ function nameStep(name) {
   const { value, error, source, age_seconds: age, fresh_for_seconds: fresh, valid_until_at: until } = name;
   const told = [
     SOURCES[source] ?? source,
-    age === null ? null : `${duration(Math.floor(age))} old`,
-    fresh === null ? null : fresh > 0 ? `fresh for ${duration(Math.floor(fresh))}` : "looked up again at the next request",
+    age === null ? null : `${wholeDuration(age)} old`,
+    fresh === null ? null : fresh > 0 ? `fresh for ${wholeDuration(fresh)}` : "looked up again at the next request",
     until === null ? null : `valid until ${time(until)}`,
   ];
   const shown = value === null ? h("p", {}, error ?? "It is looked up when it is requested.") : h("p", {}, "→ ", h("code", {}, value));
@@ -313,7 +313,7 @@ function sessionParts({ members, asked, answered, wanted, wants, providers, idle
     `${count(probed)} asked whether they have it, ${count(denied)} do not have it`));
   return [
     h("h3", {}, "Session"),
-    note(`${plural(asked, "peer")} asked, ${count(answered)} answered; ${plural(providers, "provider")} from routing; used ${duration(idle)} ago.`),
+    note(`${plural(asked, "peer")} asked, ${count(answered)} answered; ${plural(providers, "provider")} from routing; used ${wholeDuration(idle)} ago.`),
     list,
     wanted > 0 ? [h("h3", {}, `Waiting for ${plural(wanted, "block")}`), h("ul", {}, waiting)] : null,
   ];
@@ -342,7 +342,7 @@ function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
   list.show(rows);
   return [
     h("h3", {}, "Search for providers"),
-    note(`It began ${duration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}.`),
+    note(`It began ${wholeDuration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}.`),
     list,
     h("ul", { class: "legend" }, MARKS.map(([colour, name]) => h("li", {}, h("i", { class: colour }), name))),
     further > 0 ? note(`${plural(further, "more provider")} found.`) : null,

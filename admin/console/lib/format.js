@@ -52,6 +52,9 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days ${hours % 24} h`;
 }
 
+// A duration of which fractions of a second say nothing, such as an age.
+export const wholeDuration = (seconds) => (missing(seconds) || seconds >= 60 ? duration(seconds) : `${Math.max(0, Math.floor(seconds))} s`);
+
 const DATE = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
 const CLOCK = new Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
 

@@ -41,6 +41,8 @@ export default {
         const view = await get("/api/v1/explain", { ...request, fetch: fetch || undefined }, { signal: AbortSignal.any([signal, mine.signal]) });
         fill(result, await explained(view, request));
         setText(spoken, summaryOf(chainOf(view).at(-1)));
+        // The button that was pressed is gone, or lost the focus while it was disabled.
+        if (document.activeElement === document.body) focusOn(result.querySelector("h2"));
       } catch (error) {
         if (error.name !== "AbortError") fill(result, errorNotice(error));
       } finally {
@@ -67,6 +69,11 @@ export default {
     else gateway.then(({ node }) => result.childElementCount === 0 && waiting.hidden && fill(result, nothingYet(node)));
   },
 };
+
+function focusOn(heading) {
+  heading.tabIndex = -1;
+  heading.focus({ preventScroll: true });
+}
 
 // The node, and the URL of its gateway; without the scope "read", neither is known.
 async function readGateway(signal) {
@@ -178,6 +185,9 @@ const warmText = ({ blocks, fetched_blocks: fetched, fetched_bytes: size, failed
 // Fetches everything below a path, and shows how far it is. It ends when the page is left.
 async function warm(path, { work, again, signal }) {
   const controller = new AbortController();
+  // The panel shows one at a time.
+  work.stop?.();
+  work.stop = () => controller.abort();
   const text = h("p", { class: "muted" }, "Starting…");
   const cancel = h("button", { type: "button", class: "small", onclick: () => controller.abort() }, "Cancel");
   const ended = h("div", { role: "status" });

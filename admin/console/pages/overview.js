@@ -3,7 +3,7 @@
 import { get } from "../lib/api.js";
 import { chart, sparkline } from "../lib/chart.js";
 import { append, fill, h, plain, setText, uniqueId } from "../lib/dom.js";
-import { byteRate, bytes, clock, count, duration, plural, rate, share, time } from "../lib/format.js";
+import { byteRate, bytes, clock, count, duration, plural, rate, share, time, wholeDuration } from "../lib/format.js";
 import { listeners } from "../lib/gateway.js";
 import * as live from "../lib/live.js";
 import { Samples } from "../lib/samples.js";
@@ -121,9 +121,9 @@ function findingsOf({ store, pins, stage }) {
 function checkedText(stats, health) {
   const known = { public: "peers can reach it", private: "peers cannot reach it from outside" };
   const parts = [
-    `It serves for ${duration(Math.floor(stats.uptime_seconds))}`,
+    `It serves for ${wholeDuration(stats.uptime_seconds)}`,
     stats.store.degraded ? null : "the store accepts blocks",
-    stats.pins.failed === 0 ? "no pin has failed" : null,
+    !stats.pins.failed ? "no pin has failed" : null,
     stats.network.peers > 0 ? `${plural(stats.network.peers, "peer")} connected` : null,
     known[health?.reachability?.state] ?? null,
   ];
@@ -371,7 +371,7 @@ function nodeCard() {
   });
   const showStats = ({ uptime_seconds: seconds, process }) => {
     const files = process?.open_files;
-    of.show({ "Running for": duration(Math.floor(seconds)), "Open files": files ? `${count(files)} of ${count(process.open_files_max)}` : "–" });
+    of.show({ "Running for": wholeDuration(seconds), "Open files": files ? `${count(files)} of ${count(process.open_files_max)}` : "–" });
   };
   return Object.assign(card("Node", of), { showNode, showStats });
 }

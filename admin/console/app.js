@@ -110,8 +110,13 @@ function showFrame(token) {
     toggle.setAttribute("aria-expanded", String(open));
   };
   toggle.addEventListener("click", () => setOpen(!nav.classList.contains("open")));
+  nav.addEventListener("keydown", ({ key }) => {
+    if (key !== "Escape" || !nav.classList.contains("open")) return;
+    setOpen(false);
+    toggle.focus();
+  });
   const main = h("main", { id: "main" });
-  const signOutButton = h("button", { type: "button", class: "bare", onclick: () => signOut() }, icon("out"), h("span", {}, "Sign out"));
+  const signOutButton = h("button", { type: "button", class: "bare", "aria-label": "Sign out", onclick: () => signOut() }, icon("out"), h("span", {}, "Sign out"));
   const skip = h("a", { href: "#main", class: "skip" }, "Skip to the content");
   skip.addEventListener("click", (event) => {
     event.preventDefault();

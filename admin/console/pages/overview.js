@@ -202,12 +202,12 @@ function welcomeNotice() {
 
 // ---------------------------------------------------------------- Figures
 
-// A figure with its name, a note, and a line of the last minutes.
-function figure(name, colour, valueOf) {
+// A figure with its name, a note, and a line of the last minutes. `href` leads to more about it.
+function figure(name, { href, colour, valueOf } = {}) {
   const value = h("div", { class: "value" }, "–");
   const note = h("div", { class: "note" }, "\u00a0");
   const spark = valueOf ? sparkline([], colour) : null;
-  const element = h("div", { class: "tile" }, h("div", { class: "name" }, name), value, note, spark);
+  const element = h("div", { class: "tile" }, h("div", { class: "name" }, href ? h("a", { href }, name) : name), value, note, spark);
   const show = (text, about, tone = "") => {
     setText(value, text);
     setText(note, about);
@@ -224,14 +224,14 @@ function answersOf({ recent, http }) {
 
 function figures() {
   const parts = {
-    requests: figure("Requests", 1, (sample) => sample.requests),
+    requests: figure("Requests", { href: "#/requests", colour: 1, valueOf: (sample) => sample.requests }),
     local: figure("Answered locally"),
-    sent: figure("Sent to clients", 1, (sample) => sample.sent_bytes),
-    waiting: figure("Misses under way", 2, (sample) => sample.waiting),
-    errors: figure("Server errors", 5, (sample) => sample.errors),
-    peers: figure("Peers", 3, (sample) => sample.peers),
-    traffic: figure("From peers", 3, (sample) => sample.p2p_received_bytes),
-    memory: figure("Memory", 4, (sample) => sample.resident_bytes),
+    sent: figure("Sent to clients", { colour: 1, valueOf: (sample) => sample.sent_bytes }),
+    waiting: figure("Misses under way", { href: "#/requests", colour: 2, valueOf: (sample) => sample.waiting }),
+    errors: figure("Server errors", { href: "#/requests", colour: 5, valueOf: (sample) => sample.errors }),
+    peers: figure("Peers", { href: "#/peers", colour: 3, valueOf: (sample) => sample.peers }),
+    traffic: figure("From peers", { href: "#/peers", colour: 3, valueOf: (sample) => sample.p2p_received_bytes }),
+    memory: figure("Memory", { colour: 4, valueOf: (sample) => sample.resident_bytes }),
   };
   const bar = h("div", { class: "shares", "aria-hidden": "true" }, TIERS.map(([, , colour]) => h("span", { class: `c${colour}` })));
   append(parts.local, bar);

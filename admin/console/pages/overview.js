@@ -55,8 +55,9 @@ export default {
     repeat(HEALTH_EVERY, readHealth, signal);
     repeat(HISTORY_EVERY, readHistory, signal);
     repeat(NODE_EVERY, readNode, signal);
-    return live.subscribe((stats) => {
-      if (!stats) return;
+    return live.subscribe((stats, connected) => {
+      parts.state.showConnection(connected);
+      if (!stats || !connected) return;
       const isComplete = samples.add(stats);
       if (document.hidden) return;
       for (const part of [...Object.values(parts), ...Object.values(cards)]) part.showStats?.(stats);
@@ -95,7 +96,7 @@ async function readOrNull(path, signal) {
 const LEVELS = { error: ["Error", "error", "alert"], warning: ["Warning", "warning", "alert"], info: ["Note", "info", "info"] };
 
 // The state as a sentence: its text, and its tone.
-function sentenceOf(stage, findings) {
+function sentenceOf(stage, findings, isReported) {
   const number = (level) => findings.filter((finding) => finding.level === level).length;
   const [errors, warnings] = [number("error"), number("warning")];
   if (stage === "starting") return ["The gateway is starting.", "info"];
@@ -103,18 +104,18 @@ function sentenceOf(stage, findings) {
   const warned = warnings > 0 ? ` There ${warnings === 1 ? "is" : "are"} ${plural(warnings, "warning")} as well.` : "";
   if (errors > 0) return [`${plural(errors, "problem")} ${errors === 1 ? "needs" : "need"} your attention.${warned}`, "error"];
   if (warnings > 0) return [`The gateway works, with ${plural(warnings, "warning")}.`, "warning"];
-  return ["Everything is well.", "ok"];
+  return [isReported ? "Everything is well." : "The gateway answers requests.", "ok"];
 }
 
 // What the statistics say about the state, for a gateway that does not report findings.
-function findingsOf({ store, pins, stage }) {
+function findingsOf({ store, pins }) {
   const findings = [];
   if (store.degraded) {
     const advice = "Free space or repair the disk; the log of the gateway has the error.";
     findings.push({ level: "error", subject: "store", text: `The store accepts no blocks (${store.trouble ?? "unknown reason"}).`, advice });
   }
   if (pins.failed > 0) findings.push({ level: "warning", subject: "pins", text: `${plural(pins.failed, "pin")} failed.`, advice: "The Pins page says why." });
-  return { findings, stage, ready: stage === "serving" && !store.degraded };
+  return findings;
 }
 
 // What was looked at and found to be in order.
@@ -127,7 +128,8 @@ function checkedText(stats, health) {
     stats.network.peers > 0 ? `${plural(stats.network.peers, "peer")} connected` : null,
     known[health?.reachability?.state] ?? null,
   ];
-  const all = health ? " Checked: process, store, disk, memory, clock, network, pins, denylists and certificates." : "";
+  const all = health ? " Checked: process, store, disk, memory, clock, network, pins, denylists and certificates."
+    : " This version of the gateway does not report what is wrong: its log does.";
   return `${parts.filter((part) => part).join("; ")}.${all}`;
 }
 
@@ -139,7 +141,7 @@ function stateCard() {
   const list = h("ul", { class: "findings" });
   const at = h("span", { class: "muted at" });
   const element = h("section", { class: "card state", "aria-labelledby": id }, sign, h("div", {}, sentence, checked, list), at);
-  let [health, stats, shown] = [undefined, null, ""];
+  let [health, stats, shown, isSilent] = [undefined, null, "", false];
 
   function item({ level, subject, text, advice }) {
     const [word, tone, sort] = LEVELS[level] ?? LEVELS.info;
@@ -149,10 +151,10 @@ function stateCard() {
 
   function show() {
     if (stats === null || health === undefined) return;
-    const { findings, stage } = health ?? findingsOf(stats);
-    const [text, tone] = sentenceOf(stats.stage ?? stage, findings);
-    setText(checked, checkedText(stats, health));
-    setText(at, `Checked at ${clock(stats.taken_at)}`);
+    const findings = isSilent ? [] : health?.findings ?? findingsOf(stats);
+    const [text, tone] = isSilent ? ["The gateway does not answer.", "error"] : sentenceOf(stats.stage, findings, health !== null);
+    setText(checked, isSilent ? "It may be restarting, or have stopped. All figures are those of the last answer." : checkedText(stats, health));
+    setText(at, `${isSilent ? "Last answer" : "Checked"} at ${clock(stats.taken_at)}`);
     const now = JSON.stringify([text, findings]);
     if (now === shown) return;
     shown = now;
@@ -166,12 +168,17 @@ function stateCard() {
     health = answer;
     show();
   };
+  const showConnection = (connected) => {
+    if (isSilent === !connected || stats === null) return;
+    isSilent = !connected;
+    show();
+  };
   const showStats = (latest) => {
     const isFirst = stats === null || stats.stage !== latest.stage;
     stats = latest;
     if (isFirst) show();
   };
-  return Object.assign(element, { showHealth, showStats });
+  return Object.assign(element, { showHealth, showStats, showConnection });
 }
 
 // What to try first, as long as nobody has asked for anything.

@@ -8,6 +8,9 @@ import { listeners } from "../lib/gateway.js";
 import { requestOf } from "../lib/subject.js";
 import { button, card, confirm, dialog, emptyState, errorNotice, field, form, input, pageHead, progress, submit, toast } from "../lib/ui.js";
 
+// What is read from RAM or the disk is there sooner, in milliseconds: its progress would only flicker.
+const WAITING_AFTER = 300;
+
 export default {
   id: "content",
   title: "Content",
@@ -35,7 +38,9 @@ export default {
       const cancel = h("button", { type: "button", class: "small", onclick: () => mine.abort() }, "Cancel");
       const doing = fetch ? "Asking the network: for at most a minute." : "Reading what is stored.";
       fill(waiting, progress(fetch ? "Fetching" : "Explaining"), h("span", { class: "muted" }, doing), cancel);
-      waiting.hidden = false;
+      const showWaiting = setTimeout(() => {
+        waiting.hidden = false;
+      }, WAITING_AFTER);
       result.setAttribute("aria-busy", "true");
       try {
         const view = await get("/api/v1/explain", { ...request, fetch: fetch || undefined }, { signal: AbortSignal.any([signal, mine.signal]) });
@@ -46,6 +51,7 @@ export default {
       } catch (error) {
         if (error.name !== "AbortError") fill(result, errorNotice(error));
       } finally {
+        clearTimeout(showWaiting);
         if (running === mine) {
           waiting.hidden = true;
           result.removeAttribute("aria-busy");
@@ -66,7 +72,7 @@ export default {
       h("div", { class: "card" }, form(() => explain(), h("div", { class: "fields" }, field("CID, path, URL or domain", what), submit("Explain")))),
       spoken, waiting, work, result);
     if (parameters.has("path")) explain().catch((error) => fill(result, errorNotice(error)));
-    else gateway.then(({ node }) => result.childElementCount === 0 && waiting.hidden && fill(result, nothingYet(node)));
+    else gateway.then(({ node }) => running === null && fill(result, nothingYet(node)));
   },
 };
 

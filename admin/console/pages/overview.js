@@ -128,7 +128,7 @@ function checkedText(stats, health) {
     stats.network.peers > 0 ? `${plural(stats.network.peers, "peer")} connected` : null,
     known[health?.reachability?.state] ?? null,
   ];
-  const all = health ? " Checked: process, store, disk, memory, clock, network, pins, denylists and certificates."
+  const all = health ? " Checked: process, store, disk, memory, clock, peers, reachability, pins, denylists and certificates."
     : " This version of the gateway does not report what is wrong: its log does.";
   return `${parts.filter((part) => part).join("; ")}.${all}`;
 }

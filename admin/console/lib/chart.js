@@ -23,13 +23,28 @@ export function ceiling(value, base = 10) {
   return power * (steps.find((step) => step * power >= value * 0.999999) ?? base);
 }
 
-const height = (value, max, whole) => TOP + (1 - Math.min(1, value / max)) * (whole - TOP - BOTTOM);
+// The height of a share of the scale, from the top.
+const at = (share, whole) => TOP + (1 - Math.max(0, Math.min(1, share))) * (whole - TOP - BOTTOM);
+
+// A scale from 0 to a round number: `share(value)` of its height, and `value(share)`.
+function linear(values, minimum, base) {
+  const max = ceiling(values.reduce((most, value) => (value > most ? value : most), minimum), base);
+  return { share: (value) => value / max, value: (share) => share * max };
+}
+
+// A scale between powers of ten, at least two of them apart.
+function logarithmic(values, minimum) {
+  const present = values.filter((value) => value > 0);
+  const least = Math.floor(Math.log10(present.reduce((least, value) => Math.min(least, value), minimum)));
+  const most = Math.max(least + 2, Math.ceil(Math.log10(present.reduce((most, value) => Math.max(most, value), minimum))));
+  return { share: (value) => (Math.log10(value) - least) / (most - least), value: (share) => 10 ** (least + share * (most - least)) };
+}
 
 // The path of a series at equal distances; missing values interrupt it.
 export function path(values, max, width = WIDTH, whole = HEIGHT) {
   const step = width / Math.max(1, values.length - 1);
   const runs = runsOf(values.length, (index) => Number.isFinite(values[index]), () => false);
-  return linePath(runs, (index) => index * step, (index) => height(values[index], max, whole));
+  return linePath(runs, (index) => index * step, (index) => at(values[index] / max, whole));
 }
 
 // The indices of samples in runs without a missing value or a gap.
@@ -59,10 +74,10 @@ function areaPath(runs, x, upper, lower) {
 }
 
 // The index of the sample that is nearest to a time.
-function nearest(samples, at) {
-  const next = samples.findIndex((sample) => sample.at >= at);
+function nearest(samples, time) {
+  const next = samples.findIndex((sample) => sample.at >= time);
   if (next <= 0) return next === 0 ? 0 : samples.length - 1;
-  return samples[next].at - at < at - samples[next - 1].at ? next : next - 1;
+  return samples[next].at - time < time - samples[next - 1].at ? next : next - 1;
 }
 
 // The values of each series as the upper and lower edges of its area.
@@ -82,11 +97,11 @@ function edgesOf(series, samples, stacked) {
 
 // A chart of `series` [{name, colour: 1..5, value(sample)}] over samples with a member `at`, oldest first.
 //
-// `format` makes text of a value; `base` 1024 is for bytes. `stacked` series are areas on top of each other; the area of
-// a single series is filled. Charts with the same `group`, a Set, show the same chosen time. The result has
+// `format` makes text of a value; `base` 1024 is for bytes. The scale is at least `minimum` high; `log` is a logarithmic one
+// around it. `stacked` series are areas on top of each other; the area of a single series is filled. Charts with the same `group`, a Set, show the same chosen time. The result has
 // `show(samples)`.
-export function chart(title, series, format, { base = 10, minimum = 0, stacked = false, group = new Set() } = {}) {
-  const filled = stacked || series.length === 1;
+export function chart(title, series, format, { base = 10, minimum = 0, log = false, stacked = false, group = new Set() } = {}) {
+  const filled = stacked || (series.length === 1 && !log);
   const lines = series.map(({ colour }) => s("path", { class: `line c${colour}`, fill: "none", "vector-effect": "non-scaling-stroke" }));
   const areas = filled ? series.map(({ colour }) => s("path", { class: `area c${colour}` })) : [];
   const grid = [0, 0.5, 1].map((share) => {
@@ -102,32 +117,32 @@ export function chart(title, series, format, { base = 10, minimum = 0, stacked =
   const keys = series.map(({ name, colour }, index) => h("li", {}, h("i", { class: `c${colour}` }), name, " ", readings[index]));
   const plot = h("div", { class: "plot", role: "slider", tabindex: "0", "aria-label": `${title}: time` }, svg, top, middle);
   const range = h("div", { class: "range", "aria-hidden": "true" }, from, chosenTime, to);
-  const element = h("figure", { class: "chart" }, h("figcaption", {}, title), h("ul", { class: "legend" }, keys), plot, range);
+  const element = h("figure", { class: `chart ${stacked ? "stacked" : ""}` }, h("figcaption", {}, title), h("ul", { class: "legend" }, keys), plot, range);
   let samples = [];
   let span = { from: 0, to: 0 };
   let chosen = null;
 
-  const x = (at) => ((at - span.from) * WIDTH) / Math.max(1, span.to - span.from);
+  const x = (time) => ((time - span.from) * WIDTH) / Math.max(1, span.to - span.from);
 
   function read() {
     const sample = samples[chosen === null ? samples.length - 1 : nearest(samples, chosen)];
     series.forEach(({ value }, index) => setText(readings[index], sample ? format(value(sample)) : "–"));
-    const at = chosen === null || !sample ? -1 : x(sample.at);
-    cursor.setAttribute("x1", at);
-    cursor.setAttribute("x2", at);
+    const place = chosen === null || !sample ? -1 : x(sample.at);
+    cursor.setAttribute("x1", place);
+    cursor.setAttribute("x2", place);
     setText(chosenTime, chosen === null || !sample ? "" : clock(sample.at));
     const texts = series.map(({ name }, index) => `${name} ${readings[index].textContent}`);
     plot.setAttribute("aria-valuenow", sample?.at ?? 0);
     plot.setAttribute("aria-valuetext", sample ? `${clock(sample.at)}: ${texts.join(", ")}` : "no samples yet");
   }
 
-  function point(at) {
-    chosen = at;
+  function point(time) {
+    chosen = time;
     read();
   }
   group.add(point);
-  const choose = (at) => {
-    for (const one of group) one(at);
+  const choose = (time) => {
+    for (const one of group) one(time);
   };
 
   plot.addEventListener("pointermove", (event) => {
@@ -153,18 +168,19 @@ export function chart(title, series, format, { base = 10, minimum = 0, stacked =
     span = { from: Math.min(samples[0]?.at ?? 0, latest - SPAN_MIN), to: latest };
     const gap = Math.max(GAP_MIN, (4 * (latest - (samples[0]?.at ?? 0))) / Math.max(1, samples.length - 1));
     const edges = edgesOf(series, samples, stacked);
-    const highest = edges.flatMap(({ upper }) => upper).reduce((most, value) => (value > most ? value : most), minimum);
-    const max = ceiling(highest, base);
+    const values = edges.flatMap(({ upper }) => upper);
+    const scale = log ? logarithmic(values, minimum) : linear(values, minimum, base);
     edges.forEach(({ upper, lower }, index) => {
-      const isGap = (at) => samples[at].at - samples[at - 1].at > gap;
-      const runs = runsOf(samples.length, (at) => Number.isFinite(upper[at]), isGap);
-      const across = (at) => x(samples[at].at);
-      const over = (at) => height(upper[at], max, HEIGHT);
+      const isGap = (one) => samples[one].at - samples[one - 1].at > gap;
+      const runs = runsOf(samples.length, (one) => Number.isFinite(upper[one]), isGap);
+      const across = (one) => x(samples[one].at);
+      const over = (one) => at(scale.share(upper[one]), HEIGHT);
+      const under = (one) => at(scale.share(lower[one] || 0), HEIGHT);
       lines[index].setAttribute("d", linePath(runs, across, over));
-      areas[index]?.setAttribute("d", areaPath(runs, across, over, (at) => height(lower[at] || 0, max, HEIGHT)));
+      areas[index]?.setAttribute("d", areaPath(runs, across, over, under));
     });
-    setText(top, format(max));
-    setText(middle, format(max / 2));
+    setText(top, format(scale.value(1)));
+    setText(middle, format(scale.value(0.5)));
     setText(from, samples.length > 0 ? clock(span.from) : "");
     setText(to, samples.length > 0 ? clock(span.to) : "");
     plot.setAttribute("aria-valuemin", samples[0]?.at ?? 0);
@@ -184,7 +200,7 @@ export function sparkline(values = [], colour = 1) {
     const max = Math.max(1e-9, ...shown.filter((value) => Number.isFinite(value)));
     const runs = runsOf(shown.length, (index) => Number.isFinite(shown[index]), () => false);
     const step = 120 / Math.max(1, shown.length - 1);
-    const over = (index) => height(shown[index], max, 28);
+    const over = (index) => at(shown[index] / max, 28);
     line.setAttribute("d", linePath(runs, (index) => index * step, over));
     area.setAttribute("d", areaPath(runs, (index) => index * step, over, () => 28 - BOTTOM));
   };

@@ -59,15 +59,15 @@ export function headlineOf(view) {
 
 const atLeast = (content) => (content.counted_all ? "" : "at least ");
 
-// The picture in a few sentences, for those who do not see it.
+// The picture below its headline in a few sentences, also for those who do not see it.
 export function summaryOf(view) {
   const { answer, content, missing, network, fetched } = view;
-  const parts = [`${headlineOf(view)[0]}.`];
+  const parts = [];
   if (answer) parts.push(`The response is ${statusText(answer.status)}${answer.bytes === null ? "" : ` with ${bytes(answer.bytes)}`}.`);
   if (content) {
     const { ram_blocks: ram, disk_blocks: disk, missing_blocks: lacking, pinned_blocks: pinned } = content;
-    parts.push(`${plural(ram, "block")} of it ${ram === 1 ? "is" : "are"} in RAM and ${count(disk)} on the disk;`);
-    parts.push(`${atLeast(content)}${count(lacking)} missing, ${count(pinned)} pinned.`);
+    parts.push(`Of its blocks, ${count(ram)} are in RAM and ${count(disk)} on the disk; ${atLeast(content)}${count(lacking)} are missing.`);
+    parts.push(pinned === 0 ? "None is pinned." : `${count(pinned)} are pinned.`);
   }
   if (missing) parts.push("A block on the path is not stored here.");
   if (network?.search) parts.push(`The last search found ${plural(network.search.providers.length + network.search.further, "provider")}.`);
@@ -226,16 +226,18 @@ function networkBox(view) {
 
 const SHOWN = ["content-type", "cache-control", "etag", "content-encoding", "x-ipfs-path", "x-ipfs-roots", "last-modified"];
 
-function response({ answer, fetched }) {
+function response(view) {
+  const { answer, fetched } = view;
+  const from = `from-${tierOf(view)}`;
   const spent = fetched ? note(`It was ${fetched.in_time ? "ready after" : "not ready within"} ${duration(fetched.seconds)}.`) : null;
   if (!answer) {
     const unknown = note("Not known before blocks are fetched: “Fetch and explain” asks the network.");
-    return h("div", { class: "response quiet" }, h("h3", {}, "Response"), unknown, spent);
+    return h("div", { class: `response quiet ${from}` }, h("h3", {}, "Response"), unknown, spent);
   }
   const { status, headers, bytes: length, location, problem, breaks_off: broken } = answer;
   const tone = status < 400 && !broken ? "ok" : status < 500 && !broken ? "warning" : "error";
   const rest = Object.entries(headers).filter(([name]) => !SHOWN.includes(name)).map(([name, value]) => [name, code(value)]);
-  return h("div", { class: `response ${tone}` },
+  return h("div", { class: `response ${tone} ${from}` },
     h("div", { class: "stage-head" }, h("h3", {}, "Response"), badge(statusText(status), tone)),
     problem ? h("p", {}, problem) : null,
     broken ? h("p", { class: "notice error" }, `The body breaks off: ${broken}`) : null,
@@ -259,7 +261,7 @@ function notes(view) {
 export function pathBlocks(view) {
   const last = chainOf(view).at(-1);
   if (last.blocks.length === 0 && !last.missing) return null;
-  const list = table("Blocks on the path", [
+  const list = table("Each block and where it is stored", [
     { title: "Block", cell: ({ cid }) => identifier(cid) },
     { title: "Stored", cell: (block) => places(block) },
     { title: "Form", cell: ({ form }) => form ?? "–", hide: "narrow" },

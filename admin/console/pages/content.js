@@ -2,7 +2,7 @@
 
 import { call, get, lines, withQuery } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
-import { chainOf, networkCard, pathBlocks, picture, summaryOf } from "../lib/explained.js";
+import { chainOf, headlineOf, networkCard, pathBlocks, picture, summaryOf } from "../lib/explained.js";
 import { bytes, count, duration, plural } from "../lib/format.js";
 import { listeners } from "../lib/gateway.js";
 import { requestOf } from "../lib/subject.js";
@@ -45,7 +45,8 @@ export default {
       try {
         const view = await get("/api/v1/explain", { ...request, fetch: fetch || undefined }, { signal: AbortSignal.any([signal, mine.signal]) });
         fill(result, await explained(view, request));
-        setText(spoken, summaryOf(chainOf(view).at(-1)));
+        const last = chainOf(view).at(-1);
+        setText(spoken, `${headlineOf(last)[0]}. ${summaryOf(last)}`);
         // The button that was pressed is gone, or lost the focus while it was disabled.
         if (document.activeElement === document.body) focusOn(result.querySelector("h2"));
       } catch (error) {

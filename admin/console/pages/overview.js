@@ -1,6 +1,6 @@
 // Whether the gateway is well, and what it does: state in words, figures of each second, the last hour, and the node.
 
-import { get } from "../lib/api.js";
+import { ApiError, get } from "../lib/api.js";
 import { chart, sparkline } from "../lib/chart.js";
 import { append, fill, h, plain, setText, uniqueId } from "../lib/dom.js";
 import { byteRate, bytes, clock, count, duration, plural, rate, share, time, wholeDuration } from "../lib/format.js";
@@ -14,6 +14,8 @@ const TIERS = [["ram", "RAM", 1], ["disk", "Disk", 3], ["network", "Network", 2]
 const HEALTH_EVERY = 10;
 const HISTORY_EVERY = 30;
 const NODE_EVERY = 60;
+// In milliseconds, if the gateway has not answered by then.
+const APPEARS_AFTER = 1500;
 // Five minutes of samples beside a figure.
 const SPARK_SAMPLES = 60;
 
@@ -27,8 +29,15 @@ export default {
     const { signal } = context;
     const samples = new Samples();
     const parts = { state: stateCard(), welcome: welcomeNotice(), figures: figures(), tiers: tiersCard(), charts: charts() };
-    const cards = { node: nodeCard(), reach: reachCard(), storage: storageCard(), pins: pinsCard(context), peers: peersCard() };
-    append(main, pageHead("Overview"), Object.values(parts), h("div", { class: "grid" }, Object.values(cards)));
+    const cards = { node: nodeCard(), storage: storageCard(), reach: reachCard(), pins: pinsCard(context), peers: peersCard() };
+    // All of it appears at once, when the state is known: nothing moves while the first answers come.
+    const body = h("div", { hidden: true }, Object.values(parts), h("div", { class: "columns" }, Object.values(cards)));
+    const appear = () => {
+      body.hidden = false;
+    };
+    append(main, pageHead("Overview"), body);
+    const late = setTimeout(appear, APPEARS_AFTER);
+    signal.addEventListener("abort", () => clearTimeout(late));
     const showSamples = () => {
       parts.figures.showSamples(samples);
       parts.charts.showSamples(samples);
@@ -37,6 +46,7 @@ export default {
       const health = await readOrNull("/api/v1/health", signal);
       parts.state.showHealth(health);
       cards.reach.showHealth(health);
+      if (parts.state.isKnown()) appear();
     };
     const readHistory = async () => {
       const history = await readOrNull("/api/v1/history", signal);
@@ -58,6 +68,7 @@ export default {
     return live.subscribe((stats, connected) => {
       parts.state.showConnection(connected);
       if (!stats || !connected) return;
+      if (parts.state.isKnown()) appear();
       const isComplete = samples.add(stats);
       if (document.hidden) return;
       for (const part of [...Object.values(parts), ...Object.values(cards)]) part.showStats?.(stats);
@@ -66,14 +77,16 @@ export default {
   },
 };
 
-// Runs `work` now, and again so many seconds after it ended, while the page is shown and visible. What fails is tried again:
-// the frame says if the gateway does not answer.
+// Runs `work` now, and again so many seconds after it ended, while the page is shown and visible. A request that fails is
+// sent again then: the frame says if the gateway does not answer.
 function repeat(seconds, work, signal) {
   let timer;
   const run = async () => {
     clearTimeout(timer);
     if (signal.aborted || document.hidden) return;
-    await work().catch(() => {});
+    await work().catch((error) => {
+      if (!(error instanceof ApiError) && error.name !== "AbortError") reportError(error);
+    });
     if (!signal.aborted) timer = setTimeout(run, 1000 * seconds);
   };
   document.addEventListener("visibilitychange", run, { signal });
@@ -178,7 +191,8 @@ function stateCard() {
     stats = latest;
     if (isFirst) show();
   };
-  return Object.assign(element, { showHealth, showStats, showConnection });
+  const isKnown = () => stats !== null && health !== undefined;
+  return Object.assign(element, { showHealth, showStats, showConnection, isKnown });
 }
 
 // What to try first, as long as nobody has asked for anything.
@@ -210,17 +224,17 @@ function welcomeNotice() {
 // ---------------------------------------------------------------- Figures
 
 // A figure with its name, a note, and a line of the last minutes. `href` leads to more about it.
-function figure(name, { href, colour, valueOf } = {}) {
+function figure(name, { href, colour, ofSample } = {}) {
   const value = h("div", { class: "value" }, "–");
   const note = h("div", { class: "note" }, "\u00a0");
-  const spark = valueOf ? sparkline([], colour) : null;
+  const spark = ofSample ? sparkline([], colour) : null;
   const element = h("div", { class: "tile" }, h("div", { class: "name" }, href ? h("a", { href }, name) : name), value, note, spark);
   const show = (text, about, tone = "") => {
     setText(value, text);
     setText(note, about);
     element.className = `tile ${tone}`;
   };
-  const showSamples = (samples) => spark?.show(samples.all.slice(-SPARK_SAMPLES).map(valueOf));
+  const showSamples = (samples) => spark?.show(samples.all.slice(-SPARK_SAMPLES).map(ofSample));
   return Object.assign(element, { show, showSamples });
 }
 
@@ -231,14 +245,14 @@ function answersOf({ recent, http }) {
 
 function figures() {
   const parts = {
-    requests: figure("Requests", { href: "#/requests", colour: 1, valueOf: (sample) => sample.requests }),
+    requests: figure("Requests", { href: "#/requests", colour: 1, ofSample: (sample) => sample.requests }),
     local: figure("Answered locally"),
-    sent: figure("Sent to clients", { colour: 1, valueOf: (sample) => sample.sent_bytes }),
-    waiting: figure("Misses under way", { href: "#/requests", colour: 2, valueOf: (sample) => sample.waiting }),
-    errors: figure("Server errors", { href: "#/requests", colour: 5, valueOf: (sample) => sample.errors }),
-    peers: figure("Peers", { href: "#/peers", colour: 3, valueOf: (sample) => sample.peers }),
-    traffic: figure("From peers", { href: "#/peers", colour: 3, valueOf: (sample) => sample.p2p_received_bytes }),
-    memory: figure("Memory", { colour: 4, valueOf: (sample) => sample.resident_bytes }),
+    sent: figure("Sent to clients", { colour: 1, ofSample: (sample) => sample.sent_bytes }),
+    waiting: figure("Misses under way", { href: "#/requests", colour: 2, ofSample: (sample) => sample.waiting }),
+    errors: figure("Server errors", { href: "#/requests", colour: 5, ofSample: (sample) => sample.errors }),
+    peers: figure("Peers", { href: "#/peers", colour: 3, ofSample: (sample) => sample.peers }),
+    traffic: figure("From peers", { href: "#/peers", colour: 3, ofSample: (sample) => sample.p2p_received_bytes }),
+    memory: figure("Memory", { colour: 4, ofSample: (sample) => sample.resident_bytes }),
   };
   const bar = h("div", { class: "shares", "aria-hidden": "true" }, TIERS.map(([, , colour]) => h("span", { class: `c${colour}` })));
   append(parts.local, bar);
@@ -247,7 +261,7 @@ function figures() {
   function showLocal(stats) {
     const answers = answersOf(stats);
     const sum = answers.reduce((all, one) => all + one, 0);
-    const about = sum === 0 ? "No content in the last minute" : TIERS.map(([, name], index) => `${name} ${share(answers[index], sum)}`).join(" · ");
+    const about = sum === 0 ? "No content in the last minute" : `RAM ${share(answers[0], sum)} · disk ${share(answers[1], sum)}`;
     parts.local.show(share(answers[0] + answers[1], sum), about);
     [...bar.children].forEach((one, index) => {
       one.style.width = `${sum === 0 ? 0 : (100 * answers[index]) / sum}%`;
@@ -287,7 +301,7 @@ function figures() {
 function tiersCard() {
   const quantiles = ["p50", "p95", "p99"].map((title) => [title, "numeric"]);
   const titles = [["Tier"], ["Share", "wide-only"], ["Answers", "numeric"], ...quantiles, ["Sent", "numeric wide-only"]];
-  const rows = [["all", "All", 4], ...TIERS, ["none", "Without content", 5]].map(([id, name, colour]) => {
+  const rows = [["all", "All", 4], ...TIERS, ["none", "No content", 5]].map(([id, name, colour]) => {
     const cells = ["numeric", "numeric", "numeric", "numeric", "numeric wide-only"].map((kind) => h("td", { class: kind }, "–"));
     const bar = meter(0, 1, `Share of ${name}`, `c${colour}`);
     const title = h("th", { scope: "row" }, h("i", { class: `c${colour}` }), name);
@@ -335,7 +349,7 @@ function charts() {
   const group = new Set();
   const quantiles = [member("p50_seconds", "p50", 1), member("p95_seconds", "p95", 3), member("p99_seconds", "p99", 2)];
   const traffic = [member("sent_bytes", "To clients", 1), member("p2p_received_bytes", "From peers", 2), member("p2p_sent_bytes", "To peers", 3)];
-  const firstByte = chart("Time to the first byte", quantiles, duration, { group, minimum: 0.001 });
+  const firstByte = chart("Time to the first byte", quantiles, duration, { group, minimum: 0.001, log: true });
   const others = [
     chart("Requests", [member("requests", "Answered", 1), member("errors", "Server errors", 5)], perSecond, { group }),
     chart("Block look-ups by tier", TIERS.map(([id, name, colour]) => member(`${id}_hits`, name, colour)), perSecond, { group, stacked: true }),

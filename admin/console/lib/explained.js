@@ -3,7 +3,7 @@
 
 import { append, h, s } from "./dom.js";
 import { bytes, count, duration, plural, time, wholeDuration } from "./format.js";
-import { badge, card, emptyState, facts, icon, identifier, meter, table } from "./ui.js";
+import { badge, card, facts, icon, identifier, meter, table } from "./ui.js";
 
 const code = (text) => h("code", {}, text);
 const note = (text) => h("p", { class: "muted" }, text);
@@ -24,9 +24,11 @@ const isWithheld = ({ policy }) => Boolean(policy) && policy.verdict !== "allow"
 
 // The tier that the answer would come from: the farthest one that all of it needs. "none" is an answer without blocks.
 export function tierOf(view) {
-  const { route, root, missing, content, blocks } = view;
+  const { route, missing, content, blocks } = view;
   if (isWithheld(view) || (route && route.kind !== "content")) return "none";
-  if (missing || !root || !content) return view.answer && !missing ? "none" : "network";
+  if (missing || (!content && !view.answer)) return "network";
+  // A path that leads nowhere, or one that could not be read.
+  if (!content) return blocks.length === 0 ? "none" : blocks.every((block) => block.ram) ? "ram" : "disk";
   if (needsAll(view) && content.missing_blocks > 0) return "network";
   if (content.blocks_here === 0 && blocks.length === 0) return "none";
   const isInRam = blocks.every((block) => block.ram) && (!needsAll(view) || content.ram_blocks >= content.blocks_here);
@@ -57,6 +59,7 @@ export function headlineOf(view) {
   return [isStored ? "Answered from here and from the network" : "Would be fetched from the network", "info"];
 }
 
+const are = (number) => `${count(number)} ${number === 1 ? "is" : "are"}`;
 const atLeast = (content) => (content.counted_all ? "" : "at least ");
 
 // The picture below its headline in a few sentences, also for those who do not see it.
@@ -66,8 +69,8 @@ export function summaryOf(view) {
   if (answer) parts.push(`The response is ${statusText(answer.status)}${answer.bytes === null ? "" : ` with ${bytes(answer.bytes)}`}.`);
   if (content) {
     const { ram_blocks: ram, disk_blocks: disk, missing_blocks: lacking, pinned_blocks: pinned } = content;
-    parts.push(`Of its blocks, ${count(ram)} are in RAM and ${count(disk)} on the disk; ${atLeast(content)}${count(lacking)} are missing.`);
-    parts.push(pinned === 0 ? "None is pinned." : `${count(pinned)} are pinned.`);
+    parts.push(`Of its blocks, ${are(ram)} in RAM and ${count(disk)} on the disk; ${atLeast(content)}${are(lacking)} missing.`);
+    parts.push(pinned === 0 ? "None is pinned." : `${are(pinned)} pinned.`);
   }
   if (missing) parts.push("A block on the path is not stored here.");
   if (network?.search) parts.push(`The last search found ${plural(network.search.providers.length + network.search.further, "provider")}.`);
@@ -89,7 +92,7 @@ export function picture(view) {
     note(summaryOf(last)),
     redirects.length > 0 ? h("ul", { class: "redirects", "aria-label": "Redirects" }, redirects) : null,
     h("ol", { class: "steps", "aria-label": "The steps of the request" }, steps(last)),
-    h("ol", { class: "flow", "aria-label": "The tiers, in the order in which they are asked" }, tiers(last)),
+    h("ol", { class: `flow ${tierOf(last) === "none" ? "idle" : ""}`, "aria-label": "The tiers, in the order in which they are asked" }, tiers(last)),
     response(last),
     notes(last));
 }
@@ -145,7 +148,7 @@ function policyStep({ policy }) {
 const KINDS = { file: "File", directory: "Directory", symlink: "Symbolic link", raw: "Raw block", document: "IPLD document", other: "Other block" };
 
 function targetStep({ content, root, missing, remembered }) {
-  if (!content) return step("Content", "quiet", root ? identifier(root) : null, note(missing ? "A block on the path is missing." : "Not known yet."));
+  if (!content) return step("Content", "quiet", root ? identifier(root) : null, note(missing ? "A block on the path is missing." : "It was not read."));
   const pinned = content.pinned_blocks > 0 && content.pinned_blocks >= content.blocks_here ? badge("Pinned", "ok")
     : content.pinned_blocks > 0 ? badge("Partly pinned", "info") : badge("Not pinned");
   return step("Content", "",
@@ -160,22 +163,26 @@ function tiers(view) {
   const answers = tierOf(view);
   const order = ["ram", "disk", "network"];
   const reached = order.indexOf(answers);
+  const isPartly = view.content?.blocks_here > 0;
   const boxes = [ramBox(view), diskBox(view), networkBox(view)];
   return boxes.map(({ name, colour, content }, index) => {
     const isAnswer = index === reached;
     const state = isAnswer ? "answers" : index < reached ? "passed" : "unused";
-    return h("li", { class: `stage c${colour} ${state}` },
-      h("div", { class: "stage-head" }, h("h3", {}, name), isAnswer ? badge("Answers", "ok") : null), content);
+    const mark = isAnswer ? badge(name === "Network" && isPartly ? "Answers the rest" : "Answers", "ok") : null;
+    return h("li", { class: `stage c${colour} ${state}` }, h("div", { class: "stage-head" }, h("h3", {}, name), mark), content);
   });
 }
 
 // How many of the known blocks a tier has.
 function amount(part, whole, name, colour, isMore) {
+  if (whole === 0) return strongly("Nothing is known yet");
   return [
     h("p", { class: "amount" }, h("b", {}, count(part)), ` of ${isMore ? "at least " : ""}${plural(whole, "block")}`),
     meter(part, whole, `Blocks in ${name}`, `c${colour}`),
   ];
 }
+
+const strongly = (text, rest) => h("p", { class: "amount" }, h("b", {}, text), rest);
 
 // The known blocks: below the target, or on the path to it if a block on the path is missing.
 function known({ content, blocks, missing }, has, below) {
@@ -205,9 +212,8 @@ function diskBox(view) {
 function networkBox(view) {
   const { content, missing, network, root } = view;
   const lacking = content ? content.missing_blocks : missing ? 1 : 0;
-  const [strong, rest] = !root ? ["Not known yet", ""] : lacking === 0 ? ["Nothing to fetch", ""]
-    : [count(lacking), ` or more ${lacking === 1 ? "block" : "blocks"} to fetch`];
-  const head = h("p", { class: "amount" }, h("b", {}, strong), rest);
+  const head = tierOf(view) === "none" ? strongly("Not asked") : lacking > 0 ? strongly(count(lacking), " or more blocks to fetch")
+    : strongly(root ? "Nothing to fetch" : "Looks the name up");
   if (!network) return { name: "Network", colour: 2, content: [head, about(root ? "This node is offline." : null)] };
   const { session, search, remembered_providers: cached } = network;
   const proved = search?.providers.filter((provider) => provider.proved_seconds !== null).length ?? 0;
@@ -232,7 +238,7 @@ function response(view) {
   const spent = fetched ? note(`It was ${fetched.in_time ? "ready after" : "not ready within"} ${duration(fetched.seconds)}.`) : null;
   if (!answer) {
     const unknown = note("Not known before blocks are fetched: “Fetch and explain” asks the network.");
-    return h("div", { class: `response quiet ${from}` }, h("h3", {}, "Response"), unknown, spent);
+    return h("div", { class: `response quiet ${from}` }, h("div", { class: "stage-head" }, h("h3", {}, "Response")), unknown, spent);
   }
   const { status, headers, bytes: length, location, problem, breaks_off: broken } = answer;
   const tone = status < 400 && !broken ? "ok" : status < 500 && !broken ? "warning" : "error";
@@ -252,7 +258,7 @@ function response(view) {
 
 function notes(view) {
   const texts = view.notes.filter((text) => text !== view.answer?.problem).map((text) => text.replace("fetch=true", "“Fetch and explain”"));
-  return texts.length > 0 ? h("ul", { class: "notes" }, texts.map((text) => h("li", {}, text))) : null;
+  return texts.length > 0 ? h("ul", { class: "notes" }, texts.map((text) => h("li", {}, `${text.charAt(0).toUpperCase()}${text.slice(1)}.`))) : null;
 }
 
 // ---------------------------------------------------------------- Blocks on the path
@@ -288,7 +294,7 @@ export function networkCard(view) {
   if (!network) return null;
   const { session, search, remembered_providers: cached } = network;
   if (!session && !search && cached.length === 0) {
-    return card("Network", emptyState("The network was not asked for this content lately.", "Fetch and explain shows who has it, and how long that takes."));
+    return card("Network", note("It was not asked for this content lately. “Fetch and explain” shows who has it, and how long that takes."));
   }
   return card("Network",
     session ? sessionParts(session) : null,
@@ -338,8 +344,7 @@ function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
   ];
   const list = table("The search for providers", [
     { title: "Asked or found", cell: ({ who }) => who },
-    { title: "What happened", cell: ({ what }) => what },
-    { title: `Time: 0 to ${duration(whole)}`, cell: ({ line }) => line },
+    { title: `What happened, from the start to ${duration(whole)}`, cell: ({ what, line }) => [what, line] },
   ], { key: (row) => row.key, empty: "Nobody was asked, and nobody was found." });
   list.show(rows);
   return [
@@ -374,12 +379,13 @@ function providerLine({ named_by: named, dial, proved_seconds: proved }, whole) 
   return timeline({ dots: named.map(({ seconds }) => seconds), bar, tone: dial?.error ? "c5" : "c1", mark: proved }, whole);
 }
 
-// A line of time with dots, a bar and a mark. The column beside it says the same as text.
+// A line of time with dots, a bar and a mark. The text above it says the same.
 function timeline({ dots = [], bar, tone, mark = null }, whole) {
-  const x = (seconds) => 6 + (Math.min(seconds, whole) / whole) * 228;
-  const svg = s("svg", { class: "timeline", viewBox: "0 0 240 20", "aria-hidden": "true" }, s("line", { class: "track", x1: 6, x2: 234, y1: 10, y2: 10 }));
-  if (bar) append(svg, s("rect", { class: `fill ${tone}`, x: x(bar[0]), y: 6, width: Math.max(2, x(bar[1]) - x(bar[0])), height: 8, rx: 2 }));
+  const x = (seconds) => `${((100 * Math.min(seconds, whole)) / whole).toFixed(2)}%`;
+  const svg = s("svg", { class: "timeline", "aria-hidden": "true" }, s("line", { class: "track", x1: 0, x2: "100%", y1: 10, y2: 10 }));
+  // A bar of no length is still seen.
+  if (bar) append(svg, s("rect", { class: `fill ${tone}`, x: x(bar[0]), y: 6, width: x(Math.max(bar[1] - bar[0], whole / 200)), height: 8, rx: 2 }));
   for (const dot of dots) append(svg, s("circle", { class: "fill c3", cx: x(dot), cy: 10, r: 4 }));
-  if (mark !== null) append(svg, s("path", { class: "fill c2", d: `M${x(mark)} 2l6 8-6 8-6-8z` }));
+  if (mark !== null) append(svg, s("svg", { x: x(mark), overflow: "visible" }, s("path", { class: "fill c2", d: "M0 2l6 8-6 8-6-8z" })));
   return svg;
 }

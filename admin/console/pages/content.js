@@ -104,8 +104,9 @@ function nothingYet(node) {
 function subjectOf(view) {
   const last = chainOf(view).at(-1);
   const path = last.route?.path ?? (last.host === null ? last.path.split("?")[0] : null);
+  const isContent = last.root !== null || last.names.length > 0;
   const isRoot = path !== null && path.split("/").filter((part) => part !== "").length <= 2;
-  return { path, cid: last.content?.cid ?? (isRoot ? last.root : null) };
+  return { path: isContent ? path : null, cid: last.content?.cid ?? (isRoot ? last.root : null) };
 }
 
 function actionsFor(view, request, context) {

@@ -132,7 +132,7 @@ function findingsOf({ store, pins }) {
 }
 
 // What was looked at and found to be in order.
-function checkedText(stats, health) {
+function checkedText(stats, health, isWell) {
   const known = { public: "peers can reach it", private: "peers cannot reach it from outside" };
   const parts = [
     `It serves for ${wholeDuration(stats.uptime_seconds)}`,
@@ -141,9 +141,9 @@ function checkedText(stats, health) {
     stats.network.peers > 0 ? `${plural(stats.network.peers, "peer")} connected` : null,
     known[health?.reachability?.state] ?? null,
   ];
-  const all = health ? " Checked: process, store, disk, memory, clock, peers, reachability, pins, denylists and certificates."
-    : " This version of the gateway does not report what is wrong: its log does.";
-  return `${parts.filter((part) => part).join("; ")}.${all}`;
+  const all = health ? "Checked: process, store, disk, memory, clock, peers, reachability, pins, denylists and certificates."
+    : "This version of the gateway does not report what is wrong: its log does.";
+  return `${parts.filter((part) => part).join("; ")}.${isWell ? ` ${all}` : ""}`;
 }
 
 function stateCard() {
@@ -166,7 +166,8 @@ function stateCard() {
     if (stats === null || health === undefined) return;
     const findings = isSilent ? [] : health?.findings ?? findingsOf(stats);
     const [text, tone] = isSilent ? ["The gateway does not answer.", "error"] : sentenceOf(stats.stage, findings, health !== null);
-    setText(checked, isSilent ? "It may be restarting, or have stopped. All figures are those of the last answer." : checkedText(stats, health));
+    const silence = "It may be restarting, or have stopped. All figures are those of the last answer.";
+    setText(checked, isSilent ? silence : checkedText(stats, health, findings.length === 0));
     setText(at, `${isSilent ? "Last answer" : "Checked"} at ${clock(stats.taken_at)}`);
     const now = JSON.stringify([text, findings]);
     if (now === shown) return;
@@ -429,6 +430,7 @@ function budget(name, colour) {
   const show = (part, whole, about, tone) => {
     setText(text, whole > 0 ? `${bytes(part)} of ${bytes(whole)}` : bytes(part));
     bar.show(part, whole, tone);
+    bar.hidden = !(whole > 0);
     setText(note, about);
   };
   return Object.assign(h("div", { class: "budget" }, h("div", { class: "budget-head" }, h("b", {}, name), text), bar, note), { show });

@@ -2,7 +2,7 @@
 // response, and the search for providers. All of it is text in lists and tables, which are drawn by the style.
 
 import { append, h, s } from "./dom.js";
-import { bytes, count, duration, plural, time, wholeDuration } from "./format.js";
+import { bytes, count, duration, plural, sentence, time, wholeDuration } from "./format.js";
 import { badge, card, facts, icon, identifier, meter, table } from "./ui.js";
 
 const code = (text) => h("code", {}, text);
@@ -258,7 +258,7 @@ function response(view) {
 
 function notes(view) {
   const texts = view.notes.filter((text) => text !== view.answer?.problem).map((text) => text.replace("fetch=true", "“Fetch and explain”"));
-  return texts.length > 0 ? h("ul", { class: "notes" }, texts.map((text) => h("li", {}, `${text.charAt(0).toUpperCase()}${text.slice(1)}.`))) : null;
+  return texts.length > 0 ? h("ul", { class: "notes" }, texts.map((text) => h("li", {}, sentence(text)))) : null;
 }
 
 // ---------------------------------------------------------------- Blocks on the path

@@ -188,7 +188,7 @@ const REASONS = {
 };
 
 const warmText = ({ blocks, fetched_blocks: fetched, fetched_bytes: size, failed_blocks: failed, seconds }) =>
-  `${plural(blocks, "block")} stored here, ${count(fetched)} of them fetched (${bytes(size)}), ${count(failed)} failed; ${duration(seconds)}`;
+  `${plural(blocks, "block")}, ${count(fetched)} of them fetched (${bytes(size)}), ${count(failed)} failed, in ${duration(seconds)}`;
 
 // Fetches everything below a path, and shows how far it is. It ends when the page is left.
 async function warm(path, { work, again, signal }) {
@@ -210,10 +210,10 @@ async function warm(path, { work, again, signal }) {
       report = line.report ?? null;
       setText(text, warmText(line.progress ?? line.report));
     }
-    running.replaceChildren();
+    running.hidden = true;
     append(ended, report === null ? errorNotice({ message: "The gateway ended the work without a report. Try again." }) : warmReport(report));
   } catch (error) {
-    running.replaceChildren();
+    running.hidden = true;
     append(ended, controller.signal.aborted ? h("p", { class: "notice" }, "Cancelled. The blocks that were fetched stay in the cache.") : errorNotice(error));
   }
   if (!signal.aborted) await again(false);

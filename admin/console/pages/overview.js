@@ -3,7 +3,7 @@
 import { ApiError, get } from "../lib/api.js";
 import { chart, sparkline } from "../lib/chart.js";
 import { append, fill, h, plain, setText, uniqueId } from "../lib/dom.js";
-import { byteRate, bytes, clock, count, duration, plural, rate, share, time, wholeDuration } from "../lib/format.js";
+import { byteRate, bytes, clock, count, duration, plural, rate, sentence, share, time, wholeDuration } from "../lib/format.js";
 import { listeners } from "../lib/gateway.js";
 import * as live from "../lib/live.js";
 import { Samples } from "../lib/samples.js";
@@ -499,7 +499,7 @@ function peersCard() {
       setText(to, bytes(sent));
     }
     const quiet = node?.offline ? "This node is offline: it serves what is stored." : node?.advice ?? "No peer is connected.";
-    setText(advice, network.peers > 0 ? `${plural(network.peers, "peer")} connected.` : plain(quiet));
+    setText(advice, network.peers > 0 ? `${plural(network.peers, "peer")} connected.` : plain(sentence(quiet)));
   };
   const showNode = (newNode) => {
     node = newNode;

@@ -98,8 +98,8 @@ function edgesOf(series, samples, stacked) {
 // A chart of `series` [{name, colour: 1..5, value(sample)}] over samples with a member `at`, oldest first.
 //
 // `format` makes text of a value; `base` 1024 is for bytes. The scale is at least `minimum` high; `log` is a logarithmic one
-// around it. `stacked` series are areas on top of each other; the area of a single series is filled. Charts with the same `group`, a Set, show the same chosen time. The result has
-// `show(samples)`.
+// around it. `stacked` series are areas on top of each other; the area of a single series is filled. Charts with the same
+// `group`, a Set, show the same chosen time. The result has `show(samples)`.
 export function chart(title, series, format, { base = 10, minimum = 0, log = false, stacked = false, group = new Set() } = {}) {
   const filled = stacked || (series.length === 1 && !log);
   const lines = series.map(({ colour }) => s("path", { class: `line c${colour}`, fill: "none", "vector-effect": "non-scaling-stroke" }));

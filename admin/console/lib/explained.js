@@ -20,6 +20,8 @@ export function chainOf(view) {
 // These formats, and files, need every block below the target; a listing needs the blocks on the path only.
 const needsAll = ({ content, format }) => ["file", "raw"].includes(content.kind) || ["car", "tar"].includes(format);
 
+// The state of the network is told for each known root, unless there is no network.
+const isOffline = ({ root, network }) => Boolean(root) && !network;
 const isWithheld = ({ policy }) => Boolean(policy) && policy.verdict !== "allow";
 
 // The tier that the answer would come from: the farthest one that all of it needs. "none" is an answer without blocks.
@@ -47,14 +49,14 @@ const statusText = (status) => `${status}${STATUSES[status] ? ` ${STATUSES[statu
 // The headline of a picture, and its tone.
 export function headlineOf(view) {
   const tier = tierOf(view);
-  const { answer, content, network } = view;
+  const { answer, content } = view;
   if (isWithheld(view)) return [`Withheld${answer ? `: answered with ${statusText(answer.status)}` : ""}`, "error"];
   if (answer?.breaks_off) return [`The answer begins with ${statusText(answer.status)}, and breaks off`, "error"];
   if (answer && answer.status >= 400) return [`Answered with ${statusText(answer.status)}`, "warning"];
   if (tier === "ram") return ["Answered from RAM", "ok"];
   if (tier === "disk") return ["Answered from the disk", "ok"];
   if (tier === "none") return [`Answered without content${answer ? `: ${statusText(answer.status)}` : ""}`, "info"];
-  if (!network && view.root) return ["Blocks are missing, and this node is offline", "warning"];
+  if (isOffline(view)) return ["Blocks are missing, and this node is offline", "warning"];
   const isStored = content && content.blocks_here > 0;
   return [isStored ? "Answered from here and from the network" : "Would be fetched from the network", "info"];
 }
@@ -166,7 +168,7 @@ function tiers(view) {
   const isPartly = view.content?.blocks_here > 0;
   const boxes = [ramBox(view), diskBox(view), networkBox(view)];
   return boxes.map(({ name, colour, content }, index) => {
-    const isAnswer = index === reached;
+    const isAnswer = index === reached && !(name === "Network" && isOffline(view));
     const state = isAnswer ? "answers" : index < reached ? "passed" : "unused";
     const mark = isAnswer ? badge(name === "Network" && isPartly ? "Answers the rest" : "Answers", "ok") : null;
     return h("li", { class: `stage c${colour} ${state}` }, h("div", { class: "stage-head" }, h("h3", {}, name), mark), content);
@@ -237,7 +239,8 @@ function response(view) {
   const from = `from-${tierOf(view)}`;
   const spent = fetched ? note(`It was ${fetched.in_time ? "ready after" : "not ready within"} ${duration(fetched.seconds)}.`) : null;
   if (!answer) {
-    const unknown = note("Not known before blocks are fetched: “Fetch and explain” asks the network.");
+    const unknown = note(isOffline(view) ? "Not known: blocks are missing, and there is no network to fetch them from."
+      : "Not known before blocks are fetched: “Fetch and explain” asks the network.");
     return h("div", { class: `response quiet ${from}` }, h("div", { class: "stage-head" }, h("h3", {}, "Response")), unknown, spent);
   }
   const { status, headers, bytes: length, location, problem, breaks_off: broken } = answer;
@@ -257,7 +260,8 @@ function response(view) {
 }
 
 function notes(view) {
-  const texts = view.notes.filter((text) => text !== view.answer?.problem).map((text) => text.replace("fetch=true", "“Fetch and explain”"));
+  const isNew = (text) => text !== view.answer?.problem && !(isOffline(view) && text.includes("fetch=true"));
+  const texts = view.notes.filter(isNew).map((text) => text.replace("fetch=true", "“Fetch and explain”"));
   return texts.length > 0 ? h("ul", { class: "notes" }, texts.map((text) => h("li", {}, sentence(text)))) : null;
 }
 

@@ -116,7 +116,7 @@ function actionsFor(view, request, context) {
   const isWeb = url !== null && /^https?:/i.test(url);
   return h("div", { class: "actions bar", role: "group", "aria-label": "Actions" },
     isWeb ? h("a", { class: "button", href: url, target: "_blank", rel: "noopener noreferrer" }, "Open at the gateway") : null,
-    button("Fetch and explain", () => again(true)),
+    gateway.node?.offline ? null : button("Fetch and explain", () => again(true)),
     cid && may("pin") ? button("Pin…", () => pin(cid, context)) : null,
     path ? button("Warm", () => warm(path, context)) : null,
     path ? button("Purge…", () => purge(path, context), { kind: "danger" }) : null,

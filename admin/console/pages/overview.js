@@ -19,7 +19,7 @@ const APPEARS_AFTER = 1500;
 // Five minutes of samples beside a figure.
 const SPARK_SAMPLES = 60;
 
-const perSecond = (value) => (value === undefined || value === null ? "–" : `${rate(value)}/s`);
+const perSecond = (value) => (Number.isFinite(value) ? `${rate(value)}/s` : "–");
 
 export default {
   id: "overview",
@@ -32,11 +32,14 @@ export default {
     const cards = { node: nodeCard(), storage: storageCard(), reach: reachCard(), pins: pinsCard(context), peers: peersCard() };
     // All of it appears at once, when the state is known: nothing moves while the first answers come.
     const body = h("div", { hidden: true }, Object.values(parts), h("div", { class: "columns" }, Object.values(cards)));
+    let known = "";
     const appear = () => {
-      body.hidden = false;
+      if (parts.state.isKnown() && known !== "") body.hidden = false;
     };
     append(main, pageHead("Overview"), body);
-    const late = setTimeout(appear, APPEARS_AFTER);
+    const late = setTimeout(() => {
+      body.hidden = false;
+    }, APPEARS_AFTER);
     signal.addEventListener("abort", () => clearTimeout(late));
     const showSamples = () => {
       parts.figures.showSamples(samples);
@@ -46,21 +49,21 @@ export default {
       const health = await readOrNull("/api/v1/health", signal);
       parts.state.showHealth(health);
       cards.reach.showHealth(health);
-      if (parts.state.isKnown()) appear();
+      appear();
     };
     const readHistory = async () => {
       const history = await readOrNull("/api/v1/history", signal);
       if (history) samples.replace(history.samples);
       showSamples();
     };
-    let known = "";
     const readNode = async () => {
       const node = await get("/api/v1/node", {}, { signal });
       const urls = await listeners(node, signal);
-      const now = JSON.stringify([{ ...node, uptime_seconds: 0 }, urls]);
+      const now = JSON.stringify([{ ...node, uptime_seconds: 0, peers: 0 }, urls]);
       if (now === known) return;
       known = now;
       for (const part of [parts.welcome, cards.node, cards.peers]) part.showNode(node, urls);
+      appear();
     };
     repeat(HEALTH_EVERY, readHealth, signal);
     repeat(HISTORY_EVERY, readHistory, signal);
@@ -68,11 +71,11 @@ export default {
     return live.subscribe((stats, connected) => {
       parts.state.showConnection(connected);
       if (!stats || !connected) return;
-      if (parts.state.isKnown()) appear();
       const isComplete = samples.add(stats);
       if (document.hidden) return;
       for (const part of [...Object.values(parts), ...Object.values(cards)]) part.showStats?.(stats);
       if (isComplete) showSamples();
+      appear();
     });
   },
 };
@@ -499,6 +502,7 @@ function peersCard() {
       setText(to, bytes(sent));
     }
     const quiet = node?.offline ? "This node is offline: it serves what is stored." : node?.advice ?? "No peer is connected.";
+    grid.hidden = network.transports.length === 0;
     setText(advice, network.peers > 0 ? `${plural(network.peers, "peer")} connected.` : plain(sentence(quiet)));
   };
   const showNode = (newNode) => {

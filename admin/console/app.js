@@ -34,6 +34,7 @@ const PAGES = GROUPS.flatMap(([, pages]) => pages);
 
 const app = document.getElementById("app");
 let leave = () => {};
+let isSignedIn = false;
 
 // ---------------------------------------------------------------- Signing in
 
@@ -48,14 +49,17 @@ async function signIn(token) {
   setToken(token);
   try {
     const view = await get("/api/v1/token");
+    isSignedIn = true;
     showFrame(view);
   } catch (error) {
     setToken(null);
+    if (error.status === 401) throw new Error("The gateway does not accept this token. Check that all of it was copied, or create a new one.");
     throw error;
   }
 }
 
 function signOut(message) {
+  isSignedIn = false;
   leave();
   leave = () => {};
   live.reset();
@@ -65,7 +69,7 @@ function signOut(message) {
 
 function showSignIn(message) {
   document.title = "Sign in – Causeway";
-  const token = input({ type: "password", name: "token", autocomplete: "current-password", required: true, autofocus: true });
+  const token = input({ type: "password", name: "token", autocomplete: "current-password", required: true });
   const action = async () => {
     const value = token.value.trim();
     if (value === "") throw new Error("Enter a token.");
@@ -116,7 +120,8 @@ function showFrame(token) {
     toggle.focus();
   });
   const main = h("main", { id: "main" });
-  const signOutButton = h("button", { type: "button", class: "bare", "aria-label": "Sign out", onclick: () => signOut() }, icon("out"), h("span", {}, "Sign out"));
+  const signOutButton = h("button", { type: "button", class: "bare", "aria-label": "Sign out", onclick: () => signOut() },
+    icon("out"), h("span", {}, "Sign out"));
   const skip = h("a", { href: "#main", class: "skip" }, "Skip to the content");
   skip.addEventListener("click", (event) => {
     event.preventDefault();
@@ -213,7 +218,9 @@ function showPage(page, main, { token, may, query }) {
 
 // ---------------------------------------------------------------- Start
 
-whenUnauthorised(() => signOut("The gateway no longer accepts this token: it was revoked or has expired."));
+whenUnauthorised(() => {
+  if (isSignedIn) signOut("The gateway no longer accepts this token: it was revoked or has expired.");
+});
 
 async function start() {
   const token = takeTokenFromUrl();
@@ -231,6 +238,7 @@ async function start() {
 // A link with a token that is opened in this tab again signs in anew.
 window.addEventListener("hashchange", () => {
   if (location.hash.startsWith("#token=")) {
+    isSignedIn = false;
     leave();
     leave = () => {};
     live.reset();

@@ -22,6 +22,8 @@ const needsAll = ({ content, format }) => ["file", "raw"].includes(content.kind)
 
 // The state of the network is told for each known root, unless there is no network.
 const isOffline = ({ root, network }) => Boolean(root) && !network;
+// An identity hash is the data itself: no block is stored.
+const isInCid = ({ content, blocks }) => content !== null && content.blocks_here + content.missing_blocks + blocks.length === 0;
 const isWithheld = ({ policy }) => Boolean(policy) && policy.verdict !== "allow";
 
 // The tier that the answer would come from: the farthest one that all of it needs. "none" is an answer without blocks.
@@ -32,7 +34,7 @@ export function tierOf(view) {
   // A path that leads nowhere, or one that could not be read.
   if (!content) return blocks.length === 0 ? "none" : blocks.every((block) => block.ram) ? "ram" : "disk";
   if (needsAll(view) && content.missing_blocks > 0) return "network";
-  if (content.blocks_here === 0 && blocks.length === 0) return "none";
+  if (isInCid(view)) return "none";
   const isInRam = blocks.every((block) => block.ram) && (!needsAll(view) || content.ram_blocks >= content.blocks_here);
   return isInRam ? "ram" : "disk";
 }
@@ -55,6 +57,7 @@ export function headlineOf(view) {
   if (answer && answer.status >= 400) return [`Answered with ${statusText(answer.status)}`, "warning"];
   if (tier === "ram") return ["Answered from RAM", "ok"];
   if (tier === "disk") return ["Answered from the disk", "ok"];
+  if (isInCid(view)) return ["Answered from the CID: it contains the data", "ok"];
   if (tier === "none") return [`Answered without content${answer ? `: ${statusText(answer.status)}` : ""}`, "info"];
   if (isOffline(view)) return ["Blocks are missing, and this node is offline", "warning"];
   const isStored = content && content.blocks_here > 0;
@@ -69,7 +72,7 @@ export function summaryOf(view) {
   const { answer, content, missing, network, fetched } = view;
   const parts = [];
   if (answer) parts.push(`The response is ${statusText(answer.status)}${answer.bytes === null ? "" : ` with ${bytes(answer.bytes)}`}.`);
-  if (content) {
+  if (content && !isInCid(view)) {
     const { ram_blocks: ram, disk_blocks: disk, missing_blocks: lacking, pinned_blocks: pinned } = content;
     parts.push(`Of its blocks, ${are(ram)} in RAM and ${count(disk)} on the disk; ${atLeast(content)}${are(lacking)} missing.`);
     parts.push(pinned === 0 ? "None is pinned." : `${are(pinned)} pinned.`);
@@ -151,7 +154,7 @@ const KINDS = { file: "File", directory: "Directory", symlink: "Symbolic link", 
 
 function targetStep({ content, root, missing, remembered }) {
   if (!content) return step("Content", "quiet", root ? identifier(root) : null, note(missing ? "A block on the path is missing." : "It was not read."));
-  const pinned = content.pinned_blocks > 0 && content.pinned_blocks >= content.blocks_here ? badge("Pinned", "ok")
+  const pinned = content.blocks_here === 0 ? null : content.pinned_blocks > 0 && content.pinned_blocks >= content.blocks_here ? badge("Pinned", "ok")
     : content.pinned_blocks > 0 ? badge("Partly pinned", "info") : badge("Not pinned");
   return step("Content", "",
     h("p", {}, h("b", {}, KINDS[content.kind] ?? content.kind), content.bytes === null ? null : ` of ${bytes(content.bytes)}`, " ", pinned),
@@ -177,7 +180,6 @@ function tiers(view) {
 
 // How many of the known blocks a tier has.
 function amount(part, whole, name, colour, isMore) {
-  if (whole === 0) return strongly("Nothing is known yet");
   return [
     h("p", { class: "amount" }, h("b", {}, count(part)), ` of ${isMore ? "at least " : ""}${plural(whole, "block")}`),
     meter(part, whole, `Blocks in ${name}`, `c${colour}`),
@@ -192,6 +194,8 @@ function known({ content, blocks, missing }, has, below) {
   return { part: blocks.filter(has).length, whole: Math.max(blocks.length, missing ? 1 : 0), isMore: true };
 }
 
+const nothing = (view) => strongly(tierOf(view) === "none" ? "Not asked" : "Not known yet");
+
 const onPath = (blocks, has) => (blocks.length === 0 ? null : `Path: ${count(blocks.filter(has).length)} of ${plural(blocks.length, "block")}`);
 
 const about = (...texts) => texts.filter((text) => text).map((text) => note(text));
@@ -200,7 +204,7 @@ function ramBox(view) {
   const { part, whole, isMore } = known(view, (block) => block.ram, "ram_blocks");
   const encoded = view.content?.encoded;
   const zstd = !encoded ? null : encoded.compressed ? `Sent as zstd: ${bytes(encoded.ram_bytes)} of it in RAM` : "Sent without compression";
-  return { name: "RAM", colour: 1, content: [amount(part, whole, "RAM", 1, isMore), about(onPath(view.blocks, (block) => block.ram), zstd)] };
+  return { name: "RAM", colour: 1, content: [whole === 0 ? nothing(view) : amount(part, whole, "RAM", 1, isMore), about(onPath(view.blocks, (block) => block.ram), zstd)] };
 }
 
 function diskBox(view) {
@@ -208,7 +212,7 @@ function diskBox(view) {
   const pinned = view.content?.pinned_blocks ?? view.blocks.filter((block) => block.pinned).length;
   const text = pinned === 0 ? "None is pinned: they may be evicted" : `${plural(pinned, "block")} pinned`;
   const texts = about(onPath(view.blocks, (block) => block.disk), part > 0 ? text : null);
-  return { name: "Disk", colour: 3, content: [amount(part, whole, "the disk", 3, isMore), texts] };
+  return { name: "Disk", colour: 3, content: [whole === 0 ? nothing(view) : amount(part, whole, "the disk", 3, isMore), texts] };
 }
 
 function networkBox(view) {
@@ -348,12 +352,12 @@ function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
   ];
   const list = table("The search for providers", [
     { title: "Asked or found", cell: ({ who }) => who },
-    { title: `What happened, from the start to ${duration(whole)}`, cell: ({ what, line }) => [what, line] },
+    { title: "What happened", cell: ({ what, line }) => [what, line] },
   ], { key: (row) => row.key, empty: "Nobody was asked, and nobody was found." });
   list.show(rows);
   return [
     h("h3", {}, "Search for providers"),
-    note(`It began ${wholeDuration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}.`),
+    note(`It began ${wholeDuration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}. Each line is ${duration(whole)} long.`),
     list,
     h("ul", { class: "legend" }, MARKS.map(([colour, name]) => h("li", {}, h("i", { class: colour }), name))),
     further > 0 ? note(`${plural(further, "more provider")} found.`) : null,

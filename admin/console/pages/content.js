@@ -4,7 +4,7 @@ import { call, get, lines, withQuery } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
 import { chainOf, headlineOf, networkCard, pathBlocks, picture, summaryOf } from "../lib/explained.js";
 import { bytes, count, duration, plural } from "../lib/format.js";
-import { listeners } from "../lib/gateway.js";
+import { listeners } from "../lib/listeners.js";
 import { requestOf } from "../lib/subject.js";
 import { button, card, confirm, dialog, emptyState, errorNotice, field, form, input, pageHead, progress, submit, toast } from "../lib/ui.js";
 

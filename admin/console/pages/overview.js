@@ -4,7 +4,7 @@ import { ApiError, get } from "../lib/api.js";
 import { chart, sparkline } from "../lib/chart.js";
 import { append, fill, h, plain, setText, uniqueId } from "../lib/dom.js";
 import { byteRate, bytes, clock, count, duration, plural, rate, sentence, share, time, wholeDuration } from "../lib/format.js";
-import { listeners } from "../lib/gateway.js";
+import { listeners } from "../lib/listeners.js";
 import * as live from "../lib/live.js";
 import { Samples } from "../lib/samples.js";
 import { badge, card, copyButton, icon, identifier, meter, pageHead } from "../lib/ui.js";
@@ -15,7 +15,7 @@ const HEALTH_EVERY = 10;
 const HISTORY_EVERY = 30;
 const NODE_EVERY = 60;
 // In milliseconds, if the gateway has not answered by then.
-const APPEARS_AFTER = 1500;
+const APPEARS_AFTER = 5000;
 // Five minutes of samples beside a figure.
 const SPARK_SAMPLES = 60;
 

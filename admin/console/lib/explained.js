@@ -204,7 +204,8 @@ function ramBox(view) {
   const { part, whole, isMore } = known(view, (block) => block.ram, "ram_blocks");
   const encoded = view.content?.encoded;
   const zstd = !encoded ? null : encoded.compressed ? `Sent as zstd: ${bytes(encoded.ram_bytes)} of it in RAM` : "Sent without compression";
-  return { name: "RAM", colour: 1, content: [whole === 0 ? nothing(view) : amount(part, whole, "RAM", 1, isMore), about(onPath(view.blocks, (block) => block.ram), zstd)] };
+  const texts = about(onPath(view.blocks, (block) => block.ram), zstd);
+  return { name: "RAM", colour: 1, content: [whole === 0 ? nothing(view) : amount(part, whole, "RAM", 1, isMore), texts] };
 }
 
 function diskBox(view) {
@@ -357,7 +358,8 @@ function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
   list.show(rows);
   return [
     h("h3", {}, "Search for providers"),
-    note(`It began ${wholeDuration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}. Each line is ${duration(whole)} long.`),
+    note(`It began ${wholeDuration(ago)} ago and ${seconds === null ? "is still running" : `took ${duration(seconds)}`}. ` +
+      `Each line is ${duration(whole)} long.`),
     list,
     h("ul", { class: "legend" }, MARKS.map(([colour, name]) => h("li", {}, h("i", { class: colour }), name))),
     further > 0 ? note(`${plural(further, "more provider")} found.`) : null,

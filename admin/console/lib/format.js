@@ -52,6 +52,12 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days ${hours % 24} h`;
 }
 
+// A duration of which fractions of a second say nothing, such as an age.
+export const wholeDuration = (seconds) => (missing(seconds) || seconds >= 60 ? duration(seconds) : `${Math.max(0, Math.floor(seconds))} s`);
+
+// Words of the gateway as a sentence. One that begins with an identifier stays as it is.
+export const sentence = (text) => `${text.replace(/^[a-z]{1,12}(?= )/, (word) => word[0].toUpperCase() + word.slice(1))}${/[.!?]$/.test(text) ? "" : "."}`;
+
 const DATE = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
 const CLOCK = new Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
 

@@ -23,6 +23,10 @@ const ICONS = {
   close: "M6 6l12 12M18 6L6 18",
   menu: "M4 7h16M4 12h16M4 17h16",
   out: "M10 5H5v14h5M14 8l4 4-4 4m4-4H9",
+  ok: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18M8 12.5l2.7 2.7L16 9.5",
+  alert: "M12 4 2.8 19.5h18.4zM12 10v4.2m0 2.6v.1",
+  info: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18M12 11v5.5m0-9v.1",
+  search: "M11 5a6 6 0 1 0 0 12 6 6 0 0 0 0-12m4.5 10.5L20 20",
 };
 
 // An icon beside text that says the same; it is hidden from screen readers.
@@ -79,13 +83,18 @@ export function facts(rows) {
   return h("dl", { class: "facts" }, shown);
 }
 
-// A bar of how much of a budget is used; `tone` as for a badge.
+// A bar of how much of a budget is used; `tone` as for a badge, or c1 to c5. `show(part, whole, tone)` of the result changes it.
 export function meter(part, whole, label, tone = "ok") {
-  const percent = whole > 0 ? Math.min(100, (100 * part) / whole) : 0;
-  const bar = h("div", { class: `meter ${tone}`, role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(percent) });
   const filled = h("span", {});
-  filled.style.width = `${percent}%`;
-  return append(bar, filled);
+  const bar = h("div", { role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, filled);
+  const show = (newPart, newWhole, newTone = tone) => {
+    const percent = newWhole > 0 ? Math.min(100, (100 * newPart) / newWhole) : 0;
+    bar.className = `meter ${newTone}`;
+    bar.setAttribute("aria-valuenow", Math.round(percent));
+    filled.style.width = `${percent}%`;
+  };
+  show(part, whole);
+  return Object.assign(bar, { show });
 }
 
 // Progress of work; without a share it moves to say that the work goes on.

@@ -59,6 +59,18 @@ export const emptyState = (text, advice) => h("div", { class: "empty" }, h("p", 
 // An error, said where it happened.
 export const errorNotice = (error) => h("p", { class: "notice error", role: "alert" }, error.message);
 
+// A place for the error of a request that is repeated, with `show(error)`; null takes it away. The same error is said once.
+export function errorPlace() {
+  const element = h("div", {});
+  let text = null;
+  const show = (error) => {
+    if ((error?.message ?? null) === text) return;
+    text = error?.message ?? null;
+    fill(element, error ? errorNotice(error) : null);
+  };
+  return Object.assign(element, { show });
+}
+
 // ---------------------------------------------------------------- Structure
 
 // The heading of a page with its actions.
@@ -168,7 +180,11 @@ export function dialog(title, content) {
       element.close();
     };
     append(element, h("div", { class: "dialog-head" }, h("h2", { id }, title), h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => close() }, icon("close"))), content(close));
+    // "Back" shows another page, to which the dialog does not belong.
+    const leave = () => element.close();
+    window.addEventListener("hashchange", leave);
     element.addEventListener("close", () => {
+      window.removeEventListener("hashchange", leave);
       element.remove();
       resolve(result);
     });
@@ -251,8 +267,9 @@ export function table(caption, columns, { key = (row, index) => index, empty = "
     const known = shown.get(id);
     const line = known ?? h("tr", {});
     const cells = columns.map((column) => h("td", { class: classes(column) }, column.cell(row)));
-    // A row with the focus in it is left as it is.
-    if (!known || !line.contains(document.activeElement)) line.replaceChildren(...cells);
+    // A cell with the focus in it is left as it is.
+    if (!known) line.replaceChildren(...cells);
+    else [...line.cells].forEach((cell, index) => cell.contains(document.activeElement) || cell.replaceWith(cells[index]));
     if (onRow) onRow(line, row);
     return line;
   }

@@ -83,5 +83,8 @@ export function shortened(text, ends = 6) {
   return text.length <= 2 * ends + 3 ? text : `${text.slice(0, ends)}…${text.slice(-ends)}`;
 }
 
+// An error's text as a sentence.
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
+
 // "1 pin", "2 pins".
 export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;

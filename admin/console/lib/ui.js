@@ -107,18 +107,18 @@ export function progress(label, share) {
 
 // ---------------------------------------------------------------- Input
 
-// A button. While the promise of `action` is pending it is disabled, and an error becomes a message.
+// A button. While the promise of `action` is pending it does nothing more, and an error becomes a message. It is not disabled
+// then, because that would take the focus away.
 export function button(text, action, { kind = "", iconName, label } = {}) {
   const element = h("button", { type: "button", class: kind, "aria-label": label }, iconName ? icon(iconName) : null, text);
   element.addEventListener("click", async () => {
-    element.disabled = true;
+    if (element.hasAttribute("aria-busy")) return;
     element.setAttribute("aria-busy", "true");
     try {
       await action(element);
     } catch (error) {
       if (error.name !== "AbortError") toast(error.message, "error");
     } finally {
-      element.disabled = false;
       element.removeAttribute("aria-busy");
     }
   });
@@ -151,6 +151,7 @@ export function form(action, ...content) {
   element.addEventListener("submit", async (event) => {
     event.preventDefault();
     const buttons = element.querySelectorAll("button");
+    const focused = document.activeElement;
     fill(failed);
     for (const one of buttons) one.disabled = true;
     try {
@@ -159,6 +160,8 @@ export function form(action, ...content) {
       if (error.name !== "AbortError") fill(failed, errorNotice(error));
     } finally {
       for (const one of buttons) one.disabled = false;
+      // A disabled button has lost the focus.
+      if (element.contains(focused)) focused.focus();
     }
   });
   return element;

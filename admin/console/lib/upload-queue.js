@@ -47,6 +47,8 @@ export class Upload {
 
   change(values) {
     Object.assign(this, values);
+    // The time without a connection is no part of the rate.
+    if (values.state === "retrying") this.#samples = [];
     if (values.offset !== undefined) {
       const at = performance.now();
       this.#samples = [...this.#samples.filter((sample) => at - sample.at < RATE_MS), { at, offset: this.offset }];

@@ -2,7 +2,7 @@
 
 import { call, get } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
-import { ago, byteRate, bytes, count, plural, shortened, time, until } from "../lib/format.js";
+import { ago, byteRate, bytes, count, plural, sentence, shortened, time, until } from "../lib/format.js";
 import { contentHref } from "../lib/gateway.js";
 import { poll } from "../lib/poll.js";
 import { badge, button, card, confirm, dialog, errorPlace, facts, field, form, identifier, input, pageHead, submit, table, toast } from "../lib/ui.js";
@@ -16,7 +16,8 @@ const CHIPS = [["", "All"], [IN_PROGRESS, "In progress"], ["pinned", "Pinned"], 
 const FAST_SECONDS = 2;
 const SLOW_SECONDS = 15;
 
-const isInProgress = ({ status }) => status === "queued" || status === "pinning";
+// Being fetched, or about to be.
+const isInProgress = ({ status, next_attempt_at: next }) => status === "pinning" || (status === "queued" && !(next > Date.now() / 1000 + FAST_SECONDS));
 const nameOf = (pin) => pin.name || pin.cid;
 
 // ---------------------------------------------------------------- Where pins come from
@@ -70,11 +71,11 @@ const ownPins = {
 // Why a pin is in its status, in a sentence; null if there is nothing to say.
 function reason(pin) {
   const { status, details, attempts, next_attempt_at: next, said } = pin;
-  if (said !== undefined) return said;
+  if (said !== undefined) return sentence(said.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/, (at) => time(Date.parse(at) / 1000)));
   if (status === "queued" && attempts > 0) return `Attempt ${attempts} failed: ${details ?? "no reason is known"}. The next one is due ${until(next)}.`;
-  if (status === "queued") return details ?? "Waits for a free slot.";
-  if (status === "pinning" && details) return `Is fetched again after an error: ${details}`;
-  if (status === "failed") return `${details ?? "No reason is known."}${attempts > 1 ? ` (after ${attempts} attempts)` : ""}`;
+  if (status === "queued") return sentence(details ?? "Waits for a free slot");
+  if (status === "pinning" && details) return sentence(`Is fetched again after an error: ${details}`);
+  if (status === "failed") return sentence(`${details ?? "No reason is known"}${attempts > 1 ? ` (after ${attempts} attempts)` : ""}`);
   return null;
 }
 

@@ -3,7 +3,7 @@
 import { send } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
 import { chosen, dropped, withoutHidden } from "../lib/files.js";
-import { byteRate, bytes, count, plural, share, span, time, until } from "../lib/format.js";
+import { byteRate, bytes, count, plural, sentence, share, span, time, until } from "../lib/format.js";
 import { contentHref, encoded, gatewayOrigin } from "../lib/gateway.js";
 import { poll } from "../lib/poll.js";
 import * as tus from "../lib/tus.js";
@@ -79,7 +79,7 @@ function queryOf(content, options, asCar) {
 
 function rootOf({ name, cid, path, bytes: size }, origin) {
   return h("li", {},
-    origin ? h("a", { href: origin + encoded(path), target: "_blank", rel: "noopener noreferrer" }, name ?? path) : name ?? path,
+    origin ? h("a", { href: origin + encoded(path), target: "_blank", rel: "noopener noreferrer" }, name ?? "Open at the gateway") : name,
     " ", identifier(cid, { href: contentHref(path) }), " ", h("span", { class: "muted" }, bytes(size)));
 }
 
@@ -91,8 +91,6 @@ function rootsOf(result, origin) {
 
 // ---------------------------------------------------------------- One upload
 
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
-
 function progressText(upload) {
   const { state, offset, length, rate, retryMs, error } = upload;
   const sent = `${bytes(offset)} of ${bytes(length)} (${share(offset, length)})`;
@@ -102,6 +100,11 @@ function progressText(upload) {
   if (state === "retrying") return `${sent}. ${sentence(error.message)} The next attempt is in ${Math.round(retryMs / 1000)} s.`;
   if (state === "paused") return `Paused, ${sent}`;
   return sent;
+}
+
+function failureText({ error, kind }) {
+  const hint = kind === "car" && error.canResume === false ? " To keep it as a plain file, turn off the import of .car files in the options." : "";
+  return sentence(error.message) + hint;
 }
 
 const KINDS = { file: () => null, car: () => "CAR file", folder: ({ files }) => `Folder, ${plural(files, "file")}` };
@@ -147,7 +150,7 @@ function uploadRow(upload, { origin, announce, cancel, onEnd }) {
       case "paused": return [resume("Resume"), stop];
       // The gateway carries an import through.
       case "importing": return [];
-      case "failed": return upload.error.canResume === false ? [stop] : [resume(upload.path === null ? "Try again" : "Resume"), stop];
+      case "failed": return upload.error.canResume === false ? [act("Dismiss", () => queue.cancel(upload))] : [resume(upload.path === null ? "Try again" : "Resume"), stop];
       default: return [dismiss];
     }
   }
@@ -158,8 +161,8 @@ function uploadRow(upload, { origin, announce, cancel, onEnd }) {
     if (hadFocus) actions.querySelector("button")?.focus();
     fill(state, badge(...STATES[upload.state]));
     bar.hidden = upload.state === "done" || upload.state === "failed";
-    text.hidden = upload.state === "done";
-    fill(more, upload.state === "failed" ? errorNotice(upload.error) : null, upload.state === "done" ? rootsOf(upload.result, origin()) : null);
+    text.hidden = bar.hidden;
+    fill(more, upload.state === "failed" ? errorNotice({ message: failureText(upload) }) : null, upload.state === "done" ? rootsOf(upload.result, origin()) : null);
     // What the page shows when it is opened is no news.
     if (shown !== null) {
       const milestone = milestoneOf(shown, upload);

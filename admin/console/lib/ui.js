@@ -41,7 +41,8 @@ export function identifier(text, { href, ends = 8 } = {}) {
   return h("span", { class: "identifier" }, shown, copyButton(text));
 }
 
-export function copyButton(text) {
+// `name` is what a screen reader says in the place of a text that is long or secret.
+export function copyButton(text, name = text) {
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
@@ -50,7 +51,7 @@ export function copyButton(text) {
       toast("The browser does not allow copying here.", "error");
     }
   };
-  return h("button", { type: "button", class: "bare", title: "Copy", "aria-label": `Copy ${text}`, onclick: copy }, icon("copy"));
+  return h("button", { type: "button", class: "bare", title: "Copy", "aria-label": `Copy ${name}`, onclick: copy }, icon("copy"));
 }
 
 // What is shown in the place of an empty list.

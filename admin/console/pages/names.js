@@ -2,7 +2,7 @@
 
 import { call, get } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
-import { ago, count, span, time, until } from "../lib/format.js";
+import { ago, count, plural, sentence, span, time, until } from "../lib/format.js";
 import { contentHref } from "../lib/gateway.js";
 import { poll } from "../lib/poll.js";
 import {
@@ -93,7 +93,7 @@ function exportKey({ name }) {
       fill(place,
         field("Private key", text),
         h("div", { class: "actions" },
-          copyButton(exported.key),
+          copyButton(exported.key, "the private key"),
           saveButton(name, exported.format, exported.key),
           h("button", { type: "button", onclick: () => close() }, "Close")));
       text.focus();
@@ -143,12 +143,20 @@ function publishForm(keys, { key, path } = {}) {
   });
 }
 
+const DHTS = { lan: "LAN DHT", wan: "WAN DHT" };
+
+// A record is stored by several peers of a DHT, and by a router as a whole.
+function putOf([target, peers]) {
+  if (DHTS[target]) return `${DHTS[target]}: ${plural(peers, "peer")}`;
+  return `${target}: ${peers > 0 ? "accepted" : "not yet"}`;
+}
+
 function putsCell({ status, puts }) {
   const takers = Object.entries(puts);
   const isPublished = takers.some(([, peers]) => peers > 0);
   return [
     badge(isPublished ? "Published" : "Stored locally", isPublished ? "ok" : "warning"),
-    h("div", { class: "sub" }, takers.length > 0 ? takers.map(([target, peers]) => h("div", {}, `${target}: ${count(peers)}`)) : status),
+    h("div", { class: "sub" }, takers.length > 0 ? takers.map((put) => h("div", { class: "whole" }, putOf(put))) : sentence(status)),
   ];
 }
 
@@ -162,7 +170,7 @@ function validityCell({ valid_until_at: at }) {
 function stepOf({ name, source, value, error, age_seconds: age, fresh_for_seconds: fresh, valid_until_at: at, sequence }) {
   return h("li", {},
     h("div", { class: "break" }, h("span", { class: "mono" }, name), " → ", value ? pathLink(value) : h("span", { class: "muted" }, "no value")),
-    error ? h("div", { class: "notice error break" }, error) : null,
+    error ? h("div", { class: "notice error break" }, sentence(error)) : null,
     h("div", { class: "sub" }, [
       `From ${SOURCES[source] ?? source}`,
       age !== null && `${span(age)} old`,
@@ -176,7 +184,8 @@ function resolvedView({ name, old, new: now, error, changed, steps }) {
   const said = error ? badge("Failed", "error") : changed ? badge("Changed", "info") : badge("Unchanged", "ok");
   return h("div", { class: "resolved" },
     facts([["Name", [name, " ", said]], ["Path", pathLink(now)], changed && old ? ["Before", pathLink(old)] : null]),
-    error ? h("p", { class: "notice error break" }, error, old ? " The previous value stays in use while it is valid." : "") : null,
+    error && old ? h("p", { class: "notice warning" }, "The previous value stays in use while it is valid.") : null,
+    error && !steps.some((step) => step.error === error) ? h("p", { class: "notice error break" }, sentence(error)) : null,
     steps.length > 0 ? [h("h3", {}, "Steps"), h("ol", { class: "steps" }, steps.map(stepOf))] : null);
 }
 

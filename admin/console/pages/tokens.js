@@ -125,7 +125,7 @@ function showCreated({ token, name, scopes }) {
     const text = input({ readonly: true, class: "mono", value: token, onfocus: (event) => event.target.select() });
     return [
       h("p", { class: "notice warning" }, "Copy the token now: it is shown this once. The gateway keeps only its hash."),
-      h("div", { class: "with-unit" }, field(`Token "${name}" (${scopes.join(", ")})`, text), copyButton(token)),
+      h("div", { class: "with-unit" }, field(`Token "${name}" (${scopes.join(", ")})`, text), copyButton(token, "the token")),
       h("p", { class: "muted" },
         "Programs send it as ", h("code", {}, "Authorization: Bearer TOKEN"), "; ", h("code", {}, "causeway"), " takes it from ",
         h("code", {}, "CAUSEWAY_ADMIN_TOKEN"), "."),

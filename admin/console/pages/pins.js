@@ -227,7 +227,7 @@ function show(main, context) {
   const chips = chipsOf((status) => change({ status }));
   const filters = filterForm(context, source, change);
   const retryAll = button("Retry all failed on this page", retryFailed);
-  retryAll.hidden = true;
+  retryAll.disabled = true;
   const rows = table("Pins", [
     { title: "Status", cell: statusCell },
     { title: "Content", cell: contentCell },
@@ -257,9 +257,10 @@ function show(main, context) {
 
   function sizeCell(pin) {
     const known = before.get(pin.requestid);
-    const rate = known && pin.bytes > known.bytes ? (pin.bytes - known.bytes) / ((Date.now() - known.at) / 1000) : null;
+    const rate = known && pin.bytes > known.bytes ? (pin.bytes - known.bytes) / ((Date.now() - known.at) / 1000) : 0;
     if (pin.status === "failed" && pin.blocks === 0) return "–";
-    return [h("div", {}, bytes(pin.bytes)), h("div", { class: "sub" }, plural(pin.blocks, "block"), rate === null ? null : `, ${byteRate(rate)}`)];
+    const blocks = h("div", { class: "sub" }, plural(pin.blocks, "block"), pin.status === "pinning" ? `, ${byteRate(rate)}` : null);
+    return h("div", { class: "size" }, bytes(pin.bytes), blocks);
   }
 
   function actionsCell(pin) {
@@ -358,7 +359,7 @@ function show(main, context) {
     newer.disabled = cursor === "";
     older.disabled = rest <= 0;
     setText(place, pins.length === 0 ? "" : `${plural(pins.length, "pin")}, ${count(rest)} older`);
-    retryAll.hidden = !pins.some((pin) => pin.status === "failed");
+    retryAll.disabled = !pins.some((pin) => pin.status === "failed");
   }
 
   const refresh = poll(context.signal, load, () => (pins.some(isInProgress) ? FAST_SECONDS : SLOW_SECONDS));

@@ -65,14 +65,32 @@ const CLOCK = new Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
 export const time = (at) => (missing(at) ? DASH : DATE.format(new Date(at * 1000)));
 export const clock = (at) => (missing(at) ? DASH : CLOCK.format(new Date(at * 1000)));
 
+// A duration in seconds as people say it, in one unit.
+export function span(seconds) {
+  if (missing(seconds)) return DASH;
+  if (seconds < 59.5) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 3570) return `${Math.round(seconds / 60)} min`;
+  return seconds < 48 * 3600 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`;
+}
+
 // How long ago a time was.
-export const ago = (at) => (missing(at) ? DASH : `${duration(Math.max(0, Math.floor(Date.now() / 1000 - at)))} ago`);
+export const ago = (at) => (missing(at) ? DASH : `${span(Date.now() / 1000 - at)} ago`);
+
+// When a time will be.
+export function until(at) {
+  if (missing(at)) return DASH;
+  const seconds = at - Date.now() / 1000;
+  return seconds < 1 ? "now" : `in ${span(seconds)}`;
+}
 
 // A long identifier (CID, peer ID) with its middle left out.
 export function shortened(text, ends = 6) {
   if (missing(text)) return DASH;
   return text.length <= 2 * ends + 3 ? text : `${text.slice(0, ends)}…${text.slice(-ends)}`;
 }
+
+// An error's text as a sentence.
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 
 // "1 pin", "2 pins".
 export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;

@@ -45,7 +45,8 @@ export function identifier(text, { href, ends = 8 } = {}) {
   return h("span", { class: "identifier" }, shown, copyButton(text));
 }
 
-export function copyButton(text) {
+// `name` is what a screen reader says in the place of a text that is long or secret.
+export function copyButton(text, name = text) {
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
@@ -54,7 +55,7 @@ export function copyButton(text) {
       toast("The browser does not allow copying here.", "error");
     }
   };
-  return h("button", { type: "button", class: "bare", title: "Copy", "aria-label": `Copy ${text}`, onclick: copy }, icon("copy"));
+  return h("button", { type: "button", class: "bare", title: "Copy", "aria-label": `Copy ${name}`, onclick: copy }, icon("copy"));
 }
 
 // What is shown in the place of an empty list.
@@ -62,6 +63,18 @@ export const emptyState = (text, advice) => h("div", { class: "empty" }, h("p", 
 
 // An error, said where it happened.
 export const errorNotice = (error) => h("p", { class: "notice error", role: "alert" }, error.message);
+
+// A place for the error of a request that is repeated, with `show(error)`; null takes it away. The same error is said once.
+export function errorPlace() {
+  const element = h("div", {});
+  let text = null;
+  const show = (error) => {
+    if ((error?.message ?? null) === text) return;
+    text = error?.message ?? null;
+    fill(element, error ? errorNotice(error) : null);
+  };
+  return Object.assign(element, { show });
+}
 
 // ---------------------------------------------------------------- Structure
 
@@ -104,18 +117,18 @@ export function progress(label, share) {
 
 // ---------------------------------------------------------------- Input
 
-// A button. While the promise of `action` is pending it is disabled, and an error becomes a message.
+// A button. While the promise of `action` is pending it does nothing more, and an error becomes a message. It is not disabled
+// then, because that would take the focus away.
 export function button(text, action, { kind = "", iconName, label } = {}) {
   const element = h("button", { type: "button", class: kind, "aria-label": label }, iconName ? icon(iconName) : null, text);
   element.addEventListener("click", async () => {
-    element.disabled = true;
+    if (element.hasAttribute("aria-busy")) return;
     element.setAttribute("aria-busy", "true");
     try {
       await action(element);
     } catch (error) {
       if (error.name !== "AbortError") toast(error.message, "error");
     } finally {
-      element.disabled = false;
       element.removeAttribute("aria-busy");
     }
   });
@@ -148,6 +161,7 @@ export function form(action, ...content) {
   element.addEventListener("submit", async (event) => {
     event.preventDefault();
     const buttons = element.querySelectorAll("button");
+    const focused = document.activeElement;
     fill(failed);
     for (const one of buttons) one.disabled = true;
     try {
@@ -156,6 +170,8 @@ export function form(action, ...content) {
       if (error.name !== "AbortError") fill(failed, errorNotice(error));
     } finally {
       for (const one of buttons) one.disabled = false;
+      // A disabled button has lost the focus.
+      if (element.contains(focused)) focused.focus();
     }
   });
   return element;
@@ -177,7 +193,11 @@ export function dialog(title, content) {
       element.close();
     };
     append(element, h("div", { class: "dialog-head" }, h("h2", { id }, title), h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => close() }, icon("close"))), content(close));
+    // "Back" shows another page, to which the dialog does not belong.
+    const leave = () => element.close();
+    window.addEventListener("hashchange", leave);
     element.addEventListener("close", () => {
+      window.removeEventListener("hashchange", leave);
       element.remove();
       resolve(result);
     });
@@ -260,8 +280,9 @@ export function table(caption, columns, { key = (row, index) => index, empty = "
     const known = shown.get(id);
     const line = known ?? h("tr", {});
     const cells = columns.map((column) => h("td", { class: classes(column) }, column.cell(row)));
-    // A row with the focus in it is left as it is.
-    if (!known || !line.contains(document.activeElement)) line.replaceChildren(...cells);
+    // A cell with the focus in it is left as it is.
+    if (!known) line.replaceChildren(...cells);
+    else [...line.cells].forEach((cell, index) => cell.contains(document.activeElement) || cell.replaceWith(cells[index]));
     if (onRow) onRow(line, row);
     return line;
   }

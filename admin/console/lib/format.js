@@ -70,3 +70,11 @@ export function shortened(text, ends = 6) {
 
 // "1 pin", "2 pins".
 export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;
+
+const FACTORS = { "": 1, b: 1, k: 1e3, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40 };
+
+// The bytes of a size that was typed, such as "10 GiB" or "500kB"; NaN if it is none.
+export function parseBytes(text) {
+  const [, number, unit] = /^\s*([\d.]+)\s*([a-z]*)\s*$/i.exec(text) ?? [];
+  return number === undefined ? Number.NaN : Math.round(Number(number) * (FACTORS[unit.toLowerCase()] ?? Number.NaN));
+}

@@ -181,7 +181,7 @@ export const submit = (text, kind = "primary") => h("button", { type: "submit", 
 // ---------------------------------------------------------------- Dialogs and messages
 
 // A modal dialog with a title. `content(close)` returns what is in it; the promise has what `close` was called with,
-// or undefined if it was dismissed.
+// or undefined if it was dismissed, or the page was left.
 export function dialog(title, content) {
   return new Promise((resolve) => {
     const id = uniqueId("dialog");
@@ -192,7 +192,10 @@ export function dialog(title, content) {
       element.close();
     };
     append(element, h("div", { class: "dialog-head" }, h("h2", { id }, title), h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => close() }, icon("close"))), content(close));
+    const leave = () => close();
+    window.addEventListener("hashchange", leave);
     element.addEventListener("close", () => {
+      window.removeEventListener("hashchange", leave);
       element.remove();
       resolve(result);
     });
@@ -352,6 +355,7 @@ export function table(caption, columns, options = {}) {
       if (order.column === index) cell.setAttribute("aria-sort", order.descending ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
+    const focused = body.contains(document.activeElement) ? document.activeElement : null;
     const kept = new Set();
     let before = null;
     const place = (one) => {
@@ -374,6 +378,9 @@ export function table(caption, columns, options = {}) {
         shown.delete(id);
       }
     }
+    // A row that is moved loses the focus.
+    if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
+    else if (focused && !focused.isConnected) wrap.focus({ preventScroll: true });
     setText(none, noneText);
     none.hidden = rows.length > 0;
     wrap.hidden = rows.length === 0;

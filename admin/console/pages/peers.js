@@ -35,8 +35,8 @@ function directionOf(peer) {
   return directions[0] === "in" ? "Inbound" : "Outbound";
 }
 
-// "kubo/0.40.0/3f0947b/docker" is "kubo 0.40.0".
-const agentOf = ({ agent }) => (agent ? agent.split("/").slice(0, 2).join(" ").slice(0, 40) : "Unknown");
+// "kubo/0.40.0/3f0947b/docker" is "kubo/0.40.0".
+const agentOf = ({ agent }) => (agent ? agent.split("/").slice(0, 2).join("/").slice(0, 40) : "Unknown");
 
 const connectedFor = (peer) => duration(Math.floor(peer.connected_seconds));
 
@@ -196,10 +196,13 @@ export function commonest(peers) {
   return [...all.slice(0, AGENTS), { name: plural(others.length, "other agent"), number, of: peers.length, isRest: true }];
 }
 
-const searchFor = (name) => `#/peers?search=${encodeURIComponent(name.replace(" ", "/"))}`;
+function agentCell({ name, isRest }) {
+  if (isRest || name === "Unknown") return name;
+  return h("a", { href: `#/peers?search=${encodeURIComponent(name)}`, title: "Show the peers with this agent" }, name.replace("/", " "));
+}
 
 const agentsTable = () => table("Agents of the peers", [
-  { title: "Agent", cell: ({ name, isRest }) => (isRest || name === "Unknown" ? name : h("a", { href: searchFor(name) }, name)) },
+  { title: "Agent", cell: agentCell },
   { title: "Peers", numeric: true, cell: ({ number }) => count(number) },
   { title: "Share", cell: ({ name, number, of }) => h("div", { class: "bar" }, meter(number, of, `Share of ${name}`), h("span", {}, share(number, of))) },
 ], { key: ({ name }) => name, empty: "No peers." });
@@ -222,7 +225,6 @@ async function connect(pageSignal, connected) {
   const timeout = select(TIMEOUTS, "30");
   const waiting = h("div", { role: "status" });
   const view = await dialog("Connect with a peer", (close) => {
-    pageSignal.addEventListener("abort", () => close(), { once: true });
     const action = async () => {
       const text = address.value.trim();
       if (text === "") throw new Error("Enter the address or the ID of a peer.");

@@ -59,8 +59,11 @@ const CLOCK = new Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
 export const time = (at) => (missing(at) ? DASH : DATE.format(new Date(at * 1000)));
 export const clock = (at) => (missing(at) ? DASH : CLOCK.format(new Date(at * 1000)));
 
+// Times have a precision of seconds, and so have their distances.
+export const wholeSeconds = (seconds) => (seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds));
+
 // How long ago a time was.
-export const ago = (at) => (missing(at) ? DASH : `${duration(Math.max(0, Math.floor(Date.now() / 1000 - at)))} ago`);
+export const ago = (at) => (missing(at) ? DASH : `${wholeSeconds(Date.now() / 1000 - at)} ago`);
 
 // A long identifier (CID, peer ID) with its middle left out.
 export function shortened(text, ends = 6) {

@@ -249,7 +249,8 @@ export function table(caption, columns, options = {}) {
   const shown = new Map();
   const heads = columns.map((column, index) => head(column, index));
   const none = h("p", { class: "empty muted", hidden: true }, empty);
-  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption },
+  // It can be scrolled by keys.
+  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "group", "aria-label": caption },
     h("table", {}, h("caption", { class: "hidden" }, caption),
       h("thead", {}, h("tr", {}, details ? h("th", { scope: "col", class: "toggle" }, h("span", { class: "hidden" }, "Details")) : null, heads)), body));
   const amount = h("span", { class: "muted" });

@@ -103,7 +103,7 @@ function show(main, context) {
   };
 
   append(main,
-    pageHead("Audit", "The changes that were requested with tokens, and by commands on the data folder. The newest are first.",
+    pageHead("Audit", "The changes that tokens and commands requested, the newest first.",
       button("Save as JSON lines", save), button("Refresh", load, { kind: "primary" })),
     place, card("Entries", filter, found, rows));
   load();

@@ -3,7 +3,7 @@
 import { call, get } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
-import { byteRate, bytes, count, duration, plural, share, shortened } from "../lib/format.js";
+import { byteRate, bytes, count, duration, plural, share, shortened, wholeSeconds } from "../lib/format.js";
 import { repeat } from "../lib/repeat.js";
 import {
   badge, button, card, confirm, dialog, facts, field, form, identifier, input, meter, pageHead, progress, select, submit, table, tile, toast,
@@ -12,7 +12,7 @@ import {
 const REFRESH_SECONDS = 3;
 const ROWS = 200;
 // The commonest agents that are shown; the others are counted together, so that the height of the list stays.
-const AGENTS = 5;
+const AGENTS = 4;
 const TRANSPORTS = { tcp: "TCP", quic: "QUIC", websocket: "WebSocket", circuit: "Circuit" };
 
 // ---------------------------------------------------------------- What a peer is
@@ -38,7 +38,7 @@ function directionOf(peer) {
 // "kubo/0.40.0/3f0947b/docker" is "kubo/0.40.0".
 const agentOf = ({ agent }) => (agent ? agent.split("/").slice(0, 2).join("/").slice(0, 40) : "Unknown");
 
-const connectedFor = (peer) => duration(Math.floor(peer.connected_seconds));
+const connectedFor = (peer) => wholeSeconds(peer.connected_seconds);
 
 function flagsOf(peer) {
   const flags = [];
@@ -54,15 +54,15 @@ function sentences(peer) {
     peer.is_trusted && "Trusted: a configured peer, which always has a connection slot.",
     peer.is_throttled && "Throttled: it misbehaved, and is served with the lowest priority.",
     peer.owes_blocks && "Owes blocks: blocks that were requested of it are outstanding.",
-    typeof useful === "number" ? `It last sent a requested block ${duration(useful)} ago.` : "It has sent no requested block yet.",
+    typeof useful === "number" ? `It last sent a requested block ${wholeSeconds(useful)} ago.` : "It has sent no requested block yet.",
   ].filter(Boolean);
 }
 
 // ---------------------------------------------------------------- The page
 
 const COLUMNS = [
-  { id: "peer", title: "Peer", cell: (peer) => identifier(peer.peer_id), sort: (peer) => peer.peer_id },
-  { id: "agent", title: "Agent", cell: (peer) => shortened(peer.agent, 14), sort: (peer) => peer.agent },
+  { id: "peer", title: "Peer", cell: (peer) => identifier(peer.peer_id, { ends: 6 }), sort: (peer) => peer.peer_id },
+  { id: "agent", title: "Agent", hide: "narrow", cell: (peer) => shortened(peer.agent, 14), sort: (peer) => peer.agent },
   { id: "latency", title: "Latency", numeric: true, cell: (peer) => duration(peer.rtt_seconds), sort: (peer) => peer.rtt_seconds },
   { id: "received", title: "Received", numeric: true, cell: (peer) => bytes(peer.bitswap_received_bytes), sort: (peer) => peer.bitswap_received_bytes },
   { id: "sent", title: "Sent", numeric: true, cell: (peer) => bytes(peer.bitswap_sent_bytes), sort: (peer) => peer.bitswap_sent_bytes },
@@ -178,8 +178,8 @@ function show(main, context) {
     updates,
     h("div", { class: "tiles" }, Object.values(figures)),
     h("div", { class: "grid" },
-      card("Agents", h("div", { class: "six-rows" }, agents)),
-      card("Traffic by transport since the start", h("div", { class: "six-rows" }, transports))),
+      card("Agents", h("div", { class: "five-rows" }, agents)),
+      card("Traffic by transport since the start", h("div", { class: "five-rows" }, transports))),
     card("Connected peers", filter, found, rows));
 }
 
@@ -204,7 +204,7 @@ function agentCell({ name, isRest }) {
 const agentsTable = () => table("Agents of the peers", [
   { title: "Agent", cell: agentCell },
   { title: "Peers", numeric: true, cell: ({ number }) => count(number) },
-  { title: "Share", cell: ({ name, number, of }) => h("div", { class: "bar" }, meter(number, of, `Share of ${name}`), h("span", {}, share(number, of))) },
+  { title: "Share", cell: ({ name, number, of }) => h("div", { class: "share" }, meter(number, of, `Share of ${name}`), h("span", {}, share(number, of))) },
 ], { key: ({ name }) => name, empty: "No peers." });
 
 const transportsTable = () => table("Traffic by transport", [

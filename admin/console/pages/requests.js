@@ -46,7 +46,7 @@ const toneOf = (status) => (status >= 500 ? "error" : status >= 400 ? "warning" 
 const statusCell = ({ status }) => (status === null || status === undefined ? "–" : badge(String(status), toneOf(status)));
 
 const PATH = { title: "Request", cell: pathCell };
-const HOST = { title: "Host", hide: "narrow", cell: ({ host }) => h("span", { class: "long" }, host) };
+const HOST = { title: "Host", hide: "narrow", cell: ({ host }) => h("span", { class: "words" }, host) };
 const CLIENT = { title: "Client", hide: "narrow", cell: ({ client }) => client };
 const STATUS = { title: "Status", cell: statusCell };
 

@@ -3,7 +3,7 @@
 import { call, get } from "../lib/api.js";
 import { append, fill, h, setText, uniqueId } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
-import { bytes, duration, plural, time } from "../lib/format.js";
+import { bytes, duration, plural, time, wholeSeconds } from "../lib/format.js";
 import { repeat } from "../lib/repeat.js";
 import { badge, button, card, confirm, facts, field, form, identifier, input, pageHead, select, submit, table, toast } from "../lib/ui.js";
 
@@ -51,7 +51,7 @@ function nodeFacts(first) {
     ["Network", network],
   ]);
   const show = (node) => {
-    setText(uptime, duration(Math.floor(node.uptime_seconds)));
+    setText(uptime, wholeSeconds(node.uptime_seconds));
     setText(network, node.offline ? "offline" : plural(node.peers, "peer"));
   };
   return Object.assign(element, { show });
@@ -140,7 +140,7 @@ function levelCard({ may, signal }) {
   const failed = (error) => error.name !== "AbortError" && fill(now, h("p", { class: "muted" }, error.message));
   get("/api/v1/log/level", {}, { signal }).then(show, failed);
   const choices = h("datalist", { id: listId }, LEVELS.map((value) => h("option", { value })));
-  const fields = h("div", { class: "fields" }, field("New level", level, "As in log.level: info,p2p_bridge=debug"), field("For", period, "Then as in the settings"));
+  const fields = [field("New level", level, "A level, and levels of modules after commas: info,p2p_bridge=debug"), field("For", period)];
   return card("Log level", now, may("operate") ? form(action, fields, choices, h("div", { class: "actions" }, submit("Change"), restore)) : null);
 }
 
@@ -188,20 +188,22 @@ const COLUMNS = [
 
 const FILTERS = {
   search: { label: "Search", placeholder: "Key, value or origin" },
+  section: { label: "Section", options: [["", "All"], ...Object.entries(SECTIONS)] },
   changed: { label: "Changed only", checkbox: true },
 };
 
 function settingsList(context) {
-  const place = h("div", {});
+  const place = h("div", { class: "sections" });
   const found = h("p", { class: "muted", role: "status" });
   const groups = new Map();
   let all = [];
   const filter = filters(context, FILTERS, () => list());
 
   function list() {
-    const { search, changed } = filter.values;
+    const { search, section: only, changed } = filter.values;
+    const isIn = ({ section }) => only === "" || only === section;
     const texts = ({ key, value, origin, about }) => [key, variableOf(key), JSON.stringify(value), origin, about];
-    const wanted = all.filter((setting) => (changed !== "yes" || isChanged(setting)) && matches(search, texts(setting)));
+    const wanted = all.filter((setting) => isIn(setting) && (changed !== "yes" || isChanged(setting)) && matches(search, texts(setting)));
     const changes = `${plural(all.length, "setting")}, of which ${all.filter(isChanged).length} are changed.`;
     fill(found, wanted.length === all.length ? changes : `${wanted.length} of ${plural(all.length, "setting")}.`);
     for (const [section, { element, rows }] of groups) {
@@ -230,7 +232,8 @@ function settingsList(context) {
   return [
     h("h2", {}, "Settings"),
     h("p", { class: "muted" },
-      "Settings are changed in the configuration file, by environment variables and by flags. SIGHUP applies some of them; most take effect at the next start."),
+      "Settings are changed in the configuration file, by environment variables and by flags. ",
+      "SIGHUP applies some of them; most take effect at the next start."),
     filter, found, place,
   ];
 }

@@ -42,34 +42,48 @@ function notBelow(text, least, example) {
 
 // ---------------------------------------------------------------- Statistics
 
+// Which blocks there are, and how much of all each kind is.
 function statistics(figures) {
-  const { all, pinned, cached, raw, frames, envelopes, pinned_segments, cached_segments } = figures;
-  const amount = ({ blocks, block_bytes, stored_bytes }) => `${plural(blocks, "block")}, ${bytes(block_bytes)}, stored in ${bytes(stored_bytes)}`;
-  const segments = (of) => `${plural(of.segments, "file")}, ${bytes(of.bytes)}, of which ${bytes(of.dead_bytes)} can be reclaimed`;
+  const { all, pinned_segments: pinned, cached_segments: cached, pins, partial_pins } = figures;
   const saved = Math.max(0, all.block_bytes - all.stored_bytes);
-  const hasSegments = pinned_segments.segments + cached_segments.segments > 0;
-  return facts([
-    ["All", amount(all)],
-    ["Pinned", amount(pinned)],
-    ["Cached", amount(cached)],
-    ["Complete pins", count(figures.pins)],
-    ["Partial pins", count(figures.partial_pins)],
-    ["Saved by compression", `${bytes(saved)} (${share(saved, all.block_bytes)})`],
-    ["Uncompressed", amount(raw)],
-    ["zstd frames", amount(frames)],
-    ["Leaves with compressed data", amount(envelopes)],
-    hasSegments && ["Segment files, pinned", segments(pinned_segments)],
-    hasSegments && ["Segment files, cached", segments(cached_segments)],
-  ]);
+  const hasSegments = pinned.segments + cached.segments > 0;
+  const rows = table("Blocks by kind", KINDS, { key: ({ kind }) => kind });
+  rows.show(Object.entries(NAMES).map(([kind, name]) => ({ kind, name, all, ...figures[kind] })));
+  return [
+    rows,
+    facts([
+      ["Complete pins", count(pins)],
+      ["Partial pins", count(partial_pins)],
+      ["Saved by compression", `${bytes(saved)} (${share(saved, all.block_bytes)})`],
+      hasSegments && ["Segment files", `${count(pinned.segments)} of pinned blocks, ${count(cached.segments)} of cached ones`],
+      hasSegments && ["Reclaimable by compaction", bytes(pinned.dead_bytes + cached.dead_bytes)],
+    ]),
+  ];
 }
+
+const NAMES = {
+  all: "All", pinned: "Pinned", cached: "Cached", raw: "Uncompressed", frames: "Compressed as zstd frames", envelopes: "Leaves with compressed data",
+};
+
+const KINDS = [
+  { title: "Blocks", cell: ({ name }) => name },
+  { title: "Number", numeric: true, cell: ({ blocks }) => count(blocks) },
+  { title: "Size", numeric: true, cell: ({ block_bytes }) => bytes(block_bytes) },
+  { title: "On the disk", numeric: true, cell: ({ stored_bytes }) => bytes(stored_bytes) },
+  {
+    title: "Share of the disk", hide: "narrow",
+    cell: ({ name, stored_bytes, all }) =>
+      h("div", { class: "share" }, meter(stored_bytes, all.stored_bytes, `Share of the disk: ${name}`), h("span", {}, share(stored_bytes, all.stored_bytes))),
+  },
+];
 
 // The budgets, which live figures fill.
 function budgets() {
   const part = (label) => ({ label, text: h("span", { class: "muted" }, "–"), bar: h("div", {}, meter(0, 1, label)) });
   const parts = { ram: part("Blocks in memory"), disk: part("Cached blocks on the disk") };
-  const place = Object.values(parts).map(({ label, text, bar }) => h("div", { class: "budget" }, h("div", { class: "pager" }, h("b", {}, label), text), bar));
+  const place = Object.values(parts).map(({ label, text, bar }) => h("div", {}, h("div", { class: "budget-head" }, h("b", {}, label), text), bar));
   let said = "";
-  return Object.assign(h("div", {}, place), {
+  return Object.assign(h("div", { class: "grid" }, place), {
     show(used, limits) {
       const now = JSON.stringify([used, limits]);
       if (now === said) return;
@@ -98,7 +112,7 @@ function overview(context) {
     const used = store.disk_used_bytes ?? store.pinned_bytes + store.cached_bytes;
     tiles.disk.show(bytes(used), plural(store.blocks, "block"));
     tiles.pinned.show(bytes(store.pinned_bytes), "never evicted");
-    tiles.cached.show(bytes(store.cached_bytes), "evicted when space is needed");
+    tiles.cached.show(bytes(store.cached_bytes), "may be evicted");
     tiles.free.show(bytes(store.disk_free_bytes), store.disk_size_bytes ? `of ${bytes(store.disk_size_bytes)}` : "");
     tiles.evicted.show(count(store.evicted_blocks), "blocks since the start");
     meters.show({ ram: store.ram_bytes, disk: store.cached_bytes }, {
@@ -127,7 +141,8 @@ function overview(context) {
     elements: [
       trouble,
       h("div", { class: "tiles" }, Object.values(tiles)),
-      h("div", { class: "grid" }, card("Budgets", meters), card("Blocks", place)),
+      card("Budgets", meters),
+      card("Blocks", place),
     ],
   };
 }
@@ -192,7 +207,14 @@ function reportOf(report) {
   ];
 }
 
-function collectCard({ signal }, refresh) {
+function reclaimCard(context, refresh) {
+  return card("Reclaim space",
+    h("p", { class: "muted" },
+      "A garbage collection deletes cached blocks before their space is needed. A compaction returns the space of deleted blocks to the disk."),
+    collection(context, refresh), h("h3", {}, "Compaction"), compaction(context, refresh));
+}
+
+function collection({ signal }, refresh) {
   const keep = input({ placeholder: "0" });
   const result = h("div", { role: "status" });
   const gc = (body) => call("POST", "/api/v1/store/gc", { json: body, signal });
@@ -217,11 +239,10 @@ function collectCard({ signal }, refresh) {
     refresh();
   }
 
-  return card("Collect garbage", h("p", { class: "muted" }, "Deletes cached blocks before the space is needed. It is first counted what would be deleted."),
-    form(collect, field("Keep cached", keep, "Such as 10 GiB; 0 deletes all cached blocks."), submit("Collect…", "")), result);
+  return [form(collect, field("Cached blocks to keep", keep, "Such as 10 GiB; 0 deletes all cached blocks."), submit("Collect garbage…", "")), result];
 }
 
-function compactCard({ signal }, refresh) {
+function compaction({ signal }, refresh) {
   const work = task(signal);
   const compact = async () => {
     if (!(await confirm("Compact the store?", COMPACT, "Compact", "primary"))) return;
@@ -231,7 +252,7 @@ function compactCard({ signal }, refresh) {
     });
     refresh();
   };
-  return card("Compact", h("p", { class: "muted" }, "Reclaims the disk space of deleted blocks."), button("Compact…", compact), work);
+  return [button("Compact…", compact), work];
 }
 
 // ---------------------------------------------------------------- CAR files
@@ -343,13 +364,11 @@ function show(main, context) {
     figures.elements);
   const cards = [
     may("operate") && checkCard(context, refresh),
-    may("operate") && collectCard(context, refresh),
-    may("operate") && compactCard(context, refresh),
+    may("operate") && reclaimCard(context, refresh),
     may("operate") && importCard(context, refresh),
     may("read") && exportCard(context),
-    may("operate") && haveCard(context),
   ];
-  append(main, h("div", { class: "grid" }, cards));
+  append(main, h("div", { class: "grid" }, cards), may("operate") && haveCard(context));
 }
 
 export default { id: "store", title: "Store", scopes: ["read", "operate"], show };

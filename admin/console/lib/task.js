@@ -7,7 +7,7 @@ import { progress } from "./ui.js";
 // `report(text, share)` shows how far it is. The work is cancelled by the button, and by leaving the page.
 export function task(pageSignal) {
   const doing = h("div", { class: "task", hidden: true });
-  const result = h("div", { role: "status" });
+  const result = h("div", { class: "result", role: "status" });
 
   async function run(label, work) {
     const controller = new AbortController();

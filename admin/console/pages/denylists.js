@@ -136,8 +136,8 @@ function added(view) {
   const warning = (text) => h("p", { class: "notice warning" }, text);
   return [
     h("p", { class: "notice ok" }, view.added ? "The rule is in force, on the public listener and for peers." : "The local list already had this rule."),
+    h("p", {}, h("code", {}, rule)),
     facts([
-      ["Rule", h("code", {}, rule)],
       (deep_rules > 0 || !complete) && ["Rules for blocks below it", count(deep_rules)],
       ["Deleted from the disk", evicted_blocks > 0 ? `${plural(evicted_blocks, "block")} (${bytes(evicted_bytes)})` : "nothing"],
       ["Removed pins", count(unpinned.length)],
@@ -159,7 +159,7 @@ function takeDown({ signal }, subjectText, changed) {
   const double = checkbox("As a double hash, which does not reveal the subject");
   const allow = checkbox("An exception instead: serve it even if a list withholds it");
   const boxes = { deep, below, double_hash: double, allow };
-  const result = h("div", { role: "status" });
+  const result = h("div", { class: "result", role: "status" });
   const isChecked = (box) => box.firstChild.checked;
 
   async function start() {
@@ -205,7 +205,9 @@ function question(text, kind, { allow, deep, status }) {
 function subjectCard(context, changed) {
   const { may, parameters, setParameters, signal } = context;
   const subject = input({ value: parameters.get("subject") ?? "", required: true, placeholder: "bafy…, /ipfs/…, example.org or https://…" });
-  const result = h("div", { role: "status" });
+  const result = h("div", { class: "result", role: "status" });
+  const forget = () => fill(result);
+  subject.addEventListener("input", forget);
   const text = () => {
     const value = subject.value.trim();
     if (value === "") throw new Error("Enter a CID, a path, a name or a URL.");
@@ -225,7 +227,7 @@ function subjectCard(context, changed) {
   };
   const about = "The URL may be that of any gateway. A take-down also accepts a rule in the syntax of denylists.";
   const asking = form(may("read") ? check : () => {}, field("CID, path, name or URL", subject, about), may("read") ? submit("Check") : null);
-  const element = card(may("takedown") ? "Check and take down" : "Check", asking, result, may("takedown") ? takeDown(context, text, changed) : null);
+  const element = card(may("takedown") ? "Check and take down" : "Check", asking, result, may("takedown") ? takeDown(context, text, () => [forget(), changed()]) : null);
   // The link of another page asks about its subject.
   const begin = () => may("read") && subject.value !== "" && asking.requestSubmit();
   return Object.assign(element, { begin });

@@ -67,7 +67,9 @@ function nodeCards({ may, signal }) {
   const change = (method, options) => async () => {
     const view = await call(method, "/api/v1/drain", { ...options, signal });
     toast(view.stopping ? "The gateway is stopping." : view.stage === "serving" ? "The gateway serves." : "The gateway drains.");
-    updates.now();
+    await updates.now();
+    // The button that was pressed is hidden now.
+    if (document.activeElement === document.body) [start, end].find((one) => !one.hidden)?.focus();
   };
   const begin = change("POST", { json: {} });
   const stop = change("POST", { json: { stop: true } });
@@ -243,7 +245,7 @@ function show(main, context) {
   append(main,
     pageHead("Settings", "The node, and how it is configured."),
     updates,
-    h("div", { class: "grid" }, node, draining, levelCard(context)),
+    h("div", { class: "grid" }, h("div", { class: "stack" }, node, draining), h("div", { class: "stack" }, levelCard(context))),
     settingsList(context));
 }
 

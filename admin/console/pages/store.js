@@ -216,7 +216,7 @@ function reclaimCard(context, refresh) {
 
 function collection({ signal }, refresh) {
   const keep = input({ placeholder: "0" });
-  const result = h("div", { role: "status" });
+  const result = h("div", { class: "result", role: "status" });
   const gc = (body) => call("POST", "/api/v1/store/gc", { json: body, signal });
 
   async function collect() {
@@ -227,14 +227,14 @@ function collection({ signal }, refresh) {
       fill(result, h("p", { class: "notice" }, `Nothing to delete: ${bytes(plan.cached_bytes)} are cached.`));
       return;
     }
-    const what = plan.blocks === undefined ? bytes(plan.bytes) : `${plural(plan.blocks, "cached block")} (${bytes(plan.bytes)})`;
+    const what = plan.blocks > 0 ? `${plural(plan.blocks, "cached block")} (${bytes(plan.bytes)})` : bytes(plan.bytes);
     const sentences = [
       `${what} will be deleted from the disk, the oldest first; ${bytes(plan.cached_bytes)} stay cached.`,
       `Pinned blocks (${bytes(plan.pinned_bytes)}) stay. Deleted blocks are fetched again when they are requested.`,
     ];
     if (!(await confirm("Delete cached blocks?", sentences.join(" "), "Delete"))) return;
     const done = await gc({ cached_bytes_max });
-    const deleted = `${plural(done.blocks ?? 0, "block was", "blocks were")} deleted (${bytes(done.bytes)}).`;
+    const deleted = done.blocks > 0 ? `${plural(done.blocks, "block was", "blocks were")} deleted (${bytes(done.bytes)}).` : `Deleted: ${bytes(done.bytes)}.`;
     fill(result, h("p", { class: "notice ok" }, deleted, ` ${bytes(done.cached_bytes)} are cached now. A compaction reclaims the space.`));
     refresh();
   }
@@ -331,7 +331,7 @@ function imported(view) {
 
 function haveCard({ signal }) {
   const list = h("textarea", { spellcheck: "false", autocapitalize: "off" });
-  const result = h("div", { role: "status" });
+  const result = h("div", { class: "result", role: "status" });
   const rows = table("Blocks", [
     { title: "Block", cell: ({ cid }) => identifier(cid, { href: contentLink(cid), ends: 12 }) },
     { title: "Stored", cell: ({ isHeld }) => (isHeld ? badge("stored", "ok") : badge("not stored", "warning")) },

@@ -1,7 +1,7 @@
 // Requests: what the public listener is answering now, and which requests failed recently.
 
 import { get } from "../lib/api.js";
-import { append, fill, h } from "../lib/dom.js";
+import { append, fill, h, setText } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
 import { ago, bytes, count, duration, plural, time } from "../lib/format.js";
 import { repeat } from "../lib/repeat.js";
@@ -39,19 +39,18 @@ function pathCell({ method, host, path }) {
   const target = contentPath(host, path);
   const code = h("code", {}, path);
   const shown = target === null ? code : h("a", { href: `#/content?path=${encodeURIComponent(target)}`, title: "Show this content" }, code);
-  return h("span", { class: "long" }, h("b", {}, method), " ", shown);
+  return h("span", { class: "long" }, h("b", {}, method), " ", shown, h("div", { class: "sub" }, host));
 }
 
 const toneOf = (status) => (status >= 500 ? "error" : status >= 400 ? "warning" : "ok");
 const statusCell = ({ status }) => (status === null || status === undefined ? "–" : badge(String(status), toneOf(status)));
 
 const PATH = { title: "Request", cell: pathCell };
-const HOST = { title: "Host", hide: "narrow", cell: ({ host }) => h("span", { class: "words" }, host) };
 const CLIENT = { title: "Client", hide: "narrow", cell: ({ client }) => client };
 const STATUS = { title: "Status", cell: statusCell };
 
 const RUNNING = [
-  PATH, HOST, CLIENT,
+  PATH, CLIENT,
   { id: "time", title: "Time", numeric: true, cell: ({ seconds }) => duration(seconds), sort: ({ seconds }) => seconds },
   STATUS,
   { id: "sent", title: "Sent", numeric: true, cell: ({ sent_bytes }) => bytes(sent_bytes), sort: ({ sent_bytes }) => sent_bytes },
@@ -60,7 +59,7 @@ const RUNNING = [
 
 const FAILED = [
   { title: "When", cell: ({ at }) => h("span", { title: time(at), class: "no-wrap" }, ago(at)) },
-  STATUS, PATH, HOST, CLIENT,
+  STATUS, PATH, CLIENT,
   { title: "Reason", cell: ({ reason }) => h("span", { class: "long" }, reason ?? "–") },
   { title: "Took", numeric: true, cell: ({ seconds }) => duration(seconds) },
 ];
@@ -79,6 +78,7 @@ function show(main, context) {
   let failed = null;
   let isTold = true;
   const found = h("p", { class: "muted" });
+  const numbers = { running: h("b", {}), errors: h("b", {}) };
   const onOrder = (sort) => setParameters({ sort });
   const rows = table("Running requests", RUNNING, { key: ({ id }) => id, limit: ROWS, order: parameters.get("sort"), onOrder });
   const errors = table("Recent errors", FAILED, { limit: ROWS });
@@ -94,6 +94,7 @@ function show(main, context) {
     const part = number > requests.length ? `, of which the ${count(requests.length)} oldest are listed` : "";
     const matching = wanted.length === requests.length ? "" : `; ${count(wanted.length)} match the filters`;
     fill(found, `${plural(number, "request")}${part}${matching}.`);
+    setText(numbers.running, count(number));
     rows.show(wanted, requests.length > 0 ? "No running request matches the filters." : NONE);
   }
 
@@ -103,11 +104,23 @@ function show(main, context) {
       return;
     }
     if (failed === null) return;
+    setText(numbers.errors, count(failed.length));
     const wanted = failed.filter((one) => matches(filter.values.search, [one.path, one.host, one.client, one.method, one.reason, String(one.status)]));
     errors.show(wanted, failed.length > 0 ? "No recent error matches the search." : "No request has failed recently.");
   }
 
   let ticks = 0;
+  // One list at a time: below the other one, it would move all the time.
+  const cards = { running: card("Running requests", found, rows), errors: card("Recent errors", errors) };
+  const chips = Object.entries({ running: "Running", errors: "Recent errors" }).map(([view, text]) =>
+    h("button", { type: "button", class: "chip", "data-view": view, onclick: () => choose(view) }, text, " ", numbers[view]));
+
+  function choose(view) {
+    setParameters({ view: view === "running" ? "" : view });
+    for (const chip of chips) chip.setAttribute("aria-pressed", String(chip.dataset.view === view));
+    for (const [name, element] of Object.entries(cards)) element.hidden = name !== view;
+  }
+
   const updates = repeat(REFRESH_SECONDS, async () => {
     running = await get("/api/v1/requests", { limit: REQUESTS }, { signal });
     listRunning();
@@ -128,9 +141,10 @@ function show(main, context) {
   append(main,
     pageHead("Requests", "What the public listener is answering now, and which requests failed.", updates.pause),
     updates,
+    h("div", { class: "chips", role: "group", "aria-label": "Which requests" }, chips),
     filter,
-    card("Running requests", found, rows),
-    card("Recent errors", errors));
+    Object.values(cards));
+  choose(parameters.get("view") === "errors" ? "errors" : "running");
 }
 
 export default { id: "requests", title: "Requests", scopes: ["read"], show };

@@ -292,15 +292,17 @@ export function table(caption, columns, options = {}) {
     return [...rows].sort(compare);
   }
 
-  // What is in use, by the focus or by a selection, is left as it is.
-  function inUse(place) {
+  // What has the focus, or the beginning of a selection, is left as it is. The selection is read once, since the browser
+  // lays out the page for it.
+  let inUse = [];
+  function findInUse() {
     const selection = document.getSelection();
-    return place.contains(document.activeElement) || (!selection.isCollapsed && place.contains(selection.anchorNode));
+    inUse = [document.activeElement, selection.isCollapsed ? null : selection.anchorNode].filter((one) => one && body.contains(one));
   }
 
   function write(place, content) {
     if (typeof content === "string") setText(place, plain(content));
-    else if (!inUse(place)) fill(place, content);
+    else if (!inUse.some((one) => place.contains(one))) fill(place, content);
   }
 
   function line(row, id) {
@@ -352,6 +354,7 @@ export function table(caption, columns, options = {}) {
 
   function show(newRows, noneText = empty) {
     rows = newRows;
+    findInUse();
     heads.forEach((cell, index) => {
       if (order.column === index) cell.setAttribute("aria-sort", order.descending ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");

@@ -25,11 +25,16 @@ function explanation({ status }) {
   return null;
 }
 
+// On narrow screens, the time and the token are below the change.
+function changeCell({ method, path, at, name }) {
+  return h("span", { class: "long" }, h("b", {}, method), " ", h("code", {}, path), h("div", { class: "sub narrow-only" }, `${time(at)}, ${name}`));
+}
+
 const COLUMNS = [
-  { title: "Time", cell: ({ at }) => h("span", { class: "no-wrap" }, time(at)) },
-  { title: "Token", cell: ({ name, token }) => h("span", { title: `ID ${token}` }, name) },
+  { title: "Time", hide: "narrow", cell: ({ at }) => h("span", { class: "no-wrap" }, time(at)) },
+  { title: "Token", hide: "narrow", cell: ({ name, token }) => h("span", { title: `ID ${token}` }, name) },
   { title: "Address", hide: "narrow", cell: ({ from }) => from ?? "–" },
-  { title: "Change", cell: ({ method, path }) => h("span", { class: "long" }, h("b", {}, method), " ", h("code", {}, path)) },
+  { title: "Change", cell: changeCell },
   { title: "Result", cell: result },
   { title: "Took", numeric: true, hide: "narrow", cell: ({ seconds }) => duration(seconds) },
 ];

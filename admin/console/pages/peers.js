@@ -120,7 +120,7 @@ function show(main, context) {
   async function reason() {
     const node = await get("/api/v1/node", {}, { signal });
     if (node.offline) return "This gateway is offline (p2p.offline): it has no peers, and serves what is stored locally.";
-    return node.advice ?? "This gateway has no peers yet. Connect one by its address.";
+    return node.advice ? `${node.advice[0].toUpperCase()}${node.advice.slice(1)}.` : "This gateway has no peers yet. Connect one by its address.";
   }
 
   function total(number, { received_bytes, sent_bytes }) {

@@ -68,7 +68,7 @@ const NAMES = {
 const KINDS = [
   { title: "Blocks", cell: ({ name }) => name },
   { title: "Number", numeric: true, cell: ({ blocks }) => count(blocks) },
-  { title: "Size", numeric: true, cell: ({ block_bytes }) => bytes(block_bytes) },
+  { title: "Size", numeric: true, hide: "narrow", cell: ({ block_bytes }) => bytes(block_bytes) },
   { title: "On the disk", numeric: true, cell: ({ stored_bytes }) => bytes(stored_bytes) },
   {
     title: "Share of the disk", hide: "narrow",

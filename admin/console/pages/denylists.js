@@ -227,7 +227,12 @@ function subjectCard(context, changed) {
   };
   const about = "The URL may be that of any gateway. A take-down also accepts a rule in the syntax of denylists.";
   const asking = form(may("read") ? check : () => {}, field("CID, path, name or URL", subject, about), may("read") ? submit("Check") : null);
-  const element = card(may("takedown") ? "Check and take down" : "Check", asking, result, may("takedown") ? takeDown(context, text, () => [forget(), changed()]) : null);
+  const isTaken = () => {
+    forget();
+    changed();
+  };
+  const parts = may("takedown") ? takeDown(context, text, isTaken) : null;
+  const element = card(may("takedown") ? "Check and take down" : "Check", asking, result, parts);
   // The link of another page asks about its subject.
   const begin = () => may("read") && subject.value !== "" && asking.requestSubmit();
   return Object.assign(element, { begin });

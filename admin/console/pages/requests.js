@@ -36,10 +36,10 @@ export function contentPath(host, path) {
 }
 
 function pathCell({ method, host, path }) {
-  const target = contentPath(host, path);
-  const code = h("code", {}, path);
-  const shown = target === null ? code : h("a", { href: `#/content?path=${encodeURIComponent(target)}`, title: "Show this content" }, code);
-  return h("span", { class: "long" }, h("b", {}, method), " ", shown, h("div", { class: "sub" }, host));
+  // The host may have a DNSLink: the page finds out by the URL.
+  const target = contentPath(host, path) ?? `http://${host}${path}`;
+  const link = h("a", { href: `#/content?path=${encodeURIComponent(target)}`, title: "Explain this request" }, h("code", {}, path));
+  return h("span", { class: "long" }, h("b", {}, method), " ", link, h("div", { class: "sub" }, host));
 }
 
 const toneOf = (status) => (status >= 500 ? "error" : status >= 400 ? "warning" : "ok");

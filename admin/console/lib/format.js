@@ -82,6 +82,9 @@ export function until(at) {
   const seconds = at - Date.now() / 1000;
   return seconds < 1 ? "now" : `in ${span(seconds)}`;
 }
+// Times have a precision of seconds, and so have their distances.
+export const wholeSeconds = (seconds) => (seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds));
+
 
 // A long identifier (CID, peer ID) with its middle left out.
 export function shortened(text, ends = 6) {
@@ -89,8 +92,14 @@ export function shortened(text, ends = 6) {
   return text.length <= 2 * ends + 3 ? text : `${text.slice(0, ends)}…${text.slice(-ends)}`;
 }
 
-// An error's text as a sentence.
-export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 
 // "1 pin", "2 pins".
 export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;
+
+const FACTORS = { "": 1, b: 1, k: 1e3, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40 };
+
+// The bytes of a size that was typed, such as "10 GiB" or "500kB"; NaN if it is none.
+export function parseBytes(text) {
+  const [, number, unit] = /^\s*([\d.]+)\s*([a-z]*)\s*$/i.exec(text) ?? [];
+  return number === undefined ? Number.NaN : Math.round(Number(number) * (FACTORS[unit.toLowerCase()] ?? Number.NaN));
+}

@@ -1,7 +1,7 @@
 // The parts that pages are made of. Each returns an element.
 
-import { append, fill, h, s, uniqueId } from "./dom.js";
-import { shortened } from "./format.js";
+import { append, fill, h, plain, s, setText, uniqueId } from "./dom.js";
+import { count, shortened } from "./format.js";
 
 // ---------------------------------------------------------------- Text
 
@@ -20,6 +20,7 @@ const ICONS = {
   settings: "M4 7h9m5 0h2M4 17h2m5 0h9M15 5v4M8 15v4",
   store: "M4 7c0-4 16-4 16 0v10c0 4-16 4-16 0zm0 0c0 4 16 4 16 0M4 12c0 4 16 4 16 0",
   copy: "M9 9h10v10H9zM5 15V5h10",
+  open: "M9 6l6 6-6 6",
   close: "M6 6l12 12M18 6L6 18",
   menu: "M4 7h16M4 12h16M4 17h16",
   out: "M10 5H5v14h5M14 8l4 4-4 4m4-4H9",
@@ -94,6 +95,17 @@ export function card(title, ...content) {
 export function facts(rows) {
   const shown = rows.filter((row) => row).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
   return h("dl", { class: "facts" }, shown);
+}
+
+// A figure with its name, and a note below it. The result has `show(value, note)`.
+export function tile(name) {
+  const value = h("div", { class: "value" }, "–");
+  const note = h("div", { class: "note" });
+  const show = (text, about = "") => {
+    setText(value, text);
+    setText(note, about);
+  };
+  return Object.assign(h("div", { class: "tile" }, h("div", { class: "name" }, name), value, note), { show });
 }
 
 // A bar of how much of a budget is used; `tone` as for a badge, or c1 to c5. `show(part, whole, tone)` of the result changes it.
@@ -182,7 +194,7 @@ export const submit = (text, kind = "primary") => h("button", { type: "submit", 
 // ---------------------------------------------------------------- Dialogs and messages
 
 // A modal dialog with a title. `content(close)` returns what is in it; the promise has what `close` was called with,
-// or undefined if it was dismissed.
+// or undefined if it was dismissed, or the page was left.
 export function dialog(title, content) {
   return new Promise((resolve) => {
     const id = uniqueId("dialog");
@@ -234,25 +246,43 @@ export function toast(text, tone = "ok") {
 
 // A table that scrolls sideways on narrow screens.
 //
-// `columns` are {title, cell(row), sort(row)?, numeric?, hide?: "narrow"}; a column with `sort` can be sorted by. `caption` names
-// the table for screen readers. The result has `show(rows)`, which keeps the rows that are there by `key(row)`, so that
+// `columns` are {title, cell(row), sort(row)?, id?, numeric?, hide?: "narrow"}; a column with `sort` can be sorted by. `caption` names
+// the table for screen readers. The result has `show(rows, empty)`, which keeps the rows that are there by `key(row)`, so that
 // the focus and the selection stay while figures run.
-export function table(caption, columns, { key = (row, index) => index, empty = "Nothing here.", sorted = null, onRow } = {}) {
-  let order = sorted ?? { column: null, descending: false };
+//
+// `order` is the order at first as text for the URL: the `id` of a column, after "-" if descending; `onOrder(text)` is called
+// when it changes. At most `limit` rows are in the page, until more are asked for. With `details(row)`, each row has a button
+// that shows what this returns below the row.
+export function table(caption, columns, options = {}) {
+  const { key = (row, index) => index, empty = "Nothing here.", sorted, order: orderText, onOrder, onRow, limit = Infinity, details } = options;
+  let order = sorted ?? orderFrom(orderText);
   let rows = [];
+  let rowsMax = limit;
+  const opened = new Set();
   const body = h("tbody", {});
   const shown = new Map();
   const heads = columns.map((column, index) => head(column, index));
   const none = h("p", { class: "empty muted", hidden: true }, empty);
-  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, heads)), body));
-  const element = h("div", { class: "table" }, wrap, none);
+  // It can be scrolled by keys.
+  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "group", "aria-label": caption },
+    h("table", {}, h("caption", { class: "hidden" }, caption),
+      h("thead", {}, h("tr", {}, details ? h("th", { scope: "col", class: "toggle" }, h("span", { class: "hidden" }, "Details")) : null, heads)), body));
+  const amount = h("span", { class: "muted" });
+  const more = h("button", { type: "button", class: "small", onclick: showMore }, "Show more");
+  const pager = h("div", { class: "pager", hidden: true }, amount, more);
+  const element = h("div", { class: "table" }, wrap, none, pager);
+
+  function orderFrom(text) {
+    const column = text ? columns.findIndex(({ id }) => id === text.replace(/^-/, "")) : -1;
+    return { column: column < 0 ? null : column, descending: Boolean(text?.startsWith("-")) };
+  }
 
   function head(column, index) {
     const attributes = { scope: "col", class: classes(column) };
     if (!column.sort) return h("th", attributes, column.title);
     const sortBy = () => {
       order = { column: index, descending: order.column === index ? !order.descending : Boolean(column.numeric) };
+      onOrder?.(`${order.descending ? "-" : ""}${column.id}`);
       show(rows);
     };
     return h("th", attributes, h("button", { type: "button", class: "sort", onclick: sortBy }, column.title));
@@ -276,42 +306,104 @@ export function table(caption, columns, { key = (row, index) => index, empty = "
     return [...rows].sort(compare);
   }
 
-  function line(row, id) {
-    const known = shown.get(id);
-    const line = known ?? h("tr", {});
-    const cells = columns.map((column) => h("td", { class: classes(column) }, column.cell(row)));
-    // A cell with the focus in it is left as it is.
-    if (!known) line.replaceChildren(...cells);
-    else [...line.cells].forEach((cell, index) => cell.contains(document.activeElement) || cell.replaceWith(cells[index]));
-    if (onRow) onRow(line, row);
-    return line;
+  // What has the focus, or the beginning of a selection, is left as it is. The selection is read once, since the browser
+  // lays out the page for it.
+  let inUse = [];
+  function findInUse() {
+    const selection = document.getSelection();
+    inUse = [document.activeElement, selection.isCollapsed ? null : selection.anchorNode].filter((one) => one && body.contains(one));
   }
 
-  function show(newRows) {
+  function write(place, content) {
+    if (typeof content === "string") setText(place, plain(content));
+    else if (!inUse.some((one) => place.contains(one))) fill(place, content);
+  }
+
+  function line(row, id) {
+    const parts = shown.get(id) ?? create(id);
+    shown.set(id, parts);
+    parts.row = row;
+    columns.forEach((column, index) => write(parts.cells[index], column.cell(row)));
+    if (onRow) onRow(parts.line, row);
+    if (parts.below) write(parts.below.firstChild, details(row));
+    return parts;
+  }
+
+  function create(id) {
+    const cells = columns.map((column) => h("td", { class: classes(column) }));
+    const parts = { line: h("tr", {}), cells, below: null, row: null };
+    if (!details) {
+      append(parts.line, cells);
+      return parts;
+    }
+    const belowId = uniqueId("details");
+    const toggle = h("button", { type: "button", class: "bare", "aria-label": "Details", "aria-controls": belowId }, icon("open"));
+    const setOpen = (open) => {
+      toggle.setAttribute("aria-expanded", String(open));
+      if (open) {
+        opened.add(id);
+        parts.below = h("tr", { id: belowId, class: "below" }, h("td", { colspan: columns.length + 1 }));
+      } else {
+        opened.delete(id);
+        parts.below?.remove();
+        parts.below = null;
+      }
+    };
+    toggle.addEventListener("click", () => {
+      setOpen(!opened.has(id));
+      if (!parts.below) return;
+      fill(parts.below.firstChild, details(parts.row));
+      parts.line.after(parts.below);
+    });
+    append(parts.line, h("td", { class: "toggle" }, toggle), cells);
+    setOpen(opened.has(id));
+    return parts;
+  }
+
+  function showMore() {
+    rowsMax += limit;
+    show(rows);
+    if (pager.hidden) wrap.focus();
+  }
+
+  function show(newRows, noneText = empty) {
     rows = newRows;
+    findInUse();
     heads.forEach((cell, index) => {
       if (order.column === index) cell.setAttribute("aria-sort", order.descending ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
+    const focused = body.contains(document.activeElement) ? document.activeElement : null;
     const kept = new Set();
     let before = null;
-    inOrder().forEach((row, index) => {
-      const id = key(row, index);
-      const element = line(row, id);
-      shown.set(id, element);
-      kept.add(id);
+    const place = (one) => {
       const next = before === null ? body.firstChild : before.nextSibling;
-      if (next !== element) body.insertBefore(element, next);
-      before = element;
+      if (next !== one) body.insertBefore(one, next);
+      before = one;
+    };
+    inOrder().slice(0, rowsMax).forEach((row, index) => {
+      const id = key(row, index);
+      const parts = line(row, id);
+      kept.add(id);
+      place(parts.line);
+      if (parts.below) place(parts.below);
     });
-    for (const [id, element] of shown) {
+    for (const [id, parts] of shown) {
       if (!kept.has(id)) {
-        element.remove();
+        parts.line.remove();
+        parts.below?.remove();
+        opened.delete(id);
         shown.delete(id);
       }
     }
+    // A row that is moved loses the focus.
+    if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
+    else if (focused && !focused.isConnected) wrap.focus({ preventScroll: true });
+    setText(none, noneText);
     none.hidden = rows.length > 0;
     wrap.hidden = rows.length === 0;
+    pager.hidden = rows.length <= rowsMax;
+    setText(amount, `${count(rowsMax)} of ${count(rows.length)} are shown.`);
   }
 
   show([]);

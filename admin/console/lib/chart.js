@@ -102,6 +102,7 @@ function edgesOf(series, samples, stacked) {
 // `group`, a Set, show the same chosen time. The result has `show(samples)`.
 export function chart(title, series, format, { base = 10, minimum = 0, log = false, stacked = false, group = new Set() } = {}) {
   const filled = stacked || (series.length === 1 && !log);
+  // The line of the first series is above the others, where they are the same.
   const lines = series.map(({ colour }) => s("path", { class: `line c${colour}`, fill: "none", "vector-effect": "non-scaling-stroke" }));
   const areas = filled ? series.map(({ colour }) => s("path", { class: `area c${colour}` })) : [];
   const grid = [0, 0.5, 1].map((share) => {
@@ -109,7 +110,7 @@ export function chart(title, series, format, { base = 10, minimum = 0, log = fal
     return s("line", { class: "grid-line", x1: 0, x2: WIDTH, y1: y, y2: y, "vector-effect": "non-scaling-stroke" });
   });
   const cursor = s("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, x1: -1, x2: -1, "vector-effect": "non-scaling-stroke" });
-  const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" }, grid, areas, lines, cursor);
+  const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" }, grid, areas, [...lines].reverse(), cursor);
   const top = h("span", { class: "axis" });
   const middle = h("span", { class: "axis middle" });
   const [from, chosenTime, to] = [h("span", {}), h("b", {}), h("span", {})];

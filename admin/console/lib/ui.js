@@ -399,7 +399,8 @@ export function table(caption, columns, options = {}) {
     // A row that is moved loses the focus.
     if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
     else if (focused && !focused.isConnected) wrap.focus({ preventScroll: true });
-    setText(none, noneText);
+    if (noneText instanceof Node) fill(none, noneText);
+    else setText(none, noneText);
     none.hidden = rows.length > 0;
     wrap.hidden = rows.length === 0;
     pager.hidden = rows.length <= rowsMax;

@@ -103,3 +103,34 @@ async fn history_health_and_errors_are_those_of_the_gateway() {
     assert!(stats["process"]["open_files"].as_u64() > Some(10), "{stats}");
     causeway.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_has_certificates_and_reachability() {
+    const ANNOUNCED: &str = "/ip4/192.0.2.1/tcp/4001";
+    let home = TempDir::new().expect("the temporary folder is writable");
+    let launch = Launch::new(home.path())
+        .set("CAUSEWAY_HTTP_TLS_LISTEN", "127.0.0.1:0")
+        .set("CAUSEWAY_HTTP_ACME_DIRECTORY", "https://127.0.0.1:1/directory")
+        .set("CAUSEWAY_HTTP_ACME_TERMS_AGREED", "true")
+        .set("CAUSEWAY_HTTP_ACME_NAMES", "gateway.example")
+        .set("CAUSEWAY_P2P_ANNOUNCE", ANNOUNCED);
+    let causeway = launch.start().await;
+    let is_about = |finding: &&Value| finding["subject"] == "certificates";
+    let finding = eventually("the failed order is told", TIMEOUT, async || {
+        let health = view(&causeway, "health").await;
+        let finding = health["findings"].as_array().expect("a list").iter().find(is_about).cloned();
+        let text = finding.as_ref().and_then(|finding| finding["text"].as_str()).unwrap_or_default();
+        if text.contains("gateway.example yet, so TLS fails for it: ") {
+            Ok(finding.unwrap_or_default())
+        } else {
+            Err(health.to_string())
+        }
+    })
+    .await;
+    assert_eq!(finding["level"], "error", "{finding}");
+    let health = view(&causeway, "health").await;
+    // The operator announces an address, so the node counts as reachable.
+    assert_eq!(health["reachability"], json!({ "state": "public", "addresses": [ANNOUNCED] }), "{health}");
+    assert!(launch.run(&["health"]).expect("it is ready").contains("error: certificates: "));
+    causeway.stop().await;
+}

@@ -5,11 +5,12 @@
 
 const UPLOADS = "/api/v1/uploads";
 const VERSION = { "tus-resumable": "1.0.0" };
-const CHUNK_FIRST = 256 * 1024;
-const CHUNK_MIN = 64 * 1024;
+const CHUNK_FIRST = 512 * 1024;
+// Smaller ones would spend most of their time on the request and on syncing the gateway's disk.
+const CHUNK_MIN = 512 * 1024;
 const CHUNK_MAX = 32 * 1024 * 1024;
 // A chunk should take about so long, so that the progress moves and an interruption costs little.
-const CHUNK_MS = 1000;
+const CHUNK_MS = 2000;
 // Errors after which the same request may succeed: no answer, a running request, an import, a restart.
 const TRANSIENT = new Set([0, 408, 409, 423, 425, 429, 502, 503, 504]);
 const FAILURES_MAX = 12;

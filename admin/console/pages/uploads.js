@@ -150,7 +150,9 @@ function uploadRow(upload, { origin, announce, cancel, onEnd }) {
       case "paused": return [resume("Resume"), stop];
       // The gateway carries an import through.
       case "importing": return [];
-      case "failed": return upload.error.canResume === false ? [act("Dismiss", () => queue.cancel(upload))] : [resume(upload.path === null ? "Try again" : "Resume"), stop];
+      case "failed":
+        if (upload.error.canResume === false) return [act("Dismiss", () => queue.cancel(upload))];
+        return [resume(upload.path === null ? "Try again" : "Resume"), stop];
       default: return [dismiss];
     }
   }
@@ -162,7 +164,8 @@ function uploadRow(upload, { origin, announce, cancel, onEnd }) {
     fill(state, badge(...STATES[upload.state]));
     bar.hidden = upload.state === "done" || upload.state === "failed";
     text.hidden = bar.hidden;
-    fill(more, upload.state === "failed" ? errorNotice({ message: failureText(upload) }) : null, upload.state === "done" ? rootsOf(upload.result, origin()) : null);
+    const failed = upload.state === "failed" ? errorNotice({ message: failureText(upload) }) : null;
+    fill(more, failed, upload.state === "done" ? rootsOf(upload.result, origin()) : null);
     // What the page shows when it is opened is no news.
     if (shown !== null) {
       const milestone = milestoneOf(shown, upload);

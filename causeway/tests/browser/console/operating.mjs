@@ -95,7 +95,7 @@ export default function operating({ console_, gateway, other, maker, content }) 
         await dialogOf(page).getByLabel("Path", { exact: true }).fill(`/ipfs/${content.site}`);
         await assertAccessible(page, "the form to publish");
         await button(dialogOf(page), "Publish").click();
-        await dialogOf(page).waitFor({ state: "detached", timeout: 40_000 });
+        await dialogOf(page).waitFor({ state: "detached" });
         const published = rowOf(main(page).getByRole("table", { name: "Published names" }), name);
         await published.getByText(`/ipfs/${content.site}`).waitFor();
         const served = await fetch(`${gateway.origin}/ipns/${id}/index.html`);

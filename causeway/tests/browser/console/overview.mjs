@@ -5,6 +5,12 @@ import { describe, it } from "node:test";
 import { FLOWS, eventually, main, nameOf, settled } from "./driver.mjs";
 import { traffic } from "./world.mjs";
 
+/** Pictures of the documentation, with their themes. */
+const PICTURES = {
+  desktop: { "console-overview-dark": "dark", "console-overview": "light" },
+  phone: { "console-overview-phone": "light" },
+};
+
 /** A figure: its value and its note. */
 const figure = (page, name) => main(page).locator(".tile").filter({ has: page.getByText(name, { exact: true }) });
 const numberOf = (text) => Number(/[\d,.]+/.exec(text)[0].replaceAll(",", ""));
@@ -30,6 +36,11 @@ export default function overview({ console_, gateway, content }) {
           const before = await main(page).getByRole("heading", { level: 1 }).evaluate(() => document.body.innerText);
           await eventually(async () => assert.notEqual(await page.evaluate(() => document.body.innerText), before));
           await console_.picture(page, `overview-traffic-${nameOf(variant)}`);
+          for (const [name, colorScheme] of Object.entries(PICTURES[variant.view])) {
+            await page.emulateMedia({ colorScheme });
+            await console_.picture(page, name, { fullPage: false });
+          }
+          await page.emulateMedia({ colorScheme: variant.dark ? "dark" : "light" });
         } finally {
           const counts = await load.stop();
           assert.ok(counts[200] > 0 && counts[404] > 0, JSON.stringify(counts));

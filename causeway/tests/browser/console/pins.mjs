@@ -37,6 +37,7 @@ export default function pins({ console_, gateway, other, many, content, maker })
         await main(page).getByRole("button", { name: "Newer" }).click();
         await eventually(async () => assert.deepEqual(await listed(page), first));
         await many.console.picture(page, `pins-many-${nameOf(variant)}`, { fullPage: false });
+        if (variant.view === "desktop") await many.console.picture(page, "console-pins", { fullPage: false });
       }, variant));
     }
 

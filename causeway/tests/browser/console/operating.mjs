@@ -5,7 +5,7 @@ import { describe, it } from "node:test";
 import { assertReadable } from "../support/browser.mjs";
 import { assertAccessible } from "./axe.mjs";
 import { FLOWS, answer, button, dialogOf, eventually, follow, main, nameOf, rowOf, toastOf } from "./driver.mjs";
-import { CAR } from "./world.mjs";
+import { storeBlocks } from "./world.mjs";
 
 export default function operating({ console_, gateway, other, maker, content }) {
   describe("the store", () => {
@@ -49,7 +49,7 @@ export default function operating({ console_, gateway, other, maker, content }) 
       const status = [410, 451][index];
       it(`is in force until it is undone: ${nameOf(variant)}`, async () => {
         const { bytes, cids: [cid] } = await maker.of([`content to take down ${index}`]);
-        await other.api("POST", "/api/v1/store/import?name=evidence", { body: bytes, headers: CAR });
+        await storeBlocks(other, bytes);
         const served = async () => (await fetch(`${gateway.origin}/ipfs/${cid}`)).status;
         assert.equal(await served(), 200);
         await console_.signedIn(async (page) => {

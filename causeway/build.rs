@@ -13,6 +13,7 @@ fn main() {
     // The commit has the suffix "-dirty" for changed files, so any change of a source reruns this script.
     for folder in [
         "src",
+        "../admin/console",
         "../admin/src",
         "../api/src",
         "../cache/src",

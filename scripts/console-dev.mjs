@@ -7,6 +7,7 @@
 
 import { createReadStream } from "node:fs";
 import { createServer, request } from "node:http";
+import { pipeline } from "node:stream";
 import { dirname, extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -42,7 +43,8 @@ createServer((incoming, response) => {
   if (pathname === "/" || pathname.startsWith("/console/")) return asset(pathname, response);
   const passed = request({ host: admin.hostname, port: admin.port, path: incoming.url, method: incoming.method, headers: incoming.headers }, (answer) => {
     response.writeHead(answer.statusCode, answer.headers);
-    answer.pipe(response);
+    // A gateway that is killed ends the response as well.
+    pipeline(answer, response, () => {});
   });
   passed.on("error", () => response.writeHead(502).end());
   response.on("close", () => passed.destroy());

@@ -3,7 +3,7 @@
 // The part of the URL after # names the page and its filters: #/pins?status=failed. A token may be there as well
 // (#token=…, as `causeway console` prints it); it is taken out of the URL and of the browser's history at once.
 
-import { get, setToken, whenUnauthorised } from "./lib/api.js";
+import { get, setToken, whenUnauthorised, withQuery } from "./lib/api.js";
 import { append, fill, h } from "./lib/dom.js";
 import * as live from "./lib/live.js";
 import { badge, errorNotice, field, form, icon, input, submit } from "./lib/ui.js";
@@ -22,12 +22,19 @@ import uploads from "./pages/uploads.js";
 
 // A page is {id, title, scopes, show(main, context)}: `show` fills the element and returns a function that ends what
 // it started, or nothing. It is listed for tokens with one of its scopes. `context` has `token` (the TokenView), `may(scope)`,
-// `parameters` (URLSearchParams of the page's filters), `setParameters(object)`, which changes them without showing the page
-// again, and `signal`, an AbortSignal that fires when the page is left.
-const PAGES = [overview, content, pins, uploads, peers, requests, store, denylists, names, tokens, audit, settings];
+// `parameters` (URLSearchParams of the page's filters), `setParameters(object, {push})`, which changes them without showing
+// the page again, as a new step of the browser's history if `push` is set, and `signal`, an AbortSignal that fires when the
+// page is left.
+const GROUPS = [
+  ["Now", [overview, requests, peers]],
+  ["Content", [content, pins, uploads, store, names]],
+  ["Control", [denylists, tokens, audit, settings]],
+];
+const PAGES = GROUPS.flatMap(([, pages]) => pages);
 
 const app = document.getElementById("app");
 let leave = () => {};
+let isSignedIn = false;
 
 // ---------------------------------------------------------------- Signing in
 
@@ -42,14 +49,17 @@ async function signIn(token) {
   setToken(token);
   try {
     const view = await get("/api/v1/token");
+    isSignedIn = true;
     showFrame(view);
   } catch (error) {
     setToken(null);
+    if (error.status === 401) throw new Error("The gateway does not accept this token. Check that all of it was copied, or create a new one.");
     throw error;
   }
 }
 
 function signOut(message) {
+  isSignedIn = false;
   leave();
   leave = () => {};
   live.reset();
@@ -59,7 +69,7 @@ function signOut(message) {
 
 function showSignIn(message) {
   document.title = "Sign in – Causeway";
-  const token = input({ type: "password", name: "token", autocomplete: "current-password", required: true, autofocus: true });
+  const token = input({ type: "password", name: "token", autocomplete: "current-password", required: true });
   const action = async () => {
     const value = token.value.trim();
     if (value === "") throw new Error("Enter a token.");
@@ -67,6 +77,7 @@ function showSignIn(message) {
   };
   fill(app,
     h("main", { class: "sign-in" },
+      h("img", { src: "/console/icon.svg", alt: "", width: 56, height: 56 }),
       h("h1", {}, "Causeway"),
       h("p", {}, "The console of this gateway. Sign in with a token of its admin API."),
       message ? errorNotice({ message }) : null,
@@ -75,7 +86,8 @@ function showSignIn(message) {
         h("input", { type: "text", name: "username", autocomplete: "username", value: "causeway", class: "hidden", tabindex: "-1", "aria-hidden": "true" }),
         field("Token", token),
         submit("Sign in")),
-      h("p", { class: "muted" }, "On the gateway's machine, ", h("code", {}, "causeway console"), " prints a link that signs in, and ", h("code", {}, "causeway token create"), " creates a token.")));
+      h("p", { class: "muted" }, "On the gateway's machine, ", h("code", {}, "causeway console"), " prints a link that signs in, and ",
+        h("code", {}, "causeway token create"), " creates a token.")));
   token.focus();
 }
 
@@ -90,17 +102,26 @@ function allowed(token) {
 function showFrame(token) {
   const { may, pages } = allowed(token);
   const state = badge("…");
-  const connection = h("p", { class: "notice error", role: "alert", hidden: true }, "The gateway does not answer. This page tries again every two seconds.");
+  const silence = "The gateway does not answer. This page tries again every two seconds.";
+  const connection = h("p", { class: "notice error", role: "alert", hidden: true }, silence);
   const links = pages.map((page) => h("a", { href: `#/${page.id}`, "data-page": page.id }, icon(page.id), page.title));
-  const nav = h("nav", { id: "nav", "aria-label": "Pages" }, links);
+  const groups = GROUPS.map(([title, members]) => [title, links.filter((link) => members.some(({ id }) => id === link.dataset.page))]);
+  const nav = h("nav", { id: "nav", "aria-label": "Pages" },
+    groups.filter(([, members]) => members.length > 0).map(([title, members]) => h("div", { class: "nav-group" }, h("p", {}, title), members)));
   const toggle = h("button", { type: "button", class: "bare menu", "aria-label": "Menu", "aria-expanded": "false", "aria-controls": "nav" }, icon("menu"));
   const setOpen = (open) => {
     nav.classList.toggle("open", open);
     toggle.setAttribute("aria-expanded", String(open));
   };
   toggle.addEventListener("click", () => setOpen(!nav.classList.contains("open")));
+  nav.addEventListener("keydown", ({ key }) => {
+    if (key !== "Escape" || !nav.classList.contains("open")) return;
+    setOpen(false);
+    toggle.focus();
+  });
   const main = h("main", { id: "main" });
-  const signOutButton = h("button", { type: "button", class: "bare", onclick: () => signOut() }, icon("out"), h("span", {}, "Sign out"));
+  const signOutButton = h("button", { type: "button", class: "bare", "aria-label": "Sign out", onclick: () => signOut() },
+    icon("out"), h("span", {}, "Sign out"));
   const skip = h("a", { href: "#main", class: "skip" }, "Skip to the content");
   skip.addEventListener("click", (event) => {
     event.preventDefault();
@@ -108,7 +129,14 @@ function showFrame(token) {
   });
   fill(app,
     skip,
-    h("header", { class: "top" }, toggle, h("a", { class: "brand", href: "#/overview" }, "Causeway"), state, h("span", { class: "spacer" }), h("span", { class: "muted who", title: "The token of this session" }, token.name ?? ""), signOutButton),
+    h("header", { class: "top" },
+      toggle,
+      h("a", { class: "brand", href: `#/${pages[0]?.id ?? ""}` }, h("img", { src: "/console/icon.svg", alt: "", width: 28, height: 28 }), "Causeway"),
+      state,
+      h("span", { class: "spacer" }),
+      pages.includes(content) ? finder() : null,
+      h("span", { class: "muted who", title: "The token of this session" }, token.name ?? ""),
+      signOutButton),
     h("div", { class: "frame" }, nav, h("div", { class: "page" }, connection, main)));
 
   const STAGES = { serving: ["Serving", "ok"], draining: ["Draining", "warning"], starting: ["Starting", "info"] };
@@ -148,16 +176,30 @@ function showFrame(token) {
   route();
 }
 
+// A field in the frame that leads to the page of a piece of content.
+function finder() {
+  const what = input({ type: "search", "aria-label": "Explain a CID, path, URL or domain", placeholder: "CID, path or domain" });
+  const find = (event) => {
+    event.preventDefault();
+    if (what.value.trim() === "") return;
+    location.hash = withQuery("#/content", { path: what.value.trim() });
+    what.value = "";
+  };
+  return h("form", { class: "finder", role: "search", onsubmit: find }, icon("search"), what);
+}
+
 function showPage(page, main, { token, may, query }) {
   const controller = new AbortController();
   const parameters = new URLSearchParams(query ?? "");
-  const setParameters = (values) => {
+  const setParameters = (values, { push = false } = {}) => {
     for (const [name, value] of Object.entries(values)) {
       if (value === "" || value === null || value === undefined) parameters.delete(name);
       else parameters.set(name, value);
     }
     const text = parameters.toString();
-    history.replaceState(null, "", `#/${page.id}${text ? `?${text}` : ""}`);
+    const url = `#/${page.id}${text ? `?${text}` : ""}`;
+    if (push) history.pushState(null, "", url);
+    else history.replaceState(null, "", url);
   };
   fill(main);
   window.scrollTo(0, 0);
@@ -176,7 +218,9 @@ function showPage(page, main, { token, may, query }) {
 
 // ---------------------------------------------------------------- Start
 
-whenUnauthorised(() => signOut("The gateway no longer accepts this token: it was revoked or has expired."));
+whenUnauthorised(() => {
+  if (isSignedIn) signOut("The gateway no longer accepts this token: it was revoked or has expired.");
+});
 
 async function start() {
   const token = takeTokenFromUrl();
@@ -194,6 +238,7 @@ async function start() {
 // A link with a token that is opened in this tab again signs in anew.
 window.addEventListener("hashchange", () => {
   if (location.hash.startsWith("#token=")) {
+    isSignedIn = false;
     leave();
     leave = () => {};
     live.reset();

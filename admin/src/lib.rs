@@ -1,4 +1,5 @@
-//! The admin listener. Health endpoints need no credential; every other route needs a bearer token.
+//! The admin listener. Health endpoints and the files of the console need no credential; every other
+//! route needs a bearer token.
 //!
 //! ```text
 //! http/guard.rs   authentication (services::access), authorisation (http/openapi.rs), the audit log (services::audit)
@@ -9,6 +10,7 @@
 //! | module | routes |
 //! |---|---|
 //! | [`mod@http`] | shared by all routes: middleware, extractors, answers, the OpenAPI description |
+//! | [`console`] | the web page of the listener, and its files |
 //! | `node` | health, metrics, the version, the OpenAPI document |
 //! | [`store`] | the block store: statistics, checks, compaction, CAR import and export, single blocks |
 //! | [`have`] | which of a list of blocks are stored locally |
@@ -27,6 +29,7 @@
 
 #![allow(clippy::result_large_err, reason = "errors name the CID, whose digest has room for 128 bytes, and are rare")]
 
+pub mod console;
 pub mod denylists;
 pub mod fetch;
 pub mod have;
@@ -109,6 +112,8 @@ pub struct Admin {
     pub uploads: Uploads,
     /// The resumable uploads.
     pub parts: Arc<ResumableUploads>,
+    /// Whether the console is served.
+    pub console: bool,
 }
 
 /// The routes of the admin listener.
@@ -119,7 +124,7 @@ pub fn router(admin: Admin) -> Router {
 /// The routes of the admin listener, with their OpenAPI description.
 pub fn router_and_description(admin: Admin) -> (Router, OpenApi) {
     let Admin { registry, health, publisher, store, sources, pins, authenticator, audit, data_dir, .. } = admin;
-    let Admin { rpc, operations: on_node, control, uploads, parts, .. } = admin;
+    let Admin { rpc, operations: on_node, control, uploads, parts, console, .. } = admin;
     let names = publisher.map(names::routes);
     let own = [
         store::routes(&store, &pins, &uploads, &sources.policy),
@@ -162,7 +167,9 @@ pub fn router_and_description(admin: Admin) -> (Router, OpenApi) {
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard::check));
-    let router = health_routes.with_state(shared).merge(guarded);
+    let console = if console { console::routes() } else { Router::new() };
+    let console = console.method_not_allowed_fallback(method_not_allowed);
+    let router = health_routes.with_state(shared).merge(console).merge(guarded);
     (router.layer(CatchPanicLayer::new()).layer(TraceLayer::new_for_http().make_span_with(span)), document)
 }
 

@@ -44,6 +44,11 @@ fn listener(health: Arc<Health>) -> Listener {
 
 /// All routes, with an existing data folder.
 fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
+    listener_with(dir, health, true)
+}
+
+/// All routes, with or without the console.
+fn listener_with(dir: tempfile::TempDir, health: Arc<Health>, console: bool) -> Listener {
     let local = authenticator::local(dir.path()).expect("makes");
     let store = memory::open(&MemoryOptions::default()).expect("opens");
     let lists = lists(dir.path());
@@ -86,6 +91,7 @@ fn listener_in(dir: tempfile::TempDir, health: Arc<Health>) -> Listener {
         control: control(lists, &store),
         uploads,
         parts: parts.expect("opens"),
+        console,
     };
     let (router, document) = router_and_description(admin);
     Listener { router, document, store, dir }
@@ -184,6 +190,43 @@ async fn only_health_needs_no_token() {
     }
     health.enter(Stage::Serving);
     assert_eq!(status(&router, "/readyz", None).await, 200);
+}
+
+#[tokio::test]
+async fn the_console_needs_no_token_and_can_be_switched_off() {
+    let on = listener(Arc::default());
+    let off = listener_with(tempfile::tempdir().expect("a folder"), Arc::default(), false);
+    // The path, the token, and the status with the console and without it.
+    let table = [
+        ("/", None, 200, 401),
+        ("/", Some("Bearer secret"), 200, 404),
+        ("/", Some("Bearer wrong"), 200, 401),
+        ("/console/app.js", None, 200, 401),
+        ("/console/nothing.js", None, 404, 401),
+        ("/console/", None, 401, 401),
+        ("/console", Some("Bearer secret"), 404, 404),
+        ("/index.html", None, 401, 401),
+        ("/api/v1/version", None, 401, 401),
+    ];
+    for (path, authorization, with, without) in table {
+        let found = [status(&on.router, path, authorization).await, status(&off.router, path, authorization).await];
+        assert_eq!(found, [with, without], "{path} {authorization:?}");
+    }
+    let (status, answer) = send(&on.router, Request::builder().method("POST").uri("/"), Body::empty()).await;
+    assert!(status == 405 && error(&answer).contains("Allow"), "{status} {:?}", answer.body());
+    // The page calls the API from its own origin; a page of another origin may not, even with the token.
+    for (origin, site, expected) in [
+        ("http://127.0.0.1:8081", "same-origin", 200),
+        ("http://127.0.0.1:8080", "same-site", 403),
+        ("https://evil.example", "cross-site", 403),
+    ] {
+        let request = Request::builder().uri("/api/v1/version").header(HOST, "127.0.0.1:8081");
+        let request = request.header(ORIGIN, origin).header("sec-fetch-site", site);
+        let request = request.header(AUTHORIZATION, "Bearer secret");
+        let (status, answer) = send(&on.router, request, Body::empty()).await;
+        assert_eq!(status, expected, "{origin}");
+        assert!(!answer.headers().contains_key("access-control-allow-origin"));
+    }
 }
 
 /// A path of a template, whose objects do not exist.

@@ -12,6 +12,8 @@ pub mod drain;
 pub mod error;
 pub mod explain;
 pub mod gc;
+pub mod health;
+pub mod history;
 pub mod keys;
 pub mod log_level;
 pub mod names;

@@ -128,6 +128,10 @@ pub struct OwnedPinView {
 pub struct OwnedPinsView {
     /// The number of pins on all pages.
     pub count: u64,
+    /// The number of pins that match the filter apart from `status`, by status: `queued`, `pinning`, `pinned` and
+    /// `failed`.
+    #[serde(default)]
+    pub by_status: BTreeMap<String, u64>,
     /// The pins of this page. For the next page, pass the last one as `older_than`.
     pub pins: Vec<OwnedPinView>,
 }

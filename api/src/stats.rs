@@ -61,6 +61,22 @@ pub struct ResponseTierView {
     pub first_byte_median_seconds: Option<f64>,
     /// The 95th percentile of that time.
     pub first_byte_p95_seconds: Option<f64>,
+    /// The 99th percentile of that time.
+    #[serde(default)]
+    pub first_byte_p99_seconds: Option<f64>,
+}
+
+/// Responses of one tier in the last minute.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RecentTierView {
+    /// Answered requests.
+    pub requests: u64,
+    /// The median time to the first byte, in seconds, interpolated between bounds of buckets; `null` without requests.
+    pub p50_seconds: Option<f64>,
+    /// The 95th percentile of that time.
+    pub p95_seconds: Option<f64>,
+    /// The 99th percentile of that time.
+    pub p99_seconds: Option<f64>,
 }
 
 /// The block store.
@@ -80,9 +96,39 @@ pub struct StoreView {
     pub evicted_blocks: u64,
     /// Whether the store currently accepts no blocks.
     pub degraded: bool,
-    /// The reason: `full`, `no_inodes`, `failing` or `broken`.
+    /// The reason: `full`, `no_inodes`, `failing`, `broken` or `index_damaged`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+    /// The maximum size of the blocks that may be evicted, in bytes (`cache.disk_bytes_max`). Pinned blocks do not
+    /// count.
+    #[serde(default)]
+    pub disk_budget_bytes: u64,
+    /// The size of all stored blocks, in bytes.
+    #[serde(default)]
+    pub disk_used_bytes: u64,
+    /// The space of the data folder's file system that the process may still use, in bytes; `null` while it cannot be
+    /// read.
+    #[serde(default)]
+    pub disk_free_bytes: Option<u64>,
+    /// The size of the data folder's file system, in bytes; `null` while it cannot be read.
+    #[serde(default)]
+    pub disk_size_bytes: Option<u64>,
+    /// The maximum of bytes in memory (`cache.ram_bytes_max`).
+    #[serde(default)]
+    pub ram_budget_bytes: u64,
+}
+
+/// The resource usage of the process. Each is `null` where the operating system does not tell it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProcessView {
+    /// CPU time since the start, in user space and in the kernel, in seconds.
+    pub cpu_seconds: Option<f64>,
+    /// Resident memory, in bytes.
+    pub resident_bytes: Option<u64>,
+    /// Open file descriptors, of which each connection takes one.
+    pub open_files: Option<u64>,
+    /// The maximum number of open file descriptors.
+    pub open_files_max: Option<u64>,
 }
 
 /// The network.
@@ -121,6 +167,15 @@ pub struct RatesView {
     pub p2p_received_bytes: f64,
     /// Bytes sent to peers.
     pub p2p_sent_bytes: f64,
+    /// Responses with a status of the class 5xx.
+    #[serde(default)]
+    pub errors: f64,
+    /// Answered requests by tier, as in `http.tiers`.
+    #[serde(default)]
+    pub requests_by_tier: BTreeMap<String, f64>,
+    /// Bytes of response bodies by tier.
+    #[serde(default)]
+    pub bytes_by_tier: BTreeMap<String, f64>,
 }
 
 /// A sample of the statistics.
@@ -145,4 +200,10 @@ pub struct StatsView {
     pub pins: BTreeMap<String, u64>,
     /// Rates per second.
     pub rates: Option<RatesView>,
+    /// The responses of the last minute by tier, as in `http.tiers`; of the time since the start if that is shorter.
+    #[serde(default)]
+    pub recent: BTreeMap<String, RecentTierView>,
+    /// The process.
+    #[serde(default)]
+    pub process: ProcessView,
 }

@@ -116,6 +116,11 @@ impl Ram {
         self.cache.invalidate(key);
     }
 
+    /// The maximum of [`Ram::bytes`].
+    pub fn budget_bytes(&self) -> u64 {
+        self.budget_bytes
+    }
+
     /// Bytes in the cache, with the overhead of each entry; exact after [`Ram::tidy`].
     pub fn bytes(&self) -> u64 {
         self.cache.weighted_size()

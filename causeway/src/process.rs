@@ -11,6 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 use services::health::Health;
+use services::process::{space_of, usage};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -54,42 +55,6 @@ impl Process {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { started: Instant::now(), started_at_seconds: now.as_secs_f64() }
     }
-}
-
-/// Resource usage of a process, from `/proc`.
-struct Usage {
-    cpu_seconds: f64,
-    resident_bytes: u64,
-    virtual_bytes: u64,
-    threads: i64,
-    open_files: Option<u64>,
-    open_files_max: Option<u64>,
-}
-
-/// The resource usage of this process; `None` without `/proc`.
-#[cfg(target_os = "linux")]
-fn usage() -> Option<Usage> {
-    use procfs::WithCurrentSystemInfo as _;
-    use procfs::process::{LimitValue, Process};
-    let process = Process::myself().ok()?;
-    let stat = process.stat().ok()?;
-    let open_files_max = process.limits().ok().and_then(|limits| match limits.max_open_files.soft_limit {
-        LimitValue::Value(files) => Some(files),
-        LimitValue::Unlimited => None,
-    });
-    Some(Usage {
-        cpu_seconds: (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64,
-        resident_bytes: stat.rss_bytes().get(),
-        virtual_bytes: stat.vsize,
-        threads: stat.num_threads,
-        open_files: process.fd_count().ok().map(|files| files as u64),
-        open_files_max,
-    })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn usage() -> Option<Usage> {
-    None
 }
 
 impl Collector for Process {
@@ -139,14 +104,14 @@ impl Collector for Node {
         let help = "1 while /readyz answers 200, else 0";
         ready.encode(encoder.encode_descriptor("causeway_ready", help, None, ready.metric_type())?)?;
         // Left out while the folder cannot be read, instead of a number that is wrong.
-        let Ok(space) = rustix::fs::statvfs(&self.data_dir) else { return Ok(()) };
-        let mut bytes = |name: &str, help: &str, blocks: u64| {
-            let gauge = ConstGauge::new(blocks.saturating_mul(space.f_frsize) as f64);
+        let Ok(space) = space_of(&self.data_dir) else { return Ok(()) };
+        let mut bytes = |name: &str, help: &str, bytes: u64| {
+            let gauge = ConstGauge::new(bytes as f64);
             gauge.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), gauge.metric_type())?)
         };
         let available = "Space of the data folder's file system that the process may still use";
-        bytes("causeway_data_dir_available", available, space.f_bavail)?;
-        bytes("causeway_data_dir_size", "Size of the data folder's file system", space.f_blocks)
+        bytes("causeway_data_dir_available", available, space.available_bytes)?;
+        bytes("causeway_data_dir_size", "Size of the data folder's file system", space.size_bytes)
     }
 }
 

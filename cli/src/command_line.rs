@@ -96,6 +96,8 @@ enum Command {
     Requests(ops::status::RequestsArgs),
     /// Print the running node's version, peer ID and addresses
     Node(ops::status::NodeArgs),
+    /// Print the URL of the console, a web page that shows and operates the gateway, or open it in a browser
+    Console(ops::console::ConsoleArgs),
     /// Collect garbage: delete cached blocks now
     Gc(ops::control::GcArgs),
     /// Drain the gateway: tell load balancers to send no more traffic, or shut down gracefully
@@ -221,6 +223,9 @@ fn dispatch(program: &Program, command: Command) -> anyhow::Result<()> {
             run_async(&args.options.flags(), async |loaded| ops::status::requests(loaded, args).await)
         }
         Command::Node(args) => run_async(&args.options.flags(), async |loaded| ops::status::node(loaded, args).await),
+        Command::Console(args) => {
+            run_async(&args.node.flags(), async |loaded| ops::console::console(loaded, args).await)
+        }
         Command::Gc(args) => run_async(&args.options.flags(), async |loaded| ops::control::gc(loaded, args).await),
         Command::Drain(args) => {
             run_async(&args.options.flags(), async |loaded| ops::control::drain(loaded, args).await)

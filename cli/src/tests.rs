@@ -150,7 +150,7 @@ const FOR_KUBO: &str = "for Kubo's own commands and client libraries";
 const FOR_PROGRAMS: &str = "for programs; \"add\" and \"import\" send content to the store";
 
 /// Every operation, by a prefix of "METHOD /path".
-const CALLED_BY: [(&str, CalledBy); 64] = [
+const CALLED_BY: [(&str, CalledBy); 69] = [
     ("GET /healthz", N("\"health\" uses /readyz, which has more information")),
     ("GET /readyz", C("health")),
     ("GET /metrics", N("for Prometheus; \"stats\" prints a selection")),
@@ -206,6 +206,11 @@ const CALLED_BY: [(&str, CalledBy); 64] = [
     ("GET /api/v1/denylists", C("block ls")),
     ("GET /api/v1/node", C("node")),
     ("GET /api/v1/stats", C("stats")),
+    ("GET /api/v1/health", C("health")),
+    ("GET /api/v1/history", N("for the console; Prometheus keeps statistics beyond an hour")),
+    ("GET /api/v1/requests/errors", N("for the console; the access log has all requests")),
+    ("POST /api/v1/pins/{requestid}/retry", N("for the console; a failed pin can be requested again with \"pin add\"")),
+    ("POST /api/v1/pins", C("pin add")),
     ("GET /api/v1/events", C("stats")),
     ("GET /api/v1/config", C("config running")),
     ("GET /psa/pins", C("pin ls")),

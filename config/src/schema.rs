@@ -326,9 +326,11 @@ pub struct Admin {
     /// list turns the listener off.
     #[serde(deserialize_with = "addresses")]
     pub listen: Vec<SocketAddr>,
-    /// A bearer token ("Authorization: Bearer TOKEN") with all scopes. Every path of the admin listener but /healthz
-    /// and /readyz requires a token: this one, one from "causeway token create", or the one that commands read from the
-    /// file admin.token in data_dir. Empty: only the latter two.
+    /// Serve the console, a web page for the operator, at "/" of the admin listener. It needs a token to sign in.
+    pub console: bool,
+    /// A bearer token ("Authorization: Bearer TOKEN") with all scopes. Every path of the admin listener but /healthz,
+    /// /readyz and the files of the console requires a token: this one, one from "causeway token create", or the one
+    /// that commands read from the file admin.token in data_dir. Empty: only the latter two.
     pub token: Secret,
     /// A file with the TLS certificate chain in PEM format, the server certificate first. It turns TLS on, and is
     /// reloaded when it changes.
@@ -344,6 +346,7 @@ impl Default for Admin {
     fn default() -> Self {
         Self {
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 8081))],
+            console: true,
             token: Secret::default(),
             tls_certificate: PathBuf::new(),
             tls_key: PathBuf::new(),

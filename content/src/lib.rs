@@ -68,7 +68,7 @@ pub mod work;
 
 pub use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
 pub use crate::cid::{BlockKey, Cid, CidError, Multihash, codec};
-pub use crate::names::{Name, NameError, NameResolver, Resolution};
+pub use crate::names::{Name, NameError, NameObserver, NameResolver, Resolution};
 pub use crate::path::ContentPath;
 pub use crate::policy::{AllowAll, DenyList, Permitted, Policy, Verdict};
 pub use crate::source::{BlockSource, MemoryBlocks, SourceError, Stall};

@@ -12,6 +12,7 @@ use crate::key::TEXT_BYTES_MAX;
 use crate::verdict::Verdict;
 use futures::future::BoxFuture;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The maximum length of a domain's label, in bytes.
@@ -196,6 +197,21 @@ pub trait NameResolver: Send + Sync {
 
     /// The newest valid record of a key.
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>>;
+
+    /// The same resolver, which tells an observer of look-ups; `None` if it does none.
+    fn observed(&self, _observer: Arc<dyn NameObserver>) -> Option<Arc<dyn NameResolver>> {
+        None
+    }
+}
+
+/// Learns of the look-ups that a resolution waits for, one after the other.
+pub trait NameObserver: Send + Sync {
+    /// The resolution waits for a look-up: a search for records of a key, or a DNS query for a domain. Another resolution
+    /// has begun it if `is_shared`.
+    fn look_up_began(&self, name: &Name, is_shared: bool);
+
+    /// The wait has ended with the result of the look-up, or before it if there is none.
+    fn look_up_ended(&self, result: Option<Result<(), &NameError>>);
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 use crate::errors::Problem;
 use crate::listen::connection::Connection;
 use crate::metrics::Exchange;
+use crate::recent_errors::RecentErrors;
 use crate::running::RunningRequest;
 use bytes::Bytes;
 use content::unixfs::file::FileReader;
@@ -24,9 +25,17 @@ pub struct Body {
     connection: Arc<Connection>,
     limits: BodyLimits,
     /// Its entry in the list of running requests, unless the whole body was available at once.
-    listed: Option<RunningRequest>,
+    listed: Option<ListedRequest>,
     /// The permit of a client whose requests are limited.
     _permit: Option<Permit>,
+}
+
+/// The entry of a request in the list of running requests, and the list of errors for which it is described there.
+pub struct ListedRequest {
+    /// The entry.
+    pub entry: RunningRequest,
+    /// The latest errors.
+    pub errors: Arc<RecentErrors>,
 }
 
 /// The source of a response's bytes.
@@ -157,7 +166,7 @@ impl Body {
 
     /// Keeps the entry in the list of running requests until the body is dropped.
     #[must_use]
-    pub fn listed(self, listed: Option<RunningRequest>) -> Self {
+    pub fn listed(self, listed: Option<ListedRequest>) -> Self {
         Self { listed, ..self }
     }
 
@@ -191,7 +200,7 @@ impl Body {
             Some(Ok(bytes)) => {
                 self.exchange.sent(bytes.len());
                 if let Some(listed) = &self.listed {
-                    listed.sent(bytes.len());
+                    listed.entry.sent(bytes.len());
                 }
                 if self.content.length() == Some(0) {
                     self.exchange.complete();
@@ -200,6 +209,10 @@ impl Body {
             Some(Err(problem)) => {
                 self.connection.response_aborted();
                 tracing::warn!(%problem, "a response was aborted after its head was sent");
+                // Only bodies that need more than one step can fail, and they are listed.
+                if let Some(ListedRequest { entry, errors }) = &self.listed {
+                    errors.aborted(entry.snapshot(), problem, self.exchange.trace_id());
+                }
                 self.exchange.abort(problem.abort_reason());
             }
             None => self.exchange.complete(),
@@ -215,7 +228,7 @@ impl http_body::Body for Body {
         let in_memory = matches!(self.content, Content::Bytes(_));
         let Poll::Ready(next) = self.content.poll_bytes(cx) else {
             if let Some(listed) = &self.listed {
-                listed.waits();
+                listed.entry.waits();
             }
             self.exchange.waits_for_content(true);
             return Poll::Pending;

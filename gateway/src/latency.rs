@@ -71,6 +71,22 @@ impl LatencyHistogram {
 }
 
 impl LatencySnapshot {
+    /// The observations since an earlier snapshot of the same histogram.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut counts = self.counts;
+        counts.iter_mut().zip(earlier.counts).for_each(|(count, before)| *count = count.saturating_sub(before));
+        Self { counts }
+    }
+
+    /// The observations of this histogram and of another one.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Self {
+        let mut counts = self.counts;
+        counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count = count.saturating_add(more));
+        Self { counts }
+    }
+
     /// The number of observations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
@@ -136,6 +152,20 @@ mod tests {
         let long = LatencyHistogram::default();
         long.observe(Duration::from_secs(3600));
         assert_eq!(long.snapshot().quantile(0.5), Some(Duration::from_secs(120)));
+    }
+
+    #[test]
+    fn snapshots_are_compared_and_added() {
+        let (one, other) = (LatencyHistogram::default(), LatencyHistogram::default());
+        one.observe(Duration::from_millis(8));
+        let before = one.snapshot();
+        (0..3).for_each(|_| one.observe(Duration::from_secs(4)));
+        other.observe(Duration::from_micros(10));
+        let recent = one.snapshot().since(&before);
+        assert_eq!((recent.count(), recent.quantile(0.0)), (3, Some(Duration::from_millis(2500))));
+        assert_eq!(before.since(&one.snapshot()).count(), 0);
+        let both = recent.with(&other.snapshot());
+        assert_eq!((both.count(), both.quantile(0.0)), (4, Some(Duration::ZERO)));
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! | [`routing_v1`] | the Delegated Routing V1 HTTP API |
 //! | [`limits`], [`workers`] | limits of one request; threads for CPU-bound responses |
 //! | [`running`], [`access_log`] | requests in progress; the logs of ended and of slow requests |
+//! | [`recent_errors`] | the latest responses that failed |
 //! | [`trace`] | the spans of a request that is traced |
 //! | [`metrics`], [`latency`] | metrics; histograms of latencies whose quantiles can be read |
 //! | [`landing`], [`mod@html`] | the page at `/`; parts that all pages share |
@@ -39,6 +40,7 @@ pub mod limits;
 pub mod listen;
 pub mod metrics;
 pub mod pipeline;
+pub mod recent_errors;
 pub mod represent;
 pub mod request;
 pub mod resolve;

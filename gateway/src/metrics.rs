@@ -422,6 +422,11 @@ impl Exchange {
         self.trace = trace;
     }
 
+    /// The trace, if the request is traced.
+    pub fn trace_id(&self) -> Option<String> {
+        self.trace.as_ref().map(|trace| trace.id().to_string())
+    }
+
     /// Writes this record to the access log at the end.
     pub fn log(&mut self, access: Option<Box<AccessLine>>) {
         self.access = access;

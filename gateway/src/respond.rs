@@ -1,13 +1,12 @@
 //! The last step of every response: common headers, and buffering for HTTP/1.0.
 
-use crate::body::{Body, BodyLimits, Content};
+use crate::body::{Body, BodyLimits, Content, ListedRequest};
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::limits::ClientMemory;
 use crate::listen::connection::Connection;
 use crate::metrics::Exchange;
 use crate::resolve::source::Tier;
-use crate::running::RunningRequest;
 use bytes::{Bytes, BytesMut};
 use content::budget::Share;
 use content::cid;
@@ -114,7 +113,7 @@ pub struct Finish {
     /// The timeout of the exchange.
     pub request_timeout: Duration,
     /// The request's entry in the list of running requests, if it has one.
-    pub listed: Option<RunningRequest>,
+    pub listed: Option<ListedRequest>,
     /// The permit of a client whose requests are limited.
     pub permit: Option<Permit>,
 }
@@ -127,7 +126,7 @@ pub fn finish(mut draft: Draft, finish: Finish) -> Response<Body> {
     draft.headers_mut().append("server-timing", took);
     exchange.head(draft.status(), draft.headers(), Tier::named_in(draft.headers()));
     if let Some(listed) = &listed {
-        listed.answered(draft.status());
+        listed.entry.answered(draft.status());
     }
     let limits = BodyLimits { bytes_max: response_bytes_max, deadline: exchange.started() + request_timeout };
     let body = |content| Body::new(if head_only { Content::Empty } else { content }, exchange, connection, limits);

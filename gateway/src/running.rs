@@ -226,7 +226,8 @@ pub struct RunningRequest {
     entry: Arc<RequestState>,
 }
 
-fn truncated(text: &str) -> String {
+/// A text of a client, cut to the maximum length of what is recorded.
+pub(crate) fn truncated(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
 }
 
@@ -294,6 +295,11 @@ impl RequestState {
 }
 
 impl RunningRequest {
+    /// The present state.
+    pub fn snapshot(&self) -> RequestSnapshot {
+        self.entry.snapshot(self.id)
+    }
+
     /// Records the status of the response.
     pub fn answered(&self, status: StatusCode) {
         self.entry.status.store(status.as_u16(), Ordering::Relaxed);

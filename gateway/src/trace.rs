@@ -3,6 +3,7 @@
 //! ```text
 //! GET /ipfs/*                    the request: attributes of OpenTelemetry's semantic conventions for HTTP servers
 //! ├ admission, host, name resolution, path resolution, first block, body      the steps, as the log of slow requests
+//! │ ├ ipns search, dnslink query a name that was not cached
 //! │ └ block                      one block that was not in memory: its CID, tier and size
 //! │   ├ disk read                whether the disk had it
 //! │   └ network fetch            from the permit to the verified block
@@ -19,7 +20,7 @@
 //! request (the leader); what the network does for a DAG is recorded in the traces of all that wait for it.
 
 use cache::LookupObserver;
-use content::Cid;
+use content::{Cid, Name, NameError, NameObserver, NameResolver};
 use http::request::Parts;
 use http::{Method, StatusCode, Version};
 use libp2p::PeerId;
@@ -67,9 +68,13 @@ struct State {
     /// The attributes of the request that are known already.
     attributes: Attributes,
     step: CurrentStep,
+    /// The name that is being looked up.
+    name: Option<OpenSpan>,
     /// The blocks that are being looked up.
     blocks: Vec<BlockLookup>,
     session: Option<NetworkSession>,
+    /// Whether there were too many spans for one of the session.
+    has_no_session: bool,
     problem: Option<Cow<'static, str>>,
     status: Option<StatusCode>,
 }
@@ -161,8 +166,10 @@ impl RequestTrace {
         let state = State {
             attributes: attributes(head, origin(), method, route),
             step: CurrentStep { name: step, start: started, id: None, follows: false },
+            name: None,
             blocks: Vec::new(),
             session: None,
+            has_no_session: false,
             problem: None,
             status: None,
         };
@@ -228,15 +235,20 @@ impl RequestTrace {
             })
         };
         // Without a span of the block there is none of its fetch.
-        self.trace.begin(SpanGroup::Block, parent?, "network fetch", SpanKind::Client)
+        let Some(parent) = parent else {
+            self.trace.drop_below();
+            return None;
+        };
+        self.trace.begin(SpanGroup::Block, parent, "network fetch", SpanKind::Client)
     }
 
     /// Ends the trace.
     pub fn finish(&self, end: RequestEnd) {
-        let (name, error) = {
-            let state = self.state();
-            (state.step.name, end.aborted.map(Cow::Borrowed))
+        let (name, look_up, error) = {
+            let mut state = self.state();
+            (state.step.name, state.name.take(), end.aborted.map(Cow::Borrowed))
         };
+        drop(look_up);
         self.end_step(name, "", error);
         let session = self.state().session.take();
         session.into_iter().for_each(|session| self.record_session(session));
@@ -321,8 +333,11 @@ impl RequestTrace {
 
     /// The session, which begins now if it has not.
     fn session<'a>(&self, state: &'a mut State) -> Option<&'a mut NetworkSession> {
-        if state.session.is_none() {
-            let (id, now) = (self.trace.reserve(SpanGroup::Other)?, Instant::now());
+        if state.session.is_none() && !state.has_no_session {
+            let id = self.trace.reserve(SpanGroup::Other);
+            // It is counted once, without what would be below it.
+            state.has_no_session = id.is_none();
+            let (id, now) = (id?, Instant::now());
             let (searches, transports) = (Vec::new(), Default::default());
             state.session = Some(NetworkSession { id, start: now, end: now, searches, transports });
         }
@@ -430,7 +445,9 @@ impl LookupObserver for RequestTrace {
         }
         let span = {
             let mut state = self.state();
-            let Some(block) = state.blocks.iter_mut().find(|block| block.cid == *cid) else { return };
+            let Some(block) = state.blocks.iter_mut().find(|block| block.cid == *cid) else {
+                return self.trace.drop_below();
+            };
             if hit {
                 block.tier = Some(ContentTier::Disk);
             }
@@ -445,6 +462,40 @@ impl LookupObserver for RequestTrace {
         let mut state = self.state();
         if let Some(block) = state.blocks.iter_mut().find(|block| block.cid == *cid) {
             block.follows = true;
+        }
+    }
+}
+
+/// The resolver of names for a request: it tells the trace of look-ups, if there is one.
+pub fn resolver_for<'a>(
+    names: &'a Arc<dyn NameResolver>,
+    trace: Option<&Arc<RequestTrace>>,
+) -> Cow<'a, Arc<dyn NameResolver>> {
+    let observed = trace.and_then(|trace| names.observed(Arc::clone(trace) as _));
+    observed.map_or(Cow::Borrowed(names), Cow::Owned)
+}
+
+impl NameObserver for RequestTrace {
+    fn look_up_began(&self, name: &Name, is_shared: bool) {
+        let parent = self.step_span();
+        let kind = match name {
+            Name::Key(_) => "ipns search",
+            Name::Domain(_) => "dnslink query",
+        };
+        let mut span = self.trace.begin(SpanGroup::Other, parent, kind, SpanKind::Client);
+        if let Some(span) = &mut span {
+            span.add("causeway.name", name.to_string());
+            if is_shared {
+                span.add(FOLLOWER, true);
+            }
+        }
+        self.state().name = span;
+    }
+
+    fn look_up_ended(&self, result: Option<Result<(), &NameError>>) {
+        let span = self.state().name.take();
+        if let (Some(span), Some(result)) = (span, result) {
+            span.end(result.err());
         }
     }
 }

@@ -302,8 +302,8 @@ mod tests {
         let over_websocket = websocket::Config::new(resolving()).map(|_, _| ());
         let transports = OrTransport::new(over_websocket, resolving().map(|_, _| ()));
         let why = match DialFilter::new(transports, operator).dial(address(text), opts) {
-            Ok(dial) => dial.await.err().map(|error| crate::connecting::innermost(&error)),
-            Err(TransportError::Other(error)) => Some(crate::connecting::innermost(&error)),
+            Ok(dial) => dial.await.err().map(|error| crate::errors::innermost(&error)),
+            Err(TransportError::Other(error)) => Some(crate::errors::innermost(&error)),
             Err(TransportError::MultiaddrNotSupported(_)) => Some("not supported".to_owned()),
         };
         (recorder.dialled().into_iter().map(|(socket, _)| socket).collect(), why.unwrap_or_default())

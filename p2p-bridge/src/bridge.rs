@@ -8,12 +8,13 @@ use crate::bitswap;
 use crate::bitswap::http_peers::HttpPeers;
 use crate::bitswap::http_peers::SetupError;
 use crate::bitswap::{behaviour, client, framing};
-use crate::connecting::{self, AddressOrigin, ConnectError, Connected, innermost};
+use crate::connecting::{self, AddressOrigin, ConnectError, Connected};
 use crate::counted::{Bandwidth, TransportBytes};
 use crate::dht::behaviour::ScopedKad;
 use crate::dht::metrics::DhtMetrics;
 use crate::discovery::memory::Memory;
 use crate::discovery::plan::Provider;
+use crate::errors::innermost;
 use crate::finders::{PeerSearch, SearchTarget};
 use crate::lookups::Search;
 use crate::metrics::Metrics;
@@ -26,6 +27,7 @@ use crate::peers::{ConnectedPeer, Latency, Load, RootState};
 use crate::private_network::{KeyError, SwarmKey};
 use crate::providing::{self, KeySource};
 use crate::puts::{PutError, PutOutcome};
+use crate::reachability::Verdict;
 use crate::redial::Redial;
 use crate::routing_v1::{Routers, RoutersError};
 use crate::runtime::{NetworkRuntime, SpawnedSource};
@@ -67,7 +69,7 @@ const FINDERS_MAX: usize = 256;
 const CONNECTS_MAX: usize = 32;
 /// The maximum number of peers in [`Bridge::peers`].
 const PEERS_MAX: usize = 10_000;
-/// How long connections may send their last packets after the network was stopped.
+/// How long connections may take to end after the network was stopped.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// How long a listener may take to report its address.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -212,11 +214,14 @@ impl Bridge {
         let handle = runtime.handle().clone();
         // The runtime ends with the task, whether that was told to stop or has panicked.
         handle.spawn(async move {
-            task.run().await;
+            let stopped = task.run().await;
             // The connections send their last packets after the swarm is dropped. A peer that does not receive them
             // would send what it owes this node to the old connection, also when the node has connected again.
-            tokio::time::sleep(CLOSE_TIME).await;
+            runtime.others_ended(CLOSE_TIME).await;
             drop(runtime);
+            if let Some(reply) = stopped {
+                let _ = reply.send(());
+            }
         });
         let searches = Arc::new(Semaphore::new(SEARCHES_MAX));
         let finders = Arc::new(Semaphore::new(FINDERS_MAX));
@@ -265,6 +270,16 @@ impl Bridge {
             return Vec::new();
         }
         addresses.await.unwrap_or_default()
+    }
+
+    /// Whether peers can open connections to this node, and the addresses that are confirmed or announced. Unknown if
+    /// the network has stopped.
+    pub async fn reachability(&self) -> (Verdict, Vec<Multiaddr>) {
+        let (reply, reachability) = oneshot::channel();
+        if self.commands.send(Command::Reachability(reply)).await.is_err() {
+            return Default::default();
+        }
+        reachability.await.unwrap_or_default()
     }
 
     /// Connects to a peer, unless it is connected, and waits for the result. Dials the given addresses, with or without
@@ -454,7 +469,8 @@ impl Bridge {
         async move { commands.closed().await }
     }
 
-    /// Stops the network. Returns when all persistent state is written.
+    /// Stops the network. Returns when all persistent state is written and the connections have ended, which peers are
+    /// told, so that the process may end. That takes a second at most, and no time without connections.
     pub async fn shutdown(&self) {
         let (reply, stopped) = oneshot::channel();
         if self.commands.send(Command::Shutdown(reply)).await.is_ok() {
@@ -574,6 +590,53 @@ async fn listen(swarm: &mut Swarm<Behaviour>, addresses: &[Multiaddr]) -> Result
                     }),
                 };
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use content::MemoryBlocks;
+    use tempfile::TempDir;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    /// Half of the time after which a connection over QUIC ends whose peer is silent.
+    const AT_ONCE: Duration = Duration::from_secs(5);
+
+    async fn start(listen: &[&str]) -> (Bridge, TempDir) {
+        let directory = tempfile::tempdir().expect("directory");
+        let mut options = BridgeOptions::new(directory.path());
+        options.listen = listen.iter().map(|address| address.parse().expect("an address")).collect();
+        options.nat.upnp = false;
+        let bridge = Bridge::start(options, Arc::new(MemoryBlocks::new()), &mut Registry::default()).await;
+        (bridge.expect("starts"), directory)
+    }
+
+    async fn until_connected(bridge: &Bridge, peers: usize, patience: Duration) {
+        let reached = async {
+            while bridge.peers().await.len() != peers {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(patience, reached).await.expect("in time");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_have_ended_when_shutdown_returns_and_the_peers_know() {
+        let listen = "/ip4/127.0.0.1/udp/0/quic-v1";
+        for stops_first in [false, true] {
+            let ((dialling, _of_dialling), (listening, _of_listening)) = (start(&[]).await, start(&[listen]).await);
+            let addresses = listening.addresses().await;
+            let connected = dialling.connect(listening.peer_id(), addresses, AddressOrigin::Operator, PATIENCE).await;
+            connected.expect("connects");
+            until_connected(&listening, 1, PATIENCE).await;
+            let (stops, stays) = if stops_first { (&dialling, &listening) } else { (&listening, &dialling) };
+            stops.shutdown().await;
+            // The tasks that send packets have ended: what they had to send is sent.
+            assert!(stops.runtime.metrics().num_alive_tasks() <= 1, "but for the one that tells of the end");
+            until_connected(stays, 0, AT_ONCE).await;
+            stays.shutdown().await;
         }
     }
 }

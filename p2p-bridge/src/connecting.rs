@@ -8,6 +8,7 @@
 
 use crate::admission::budget::Denial;
 use crate::dialable::{Shape, ShapeError};
+use crate::errors::innermost;
 use crate::scope::{AddressPolicy, Scope};
 use libp2p::core::transport::TransportError;
 use libp2p::swarm::{ConnectionDenied, ConnectionId, DialError};
@@ -146,15 +147,6 @@ fn failure(address: &Multiaddr, error: &TransportError<std::io::Error>) -> Strin
         }
         TransportError::Other(error) => format!("{address}: {}", innermost(error)),
     }
-}
-
-/// The innermost source of an error: libp2p's outer errors have no message of their own.
-pub fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    // `source` of an I/O error that wraps another error returns the source of the inner error, not the inner error.
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 struct Waiting {

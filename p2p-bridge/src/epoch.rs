@@ -14,6 +14,11 @@ pub fn now() -> u64 {
     seconds(SystemTime::now())
 }
 
+/// The current time in whole seconds since the Unix epoch, signed as the times of certificates are.
+pub fn signed_now() -> i64 {
+    i64::try_from(now()).unwrap_or(i64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -28,5 +33,6 @@ mod tests {
         assert_eq!(seconds(UNIX_EPOCH - Duration::from_secs(1)), 0);
         let before = seconds(SystemTime::now());
         assert!((before..=before + 60).contains(&now()));
+        assert!((now()..=now() + 60).contains(&u64::try_from(signed_now()).expect("is positive")));
     }
 }

@@ -36,6 +36,7 @@
 //! | [`reachability`], [`nat`] | whether peers can dial the node, and NAT traversal |
 //! | [`private_network`] | pre-shared key of a private network |
 //! | [`durable`], [`epoch`] | atomic writes of files, and timestamps in them |
+//! | [`errors`] | messages of errors that wrap others |
 //! | [`essential`] | tasks whose panic ends the process |
 //! | [`udp`] | socket buffers for QUIC |
 //! | [`tls`], [`retry_after`] | TLS of HTTP clients, and the `Retry-After` header |
@@ -57,6 +58,7 @@ pub mod dialable;
 pub mod discovery;
 pub mod durable;
 pub mod epoch;
+pub mod errors;
 pub mod essential;
 pub mod finders;
 pub mod http_source;

@@ -19,6 +19,7 @@ use futures::future::BoxFuture;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -27,6 +28,9 @@ pub const THREAD_NAME: &str = "network";
 
 /// What is added to the nice value of the threads: a ninth of the weight that a thread has by default.
 pub const NICE: i32 = 10;
+
+/// How often the end looks whether tasks are left.
+const END_CHECK: Duration = Duration::from_millis(5);
 
 /// The largest nice value.
 const NICE_MAX: i32 = 19;
@@ -59,6 +63,18 @@ impl NetworkRuntime {
     /// The handle, to spawn tasks.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Waits until no task is left but the caller's, which is one of them, and at most `max`.
+    pub async fn others_ended(&self, max: Duration) {
+        let metrics = self.handle.metrics();
+        let ended = async {
+            while metrics.num_alive_tasks() > 1 {
+                tokio::time::sleep(END_CHECK).await;
+            }
+        };
+        // Those that are left are aborted.
+        let _ = tokio::time::timeout(max, ended).await;
     }
 }
 
@@ -154,7 +170,6 @@ mod tests {
     use content::{MemoryBlocks, codec, hashes};
     use std::sync::Mutex;
     use std::thread;
-    use std::time::Duration;
 
     fn nice() -> i32 {
         rustix::process::getpriority_process(None).expect("is known")
@@ -187,6 +202,25 @@ mod tests {
         let endless = handle.spawn(std::future::pending::<()>());
         handle.spawn(async move { drop(network) }).await.expect("does not panic");
         assert!(endless.await.expect_err("is aborted").is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn the_end_waits_for_other_tasks_but_not_for_ever() {
+        let network = NetworkRuntime::start().expect("starts");
+        let handle = network.handle().clone();
+        let (release, released) = tokio::sync::oneshot::channel::<()>();
+        let other = handle.spawn(released);
+        let waiting = handle.spawn(async move {
+            network.others_ended(Duration::from_secs(3600)).await;
+            network
+        });
+        assert!(!waiting.is_finished());
+        release.send(()).expect("it waits");
+        let network = waiting.await.expect("runs");
+        assert!(other.is_finished());
+        handle.spawn(std::future::pending::<()>());
+        let waiting = handle.spawn(async move { network.others_ended(Duration::from_millis(1)).await });
+        waiting.await.expect("ends");
     }
 
     /// Blocks in memory, which records the nice values of the threads that read it.

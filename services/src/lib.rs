@@ -17,6 +17,7 @@
 //! | [`stores`], [`upkeep`] | opening the data directory, and maintaining its store |
 //! | [`limiter`], [`rate_limiter`], [`client_budgets`] | permits, request rates and memory, with a limit for each client |
 //! | [`health`], [`supervision`] | the health of the process; supervision of its essential tasks |
+//! | [`process`] | the resource usage of the process, and the space of file systems |
 //! | [`telemetry`] | traces of requests, exported by OTLP |
 //! | [`subject`], [`surrogate_keys`] | parsing references to content; surrogate keys of content delivery networks |
 //! | [`views`] | API views of stores, tokens, keys and uploads |
@@ -37,6 +38,7 @@ pub mod limiter;
 pub mod logging;
 pub mod p2p;
 pub mod pinning;
+pub mod process;
 pub mod rate_limiter;
 pub mod redact;
 #[cfg(test)]

@@ -77,14 +77,43 @@ export async function call(method, path, options) {
 
 export const get = (path, parameters, options) => call("GET", withQuery(path, parameters), options);
 
-async function* textOf(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+// Sends a file, and returns the JSON answer. `onProgress(bytes)` is called as they are sent, which fetch does not tell.
+export function sendFile(method, path, file, { type, signal, onProgress }) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    const isGone = () => reject(new ApiError(0, "The gateway does not answer. It may be restarting, or it rejected the file while it was sent."));
+    const abort = () => request.abort();
+    request.open(method, path);
+    request.setRequestHeader("authorization", `Bearer ${token}`);
+    request.setRequestHeader("content-type", type);
+    request.upload.addEventListener("progress", ({ loaded }) => onProgress(loaded));
+    request.addEventListener("error", isGone);
+    request.addEventListener("abort", () => reject(new DOMException("The request was cancelled.", "AbortError")));
+    request.addEventListener("load", async () => {
+      const response = new Response(request.response, { status: request.status, statusText: request.statusText });
+      if (request.status === 401) onUnauthorised();
+      if (response.ok) response.json().then(resolve, reject);
+      else reject(await failure(response));
+    });
+    request.addEventListener("loadend", () => signal.removeEventListener("abort", abort));
+    signal.addEventListener("abort", abort);
+    if (signal.aborted) abort();
+    else request.send(file);
+  });
+}
+
+// The pieces of a body, as they come.
+export async function* chunks(stream) {
+  const reader = stream.getReader();
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
       yield value;
     }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The answer of the gateway ended early. It may have stopped.");
   } finally {
     reader.cancel().catch(() => {});
   }
@@ -92,7 +121,7 @@ async function* textOf(response) {
 
 async function* pieces(response, separator) {
   let rest = "";
-  for await (const text of textOf(response)) {
+  for await (const text of chunks(response.body.pipeThrough(new TextDecoderStream()))) {
     const parts = (rest + text).split(separator);
     rest = parts.pop();
     yield* parts;

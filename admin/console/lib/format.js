@@ -52,6 +52,12 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days ${hours % 24} h`;
 }
 
+// A duration of which fractions of a second say nothing, such as an age.
+export const wholeDuration = (seconds) => (missing(seconds) || seconds >= 60 ? duration(seconds) : `${Math.max(0, Math.floor(seconds))} s`);
+
+// Words of the gateway as a sentence. One that begins with an identifier stays as it is.
+export const sentence = (text) => `${text.replace(/^[a-z]{1,12}(?= )/, (word) => word[0].toUpperCase() + word.slice(1))}${/[.!?]$/.test(text) ? "" : "."}`;
+
 const DATE = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
 const CLOCK = new Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
 
@@ -59,8 +65,26 @@ const CLOCK = new Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
 export const time = (at) => (missing(at) ? DASH : DATE.format(new Date(at * 1000)));
 export const clock = (at) => (missing(at) ? DASH : CLOCK.format(new Date(at * 1000)));
 
+// A duration in seconds as people say it, in one unit.
+export function span(seconds) {
+  if (missing(seconds)) return DASH;
+  if (seconds < 59.5) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 3570) return `${Math.round(seconds / 60)} min`;
+  return seconds < 48 * 3600 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} days`;
+}
+
 // How long ago a time was.
-export const ago = (at) => (missing(at) ? DASH : `${duration(Math.max(0, Math.floor(Date.now() / 1000 - at)))} ago`);
+export const ago = (at) => (missing(at) ? DASH : `${span(Date.now() / 1000 - at)} ago`);
+
+// When a time will be.
+export function until(at) {
+  if (missing(at)) return DASH;
+  const seconds = at - Date.now() / 1000;
+  return seconds < 1 ? "now" : `in ${span(seconds)}`;
+}
+// Times have a precision of seconds, and so have their distances.
+export const wholeSeconds = (seconds) => (seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds));
+
 
 // A long identifier (CID, peer ID) with its middle left out.
 export function shortened(text, ends = 6) {
@@ -68,5 +92,14 @@ export function shortened(text, ends = 6) {
   return text.length <= 2 * ends + 3 ? text : `${text.slice(0, ends)}…${text.slice(-ends)}`;
 }
 
+
 // "1 pin", "2 pins".
 export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;
+
+const FACTORS = { "": 1, b: 1, k: 1e3, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40 };
+
+// The bytes of a size that was typed, such as "10 GiB" or "500kB"; NaN if it is none.
+export function parseBytes(text) {
+  const [, number, unit] = /^\s*([\d.]+)\s*([a-z]*)\s*$/i.exec(text) ?? [];
+  return number === undefined ? Number.NaN : Math.round(Number(number) * (FACTORS[unit.toLowerCase()] ?? Number.NaN));
+}

@@ -8,21 +8,37 @@ let stop = null;
 let connected = false;
 
 const RETRY_MS = 2000;
+// Events come every second. A connection without any for so long is dead, as after a pause of the machine or of a tunnel.
+const SILENT_MS = 10_000;
 
 function tell() {
-  for (const listener of listeners) listener(latest, connected);
+  for (const listener of listeners) {
+    try {
+      listener(latest, connected);
+    } catch (error) {
+      // A defect of one part does not look like a gateway that does not answer.
+      reportError(error);
+    }
+  }
 }
 
 async function read(signal) {
   while (!signal.aborted) {
+    const attempt = new AbortController();
+    const giveUp = () => attempt.abort();
+    let silence = setTimeout(giveUp, SILENT_MS);
     try {
-      for await (const stats of events("/api/v1/events", { signal })) {
+      for await (const stats of events("/api/v1/events", { signal: AbortSignal.any([signal, attempt.signal]) })) {
+        clearTimeout(silence);
+        silence = setTimeout(giveUp, SILENT_MS);
         latest = stats;
         connected = true;
         tell();
       }
     } catch (error) {
       if (signal.aborted || (error instanceof ApiError && (error.status === 401 || error.status === 403))) return;
+    } finally {
+      clearTimeout(silence);
     }
     connected = false;
     tell();

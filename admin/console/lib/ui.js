@@ -1,7 +1,7 @@
 // The parts that pages are made of. Each returns an element.
 
-import { append, fill, h, s, uniqueId } from "./dom.js";
-import { shortened } from "./format.js";
+import { append, fill, h, plain, s, setText, uniqueId } from "./dom.js";
+import { count, shortened } from "./format.js";
 
 // ---------------------------------------------------------------- Text
 
@@ -20,9 +20,14 @@ const ICONS = {
   settings: "M4 7h9m5 0h2M4 17h2m5 0h9M15 5v4M8 15v4",
   store: "M4 7c0-4 16-4 16 0v10c0 4-16 4-16 0zm0 0c0 4 16 4 16 0M4 12c0 4 16 4 16 0",
   copy: "M9 9h10v10H9zM5 15V5h10",
+  open: "M9 6l6 6-6 6",
   close: "M6 6l12 12M18 6L6 18",
   menu: "M4 7h16M4 12h16M4 17h16",
   out: "M10 5H5v14h5M14 8l4 4-4 4m4-4H9",
+  ok: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18M8 12.5l2.7 2.7L16 9.5",
+  alert: "M12 4 2.8 19.5h18.4zM12 10v4.2m0 2.6v.1",
+  info: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18M12 11v5.5m0-9v.1",
+  search: "M11 5a6 6 0 1 0 0 12 6 6 0 0 0 0-12m4.5 10.5L20 20",
 };
 
 // An icon beside text that says the same; it is hidden from screen readers.
@@ -41,7 +46,8 @@ export function identifier(text, { href, ends = 8 } = {}) {
   return h("span", { class: "identifier" }, shown, copyButton(text));
 }
 
-export function copyButton(text) {
+// `name` is what a screen reader says in the place of a text that is long or secret.
+export function copyButton(text, name = text) {
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
@@ -50,7 +56,7 @@ export function copyButton(text) {
       toast("The browser does not allow copying here.", "error");
     }
   };
-  return h("button", { type: "button", class: "bare", title: "Copy", "aria-label": `Copy ${text}`, onclick: copy }, icon("copy"));
+  return h("button", { type: "button", class: "bare", title: "Copy", "aria-label": `Copy ${name}`, onclick: copy }, icon("copy"));
 }
 
 // What is shown in the place of an empty list.
@@ -58,6 +64,18 @@ export const emptyState = (text, advice) => h("div", { class: "empty" }, h("p", 
 
 // An error, said where it happened.
 export const errorNotice = (error) => h("p", { class: "notice error", role: "alert" }, error.message);
+
+// A place for the error of a request that is repeated, with `show(error)`; null takes it away. The same error is said once.
+export function errorPlace() {
+  const element = h("div", {});
+  let text = null;
+  const show = (error) => {
+    if ((error?.message ?? null) === text) return;
+    text = error?.message ?? null;
+    fill(element, error ? errorNotice(error) : null);
+  };
+  return Object.assign(element, { show });
+}
 
 // ---------------------------------------------------------------- Structure
 
@@ -79,13 +97,29 @@ export function facts(rows) {
   return h("dl", { class: "facts" }, shown);
 }
 
-// A bar of how much of a budget is used; `tone` as for a badge.
+// A figure with its name, and a note below it. The result has `show(value, note)`.
+export function tile(name) {
+  const value = h("div", { class: "value" }, "–");
+  const note = h("div", { class: "note" });
+  const show = (text, about = "") => {
+    setText(value, text);
+    setText(note, about);
+  };
+  return Object.assign(h("div", { class: "tile" }, h("div", { class: "name" }, name), value, note), { show });
+}
+
+// A bar of how much of a budget is used; `tone` as for a badge, or c1 to c5. `show(part, whole, tone)` of the result changes it.
 export function meter(part, whole, label, tone = "ok") {
-  const percent = whole > 0 ? Math.min(100, (100 * part) / whole) : 0;
-  const bar = h("div", { class: `meter ${tone}`, role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(percent) });
   const filled = h("span", {});
-  filled.style.width = `${percent}%`;
-  return append(bar, filled);
+  const bar = h("div", { role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, filled);
+  const show = (newPart, newWhole, newTone = tone) => {
+    const percent = newWhole > 0 ? Math.min(100, (100 * newPart) / newWhole) : 0;
+    bar.className = `meter ${newTone}`;
+    bar.setAttribute("aria-valuenow", Math.round(percent));
+    filled.style.width = `${percent}%`;
+  };
+  show(part, whole);
+  return Object.assign(bar, { show });
 }
 
 // Progress of work; without a share it moves to say that the work goes on.
@@ -95,18 +129,18 @@ export function progress(label, share) {
 
 // ---------------------------------------------------------------- Input
 
-// A button. While the promise of `action` is pending it is disabled, and an error becomes a message.
+// A button. While the promise of `action` is pending it does nothing more, and an error becomes a message. It is not disabled
+// then, because that would take the focus away.
 export function button(text, action, { kind = "", iconName, label } = {}) {
   const element = h("button", { type: "button", class: kind, "aria-label": label }, iconName ? icon(iconName) : null, text);
   element.addEventListener("click", async () => {
-    element.disabled = true;
+    if (element.hasAttribute("aria-busy")) return;
     element.setAttribute("aria-busy", "true");
     try {
       await action(element);
     } catch (error) {
       if (error.name !== "AbortError") toast(error.message, "error");
     } finally {
-      element.disabled = false;
       element.removeAttribute("aria-busy");
     }
   });
@@ -139,6 +173,7 @@ export function form(action, ...content) {
   element.addEventListener("submit", async (event) => {
     event.preventDefault();
     const buttons = element.querySelectorAll("button");
+    const focused = document.activeElement;
     fill(failed);
     for (const one of buttons) one.disabled = true;
     try {
@@ -147,6 +182,8 @@ export function form(action, ...content) {
       if (error.name !== "AbortError") fill(failed, errorNotice(error));
     } finally {
       for (const one of buttons) one.disabled = false;
+      // A disabled button has lost the focus.
+      if (element.contains(focused)) focused.focus();
     }
   });
   return element;
@@ -157,7 +194,7 @@ export const submit = (text, kind = "primary") => h("button", { type: "submit", 
 // ---------------------------------------------------------------- Dialogs and messages
 
 // A modal dialog with a title. `content(close)` returns what is in it; the promise has what `close` was called with,
-// or undefined if it was dismissed.
+// or undefined if it was dismissed, or the page was left.
 export function dialog(title, content) {
   return new Promise((resolve) => {
     const id = uniqueId("dialog");
@@ -168,7 +205,11 @@ export function dialog(title, content) {
       element.close();
     };
     append(element, h("div", { class: "dialog-head" }, h("h2", { id }, title), h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => close() }, icon("close"))), content(close));
+    // "Back" shows another page, to which the dialog does not belong.
+    const leave = () => element.close();
+    window.addEventListener("hashchange", leave);
     element.addEventListener("close", () => {
+      window.removeEventListener("hashchange", leave);
       element.remove();
       resolve(result);
     });
@@ -205,25 +246,43 @@ export function toast(text, tone = "ok") {
 
 // A table that scrolls sideways on narrow screens.
 //
-// `columns` are {title, cell(row), sort(row)?, numeric?, hide?: "narrow"}; a column with `sort` can be sorted by. `caption` names
-// the table for screen readers. The result has `show(rows)`, which keeps the rows that are there by `key(row)`, so that
+// `columns` are {title, cell(row), sort(row)?, id?, numeric?, hide?: "narrow"}; a column with `sort` can be sorted by. `caption` names
+// the table for screen readers. The result has `show(rows, empty)`, which keeps the rows that are there by `key(row)`, so that
 // the focus and the selection stay while figures run.
-export function table(caption, columns, { key = (row, index) => index, empty = "Nothing here.", sorted = null, onRow } = {}) {
-  let order = sorted ?? { column: null, descending: false };
+//
+// `order` is the order at first as text for the URL: the `id` of a column, after "-" if descending; `onOrder(text)` is called
+// when it changes. At most `limit` rows are in the page, until more are asked for. With `details(row)`, each row has a button
+// that shows what this returns below the row.
+export function table(caption, columns, options = {}) {
+  const { key = (row, index) => index, empty = "Nothing here.", sorted, order: orderText, onOrder, onRow, limit = Infinity, details } = options;
+  let order = sorted ?? orderFrom(orderText);
   let rows = [];
+  let rowsMax = limit;
+  const opened = new Set();
   const body = h("tbody", {});
   const shown = new Map();
   const heads = columns.map((column, index) => head(column, index));
   const none = h("p", { class: "empty muted", hidden: true }, empty);
-  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, heads)), body));
-  const element = h("div", { class: "table" }, wrap, none);
+  // It can be scrolled by keys.
+  const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "group", "aria-label": caption },
+    h("table", {}, h("caption", { class: "hidden" }, caption),
+      h("thead", {}, h("tr", {}, details ? h("th", { scope: "col", class: "toggle" }, h("span", { class: "hidden" }, "Details")) : null, heads)), body));
+  const amount = h("span", { class: "muted" });
+  const more = h("button", { type: "button", class: "small", onclick: showMore }, "Show more");
+  const pager = h("div", { class: "pager", hidden: true }, amount, more);
+  const element = h("div", { class: "table" }, wrap, none, pager);
+
+  function orderFrom(text) {
+    const column = text ? columns.findIndex(({ id }) => id === text.replace(/^-/, "")) : -1;
+    return { column: column < 0 ? null : column, descending: Boolean(text?.startsWith("-")) };
+  }
 
   function head(column, index) {
     const attributes = { scope: "col", class: classes(column) };
     if (!column.sort) return h("th", attributes, column.title);
     const sortBy = () => {
       order = { column: index, descending: order.column === index ? !order.descending : Boolean(column.numeric) };
+      onOrder?.(`${order.descending ? "-" : ""}${column.id}`);
       show(rows);
     };
     return h("th", attributes, h("button", { type: "button", class: "sort", onclick: sortBy }, column.title));
@@ -247,41 +306,105 @@ export function table(caption, columns, { key = (row, index) => index, empty = "
     return [...rows].sort(compare);
   }
 
-  function line(row, id) {
-    const known = shown.get(id);
-    const line = known ?? h("tr", {});
-    const cells = columns.map((column) => h("td", { class: classes(column) }, column.cell(row)));
-    // A row with the focus in it is left as it is.
-    if (!known || !line.contains(document.activeElement)) line.replaceChildren(...cells);
-    if (onRow) onRow(line, row);
-    return line;
+  // What has the focus, or the beginning of a selection, is left as it is. The selection is read once, since the browser
+  // lays out the page for it.
+  let inUse = [];
+  function findInUse() {
+    const selection = document.getSelection();
+    inUse = [document.activeElement, selection.isCollapsed ? null : selection.anchorNode].filter((one) => one && body.contains(one));
   }
 
-  function show(newRows) {
+  function write(place, content) {
+    if (typeof content === "string") setText(place, plain(content));
+    else if (!inUse.some((one) => place.contains(one))) fill(place, content);
+  }
+
+  function line(row, id) {
+    const parts = shown.get(id) ?? create(id);
+    shown.set(id, parts);
+    parts.row = row;
+    columns.forEach((column, index) => write(parts.cells[index], column.cell(row)));
+    if (onRow) onRow(parts.line, row);
+    if (parts.below) write(parts.below.firstChild, details(row));
+    return parts;
+  }
+
+  function create(id) {
+    const cells = columns.map((column) => h("td", { class: classes(column) }));
+    const parts = { line: h("tr", {}), cells, below: null, row: null };
+    if (!details) {
+      append(parts.line, cells);
+      return parts;
+    }
+    const belowId = uniqueId("details");
+    const toggle = h("button", { type: "button", class: "bare", "aria-label": "Details", "aria-controls": belowId }, icon("open"));
+    const setOpen = (open) => {
+      toggle.setAttribute("aria-expanded", String(open));
+      if (open) {
+        opened.add(id);
+        parts.below = h("tr", { id: belowId, class: "below" }, h("td", { colspan: columns.length + 1 }));
+      } else {
+        opened.delete(id);
+        parts.below?.remove();
+        parts.below = null;
+      }
+    };
+    toggle.addEventListener("click", () => {
+      setOpen(!opened.has(id));
+      if (!parts.below) return;
+      fill(parts.below.firstChild, details(parts.row));
+      parts.line.after(parts.below);
+    });
+    append(parts.line, h("td", { class: "toggle" }, toggle), cells);
+    setOpen(opened.has(id));
+    return parts;
+  }
+
+  function showMore() {
+    rowsMax += limit;
+    show(rows);
+    if (pager.hidden) wrap.focus();
+  }
+
+  function show(newRows, noneText = empty) {
     rows = newRows;
+    findInUse();
     heads.forEach((cell, index) => {
       if (order.column === index) cell.setAttribute("aria-sort", order.descending ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
+    const focused = body.contains(document.activeElement) ? document.activeElement : null;
     const kept = new Set();
     let before = null;
-    inOrder().forEach((row, index) => {
-      const id = key(row, index);
-      const element = line(row, id);
-      shown.set(id, element);
-      kept.add(id);
+    const place = (one) => {
       const next = before === null ? body.firstChild : before.nextSibling;
-      if (next !== element) body.insertBefore(element, next);
-      before = element;
+      if (next !== one) body.insertBefore(one, next);
+      before = one;
+    };
+    inOrder().slice(0, rowsMax).forEach((row, index) => {
+      const id = key(row, index);
+      const parts = line(row, id);
+      kept.add(id);
+      place(parts.line);
+      if (parts.below) place(parts.below);
     });
-    for (const [id, element] of shown) {
+    for (const [id, parts] of shown) {
       if (!kept.has(id)) {
-        element.remove();
+        parts.line.remove();
+        parts.below?.remove();
+        opened.delete(id);
         shown.delete(id);
       }
     }
+    // A row that is moved loses the focus.
+    if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
+    else if (focused && !focused.isConnected) wrap.focus({ preventScroll: true });
+    if (noneText instanceof Node) fill(none, noneText);
+    else setText(none, noneText);
     none.hidden = rows.length > 0;
     wrap.hidden = rows.length === 0;
+    pager.hidden = rows.length <= rowsMax;
+    setText(amount, `${count(rowsMax)} of ${count(rows.length)} are shown.`);
   }
 
   show([]);

@@ -36,13 +36,15 @@ const HAVE: &str = "/api/v1/store/have";
 
 /// The routes that take space on the disk. All other changes may use the space that the audit log reserves for a full
 /// disk.
-pub const TAKES_SPACE: [&str; 14] = [
+pub const TAKES_SPACE: [&str; 16] = [
     "/api/v0/add",
     "/api/v0/block/put",
     "/api/v0/dag/import",
     "/api/v0/dag/put",
     "/api/v0/pin/add",
     "/api/v0/pin/update",
+    "/api/v1/pins",
+    "/api/v1/pins/{requestid}/retry",
     "/api/v1/store/import",
     "/api/v1/upload",
     "/api/v1/uploads",

@@ -12,7 +12,9 @@ use crate::http::long_running;
 use crate::http::parameters::Parameters;
 use crate::operations::Operations;
 use api::peers::CarriedView;
-use api::stats::{HttpView, NetworkView, RatesView, ResponseTierView, StatsView, StoreView, TierView, TiersView};
+use api::stats::{
+    HttpView, NetworkView, ProcessView, RatesView, ResponseTierView, StatsView, StoreView, TierView, TiersView,
+};
 use api::text::seconds;
 use axum::body::Body;
 use axum::extract::State;
@@ -38,6 +40,16 @@ use tokio_util::task::AbortOnDropHandle;
 pub const SUBSCRIBERS_MAX: usize = 32;
 /// The interval of snapshots.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
+/// The class of statuses that count as errors.
+pub(super) const SERVER_ERRORS: &str = "5xx";
+
+/// The maximum size of the blocks that the store may evict.
+fn disk_budget(cache: &config::Cache) -> u64 {
+    match cache.store {
+        config::StoreKind::Memory => cache.disk_bytes_max.min(cache.memory_bytes_max),
+        config::StoreKind::Rocksdb | config::StoreKind::Flat => cache.disk_bytes_max,
+    }
+}
 
 pub(super) fn tier_view(figures: TierFigures) -> TierView {
     let TierFigures { hits, misses, errors, bytes } = figures;
@@ -52,6 +64,7 @@ fn response_tier(responses: &TierResponses) -> ResponseTierView {
         sent_bytes: *bytes,
         first_byte_median_seconds: quantile(0.5),
         first_byte_p95_seconds: quantile(0.95),
+        first_byte_p99_seconds: quantile(0.99),
     }
 }
 
@@ -174,10 +187,12 @@ impl Operations {
             None => (Load::default(), Default::default()),
         };
         let ram = parts.tiers.ram();
+        let system = self.system().await;
         let view = StatsView {
             taken_at: epoch::now(),
             uptime_seconds: seconds(self.inner.started.1.elapsed()),
             stage: self.stage().stage,
+            recent: self.inner.history.recent(&http.tiers),
             http: HttpView {
                 requests: http.requests.into_iter().map(|(class, count)| (class.to_owned(), count)).collect(),
                 in_flight: http.in_flight,
@@ -205,6 +220,11 @@ impl Operations {
                 evicted_blocks: store.evicted_blocks,
                 degraded: store.degraded(),
                 trouble: store.trouble.map(|trouble| trouble.word().to_owned()),
+                disk_budget_bytes: disk_budget(&parts.loaded.config.cache),
+                disk_used_bytes: store.cached_bytes + store.pinned_bytes,
+                disk_free_bytes: system.space.map(|space| space.available_bytes),
+                disk_size_bytes: system.space.map(|space| space.size_bytes),
+                ram_budget_bytes: ram.budget_bytes(),
             },
             network: NetworkView {
                 peers: load.peers,
@@ -217,6 +237,12 @@ impl Operations {
             },
             pins: parts.pins.as_ref().map(|count| count()).unwrap_or_default(),
             rates: None,
+            process: ProcessView {
+                cpu_seconds: system.usage.map(|usage| usage.cpu_seconds),
+                resident_bytes: system.usage.map(|usage| usage.resident_bytes),
+                open_files: system.usage.and_then(|usage| usage.open_files),
+                open_files_max: system.usage.and_then(|usage| usage.open_files_max),
+            },
         };
         let requests = view.http.requests.values().sum();
         Snapshot { view, at: Instant::now(), requests, discovery: latency.discovery, transfer: latency.transfer }
@@ -238,7 +264,15 @@ impl Snapshot {
             direct.map(sum).sum()
         };
         let (now, then) = (&self.view, &last.view);
+        let errors = |view: &StatsView| view.http.requests.get(SERVER_ERRORS).copied().unwrap_or_default();
+        let by_tier = |counter: fn(&ResponseTierView) -> u64| {
+            let before = |tier: &str| then.http.tiers.get(tier).map(counter).unwrap_or_default();
+            now.http.tiers.iter().map(|(tier, view)| (tier.clone(), rate(counter(view), before(tier)))).collect()
+        };
         let rates = RatesView {
+            errors: rate(errors(now), errors(then)),
+            requests_by_tier: by_tier(|view| view.requests),
+            bytes_by_tier: by_tier(|view| view.sent_bytes),
             requests: rate(self.requests, last.requests),
             sent_bytes: rate(now.http.sent_bytes, then.http.sent_bytes),
             ram_hits: rate(now.tiers.ram.hits, then.tiers.ram.hits),

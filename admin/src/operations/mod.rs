@@ -7,22 +7,27 @@
 //! | [`warm`] | `POST /api/v1/warm` |
 //! | [`explain`] | `GET /api/v1/explain` |
 //! | [`peers`] | `GET /api/v1/peers`, `POST …/connect`, `DELETE …/ID`, `GET /api/v1/bandwidth` |
-//! | [`requests`] | `GET /api/v1/requests` |
+//! | [`requests`] | `GET /api/v1/requests`, `GET …/errors` |
 //! | [`collect`] | `POST /api/v1/store/gc` |
 //! | [`drain`] | `POST`, `DELETE /api/v1/drain` |
 //! | [`level`] | `GET`, `PUT /api/v1/log/level` |
 //! | [`settings`] | `GET /api/v1/config` |
 //! | [`live`] | `GET /api/v1/stats`, `GET /api/v1/events` |
+//! | [`health`] | `GET /api/v1/health` |
+//! | [`history`] | `GET /api/v1/history` |
+//! | `system` | the resource usage of the process, and the space of its disk |
 //! | [`node`] | `GET /api/v1/node` |
 //!
 //! Goals: every answer comes from the components themselves, and every decision from the code that serves requests;
-//! nothing costs anything while no client asks; every answer is bounded.
+//! nothing but a sample of counters every five seconds costs anything while no client asks; every answer is bounded.
 //!
 //! Non-goals: maintenance of the store ([`crate::store`]), and denylists ([`crate::denylists`]).
 
 pub mod collect;
 pub mod drain;
 pub mod explain;
+pub mod health;
+pub mod history;
 pub mod level;
 pub mod live;
 pub mod names;
@@ -31,6 +36,7 @@ pub mod peers;
 pub mod purge;
 pub mod requests;
 pub mod settings;
+mod system;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -80,6 +86,8 @@ pub struct NodeAddresses {
     pub admin: Vec<SocketAddr>,
     /// The scheme of the admin listeners: `http` or `https`.
     pub admin_scheme: &'static str,
+    /// Whether the admin listeners have the console.
+    pub console: bool,
     /// The node's peer ID.
     pub peer_id: PeerId,
     /// The multiaddrs on which peers reach the node; none in offline mode.
@@ -118,6 +126,8 @@ pub struct Dependencies {
     pub decide: Option<RuleLookup>,
     /// Caches in front of the gateway.
     pub caches: Caches,
+    /// The components that only the health of the node reads.
+    pub health_sources: health::HealthSources,
 }
 
 /// The state of the operations. Clones share it.
@@ -134,6 +144,8 @@ struct Inner {
     resolving_gateway: Gateway,
     limiter: Arc<Limiter>,
     live: live::Live,
+    history: history::History,
+    system: system::SystemProbe,
     /// The start of the process.
     started: (SystemTime, Instant),
 }
@@ -154,6 +166,8 @@ impl Operations {
                 resolving_gateway,
                 limiter,
                 live: live::Live::default(),
+                history: history::History::default(),
+                system: system::SystemProbe::default(),
                 started,
             }),
         }
@@ -193,10 +207,13 @@ pub fn routes(operations: Operations) -> OpenApiRouter {
         .routes(routes!(peers::disconnect))
         .routes(routes!(peers::bandwidth))
         .routes(routes!(requests::list))
+        .routes(routes!(requests::errors))
         .routes(routes!(drain::begin, drain::end))
         .routes(routes!(level::read, level::write))
         .routes(routes!(settings::read))
         .routes(routes!(live::stats))
+        .routes(routes!(history::read))
+        .routes(routes!(health::read))
         .routes(routes!(node::read))
         .with_state(operations)
 }

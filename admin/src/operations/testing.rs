@@ -107,6 +107,7 @@ pub(crate) fn world_over(
         missing_certificates: Vec::new(),
         admin: Vec::new(),
         admin_scheme: "http",
+        console: true,
         peer_id: PeerId::random(),
         p2p: Vec::new(),
         welcome: Some(root),
@@ -126,6 +127,7 @@ pub(crate) fn world_over(
         pins: None,
         decide: None,
         caches: services::front_caches::Caches::default(),
+        health_sources: Default::default(),
     });
     health.enter(Stage::Serving);
     World { operations, gateway, tiers, store, health, stop, network }

@@ -237,6 +237,9 @@ async fn invalid_requests_are_rejected_with_a_message() {
         ("PUT", path("/api/v1/log/level"), "{\"level\": \"info\"}", 409, "log"),
         ("GET", path("/api/v1/config?key=x"), "", 400, "no parameter"),
         ("GET", path("/api/v1/stats?x"), "", 400, "no parameter"),
+        ("GET", path("/api/v1/history?resolution=60"), "", 400, "no parameter"),
+        ("GET", path("/api/v1/health?x"), "", 400, "no parameter"),
+        ("GET", path("/api/v1/requests/errors?limit=1"), "", 400, "no parameter"),
     ];
     for (method, path, body, expected, message) in table {
         let response = send(&world, method, &path, Body::from(body.to_owned())).await;
@@ -594,6 +597,98 @@ async fn statistics_are_sent_once_or_every_second() {
     let after = events().await.into_body().into_data_stream();
     let fresh = next_event(&mut Box::pin(after)).await;
     assert!(fresh["rates"].is_null(), "no snapshots are taken without subscribers: {fresh}");
+}
+
+/// The path of a block that is no valid dag-pb node, which is stored.
+async fn with_invalid_block(world: &World) -> String {
+    let block = content::Block::of(codec::DAG_PB, hashes::SHA2_256, 32, Bytes::from_static(b"\xff\xff\xff"));
+    let block = block.expect("a block");
+    world.store.put_cached(block.clone()).await;
+    world.store.flush().await.expect("writes");
+    format!("/ipfs/{}", block.cid())
+}
+
+#[tokio::test]
+async fn statistics_have_budgets_errors_and_latencies_by_tier() {
+    let settings = settings(|config| config.cache.disk_bytes_max = 5 << 30);
+    let (world, root, _) = with_site(world(settings, &[], NamesOptions::default())).await;
+    let events = send(&world, "GET", "/api/v1/events", Body::empty()).await;
+    let mut events = events.into_body().into_data_stream();
+    next_event(&mut events).await;
+    let invalid = with_invalid_block(&world).await;
+    assert_eq!(get(&world, &format!("/ipfs/{root}/")).await.0, 200);
+    assert_eq!(get(&world, &invalid).await.0, 502);
+    let stats = next_event(&mut events).await;
+    let rates = &stats["rates"];
+    assert!(rates["errors"].as_f64() > Some(0.0), "{stats}");
+    assert!(rates["requests_by_tier"]["disk"].as_f64() > Some(0.0), "{stats}");
+    assert!(rates["bytes_by_tier"]["disk"].as_f64() > Some(0.0), "{stats}");
+    assert_eq!((&rates["requests_by_tier"]["ram"], &stats["recent"]["ram"]["requests"]), (&json!(0.0), &json!(0)));
+    assert_eq!(
+        (&stats["recent"]["ram"]["p50_seconds"], &stats["recent"]["disk"]["requests"]),
+        (&Value::Null, &json!(1))
+    );
+    assert!(stats["recent"]["disk"]["p99_seconds"].is_f64(), "{stats}");
+    assert!(stats["http"]["tiers"]["disk"]["first_byte_p99_seconds"].is_f64(), "{stats}");
+    let store = &stats["store"];
+    assert_eq!((&store["disk_budget_bytes"], &store["ram_budget_bytes"]), (&json!(5_u64 << 30), &json!(64 << 20)));
+    assert_eq!(store["disk_used_bytes"], store["cached_bytes"]);
+    if cfg!(target_os = "linux") {
+        let process = &stats["process"];
+        assert!(process["resident_bytes"].as_u64() > Some(1 << 20) && process["cpu_seconds"].is_f64(), "{stats}");
+        assert!(process["open_files"].as_u64() < process["open_files_max"].as_u64(), "{stats}");
+    }
+}
+
+#[tokio::test]
+async fn failed_responses_are_listed_with_their_reason() {
+    let (root, blocks) = site().await;
+    let world = plain();
+    let errors = async || ask(&world, "GET", "/api/v1/requests/errors", Value::Null).await.1;
+    assert_eq!(errors().await, json!({"errors": []}));
+    // The last block is missing, so an archive breaks off.
+    for block in &blocks[..blocks.len() - 1] {
+        world.store.put_cached(block.clone()).await;
+    }
+    world.store.flush().await.expect("writes");
+    let path = with_invalid_block(&world).await;
+    assert_eq!(get(&world, &format!("{path}?download=true")).await.0, 502);
+    let request = Request::builder().uri(format!("/ipfs/{root}?format=car")).header("host", "gateway.example");
+    let connection = Arc::new(Connection::new(([192, 0, 2, 7], 9).into()));
+    let response = world.gateway.handle(request.body(()).expect("a request"), connection).await;
+    assert_eq!(response.status(), 200);
+    response.into_body().collect().await.expect_err("it is aborted");
+    assert_eq!(get(&world, "/ipfs/nothing").await.0, 400, "not an error of the gateway");
+    let listed = errors().await;
+    let [aborted, answered] = &listed["errors"].as_array().expect("a list")[..] else { panic!("{listed}") };
+    assert_eq!((&answered["path"], &answered["status"]), (&json!(path), &json!(502)), "{listed}");
+    assert!(answered["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{listed}");
+    assert_eq!((&aborted["path"], &aborted["status"]), (&json!(format!("/ipfs/{root}")), &json!(200)), "{listed}");
+    assert!(aborted["reason"].as_str().is_some_and(|reason| reason.starts_with("aborted: ")), "{listed}");
+    assert_eq!((&aborted["host"], &aborted["client"]), (&json!("gateway.example"), &json!("192.0.2.7")));
+    assert!(aborted["at"].as_u64() >= answered["at"].as_u64() && aborted["seconds"].is_f64(), "{listed}");
+}
+
+#[tokio::test]
+async fn health_is_told_in_words() {
+    let world = plain();
+    let health = async || ask(&world, "GET", "/api/v1/health", Value::Null).await;
+    let (status, view) = health().await;
+    assert_eq!((status, &view["ready"], &view["stage"]), (200, &json!(true), &json!("serving")), "{view}");
+    // Offline, without a data folder.
+    assert_eq!((&view["findings"], &view["reachability"]["state"]), (&json!([]), &json!("unknown")), "{view}");
+    assert_eq!(ask(&world, "POST", "/api/v1/drain", Value::Null).await.0, 202);
+    let (_, view) = health().await;
+    let finding = &view["findings"][0];
+    assert_eq!(
+        (&view["ready"], &view["stage"], &finding["level"]),
+        (&json!(false), &json!("draining"), &json!("warning"))
+    );
+    assert!(finding["advice"].as_str().is_some_and(|advice| advice.contains("drain --undo")), "{view}");
+    world.health.fail("the store's writer");
+    let (_, view) = health().await;
+    let levels: Vec<_> = view["findings"].as_array().expect("a list").iter().map(|finding| &finding["level"]).collect();
+    assert_eq!(levels, ["error", "warning"], "{view}");
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
-//! The pins of all owners, for the operator.
+//! The pins of all owners, for the operator, and new ones of the request's own token.
 //!
 //! | request | does |
 //! |---|---|
 //! | `GET /api/v1/pins?owner=&cid=&name=&match=&status=&older_than=&limit=` | lists the pins of all owners |
+//! | `POST /api/v1/pins` | creates a pin of the request's own token, as `POST /psa/pins` does |
+//! | `POST /api/v1/pins/ID/retry` | has a failed or waiting pin of any owner tried at once |
 //! | `DELETE /api/v1/pins/ID` | removes a pin of any owner, for example of a revoked token |
 //! | `GET /api/v1/pins/owners` | the usage of each owner, and the length of the queue |
 //!
@@ -10,12 +12,16 @@
 //! identifiers.
 
 use crate::http::answer::{Answer, ApiError, json, stopping};
+use crate::http::extract::{Audited, Authenticated};
 use crate::http::parameters::{Parameters, bad_request};
+use crate::pins::psa;
+use crate::pins::psa::failure::PsaFailure;
 use crate::pins::psa::query::{self, MatchView};
 use crate::pins::psa::views::status;
 use api::access::OPERATOR;
 use api::error::ErrorView;
-use api::pins::{OwnedPinView, OwnedPinsView, OwnerView, OwnersView};
+use api::pins::{OwnedPinView, OwnedPinsView, OwnerView, OwnersView, PinView};
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
@@ -23,7 +29,8 @@ use axum::response::IntoResponse;
 use libp2p::Multiaddr;
 use p2p_bridge::epoch;
 use services::access::token_store::TokenStore;
-use services::pinning::{Filter, PinRequest, Pins, PinsError};
+use services::audit::ResponseDetail;
+use services::pinning::{Filter, Owner, PinRequest, Pins, PinsError, StatusCounts};
 use std::collections::HashMap;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
@@ -35,7 +42,8 @@ const LIMIT_MAX: usize = 1000;
 
 /// The routes.
 pub fn routes(pins: Arc<Pins>, token_store: TokenStore) -> OpenApiRouter {
-    let routes = OpenApiRouter::default().routes(routes!(list)).routes(routes!(owners)).routes(routes!(remove));
+    let routes = OpenApiRouter::default().routes(routes!(list, add)).routes(routes!(owners));
+    let routes = routes.routes(routes!(remove)).routes(routes!(retry));
     routes.with_state(Overview { pins, token_store })
 }
 
@@ -76,6 +84,14 @@ impl Overview {
             })
             .unwrap_or_default();
         Ok(TokenNames(tokens.into_iter().map(|token| (token.id, token.name)).collect()))
+    }
+}
+
+impl Overview {
+    async fn accepted(&self, request: &PinRequest) -> Answer {
+        let view = owned_pin(request, &self.token_names().await?);
+        let detail = ResponseDetail(serde_json::json!({ "requestid": view.requestid, "cid": view.cid }));
+        Ok(detail.with(json(StatusCode::ACCEPTED, &view)))
     }
 }
 
@@ -146,7 +162,50 @@ async fn list(State(overview): State<Overview>, uri: Uri) -> Answer {
         None => pins.list_all(&filter).await,
     };
     let shown = page.requests.iter().map(|request| owned_pin(request, &names)).collect();
-    Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, pins: shown }))
+    let StatusCounts { queued, pinning, pinned, failed } = page.by_status;
+    let by_status = [("queued", queued), ("pinning", pinning), ("pinned", pinned), ("failed", failed)];
+    let by_status = by_status.into_iter().map(|(status, count)| (status.to_owned(), count as u64)).collect();
+    Ok(json(StatusCode::OK, &OwnedPinsView { count: page.count as u64, by_status, pins: shown }))
+}
+
+/// Creates a pin of the request's own token, as `POST /psa/pins` does.
+#[utoipa::path(post, path = "/api/v1/pins", tag = "pinning", security(("bearer" = ["pin"])),
+    request_body(content = PinView, content_type = "application/json"),
+    responses((status = 202, description = "The pin is created", body = OwnedPinView),
+        (status = 400, description = "The pin is invalid or exceeds a limit", body = ErrorView),
+        (status = 409, description = "The token's quota is used up", body = ErrorView),
+        (status = 507, description = "The pin service is full", body = ErrorView)))]
+async fn add(
+    State(overview): State<Overview>,
+    Authenticated(bearer): Authenticated,
+    Audited(audit_context): Audited,
+    uri: Uri,
+    body: Body,
+) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let wanted = psa::views::wanted(&psa::read(body).await?)?;
+    psa::record_request(&audit_context, &wanted);
+    let request = overview.pins.request(&Owner::from(&bearer), wanted).await.map_err(PsaFailure::from)?;
+    overview.accepted(&request).await
+}
+
+/// Has a failed or waiting pin of any owner tried as soon as a worker is free. A pin that is being fetched is left
+/// alone.
+#[utoipa::path(post, path = "/api/v1/pins/{requestid}/retry", tag = "pinning", security(("bearer" = ["operate"])),
+    params(("requestid" = String, Path, description = "The requestid of the pin")),
+    responses((status = 202, description = "The pin is tried", body = OwnedPinView),
+        (status = 400, description = "A parameter is unknown or invalid", body = ErrorView),
+        (status = 404, description = "There is no such pin", body = ErrorView),
+        (status = 409, description = "The pin is complete, its missing blocks are withheld, or the quota of its owner \
+            is used up", body = ErrorView)))]
+async fn retry(State(overview): State<Overview>, id: Result<Path<String>, PathRejection>, uri: Uri) -> Answer {
+    Parameters::of(&uri, &[])?;
+    let Ok(Path(id)) = id else { return Err(no_such_pin()) };
+    match overview.pins.retry(&id).await {
+        Ok(request) => overview.accepted(&request).await,
+        Err(PinsError::Invalid(message)) => Err(ApiError(StatusCode::CONFLICT, message)),
+        Err(error) => Err(PsaFailure::from(error).into()),
+    }
 }
 
 /// The usage of each owner, and the number of pins in each state.
@@ -194,6 +253,12 @@ fn no_such_pin() -> ApiError {
     ApiError(StatusCode::NOT_FOUND, PinsError::NotFound.to_string())
 }
 
-fn bad_filter(failure: crate::pins::psa::failure::PsaFailure) -> ApiError {
+impl From<PsaFailure> for ApiError {
+    fn from(failure: PsaFailure) -> Self {
+        Self(failure.status(), failure.details().to_owned())
+    }
+}
+
+fn bad_filter(failure: PsaFailure) -> ApiError {
     bad_request(failure.details())
 }

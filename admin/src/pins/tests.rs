@@ -5,7 +5,7 @@
 mod world;
 
 use self::world::*;
-use crate::pins::psa;
+use crate::pins::{overview, psa};
 use axum::body::Body;
 use axum::http::{Request as HttpRequest, StatusCode};
 use axum::{Extension, Router};
@@ -13,6 +13,7 @@ use content::block::Block;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use services::access::Principal;
+use services::access::token_store::TokenStore;
 use services::pinning;
 use services::pinning::Pins;
 use std::sync::Arc;
@@ -256,5 +257,64 @@ fn times_have_a_precision_of_a_millisecond() {
     ];
     for (ms, expected) in table {
         assert_eq!(api::pins::rfc3339(services::pinning::index::time(ms)), expected);
+    }
+}
+
+#[tokio::test]
+async fn the_operator_creates_retries_and_counts_pins() {
+    let mut world = World::new();
+    world.options.give_up = std::time::Duration::from_millis(50);
+    world.options.retry_first = std::time::Duration::from_millis(10);
+    let blocks = dag("one", 0..5);
+    let pins = world.start().await;
+    let dir = tempfile::tempdir().expect("a folder");
+    let (router, _) = overview::routes(Arc::clone(&pins), TokenStore::of(dir.path())).split_for_parts();
+    let bearer = Principal { id: "somebody".into(), ..Principal::operator() };
+    let router: Router = router.layer(Extension(bearer));
+    let send = async |method: &str, path: &str, body: Value| {
+        let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+        let request = HttpRequest::builder().method(method).uri(format!("/api/v1/pins{path}")).body(body);
+        let response = router.clone().oneshot(request.expect("a request")).await.expect("answers");
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (status, serde_json::from_slice::<Value>(&body).unwrap_or_default())
+    };
+    let asked = json!({ "cid": cid(&blocks), "name": "Report 1", "meta": { "app": "7" } });
+    let (status, pin) = send("POST", "", asked).await;
+    assert_eq!((status, &pin["owner"], &pin["name"]), (202, &json!("somebody"), &json!("Report 1")), "{pin}");
+    assert_eq!((&pin["cid"], &pin["meta"]["app"]), (&json!(cid(&blocks)), &json!("7")));
+    let is = async |wanted: &str| {
+        let query = format!("?status={wanted}&name=EPORT&match=ipartial");
+        until(wanted, async || {
+            let (status, page) = send("GET", &query, Value::Null).await;
+            assert_eq!(status, 200, "{page}");
+            (page["count"] == 1).then_some(page)
+        })
+        .await
+    };
+    let page = is("failed").await;
+    assert_eq!(page["pins"][0]["requestid"], pin["requestid"], "{page}");
+    assert_eq!(page["by_status"], json!({ "failed": 1, "pinned": 0, "pinning": 0, "queued": 0 }));
+    let retry = format!("/{}/retry", id(&pin));
+    let (status, retried) = send("POST", &retry, Value::Null).await;
+    assert_eq!((status, &retried["requestid"]), (202, &pin["requestid"]), "{retried}");
+    is("failed").await;
+    world.upstream.has(&blocks);
+    assert_eq!(send("POST", &retry, Value::Null).await.0, 202);
+    is("pinned").await;
+    let (_, page) = send("GET", "?status=failed", Value::Null).await;
+    assert_eq!((&page["count"], &page["by_status"]["pinned"]), (&json!(0), &json!(1)), "{page}");
+    let table = [
+        (retry.as_str(), Value::Null, 409, "complete"),
+        ("/nothing/retry", Value::Null, 404, "no such pin"),
+        ("/nothing/retry?x=1", Value::Null, 400, "no parameter"),
+        ("", json!({ "cid": "QmNothing" }), 400, "not a CID"),
+        ("", json!({}), 400, "not a pin"),
+        ("?x=1", json!({}), 400, "no parameter"),
+    ];
+    for (path, body, expected, message) in table {
+        let (status, answer) = send("POST", path, body.clone()).await;
+        let error = answer["error"].as_str().unwrap_or_default();
+        assert!(status == expected && error.contains(message), "{path} {body}: {status} {answer}");
     }
 }

@@ -5,10 +5,12 @@
 //!
 //! Non-goals: the parts themselves; sockets ([`super::listeners`]); the drain of a node ([`super::Node::drain`]).
 
+use super::Certificates;
 use crate::network::Network;
 use crate::process;
 use admin::Admin;
 use admin::kubo_rpc::{self, Rpc};
+use admin::operations::health::HealthSources;
 use admin::operations::{self, NodeAddresses, Operations};
 use anyhow::Context as _;
 use cache::{BlockStore, Ram, RamPolicy, TierMetrics, Tiers};
@@ -236,9 +238,11 @@ impl<'a> Assembly<'a> {
         reached: &Reached,
         services: &Services,
         gateway: &Arc<Gateway>,
-        addresses: &NodeAddresses,
+        (addresses, certificates): (&NodeAddresses, &Certificates),
     ) -> anyhow::Result<Admin> {
-        let operations = self.operations(storage, reached, services, gateway, addresses);
+        let health_sources = health_sources(storage, services, certificates);
+        let operations = self.operations(storage, reached, services, gateway, addresses, health_sources);
+        operations.sample_statistics();
         services.control.with_front_caches(in_front(&services.caches, gateway));
         services.control.with_predictor(predicted(&operations));
         let rpc = self.kubo_rpc(storage, reached, services);
@@ -257,6 +261,7 @@ impl<'a> Assembly<'a> {
             control: Arc::clone(&services.control),
             uploads: services.uploads.clone(),
             parts: Arc::clone(&services.parts),
+            console: self.loaded.config.admin.console,
         })
     }
 
@@ -267,6 +272,7 @@ impl<'a> Assembly<'a> {
         services: &Services,
         gateway: &Arc<Gateway>,
         addresses: &NodeAddresses,
+        health_sources: HealthSources,
     ) -> Operations {
         let fetches = Limiter::new(OPERATOR_FETCHES, OPERATOR_FETCHES);
         Operations::new(operations::Dependencies {
@@ -283,6 +289,7 @@ impl<'a> Assembly<'a> {
             pins: Some(count_pins(&services.pins)),
             decide: Some(decider(storage.lists.running())),
             caches: services.caches.clone(),
+            health_sources,
         })
     }
 
@@ -384,6 +391,16 @@ fn decider(rules: &Arc<Running>) -> operations::RuleLookup {
         let hit = if path.is_empty() { rules.find_block(root) } else { rules.find_path(root, path) };
         hit.map(|hit| format!("{}:{}", hit.list, hit.line))
     })
+}
+
+/// What the health of the node reads besides what operations read anyway.
+fn health_sources(storage: &Storage, services: &Services, certificates: &Certificates) -> HealthSources {
+    let certificates = certificates.clone();
+    HealthSources {
+        certificates: Some(Arc::new(move || certificates.states())),
+        lists: Some(Arc::clone(&storage.lists)),
+        pins: Some(Arc::clone(&services.pins)),
+    }
 }
 
 /// Counts of pins by status.

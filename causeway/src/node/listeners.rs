@@ -1,6 +1,7 @@
 //! [`Listeners`]: the sockets of a node, which are opened before anything else starts, and the tasks that serve them.
 
 use super::sockets::{Bound, Sockets};
+use admin::operations::health::CertificateState;
 use admin::{self, Admin};
 use axum::body::Body;
 use config::{ConfigError, ListenAddress, Loaded};
@@ -150,6 +151,29 @@ impl Certificates {
         if let Some(acme) = &self.acme {
             supervisor.spawn("the task of certificates by ACME", Arc::clone(acme).run()).detach();
         }
+    }
+
+    /// The state of each certificate: those of files by their listener, those by ACME by their configured name.
+    pub fn states(&self) -> Vec<CertificateState> {
+        let of_files = [("the public listener", &self.public), ("the admin listener", &self.admin)].into_iter();
+        let of_files = of_files.filter_map(|(listener, tls)| {
+            let status = tls.as_ref()?.file_status()?;
+            Some(CertificateState {
+                subject: listener.to_owned(),
+                by_acme: false,
+                expires_at: Some(status.expires_at),
+                is_overdue: false,
+                failure: status.failure,
+            })
+        });
+        let by_acme = self.acme.iter().flat_map(|acme| acme.statuses()).map(|status| CertificateState {
+            subject: status.name,
+            by_acme: true,
+            expires_at: status.expires_at,
+            is_overdue: status.is_overdue,
+            failure: status.failure,
+        });
+        of_files.chain(by_acme).collect()
     }
 
     /// Has the files read again, and failed orders repeated.

@@ -91,6 +91,10 @@ impl fmt::Display for Ready<'_> {
             .admin
             .iter()
             .try_for_each(|address| writeln!(f, "  admin     {}://{address}", addresses.admin_scheme))?;
+        if let Some(address) = addresses.admin.first().copied().map(reachable).filter(|_| addresses.console) {
+            let url = format!("{}://{address}/", addresses.admin_scheme);
+            writeln!(f, "  console   {url} (\"causeway console\" prints it with a token)")?;
+        }
         writeln!(f, "  peer id   {}", addresses.peer_id)?;
         addresses.p2p.iter().try_for_each(|address| writeln!(f, "  p2p       {address}"))?;
         if addresses.p2p.is_empty() {
@@ -138,6 +142,7 @@ impl Node {
             gateway_tls: listeners.public_tls_addresses(),
             admin: listeners.admin_addresses(),
             admin_scheme: listeners.admin_scheme(),
+            console: loaded.config.admin.console,
             peer_id: reached.network.peer_id(),
             p2p: reached.network.addresses().await,
             missing_certificates: acme.map(|acme| acme.missing()).unwrap_or_default(),
@@ -146,9 +151,9 @@ impl Node {
         let (health, supervisor) = (Arc::clone(&assembly.health), assembly.supervisor.clone());
         let (metrics, stop) = (Arc::clone(&assembly.metrics), assembly.stop.clone());
         let (access_log, exporter) = (assembly.access_log.clone(), assembly.exporter.take());
-        let admin = assembly.admin(&storage, &reached, &services, &gateway, &addresses)?;
-        let http = &loaded.config.http;
         let certificates = listeners.certificates.clone();
+        let admin = assembly.admin(&storage, &reached, &services, &gateway, (&addresses, &certificates))?;
+        let http = &loaded.config.http;
         let (public, admin) = listeners.serve(http, &metrics, (gateway, admin), &supervisor);
         let node = Self {
             certificates,

@@ -51,6 +51,7 @@ mod acme;
 mod behind_caddy;
 mod coalescing;
 mod commands;
+mod console;
 mod control;
 mod dht;
 mod encoded;

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | [`caches`] | `purge`, `warm`, `refresh`: cached content and names |
 //! | [`control`] | `gc`, `drain`, `log-level`, `config running` |
+//! | [`console`] | `console`: the URL of the web page |
 //! | [`explain`] | `explain`: how a request would be answered, and why |
 //! | [`status`] | `stats`, `requests`, `node` |
 //! | [`peers`] | `peers`: connections and traffic |
 //! | [`node`] | `health`, `audit` |
 
 pub mod caches;
+pub mod console;
 pub mod control;
 pub mod explain;
 pub mod node;

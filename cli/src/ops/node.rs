@@ -9,6 +9,7 @@ use crate::store_cli::printable;
 use crate::values::moment;
 use anyhow::bail;
 use api::audit::AuditView;
+use api::health::{HealthFindingView, HealthView, ReachabilityView};
 use api::node::NodeView;
 use api::store::VersionView;
 use clap::Args;
@@ -22,18 +23,27 @@ const DETAIL_CHARS_MAX: usize = 160;
 /// The maximum length of an answer of `/readyz`, in bytes.
 const HEALTH_BYTES_MAX: usize = 4096;
 
+const HEALTH: &str = "\
+Examples:
+  causeway health
+  causeway health --json | jq -r '.findings[].text'
+
+It prints whether the gateway is ready, and what it found about its store, disk, memory, peers, pins, denylists and \
+certificates, with what to do about it. Only readiness decides the exit status. Without a token of the gateway, it \
+prints readiness only.";
+
 /// `causeway health`
 #[derive(Debug, Args)]
-#[command(after_help = format!("Examples:\n  causeway health\n  causeway health --json\n\n{GATEWAY_REQUIRED}"))]
+#[command(after_help = format!("{HEALTH}\n\n{GATEWAY_REQUIRED}"))]
 pub struct HealthArgs {
     /// Output format and node.
     #[command(flatten)]
     pub options: RequestOptions,
 }
 
-/// The gateway's readiness.
+/// The gateway's readiness, and its findings.
 #[derive(Debug, Serialize)]
-struct HealthView {
+struct Readiness {
     /// Whether load balancers should send requests.
     ready: bool,
     /// "ready", "starting", "draining" or "degraded".
@@ -48,9 +58,35 @@ struct HealthView {
     /// What to do if an online gateway has no peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
+    /// What is wrong, the most severe first, if the gateway accepts the token.
+    findings: Option<Vec<HealthFindingView>>,
+    /// Whether peers can open connections to the node, if the gateway accepts the token.
+    reachability: Option<ReachabilityView>,
 }
 
-/// Prints whether the gateway is ready. This needs no token.
+impl Readiness {
+    /// The first line, and a line for each finding with its advice below it.
+    fn text(&self) -> String {
+        let version = self.version.as_deref().map(|version| format!(" (Causeway {version})")).unwrap_or_default();
+        let mut text = format!("{}{version}\n", self.stage);
+        let Some(findings) = &self.findings else {
+            self.degraded.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
+            self.advice.iter().for_each(|advice| text.push_str(&format!("{advice}\n")));
+            return text;
+        };
+        for HealthFindingView { level, subject, text: finding, advice } in findings {
+            text.push_str(&format!("{}: {}: {}\n", level.word(), printable(subject), printable(finding)));
+            advice.iter().for_each(|advice| text.push_str(&format!("  {}\n", printable(advice))));
+        }
+        // A gateway that has just started does not count a lack of peers as a finding yet.
+        if !findings.iter().any(|finding| finding.subject == "peers") {
+            self.advice.iter().for_each(|advice| text.push_str(&format!("{advice}\n")));
+        }
+        text
+    }
+}
+
+/// Prints whether the gateway is ready, which needs no token, and its findings.
 ///
 /// # Errors
 /// When it is not ready, or none is running.
@@ -66,13 +102,11 @@ pub async fn health(loaded: &Loaded, args: HealthArgs) -> anyhow::Result<()> {
     let version = client.call::<VersionView>(Method::GET, "/api/v1/version", None::<&()>, Wait::Short).await;
     let node = client.call::<NodeView>(Method::GET, "/api/v1/node", None::<&()>, Wait::Short).await.ok();
     let (peers, advice) = node.map_or((None, None), |node| (Some(node.peers), node.advice));
-    let view = HealthView { ready, stage, degraded, version: version.ok().map(|view| view.version), peers, advice };
-    print_view(json, &view, |view| {
-        let version = view.version.as_deref().map(|version| format!(" (Causeway {version})")).unwrap_or_default();
-        let degraded: String = view.degraded.iter().map(|reason| format!("  {reason}\n")).collect();
-        let advice = view.advice.as_deref().map(|advice| format!("{advice}\n")).unwrap_or_default();
-        format!("{}{version}\n{degraded}{advice}", view.stage)
-    })?;
+    let health = client.call::<HealthView>(Method::GET, "/api/v1/health", None::<&()>, Wait::Short).await.ok();
+    let (findings, reachability) = health.map(|health| (health.findings, health.reachability)).unzip();
+    let version = version.ok().map(|view| view.version);
+    let view = Readiness { ready, stage, degraded, version, peers, advice, findings, reachability };
+    print_view(json, &view, Readiness::text)?;
     if !ready {
         bail!("the gateway at {} is not ready: it is {}", client.url(), view.stage);
     }

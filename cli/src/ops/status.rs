@@ -75,8 +75,8 @@ const HEAD: &str = " requests/s       sent/s   memory/s     disk/s  network/s   
 
 fn rates_line(stats: &StatsView) -> String {
     let rates = stats.rates.clone().unwrap_or_default();
-    let RatesView { requests, sent_bytes, ram_hits, disk_hits, network_hits, p2p_received_bytes, p2p_sent_bytes } =
-        rates;
+    let RatesView { requests, sent_bytes, ram_hits, disk_hits, network_hits, .. } = rates;
+    let RatesView { p2p_received_bytes, p2p_sent_bytes, .. } = rates;
     let bytes = |rate: f64| size(rate as u64);
     format!(
         "{requests:>11.0} {:>12} {ram_hits:>10.0} {disk_hits:>10.0} {network_hits:>10.0} {:>11} {:>11} {:>8} {:>6}",

@@ -12,6 +12,7 @@ use api::pins::{OwnedPinView, OwnedPinsView, OwnerView, OwnersView};
 use api::text::size;
 use config::Loaded;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Pins per request.
@@ -25,7 +26,7 @@ pub async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
     let remote = connect(loaded, &args.node).await?;
     let mut filter = crate::pin::filter(args);
     filter.extend(args.owner.clone().map(|owner| ("owner", owner)));
-    let mut all = OwnedPinsView { count: 0, pins: Vec::new() };
+    let mut all = OwnedPinsView { count: 0, by_status: BTreeMap::new(), pins: Vec::new() };
     let mut left = args.limit.unwrap_or(usize::MAX);
     while left > 0 {
         let limit = PAGE.min(left);
@@ -33,6 +34,9 @@ pub async fn ls(loaded: &Loaded, args: &LsArgs) -> anyhow::Result<()> {
         parameters.push(("limit", limit.to_string()));
         parameters.extend(all.pins.last().map(|last| ("older_than", last.requestid.clone())));
         let page: OwnedPinsView = remote.get(&format!("/api/v1/pins{}", query(&parameters))).await?;
+        if all.pins.is_empty() {
+            all.by_status = page.by_status;
+        }
         left = if page.pins.len() < limit { 0 } else { left - page.pins.len() };
         all.pins.extend(page.pins);
     }

@@ -112,6 +112,11 @@ impl Client {
         self.address.url()
     }
 
+    /// The token that it authenticates with, if there is one.
+    pub fn token(&self) -> Option<&str> {
+        self.access.token()
+    }
+
     /// Whether the token would be sent unencrypted to another machine.
     pub fn sends_token_in_clear(&self) -> bool {
         self.access.token().is_some() && !self.address.is_tls && !self.address.is_loopback()

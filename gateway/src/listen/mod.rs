@@ -19,6 +19,7 @@
 //! | [`tls`] | certificates from files, and TLS handshakes |
 //! | [`wire`] | strict line endings, against request smuggling |
 //! | [`rate`] | minimum transfer rates, against slow clients |
+//! | [`unit_budget`] | what a client may send beside requests, over HTTP/2 and HTTP/3 |
 
 pub mod admission;
 pub mod connection;
@@ -32,5 +33,6 @@ pub mod rate;
 pub mod server;
 pub mod socket;
 pub mod tls;
+mod unit_budget;
 pub mod unix;
 pub mod wire;

@@ -14,7 +14,7 @@
 //! an idle connection nothing.
 
 use crate::access_log::RequestLog;
-use crate::body::{Body, Content};
+use crate::body::{Body, Content, ListedRequest};
 use crate::errors::Problem;
 use crate::headers::header;
 use crate::landing;
@@ -23,6 +23,7 @@ use crate::listen::admission;
 use crate::listen::connection::Connection;
 use crate::listen::server::Uncounted;
 use crate::metrics::{Exchange, HttpMetrics};
+use crate::recent_errors::RecentErrors;
 use crate::represent::encoded::Encoded;
 use crate::represent::file::{self, OpenFile};
 use crate::represent::listings::Listings;
@@ -42,7 +43,7 @@ use crate::resolve::{Entity, Freshness, PathTarget, Target};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, Step, StepClock, WaitReason};
-use crate::trace::{RequestOrigin, RequestTrace};
+use crate::trace::{RequestOrigin, RequestTrace, resolver_for};
 use crate::workers::Workers;
 use config::TrustedProxy;
 use content::path::Root;
@@ -104,6 +105,8 @@ pub struct Gateway {
     challenges: Arc<Challenges>,
     /// The requests in progress that were not answered at once.
     pub running: Running,
+    /// The latest responses that failed.
+    pub errors: Arc<RecentErrors>,
 }
 
 /// The parts of a gateway.
@@ -124,6 +127,31 @@ pub struct Wiring {
     pub routing: Option<Routing>,
     /// The root of the welcome site.
     pub welcome: Option<Cid>,
+}
+
+/// A request whose client is known.
+struct Incoming {
+    head: Parts,
+    client: Client,
+    phase: Phase,
+    /// When it was received.
+    started: Instant,
+}
+
+impl Incoming {
+    /// Whether the response has no body.
+    fn head_only(&self) -> bool {
+        self.head.method == Method::HEAD
+    }
+}
+
+/// What a request holds until the end of its response.
+#[derive(Default)]
+struct Held {
+    /// Its entry in the list of running requests.
+    listed: Option<RunningRequest>,
+    /// If it is counted.
+    permit: Option<Permit>,
 }
 
 /// A problem below a name is cached only as long as what the name points to; one below a CID is returned as it is.
@@ -176,13 +204,15 @@ impl Gateway {
             shared_max_age_seconds: http.shared_max_age_seconds,
             challenges: Arc::default(),
             running: Running::default(),
+            errors: Arc::default(),
         }
     }
 
     /// Logs requests as `log` says, instead of as events with full addresses.
     #[must_use]
     pub fn logging_to(self, log: RequestLog) -> Self {
-        Self { log: Arc::new(log), ..self }
+        let log = Arc::new(log);
+        Self { errors: Arc::new(RecentErrors::new(Arc::clone(&log))), log, ..self }
     }
 
     /// Traces requests.
@@ -224,18 +254,13 @@ impl Gateway {
 
     /// Adds a request that is not answered at once to the list of running requests. One of a client behind a proxy is
     /// counted from now on, if it is not counted already.
-    fn list(
-        &self,
-        head: &Parts,
-        (client, connection): (&Client, &Connection),
-        since: Instant,
-        phase: &Phase,
-        permit: &mut Option<Permit>,
-    ) -> Result<RunningRequest, Problem> {
-        if permit.is_none() && client.address != connection.peer().ip().to_canonical() {
-            *permit = Some(self.requests.try_acquire(client.address)?);
+    fn list(&self, incoming: &Incoming, connection: &Connection, held: &mut Held) -> Result<(), Problem> {
+        let Incoming { head, client, phase, started } = incoming;
+        if held.permit.is_none() && client.address != connection.peer().ip().to_canonical() {
+            held.permit = Some(self.requests.try_acquire(client.address)?);
         }
-        Ok(self.running.list(head, client, since, phase))
+        held.listed = Some(self.running.list(head, client, *started, phase));
+        Ok(())
     }
 
     /// Whether a request is one for the health of this gateway, which is answered in any case. On the origin of a site
@@ -268,69 +293,103 @@ impl Gateway {
 
     /// Answers a request.
     pub async fn handle<B>(&self, request: Request<B>, connection: Arc<Connection>) -> Response<Body> {
-        let (mut head, body) = request.into_parts();
+        // hyper reads no more of a connection whose request's body is dropped.
+        let (head, client, _body) = self.identify(request, &connection);
+        let (exchange, incoming) = self.begin(head, client);
+        let counted = self.count(&incoming.client, &connection);
+        let is_counted = counted.is_ok();
+        let mut held = Held::default();
+        let answer = match counted {
+            Err(problem) if !self.is_health_check(&incoming.head, &incoming.client) => Err(problem),
+            counted => {
+                held.permit = counted.unwrap_or_default();
+                self.answer_within_time(&incoming, &connection, &mut held).await
+            }
+        };
+        let mut draft = self.draft_of(answer, &incoming, &connection);
+        self.add_cache_headers(draft.status(), draft.headers_mut());
+        if !is_counted {
+            draft.extensions_mut().insert(Uncounted);
+        }
+        let finish = Finish {
+            head_only: incoming.head_only(),
+            exchange,
+            connection,
+            response_bytes_max: self.limits().response_bytes_max,
+            request_timeout: self.limits().request_timeout,
+            listed: held.listed.map(|entry| ListedRequest { entry, errors: Arc::clone(&self.errors) }),
+            permit: held.permit,
+        };
+        respond::finish(draft, finish)
+    }
+
+    /// The head of a request, its client and its body. A request for a tunnel takes over the connection, and has no body.
+    fn identify<B>(&self, request: Request<B>, connection: &Arc<Connection>) -> (Parts, Client, Option<B>) {
+        let (head, body) = request.into_parts();
         let mut client = match connection.tunnel_client() {
             Some(address) => Client::in_tunnel(&head, address),
             None => Client::of(&head, (connection.peer().ip(), connection.is_encrypted()), &self.trusted_proxies),
         };
         client.connection_memory = connection.memory(self.limits(), &client);
-        let asks_for_tunnel = head.method == Method::CONNECT;
-        if asks_for_tunnel {
-            let mut request = Request::from_parts(head, body);
-            connection.become_tunnel(&mut request, client.address);
-            head = request.into_parts().0;
+        if head.method != Method::CONNECT {
+            return (head, client, Some(body));
         }
+        let mut request = Request::from_parts(head, body);
+        connection.become_tunnel(&mut request, client.address);
+        (request.into_parts().0, client, None)
+    }
+
+    /// Begins to measure, log and trace a request.
+    fn begin(&self, head: Parts, mut client: Client) -> (Exchange, Incoming) {
         let mut exchange = Exchange::begin(&self.metrics, &head.method, head.version);
+        let started = exchange.started();
         client.trace = self.tracer.as_ref().and_then(|tracer| {
             let origin = || RequestOrigin {
                 address: self.log.address(client.address),
                 scheme: client.scheme(),
                 host: client.host(),
             };
-            let first = (Step::Admission.span_name(), exchange.started());
+            let first = (Step::Admission.span_name(), started);
             RequestTrace::begin(tracer, &head, client.via_trusted_proxy, origin, first)
         });
         exchange.trace(client.trace.clone());
         exchange.log(self.log.begin(&head, &client));
-        let clock = self.log.logs_slow_requests().then(|| Arc::new(StepClock::new(exchange.started())));
+        let clock = self.log.logs_slow_requests().then(|| Arc::new(StepClock::new(started)));
         let phase = Phase::timed(clock.clone(), client.trace.clone());
         exchange.time_steps(clock);
-        let (mut listed, counted) = (None, self.count(&client, &connection));
-        let is_counted = counted.is_ok();
-        let (mut permit, refused) = match counted {
-            Ok(permit) => (permit, None),
-            Err(problem) => (None, Some(problem).filter(|_| !self.is_health_check(&head, &client))),
-        };
+        (exchange, Incoming { head, client, phase, started })
+    }
+
+    /// Answers a request within the time of requests. It is listed if it is not answered at once, or if its body needs
+    /// more than one step, until the body's end.
+    async fn answer_within_time(
+        &self,
+        incoming: &Incoming,
+        connection: &Connection,
+        held: &mut Held,
+    ) -> Result<Draft, Problem> {
+        let Incoming { head, client, phase, .. } = incoming;
+        let mut answering = pin!(self.answer_admitted(head, client, connection, phase));
         // Most requests are answered at once and need no timer.
-        let answer = {
-            let mut answering = pin!(self.answer_admitted(&head, &client, &connection, &phase));
-            match refused {
-                Some(problem) => Err(problem),
-                None => match futures::poll!(answering.as_mut()) {
-                    Poll::Ready(answer) => answer,
-                    Poll::Pending => {
-                        match self.list(&head, (&client, &connection), exchange.started(), &phase, &mut permit) {
-                            Ok(entry) => {
-                                listed = Some(entry);
-                                let timeout = tokio::time::timeout(self.limits().request_timeout, answering);
-                                timeout.await.unwrap_or(Err(Problem::TooSlow))
-                            }
-                            Err(problem) => Err(problem),
-                        }
-                    }
-                },
+        let draft = match futures::poll!(answering.as_mut()) {
+            Poll::Ready(answer) => answer?,
+            Poll::Pending => {
+                self.list(incoming, connection, held)?;
+                let timeout = tokio::time::timeout(self.limits().request_timeout, answering);
+                timeout.await.unwrap_or(Err(Problem::TooSlow))?
             }
         };
-        let head_only = head.method == Method::HEAD;
-        // A response whose body needs more than one step is listed until its end.
-        let answer = answer.and_then(|draft| {
-            if listed.is_none() && !head_only && !draft.body().is_in_memory() {
-                listed = Some(self.list(&head, (&client, &connection), exchange.started(), &phase, &mut permit)?);
-            }
-            Ok(draft)
-        });
-        let mut draft = match answer {
-            Ok(_) if asks_for_tunnel && !connection.may_become_tunnel() => {
+        if held.listed.is_none() && !incoming.head_only() && !draft.body().is_in_memory() {
+            self.list(incoming, connection, held)?;
+        }
+        Ok(draft)
+    }
+
+    /// The response that an answer becomes: of a problem, its page.
+    fn draft_of(&self, answer: Result<Draft, Problem>, incoming: &Incoming, connection: &Connection) -> Draft {
+        let Incoming { head, client, started, .. } = incoming;
+        let draft = match answer {
+            Ok(_) if head.method == Method::CONNECT && !connection.may_become_tunnel() => {
                 respond::page(Problem::NestedTunnel.response(&head.headers))
             }
             Ok(draft) => draft,
@@ -347,21 +406,9 @@ impl Gateway {
         if let Some(problem) = draft.extensions().get::<Arc<Problem>>() {
             problem.limit().into_iter().for_each(|limit| self.metrics.rejected(limit));
             client.trace.iter().for_each(|trace| trace.failed(problem));
+            self.errors.answered(head, client, draft.status(), problem, started.elapsed());
         }
-        self.add_cache_headers(draft.status(), draft.headers_mut());
-        if !is_counted {
-            draft.extensions_mut().insert(Uncounted);
-        }
-        let finish = Finish {
-            head_only,
-            exchange,
-            connection,
-            response_bytes_max: self.limits().response_bytes_max,
-            request_timeout: self.limits().request_timeout,
-            listed,
-            permit,
-        };
-        respond::finish(draft, finish)
+        draft
     }
 
     /// The response to a request, without sending it. Nothing is counted.
@@ -483,12 +530,13 @@ impl Gateway {
         phase: &Phase,
     ) -> Result<Draft, Problem> {
         let path = self.parse(ask)?;
+        let names = resolver_for(&self.names, client.trace.as_ref());
         phase.enter(WaitReason::Name);
         if ask.wanted.format == Format::IpnsRecord {
             self.check_record(&path)?;
-            return self.with_lookup_permit(client, record::record(ask, &path, &*self.names)).await;
+            return self.with_lookup_permit(client, record::record(ask, &path, &**names)).await;
         }
-        let mut target = self.with_lookup_permit(client, Target::of(path, &*self.names, &*self.policy)).await?;
+        let mut target = self.with_lookup_permit(client, Target::of(path, &**names, &*self.policy)).await?;
         phase.enter(WaitReason::Content);
         phase.ended(Step::Name);
         if !place.certain {

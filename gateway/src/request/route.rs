@@ -13,6 +13,7 @@ use crate::request::Ask;
 use crate::request::RequestError;
 use crate::request::client::Client;
 use crate::request::hosts::{self, Hosts, Site, Subdomain};
+use crate::trace::resolver_for;
 use config::Host;
 use content::names::{Domain, NameError};
 use content::path::{Namespace, Root};
@@ -103,7 +104,7 @@ impl Router {
             |host: Option<&Host>, deserialized, ask: &Ask<'_>| by_path(host, deserialized, client, ask, self.depth_max);
         match self.hosts.site(&client.host()) {
             Site::Subdomain(subdomain) => subdomain_site(&subdomain, client, ask),
-            Site::Domain(domain) => match Box::pin(self.dnslink_status(&domain)).await? {
+            Site::Domain(domain) => match Box::pin(self.dnslink_status(&domain, client)).await? {
                 DnsLinkStatus::Yes => Ok(dnslink_site(&domain, client, ask, true, self.hosts.deserialized)),
                 DnsLinkStatus::No => by_path(None, self.hosts.deserialized, ask),
                 DnsLinkStatus::Unknown => match by_path(None, self.hosts.deserialized, ask) {
@@ -115,7 +116,7 @@ impl Router {
             Site::Configured(host) if self.hosts.dnslink_sites && Namespace::split(ask.sent).is_none() => {
                 match Domain::parse(&host.name) {
                     // Without subdomains, other content is served by path in this origin.
-                    Some(domain) if Box::pin(self.dnslink_status(&domain)).await? == DnsLinkStatus::Yes => {
+                    Some(domain) if Box::pin(self.dnslink_status(&domain, client)).await? == DnsLinkStatus::Yes => {
                         Ok(dnslink_site(&domain, client, ask, host.subdomains, host.deserialized))
                     }
                     _ => by_path(Some(host), host.deserialized, ask),
@@ -131,8 +132,9 @@ impl Router {
     ///
     /// # Errors
     /// [`RequestError::Name`] when a known site cannot be looked up, or the limit of look-ups is reached.
-    async fn dnslink_status(&self, domain: &Domain) -> Result<DnsLinkStatus, RequestError> {
-        let error = self.names.resolve(&Name::Domain(domain.clone())).await.err();
+    async fn dnslink_status(&self, domain: &Domain, client: &Client) -> Result<DnsLinkStatus, RequestError> {
+        let names = resolver_for(&self.names, client.trace.as_ref());
+        let error = names.resolve(&Name::Domain(domain.clone())).await.err();
         match error {
             Some(NameError::NoDnsLink { domain: without }) if without == *domain => {
                 self.sites.invalidate(domain);

@@ -33,8 +33,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Interval, MissedTickBehavior};
 
-/// The interval of checks for stalls while blocks are wanted.
-const TICK: Duration = Duration::from_millis(100);
 /// Stalls within this time count once: when a link fails, all its streams stall.
 const STALL_PERIOD: Duration = Duration::from_secs(10);
 /// The maximum number of session commands per poll.
@@ -100,6 +98,8 @@ pub struct Behaviour {
     http: HttpPeers,
     events: VecDeque<ToSwarm<Event, Command>>,
     ticker: Interval,
+    /// The steps in which wants fail, between ticks.
+    steps: Interval,
 }
 
 impl Behaviour {
@@ -114,8 +114,11 @@ impl Behaviour {
         memory: Memory,
         peer_settings: PeerSettings,
     ) -> Self {
-        let mut ticker = tokio::time::interval(TICK);
-        ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let [ticker, steps] = [client::TICK, client::STEP].map(|period| {
+            let mut interval = tokio::time::interval(period);
+            interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            interval
+        });
         Self {
             client: Client::new(config, metrics.clone()),
             server: Server::default(),
@@ -131,6 +134,7 @@ impl Behaviour {
             http: HttpPeers::none(Default::default()),
             events: VecDeque::new(),
             ticker,
+            steps,
         }
     }
 
@@ -477,8 +481,13 @@ impl NetworkBehaviour for Behaviour {
                 if !self.client.is_idle() {
                     self.note_traffic();
                     self.client.tick(now);
+                    // The tick was the first step.
+                    self.steps.reset();
                 }
                 self.http.tick(now);
+            }
+            while self.client.is_failing() && self.steps.poll_tick(cx).is_ready() {
+                self.client.fail_next(now);
             }
             while let Some(action) = self.client.poll_action() {
                 self.act(action);

@@ -19,7 +19,8 @@
 //! one may fetch.
 
 use super::address::Base;
-use super::dialling::{Clients, Trust, innermost};
+use super::dialling::{Clients, Trust};
+use crate::errors::innermost;
 use crate::observers::BlockTransport;
 use crate::retry_after::retry_after;
 use crate::wants::Wants;

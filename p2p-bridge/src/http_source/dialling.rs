@@ -10,6 +10,7 @@
 //! Redirects are not followed: trustless gateways need none
 //! (<https://specs.ipfs.tech/http-gateways/trustless-gateway/>), and each would be another address to check.
 
+use crate::errors::innermost;
 use crate::scope::is_public;
 use crate::tls;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -131,14 +132,6 @@ pub fn builder(private_too: bool) -> ClientBuilder {
         .http2_initial_connection_window_size(WINDOW_BYTES)
         .http2_initial_stream_window_size(RESPONSE_WINDOW_BYTES)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
-}
-
-/// The innermost source of an error: the outer ones have no message of their own, and include a long URL.
-pub(super) fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod inspect;
 pub mod key_format;
 pub mod keystore;
 mod metrics;
+mod observed;
 pub mod publish;
 mod saved;
 mod singleflight;
@@ -43,12 +44,13 @@ use content::dnslink::{self, StaticMap};
 use content::ipns::Record;
 use content::names::Key;
 use content::path::{ContentPath, Root};
-use content::{Name, NameError, NameResolver, Resolution, Verdict};
+use content::{Name, NameError, NameObserver, NameResolver, Resolution, Verdict};
 use dht::RecordSource;
 use dns::{Dns, DnsLinkSource};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use metrics::{Hit, Metrics};
+use observed::{ObservedNames, Observer, Waiting};
 use prometheus_client::registry::Registry;
 use saved::SavedNames;
 use singleflight::LookUps;
@@ -264,31 +266,37 @@ impl Names {
 impl NameResolver for Names {
     fn resolve(&self, name: &Name) -> BoxFuture<'static, Result<Resolution, NameError>> {
         let (inner, name) = (Arc::clone(&self.inner), name.clone());
-        async move { resolve(&inner, name).await }.boxed()
+        async move { resolve(&inner, name, None).await }.boxed()
     }
 
     fn record(&self, key: &Key) -> BoxFuture<'static, Result<Record, NameError>> {
         let (inner, key) = (Arc::clone(&self.inner), *key);
-        async move {
-            inner.check_policy(&Name::Key(key), &[])?;
-            match inner.answer(&Name::Key(key)).await? {
-                StepAnswer { answer: Answer::Record(record), .. } => Ok(record),
-                StepAnswer { answer: Answer::Link(_), .. } => {
-                    Err(NameError::Refused { key, reason: "a DNSLink has no IPNS record".to_owned() })
-                }
-            }
+        async move { newest_record(&inner, key, None).await }.boxed()
+    }
+
+    fn observed(&self, observer: Arc<dyn NameObserver>) -> Option<Arc<dyn NameResolver>> {
+        Some(Arc::new(ObservedNames { inner: Arc::clone(&self.inner), observer }))
+    }
+}
+
+/// The newest valid record of a key.
+async fn newest_record(inner: &Arc<Inner>, key: Key, observer: Observer<'_>) -> Result<Record, NameError> {
+    inner.check_policy(&Name::Key(key), &[])?;
+    match inner.answer(&Name::Key(key), observer).await? {
+        StepAnswer { answer: Answer::Record(record), .. } => Ok(record),
+        StepAnswer { answer: Answer::Link(_), .. } => {
+            Err(NameError::Refused { key, reason: "a DNSLink has no IPNS record".to_owned() })
         }
-        .boxed()
     }
 }
 
 /// Follows names until one points to content. If the answer for the first name expired before the last one was
 /// resolved, all are followed once more, now from the cache.
-async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameError> {
+async fn resolve(inner: &Arc<Inner>, first: Name, observer: Observer<'_>) -> Result<Resolution, NameError> {
     let limit = 2 * inner.timeout.max(dns::LOOKUP_TIMEOUT);
     let following = async {
         for _ in 0..2 {
-            if let Some(resolution) = follow(inner, &first, LookUpMode::IfNeeded).await? {
+            if let Some(resolution) = follow(inner, &first, LookUpMode::IfNeeded(observer)).await? {
                 return Ok(Some(resolution));
             }
         }
@@ -300,10 +308,10 @@ async fn resolve(inner: &Arc<Inner>, first: Name) -> Result<Resolution, NameErro
 }
 
 /// Whether look-ups are allowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LookUpMode {
-    /// Look names up if the cache has no usable answer.
-    IfNeeded,
+#[derive(Clone, Copy)]
+enum LookUpMode<'a> {
+    /// Look names up if the cache has no usable answer, and tell the observer.
+    IfNeeded(Observer<'a>),
     /// Use only the cache, and do not count as use of it.
     CacheOnly,
 }
@@ -319,7 +327,7 @@ struct StepAnswer<T = Answer> {
 }
 
 /// Where a name leads to; `None` if an answer expired before the end was reached.
-async fn follow(inner: &Arc<Inner>, first: &Name, mode: LookUpMode) -> Result<Option<Resolution>, NameError> {
+async fn follow(inner: &Arc<Inner>, first: &Name, mode: LookUpMode<'_>) -> Result<Option<Resolution>, NameError> {
     let (mut name, mut below, mut validity, mut hops) = (first.clone(), Vec::new(), None, Vec::new());
     let mut oldest: Option<Duration> = None;
     for _ in 0..STEPS_MAX {
@@ -400,15 +408,15 @@ impl Inner {
     }
 
     /// The answer for one name, as a path.
-    async fn step(self: &Arc<Self>, name: &Name, mode: LookUpMode) -> Result<StepAnswer<ContentPath>, NameError> {
+    async fn step(self: &Arc<Self>, name: &Name, mode: LookUpMode<'_>) -> Result<StepAnswer<ContentPath>, NameError> {
         if let Some(answer) = self.static_entry(name) {
-            if mode == LookUpMode::IfNeeded {
+            if matches!(mode, LookUpMode::IfNeeded(_)) {
                 self.metrics.hit(Hit::Map);
             }
             return Ok(StepAnswer { answer, ttl: MAP_TTL, stale: None });
         }
         let StepAnswer { answer, ttl, stale } = match mode {
-            LookUpMode::IfNeeded => self.answer(name).await?,
+            LookUpMode::IfNeeded(observer) => self.answer(name, observer).await?,
             LookUpMode::CacheOnly => self.known(name).ok_or_else(|| NameError::Offline { name: name.clone() })??,
         };
         Ok(StepAnswer { answer: path_of(name, &answer)?, ttl, stale })
@@ -442,7 +450,7 @@ impl Inner {
     }
 
     /// The cached answer for a name, or the result of a look-up.
-    async fn answer(self: &Arc<Self>, name: &Name) -> Result<StepAnswer, NameError> {
+    async fn answer(self: &Arc<Self>, name: &Name, observer: Observer<'_>) -> Result<StepAnswer, NameError> {
         let known = self.cache.get(name);
         if let Some(entry) = &known {
             match self.freshness(entry) {
@@ -464,19 +472,27 @@ impl Inner {
             return self.step_answer(&self.insert_newer(name, record, cache::QUORUM).0);
         }
         match known.filter(|entry| self.freshness(entry) != Freshness::Expired) {
-            Some(stale) => self.await_refresh(name, &stale).await,
-            None => self.step_answer(&*self.look_up(name).await?),
+            Some(stale) => self.await_refresh(name, &stale, observer).await,
+            None => self.step_answer(&*self.look_up(name, observer).await?),
         }
     }
 
     /// The result of a refresh within [`NamesOptions::refresh_wait`], or else the stale answer.
-    async fn await_refresh(self: &Arc<Self>, name: &Name, stale: &CacheEntry) -> Result<StepAnswer, NameError> {
+    async fn await_refresh(
+        self: &Arc<Self>,
+        name: &Name,
+        stale: &CacheEntry,
+        observer: Observer<'_>,
+    ) -> Result<StepAnswer, NameError> {
         // If the maximum of look-ups is reached, the stale answer is returned.
         let look_up = self.look_ups.refresh(self, name).or_else(|| self.look_ups.join(self, name));
         if let Some(look_up) = look_up {
             let wait = self.refresh_wait.saturating_sub(look_up.age());
+            let waiting = Waiting::begin(observer, name, look_up.is_shared());
             // A timeout is no failure: the look-up continues in the background.
-            let _ = tokio::time::timeout(wait, look_up.settled(stale)).await;
+            if tokio::time::timeout(wait, look_up.settled(stale)).await.is_ok() {
+                waiting.end(Ok(()));
+            }
         }
         let known = self.cache.get(name);
         match known.filter(|entry| self.freshness(entry) != Freshness::Expired) {
@@ -486,7 +502,7 @@ impl Inner {
                 }
                 self.step_answer(&entry)
             }
-            None => self.step_answer(&*self.look_up(name).await?),
+            None => self.step_answer(&*self.look_up(name, observer).await?),
         }
     }
 
@@ -499,7 +515,7 @@ impl Inner {
     }
 
     /// Looks a name up, sharing the look-up with other clients.
-    async fn look_up(self: &Arc<Self>, name: &Name) -> Result<Arc<CacheEntry>, NameError> {
+    async fn look_up(self: &Arc<Self>, name: &Name, observer: Observer<'_>) -> Result<Arc<CacheEntry>, NameError> {
         if !self.is_reachable(name) {
             return Err(NameError::Offline { name: name.clone() });
         }
@@ -510,7 +526,9 @@ impl Inner {
                 self.metrics.busy(name);
                 return Err(NameError::Busy);
             };
+            let waiting = Waiting::begin(observer, name, look_up.is_shared());
             if let Some(entry) = look_up.answer(|entry| entry.is_valid((self.clock.wall)())).await {
+                waiting.end(entry.outcome.as_ref().map(|_| ()));
                 return Ok(entry);
             }
         }

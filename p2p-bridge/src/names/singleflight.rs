@@ -65,19 +65,28 @@ struct RunningLookUp {
     begun: Instant,
 }
 
-/// A caller's handle of a look-up, with the time when the look-up started.
-pub(super) struct LookUp(watch::Receiver<Option<Arc<CacheEntry>>>, Instant);
+/// A caller's handle of a look-up.
+pub(super) struct LookUp {
+    answers: watch::Receiver<Option<Arc<CacheEntry>>>,
+    begun: Instant,
+    is_shared: bool,
+}
 
 impl LookUp {
     /// How long the look-up has been running.
     pub fn age(&self) -> Duration {
-        self.1.elapsed()
+        self.begun.elapsed()
+    }
+
+    /// Whether another caller has started it.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     /// The first answer or error that is `good`; `None` if the look-up ended without one.
     pub async fn answer(mut self, good: impl Fn(&CacheEntry) -> bool) -> Option<Arc<CacheEntry>> {
         let is_good = |entry: &Option<Arc<CacheEntry>>| entry.as_deref().is_some_and(&good);
-        self.0.wait_for(is_good).await.ok().and_then(|entry| entry.clone())
+        self.answers.wait_for(is_good).await.ok().and_then(|entry| entry.clone())
     }
 
     /// Waits until the look-up has a newer answer than `known`, or has confirmed that there is none, or has ended.
@@ -87,8 +96,8 @@ impl LookUp {
 
     /// The last answer of the look-up after its end; `None` if it had none.
     pub async fn end(mut self) -> Option<Arc<CacheEntry>> {
-        while self.0.changed().await.is_ok() {}
-        self.0.borrow().clone()
+        while self.answers.changed().await.is_ok() {}
+        self.answers.borrow().clone()
     }
 }
 
@@ -122,7 +131,8 @@ impl LookUps {
     fn join_or_reserve(&self, name: &Name, background: bool) -> Option<(LookUp, Option<(u64, AnswerSender)>)> {
         let mut state = self.state();
         if let Some(look_up) = state.running.get(name) {
-            return Some((LookUp(look_up.answers.subscribe(), look_up.begun), None));
+            let answers = look_up.answers.subscribe();
+            return Some((LookUp { answers, begun: look_up.begun, is_shared: true }, None));
         }
         let slots = state.slots(name);
         if slots.all >= self.max || (background && slots.background >= self.background_max) {
@@ -135,7 +145,7 @@ impl LookUps {
         let id = state.last;
         let begun = Instant::now();
         state.running.insert(name.clone(), RunningLookUp { id, answers: answers.clone(), background, begun });
-        Some((LookUp(receiver, begun), Some((id, answers))))
+        Some((LookUp { answers: receiver, begun, is_shared: false }, Some((id, answers))))
     }
 
     /// Moves a look-up with an answer to the background. `false`: the maximum is reached, and the look-up must end.

@@ -266,6 +266,67 @@ async fn many_requests_share_one_search() {
     assert_eq!((record.value(), dht.searches()), (to("a").as_str(), 1));
 }
 
+/// What an observer was told, as text.
+#[derive(Default)]
+struct Recorder(std::sync::Mutex<Vec<String>>);
+
+impl Recorder {
+    fn add(&self, event: String) {
+        self.0.lock().expect("no panics").push(event);
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().expect("no panics"))
+    }
+}
+
+impl NameObserver for Recorder {
+    fn look_up_began(&self, name: &Name, is_shared: bool) {
+        self.add(format!("{name}, shared: {is_shared}"));
+    }
+
+    fn look_up_ended(&self, result: Option<Result<(), &NameError>>) {
+        self.add(match result {
+            Some(Ok(())) => "found".to_owned(),
+            Some(Err(NameError::NoRecord { .. })) => "not found".to_owned(),
+            Some(Err(error)) => error.to_string(),
+            None => "not awaited".to_owned(),
+        });
+    }
+}
+
+#[tokio::test]
+async fn an_observer_is_told_of_the_look_ups_that_are_waited_for() {
+    let dht = Dht::open();
+    let zone = Zone([("a.example.org", format!("/ipns/{}", name(1)))].into());
+    let names = names_with(NamesOptions::default(), &dht, zone);
+    let recorder = Arc::new(Recorder::default());
+    let observed = names.observed(Arc::clone(&recorder) as _).expect("it does look-ups");
+    let other = tokio::spawn(names.resolve(&name(1)));
+    until("a search begins", || dht.searches() == 1).await;
+    let reader = tokio::spawn(observed.resolve(&domain("a.example.org")));
+    let waits = || recorder.0.lock().expect("no panics").len() == 3;
+    until("it waits for the search of the other", waits).await;
+    dht.finds(signed(1, 1, &to("a")));
+    assert!(other.await.expect("no panics").is_ok() && reader.await.expect("no panics").is_ok());
+    let (by_dns, by_key) = ("a.example.org, shared: false".to_owned(), format!("{}, shared: true", name(1)));
+    assert_eq!(recorder.take(), [by_dns, "found".to_owned(), by_key, "found".to_owned()]);
+
+    assert!(observed.resolve(&domain("a.example.org")).await.is_ok() && observed.record(&key(1)).await.is_ok());
+    assert!(recorder.take().is_empty(), "they are cached");
+
+    let (searched, left) = (format!("{}, shared: false", name(2)), format!("{}, shared: false", name(3)));
+    let reader = tokio::spawn(observed.record(&key(2)));
+    until("a search begins", || dht.searches() == 2).await;
+    dht.end_searches();
+    assert!(reader.await.expect("no panics").is_err());
+    let reader = tokio::spawn(observed.resolve(&name(3)));
+    until("a search begins", || dht.searches() == 3).await;
+    reader.abort();
+    assert!(reader.await.expect_err("is aborted").is_cancelled());
+    assert_eq!(recorder.take(), [searched, "not found".to_owned(), left, "not awaited".to_owned()]);
+}
+
 #[tokio::test]
 async fn failures_are_cached_for_a_short_time() {
     let dht = Dht::open();

@@ -9,6 +9,7 @@
 use super::filters::Filters;
 use super::ndjson::{self, Lines};
 use super::types::{self, FormatError, PeerRecord};
+use crate::errors::innermost;
 use crate::retry_after::retry_after;
 use crate::tls;
 use bytes::{Bytes, BytesMut};
@@ -130,14 +131,6 @@ impl From<reqwest::Error> for RouterError {
     fn from(error: reqwest::Error) -> Self {
         Self::Unreachable { reason: innermost(&error) }
     }
-}
-
-/// The innermost cause; the outer errors have no further information.
-fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 /// Why an address is not a valid address of a router.

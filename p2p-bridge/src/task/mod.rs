@@ -44,6 +44,7 @@ use crate::peerbook::Peerbook;
 use crate::peers::{ConnectedPeer, Identity, Load, RootState};
 use crate::providing::KeySource;
 use crate::puts::{self, Puts};
+use crate::reachability::Verdict;
 use crate::recent::{Recent, recent};
 use crate::redial::Redial;
 use crate::routing_v1::PeerRecord;
@@ -102,7 +103,9 @@ pub enum Command {
     Load(oneshot::Sender<Load>),
     /// The addresses that peers can use, each ending in the node's peer ID.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),
-    /// Stop; the reply is sent when all state is written.
+    /// Whether peers can open connections to the node, and at which addresses.
+    Reachability(oneshot::Sender<(Verdict, Vec<Multiaddr>)>),
+    /// Stop; the reply is sent when all state is written and the connections have ended.
     Shutdown(oneshot::Sender<()>),
 }
 
@@ -219,8 +222,8 @@ impl Task {
         self.inbound.clone()
     }
 
-    /// Runs until shutdown, or until all handles are dropped.
-    pub async fn run(mut self) {
+    /// Runs until shutdown, or until all handles are dropped. Returns whom to tell of the end, if anyone.
+    pub async fn run(mut self) -> Option<oneshot::Sender<()>> {
         // The swarm already listens, and these events were consumed at startup.
         let listeners: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
         listeners.iter().for_each(|address| self.on_listening(address));
@@ -247,9 +250,7 @@ impl Task {
         };
         self.save_all().await;
         self.save_records().await;
-        if let Some(reply) = stopped {
-            let _ = reply.send(());
-        }
+        stopped
     }
 
     fn on_command(&mut self, command: Command) {
@@ -283,6 +284,9 @@ impl Task {
             }
             Command::Addresses(reply) => {
                 let _ = reply.send(addresses(&self.swarm));
+            }
+            Command::Reachability(reply) => {
+                let _ = reply.send(self.reachability());
             }
             Command::Shutdown(_) => {}
         }

@@ -71,6 +71,12 @@ impl Nat {
 }
 
 impl Task {
+    /// Whether peers can open connections to the node, and the addresses at which they do: announced ones, confirmed
+    /// ones, and those at relays.
+    pub(super) fn reachability(&self) -> (Verdict, Vec<Multiaddr>) {
+        (self.nat.reachability.verdict(), self.swarm.external_addresses().cloned().collect())
+    }
+
     /// The node listens on an address. A public address of an interface needs no confirmation.
     pub(super) fn nat_listens(&mut self, address: &Multiaddr) {
         if self.nat.is_own(address) {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::header::USER_AGENT;
 use http_body_util::{BodyExt as _, Full};
 use instant_acme::{BodyWrapper, BytesResponse, CertificateIdentifier, Error, HttpClient};
+use p2p_bridge::errors::innermost;
 use p2p_bridge::http_source::dialling;
 use p2p_bridge::retry_after::retry_after;
 use reqwest::{Certificate, Client};
@@ -112,14 +113,6 @@ async fn send(request: reqwest::RequestBuilder) -> io::Result<http::Response<Byt
     *read.status_mut() = response.status();
     *read.headers_mut() = std::mem::take(response.headers_mut());
     Ok(read)
-}
-
-/// The innermost source of an error: the outer ones have no message of their own.
-fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 /// The answer to the question when to renew a certificate.

@@ -94,6 +94,8 @@ const REPLACED_IF_UNUSED: i64 = DAY;
 const SWEEP: i64 = HOUR;
 /// The longest sleep: clocks are set.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
+/// The maximum length of the reason that is kept of a failed order, in bytes.
+const FAILURE_BYTES_MAX: usize = 1024;
 /// The interval of inquiries after a failed one, in seconds.
 const INQUIRY_AFTER_FAILURE: i64 = 6 * HOUR;
 
@@ -115,11 +117,26 @@ pub struct Acme {
     domain_lookups: Arc<Limiter>,
     /// Issued certificates and their keys that could not be stored yet, in PEM format.
     unsaved: Mutex<HashMap<String, String>>,
+    /// Why the last order of a configured name failed, until one succeeds.
+    failures: Mutex<HashMap<String, String>>,
     /// Wakes the task.
     changed: Notify,
     /// Notified when an order has ended.
     settled: Notify,
     metrics: AcmeMetrics,
+}
+
+/// The certificate of a configured name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameStatus {
+    /// The name.
+    pub name: String,
+    /// When it expires, in seconds since 1970; `None` while there is none.
+    pub expires_at: Option<i64>,
+    /// Whether there is none, or it should have been renewed long ago.
+    pub is_overdue: bool,
+    /// Why the last order failed, if it did.
+    pub failure: Option<String>,
 }
 
 /// Checks that the files of `http.acme_ca` and `http.acme_dns_hook` can be used.
@@ -181,10 +198,11 @@ impl Acme {
             resolver,
             certificates: RwLock::default(),
             schedule: Mutex::default(),
-            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max, unix_now())),
+            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max, epoch::signed_now())),
             lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             domain_lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             unsaved: Mutex::default(),
+            failures: Mutex::default(),
             changed: Notify::new(),
             settled: Notify::new(),
             metrics,
@@ -196,7 +214,7 @@ impl Acme {
 
     /// Uses the stored certificates, and plans what is due.
     fn plan(&self, stored: Vec<(String, AcmeCertificate)>) {
-        let now = unix_now();
+        let now = epoch::signed_now();
         let mut certificates = self.certificates.write().unwrap_or_else(PoisonError::into_inner);
         let wanted = stored.into_iter().filter(|(name, _)| self.names.contains(name) || self.is_on_demand(name));
         certificates.extend(wanted.map(|(name, found)| (name, Arc::new(found))));
@@ -228,9 +246,28 @@ impl Acme {
         missing
     }
 
+    /// The certificates of the configured names, in the order of the names.
+    pub fn statuses(&self) -> Vec<NameStatus> {
+        let now = unix_now();
+        let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.failures();
+        let status = |name: &String| {
+            let validity = certificates.get(name).map(|certificate| certificate.validity);
+            NameStatus {
+                name: name.clone(),
+                expires_at: validity.map(|validity| validity.not_after),
+                is_overdue: validity.is_none_or(|validity| validity.is_overdue(now)),
+                failure: failures.get(name).cloned(),
+            }
+        };
+        let mut statuses: Vec<NameStatus> = self.names.iter().map(status).collect();
+        statuses.sort_by(|one, other| one.name.cmp(&other.name));
+        statuses
+    }
+
     /// The certificate for a host name in lower case: its own, or that of a wildcard.
     pub fn certificate(&self, host: &str) -> Option<Arc<CertifiedKey>> {
-        let now = unix_now();
+        let now = epoch::signed_now();
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
         let own = certificates.get(host).map(|found| (host, found));
         // An expired one on demand is as none: its domain may have left. That of a configured name stays.
@@ -245,7 +282,7 @@ impl Acme {
     pub fn is_expired(&self, host: &str) -> bool {
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
         let of_wildcard = || certificates.get(&format!("*.{}", host.split_once('.')?.1));
-        certificates.get(host).or_else(of_wildcard).is_some_and(|found| found.validity.is_over(unix_now()))
+        certificates.get(host).or_else(of_wildcard).is_some_and(|found| found.validity.is_over(epoch::signed_now()))
     }
 
     /// A certificate for clients that name no host: that of the first configured name that has one.
@@ -290,7 +327,7 @@ impl Acme {
         if self.schedule().has(&name) {
             return Ok(name);
         }
-        if self.admission().is_refused(&name, unix_now()) {
+        if self.admission().is_refused(&name, epoch::signed_now()) {
             return Err(Demand::Cached);
         }
         let domain = Domain::parse(&name).ok_or(Demand::InvalidName)?;
@@ -303,7 +340,7 @@ impl Acme {
         let resolving = self.resolver.resolve(&Name::Domain(domain));
         let resolved = tokio::time::timeout(LOOKUP_TIMEOUT, resolving).await;
         drop(permits);
-        let now = unix_now();
+        let now = epoch::signed_now();
         match resolved {
             Ok(Ok(_)) => {}
             // Not a fault of the name.
@@ -349,7 +386,7 @@ impl Acme {
 
     /// Has failed orders repeated now.
     pub fn retry(&self) {
-        self.schedule().retry(unix_now());
+        self.schedule().retry(epoch::signed_now());
         self.changed.notify_one();
     }
 
@@ -361,9 +398,9 @@ impl Acme {
             tracing::info!(names, "certificates are being obtained; until then, TLS handshakes for these names fail");
         }
         let mut running = JoinSet::new();
-        let mut sweep_at = unix_now() + SWEEP;
+        let mut sweep_at = epoch::signed_now() + SWEEP;
         loop {
-            let now = unix_now();
+            let now = epoch::signed_now();
             if now >= sweep_at {
                 sweep_at = now + SWEEP;
                 self.sweep(now).await;
@@ -411,7 +448,7 @@ impl Acme {
         let present = self.present(name);
         let is_on_demand = !self.names.contains(name);
         if is_on_demand && let Some(certificate) = &present {
-            if certificate.used() < unix_now() - RENEWED_IF_USED {
+            if certificate.used() < epoch::signed_now() - RENEWED_IF_USED {
                 tracing::info!(name, "the certificate on demand was not used for a month and is not renewed");
                 self.schedule().remove(name);
                 return;
@@ -425,7 +462,7 @@ impl Acme {
         }
         let replaced = present.as_deref().filter(|_| is_suggested);
         match self.orders.order(name, failures, replaced).await {
-            Ok(pem) => match AcmeCertificate::parse(name, pem.as_bytes(), unix_now()) {
+            Ok(pem) => match AcmeCertificate::parse(name, pem.as_bytes(), epoch::signed_now()) {
                 Ok(certificate) => self.issued(name, certificate, pem).await,
                 Err(error) => {
                     let reason = format!("the certificate of the authority is invalid: {error}");
@@ -447,12 +484,13 @@ impl Acme {
             self.unsaved().insert(name.to_owned(), pem);
         }
         let validity = certificate.validity;
+        self.failures().remove(name);
         if let Some(replaced) = self.use_certificate(name, certificate) {
             self.remove_file(&replaced).await;
         }
         self.metrics.order(OrderResult::Issued, !self.names.contains(name));
-        self.schedule().issued(name, validity, unix_now(), random());
-        let days = (validity.not_after - unix_now()) / DAY;
+        self.schedule().issued(name, validity, epoch::signed_now(), random());
+        let days = (validity.not_after - epoch::signed_now()) / DAY;
         tracing::info!(name, days, "a certificate was issued");
     }
 
@@ -508,11 +546,13 @@ impl Acme {
 
     fn failed(&self, name: &str, failure: OrderFailure) {
         let OrderFailure { kind, reason, retry_after } = failure;
-        let now = unix_now();
+        let now = epoch::signed_now();
         let is_on_demand = !self.names.contains(name);
         self.metrics.order(kind.into(), is_on_demand);
         if !is_on_demand {
             self.metrics.last_failure.set(now);
+            let shown = &reason[..reason.floor_char_boundary(FAILURE_BYTES_MAX)];
+            self.failures().insert(name.to_owned(), shown.to_owned());
         }
         let mut schedule = self.schedule();
         let wait = schedule.failed(name, kind, retry_after, now, back_off::with_jitter);
@@ -549,7 +589,7 @@ impl Acme {
             Some(leaf) => client::renewal_information(&self.orders.client, &self.orders.directory, leaf).await,
             None => Err("there is no certificate".to_owned()),
         };
-        let now = unix_now();
+        let now = epoch::signed_now();
         let (window, next) = match asked {
             Ok(found) => (found.window, now + found.ask_again),
             Err(error) => {
@@ -591,7 +631,7 @@ impl Acme {
 
     /// Updates the metrics.
     fn report(&self) {
-        let now = unix_now();
+        let now = epoch::signed_now();
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
         let mut overdue = 0;
         for name in &self.names {
@@ -604,6 +644,10 @@ impl Acme {
         self.metrics.on_demand.set(i64::try_from(on_demand).unwrap_or(i64::MAX));
     }
 
+    fn failures(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -611,10 +655,6 @@ impl Acme {
     fn admission(&self) -> MutexGuard<'_, Admission> {
         self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn unix_now() -> i64 {
-    i64::try_from(epoch::now()).unwrap_or(i64::MAX)
 }
 
 /// A random number between 0 and 1.

@@ -39,7 +39,7 @@ fn folder(stored: &[(&str, i32, i64)]) -> TempDir {
     store.create().expect("creates");
     for (name, until, days) in stored {
         store.save(name, pem(name, *until).as_bytes()).expect("writes");
-        store.touch(name, unix_now() - days * DAY).expect("is recorded");
+        store.touch(name, epoch::signed_now() - days * DAY).expect("is recorded");
     }
     dir
 }
@@ -75,7 +75,7 @@ async fn the_least_recently_used_certificate_on_demand_makes_room_if_it_was_not_
     // It is ordered already, and there is no room for another one.
     assert_eq!(acme.admit("A.example", client(2)).await.as_deref(), Ok("a.example"));
     assert_eq!(acme.admit("b.example", client(2)).await, Err(Demand::Full));
-    let issued = AcmeCertificate::parse("a.example", pem("a.example", 2099).as_bytes(), unix_now());
+    let issued = AcmeCertificate::parse("a.example", pem("a.example", 2099).as_bytes(), epoch::signed_now());
     acme.issued("a.example", issued.expect("is valid"), pem("a.example", 2099)).await;
     assert!(acme.certificate("a.example").is_some() && acme.certificate("old.example").is_none());
     assert_eq!(stored(&dir), ["a.example", "gateway.example", "new.example"]);
@@ -97,7 +97,8 @@ async fn names_are_refused_for_a_time_and_failed_ones_at_least_as_long_as_the_au
     assert!(!acme.schedule().has("a.example") && acme.schedule().has("gateway.example"));
     // The next handshake does not wait.
     assert_eq!(acme.obtain("a.example", client(1)).now_or_never().map(|found| found.is_none()), Some(true));
-    let refused = [0, 7000, 7300].map(|seconds| acme.admission().is_refused("a.example", unix_now() + seconds));
+    let refused =
+        [0, 7000, 7300].map(|seconds| acme.admission().is_refused("a.example", epoch::signed_now() + seconds));
     assert_eq!(refused, [true, true, false]);
 }
 
@@ -107,12 +108,35 @@ async fn expired_certificates_on_demand_and_those_above_the_limit_are_removed_an
     let dir = folder(&[&names[..], &[("expired.example", 2021, 0), ("gateway.example", 2021, 0)]].concat());
     let acme = open(&dir, 2);
     assert!(acme.certificate("expired.example").is_none() && acme.certificate("gateway.example").is_some());
-    acme.sweep(unix_now()).await;
+    acme.sweep(epoch::signed_now()).await;
     assert_eq!(stored(&dir), ["a.example", "b.example", "gateway.example"]);
     // Without certificates on demand, stored ones are neither used nor removed.
     let dir = folder(&names);
     let acme = open(&dir, 0);
-    acme.sweep(unix_now()).await;
+    acme.sweep(epoch::signed_now()).await;
     assert!(acme.certificate("a.example").is_none() && acme.obtain("a.example", client(1)).await.is_none());
     assert_eq!(stored(&dir).len(), 3);
+}
+
+#[tokio::test]
+async fn the_state_of_a_configured_name_has_why_its_order_failed_until_one_succeeds() {
+    let dir = folder(&[("a.example", 2099, 0)]);
+    let acme = open(&dir, 10);
+    let status = || {
+        let [status] = &acme.statuses()[..] else { panic!("only configured names: {:?}", acme.statuses()) };
+        status.clone()
+    };
+    let missing = NameStatus { name: "gateway.example".to_owned(), expires_at: None, is_overdue: true, failure: None };
+    assert_eq!(status(), missing);
+    let failure = |name| {
+        let reason = "ä".repeat(FAILURE_BYTES_MAX);
+        acme.failed(name, OrderFailure { kind: FailureKind::Rejected, reason, retry_after: None });
+    };
+    failure("a.example");
+    assert_eq!(status(), missing);
+    failure("gateway.example");
+    assert_eq!(status().failure, Some("ä".repeat(FAILURE_BYTES_MAX / 2)), "within bounds");
+    let issued = AcmeCertificate::parse("gateway.example", pem("gateway.example", 2099).as_bytes(), unix_now());
+    acme.issued("gateway.example", issued.expect("is valid"), pem("gateway.example", 2099)).await;
+    assert!(status().failure.is_none() && status().expires_at > Some(unix_now()), "{:?}", status());
 }

@@ -45,7 +45,7 @@ mod tests;
 pub mod views;
 
 pub use self::keeper::ListUpdater;
-pub use self::lists::{Lists, StartError};
+pub use self::lists::{ListEntry, Lists, StartError};
 pub use self::running::Running;
 pub use self::takedown::Control;
 use content::Cid;

@@ -21,6 +21,7 @@ use http::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE,
     IF_NONE_MATCH, LAST_MODIFIED, LOCATION, RANGE,
 };
+use p2p_bridge::errors::innermost;
 use p2p_bridge::http_source::address::check_as_untrusted;
 use p2p_bridge::http_source::dialling;
 use p2p_bridge::scope::is_public;
@@ -125,11 +126,7 @@ impl From<reqwest::Error> for FetchError {
     fn from(error: reqwest::Error) -> Self {
         // The URL is in the settings, and may have a password.
         let error = error.without_url();
-        let mut cause: &dyn std::error::Error = &error;
-        while let Some(deeper) = cause.source() {
-            cause = deeper;
-        }
-        Self::Http(format!("{error}: {cause}"))
+        Self::Http(format!("{error}: {}", innermost(&error)))
     }
 }
 

@@ -8,6 +8,7 @@ use crate::front_caches::queue::Item;
 use crate::subject::{InvalidSubject, Subject};
 use config::{FrontCache, Secret};
 use p2p_bridge::back_off;
+use p2p_bridge::errors::innermost;
 use p2p_bridge::http_source::dialling;
 use reqwest::Client;
 use serde_json::json;
@@ -264,14 +265,6 @@ impl Sender {
     async fn record(&self, item: &Item, status: u16, detail: serde_json::Value) {
         self.inner.audit.record("purge", &item.shown, status, Some(detail)).await;
     }
-}
-
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 #[cfg(test)]

@@ -46,6 +46,33 @@ pub struct Page {
     pub count: usize,
     /// The requests on the page.
     pub requests: Vec<PinRequest>,
+    /// The number of requests that match apart from their status, for each status.
+    pub by_status: StatusCounts,
+}
+
+/// Numbers of requests by status.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StatusCounts {
+    /// Waiting for a slot, or for the next attempt.
+    pub queued: usize,
+    /// Being fetched.
+    pub pinning: usize,
+    /// Complete.
+    pub pinned: usize,
+    /// Failed, or with withheld blocks.
+    pub failed: usize,
+}
+
+impl StatusCounts {
+    fn add(&mut self, status: Status) {
+        let count = match status {
+            Status::Queued => &mut self.queued,
+            Status::Pinning => &mut self.pinning,
+            Status::Pinned => &mut self.pinned,
+            Status::Failed => &mut self.failed,
+        };
+        *count += 1;
+    }
 }
 
 /// The number of requests that are examined before the task yields: a fraction of a millisecond.
@@ -70,7 +97,12 @@ impl Page {
             if entry.created_ms < filter.after_ms {
                 return None;
             }
-            if filter.matches(index, entry) {
+            if !filter.matches(entry) {
+                continue;
+            }
+            let status = index.status(entry);
+            self.by_status.add(status);
+            if filter.has_status(status) {
                 self.count += 1;
                 if self.requests.len() < filter.filter.limit {
                     self.requests.push(index.show(entry));
@@ -118,10 +150,14 @@ impl<'a> PreparedFilter<'a> {
         self.before_ms
     }
 
-    fn matches(&self, index: &Index, entry: &StoredRequest) -> bool {
+    fn has_status(&self, status: Status) -> bool {
+        self.filter.statuses.is_empty() || self.filter.statuses.contains(&status)
+    }
+
+    /// Whether a request matches, whatever its status.
+    fn matches(&self, entry: &StoredRequest) -> bool {
         entry.created_ms < self.before_ms
             && entry.created_ms >= self.after_ms
-            && (self.filter.statuses.is_empty() || self.filter.statuses.contains(&index.status(entry)))
             && (self.roots.is_empty() || self.roots.contains(&as_v1(&entry.root)))
             && self.filter.meta.iter().all(|(key, value)| entry.meta.get(key) == Some(value))
             && self.matches_name(entry.name.as_deref())

@@ -41,7 +41,7 @@ pub mod service;
 pub mod walk;
 mod workers;
 
-pub use self::filter::{Filter, NameMatch, Page};
+pub use self::filter::{Filter, NameMatch, Page, StatusCounts};
 pub use self::metrics::PinMetrics;
 pub use self::reach::PinNetwork;
 pub use self::request::{Meta, OPERATOR, Owner, PinParameters, PinRequest, Progress, Status};

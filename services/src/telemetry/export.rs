@@ -10,7 +10,7 @@ use super::trace::EndedTrace;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use p2p_bridge::back_off;
-use p2p_bridge::connecting::innermost;
+use p2p_bridge::errors::innermost;
 use p2p_bridge::retry_after::retry_after;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

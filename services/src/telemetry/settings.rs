@@ -3,8 +3,8 @@
 use super::otlp::{InstrumentationScope, Resource, text};
 use config::{ConfigError, Loaded, Telemetry};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
-use p2p_bridge::connecting::innermost;
 use p2p_bridge::durable;
+use p2p_bridge::errors::innermost;
 use p2p_bridge::http_source::dialling;
 use percent_encoding::percent_decode_str;
 use reqwest::{Certificate, Client, Url};

@@ -234,6 +234,11 @@ impl Trace {
         Some(self.sampler.span_id())
     }
 
+    /// Counts a span that is not kept, because the one above it is not.
+    pub fn drop_below(&self) {
+        self.spans().dropped += 1;
+    }
+
     /// Begins a span; `None` if there are too many.
     pub fn begin(
         self: &Arc<Self>,

@@ -50,6 +50,11 @@ impl PsaFailure {
         Self { status, reason, details: details.to_string() }
     }
 
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// The message.
     pub fn details(&self) -> &str {
         &self.details

@@ -144,7 +144,7 @@ async fn remove(State(pins): State<Arc<Pins>>, Authenticated(bearer): Authentica
 }
 
 /// Adds the CID to the audit context, so that the audit log has it even if the request is rejected.
-fn record_request(audit_context: &AuditContext, wanted: &PinParameters) {
+pub(in crate::pins) fn record_request(audit_context: &AuditContext, wanted: &PinParameters) {
     audit_context.note(&serde_json::json!({ "cid": wanted.root.to_string() }));
 }
 
@@ -154,7 +154,8 @@ async fn accepted(pins: &Pins, request: PinRequest) -> Answer {
     Ok(detail.with(json(StatusCode::ACCEPTED, &view)))
 }
 
-async fn read(body: Body) -> Result<bytes::Bytes, PsaFailure> {
+/// Reads the body of a pin.
+pub(in crate::pins) async fn read(body: Body) -> Result<bytes::Bytes, PsaFailure> {
     let too_much = |_| {
         PsaFailure::new(
             StatusCode::PAYLOAD_TOO_LARGE,

@@ -8,12 +8,12 @@
 //!
 //! `HEADERS` are requests. They cost nothing here, as they cost nothing over HTTP/1.1.
 
+use crate::listen::unit_budget::UnitBudget;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
@@ -23,10 +23,6 @@ const HEADER_BYTES: usize = 9;
 /// The type of `HEADERS` frames.
 const HEADERS: u8 = 1;
 
-/// The frames that a client can send in a burst.
-const BURST_MAX: u64 = 1_000;
-/// The time that earns a frame.
-const FRAME_EVERY: Duration = Duration::from_millis(10);
 /// The number of sent bytes that earns a frame. A client with the smallest sensible windows announces two for every
 /// 16 KiB.
 const BYTES_PER_FRAME: u64 = 1024;
@@ -45,11 +41,9 @@ enum State {
 struct FrameBudget {
     state: State,
     header: [u8; HEADER_BYTES],
-    frames: u64,
+    frames: UnitBudget,
     /// The number of `HEADERS` so far.
     heads: u64,
-    /// Until when the time is counted.
-    counted_until: Instant,
     /// Sent bytes that are not counted yet.
     sent: u64,
 }
@@ -57,7 +51,7 @@ struct FrameBudget {
 impl FrameBudget {
     fn new(now: Instant) -> Self {
         let state = State::Skip(PREFACE_BYTES);
-        Self { state, header: [0; HEADER_BYTES], frames: BURST_MAX, heads: 0, counted_until: now, sent: 0 }
+        Self { state, header: [0; HEADER_BYTES], frames: UnitBudget::new(now), heads: 0, sent: 0 }
     }
 
     /// Counts the frames that begin in the next bytes; returns whether the budget suffices.
@@ -95,27 +89,15 @@ impl FrameBudget {
         kind == HEADERS || self.take_frame(now)
     }
 
+    /// Takes a frame. More are earned only when none is left, so that what is sent while the budget is full counts too:
+    /// a client may announce the windows of megabytes in one go.
     fn take_frame(&mut self, now: Instant) -> bool {
-        if self.frames == 0 {
-            self.earn(now);
+        if self.frames.left() == 0 {
+            self.frames.earn(now);
+            self.frames.add(self.sent / BYTES_PER_FRAME);
+            self.sent %= BYTES_PER_FRAME;
         }
-        self.frames = match self.frames.checked_sub(1) {
-            Some(left) => left,
-            None => return false,
-        };
-        true
-    }
-
-    /// Adds what time and sent bytes have earned.
-    fn earn(&mut self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.counted_until).as_millis() / FRAME_EVERY.as_millis();
-        let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
-        if elapsed > 0 {
-            self.counted_until = now;
-        }
-        let sent = self.sent / BYTES_PER_FRAME;
-        self.sent %= BYTES_PER_FRAME;
-        self.frames = self.frames.saturating_add(elapsed).saturating_add(sent).min(BURST_MAX);
+        self.frames.spend(1)
     }
 }
 
@@ -209,7 +191,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredFrames<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listen::unit_budget::BURST_MAX;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     const PING: u8 = 6;
 
@@ -224,7 +208,7 @@ mod tests {
     /// A budget after the preface.
     fn begun(now: Instant) -> FrameBudget {
         let mut budget = FrameBudget::new(now);
-        assert!(budget.receive(&[PING; PREFACE_BYTES as usize], now) && budget.frames == BURST_MAX);
+        assert!(budget.receive(&[PING; PREFACE_BYTES as usize], now) && budget.frames.left() == BURST_MAX);
         budget
     }
 
@@ -240,12 +224,28 @@ mod tests {
         };
         let mut budget = begun(begin);
         assert_eq!(sends(&mut budget, begin), BURST_MAX);
-        let later = begin + FRAME_EVERY * 7;
+        let later = begin + Duration::from_millis(70);
         assert_eq!((sends(&mut budget, later), sends(&mut budget, later)), (7, 0));
         budget.sent = 5 * BYTES_PER_FRAME + 1;
         assert_eq!(sends(&mut budget, later), 5);
         // Saved time does not exceed a burst.
-        assert_eq!(sends(&mut budget, later + FRAME_EVERY * 1_000_000), BURST_MAX);
+        assert_eq!(sends(&mut budget, later + Duration::from_secs(10_000)), BURST_MAX);
+    }
+
+    #[test]
+    fn a_client_that_sends_as_fast_as_it_may_gets_all_that_its_time_earns() {
+        let begin = Instant::now();
+        let ping = frame(PING, 8);
+        let mut budget = begun(begin);
+        assert!((0..BURST_MAX).all(|_| budget.receive(&ping, begin)));
+        // Every 19 ms: two frames, but for one in ten times.
+        let sent = (1..=100_u32).map(|round| {
+            let now = begin + Duration::from_millis(19) * round;
+            let sent = (0..).take_while(|_| budget.receive(&ping, now)).count();
+            budget.state = State::Header(0);
+            sent
+        });
+        assert_eq!(sent.sum::<usize>(), 190);
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         let now = Instant::now();
         let mut budget = begun(now);
         let head = frame(HEADERS, 40);
-        assert!((0..BURST_MAX * 3).all(|_| budget.receive(&head, now)) && budget.frames == BURST_MAX);
+        assert!((0..BURST_MAX * 3).all(|_| budget.receive(&head, now)) && budget.frames.left() == BURST_MAX);
     }
 
     proptest! {
@@ -268,7 +268,7 @@ mod tests {
             let mut budget = begun(now);
             prop_assert!(bytes.chunks(piece).all(|piece| budget.receive(piece, now)));
             let cost = frames.iter().filter(|(kind, _)| *kind != HEADERS).count() as u64;
-            prop_assert_eq!(budget.frames, BURST_MAX - cost);
+            prop_assert_eq!(budget.frames.left(), BURST_MAX - cost);
             prop_assert_eq!(budget.heads, frames.len() as u64 - cost);
         }
     }

@@ -4,16 +4,11 @@
 //! whose request never became complete. Both are bounded here, below `h3`: a stream that sends more than a request's head
 //! is reset, and a client that sends too much of what is no request is disconnected.
 
+use crate::listen::unit_budget::UnitBudget;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tokio::time::Instant;
 
-/// The units that a client has in a burst: requests that are cancelled or incomplete, streams that carry no request,
-/// and each [`UNIT_BYTES`] on these.
-const BURST_MAX: u64 = 1_000;
-/// The time that earns a unit.
-const UNIT_EVERY: Duration = Duration::from_millis(10);
 /// The bytes of a stream without a request (control, QPACK, unknown) that take one unit.
 const UNIT_BYTES: usize = 16;
 /// The maximum number of streams over a connection whose request never becomes complete. `h3` stores each of them.
@@ -24,6 +19,8 @@ const PIECE_BYTES: usize = 64;
 /// The load of one connection.
 #[derive(Debug)]
 pub(super) struct ClientLoad {
+    /// Units are requests that are cancelled or incomplete, streams that carry no request, and each [`UNIT_BYTES`] on
+    /// these.
     budget: Mutex<UnitBudget>,
     /// The number of streams whose request never became complete.
     incomplete: AtomicUsize,
@@ -33,30 +30,10 @@ pub(super) struct ClientLoad {
     head_bytes_max: usize,
 }
 
-#[derive(Debug)]
-struct UnitBudget {
-    left: u64,
-    /// Until when the time is counted.
-    counted_until: Instant,
-}
-
-impl UnitBudget {
-    fn take(&mut self, units: u64, now: Instant) -> bool {
-        let earned = now.saturating_duration_since(self.counted_until).as_millis() / UNIT_EVERY.as_millis();
-        if earned > 0 {
-            self.counted_until += UNIT_EVERY * u32::try_from(earned).unwrap_or(u32::MAX);
-            self.left = self.left.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(BURST_MAX);
-        }
-        let left = self.left.checked_sub(units);
-        self.left = left.unwrap_or(0);
-        left.is_some()
-    }
-}
-
 impl ClientLoad {
     /// The load of a new connection.
     pub fn new(head_bytes_max: usize) -> Arc<Self> {
-        let budget = UnitBudget { left: BURST_MAX, counted_until: Instant::now() };
+        let budget = UnitBudget::new(Instant::now());
         let (incomplete, head_bytes) = (AtomicUsize::default(), AtomicUsize::default());
         Arc::new(Self { budget: Mutex::new(budget), incomplete, head_bytes, head_bytes_max })
     }
@@ -82,7 +59,9 @@ impl ClientLoad {
     }
 
     fn take(&self, units: u64) -> bool {
-        self.budget.lock().unwrap_or_else(PoisonError::into_inner).take(units, Instant::now())
+        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        budget.earn(Instant::now());
+        budget.spend(units)
     }
 }
 
@@ -149,21 +128,6 @@ impl Drop for StreamControl {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn units_are_earned_with_time_and_never_more_than_a_burst() {
-        let begun = Instant::now();
-        let at = |milliseconds| begun + Duration::from_millis(milliseconds);
-        let mut budget = UnitBudget { left: BURST_MAX, counted_until: begun };
-        // Units, when they are taken, and whether there are so many.
-        let table = [(999, 0, true), (1, 0, true), (1, 9, false), (1, 10, true), (1, 15, false), (1, 20, true)];
-        for (units, when, expected) in table {
-            assert_eq!(budget.take(units, at(when)), expected, "{units} at {when}");
-        }
-        assert!(budget.take(BURST_MAX, at(1_000_000)) && !budget.take(1, at(1_000_000)));
-        // What is refused leaves nothing.
-        assert!(!budget.take(BURST_MAX + 1, at(2_000_000)) && !budget.take(1, at(2_000_000)));
-    }
 
     #[test]
     fn heads_are_bounded_alone_and_together() {

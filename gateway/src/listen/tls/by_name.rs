@@ -8,8 +8,9 @@
 //! Over QUIC a handshake does not wait for a certificate: what there is not ends the handshake, or gets that of the
 //! files. Clients learn of HTTP/3 over TCP, where the certificate was obtained, and go back there if QUIC fails.
 
+use super::FileCertificate;
 use super::certificate::{quic_config, server_config};
-use super::{FileCertificate, unix_now};
+use p2p_bridge::epoch;
 use quinn::crypto::rustls::QuicServerConfig;
 use rustls::ServerConfig;
 use rustls::client::verify_server_name;
@@ -202,7 +203,7 @@ fn validation_config(certificate: Arc<CertifiedKey>) -> Result<ServerConfig, rus
 /// Whether the certificate of the files is for a host name, and has not expired.
 fn is_valid(files: &FileCertificate, name: &str) -> bool {
     let current = files.current();
-    current.certificate.expiry > unix_now() && is_for(&current.certificate.certified, name)
+    current.certificate.expiry > epoch::signed_now() && is_for(&current.certificate.certified, name)
 }
 
 /// Whether a certificate is for a host name.

@@ -1,6 +1,6 @@
 //! [`TlsFiles`]: the files of a certificate and its key, and the configuration of connections.
 
-use super::unix_now;
+use p2p_bridge::epoch;
 use quinn::crypto::rustls::QuicServerConfig;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
@@ -88,7 +88,7 @@ impl TlsFiles {
         let certified = CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider());
         let certified = certified.map_err(|error| self.key_error(&error))?;
         // After the last error, because failed reads are repeated.
-        if expiry < unix_now() {
+        if expiry < epoch::signed_now() {
             tracing::warn!(certificate = %self.certificate.display(), "the certificate has expired: renew it");
         }
         Ok(LoadedCertificate { certified: Arc::new(certified), expiry })

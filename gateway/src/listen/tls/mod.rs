@@ -27,7 +27,7 @@ use rustls::sign::SingleCertAndKey;
 use services::acme::Acme;
 use services::fingerprint::FileFingerprint;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// The interval at which the files are checked for changes.
@@ -48,6 +48,15 @@ pub struct Tls {
 struct FileCertificate {
     files: TlsFiles,
     current: Mutex<Current>,
+}
+
+/// The state of a certificate from files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileStatus {
+    /// When the certificate in use expires, in seconds since 1970.
+    pub expires_at: i64,
+    /// Why the present files are not in use, if they are not.
+    pub failure: Option<String>,
 }
 
 type Fingerprints = [Option<FileFingerprint>; 2];
@@ -114,6 +123,15 @@ impl Tls {
     /// Whether it has a certificate from files.
     pub fn has_files(&self) -> bool {
         self.files.is_some()
+    }
+
+    /// The state of the certificate from files, if there is one.
+    pub fn file_status(&self) -> Option<FileStatus> {
+        let current = self.files.as_ref()?.current();
+        // A failure that is not reported may be that of a moment, in which one of both files is replaced.
+        let failure = current.failure.as_ref().filter(|failure| failure.is_reported);
+        let failure = failure.map(|failure| failure.error.clone());
+        Some(FileStatus { expires_at: current.certificate.expiry, failure })
     }
 
     /// Has [`Self::watch`] read the files again, even if they seem unchanged, and failed orders of certificates
@@ -195,12 +213,6 @@ impl FileCertificate {
     }
 }
 
-/// Seconds since 1970.
-pub(super) fn unix_now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,26 +250,32 @@ mod tests {
         write(&certificate, &first);
         write(&key, &first_key);
         let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), http2: false, http3: false };
-        let (tls, metrics) = (FileCertificate::load(files).expect("loads"), CertificateMetrics::default());
+        let (listener, metrics) = (Tls::load(files).expect("loads"), CertificateMetrics::default());
+        let tls = listener.files.as_ref().expect("has files");
+        let failure = || listener.file_status().expect("has files").failure;
         // A check between the writes of both files is no failure.
         fs::remove_file(&key).expect("removes");
-        assert_eq!(check(&tls, false, &metrics), (false, 0));
+        assert_eq!(check(tls, false, &metrics), (false, 0));
+        assert_eq!(failure(), None);
         write(&key, &second_key);
-        assert_eq!(check(&tls, false, &metrics), (false, 0));
+        assert_eq!(check(tls, false, &metrics), (false, 0));
         fs::remove_file(&certificate).expect("removes");
         write(&certificate, &second);
-        assert_eq!(check(&tls, false, &metrics), (true, 0));
-        assert_eq!(check(&tls, false, &metrics), (false, 0));
+        assert_eq!(check(tls, false, &metrics), (true, 0));
+        assert_eq!(check(tls, false, &metrics), (false, 0));
         // A failure that lasts counts once, unless a reload is requested.
         write(&certificate, &"x".repeat(second.len() + 1));
-        assert_eq!([(); 3].map(|()| check(&tls, false, &metrics)), [(false, 0), (false, 1), (false, 1)]);
-        assert_eq!(check(&tls, true, &metrics), (false, 2));
-        assert_eq!(check(&tls, false, &metrics), (false, 2));
+        assert_eq!([(); 3].map(|()| check(tls, false, &metrics)), [(false, 0), (false, 1), (false, 1)]);
+        assert_eq!(check(tls, true, &metrics), (false, 2));
+        assert_eq!(check(tls, false, &metrics), (false, 2));
+        assert!(failure().is_some_and(|failure| failure.contains("certificate.pem")), "{:?}", failure());
         // Its end is detected even if the fingerprint is the same, as after a change of permissions.
         let invalid = tls.files.fingerprints();
         overwrite(&certificate, &format!("{second}\n"));
         assert_eq!(tls.files.fingerprints(), invalid);
-        assert_eq!(check(&tls, false, &metrics), (true, 2));
-        assert_eq!(check(&tls, false, &metrics), (false, 2));
+        assert_eq!(check(tls, false, &metrics), (true, 2));
+        assert_eq!(check(tls, false, &metrics), (false, 2));
+        assert_eq!(failure(), None);
+        assert!(listener.file_status().is_some_and(|status| status.expires_at > unix_now()));
     }
 }

@@ -27,17 +27,20 @@
 //!    [`BLOCKS_PER_HEDGE`]. A block that was requested from a non-member, while another peer says HAVE, is late once it
 //!    takes longer than expected.
 //! 6. A want fails if nothing was received for [`Config::stall_timeout`]: as corrupt if a peer sent an invalid block.
-//!    It fails immediately if there are no peers to ask ([`crate::no_peers`]).
+//!    It fails immediately if there are no peers to ask ([`crate::no_peers`]). Wants that fail at the same time do so
+//!    in steps ([`failing`]).
 //!
 //! | module | concern |
 //! |---|---|
 //! | `state` | state of peers, sessions and wants |
 //! | `link` | measurements of one peer |
 //! | `asking` | selection of peers |
-//! | `time` | timers: hedging, failures, expiry |
+//! | `time` | timers: hedging, searches, expiry |
+//! | `failing` | wants that fail, a few at a time |
 //! | [`inspection`] | snapshots for the API |
 
 mod asking;
+mod failing;
 pub mod inspection;
 mod link;
 mod state;
@@ -48,10 +51,12 @@ use super::outbox::Outbox;
 use crate::metrics::Metrics;
 use crate::wants::SessionId;
 use content::{BlockKey, Cid, SourceError};
+pub use failing::STEP;
 use libp2p::PeerId;
 use state::{Peer, Search, Session, Want};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
+pub use time::TICK;
 
 /// Parameters of the client.
 #[derive(Debug, Clone)]
@@ -103,7 +108,7 @@ pub enum Action {
     StopSearch(SessionId),
     /// A peer has blocks of a session's DAG.
     Joined(SessionId, PeerId),
-    /// A peer with an outstanding block sent nothing until the want failed.
+    /// A peer with an outstanding block sent nothing until the want was due to fail.
     Stalled(PeerId),
     /// Fail the waiters of a block.
     Fail(Box<Failure>),
@@ -143,6 +148,10 @@ pub struct Client {
     hedge_budget: f64,
     outbox: HashMap<PeerId, Outbox>,
     actions: VecDeque<Action>,
+    /// The wants that are to fail.
+    failing: failing::Failing,
+    /// Whether all wants are to fail, because there are no peers to ask.
+    is_without_peers: bool,
 }
 
 impl Client {
@@ -158,6 +167,8 @@ impl Client {
             hedge_budget: HEDGE_BUDGET_MAX,
             outbox: HashMap::new(),
             actions: VecDeque::new(),
+            failing: failing::Failing::default(),
+            is_without_peers: false,
         }
     }
 
@@ -251,6 +262,7 @@ impl Client {
     pub fn peer_connected(&mut self, peer: PeerId, favoured: bool, now: Instant) {
         let peer_state = self.peers.entry(peer).or_insert_with(|| Peer::new(favoured));
         peer_state.favoured |= favoured;
+        self.is_without_peers = false;
         // Failures on an earlier connection do not count.
         for want in self.wants.values_mut() {
             want.denied.remove(&peer);

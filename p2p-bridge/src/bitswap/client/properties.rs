@@ -37,6 +37,8 @@ enum Input {
     Progress(usize),
     Named(usize, usize),
     SearchFinished(usize),
+    WithoutPeers,
+    Step,
     Time(u64),
 }
 
@@ -54,6 +56,8 @@ fn input() -> impl Strategy<Value = Input> {
         1 => (0..PEERS).prop_map(Progress),
         1 => (0..SESSIONS, 0..PEERS).prop_map(|(session, peer)| Named(session, peer)),
         1 => (0..SESSIONS).prop_map(SearchFinished),
+        1 => Just(WithoutPeers),
+        1 => Just(Step),
         4 => (0..40_u64).prop_map(Time),
     ]
 }
@@ -130,6 +134,8 @@ impl World {
                     client.search_finished(session(id), now);
                 }
             }
+            WithoutPeers => client.fail_without_peers(now),
+            Step => client.fail_next(now),
             Time(ticks) => {
                 for _ in 0..ticks {
                     self.now += Duration::from_millis(100);

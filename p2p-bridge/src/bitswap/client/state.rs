@@ -208,6 +208,8 @@ pub(super) struct Want {
     pub probed_when_stalled: bool,
     /// Whether no member has it.
     pub orphaned: bool,
+    /// Whether it was found to be due ([`super::failing`]).
+    pub due: bool,
 }
 
 impl Want {
@@ -223,6 +225,7 @@ impl Want {
             corrupt: false,
             probed_when_stalled: false,
             orphaned: false,
+            due: false,
         }
     }
 

@@ -70,8 +70,17 @@ impl Bench {
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
-            self.now += 100 * MS;
+            self.now += TICK;
             self.client.tick(self.now);
+            self.finish_failing();
+        }
+    }
+
+    /// Takes the steps until the next tick at once.
+    fn finish_failing(&mut self) {
+        self.drain();
+        while self.client.is_failing() {
+            self.client.fail_next(self.now);
             self.drain();
         }
     }
@@ -314,7 +323,7 @@ fn without_peers_wants_fail_immediately_and_the_next_one_searches_again() {
         bench.want(1);
         bench.client.search_finished(bench.session(), bench.now);
         bench.client.fail_without_peers(bench.now);
-        bench.drain();
+        bench.finish_failing();
         let stalls = bench.failures.drain(..).filter_map(|(_, error)| match error {
             SourceError::Stalled { stall, .. } => Some(stall),
             _ => None,

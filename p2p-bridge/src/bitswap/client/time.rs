@@ -1,17 +1,18 @@
-//! Timers: hedged requests, failures, searches, expiry.
+//! Timers: hedged requests, searches, expiry. What fails is in [`super::failing`].
 
-use super::state::{Peer, Request, Search, Session, Want};
-use super::{Action, Client, Failure};
+use super::failing::Due;
+use super::state::{Request, Search, Want};
+use super::{Action, Client};
 use crate::wants::SessionId;
-use content::{BlockKey, SourceError, Stall};
+use content::BlockKey;
 use libp2p::PeerId;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+/// The interval of [`Client::tick`].
+pub const TICK: Duration = Duration::from_millis(100);
 /// The maximum number of peers that are asked for the same block at once.
 const HEDGES_MAX: usize = 3;
-/// A want that later wants keep overtaking fails after this many stall timeouts, whatever the progress.
-const OVERTAKEN_STALLS: u32 = 4;
 /// How long a session without wants continues its search for providers.
 const SEARCH_LINGER: Duration = Duration::from_secs(2);
 /// The minimum time between searches without result, if there are new wants.
@@ -28,21 +29,28 @@ enum Hedge {
 }
 
 impl Client {
-    /// Hedges, searches again, fails stalled wants and expires unused state. Called about every 100 ms.
+    /// Hedges, searches again, finds the wants that are to fail, of which the first ones fail now
+    /// ([`Client::fail_next`]), and expires unused state. Called about every [`TICK`].
     pub fn tick(&mut self, now: Instant) {
         let mut keys: Vec<(u64, BlockKey)> = self.wants.iter().map(|(key, want)| (want.order, *key)).collect();
         keys.sort_unstable_by_key(|(order, _)| *order);
-        let mut stalled = HashSet::new();
-        for (_, key) in keys {
-            let peers: Vec<PeerId> = self.stalled_peers(&key, now).collect();
-            if self.fail_if_stalled(key, now) {
-                stalled.extend(peers);
-            } else {
-                self.check_want(key, now);
+        let (mut due, mut stalled) = (Vec::new(), HashSet::new());
+        for (order, key) in keys {
+            match self.due_since(&key, now) {
+                Some(since) => {
+                    due.push(Due { since, order, key });
+                    stalled.extend(self.newly_due(&key, now));
+                }
+                None => {
+                    self.wants.get_mut(&key).into_iter().for_each(|want| want.due = false);
+                    self.check_want(key, now);
+                }
             }
         }
         // Once for each peer, whatever its number of outstanding blocks.
         self.actions.extend(stalled.into_iter().map(Action::Stalled));
+        self.failing.replace(due);
+        self.fail_next(now);
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         for id in ids {
             self.check_session(id, now);
@@ -56,13 +64,13 @@ impl Client {
         }
     }
 
-    fn stalled_peers(&self, key: &BlockKey, now: Instant) -> impl Iterator<Item = PeerId> {
+    pub(super) fn stalled_peers(&self, key: &BlockKey, now: Instant) -> impl Iterator<Item = PeerId> {
         let requests = self.wants.get(key).into_iter().flat_map(Want::block_requests);
         let stalled = move |peer: &PeerId| self.peers.get(peer).is_some_and(|peer_state| peer_state.is_stalled(now));
         requests.map(|request| request.peer).filter(stalled)
     }
 
-    fn check_want(&mut self, key: BlockKey, now: Instant) {
+    pub(super) fn check_want(&mut self, key: BlockKey, now: Instant) {
         let Some(want) = self.wants.get(&key) else { return };
         if !want.is_requested() {
             return self.assign(key, now);
@@ -111,79 +119,6 @@ impl Client {
     fn is_member(&self, want: &Want, peer: &PeerId) -> bool {
         let mut sessions = want.sessions.iter().filter_map(|id| self.sessions.get(id));
         sessions.any(|session| session.members.contains(peer))
-    }
-
-    /// Fails a want for the sessions without progress; returns whether no session waits for it any more.
-    fn fail_if_stalled(&mut self, key: BlockKey, now: Instant) -> bool {
-        let Some(want) = self.wants.get_mut(&key) else { return true };
-        let progress = Self::progress(want, &self.peers, &self.sessions);
-        let timeout = self.config.stall_timeout;
-        let waited = |id: &SessionId| {
-            let since = self.sessions.get(id).and_then(|session| session.wants.get(&key));
-            now.saturating_duration_since(since.copied().unwrap_or(want.since))
-        };
-        let stalled = now.saturating_duration_since(progress) >= timeout;
-        let fails = |id: &SessionId| waited(id) > timeout * OVERTAKEN_STALLS || (stalled && waited(id) >= timeout);
-        let failed: Vec<(SessionId, Duration)> =
-            want.sessions.iter().filter(|id| fails(id)).map(|id| (*id, waited(id))).collect();
-        let some_failed = !failed.is_empty();
-        want.sessions.retain(|id| !failed.iter().any(|(failed, _)| failed == id));
-        for (session_id, waited) in failed {
-            let Some(session) = self.sessions.get_mut(&session_id) else { continue };
-            session.ended(&key, want.order, now);
-            let error = if want.corrupt {
-                SourceError::Corrupt { cid: want.cid }
-            } else {
-                SourceError::Stalled { cid: want.cid, stall: session.stall(waited) }
-            };
-            self.actions.push_back(Action::Fail(Box::new(Failure { key, session: session_id, error })));
-        }
-        if !want.sessions.is_empty() {
-            // A stalled peer may have answered a waiter that has failed: it is asked again for the remaining ones.
-            if some_failed && stalled {
-                for request in want.block_requests() {
-                    self.peers.get_mut(&request.peer).into_iter().for_each(Peer::answer_lost);
-                }
-            }
-            return false;
-        }
-        if let Some(want) = self.wants.remove(&key) {
-            self.retract(key, &want, None, now);
-        }
-        true
-    }
-
-    /// Fails all wants if no peers are connected, and none are expected.
-    pub fn fail_without_peers(&mut self, now: Instant) {
-        if !self.peers.is_empty() {
-            return;
-        }
-        for (key, want) in self.wants.drain() {
-            for id in want.sessions {
-                let Some(session) = self.sessions.get_mut(&id) else { continue };
-                let since = session.wants.get(&key).copied().unwrap_or(want.since);
-                session.ended(&key, want.order, now);
-                let stall = Stall { no_peers: true, ..session.stall(now.saturating_duration_since(since)) };
-                let error = SourceError::Stalled { cid: want.cid, stall };
-                self.actions.push_back(Action::Fail(Box::new(Failure { key, session: id, error })));
-            }
-        }
-        for (id, session) in &mut self.sessions {
-            // Later wants start a new search.
-            if std::mem::take(&mut session.search) == Search::Running {
-                self.actions.push_back(Action::StopSearch(*id));
-            }
-        }
-    }
-
-    /// The last progress towards this block: data from the asked peers or, if it is queued, data for the session.
-    fn progress(want: &Want, peers: &HashMap<PeerId, Peer>, sessions: &HashMap<SessionId, Session>) -> Instant {
-        let debtors = want.block_requests().filter_map(|request| peers.get(&request.peer)?.link.last_received()).max();
-        let sessions = want.sessions.iter().filter_map(|id| sessions.get(id));
-        let can_send = |members: &[PeerId]| members.iter().any(|member| !want.denied.contains(member));
-        let turn = sessions.filter(|session| can_send(&session.members)).map(|session| session.progress).max();
-        let progress = if want.is_requested() { debtors } else { turn };
-        progress.map_or(want.since, |progress| progress.max(want.since))
     }
 
     fn check_session(&mut self, id: SessionId, now: Instant) {

@@ -5,6 +5,7 @@
 //! | `adding` | creation of requests |
 //! | `settling` | outcomes of requests |
 //! | `removal` | unpinning: who may remove which request, and the removal of pins that are no longer needed |
+//! | `retry` | retries at an operator's word |
 //! | `loading` | the start of the service |
 //! | `block_loss` | pins that lose blocks |
 //! | `origins` | origins that connect |
@@ -25,6 +26,7 @@ mod block_loss;
 mod loading;
 mod origins;
 mod removal;
+mod retry;
 mod settling;
 
 use crate::pinning::filter::{Filter, Page, PreparedFilter};
@@ -350,6 +352,11 @@ impl Pins {
     /// The numbers of requests and roots.
     pub fn counts(&self) -> Counts {
         self.index().counts()
+    }
+
+    /// Whether the pin metadata is damaged and can only be read, so that pins cannot be changed.
+    pub fn is_read_only(&self) -> bool {
+        self.register.is_read_only()
     }
 
     /// What an owner uses of its quota.

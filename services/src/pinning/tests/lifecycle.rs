@@ -166,6 +166,49 @@ async fn requests_fail_when_retries_are_exhausted() {
 }
 
 #[tokio::test]
+async fn a_failed_or_waiting_request_is_retried_at_once() {
+    let mut world = World::new();
+    (world.options.give_up, world.options.retry_first) = (Duration::from_millis(100), Duration::from_millis(10));
+    let blocks = dag("one", 0..5);
+    world.upstream.has(&blocks[..3]);
+    let pins = world.start().await;
+    let alice = owner("alice");
+    let request = pins.request(&alice, wanted(&blocks)).await.expect("is asked for");
+    becomes(&pins, &request, Status::Failed).await;
+    until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
+    // Still without success.
+    let retried = pins.retry(&request.id).await.expect("is retried");
+    assert!(matches!(retried.status, Status::Queued | Status::Pinning) && retried.id == request.id, "{retried:?}");
+    becomes(&pins, &request, Status::Failed).await;
+    until("the partial pin is gone", async || world.pinned().await.is_empty().then_some(())).await;
+    world.upstream.has(&blocks);
+    pins.retry(&request.id).await.expect("is retried");
+    let pinned = becomes(&pins, &request, Status::Pinned).await;
+    assert_eq!((pinned.details, pinned.progress.blocks), (None, 6));
+    assert!(matches!(pins.retry(&request.id).await, Err(PinsError::Invalid(_))), "it is complete");
+    assert!(matches!(pins.retry("nothing").await, Err(PinsError::NotFound)));
+    // The outcome is on the disk.
+    pins.stop().await;
+    drop(pins);
+    let pins = world.start().await;
+    assert_eq!(pins.get("alice", &request.id).map(|request| request.status), Some(Status::Pinned));
+}
+
+#[tokio::test]
+async fn a_retry_ends_a_back_off() {
+    let mut world = World::new();
+    world.options.retry_first = Duration::from_hours(1);
+    let blocks = dag("one", 0..5);
+    let pins = world.start().await;
+    let request = pins.request(&owner("alice"), wanted(&blocks)).await.expect("is asked for");
+    let waits = || pins.get("alice", &request.id).filter(|now| now.attempts == 1 && now.status == Status::Queued);
+    until("it was tried", async || waits()).await;
+    world.upstream.has(&blocks);
+    pins.retry(&request.id).await.expect("is retried");
+    becomes(&pins, &request, Status::Pinned).await;
+}
+
+#[tokio::test]
 async fn removing_a_request_during_its_fetch_cancels_the_worker() {
     let mut world = World::new();
     world.upstream = Upstream::new(3);

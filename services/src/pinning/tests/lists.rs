@@ -1,7 +1,7 @@
 //! Filters, pages and times; the duration of listing 10,000 requests.
 
 use crate::pinning::tests::*;
-use crate::pinning::{Filter, Meta, NameMatch};
+use crate::pinning::{Filter, Meta, NameMatch, StatusCounts};
 use std::time::SystemTime;
 
 fn all() -> Filter {
@@ -128,9 +128,14 @@ async fn long_listings_yield() {
     for (filter, count) in [(all(), COUNT), (none, 0)] {
         let (page, turns) = self::turns(pins.list_all(&filter)).await;
         assert_eq!((page.count as u64, page.requests.len() as u64), (count, count.min(1000)));
+        assert_eq!(page.by_status, StatusCounts { failed: page.count, ..StatusCounts::default() });
         assert!(turns as u64 >= COUNT / 600, "{turns}");
         assert!(page.requests.windows(2).all(|pair| pair[0].created > pair[1].created), "the newest first");
     }
+    // The counts by status are those of the filter apart from its status.
+    let pinned = Filter { statuses: vec![Status::Pinned], ..all() };
+    let page = pins.list_all(&pinned).await;
+    assert_eq!((page.count, page.by_status.failed as u64, page.by_status.pinned), (0, COUNT, 0));
     let (page, turns) = self::turns(pins.list("odd", &all())).await;
     assert!(page.count as u64 == COUNT / 2 && turns as u64 >= COUNT / 2 / 600, "{turns}");
     // By root, requests of other owners are skipped.

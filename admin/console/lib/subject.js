@@ -1,0 +1,26 @@
+// What an operator types to name content: a CID, a path, a URL or a name.
+
+// A multihash of base58 with the length of SHA2-256 (CIDv0), and texts of CIDv1 in base32 and others.
+const CID_V0 = /^Qm[1-9A-HJ-NP-Za-km-z]{44}$/;
+const CID_V1 = /^(b[a-z2-7]{20,}|B[A-Z2-7]{20,}|z[1-9A-HJ-NP-Za-km-z]{20,}|f[0-9a-f]{20,}|k[0-9a-z]{20,})$/;
+// Keys of IPNS: CIDs with the codec libp2p-key, and peer IDs.
+const KEY = /^(k51qzi5|k2k4r8|bafz|12D3Koo|16Uiu2)/;
+
+const isCid = (text) => CID_V0.test(text) || CID_V1.test(text);
+
+// Characters that are no part of a URL, percent-encoded.
+const encoded = (text) => text.toWellFormed().replace(/[^\x21-\x7e]+/gu, encodeURIComponent);
+
+// The parameters of /api/v1/explain for a text: {path} or {url}; null for an empty one. What is no CID, path, URL or name
+// becomes a path all the same: the gateway says what is wrong with it.
+export function requestOf(text) {
+  const typed = encoded(text.trim());
+  if (typed === "") return null;
+  const [, scheme, rest] = /^(\w+):\/\/(.*)$/.exec(typed) ?? [];
+  if (scheme && /^ip[fn]s$/i.test(scheme)) return { path: `/${scheme.toLowerCase()}/${rest}` };
+  if (scheme) return { url: typed.replace(/#.*$/, "") };
+  if (typed.startsWith("/")) return { path: typed };
+  const [root] = typed.split(/[/?#]/);
+  const isName = KEY.test(root) || (!isCid(root) && root.includes("."));
+  return { path: `/${isName ? "ipns" : "ipfs"}/${typed}` };
+}

@@ -32,12 +32,12 @@ export default function operating({ console_, gateway, other, maker, content }) 
       const plan = () => gateway.api("POST", "/api/v1/store/gc", { json: { cached_bytes_max: 0, dry_run: true } });
       const before = await plan();
       assert.ok(before.bytes > 0, "there are cached blocks");
-      await button(main(page), "Collect…").click();
+      await button(main(page), "Collect garbage…").click();
       await dialogOf(page).getByText(`${before.blocks.toLocaleString("en-GB")} cached block`).waitFor();
       await assertAccessible(page, "the question before a collection");
       await answer(page, "Cancel");
       assert.deepEqual(await plan(), before, "nothing was deleted");
-      await button(main(page), "Collect…").click();
+      await button(main(page), "Collect garbage…").click();
       await answer(page, "Delete");
       await main(page).getByText("were deleted").or(main(page).getByText("was deleted")).waitFor();
       assert.equal((await plan()).bytes, 0);

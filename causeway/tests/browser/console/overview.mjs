@@ -30,7 +30,7 @@ export default function overview({ console_, gateway, content }) {
         try {
           await eventually(async () => {
             assert.ok(numberOf(await figure(page, "Requests").innerText()) > 0, "requests run");
-            for (const tier of ["RAM", "Network", "Without content"]) assert.ok(await answersOf(page, tier) > 0, tier);
+            for (const tier of ["RAM", "Network", "No content"]) assert.ok(await answersOf(page, tier) > 0, tier);
           });
           // Figures run by themselves, once a second.
           const before = await main(page).getByRole("heading", { level: 1 }).evaluate(() => document.body.innerText);
@@ -48,7 +48,7 @@ export default function overview({ console_, gateway, content }) {
         // The page and the API say the same once nothing moves.
         await eventually(async () => {
           const { recent, http } = await gateway.api("GET", "/api/v1/stats");
-          const shown = { ram: await answersOf(page, "RAM"), network: await answersOf(page, "Network"), none: await answersOf(page, "Without content") };
+          const shown = { ram: await answersOf(page, "RAM"), network: await answersOf(page, "Network"), none: await answersOf(page, "No content") };
           for (const [tier, number] of Object.entries(shown)) assert.equal(number, recent[tier].requests, tier);
           assert.ok(http.requests["2xx"] > 0);
         });

@@ -184,8 +184,11 @@ async function strangePeer(modules, node) {
   const address = multiaddr(node.p2p);
   return {
     id: peer.peerId.toString(),
-    /** Connects, unless it is connected, since either side may close a connection that it does not use. */
-    connect: () => peer.dial(address),
+    /**
+     * Connects, unless it is connected, since either side may close a connection that it does not use. Its time limits
+     * of a few seconds can be too short for a busy machine.
+     */
+    connect: () => peer.dial(address).catch(() => peer.dial(address)).catch(() => peer.dial(address)),
     stop: () => peer.stop(),
   };
 }

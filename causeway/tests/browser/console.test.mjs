@@ -11,10 +11,11 @@
 //   CAUSEWAY_CONSOLE_SECONDS   how long figures run while memory is observed
 //   CAUSEWAY_CONSOLE_SOURCES   if set, the console of the source tree is tested instead of that in the binary
 
+import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { rmSync } from "node:fs";
-import { copyFile, mkdir, mkdtemp } from "node:fs/promises";
+import { copyFile, mkdir, mkdtemp, stat } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
@@ -37,14 +38,9 @@ import { Browser } from "./support/browser.mjs";
 import { Causeway } from "./support/causeway.mjs";
 
 const repository = join(dirname(fileURLToPath(import.meta.url)), "../../..");
-/** The pictures of the documentation, by the names of screenshots. */
-const PICTURES = {
-  "overview-desktop": "console-overview",
-  "overview-desktop-dark": "console-overview-dark",
-  "overview-phone": "console-overview-phone",
-  "pins-desktop": "console-pins",
-  "content-desktop": "console-content",
-};
+/** The screenshots that the documentation shows, and the maximum size of each. */
+const PICTURES = ["overview", "overview-dark", "overview-phone", "content", "pins"].map((name) => `console-${name}.png`);
+const PICTURE_BYTES_MAX = 150 * 1024;
 
 function setting(name) {
   const value = process.env[`BROWSER_TESTS_${name}`];
@@ -117,8 +113,10 @@ after(async () => {
   for (const each of nodes) await each.stop();
   const pictures = process.env.BROWSER_TESTS_PICTURES;
   if (!pictures) return;
-  for (const [from, to] of Object.entries(PICTURES)) {
-    await copyFile(join(setting("SCREENSHOTS"), `${from}.png`), join(pictures, `${to}.png`));
+  for (const name of PICTURES) {
+    const from = join(setting("SCREENSHOTS"), name);
+    assert.ok((await stat(from)).size < PICTURE_BYTES_MAX, `${name} is small enough for the documentation`);
+    await copyFile(from, join(pictures, name));
   }
 });
 

@@ -68,6 +68,7 @@ export default function contents({ console_, gateway, content }) {
         const tiers = await main(page).locator(".flow").getByRole("heading").allInnerTexts();
         assert.deepEqual(tiers, ["RAM", "Disk", "Network"]);
         await console_.picture(page, `content-explained-${nameOf(variant)}`);
+        if (variant.view === "desktop") await console_.picture(page, "console-content", { fullPage: false });
         await assertReadable(page);
         await assertAccessible(page, "explained content");
         // A path that does not exist is explained as well, with what the public listener answers.

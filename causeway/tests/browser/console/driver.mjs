@@ -26,7 +26,7 @@ export const FLOWS = [{ view: "desktop", dark: false }, { view: "phone", dark: t
 export const nameOf = ({ view, dark }) => `${view}${dark ? "-dark" : ""}`;
 
 /** How long a condition may take on a busy machine. */
-const CONDITION_MS = 20_000;
+const CONDITION_MS = 45_000;
 const POLL_MS = 100;
 
 /** Repeats an asynchronous check until it does not throw; returns its value. */
@@ -82,6 +82,7 @@ export class Console {
    */
   open(use, { refusals = IS_DEVELOPMENT, origins = [], ...options } = {}) {
     const run = async (page) => {
+      page.setDefaultTimeout(CONDITION_MS);
       const found = [];
       const allowed = [this.origin, ...origins];
       const context = page.context();

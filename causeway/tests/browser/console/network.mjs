@@ -49,6 +49,7 @@ export default function network({ console_, gateway, other, maker }) {
         const { status } = await asked;
         assert.ok(status >= 500, `the answer is ${status}`);
         await rowOf(running, path).waitFor({ state: "detached" });
+        await main(page).getByRole("button", { name: /^Recent errors/ }).click();
         await rowOf(failed, path).getByText(String(status)).waitFor();
         const { errors } = await gateway.api("GET", "/api/v1/requests/errors");
         const found = errors.find((one) => one.path === path);

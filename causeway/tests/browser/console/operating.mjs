@@ -5,7 +5,7 @@ import { describe, it } from "node:test";
 import { assertReadable } from "../support/browser.mjs";
 import { assertAccessible } from "./axe.mjs";
 import { FLOWS, answer, button, dialogOf, eventually, follow, main, nameOf, rowOf, toastOf } from "./driver.mjs";
-import { CAR } from "./world.mjs";
+import { storeBlocks } from "./world.mjs";
 
 export default function operating({ console_, gateway, other, maker, content }) {
   describe("the store", () => {
@@ -32,12 +32,12 @@ export default function operating({ console_, gateway, other, maker, content }) 
       const plan = () => gateway.api("POST", "/api/v1/store/gc", { json: { cached_bytes_max: 0, dry_run: true } });
       const before = await plan();
       assert.ok(before.bytes > 0, "there are cached blocks");
-      await button(main(page), "Collect…").click();
+      await button(main(page), "Collect garbage…").click();
       await dialogOf(page).getByText(`${before.blocks.toLocaleString("en-GB")} cached block`).waitFor();
       await assertAccessible(page, "the question before a collection");
       await answer(page, "Cancel");
       assert.deepEqual(await plan(), before, "nothing was deleted");
-      await button(main(page), "Collect…").click();
+      await button(main(page), "Collect garbage…").click();
       await answer(page, "Delete");
       await main(page).getByText("were deleted").or(main(page).getByText("was deleted")).waitFor();
       assert.equal((await plan()).bytes, 0);
@@ -49,7 +49,7 @@ export default function operating({ console_, gateway, other, maker, content }) 
       const status = [410, 451][index];
       it(`is in force until it is undone: ${nameOf(variant)}`, async () => {
         const { bytes, cids: [cid] } = await maker.of([`content to take down ${index}`]);
-        await other.api("POST", "/api/v1/store/import?name=evidence", { body: bytes, headers: CAR });
+        await storeBlocks(other, bytes);
         const served = async () => (await fetch(`${gateway.origin}/ipfs/${cid}`)).status;
         assert.equal(await served(), 200);
         await console_.signedIn(async (page) => {
@@ -95,7 +95,7 @@ export default function operating({ console_, gateway, other, maker, content }) 
         await dialogOf(page).getByLabel("Path", { exact: true }).fill(`/ipfs/${content.site}`);
         await assertAccessible(page, "the form to publish");
         await button(dialogOf(page), "Publish").click();
-        await dialogOf(page).waitFor({ state: "detached", timeout: 40_000 });
+        await dialogOf(page).waitFor({ state: "detached" });
         const published = rowOf(main(page).getByRole("table", { name: "Published names" }), name);
         await published.getByText(`/ipfs/${content.site}`).waitFor();
         const served = await fetch(`${gateway.origin}/ipns/${id}/index.html`);

@@ -5,6 +5,12 @@ import { describe, it } from "node:test";
 import { FLOWS, eventually, main, nameOf, settled } from "./driver.mjs";
 import { traffic } from "./world.mjs";
 
+/** Pictures of the documentation, with their themes. */
+const PICTURES = {
+  desktop: { "console-overview-dark": "dark", "console-overview": "light" },
+  phone: { "console-overview-phone": "light" },
+};
+
 /** A figure: its value and its note. */
 const figure = (page, name) => main(page).locator(".tile").filter({ has: page.getByText(name, { exact: true }) });
 const numberOf = (text) => Number(/[\d,.]+/.exec(text)[0].replaceAll(",", ""));
@@ -24,12 +30,17 @@ export default function overview({ console_, gateway, content }) {
         try {
           await eventually(async () => {
             assert.ok(numberOf(await figure(page, "Requests").innerText()) > 0, "requests run");
-            for (const tier of ["RAM", "Network", "Without content"]) assert.ok(await answersOf(page, tier) > 0, tier);
+            for (const tier of ["RAM", "Network", "No content"]) assert.ok(await answersOf(page, tier) > 0, tier);
           });
           // Figures run by themselves, once a second.
           const before = await main(page).getByRole("heading", { level: 1 }).evaluate(() => document.body.innerText);
           await eventually(async () => assert.notEqual(await page.evaluate(() => document.body.innerText), before));
           await console_.picture(page, `overview-traffic-${nameOf(variant)}`);
+          for (const [name, colorScheme] of Object.entries(PICTURES[variant.view])) {
+            await page.emulateMedia({ colorScheme });
+            await console_.picture(page, name, { fullPage: false });
+          }
+          await page.emulateMedia({ colorScheme: variant.dark ? "dark" : "light" });
         } finally {
           const counts = await load.stop();
           assert.ok(counts[200] > 0 && counts[404] > 0, JSON.stringify(counts));
@@ -37,7 +48,7 @@ export default function overview({ console_, gateway, content }) {
         // The page and the API say the same once nothing moves.
         await eventually(async () => {
           const { recent, http } = await gateway.api("GET", "/api/v1/stats");
-          const shown = { ram: await answersOf(page, "RAM"), network: await answersOf(page, "Network"), none: await answersOf(page, "Without content") };
+          const shown = { ram: await answersOf(page, "RAM"), network: await answersOf(page, "Network"), none: await answersOf(page, "No content") };
           for (const [tier, number] of Object.entries(shown)) assert.equal(number, recent[tier].requests, tier);
           assert.ok(http.requests["2xx"] > 0);
         });

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { FLOWS, answer, dialogOf, eventually, main, nameOf, rowOf, settled, toastOf } from "./driver.mjs";
-import { CAR, PINS, batchName } from "./world.mjs";
+import { PINS, batchName, storeBlocks } from "./world.mjs";
 
 const PAGE = 50;
 /** How soon the first page of all pins is there. */
@@ -37,6 +37,7 @@ export default function pins({ console_, gateway, other, many, content, maker })
         await main(page).getByRole("button", { name: "Newer" }).click();
         await eventually(async () => assert.deepEqual(await listed(page), first));
         await many.console.picture(page, `pins-many-${nameOf(variant)}`, { fullPage: false });
+        if (variant.view === "desktop") await many.console.picture(page, "console-pins", { fullPage: false });
       }, variant));
     }
 
@@ -91,7 +92,7 @@ export default function pins({ console_, gateway, other, many, content, maker })
 
     it("that fails says why, and is retried", async () => {
       const { bytes, cids: [cid] } = await maker.of(["content that is withheld at first"]);
-      await other.api("POST", "/api/v1/store/import?name=withheld", { body: bytes, headers: CAR });
+      await storeBlocks(other, bytes);
       const { rule } = await gateway.api("POST", "/api/v1/denylists/local/rules", { json: { cid, reason: "for the test" } });
       await gateway.adminRequest("POST", "/psa/pins", { json: { cid, name: "withheld" } });
       await eventually(async () => {

@@ -22,7 +22,7 @@ async function choose(page, name, paths) {
 
 /** Waits for the end of an upload; returns the URL of the result on the public listener. */
 async function done(page, name) {
-  await upload(page, name).getByText("Done", { exact: true }).waitFor({ timeout: 60_000 });
+  await upload(page, name).getByText("Done", { exact: true }).waitFor();
   return upload(page, name).getByRole("link").first().evaluate((link) => link.href);
 }
 

@@ -248,7 +248,7 @@ impl Acme {
 
     /// The certificates of the configured names, in the order of the names.
     pub fn statuses(&self) -> Vec<NameStatus> {
-        let now = unix_now();
+        let now = epoch::signed_now();
         let certificates = self.certificates.read().unwrap_or_else(PoisonError::into_inner);
         let failures = self.failures();
         let status = |name: &String| {

@@ -276,6 +276,6 @@ mod tests {
         assert_eq!(check(tls, false, &metrics), (true, 2));
         assert_eq!(check(tls, false, &metrics), (false, 2));
         assert_eq!(failure(), None);
-        assert!(listener.file_status().is_some_and(|status| status.expires_at > unix_now()));
+        assert!(listener.file_status().is_some_and(|status| status.expires_at > p2p_bridge::epoch::signed_now()));
     }
 }

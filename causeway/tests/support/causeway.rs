@@ -27,7 +27,7 @@ pub struct Launch {
     settings: Vec<(&'static str, String)>,
     flags: Vec<String>,
     data_bytes: Option<u64>,
-    socket: Option<Arc<TcpListener>>,
+    socket: Option<(Arc<TcpListener>, &'static str)>,
 }
 
 impl Launch {
@@ -89,9 +89,9 @@ impl Launch {
         self
     }
 
-    /// Passes a listening socket as systemd does, for the public listener.
-    pub fn activated_by(mut self, socket: TcpListener) -> Self {
-        self.socket = Some(Arc::new(socket));
+    /// Passes a listening socket as systemd does, with the name of the listener that it is for.
+    pub fn activated_by(mut self, socket: TcpListener, name: &'static str) -> Self {
+        self.socket = Some((Arc::new(socket), name));
         self
     }
 
@@ -157,7 +157,10 @@ impl Launch {
         for multiaddr in &self.bootstrap {
             command.args(["--bootstrap", multiaddr]);
         }
-        let socket = self.socket.as_ref().map(|socket| socket.try_clone().expect("a descriptor").into());
+        if let Some((_, name)) = self.socket {
+            command.env("LISTEN_FDNAMES", name);
+        }
+        let socket = self.socket.as_ref().map(|(socket, _)| socket.try_clone().expect("a descriptor").into());
         let stdin = socket.map_or_else(Stdio::null, |socket: OwnedFd| socket.into());
         let mut process = Process::spawn_with_input("causeway", &mut command, stdin, &self.dir);
         // The last line of the start-up message.
@@ -229,8 +232,9 @@ impl Launch {
 /// Mounts a tmpfs with the size of the second argument at the first, and executes the command of the others.
 const MOUNT: &str = "mount -t tmpfs -o size=\"$2\" tmpfs \"$1\" && shift 2 && exec \"$@\"";
 
-/// Executes a command with its standard input as a socket of systemd (sd_listen_fds(3)).
-const ACTIVATE: &str = "exec 3<&0 0</dev/null && export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=http && exec \"$@\"";
+/// Executes a command with its standard input as a socket of systemd (sd_listen_fds(3)), whose name is in
+/// `LISTEN_FDNAMES`.
+const ACTIVATE: &str = "exec 3<&0 0</dev/null && export LISTEN_PID=$$ LISTEN_FDS=1 && exec \"$@\"";
 
 /// "  peer id   12D3Koo…" has the value "12D3Koo…" for the key "peer id".
 fn value_of(line: &str, key: &str) -> Option<String> {

@@ -264,7 +264,7 @@ async fn shake(
     limits: &ConnectionLimits,
 ) -> Option<(quinn::Connection, Arc<Connection>)> {
     let state = Arc::new(Connection::new(incoming.remote_address()));
-    let slot = tls.begin_handshake(&state);
+    let slot = tls.begin_handshake(&state, &limits.admission);
     let shaking = async {
         slot.admitted().await.ok()?;
         let connecting = incoming.accept_with(config).ok()?;

@@ -22,6 +22,7 @@ pub struct Launch {
     dir: PathBuf,
     listen: Vec<String>,
     http_listen: String,
+    admin_listen: String,
     peering: Vec<String>,
     bootstrap: Vec<String>,
     settings: Vec<(&'static str, String)>,
@@ -37,6 +38,7 @@ impl Launch {
             dir: dir.to_owned(),
             listen: ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"].map(str::to_owned).into(),
             http_listen: "127.0.0.1:0".to_owned(),
+            admin_listen: "127.0.0.1:0".to_owned(),
             peering: Vec::new(),
             bootstrap: Vec::new(),
             settings: Vec::new(),
@@ -55,6 +57,12 @@ impl Launch {
     /// Replaces the free port of the public listener.
     pub fn http_listen(mut self, address: impl ToString) -> Self {
         self.http_listen = address.to_string();
+        self
+    }
+
+    /// Replaces the free port of the admin listener.
+    pub fn admin_listen(mut self, address: impl ToString) -> Self {
+        self.admin_listen = address.to_string();
         self
     }
 
@@ -143,7 +151,7 @@ impl Launch {
             Some(_) => self.as_command(&["sh", "-c", ACTIVATE, "sh", env!("CARGO_BIN_EXE_causeway"), "serve"]),
             None => self.command(&["serve"]),
         };
-        command.args(["--listen", &self.http_listen, "--admin-listen", "127.0.0.1:0"]);
+        command.args(["--listen", &self.http_listen, "--admin-listen", &self.admin_listen]);
         for multiaddr in &self.listen {
             command.args(["--p2p-listen", multiaddr]);
         }

@@ -446,3 +446,29 @@ fn far_future() -> Instant {
 async fn send_goaway(connection: &mut h3::server::Connection<Transport, Piece>, later_requests: usize) -> bool {
     tokio::time::timeout(CLOSE_TIMEOUT, connection.shutdown(later_requests)).await.is_ok_and(|sent| sent.is_ok())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failed_handshake_counts_as_long_as_quic_may_store_its_state() {
+        let unvalidated = Arc::new(AtomicUsize::new(1));
+        let count = || unvalidated.load(Ordering::Relaxed);
+        let pending = || Pending(Some(Arc::clone(&unvalidated)));
+        let (begun, drain) = (Instant::now(), Drain::default());
+        let (state, stop) = (Duration::from_millis(300), drain.signal());
+        let mut outlasting = pin!(pending().outlast(state, &stop));
+        assert!(tokio::time::timeout(state / 3, outlasting.as_mut()).await.is_err());
+        assert_eq!(count(), 1);
+        outlasting.await;
+        assert!(count() == 0 && begun.elapsed() >= state);
+        // A client whose address is validated is counted elsewhere, and a drain does not wait.
+        let (hour, soon) = (Duration::from_secs(3600), Duration::from_secs(10));
+        tokio::time::timeout(soon, Pending(None).outlast(hour, &stop)).await.expect("at once");
+        unvalidated.store(1, Ordering::Relaxed);
+        assert!(drain.finish(Duration::from_secs(1)).await);
+        tokio::time::timeout(soon, pending().outlast(hour, &stop)).await.expect("at once");
+        assert_eq!(count(), 0);
+    }
+}

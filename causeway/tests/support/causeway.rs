@@ -262,6 +262,24 @@ pub struct Causeway {
 }
 
 impl Causeway {
+    /// Starts a node that has stored a file with this content; returns it, and the CID of the file. `dir` must outlive
+    /// it.
+    pub async fn with_file(dir: &Path, content: &[u8]) -> (Self, String) {
+        let launch = Launch::new(dir);
+        std::fs::write(dir.join("file"), content).expect("the folder is ours");
+        let cid = launch.run(&["add", "-Q", "file"]).expect("is added");
+        (launch.start().await, cid)
+    }
+
+    /// Waits until it is connected to a peer.
+    pub async fn until_connected(&self) {
+        super::eventually("a peer is connected", START, async || {
+            let (_, peers) = self.admin("GET", "/api/v1/peers", None).await;
+            if peers["count"].as_u64() > Some(0) { Ok(()) } else { Err(peers.to_string()) }
+        })
+        .await;
+    }
+
     /// The URL of a path on the public listener.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.gateway.trim_end_matches('/'))

@@ -72,7 +72,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -182,7 +182,7 @@ impl Acme {
             resolver,
             certificates: RwLock::default(),
             schedule: Mutex::default(),
-            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max, unix_now())),
+            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max)),
             lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             domain_lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             unsaved: Mutex::default(),
@@ -332,7 +332,7 @@ impl Acme {
         if !self.has_room(&schedule, now) {
             return Err(Demand::Full);
         }
-        if !self.admission().permit(&name, client, now) {
+        if !self.admission().permit(&name, client, Instant::now()) {
             return Err(Demand::RateLimited);
         }
         schedule.add(&name, true, None, now, random());

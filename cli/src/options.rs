@@ -30,8 +30,8 @@ impl From<&DataDirOptions> for Flags {
 pub struct NodeOptions {
     #[command(flatten)]
     local: DataDirOptions,
-    /// Contact the gateway with its admin listener at this URL, such as https://gateway.example.org:8081, instead of
-    /// the gateway of the data folder
+    /// Contact the gateway with its admin listener at this URL, such as https://gateway.example.org:8081 or
+    /// unix:/run/causeway/admin.sock, instead of the gateway of the data folder
     #[arg(long = "admin", value_name = "URL", help_heading = NODE_HEADING)]
     admin: Option<String>,
     /// Trust the certificates in this PEM file as well as those that the system trusts, for an admin listener with TLS

@@ -331,7 +331,7 @@ fn proxy_protocol_has_proxies(loaded: &Loaded) -> Result<(), ConfigError> {
 fn admin_is_not_exposed(loaded: &Loaded) -> Result<(), ConfigError> {
     let admin = &loaded.config.admin;
     let certificate = !admin.tls_certificate.as_os_str().is_empty();
-    let exposed = admin.listen.iter().find(|address| !address.ip().is_loopback());
+    let exposed = admin.listen.iter().filter_map(ListenAddress::tcp).find(|address| !address.ip().is_loopback());
     if let Some(address) = exposed.filter(|_| !certificate && !admin.plaintext) {
         let reason = format!(
             "{address} can be reached from other machines: set admin.tls_certificate and admin.tls_key, use a loopback \

@@ -16,7 +16,7 @@ pub struct Flags {
     /// Address and port of the public listener, or unix:/PATH (repeatable)
     #[arg(long, value_name = "ADDR")]
     pub listen: Vec<String>,
-    /// Address and port of the admin listener (repeatable; "none" turns it off)
+    /// Address and port of the admin listener, or unix:/PATH (repeatable; "none" turns it off)
     #[arg(long, value_name = "ADDR")]
     pub admin_listen: Vec<String>,
     /// Accept this bearer token on the admin listener; CAUSEWAY_ADMIN_TOKEN keeps it out of the process list

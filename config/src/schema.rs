@@ -322,18 +322,21 @@ impl Http {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Addresses and ports of the admin listener. Any address but loopback requires TLS, or plaintext = true. An empty
-    /// list turns the listener off.
-    #[serde(deserialize_with = "addresses")]
-    pub listen: Vec<SocketAddr>,
+    /// Addresses and ports of the admin listener, and Unix sockets, such as `unix:/run/causeway/admin.sock`. Any
+    /// address but loopback requires TLS, or plaintext = true. Commands use the first one. An empty list turns the
+    /// listener off.
+    pub listen: Vec<ListenAddress>,
+    /// The permissions of the Unix sockets of admin.listen, in octal digits. A client needs permission to write, and a
+    /// token.
+    pub unix_mode: FileMode,
     /// Serve the console, a web page for the operator, at "/" of the admin listener. It needs a token to sign in.
     pub console: bool,
     /// A bearer token ("Authorization: Bearer TOKEN") with all scopes. Every path of the admin listener but /healthz,
     /// /readyz and the files of the console requires a token: this one, one from "causeway token create", or the one
     /// that commands read from the file admin.token in data_dir. Empty: only the latter two.
     pub token: Secret,
-    /// A file with the TLS certificate chain in PEM format, the server certificate first. It turns TLS on, and is
-    /// reloaded when it changes.
+    /// A file with the TLS certificate chain in PEM format, the server certificate first. It turns TLS on, except on
+    /// Unix sockets, and is reloaded when it changes.
     pub tls_certificate: PathBuf,
     /// The file with the private key of the certificate, in PEM format.
     pub tls_key: PathBuf,
@@ -345,7 +348,8 @@ pub struct Admin {
 impl Default for Admin {
     fn default() -> Self {
         Self {
-            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8081))],
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8081)).into()],
+            unix_mode: FileMode(0o660),
             console: true,
             token: Secret::default(),
             tls_certificate: PathBuf::new(),

@@ -80,7 +80,7 @@ fn other_value(key: &str, default: &Value) -> String {
         ("http.hosts", _) => "example.com,example.org".to_owned(),
         ("http.trusted_proxies", _) => "10.0.0.0/8,::1,unix:".to_owned(),
         ("http.proxy_protocol", _) => "127.0.0.1:8080".to_owned(),
-        ("http.unix_mode", _) => "0600".to_owned(),
+        ("http.unix_mode" | "admin.unix_mode", _) => "0600".to_owned(),
         ("policy.deny", _) => "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ".to_owned(),
         ("policy.caches", _) => "refresh+http://127.0.0.1,purge+https://example.org".to_owned(),
         ("policy.denylists" | "policy.allowlists", _) => "lists/a.deny,https://example.org/b.deny".to_owned(),
@@ -224,7 +224,7 @@ fn every_flag_sets_its_key() {
     let Config { data_dir, http, admin, p2p, names, .. } = with(&arguments, &[]).expect("loads").config;
     assert_eq!((data_dir, http.listen.len(), admin.token.reveal()), (PathBuf::from("d"), 2, Some("t")));
     assert_eq!((p2p.listen.len(), p2p.announce.len(), p2p.bootstrap.len(), p2p.peering.len()), (1, 1, 1, 2));
-    assert!(p2p.offline && admin.listen[0].port() == 1);
+    assert!(p2p.offline && admin.listen[0].to_string().ends_with(":1"));
     assert_eq!(names.dnslink_map, PathBuf::from("map"));
     assert_eq!((p2p.dht, p2p.dial_private, p2p.provide), (DhtMode::Client, true, Provide::Nothing));
     assert_eq!((p2p.routers, p2p.gateways.len()), (vec!["https://a.example".into(), "http://b.example".into()], 1));
@@ -362,6 +362,10 @@ fn a_reachable_admin_listener_needs_tls_or_plaintext() {
     for environment in [&[("CAUSEWAY_ADMIN_PLAINTEXT", "true")][..], &[certificate, key]] {
         assert!(with(public, environment).is_ok(), "{environment:?}");
     }
+    // A Unix socket is reached from this machine only.
+    assert!(with(&["--admin-listen", "unix:/run/admin.sock", "--admin-listen", "[::1]:8081"], &[]).is_ok());
+    let message = error_of(&["--admin-listen", "unix:admin.sock"], &[]);
+    assert!(message.contains("not an absolute path"), "{message}");
     for (environment, other) in [(certificate, "tls_key"), (key, "tls_certificate")] {
         let message = error_of(&[], &[environment]);
         assert!(message.contains(&format!("needs admin.{other}")), "{message}");

@@ -1,4 +1,5 @@
-//! [`RateLimiter`]: a token bucket for each client, from which it pays for what its requests cost on the network.
+//! [`RateLimiter`]: a token bucket for each client, from which it pays for what its requests cost on the network, or
+//! for certificates that are ordered for it.
 //!
 //! Goals: the mean rate of a client is limited, whatever its requests cost. A cost that is known before the work is
 //! paid before; one that is known afterwards, such as the bytes that were fetched, is charged then, and the client's
@@ -42,6 +43,26 @@ impl RateLimiter {
         let per_token = Duration::from_secs(1).checked_div(rate)?;
         let capacity = per_token.saturating_mul(burst.max(1));
         Some(Self { per_token, capacity, full_at: Mutex::new(LruCache::with_hasher(CLIENTS_MAX, RandomState::new())) })
+    }
+
+    /// Buckets of `burst` tokens, at least one, of which an empty one is full again after `period`.
+    pub fn filled_in(period: Duration, burst: u64) -> Self {
+        let burst = u32::try_from(burst.max(1)).unwrap_or(u32::MAX);
+        let per_token = period / burst;
+        let full_at = Mutex::new(LruCache::with_hasher(CLIENTS_MAX, RandomState::new()));
+        Self { per_token, capacity: per_token.saturating_mul(burst), full_at }
+    }
+
+    /// Whether the client has a token.
+    pub fn has_token(&self, client: &ClientKey, now: Instant) -> bool {
+        full_in(&mut self.buckets(), client, now) + self.per_token <= self.capacity
+    }
+
+    /// Takes a token, also one that the client does not have yet.
+    pub fn take(&self, client: ClientKey, now: Instant) {
+        let mut buckets = self.buckets();
+        let full_in = full_in(&mut buckets, &client, now) + self.per_token;
+        buckets.insert(client, now + full_in);
     }
 
     /// Takes a token, waiting for up to two seconds.
@@ -144,6 +165,23 @@ mod tests {
         for wait in [0, 0, 0, 500] {
             assert_eq!(limiter.reserve(client(1), later), Ok(ms(wait)));
         }
+    }
+
+    #[test]
+    fn a_bucket_fills_in_its_period() {
+        let (limiter, start) = (RateLimiter::filled_in(Duration::from_secs(60), 3), Instant::now());
+        let taken = |after: u64| {
+            let now = start + Duration::from_secs(after);
+            (0..100)
+                .take_while(|_| limiter.has_token(&client(1), now))
+                .inspect(|_| limiter.take(client(1), now))
+                .count()
+        };
+        // The time in seconds, and the number of tokens.
+        for (after, expected) in [(0, 3), (19, 0), (20, 1), (59, 1), (60, 1), (1_000_000, 3)] {
+            assert_eq!(taken(after), expected, "{after}");
+        }
+        assert!(limiter.has_token(&client(2), start));
     }
 
     #[test]

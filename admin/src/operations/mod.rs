@@ -59,7 +59,6 @@ use services::front_caches::Caches;
 use services::health::Health;
 use services::limiter::{Limiter, Permit};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use tokio_util::sync::CancellationToken;
@@ -83,8 +82,8 @@ pub struct NodeAddresses {
     /// The public listeners with TLS, as bound.
     pub gateway_tls: Vec<ListenAddress>,
     /// The admin listeners, as bound.
-    pub admin: Vec<SocketAddr>,
-    /// The scheme of the admin listeners: `http` or `https`.
+    pub admin: Vec<ListenAddress>,
+    /// The scheme of the admin listeners on TCP: `http` or `https`.
     pub admin_scheme: &'static str,
     /// Whether the admin listeners have the console.
     pub console: bool,

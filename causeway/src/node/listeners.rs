@@ -17,7 +17,7 @@ use gateway::metrics::HttpMetrics;
 use gateway::pipeline::Gateway;
 use services::acme::Acme;
 use services::supervision::Supervisor;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::sync::Arc;
 
 /// The maximum number of connections of the admin listener, which are not counted as public ones.
@@ -57,11 +57,11 @@ impl Listeners {
     }
 
     /// The addresses of the admin listener.
-    pub fn admin_addresses(&self) -> Vec<SocketAddr> {
-        self.sockets.admin.iter().filter_map(|bound| bound.address.tcp()).collect()
+    pub fn admin_addresses(&self) -> Vec<ListenAddress> {
+        addresses(&self.sockets.admin)
     }
 
-    /// The scheme of the admin listener's URL.
+    /// The scheme of the admin listener's URL on TCP.
     pub fn admin_scheme(&self) -> &'static str {
         if self.certificates.admin.is_some() { "https" } else { "http" }
     }
@@ -239,12 +239,16 @@ fn serve_admin(
     let admission = Arc::new(Admission::new(Bounds { all, each, exempt: Vec::new(), patience: PATIENCE }));
     let limits = ConnectionLimits { admission, tls, ..limits.clone() };
     let router = admin::router(admin);
-    for Bound { listener, .. } in sockets {
-        let router = router.clone();
+    for Bound { listener, address, .. } in sockets {
+        let (router, mut limits) = (router.clone(), limits.clone());
+        if address.tcp().is_none() {
+            // Nothing between two processes of this machine needs encryption.
+            limits.tls = None;
+        }
         let handler = move |request: http::Request<RequestBody>, connection: Arc<Connection>| {
             admin::answer(router.clone(), request.map(Body::new), connection)
         };
-        let serving = serve(listener, limits.clone(), Arc::clone(metrics), drain.clone(), handler);
+        let serving = serve(listener, limits, Arc::clone(metrics), drain.clone(), handler);
         supervisor.spawn("an admin listener", serving).detach();
     }
     drain

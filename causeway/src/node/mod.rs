@@ -87,11 +87,9 @@ impl fmt::Display for Ready<'_> {
         if !addresses.missing_certificates.is_empty() {
             writeln!(f, "  acme      obtaining certificates for {}", addresses.missing_certificates.join(", "))?;
         }
-        addresses
-            .admin
-            .iter()
-            .try_for_each(|address| writeln!(f, "  admin     {}://{address}", addresses.admin_scheme))?;
-        if let Some(address) = addresses.admin.first().copied().map(reachable).filter(|_| addresses.console) {
+        addresses.admin.iter().try_for_each(|address| writeln!(f, "  admin     {}", admin_url(addresses, address)))?;
+        let console = addresses.admin.iter().find_map(ListenAddress::tcp).map(reachable).filter(|_| addresses.console);
+        if let Some(address) = console {
             let url = format!("{}://{address}/", addresses.admin_scheme);
             writeln!(f, "  console   {url} (\"causeway console\" prints it with a token)")?;
         }
@@ -108,6 +106,12 @@ impl fmt::Display for Ready<'_> {
             (_, None) => writeln!(f, "  welcome   not pinned"),
         }
     }
+}
+
+/// The URL of an admin listener, which `--admin` takes.
+fn admin_url(addresses: &NodeAddresses, address: &ListenAddress) -> String {
+    let scheme = address.tcp().map_or("http", |_| addresses.admin_scheme);
+    format!("{scheme}://{address}")
 }
 
 /// An address that a browser on this machine can open.
@@ -198,9 +202,9 @@ impl Node {
 
     /// Publishes the address of the admin listener to commands that find the keys locked.
     async fn publish_admin_address(&self) -> anyhow::Result<()> {
-        let admin = self.addresses.admin.first().copied().map(reachable);
-        let address =
-            admin.map_or_else(|| NO_ADMIN.to_owned(), |address| format!("{}://{address}", self.addresses.admin_scheme));
+        let first = self.addresses.admin.first();
+        let local = first.map(|address| address.tcp().map_or_else(|| address.clone(), |tcp| reachable(tcp).into()));
+        let address = local.map_or_else(|| NO_ADMIN.to_owned(), |address| admin_url(&self.addresses, &address));
         let keys = Arc::clone(self.publisher.keys());
         let written = tokio::task::spawn_blocking(move || keys.publish_admin_address(&address)).await;
         written.context("the keys cannot be used")?.context("the keys cannot be used")
@@ -312,12 +316,12 @@ mod tests {
         let loaded = settings(|config| {
             config.data_dir = dir.path().to_owned();
             config.http.listen = vec![anywhere.into()];
-            config.admin.listen = vec![anywhere];
+            config.admin.listen = vec![anywhere.into()];
             config.p2p.offline = true;
         });
         let node = Node::start(&loaded).await.expect("it starts");
         let gateway = node.addresses.gateway[0].tcp().expect("an address");
-        let listeners = [gateway, node.addresses.admin[0]];
+        let listeners = [gateway, node.addresses.admin[0].tcp().expect("an address")];
         for address in listeners {
             assert!(readiness(address).await.starts_with("HTTP/1.1 200"));
         }

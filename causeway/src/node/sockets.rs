@@ -7,7 +7,7 @@
 //! store is locked.
 
 use super::activation::{self, PassedSocket, Purpose};
-use config::{ConfigError, ListenAddress, Loaded};
+use config::{ConfigError, FileMode, ListenAddress, Loaded};
 use gateway::listen::socket::{BACKLOG, Listener};
 use gateway::listen::unix;
 use std::io;
@@ -60,9 +60,11 @@ impl Sockets {
         let config::Config { http, admin, .. } = &loaded.config;
         let mut passed = activation::passed().map_err(|reason| loaded.error("http.listen", reason))?;
         let tcp = |addresses: &[SocketAddr]| addresses.iter().copied().map(ListenAddress::from).collect::<Vec<_>>();
-        let public = take_or_bind(&mut passed, Purpose::Http, loaded, "http.listen", &http.listen).await?;
-        let mut public_tls =
-            take_or_bind(&mut passed, Purpose::Https, loaded, "http.tls_listen", &tcp(&http.tls_listen)).await?;
+        let http_setting = |key| AddressSetting { key, unix_mode: http.unix_mode };
+        let public =
+            take_or_bind(&mut passed, Purpose::Http, loaded, http_setting("http.listen"), &http.listen).await?;
+        let (setting, addresses) = (http_setting("http.tls_listen"), tcp(&http.tls_listen));
+        let mut public_tls = take_or_bind(&mut passed, Purpose::Https, loaded, setting, &addresses).await?;
         if http.http3 {
             // QUIC has no PROXY protocol.
             let direct = |bound: &&mut Bound| !http.proxy_protocol.iter().any(|address| bound.is_at(address));
@@ -70,11 +72,9 @@ impl Sockets {
                 bound.bind_udp().map_err(|reason| loaded.error("http.http3", reason))?;
             }
         }
-        Ok(Self {
-            public,
-            public_tls,
-            admin: take_or_bind(&mut passed, Purpose::Admin, loaded, "admin.listen", &tcp(&admin.listen)).await?,
-        })
+        let setting = AddressSetting { key: "admin.listen", unix_mode: admin.unix_mode };
+        let admin = take_or_bind(&mut passed, Purpose::Admin, loaded, setting, &admin.listen).await?;
+        Ok(Self { public, public_tls, admin })
     }
 
     /// Checks what the settings cannot show about sockets of systemd. `has_tls` tells whether there are certificates
@@ -90,11 +90,11 @@ impl Sockets {
             return Err(loaded.error("http.tls_certificate", reason));
         }
         let may_be_exposed = has_tls.1 || admin.plaintext;
-        let is_loopback = |bound: &&Bound| bound.address.tcp().is_some_and(|address| address.ip().is_loopback());
-        if let Some(exposed) = self.admin.iter().find(|bound| !is_loopback(bound) && !may_be_exposed) {
+        let is_exposed = |bound: &&Bound| bound.address.tcp().is_some_and(|address| !address.ip().is_loopback());
+        if let Some(exposed) = self.admin.iter().find(is_exposed).filter(|_| !may_be_exposed) {
             let reason = format!(
                 "systemd passes {} with the name \"admin\", which can be reached by others: set admin.tls_certificate \
-                 and admin.tls_key, or have systemd listen on a loopback address",
+                 and admin.tls_key, or have systemd listen on a loopback address or a Unix socket",
                 exposed.address
             );
             return Err(loaded.error("admin.listen", reason));
@@ -110,25 +110,34 @@ impl Sockets {
     }
 }
 
+/// A setting with addresses.
+#[derive(Clone, Copy)]
+struct AddressSetting {
+    key: &'static str,
+    /// The permissions of its Unix sockets.
+    unix_mode: FileMode,
+}
+
 async fn take_or_bind(
     passed: &mut Vec<PassedSocket>,
     purpose: Purpose,
     loaded: &Loaded,
-    key: &str,
+    setting: AddressSetting,
     addresses: &[ListenAddress],
 ) -> Result<Vec<Bound>, ConfigError> {
     let taken: Vec<PassedSocket> = passed.extract_if(.., |socket| socket.purpose == purpose).collect();
     if taken.is_empty() {
         let mut bound = Vec::with_capacity(addresses.len());
         for address in addresses {
-            bound.push(bind(loaded, key, address).await?);
+            bound.push(bind(loaded, setting, address).await?);
         }
         return Ok(bound);
     }
     let used = taken.into_iter().map(from_systemd).collect::<io::Result<Vec<_>>>();
-    let used = used.map_err(|error| loaded.error(key, format!("a socket of systemd cannot be used: {error}")))?;
+    let used =
+        used.map_err(|error| loaded.error(setting.key, format!("a socket of systemd cannot be used: {error}")))?;
     for Bound { address, .. } in &used {
-        tracing::info!(%address, setting = key, "using a socket of systemd in the place of the setting");
+        tracing::info!(%address, setting = setting.key, "using a socket of systemd in the place of the setting");
     }
     Ok(used)
 }
@@ -151,7 +160,8 @@ fn from_systemd(passed: PassedSocket) -> io::Result<Bound> {
     Ok(Bound { listener: listener.shared(), udp: None, configured: address.clone(), address })
 }
 
-async fn bind(loaded: &Loaded, key: &str, address: &ListenAddress) -> Result<Bound, ConfigError> {
+async fn bind(loaded: &Loaded, setting: AddressSetting, address: &ListenAddress) -> Result<Bound, ConfigError> {
+    let key = setting.key;
     let (listener, local) = match address {
         ListenAddress::Tcp(asked) => {
             let bound = bind_tcp(*asked);
@@ -159,7 +169,7 @@ async fn bind(loaded: &Loaded, key: &str, address: &ListenAddress) -> Result<Bou
             (Listener::from(listener), local.into())
         }
         ListenAddress::Unix(path) => {
-            let bound = unix::bind(path, loaded.config.http.unix_mode.0).await;
+            let bound = unix::bind(path, setting.unix_mode.0).await;
             (bound.map_err(|error| loaded.error(key, error.to_string()))?, address.clone())
         }
     };

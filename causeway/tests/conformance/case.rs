@@ -124,6 +124,11 @@ impl Case {
         self
     }
 
+    /// Whether the request has a header.
+    pub fn has_header(&self, name: &str) -> bool {
+        self.headers.iter().any(|(found, _)| found.eq_ignore_ascii_case(name))
+    }
+
     /// Not sent as HEAD: the answer depends on more of the content than a HEAD reads.
     pub fn get_only(mut self) -> Self {
         self.has_twin = false;
@@ -201,7 +206,7 @@ impl Case {
 
     /// A HEAD must have the head of the GET (RFC 9110, section 9.3.2). Ranges are defined for GET only.
     async fn twin_faults(&self, gateway: SocketAddr, reply: &Reply) -> Vec<String> {
-        if self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("range")) {
+        if self.has_header("range") {
             return Vec::new();
         }
         let twin = match exchange(gateway, &self.head("HEAD")).await {

@@ -4,15 +4,14 @@
 //! What a request target, a host and a header are remains as the table has them. A response that is incomplete over
 //! HTTP/2 is incomplete at the front.
 
+use crate::support::certificate::trusting;
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use h2::client::SendRequest;
 use http::response::Parts;
 use http::uri::Scheme;
 use http::{Request, Uri};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,13 +20,14 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 /// The window of a stream and of the connection: the front takes all.
 const WINDOW_BYTES: u32 = 1 << 24;
 
-/// Starts a front of the listener at `gateway`, which has this certificate; returns its address.
-pub async fn front(gateway: SocketAddr, certificate: &Path) -> SocketAddr {
-    let requests = connect(gateway, certificate).await;
+/// Starts a front of the server at `server`, a gateway or nginx, which has this certificate; returns its address.
+pub async fn front(server: SocketAddr, certificate: &Path) -> SocketAddr {
+    let requests = connect(server, certificate).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("is bound");
     tokio::spawn(async move {
@@ -43,23 +43,18 @@ pub async fn front(gateway: SocketAddr, certificate: &Path) -> SocketAddr {
     address
 }
 
-/// The configuration of a client that trusts this certificate and speaks this protocol.
-pub fn trusting(certificate: &Path, protocol: &str) -> ClientConfig {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(certificate).expect("a certificate")).expect("a certificate");
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
-    let mut config = builder.expect("versions").with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-    config
-}
-
-async fn connect(gateway: SocketAddr, certificate: &Path) -> SendRequest<Bytes> {
-    let config = trusting(certificate, "h2");
-    let stream = TcpStream::connect(gateway).await.expect("connects");
+/// Connects to a server that chooses this protocol.
+pub async fn encrypted(server: SocketAddr, certificate: &Path, protocol: &str) -> TlsStream<TcpStream> {
+    let config = trusting(certificate, protocol);
+    let stream = TcpStream::connect(server).await.expect("connects");
     let name = ServerName::try_from("localhost").expect("a name");
     let encrypted = TlsConnector::from(Arc::new(config)).connect(name, stream).await.expect("shakes hands");
-    assert_eq!(encrypted.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    assert_eq!(encrypted.get_ref().1.alpn_protocol(), Some(protocol.as_bytes()));
+    encrypted
+}
+
+async fn connect(server: SocketAddr, certificate: &Path) -> SendRequest<Bytes> {
+    let encrypted = encrypted(server, certificate, "h2").await;
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
     let (requests, connection) = builder.handshake(encrypted).await.expect("shakes hands");
@@ -83,13 +78,26 @@ async fn pass_on(mut stream: TcpStream, requests: SendRequest<Bytes>) -> Result<
     pass_back(&mut stream, parts, headless, body).await.map_err(|error| error.to_string())
 }
 
-/// Receives a request.
-pub async fn request(stream: &mut TcpStream) -> Result<Request<()>, String> {
+/// Receives the head of a request.
+pub async fn head(stream: &mut TcpStream) -> Result<String, String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.map_err(|error| error.to_string())?);
     }
-    request_of(&String::from_utf8_lossy(&head))
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+/// Receives a request.
+pub async fn request(stream: &mut TcpStream) -> Result<Request<()>, String> {
+    request_of(&head(stream).await?)
+}
+
+/// The header with the scheme that the tables expect in redirects, unless they set it themselves.
+pub const SCHEME: (&str, &str) = ("x-forwarded-proto", "http");
+
+/// Whether a request names its scheme.
+pub fn has_scheme<'a>(mut names: impl Iterator<Item = &'a str>) -> bool {
+    names.any(|name| name.eq_ignore_ascii_case(SCHEME.0))
 }
 
 /// The request of a head.
@@ -107,9 +115,8 @@ fn request_of(head: &str) -> Result<Request<()>, String> {
     for (name, value) in headers.iter().filter(|(name, _)| !matches!(*name, "Host" | "Connection")) {
         request = request.header(*name, *value);
     }
-    // The tables expect redirects to the scheme that they use.
-    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("x-forwarded-proto")) {
-        request = request.header("x-forwarded-proto", "http");
+    if !has_scheme(headers.iter().map(|(name, _)| *name)) {
+        request = request.header(SCHEME.0, SCHEME.1);
     }
     request.body(()).map_err(|error| error.to_string())
 }

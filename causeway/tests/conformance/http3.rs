@@ -1,6 +1,7 @@
 //! The way to a gateway over HTTP/3: a front, as [`crate::http2`] is one.
 
-use crate::http2::{pass_back, request, trusting};
+use crate::http2::{pass_back, request};
+use crate::support::certificate::trusting;
 use bytes::{Buf as _, Bytes};
 use h3::client::SendRequest;
 use quinn::crypto::rustls::QuicClientConfig;

@@ -15,11 +15,13 @@
 //! | [`redirects`] | the `_redirects` files of websites |
 //! | [`proxy`] | the gateway as an HTTP proxy |
 //! | [`cors`], [`errors`] | CORS, and error responses |
-//! | [`nginx`] | answers in a cache that uses HTTP/1.0 |
+//! | [`nginx`] | answers in a cache that uses HTTP/1.0, and what nginx decides in the place of the gateway |
 //! | [`restart`] | the same answers without any network |
 //!
-//! Each table is sent over HTTP/1.1, then over TLS and HTTP/2 ([`http2`]), and over HTTP/3 ([`http3`]). [`case`] runs
-//! tables, [`socket`] sends requests, [`world`] starts the servers, and [`fixtures`] has the content.
+//! Each table is sent over HTTP/1.1, over TLS with HTTP/1.1 ([`https`]) and HTTP/2 ([`http2`]), over HTTP/3
+//! ([`http3`]), and over TLS and HTTP/2 to an nginx with the shipped configuration (`deploy/nginx`) in front of the
+//! gateway. [`case`] runs tables, [`socket`] sends requests, [`world`] starts the servers, and [`fixtures`] has the
+//! content.
 //!
 //! `CONFORMANCE_URL=http://127.0.0.1:PORT` sends the tables to a running gateway that has the fixtures, in order
 //! to test the tables, over HTTP/1.1 only.
@@ -37,6 +39,7 @@ mod errors;
 mod fixtures;
 mod http2;
 mod http3;
+mod https;
 mod ipns;
 mod nginx;
 mod proxy;

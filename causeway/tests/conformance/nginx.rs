@@ -1,10 +1,12 @@
 //! Answers cached by an nginx with defaults: it uses HTTP/1.0 upstream, which cannot signal the end of a body of
-//! unknown length, and caches truncated bodies as complete.
+//! unknown length, and caches truncated bodies as complete. And what the shipped configuration of nginx decides in the
+//! place of the gateway.
 
-use crate::fixtures::{FILES, LISTING, MISSING, read_car};
+use crate::case::{get, judge};
+use crate::fixtures::{FILES, HELLO, HELLO_TEXT, LISTING, MISSING, read_car};
 use crate::socket::{Reply, exchange};
 use crate::support::nginx::{Nginx, free_address};
-use crate::world::gateway;
+use crate::world::{gateway, through_nginx};
 use std::net::SocketAddr;
 use std::path::Path;
 use tempfile::TempDir;
@@ -46,6 +48,17 @@ async fn only_complete_answers_are_cached() {
     assert_eq!(read_car(&car.body).expect("a good CAR").len(), 9);
     let listing = nginx.whole(&format!("/ipfs/{LISTING}/")).await;
     assert!(listing.text().contains("</html>"));
+}
+
+/// The header that the tables send as a proxy, and cannot send through one.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_nginx_do_not_choose_the_host() {
+    let Some(front) = through_nginx().await else { return };
+    let forged = |host: &str| {
+        let (path, other) = (format!("/ipfs/{HELLO}"), "fake.domain.com");
+        get(format!("{host} is forged"), path).at(other).with("X-Forwarded-Host", host).status(200).bytes(HELLO_TEXT)
+    };
+    judge(front, "forged hosts", vec![forged("example.com"), forged(&format!("{HELLO}.ipfs.example.com"))]).await;
 }
 
 struct World {

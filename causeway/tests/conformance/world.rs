@@ -1,4 +1,4 @@
-//! The servers of the tables: a Causeway with an empty store, and two Kubos with all content.
+//! The servers of the tables: a Causeway with an empty store, an nginx in front of it, and two Kubos with all content.
 //!
 //! One Kubo stores the content; the other is a second DHT node, which stores the records.
 
@@ -8,7 +8,8 @@ use crate::support::causeway::{Causeway, Launch};
 use crate::support::certificate;
 use crate::support::eventually;
 use crate::support::kubo::Kubo;
-use crate::{http2, http3};
+use crate::support::nginx::{Nginx, free_address, shipped};
+use crate::{http2, http3, https};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -69,9 +70,16 @@ fn parse(url: &str) -> SocketAddr {
 /// The servers that all tests of this binary share, since they start slowly.
 struct Shared {
     gateway: SocketAddr,
-    /// The listener with TLS, and its certificate.
-    encrypted: Option<(SocketAddr, PathBuf)>,
-    _nodes: Option<(Peers, Causeway, TempDir, Undertaker)>,
+    encrypted: Option<Encrypted>,
+    _nodes: Option<(Peers, Causeway, Nginx, TempDir, Undertaker)>,
+}
+
+/// What is reached over TLS.
+struct Encrypted {
+    gateway: SocketAddr,
+    nginx: SocketAddr,
+    /// The certificate of both.
+    certificate: PathBuf,
 }
 
 impl Shared {
@@ -88,11 +96,23 @@ impl Shared {
             .set("CAUSEWAY_HTTP_TLS_CERTIFICATE", certificate.display())
             .set("CAUSEWAY_HTTP_TLS_KEY", key.display());
         let causeway = launch.start().await;
-        let encrypted = Some((parse(causeway.tls_address()), certificate));
-        let estates = [peers.holder.estate(), peers.witness.estate(), (causeway.process.id(), dir.path())];
-        let cleanup = Undertaker::engage(&estates);
-        Self { gateway: address(&causeway), encrypted, _nodes: Some((peers, causeway, dir, cleanup)) }
+        let (gateway, listen) = (address(&causeway), free_address());
+        let nginx = Nginx::start(dir.path(), &nginx_in_front_of(gateway, listen, dir.path()), listen).await;
+        let encrypted = Some(Encrypted { gateway: parse(causeway.tls_address()), nginx: listen, certificate });
+        let of_gateway = [causeway.process.id(), nginx.id()].map(|process| (process, dir.path()));
+        let cleanup = Undertaker::engage(&[&[peers.holder.estate(), peers.witness.estate()][..], &of_gateway].concat());
+        Self { gateway, encrypted, _nodes: Some((peers, causeway, nginx, dir, cleanup)) }
     }
+}
+
+/// The shipped configuration of nginx. It caches nothing here, since every answer has to come from the gateway; and the
+/// scheme is the one that a case names, since the tables expect redirects to it.
+fn nginx_in_front_of(gateway: SocketAddr, listen: SocketAddr, dir: &Path) -> String {
+    let shipped = shipped(&gateway.to_string(), (listen, true), free_address(), dir);
+    let [uncached, by_case] =
+        [("proxy_cache causeway;", "proxy_cache off;"), ("default  $scheme;", "default  $http_x_forwarded_proto;")];
+    assert!([uncached, by_case].iter().all(|(line, _)| shipped.contains(line)), "the configuration has changed");
+    shipped.replace(uncached.0, uncached.1).replace(by_case.0, by_case.1)
 }
 
 async fn shared() -> &'static Shared {
@@ -105,13 +125,30 @@ pub async fn gateway() -> SocketAddr {
     shared().await.gateway
 }
 
-/// Sends a table to the shared gateway, over HTTP/1.1, HTTP/2 and HTTP/3.
+/// The nginx in front of the shared gateway, at its front; `None` with `CONFORMANCE_URL`.
+pub async fn through_nginx() -> Option<SocketAddr> {
+    let Encrypted { nginx, certificate, .. } = shared().await.encrypted.as_ref()?;
+    Some(http2::front(*nginx, certificate).await)
+}
+
+/// Sends a table to the shared gateway, over each version of HTTP, and through nginx.
 pub async fn check(table: &str, cases: Vec<Case>) {
     let Shared { gateway, encrypted, .. } = shared().await;
     judge(*gateway, table, cases.clone()).await;
-    if let Some((encrypted, certificate)) = encrypted {
-        judge(http2::front(*encrypted, certificate).await, &format!("{table}, over HTTP/2"), cases.clone()).await;
-        judge(http3::front(*encrypted, certificate).await, &format!("{table}, over HTTP/3"), cases).await;
+    if let Some(Encrypted { gateway, certificate, .. }) = encrypted {
+        let fronts = [
+            ("TLS and HTTP/1.1", https::front(*gateway, certificate).await),
+            ("HTTP/2", http2::front(*gateway, certificate).await),
+            ("HTTP/3", http3::front(*gateway, certificate).await),
+        ];
+        for (version, front) in fronts {
+            judge(front, &format!("{table}, over {version}"), cases.clone()).await;
+        }
+    }
+    if let Some(front) = through_nginx().await {
+        // It says itself which host was asked for, so that clients cannot choose another one: `nginx.rs` checks that.
+        let cases = cases.into_iter().filter(|case| !case.has_header("X-Forwarded-Host")).collect();
+        judge(front, &format!("{table}, over HTTP/2 through nginx"), cases).await;
     }
 }
 

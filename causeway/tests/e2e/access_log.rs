@@ -58,11 +58,7 @@ async fn request_all(node: &Causeway, shared: (&str, &[u8])) -> u64 {
 async fn each_format_is_written_and_read_again_with_the_same_figures() {
     let (dir, of_holder) = (TempDir::new().expect("a folder"), TempDir::new().expect("a folder"));
     let bytes = Noise::bytes(811, 900_000);
-    let holder = Launch::new(of_holder.path());
-    let file = of_holder.path().join("file");
-    fs::write(&file, &bytes).expect("writes");
-    let cid = holder.run(&["add", "-Q", &file.display().to_string()]).expect("is added");
-    let holder = holder.start().await;
+    let (holder, cid) = Causeway::with_file(of_holder.path(), &bytes).await;
     let shared = format!("/ipfs/{cid}");
     // Reports have one form for all ways to write a CID.
     let v1 = content::cid::parse(&cid).map(|cid| content::Cid::new_v1(cid.codec(), *cid.hash())).expect("a CID");
@@ -71,11 +67,7 @@ async fn each_format_is_written_and_read_again_with_the_same_figures() {
         let file = dir.path().join(format!("{format}.log"));
         let node = launch(dir.path(), format, &file).peering(holder.tcp()).start().await;
         if format == "json" {
-            eventually("the nodes are connected", TIMEOUT, async || {
-                let (_, peers) = node.admin("GET", "/api/v1/peers", None).await;
-                if peers["count"].as_u64() > Some(0) { Ok(()) } else { Err(peers.to_string()) }
-            })
-            .await;
+            node.until_connected().await;
         }
         let requests = request_all(&node, (&shared, &bytes)).await;
         let metrics = node
@@ -245,11 +237,7 @@ async fn a_slow_request_is_logged_with_where_its_time_went() {
         .set("CAUSEWAY_LOG_ACCESS_ADDRESSES", "none")
         .start()
         .await;
-    eventually("the nodes are connected", TIMEOUT, async || {
-        let (_, peers) = node.admin("GET", "/api/v1/peers", None).await;
-        if peers["count"].as_u64() > Some(0) { Ok(()) } else { Err(peers.to_string()) }
-    })
-    .await;
+    node.until_connected().await;
     assert_eq!(node.get(INLINE).await.status, 200);
     let absent = "/ipfs/bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy?secret=1";
     let status = node.get(absent).await.status;

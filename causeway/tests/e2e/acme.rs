@@ -1,16 +1,20 @@
-//! Certificates by ACME from a real authority (Pebble): all three challenges, renewal, certificates on demand, and what
-//! goes on without the authority.
+//! Certificates by ACME from a real authority (Pebble): all three challenges, renewal, certificates on demand, also of
+//! clients over QUIC, and what goes on without the authority.
 
 use crate::support::causeway::{Causeway, Launch};
+use crate::support::certificate;
 use crate::support::eventually;
 use crate::support::nginx::free_address;
 use crate::support::pebble::{DnsServer, Pebble};
+use bytes::Buf as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quinn::crypto::rustls::QuicClientConfig;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -69,6 +73,26 @@ impl World {
     async fn until_answered(&self, host: &str, path: &str) -> String {
         eventually(&format!("https://{host}{path} is answered"), PATIENCE, async || self.curl(host, path)).await
     }
+}
+
+/// GETs the root of a host over HTTP/3, of a client that trusts only the authority; the body, or why QUIC has failed.
+async fn get_over_http3(world: &World, host: &str) -> Result<String, quinn::ConnectionError> {
+    let tls = QuicClientConfig::try_from(certificate::trusting(&world.pebble.root(), "h3")).expect("TLS 1.3");
+    let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+    let config = quinn::ClientConfig::new(Arc::new(tls));
+    let connection = endpoint.connect_with(config, world.tls, host).expect("can connect").await?;
+    let (mut connection, mut requests) = h3::client::new(h3_quinn::Connection::new(connection)).await.expect("begins");
+    let driving = tokio::spawn(async move { connection.wait_idle().await });
+    let request = http::Request::get(format!("https://{host}/")).body(()).expect("a request");
+    let mut stream = requests.send_request(request).await.expect("sends");
+    stream.finish().await.expect("is open");
+    assert_eq!(stream.recv_response().await.expect("is answered").status(), 200);
+    let mut body = Vec::new();
+    while let Some(mut data) = stream.recv_data().await.expect("is whole") {
+        body.extend_from_slice(&data.copy_to_bytes(data.remaining()));
+    }
+    driving.abort();
+    Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
 async fn sample(node: &Causeway, name: &str) -> u64 {
@@ -215,5 +239,46 @@ async fn a_domain_with_a_dnslink_gets_a_certificate_when_a_client_first_asks_for
     // An order that fails does not keep other handshakes waiting.
     assert!(world.curl("three.test", "/").is_err());
     assert_eq!(world.curl("www.two.test", "/").expect("is answered at once"), "hello world\n");
+    node.stop().await;
+}
+
+/// The handshake does not wait: it is refused at once, and the certificate is there later. The address of the client is
+/// not validated, so that all such clients together have the share of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_over_quic_has_a_certificate_ordered() {
+    let world = World::start(NINETY_DAYS).await;
+    let map = world.dir.path().join("map");
+    let sites = ["one.test", "two.test"].map(|site| format!("{site}:/ipfs/bafkqaddimvwgy3zao5xxe3debi\n"));
+    fs::write(&map, format!("{}none.test:/ipns/{KEY}\n", sites.concat())).expect("the folder is ours");
+    let launch = world
+        .launch()
+        .set("CAUSEWAY_HTTP_HTTP3", "true")
+        .set("CAUSEWAY_HTTP_HOSTS", "gateway.test,localhost")
+        .set("CAUSEWAY_HTTP_ACME_NAMES", "gateway.test")
+        .set("CAUSEWAY_HTTP_ACME_ON_DEMAND", "true")
+        .set("CAUSEWAY_HTTP_ACME_ON_DEMAND_HOURLY_MAX", "1")
+        .set("CAUSEWAY_NAMES_DNSLINK_MAP", map.display());
+    let node = launch.start().await;
+    let demands = |result: &str| format!("causeway_acme_on_demand_total{{result=\"{result}\"}}");
+
+    for (name, result) in [
+        ("none.test", "no_dnslink"),
+        ("x.gateway.test", "invalid_name"),
+        ("one.test", "ordered"),
+        ("two.test", "rate_limited"),
+        ("none.test", "cached"),
+    ] {
+        let refused = get_over_http3(&world, name).await.expect_err("there is no certificate");
+        assert!(matches!(refused, quinn::ConnectionError::ConnectionClosed(_)), "{name}: {refused}");
+        node.metrics_when(|metrics| metrics.sample(&demands(result)) == 1).await;
+    }
+    node.metrics_when(|metrics| metrics.sample(ISSUED_ON_DEMAND) == 1).await;
+    assert_eq!(get_over_http3(&world, "one.test").await.expect("has a certificate"), "hello world\n");
+    assert_eq!(world.curl("one.test", "/").expect("over TCP as well"), "hello world\n");
+    // Handshakes that found a certificate have asked for none.
+    let metrics = node.metrics().await;
+    let counts = ["ordered", "no_dnslink", "cached", "invalid_name", "rate_limited"]
+        .map(|result| metrics.sample(&demands(result)));
+    assert_eq!(counts, [1; 5]);
     node.stop().await;
 }

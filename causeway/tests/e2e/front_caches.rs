@@ -3,21 +3,21 @@
 //! would be cached for too long are not cached.
 
 use crate::support::causeway::{Causeway, Launch};
-use crate::support::nginx::{Nginx, free_address};
+use crate::support::nginx::{Nginx, free_address, shipped};
 use crate::support::noise::Noise;
 use crate::support::varnish::Varnish;
 use crate::support::{client, eventually};
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-const NGINX: &str = include_str!("../../../deploy/nginx/causeway.conf");
 const VARNISH: &str = include_str!("../../../deploy/varnish/causeway.vcl");
 const HOST: &str = "gateway.example.org";
 const LARGE_BYTES: usize = 8 << 20;
+/// The number of folders on the longest path, of `http.path_depth_max`.
+const DEPTH: usize = 250;
 /// The length of the blocks of a file with the profile unixfs-v1-2025.
 const BLOCK_BYTES: usize = 1 << 20;
 
@@ -25,22 +25,6 @@ const BLOCK_BYTES: usize = 1 << 20;
 enum Front {
     Nginx,
     Varnish { with_xkey: bool },
-}
-
-/// nginx's configuration for this machine: other ports and folders, and no TLS, for which there is no certificate.
-fn nginx(listen: SocketAddr, refresh: SocketAddr, upstream: &str, dir: &Path) -> String {
-    let servers: Vec<&str> = NGINX.split("\nserver {\n").collect();
-    // The second server has the content; the first redirects to it.
-    assert!(servers.len() == 3 && servers[2].contains("listen 443 ssl"), "the configuration has changed");
-    let whole = format!("{}\nserver {{\n{}", servers[0], servers[2]);
-    let lines = whole.lines().filter(|line| !line.contains("ssl_certificate") && !line.contains("listen [::]"));
-    let lines: String = lines.map(|line| format!("{line}\n")).collect();
-    lines
-        .replace("listen 443 ssl http2;", &format!("listen {listen};"))
-        .replace("127.0.0.1:8080", upstream)
-        .replace("8079", &refresh.port().to_string())
-        .replace("default  $scheme;", "default  https;")
-        .replace("/var/cache/nginx/causeway", &dir.join("cache").display().to_string())
 }
 
 /// Varnish's configuration for this machine, with bans or with xkey.
@@ -59,6 +43,8 @@ struct World {
     root: String,
     leaf: String,
     other: String,
+    /// A folder with a long path below it.
+    deep: String,
     /// A file of several blocks, and the last of them.
     large: String,
     last: String,
@@ -90,20 +76,25 @@ impl World {
             std::fs::write(&file, content).expect("the folder is ours");
             launch.run(&["add", "-Q", "--profile", "unixfs-v1-2025", &file.display().to_string()]).expect("adds")
         };
+        let deepest = dir.path().join("deep").join("f/".repeat(DEPTH));
+        std::fs::create_dir_all(&deepest).expect("the folder is ours");
+        std::fs::write(deepest.join("end.txt"), "the end").expect("the folder is ours");
+        let deep = dir.path().join("deep").display().to_string();
+        let deep = launch.run(&["add", "-Q", "--cid-version=1", &deep]).expect("adds");
         let content = Noise::bytes(1, LARGE_BYTES);
         let (large, last) = (add("large", &content), add("last", &content[LARGE_BYTES - BLOCK_BYTES..]));
         let causeway = launch.start().await;
         let upstream = causeway.url("").trim_start_matches("http://").trim_end_matches('/').to_owned();
         let front: Box<dyn Any> = match front {
             Front::Nginx => {
-                let configuration = nginx(listen, refresh, &upstream, dir.path());
+                let configuration = shipped(&upstream, (listen, false), refresh, dir.path());
                 Box::new(Nginx::start(dir.path(), &configuration, listen).await)
             }
             Front::Varnish { with_xkey } => {
                 Box::new(Varnish::start(dir.path(), &varnish(&upstream, with_xkey), listen).await)
             }
         };
-        Self { causeway, listen, root, leaf, other, large, last, _front: front, _dir: dir }
+        Self { causeway, listen, root, leaf, other, deep, large, last, _front: front, _dir: dir }
     }
 
     /// The status of a page through the cache, and whether it was cached there.
@@ -263,6 +254,19 @@ async fn varnish_rejects_invalid_purge_requests() {
         assert_eq!(request.send().await.expect("Varnish answers").status(), status, "{key}");
         assert_eq!(world.get(&site, "/page.txt").await, (200, "HIT".to_owned()), "{key}");
     }
+    world.causeway.stop().await;
+}
+
+/// The head of a response lists the CIDs of all folders on the path.
+#[tokio::test(flavor = "multi_thread")]
+async fn nginx_forwards_long_heads() {
+    let world = World::start(Front::Nginx, |launch, _| launch).await;
+    let request = client().get(format!("http://{}/{}end.txt", world.listen, "f/".repeat(DEPTH)));
+    let answer = request.header("Host", format!("{}.ipfs.{HOST}", world.deep)).send().await.expect("nginx answers");
+    let roots = answer.headers().get("x-ipfs-roots").map_or(0, |roots| roots.len());
+    assert_eq!(answer.status(), 200);
+    assert!(roots > DEPTH * 59, "{roots}");
+    assert_eq!(answer.bytes().await.expect("a body"), "the end");
     world.causeway.stop().await;
 }
 

@@ -1,6 +1,6 @@
 //! Unix sockets behind nginx, the PROXY protocol of HAProxy, sockets of systemd, notifications to it, and its units.
 
-use crate::support::causeway::{Causeway, Launch};
+use crate::support::causeway::{Causeway, Launch, TOKEN};
 use crate::support::certificate;
 use crate::support::haproxy::HaProxy;
 use crate::support::nginx::{Nginx, free_address};
@@ -79,6 +79,48 @@ async fn nginx_reaches_a_unix_socket_and_is_a_trusted_proxy_if_the_settings_say_
         node.stop().await;
         assert!(!socket.exists(), "the socket is removed");
     }
+}
+
+/// Commands reach the admin listener at a Unix socket, which needs no TLS, by the data folder and by its address. A
+/// token is needed all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_reach_the_admin_listener_at_a_unix_socket() {
+    let dir = folder();
+    let socket = dir.path().join("admin.sock");
+    let (path, address) = (socket.display().to_string(), format!("unix:{}", socket.display()));
+    let (certificate, key) = certificate::write(dir.path());
+    let launch = offline(&dir)
+        .admin_listen(&address)
+        .set("CAUSEWAY_ADMIN_UNIX_MODE", "0600")
+        .set("CAUSEWAY_ADMIN_TLS_CERTIFICATE", certificate.display())
+        .set("CAUSEWAY_ADMIN_TLS_KEY", key.display());
+    let node = launch.start().await;
+    assert_eq!(node.admin_url(), format!("http://{address}"));
+    let mode = std::fs::metadata(&socket).expect("the socket exists").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let request = |token: &str| {
+        let authorization = format!("Authorization: Bearer {token}");
+        let arguments = ["--unix-socket", &path, "-H", &authorization, "http://localhost/api/v1/version"];
+        curl(&arguments).expect("is answered")
+    };
+    assert!(request(TOKEN).ends_with(" 200") && request("another").ends_with(" 401"));
+    let ready = curl(&["--unix-socket", &path, "http://localhost/healthz"]);
+    assert_eq!(ready, Ok("ok\n 200".to_owned()));
+
+    let listed = launch.run(&["node"]).expect("the socket is found by the data folder");
+    assert!(listed.contains(&format!("admin     {address}")), "{listed}");
+    let other = folder();
+    let elsewhere = offline(&other);
+    let blocked = elsewhere.run(&["block", "add", "--admin", &address, "bafkqac3imvwgy3zao5xxe3de"]);
+    blocked.expect("the socket is found by its address");
+    let audit = elsewhere.run(&["audit", "--json", "--admin", &format!("http://{address}")]).expect("is answered");
+    let audit: serde_json::Value = serde_json::from_str(&audit).expect("JSON");
+    assert_eq!(audit["entries"][0]["from"], "unix:", "{audit}");
+    node.stop().await;
+    assert!(!socket.exists(), "the socket is removed");
+    let unreachable = elsewhere.run(&["node", "--admin", &address]).expect_err("nothing listens");
+    assert!(unreachable.contains(&format!("the gateway at {address} cannot be reached")), "{unreachable}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,6 +248,15 @@ async fn systemd_passes_sockets_with_names() {
     assert!(node.terminate(PATIENCE).await.success());
     // The socket's file belongs to systemd.
     assert!(socket.exists());
+    std::fs::remove_file(&socket).expect("the folder is ours");
+
+    // The admin listener has a Unix socket without TLS and without admin.plaintext.
+    let mut node = start("http:admin:admin", dir.path());
+    eventually("systemd listens", PATIENCE, async || TcpStream::connect(http).await.map(drop)).await;
+    let of_socket = curl(&["--unix-socket", &socket.display().to_string(), "http://localhost/api/v1/version"]);
+    assert!(of_socket.is_ok_and(|answer| answer.ends_with(" 401")));
+    node.says(&format!("admin     http://unix:{}", socket.display()), PATIENCE).await;
+    assert!(node.terminate(PATIENCE).await.success());
     std::fs::remove_file(&socket).expect("the folder is ours");
 
     let mut node = start("http:http:operator", dir.path());

@@ -36,7 +36,7 @@
 //! | [`https`] | HTTPS and HTTP/2, asked by curl, and certificates that are renewed |
 //! | [`acme`] | certificates by ACME, from a real authority |
 //! | [`listening`] | Unix sockets behind nginx, the PROXY protocol of HAProxy, notifications to systemd |
-//! | [`restart`] | restarts under load: sockets of systemd, readiness first |
+//! | [`restart`], [`restart_tls`] | restarts under load, over each version of HTTP: sockets of systemd, readiness first |
 //! | [`kubo_rpc`] | Kubo's command line as a client of the RPC |
 //! | [`metrics`] | the metrics reference, generated from a node |
 //! | [`access_log`] | the access log in each format, read by `causeway report` and GoAccess; rotation; a full disk |
@@ -73,6 +73,7 @@ mod pinning;
 mod private;
 mod publish;
 mod restart;
+mod restart_tls;
 mod reverse;
 mod routing;
 mod routing_v1;

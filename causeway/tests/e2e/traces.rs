@@ -65,11 +65,7 @@ fn above<'a>(spans: &'a [ReceivedSpan], span: &'a ReceivedSpan) -> Vec<&'a str> 
 async fn a_cold_fetch_has_its_tree_at_the_collector() {
     let (dir, of_holder) = (TempDir::new().expect("a folder"), TempDir::new().expect("a folder"));
     let bytes = Noise::bytes(813, 900_000);
-    let holder = Launch::new(of_holder.path());
-    let file = of_holder.path().join("file");
-    fs::write(&file, &bytes).expect("writes");
-    let cid = holder.run(&["add", "-Q", &file.display().to_string()]).expect("is added");
-    let holder = holder.start().await;
+    let (holder, cid) = Causeway::with_file(of_holder.path(), &bytes).await;
     let collector = Collector::start(of_holder.path(), None).await;
     let log = dir.path().join("access.log");
     let node = launch(dir.path(), &collector.endpoint(), "0", &log)
@@ -77,11 +73,7 @@ async fn a_cold_fetch_has_its_tree_at_the_collector() {
         .peering(holder.tcp())
         .start()
         .await;
-    eventually("the nodes are connected", TIMEOUT, async || {
-        let (_, peers) = node.admin("GET", "/api/v1/peers", None).await;
-        if peers["count"].as_u64() > Some(0) { Ok(()) } else { Err(peers.to_string()) }
-    })
-    .await;
+    node.until_connected().await;
     let path = format!("/ipfs/{cid}");
     assert_eq!(get_traced(&node, &format!("{path}?secret=1"), &format!("00-{TRACE}-{PARENT}-01")).await, 200);
     let spans = collector.trace(TRACE, TIMEOUT).await;

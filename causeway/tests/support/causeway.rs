@@ -22,12 +22,13 @@ pub struct Launch {
     dir: PathBuf,
     listen: Vec<String>,
     http_listen: String,
+    admin_listen: String,
     peering: Vec<String>,
     bootstrap: Vec<String>,
     settings: Vec<(&'static str, String)>,
     flags: Vec<String>,
     data_bytes: Option<u64>,
-    socket: Option<Arc<TcpListener>>,
+    socket: Option<(Arc<TcpListener>, &'static str)>,
 }
 
 impl Launch {
@@ -37,6 +38,7 @@ impl Launch {
             dir: dir.to_owned(),
             listen: ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"].map(str::to_owned).into(),
             http_listen: "127.0.0.1:0".to_owned(),
+            admin_listen: "127.0.0.1:0".to_owned(),
             peering: Vec::new(),
             bootstrap: Vec::new(),
             settings: Vec::new(),
@@ -55,6 +57,12 @@ impl Launch {
     /// Replaces the free port of the public listener.
     pub fn http_listen(mut self, address: impl ToString) -> Self {
         self.http_listen = address.to_string();
+        self
+    }
+
+    /// Replaces the free port of the admin listener.
+    pub fn admin_listen(mut self, address: impl ToString) -> Self {
+        self.admin_listen = address.to_string();
         self
     }
 
@@ -89,9 +97,9 @@ impl Launch {
         self
     }
 
-    /// Passes a listening socket as systemd does, for the public listener.
-    pub fn activated_by(mut self, socket: TcpListener) -> Self {
-        self.socket = Some(Arc::new(socket));
+    /// Passes a listening socket as systemd does, with the name of the listener that it is for.
+    pub fn activated_by(mut self, socket: TcpListener, name: &'static str) -> Self {
+        self.socket = Some((Arc::new(socket), name));
         self
     }
 
@@ -143,7 +151,7 @@ impl Launch {
             Some(_) => self.as_command(&["sh", "-c", ACTIVATE, "sh", env!("CARGO_BIN_EXE_causeway"), "serve"]),
             None => self.command(&["serve"]),
         };
-        command.args(["--listen", &self.http_listen, "--admin-listen", "127.0.0.1:0"]);
+        command.args(["--listen", &self.http_listen, "--admin-listen", &self.admin_listen]);
         for multiaddr in &self.listen {
             command.args(["--p2p-listen", multiaddr]);
         }
@@ -157,7 +165,10 @@ impl Launch {
         for multiaddr in &self.bootstrap {
             command.args(["--bootstrap", multiaddr]);
         }
-        let socket = self.socket.as_ref().map(|socket| socket.try_clone().expect("a descriptor").into());
+        if let Some((_, name)) = self.socket {
+            command.env("LISTEN_FDNAMES", name);
+        }
+        let socket = self.socket.as_ref().map(|(socket, _)| socket.try_clone().expect("a descriptor").into());
         let stdin = socket.map_or_else(Stdio::null, |socket: OwnedFd| socket.into());
         let mut process = Process::spawn_with_input("causeway", &mut command, stdin, &self.dir);
         // The last line of the start-up message.
@@ -229,8 +240,9 @@ impl Launch {
 /// Mounts a tmpfs with the size of the second argument at the first, and executes the command of the others.
 const MOUNT: &str = "mount -t tmpfs -o size=\"$2\" tmpfs \"$1\" && shift 2 && exec \"$@\"";
 
-/// Executes a command with its standard input as a socket of systemd (sd_listen_fds(3)).
-const ACTIVATE: &str = "exec 3<&0 0</dev/null && export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=http && exec \"$@\"";
+/// Executes a command with its standard input as a socket of systemd (sd_listen_fds(3)), whose name is in
+/// `LISTEN_FDNAMES`.
+const ACTIVATE: &str = "exec 3<&0 0</dev/null && export LISTEN_PID=$$ LISTEN_FDS=1 && exec \"$@\"";
 
 /// "  peer id   12D3Koo…" has the value "12D3Koo…" for the key "peer id".
 fn value_of(line: &str, key: &str) -> Option<String> {
@@ -250,6 +262,24 @@ pub struct Causeway {
 }
 
 impl Causeway {
+    /// Starts a node that has stored a file with this content; returns it, and the CID of the file. `dir` must outlive
+    /// it.
+    pub async fn with_file(dir: &Path, content: &[u8]) -> (Self, String) {
+        let launch = Launch::new(dir);
+        std::fs::write(dir.join("file"), content).expect("the folder is ours");
+        let cid = launch.run(&["add", "-Q", "file"]).expect("is added");
+        (launch.start().await, cid)
+    }
+
+    /// Waits until it is connected to a peer.
+    pub async fn until_connected(&self) {
+        super::eventually("a peer is connected", START, async || {
+            let (_, peers) = self.admin("GET", "/api/v1/peers", None).await;
+            if peers["count"].as_u64() > Some(0) { Ok(()) } else { Err(peers.to_string()) }
+        })
+        .await;
+    }
+
     /// The URL of a path on the public listener.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.gateway.trim_end_matches('/'))

@@ -13,9 +13,40 @@ use tokio::net::TcpStream;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The file of the shipped configuration.
+const SHIPPED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/nginx/causeway.conf");
+/// Where clients connect to it, and the files of its certificate.
+const SHIPPED_LISTEN: &str = "listen 443 ssl http2;";
+const SHIPPED_FILES: &str = "/etc/ssl/causeway/";
+
+/// The shipped configuration (`deploy/nginx/causeway.conf`) for this machine: its server with the content, in front of
+/// the gateway at `upstream`, with refresh requests to `refresh`, and a cache in `dir`. Clients connect to `listen`:
+/// over TLS with a certificate of `support::certificate` in `dir`, or without, as if TLS had been terminated.
+pub fn shipped(upstream: &str, (listen, tls): (SocketAddr, bool), refresh: SocketAddr, dir: &Path) -> String {
+    let shipped = std::fs::read_to_string(SHIPPED).expect("the configuration is there");
+    let servers: Vec<&str> = shipped.split("\nserver {\n").collect();
+    // The second server has the content; the first redirects to it.
+    assert!(servers.len() == 3 && servers[2].contains(SHIPPED_LISTEN), "the configuration has changed");
+    let whole = format!("{}\nserver {{\n{}", servers[0], servers[2]);
+    let is_kept = |line: &&str| !line.contains("listen [::]") && (tls || !line.contains("ssl_"));
+    let lines: String = whole.lines().filter(is_kept).map(|line| format!("{line}\n")).collect();
+    let (listen, scheme) = match tls {
+        true => (format!("listen {listen} ssl http2;"), "default  $scheme;"),
+        false => (format!("listen {listen};"), "default  https;"),
+    };
+    lines
+        .replace("8079", &refresh.port().to_string())
+        .replace(SHIPPED_LISTEN, &listen)
+        .replace("default  $scheme;", scheme)
+        .replace(&format!("{SHIPPED_FILES}fullchain.pem"), &dir.join("certificate.pem").display().to_string())
+        .replace(SHIPPED_FILES, &format!("{}/", dir.display()))
+        .replace("127.0.0.1:8080", upstream)
+        .replace("/var/cache/nginx/causeway", &dir.join("cache").display().to_string())
+}
+
 /// A running nginx. Dropping it ends it.
 pub struct Nginx {
-    _process: Process,
+    process: Process,
 }
 
 impl Nginx {
@@ -36,7 +67,12 @@ impl Nginx {
         command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "error.log"]);
         let process = Process::spawn("nginx", &mut command, dir);
         eventually("nginx listens", TIMEOUT, async || TcpStream::connect(listens).await.map(drop)).await;
-        Self { _process: process }
+        Self { process }
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
     }
 }
 

@@ -65,6 +65,12 @@ pub async fn console(loaded: &Loaded, args: ConsoleArgs) -> anyhow::Result<()> {
     if !client.has("/").await? {
         bail!("the gateway at {} has no console: set admin.console = true, and restart it", client.url());
     }
+    let address = client.url();
+    if address.starts_with("unix:") {
+        bail!(
+            "browsers cannot open {address}: add an address such as 127.0.0.1:8081 to admin.listen, and name it with --admin"
+        );
+    }
     let url = client.token().map_or_else(|| client.url(), |token| with_token(&client.url(), token));
     print_line(&url)?;
     if args.open {

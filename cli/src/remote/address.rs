@@ -1,23 +1,35 @@
 //! [`Address`]: the address of an admin listener; and encoding of queries and path segments.
 
+use config::ListenAddress;
 use http::Uri;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::net::IpAddr;
+use std::path::PathBuf;
 
-/// The address of an admin listener: a URL with only a scheme, a host and a port.
+/// The address of an admin listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
-    /// Whether the scheme is `https`.
-    pub is_tls: bool,
-    /// The host of the URL; IPv6 addresses are in brackets.
-    pub host: String,
-    port: u16,
+pub enum Address {
+    /// A URL with only a scheme, a host and a port.
+    Tcp {
+        /// Whether the scheme is `https`.
+        is_tls: bool,
+        /// The host of the URL; IPv6 addresses are in brackets.
+        host: String,
+        /// The port, that of the scheme if the URL has none.
+        port: u16,
+    },
+    /// The path of a Unix socket, which speaks HTTP without TLS.
+    Unix(PathBuf),
 }
 
 impl Address {
-    /// Parses a URL.
+    /// Parses a URL, or `unix:/PATH`, also as nginx writes it: `http://unix:/PATH`.
     pub fn parse(url: &str) -> Option<Self> {
-        let url: Uri = url.trim().parse().ok()?;
+        let url = url.trim();
+        if let Ok(ListenAddress::Unix(path)) = url.strip_prefix("http://").unwrap_or(url).parse() {
+            return Some(Self::Unix(path));
+        }
+        let url: Uri = url.parse().ok()?;
         let authority = url.authority().filter(|authority| !authority.as_str().contains('@'))?;
         let is_tls = match url.scheme_str() {
             Some("http") => false,
@@ -28,22 +40,34 @@ impl Address {
             return None;
         }
         let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        Some(Self { is_tls, host: authority.host().to_owned(), port })
+        Some(Self::Tcp { is_tls, host: authority.host().to_owned(), port })
     }
 
-    /// Host and port.
+    /// Whether TLS is spoken.
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Tcp { is_tls: true, .. })
+    }
+
+    /// Host and port, for the header `Host`.
     pub fn authority(&self) -> String {
-        format!("{}:{}", self.host, self.port)
+        match self {
+            Self::Tcp { host, port, .. } => format!("{host}:{port}"),
+            Self::Unix(_) => "localhost".to_owned(),
+        }
     }
 
     /// The URL, with its port.
     pub fn url(&self) -> String {
-        format!("{}://{}", if self.is_tls { "https" } else { "http" }, self.authority())
+        match self {
+            Self::Tcp { is_tls, .. } => format!("{}://{}", if *is_tls { "https" } else { "http" }, self.authority()),
+            Self::Unix(path) => ListenAddress::Unix(path.clone()).to_string(),
+        }
     }
 
-    /// Whether the host is `localhost` or a loopback address.
+    /// Whether it is on this machine: a Unix socket, or the host `localhost` or a loopback address.
     pub fn is_loopback(&self) -> bool {
-        let bare = self.host.trim_start_matches('[').trim_end_matches(']');
+        let Self::Tcp { host, .. } = self else { return true };
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
         bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(|address: IpAddr| address.is_loopback())
     }
 }
@@ -65,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_admin_listener_is_a_host_and_a_port() {
+    fn an_admin_listener_is_a_host_and_a_port_or_a_unix_socket() {
         let table = [
             ("http://127.0.0.1:8081", Some(("http://127.0.0.1:8081", true))),
             ("http://127.0.0.1:8081/", Some(("http://127.0.0.1:8081", true))),
@@ -75,6 +99,11 @@ mod tests {
             ("http://gateway.example.org", Some(("http://gateway.example.org:80", false))),
             ("https://gateway.example.org", Some(("https://gateway.example.org:443", false))),
             ("https://127.0.0.1:8081", Some(("https://127.0.0.1:8081", true))),
+            ("unix:/run/causeway/admin.sock", Some(("unix:/run/causeway/admin.sock", true))),
+            ("http://unix:/run/causeway/admin.sock", Some(("unix:/run/causeway/admin.sock", true))),
+            ("https://unix:/run/causeway/admin.sock", None),
+            ("unix:admin.sock", None),
+            ("unix:", None),
             ("ftp://127.0.0.1:8081", None),
             ("127.0.0.1:8081", None),
             ("http://127.0.0.1:8081/api", None),

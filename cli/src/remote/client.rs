@@ -28,7 +28,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
 
@@ -97,9 +97,10 @@ impl Client {
     /// # Errors
     /// When the URL is invalid, or the trusted certificates cannot be read.
     pub fn new(url: &str, access: Access) -> anyhow::Result<Self> {
-        let address = Address::parse(url)
-            .with_context(|| format!("\"{url}\" is not the URL of an admin listener, such as http://127.0.0.1:8081"))?;
-        let tls = address.is_tls.then(|| match &access.ca {
+        let address = Address::parse(url).with_context(|| {
+            format!("\"{url}\" is not the URL of an admin listener, such as http://127.0.0.1:8081 or unix:/PATH")
+        })?;
+        let tls = address.is_tls().then(|| match &access.ca {
             None if access.is_local && address.is_loopback() => tls::own_gateway(),
             ca => tls::connector(ca.as_deref()),
         });
@@ -119,7 +120,7 @@ impl Client {
 
     /// Whether the token would be sent unencrypted to another machine.
     pub fn sends_token_in_clear(&self) -> bool {
-        self.access.token().is_some() && !self.address.is_tls && !self.address.is_loopback()
+        self.access.token().is_some() && !self.address.is_tls() && !self.address.is_loopback()
     }
 
     /// Sends a request, with a JSON body if there is one, and parses the JSON of the answer.
@@ -265,11 +266,12 @@ impl Client {
 
     async fn connect(&self) -> anyhow::Result<SendRequest<Body>> {
         let connecting = async {
-            let stream = TcpStream::connect(self.address.authority()).await?;
-            stream.set_nodelay(true)?;
-            let stream: Box<dyn Duplex> = match &self.tls {
-                Some(tls) => Box::new(tls.connect(tls::name(&self.address.host)?, stream).await?),
-                None => Box::new(stream),
+            let stream: Box<dyn Duplex> = match (&self.address, &self.tls) {
+                (Address::Unix(path), _) => Box::new(UnixStream::connect(path).await?),
+                (Address::Tcp { host, .. }, Some(tls)) => {
+                    Box::new(tls.connect(tls::name(host)?, self.connect_tcp().await?).await?)
+                }
+                (Address::Tcp { .. }, None) => Box::new(self.connect_tcp().await?),
             };
             anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
         };
@@ -280,8 +282,21 @@ impl Client {
         Ok(sender)
     }
 
+    async fn connect_tcp(&self) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect(self.address.authority()).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
     fn unreachable(&self, error: &anyhow::Error) -> RequestError {
         let message = format!("the gateway at {} cannot be reached: {}", self.url(), chain(error));
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if kind == Some(io::ErrorKind::PermissionDenied) && matches!(self.address, Address::Unix(_)) {
+            return RequestError::Unreachable(format!(
+                "{message}; only users who may write to the socket can connect: run this as the gateway's user, or set \
+                 admin.unix_mode"
+            ));
+        }
         let is_about_its_certificate = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref)
@@ -428,9 +443,12 @@ mod tests {
         let loaded = config::load(&flags, std::iter::empty()).expect("valid settings");
         let node = crate::options::NodeOptions::for_tests(Some(&file));
         let access = Access::of(&loaded, &node, false).expect("reads");
-        for (url, in_clear) in
-            [("http://127.0.0.1:1", false), ("http://10.0.0.1:1", true), ("http://example.org", true)]
-        {
+        for (url, in_clear) in [
+            ("http://127.0.0.1:1", false),
+            ("http://10.0.0.1:1", true),
+            ("http://example.org", true),
+            ("unix:/run/admin.sock", false),
+        ] {
             assert_eq!(Client::new(url, access.clone()).expect("a URL").sends_token_in_clear(), in_clear, "{url}");
             assert!(!Client::new(url, Access::default()).expect("a URL").sends_token_in_clear());
         }

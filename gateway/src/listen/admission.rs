@@ -197,11 +197,19 @@ impl Admission {
         self.bounds.exempt.iter().any(|proxy| proxy.includes(address))
     }
 
+    /// The client that the connections of an address count for; `None` for a trusted proxy's.
+    pub fn client_of(&self, address: IpAddr) -> Option<IpAddr> {
+        (!self.is_exempt(address)).then(|| network_of(address))
+    }
+
     /// Counts a connection: it is admitted or waits.
     pub fn register(self: &Arc<Self>, address: IpAddr, connection: Arc<dyn Evictable>) -> Slot {
-        let address = address.to_canonical();
-        let exempt = self.is_exempt(address);
-        let entry = PoolEntry { client: (!exempt).then(|| network_of(address)), connection };
+        self.register_for(self.client_of(address), connection)
+    }
+
+    /// Counts a connection for a client; `None` to count it in total only.
+    pub fn register_for(self: &Arc<Self>, client: Option<IpAddr>, connection: Arc<dyn Evictable>) -> Slot {
+        let entry = PoolEntry { client, connection };
         let mut state = self.state();
         let id = state.next;
         state.next += 1;

@@ -214,7 +214,7 @@ async fn serve_connection<H, F, B>(
         None => http1::serve(monitored, limits, &handler, &stop, &state).await,
         Some(tls) => {
             // Boxed, because other connections need no room for it.
-            let shaking = tls.accept(monitored, &state, limits.header_timeout);
+            let shaking = tls.accept(monitored, &state, (&limits.admission, limits.header_timeout));
             let shaken = Box::pin(stop.or_first_request_grace(shaking)).await;
             let Some(encrypted) = shaken.flatten() else { return };
             state.encrypt();

@@ -1,7 +1,7 @@
-//! Requests over TLS and HTTP/2: the same answers as over HTTP/1.1, broken responses, and clients that do not read.
+//! Requests over TLS and HTTP/2: origins, broken responses, and clients that do not read.
 
-use crate::dag::{directory, file, noise, raw};
-use crate::site::{FailingNetwork, PATIENCE, Setup, Site, header, until};
+use crate::dag::{file, noise, raw};
+use crate::site::{FailingNetwork, PATIENCE, Setup, Site, until};
 use crate::upstream::FakeNetwork;
 use bytes::Bytes;
 use content::{Block, Cid, SourceError, Stall};
@@ -83,7 +83,7 @@ async fn site(blocks: &[&Block], set: impl FnOnce(&mut Setup)) -> Site {
 }
 
 /// Clients that speak HTTP/1.1 without and with TLS, and HTTP/2.
-fn clients(site: &Site) -> [(Version, String, Client); 3] {
+pub fn clients(site: &Site) -> [(Version, String, Client); 3] {
     let builder = || site.encrypted().client();
     [
         (Version::HTTP_11, site.url(""), builder()),
@@ -91,50 +91,6 @@ fn clients(site: &Site) -> [(Version, String, Client); 3] {
         (Version::HTTP_2, site.encrypted().url(""), builder()),
     ]
     .map(|(version, base, client)| (version, base, client.build().expect("a client")))
-}
-
-#[tokio::test]
-async fn answers_are_the_same_over_every_protocol() {
-    let leaves: Vec<Block> = (0..5).map(|seed| raw(noise(seed, 100_000))).collect();
-    let (text, large) = (raw("hello, world\n"), file(&leaves));
-    let root = directory(&[("hello.txt", &text), ("large.bin", &large)]);
-    let bytes: Vec<u8> = leaves.iter().flat_map(|leaf| leaf.data().to_vec()).collect();
-    let site = site(&leaves.iter().chain([&text, &large, &root]).collect::<Vec<_>>(), |_| {}).await;
-    let tag = format!("\"{}\"", text.cid());
-    let (hello, large) = (format!("/ipfs/{}/hello.txt", root.cid()), format!("/ipfs/{}/large.bin", root.cid()));
-    let missing = format!("/ipfs/{}/missing", root.cid());
-    let range = [("range", "bytes=99990-200009")];
-    type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], u16, Option<&'a [u8]>);
-    let table: [Row<'_>; 9] = [
-        ("GET", &hello, &[], 200, Some(text.data())),
-        ("HEAD", &hello, &[], 200, Some(b"")),
-        ("GET", &hello, &[("if-none-match", &tag)], 304, Some(b"")),
-        ("GET", &large, &[], 200, Some(&bytes)),
-        ("GET", &large, &range, 206, Some(&bytes[99_990..200_010])),
-        ("GET", &large, &[("range", "bytes=900000-")], 416, None),
-        ("GET", &missing, &[], 404, None),
-        ("POST", &hello, &[], 405, None),
-        ("OPTIONS", "/", &[], 204, Some(b"")),
-    ];
-    for (method, path, headers, status, body) in table {
-        let mut heads = Vec::new();
-        for (version, base, client) in clients(&site) {
-            let method = method.parse().expect("a method");
-            let mut request = client.request(method, format!("{base}{path}"));
-            for (name, value) in headers {
-                request = request.header(*name, *value);
-            }
-            let response = request.send().await.expect("answers");
-            assert_eq!((response.status().as_u16(), response.version()), (status, version), "{path}");
-            let names = ["content-type", "content-length", "content-range", "etag", "cache-control", "x-ipfs-roots"];
-            heads.push(names.map(|name| header(&response, name).to_owned()));
-            assert!(response.headers().contains_key("date") && !response.headers().contains_key("connection"));
-            let received = response.bytes().await.expect("a body");
-            assert!(body.is_none_or(|body| received == body), "{path} over {version:?}: {} bytes", received.len());
-        }
-        assert!(heads.iter().all(|head| *head == heads[0]), "{method} {path}: {heads:?}");
-    }
-    site.until_metric("causeway_http_requests_in_flight", 0).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
-//! Requests over HTTP/3: the same answers as over HTTP/2, broken responses, clients that do not read, drains.
+//! Requests over HTTP/3: how it is announced, broken responses, clients that do not read, drains.
 
 use crate::certificate::{Encrypted, Files};
-use crate::dag::{directory, file, noise, raw};
+use crate::dag::{file, noise, raw};
 use crate::quic::{Http3, get, read, reset_code};
 use crate::site::{FailingNetwork, PATIENCE, Setup, Site, until};
 use crate::upstream::FakeNetwork;
@@ -13,7 +13,7 @@ use gateway::listen::http3;
 use gateway::listen::server::ConnectionLimits;
 use gateway::metrics::{CertificateMetrics, HttpMetrics};
 use h3::error::Code;
-use http::{Method, Request, StatusCode, Version};
+use http::{Request, StatusCode};
 use http_body_util::Full;
 use prometheus_client::registry::Registry;
 use std::net::UdpSocket;
@@ -29,62 +29,6 @@ async fn site(blocks: &[&Block], set: impl FnOnce(&mut Setup)) -> Site {
     let mut setup = Setup { tls: true, ..Setup::new(blocks) };
     set(&mut setup);
     setup.start().await
-}
-
-#[tokio::test]
-async fn answers_are_the_same_as_over_http2() {
-    let leaves: Vec<Block> = (0..5).map(|seed| raw(noise(seed, 100_000))).collect();
-    let (text, large) = (raw("hello, world\n"), file(&leaves));
-    let root = directory(&[("hello.txt", &text), ("large.bin", &large)]);
-    let bytes: Vec<u8> = leaves.iter().flat_map(|leaf| leaf.data().to_vec()).collect();
-    let site = site(&leaves.iter().chain([&text, &large, &root]).collect::<Vec<_>>(), |_| {}).await;
-    let http2 = site.encrypted().client().build().expect("a client");
-    let mut connection = Http3::connect(&site).await;
-    let tag = format!("\"{}\"", text.cid());
-    let (hello, large) = (format!("/ipfs/{}/hello.txt", root.cid()), format!("/ipfs/{}/large.bin", root.cid()));
-    let (folder, missing) = (format!("/ipfs/{}/", root.cid()), format!("/ipfs/{}/missing", root.cid()));
-    let car = format!("/ipfs/{}?format=car", root.cid());
-    let range = [("range", "bytes=99990-200009")];
-    type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], u16, Option<&'a [u8]>);
-    let table: [Row<'_>; 11] = [
-        ("GET", &hello, &[], 200, Some(text.data())),
-        ("HEAD", &hello, &[], 200, Some(b"")),
-        ("GET", &hello, &[("if-none-match", &tag)], 304, Some(b"")),
-        ("GET", &large, &[], 200, Some(&bytes)),
-        ("GET", &large, &range, 206, Some(&bytes[99_990..200_010])),
-        ("GET", &large, &[("range", "bytes=900000-")], 416, None),
-        ("GET", &folder, &[], 200, None),
-        ("GET", &car, &[], 200, None),
-        ("GET", &missing, &[], 404, None),
-        ("POST", &hello, &[], 405, None),
-        ("OPTIONS", "/", &[], 204, Some(b"")),
-    ];
-    for (method, path, headers, status, body) in table {
-        let method = Method::from_bytes(method.as_bytes()).expect("a method");
-        let url = site.encrypted().url(path);
-        let (mut theirs, mut ours) = (http2.request(method.clone(), &url), Request::builder().method(method).uri(&url));
-        for (name, value) in headers {
-            (theirs, ours) = (theirs.header(*name, *value), ours.header(*name, *value));
-        }
-        let theirs = theirs.send().await.expect("answers");
-        let (head, stream) = connection.send(ours.body(()).expect("a request")).await.expect("answers");
-        assert_eq!((theirs.version(), head.version()), (Version::HTTP_2, Version::HTTP_3));
-        assert_eq!((theirs.status(), head.status().as_u16()), (head.status(), status), "{path}");
-        let varying = ["date", "server-timing", "alt-svc"];
-        let compared = |headers: &http::HeaderMap| {
-            let named = headers.iter().filter(|(name, _)| !varying.contains(&name.as_str()));
-            let mut named: Vec<_> = named.map(|(name, value)| (name.to_string(), value.clone())).collect();
-            named.sort();
-            named
-        };
-        assert_eq!(compared(theirs.headers()), compared(head.headers()), "{path}");
-        assert!(head.headers().contains_key("date"));
-        let (expected, received) = (theirs.bytes().await.expect("a body"), read(stream).await.expect("a body"));
-        assert!(received == expected && body.is_none_or(|body| received == body), "{path}: {} bytes", received.len());
-    }
-    site.until_metric("causeway_http_requests_in_flight", 0).await;
-    assert_eq!(site.metric("causeway_http_version_requests_total{version=\"3\"}"), 11);
-    assert_eq!(site.metric("causeway_http_version_requests_total{version=\"2\"}"), 11);
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
 //! Clients that abuse HTTP/3: heads without an end, floods of what is no request, resets, handshakes that are not
-//! finished, random bytes.
+//! finished, forged datagrams, random bytes.
 
 use crate::dag::{noise, raw};
-use crate::quic::{HEADERS, Http3, RawClient, connect_quic, frame, get_frame, head, moment, varint};
+use crate::quic::{
+    CONNECTION_CLOSE, HEADERS, Http3, RawClient, connect_quic, frame, get_frame, head, initial, moment, varint,
+};
 use crate::site::{PATIENCE, Setup, Site, until};
 use crate::upstream::FakeNetwork;
 use content::Block;
@@ -18,6 +20,11 @@ use tokio::net::UdpSocket;
 const STREAMS_MAX: u64 = 100;
 /// What a client can send of one head, at most: what is read, and the window beyond it.
 const HEAD_SENT_MAX: usize = 2 * 32 * 1024 + 64 * 1024;
+
+/// The maximum number of unfinished handshakes of addresses that are not validated.
+const UNVALIDATED_MAX: u64 = 32;
+const RETRIES: &str = "causeway_http_quic_retries_total";
+const CONNECTIONS: &str = "causeway_http_quic_connections";
 
 /// A site whose network holds a block back, and the path to it.
 async fn site(set: impl FnOnce(&mut Setup)) -> (Site, Arc<FakeNetwork>, String) {
@@ -212,9 +219,53 @@ async fn one_way(server: SocketAddr) -> SocketAddr {
     address
 }
 
+/// Datagrams that each open a connection and close it, so that no handshake remains. QUIC may store their state all the
+/// same: it counts.
+#[tokio::test]
+async fn forged_datagrams_that_close_their_connection_are_counted_and_bounded() {
+    let (site, ..) = site(|_| {}).await;
+    let (socket, server) = (UdpSocket::bind("127.0.0.1:0").await.expect("a free port"), site.encrypted().address);
+    for number in 0..UNVALIDATED_MAX {
+        socket.send_to(&initial(number, &CONNECTION_CLOSE), server).await.expect("sends");
+    }
+    // The next one has to prove its address, which the forger cannot.
+    socket.send_to(&initial(UNVALIDATED_MAX, &CONNECTION_CLOSE), server).await.expect("sends");
+    site.until_metric(RETRIES, 1).await;
+    site.until_metric(CONNECTIONS, 0).await;
+    moment().await;
+    for piece in 1..=5 {
+        // As many as the socket of the server holds.
+        for number in 0..20 {
+            socket.send_to(&initial(1_000 * piece + number, &CONNECTION_CLOSE), server).await.expect("sends");
+        }
+        site.until_metric(RETRIES, 1 + 20 * piece).await;
+    }
+    assert_eq!(site.metric(CONNECTIONS), 0);
+    // A client that is there is served.
+    serves(&site).await;
+    assert_eq!(site.metric(RETRIES), 102);
+}
+
+/// Datagrams with the first bytes of a ClientHello, whose rest never comes.
+#[tokio::test]
+async fn forged_datagrams_that_begin_a_handshake_end_in_time() {
+    let (site, ..) = site(|setup| setup.http.header_timeout_seconds = 2).await;
+    let (socket, server) = (UdpSocket::bind("127.0.0.1:0").await.expect("a free port"), site.encrypted().address);
+    // CRYPTO at the offset 0 with 100 bytes (RFC 9000, section 19.6): a ClientHello of 400 bytes.
+    let begun = [&[0x06, 0][..], &varint(100), &[1, 0, 1, 0x90, 3, 3], &[7; 94]].concat();
+    for number in 0..UNVALIDATED_MAX + 8 {
+        socket.send_to(&initial(number, &begun), server).await.expect("sends");
+    }
+    site.until_metric(RETRIES, 8).await;
+    assert_eq!(site.metric(CONNECTIONS), UNVALIDATED_MAX);
+    let since = Instant::now();
+    serves(&site).await;
+    site.until_metric(CONNECTIONS, 0).await;
+    assert!(since.elapsed() < Duration::from_secs(9), "they end with the timeout of the settings");
+}
+
 #[tokio::test]
 async fn addresses_are_validated_while_many_handshakes_are_pending() {
-    const RETRIES: &str = "causeway_http_quic_retries_total";
     let (site, ..) = site(|_| {}).await;
     serves(&site).await;
     assert_eq!(site.metric(RETRIES), 0);
@@ -231,13 +282,13 @@ async fn addresses_are_validated_while_many_handshakes_are_pending() {
         pending.push((endpoint, tokio::spawn(connecting)));
     }
     site.until_metric(RETRIES, 8).await;
-    assert_eq!(site.metric("causeway_http_quic_connections"), 32);
+    assert_eq!(site.metric(CONNECTIONS), UNVALIDATED_MAX);
     // A client that is there is served all the same, after a round trip.
     serves(&site).await;
     assert_eq!(site.metric(RETRIES), 9);
     pending.iter().for_each(|(_, connecting)| connecting.abort());
     // They end without their clients.
-    site.until_metric("causeway_http_quic_connections", 0).await;
+    site.until_metric(CONNECTIONS, 0).await;
     // QUIC may store their state until the idle timeout, so that they count until then.
     serves(&site).await;
     assert_eq!(site.metric(RETRIES), 10);

@@ -25,5 +25,6 @@ mod tls;
 mod tls_by_name;
 mod traces;
 mod upstream;
+mod versions;
 mod withheld;
 mod work;

@@ -1,4 +1,4 @@
-//! Clients that speak HTTP/3: with `h3`, or with bytes of their own on QUIC streams.
+//! Clients that speak HTTP/3: with `h3`, with bytes of their own on QUIC streams, or with a hand-made datagram.
 
 use crate::certificate::Encrypted;
 use crate::site::{PATIENCE, Site};
@@ -151,6 +151,39 @@ impl RawClient {
     pub async fn ended(self) -> Option<u64> {
         code_of(&tokio::time::timeout(PATIENCE, self.quic.closed()).await.expect("an end in time"))
     }
+}
+
+/// The frame CONNECTION_CLOSE without an error (RFC 9000, section 19.19).
+pub const CONNECTION_CLOSE: [u8; 4] = [0x1c, 0, 0, 0];
+
+/// A datagram that opens a connection: an Initial packet with these frames (RFC 9000, section 17.2.2). It can be sent
+/// from a forged address, since its keys follow from what is in it (RFC 9001, section 5.2).
+pub fn initial(number: u64, frames: &[u8]) -> Vec<u8> {
+    const BYTES: usize = 1200;
+    const TAG_BYTES: usize = 16;
+    let suite = rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13().expect("a suite of TLS 1.3");
+    let (id, suite) = (number.to_be_bytes(), suite.quic_suite().expect("QUIC"));
+    let keys = suite.keys(&id, rustls::Side::Client, rustls::quic::Version::V1).local;
+    // An Initial packet of version 1, whose packet number has four bytes; the IDs of the server and of the client; no
+    // token.
+    let mut header = vec![0xc3, 0, 0, 0, 1, 8];
+    header.extend_from_slice(&id);
+    header.push(8);
+    header.extend_from_slice(&id);
+    header.push(0);
+    // The length of the rest has two bytes.
+    let rest = BYTES - header.len() - 2;
+    header.extend_from_slice(&varint(rest as u64));
+    let number_at = header.len();
+    header.extend_from_slice(&[0; 4]);
+    // PADDING follows the frames.
+    let mut payload = vec![0; rest - 4 - TAG_BYTES];
+    payload[..frames.len()].copy_from_slice(frames);
+    let tag = keys.packet.encrypt_in_place(0, &header, &mut payload).expect("is short");
+    let sample: Vec<u8> = payload[..keys.header.sample_len()].to_vec();
+    let (first, others) = header.split_at_mut(1);
+    keys.header.encrypt_in_place(&sample, &mut first[0], &mut others[number_at - 1..]).expect("a sample");
+    [&header[..], &payload, tag.as_ref()].concat()
 }
 
 /// A variable-length integer (RFC 9000, section 16).

@@ -32,8 +32,9 @@
 //! `http.acme_on_demand` a handshake for another name ([`Acme::obtain`]) has an order begun, if the name is a public
 //! domain that is not one of the gateway's own, its DNSLink resolves (the name resolver asks the policy), and the rates
 //! of all, of its registered domain and of its client have a permit. The handshake waits for [`HANDSHAKE_WAIT`]; the
-//! order goes on without it. A refused or failed name is cached. Certificates on demand are renewed while they are
-//! used, and the least recently used ones make room for others.
+//! order goes on without it. A handshake over QUIC does not wait ([`Acme::request`]). A refused or failed name is
+//! cached. Certificates on demand are renewed while they are used, and the least recently used ones make room for
+//! others.
 //!
 //! The library is instant-acme. ARCHITECTURE.md has the reason.
 
@@ -71,7 +72,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -198,7 +199,7 @@ impl Acme {
             resolver,
             certificates: RwLock::default(),
             schedule: Mutex::default(),
-            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max, epoch::signed_now())),
+            admission: Mutex::new(Admission::new(http.acme_on_demand_hourly_max)),
             lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             domain_lookups: Arc::new(Limiter::new(LOOKUPS_MAX, CLIENT_LOOKUPS_MAX)),
             unsaved: Mutex::default(),
@@ -293,17 +294,25 @@ impl Acme {
         found.min_by_key(|(name, _)| *name).map(|(_, found)| Arc::clone(&found.certified))
     }
 
+    /// Whether certificates are obtained on demand.
+    pub fn obtains_on_demand(&self) -> bool {
+        self.on_demand_max.is_some()
+    }
+
+    /// Has a certificate on demand ordered for the host name of a handshake, unless one is ordered already. Returns its
+    /// name; `None` if there is none to wait for. This takes as long as the look-up of a DNSLink.
+    pub async fn request(&self, host: &str, client: IpAddr) -> Option<String> {
+        self.on_demand_max?;
+        let refused = |refusal: Demand| {
+            self.metrics.demand(refusal);
+            tracing::debug!(host, reason = refusal.label(), "no certificate is obtained on demand");
+        };
+        self.admit(host, client).await.map_err(refused).ok()
+    }
+
     /// Obtains a certificate on demand for the host name of a handshake, and waits for it for a limited time.
     pub async fn obtain(&self, host: &str, client: IpAddr) -> Option<Arc<CertifiedKey>> {
-        self.on_demand_max?;
-        let name = match self.admit(host, client).await {
-            Ok(name) => name,
-            Err(refusal) => {
-                self.metrics.demand(refusal);
-                tracing::debug!(host, reason = refusal.label(), "no certificate is obtained on demand");
-                return None;
-            }
-        };
+        let name = self.request(host, client).await?;
         let issued = async {
             loop {
                 let settled = self.settled.notified();
@@ -360,7 +369,7 @@ impl Acme {
         if !self.has_room(&schedule, now) {
             return Err(Demand::Full);
         }
-        if !self.admission().permit(&name, client, now) {
+        if !self.admission().permit(&name, client, Instant::now()) {
             return Err(Demand::RateLimited);
         }
         schedule.add(&name, true, None, now, random());

@@ -136,7 +136,8 @@ async fn the_state_of_a_configured_name_has_why_its_order_failed_until_one_succe
     assert_eq!(status(), missing);
     failure("gateway.example");
     assert_eq!(status().failure, Some("ä".repeat(FAILURE_BYTES_MAX / 2)), "within bounds");
-    let issued = AcmeCertificate::parse("gateway.example", pem("gateway.example", 2099).as_bytes(), epoch::signed_now());
+    let issued =
+        AcmeCertificate::parse("gateway.example", pem("gateway.example", 2099).as_bytes(), epoch::signed_now());
     acme.issued("gateway.example", issued.expect("is valid"), pem("gateway.example", 2099)).await;
     assert!(status().failure.is_none() && status().expires_at > Some(epoch::signed_now()), "{:?}", status());
 }

@@ -6,6 +6,7 @@ use crate::redact;
 use api::access::{OPERATOR, Scope};
 use api::audit::AuditEntry;
 use api::text::seconds;
+use config::{ShownAddress, UNIX_PEER};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +55,7 @@ impl PendingChange {
             token: Arc::clone(&principal.id),
             name: Arc::clone(&principal.name),
             scope,
-            from: from.map(|from| from.to_string()),
+            from: from.map(shown),
             method: method.to_string(),
             path: path[..path.floor_char_boundary(PATH_BYTES_MAX)].to_owned(),
             since: SystemTime::now(),
@@ -112,6 +113,11 @@ impl PendingChange {
             detail: detail.map(shortened),
         }
     }
+}
+
+/// The address of a client, as in the access log: a Unix socket has none.
+fn shown(from: SocketAddr) -> String {
+    if from.ip() == UNIX_PEER { ShownAddress(UNIX_PEER).to_string() } else { from.to_string() }
 }
 
 /// A unique ID: of the process, by its start time and process ID, and of the change within it.

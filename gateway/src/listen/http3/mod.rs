@@ -27,7 +27,7 @@ use crate::listen::connection::{Connection, CountedConnection};
 use crate::listen::drain::{Drain, ShutdownSignal};
 use crate::listen::http2::progress::{ConnectionProgress, Piece};
 use crate::listen::server::{ConnectionLimits, RequestBody};
-use crate::listen::tls::{Tls, handshake};
+use crate::listen::tls::{MissingCertificate, Tls, handshake};
 use crate::metrics::HttpMetrics;
 use bytes::Bytes;
 use futures::FutureExt as _;
@@ -39,7 +39,7 @@ use http_body::Body;
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{Endpoint, EndpointConfig, IdleTimeout, Incoming, TokioRuntime, TransportConfig, VarInt};
 use std::io;
-use std::net::UdpSocket;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
@@ -61,8 +61,9 @@ const UNVALIDATED_MAX: usize = 32;
 const INCOMING_MAX: usize = 256;
 const INCOMING_BYTES: u64 = 16 * 1024;
 const INCOMING_TOTAL_BYTES: u64 = 1024 * 1024;
-/// The idle timeout, and the interval of keep-alive frames.
-const IDLE_TIMEOUT: VarInt = VarInt::from_u32(30_000);
+/// The idle timeout, in milliseconds as QUIC has it, and the interval of keep-alive frames.
+const IDLE_TIMEOUT_MS: u32 = 30_000;
+const IDLE_TIMEOUT: Duration = Duration::from_millis(IDLE_TIMEOUT_MS as u64);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// The time for a client to receive GOAWAY, after which its requests are refused.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -126,7 +127,8 @@ where
         };
         let (limits, metrics, handler, stop) = (limits.clone(), Arc::clone(&metrics), handler.clone(), drain.signal());
         let (tls, config) = (Arc::clone(&tls), configs.current(&tls));
-        let token = served.token();
+        let (config, missing) = on_demand(config, &tls);
+        let (client, token) = (client_of(&incoming), served.token());
         drain.spawn(async move {
             let _token = token;
             let open = OpenConnection::begin(&metrics);
@@ -134,7 +136,7 @@ where
                 let shaking = Box::pin(stop.or_first_request_grace(shake(incoming, config, &tls, &limits)));
                 let Some((connection, state)) = shaking.await.flatten() else {
                     drop(open);
-                    return pending.outlast(&stop).await;
+                    return Box::pin(end_failed(pending, missing, client, &stop)).await;
                 };
                 drop(pending);
                 let counted = CountedConnection::register_state(&limits.admission, state);
@@ -197,9 +199,9 @@ impl Pending {
 
     /// Counts a handshake that has failed, while QUIC may store its state: a datagram that closes the connection that it
     /// opens leaves it until the idle timeout.
-    async fn outlast(self, stop: &ShutdownSignal) {
+    async fn outlast(self, state: Duration, stop: &ShutdownSignal) {
         if self.0.is_some() {
-            _ = tokio::time::timeout(Duration::from_millis(IDLE_TIMEOUT.into_inner()), stop.wait()).await;
+            _ = tokio::time::timeout(state, stop.wait()).await;
         }
     }
 }
@@ -210,6 +212,31 @@ impl Drop for Pending {
             unvalidated.fetch_sub(1, Ordering::Relaxed);
         }
     }
+}
+
+/// What remains of a handshake that has failed: its state, and the certificate that it did not find.
+async fn end_failed(pending: Pending, missing: Option<MissingCertificate>, client: IpAddr, stop: &ShutdownSignal) {
+    let order = async {
+        if let Some(missing) = missing {
+            _ = stop.or_first_request_grace(missing.order(client)).await;
+        }
+    };
+    tokio::join!(order, pending.outlast(IDLE_TIMEOUT, stop));
+}
+
+/// The client that the rates of certificates on demand count a handshake for. An address that is not validated may be
+/// forged, so that all such clients have one share, and use up no share of others.
+fn client_of(incoming: &Incoming) -> IpAddr {
+    let validated = incoming.remote_address_validated().then(|| incoming.remote_address().ip());
+    validated.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED))
+}
+
+/// The configuration of one connection, whose handshake tells which certificate it did not find.
+fn on_demand(config: Arc<quinn::ServerConfig>, tls: &Tls) -> (Arc<quinn::ServerConfig>, Option<MissingCertificate>) {
+    let Some((quic, missing)) = tls.quic_on_demand() else { return (config, None) };
+    let mut of_one = quinn::ServerConfig::clone(&config);
+    of_one.crypto = quic;
+    (Arc::new(of_one), Some(missing))
 }
 
 /// The configuration of connections, which changes with the certificate.
@@ -240,7 +267,7 @@ fn server_config(quic: Arc<QuicServerConfig>) -> quinn::ServerConfig {
         .receive_window(RECEIVE_WINDOW_BYTES.into())
         .send_window(WINDOW_BYTES_MIN as u64)
         .datagram_receive_buffer_size(None)
-        .max_idle_timeout(Some(IdleTimeout::from(IDLE_TIMEOUT)))
+        .max_idle_timeout(Some(IdleTimeout::from(VarInt::from_u32(IDLE_TIMEOUT_MS))))
         .keep_alive_interval(Some(KEEP_ALIVE));
     let mut tokens = quinn::ValidationTokenConfig::default();
     // Addresses are validated by the handshake, or by Retry.
@@ -264,7 +291,7 @@ async fn shake(
     limits: &ConnectionLimits,
 ) -> Option<(quinn::Connection, Arc<Connection>)> {
     let state = Arc::new(Connection::new(incoming.remote_address()));
-    let slot = tls.begin_handshake(&state);
+    let slot = tls.begin_handshake(&state, &limits.admission);
     let shaking = async {
         slot.admitted().await.ok()?;
         let connecting = incoming.accept_with(config).ok()?;
@@ -418,4 +445,30 @@ fn far_future() -> Instant {
 /// the client does not take it.
 async fn send_goaway(connection: &mut h3::server::Connection<Transport, Piece>, later_requests: usize) -> bool {
     tokio::time::timeout(CLOSE_TIMEOUT, connection.shutdown(later_requests)).await.is_ok_and(|sent| sent.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failed_handshake_counts_as_long_as_quic_may_store_its_state() {
+        let unvalidated = Arc::new(AtomicUsize::new(1));
+        let count = || unvalidated.load(Ordering::Relaxed);
+        let pending = || Pending(Some(Arc::clone(&unvalidated)));
+        let (begun, drain) = (Instant::now(), Drain::default());
+        let (state, stop) = (Duration::from_millis(300), drain.signal());
+        let mut outlasting = pin!(pending().outlast(state, &stop));
+        assert!(tokio::time::timeout(state / 3, outlasting.as_mut()).await.is_err());
+        assert_eq!(count(), 1);
+        outlasting.await;
+        assert!(count() == 0 && begun.elapsed() >= state);
+        // A client whose address is validated is counted elsewhere, and a drain does not wait.
+        let (hour, soon) = (Duration::from_secs(3600), Duration::from_secs(10));
+        tokio::time::timeout(soon, Pending(None).outlast(hour, &stop)).await.expect("at once");
+        unvalidated.store(1, Ordering::Relaxed);
+        assert!(drain.finish(Duration::from_secs(1)).await);
+        tokio::time::timeout(soon, pending().outlast(hour, &stop)).await.expect("at once");
+        assert_eq!(count(), 0);
+    }
 }

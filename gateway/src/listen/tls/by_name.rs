@@ -6,10 +6,11 @@
 //! certificate of its challenge, and nothing is served over its connection.
 //!
 //! Over QUIC a handshake does not wait for a certificate: what there is not ends the handshake, or gets that of the
-//! files. Clients learn of HTTP/3 over TCP, where the certificate was obtained, and go back there if QUIC fails.
+//! files. It is ordered nonetheless ([`MissingCertificate`]): the client connects over TCP after QUIC has failed, as it
+//! should (RFC 9114, section 3.1), and waits for it there.
 
 use super::FileCertificate;
-use super::certificate::{quic_config, server_config};
+use super::certificate::{quic_config, quic_tls_config, server_config};
 use p2p_bridge::epoch;
 use quinn::crypto::rustls::QuicServerConfig;
 use rustls::ServerConfig;
@@ -21,7 +22,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use services::acme::Acme;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -36,7 +37,15 @@ const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 pub(super) struct ByName {
     acme: Arc<Acme>,
     config: Arc<ServerConfig>,
-    quic: Option<Arc<QuicServerConfig>>,
+    quic: Option<QuicConfigs>,
+}
+
+/// The configuration of connections over QUIC.
+struct QuicConfigs {
+    shared: Arc<QuicServerConfig>,
+    /// What that of a single connection is made from.
+    tls: ServerConfig,
+    files: Option<Arc<FileCertificate>>,
 }
 
 /// Where a certificate that there is already comes from.
@@ -76,6 +85,23 @@ impl ResolvesServerCert for AcmeCertificates {
 struct QuicCertificates {
     acme: AcmeCertificates,
     files: Option<Arc<FileCertificate>>,
+    /// Where the name is left for which there is none.
+    missing: Option<Arc<OnceLock<String>>>,
+}
+
+/// The certificate that a handshake over QUIC did not find, if certificates are obtained on demand.
+pub(in crate::listen) struct MissingCertificate {
+    acme: Arc<Acme>,
+    name: Arc<OnceLock<String>>,
+}
+
+impl MissingCertificate {
+    /// Has it ordered, within the rates of certificates on demand.
+    pub async fn order(&self, client: IpAddr) {
+        if let Some(name) = self.name.get() {
+            self.acme.request(name, client).await;
+        }
+    }
 }
 
 impl std::fmt::Debug for QuicCertificates {
@@ -88,11 +114,16 @@ impl ResolvesServerCert for QuicCertificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let name = hello.server_name().map(str::to_ascii_lowercase);
         match existing(&self.acme.0, name.as_deref(), self.files.as_deref()) {
-            Some(CertificateSource::Acme) => self.acme.resolve(hello),
-            Some(CertificateSource::Files) | None => {
-                self.files.as_ref().map(|files| Arc::clone(&files.current().certificate.certified))
+            Some(CertificateSource::Acme) => return self.acme.resolve(hello),
+            Some(CertificateSource::Files) => {}
+            None => {
+                if let (Some(missing), Some(name)) = (&self.missing, name) {
+                    // The first one, as a handshake has one.
+                    _ = missing.set(name);
+                }
             }
         }
+        self.files.as_ref().map(|files| Arc::clone(&files.current().certificate.certified))
     }
 }
 
@@ -102,16 +133,32 @@ impl ByName {
         files: Option<Arc<FileCertificate>>,
         (http2, http3): (bool, bool),
     ) -> Result<Self, rustls::Error> {
-        let certificates = || AcmeCertificates(Arc::clone(&acme));
-        let config = Arc::new(server_config(Arc::new(certificates()), http2)?);
-        let quic =
-            http3.then(|| quic_config(Arc::new(QuicCertificates { acme: certificates(), files }))).transpose()?;
-        Ok(Self { acme, config, quic })
+        let config = Arc::new(server_config(Arc::new(AcmeCertificates(Arc::clone(&acme))), http2)?);
+        let quic = http3.then(|| {
+            let acme = AcmeCertificates(Arc::clone(&acme));
+            let tls = quic_tls_config(Arc::new(QuicCertificates { acme, files: files.clone(), missing: None }))?;
+            Ok::<_, rustls::Error>(QuicConfigs { shared: quic_config(tls.clone())?, tls, files })
+        });
+        Ok(Self { acme, config, quic: quic.transpose()? })
     }
 
     /// The configuration of connections over QUIC, if HTTP/3 is spoken.
     pub(super) fn quic(&self) -> Option<Arc<QuicServerConfig>> {
-        self.quic.clone()
+        self.quic.as_ref().map(|quic| Arc::clone(&quic.shared))
+    }
+
+    /// The configuration of a single connection over QUIC, and the certificate that its handshake may not find. `None`
+    /// if certificates are not obtained on demand.
+    pub(super) fn quic_on_demand(&self) -> Option<(Arc<QuicServerConfig>, MissingCertificate)> {
+        let quic = self.quic.as_ref().filter(|_| self.acme.obtains_on_demand())?;
+        let (mut tls, name) = (quic.tls.clone(), Arc::<OnceLock<String>>::default());
+        tls.cert_resolver = Arc::new(QuicCertificates {
+            acme: AcmeCertificates(Arc::clone(&self.acme)),
+            files: quic.files.clone(),
+            missing: Some(Arc::clone(&name)),
+        });
+        let missing = MissingCertificate { acme: Arc::clone(&self.acme), name };
+        Some((quic_config(tls).ok()?, missing))
     }
 
     /// Has failed orders repeated.

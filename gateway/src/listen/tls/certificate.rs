@@ -120,12 +120,17 @@ pub(super) fn server_config(
 }
 
 /// The same over QUIC, for HTTP/3: TLS 1.3 (RFC 9001, section 4.2).
-pub(super) fn quic_config(certificates: Arc<dyn ResolvesServerCert>) -> Result<Arc<QuicServerConfig>, rustls::Error> {
+pub(super) fn quic_tls_config(certificates: Arc<dyn ResolvesServerCert>) -> Result<ServerConfig, rustls::Error> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13])?;
     let mut config = builder.with_no_client_auth().with_cert_resolver(certificates);
     config.ticketer = aws_lc_rs::Ticketer::new()?;
     config.alpn_protocols = vec![HTTP_3.to_vec()];
+    Ok(config)
+}
+
+/// The configuration of connections over QUIC with that of TLS.
+pub(super) fn quic_config(config: ServerConfig) -> Result<Arc<QuicServerConfig>, rustls::Error> {
     let config = QuicServerConfig::try_from(config).map_err(|error| rustls::Error::General(error.to_string()))?;
     Ok(Arc::new(config))
 }

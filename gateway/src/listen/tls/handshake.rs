@@ -3,7 +3,8 @@
 //! A handshake costs its client nothing until the server has computed its part, and holds some tens of kilobytes until
 //! the client answers. So unfinished handshakes have limits of their own, in total and for each client, below those of
 //! connections: when a limit is reached, a new handshake replaces the oldest one that has waited for its client for a
-//! second ([`Admission`]), or waits itself.
+//! second ([`Admission`]), or waits itself. Those of a trusted proxy, which begins many at once after a restart, are
+//! limited in total only, as its connections are.
 
 use super::Tls;
 use crate::listen::admission::{self, Admission, Bounds, Evictable, Slot};
@@ -34,10 +35,11 @@ impl Default for Handshakes {
 }
 
 impl Tls {
-    /// Counts an unfinished handshake, over TCP or QUIC, until the slot is dropped.
-    pub(in crate::listen) fn begin_handshake(&self, connection: &Arc<Connection>) -> Slot {
+    /// Counts an unfinished handshake, over TCP or QUIC, until the slot is dropped: for the client that the connection
+    /// counts for among `connections`.
+    pub(in crate::listen) fn begin_handshake(&self, connection: &Arc<Connection>, connections: &Admission) -> Slot {
         let handshake = Arc::new(Handshake { since: Instant::now(), connection: Arc::clone(connection) });
-        self.handshakes.0.register(connection.peer().ip(), handshake)
+        self.handshakes.0.register_for(connections.client_of(connection.peer().ip()), handshake)
     }
 
     /// Performs a handshake with a client, within the timeout.
@@ -45,9 +47,9 @@ impl Tls {
         &self,
         stream: MonitoredStream,
         connection: &Arc<Connection>,
-        header_timeout: Duration,
+        (connections, header_timeout): (&Admission, Duration),
     ) -> Option<TlsStream<MonitoredStream>> {
-        let slot = self.begin_handshake(connection);
+        let slot = self.begin_handshake(connection, connections);
         let shaking = async {
             slot.admitted().await.ok()?;
             let shaken = match (&self.by_name, &self.files) {
@@ -114,5 +116,14 @@ mod tests {
         let _more = begin([192, 0, 2, 1]);
         assert_eq!(evicted().filter(|is_evicted| *is_evicted).count(), 1);
         assert_eq!(evicted().next(), Some(true));
+        // A proxy has as many as all clients together.
+        let of_proxy: Vec<_> = (0..1_000)
+            .map(|port| {
+                let connection = Arc::new(Connection::new(([192, 0, 2, 3], port).into()));
+                let handshake = Handshake { since: Instant::now() - GRACE, connection: Arc::clone(&connection) };
+                (handshakes.0.register_for(None, Arc::new(handshake)), connection)
+            })
+            .collect();
+        assert!(of_proxy.iter().all(|(_, connection)| connection.evicted().now_or_never().is_none()));
     }
 }

@@ -15,10 +15,11 @@ mod by_name;
 pub mod certificate;
 pub(in crate::listen) mod handshake;
 
+pub(in crate::listen) use self::by_name::MissingCertificate;
 pub use self::certificate::{TlsError, TlsFiles};
 
 use self::by_name::ByName;
-use self::certificate::{LoadedCertificate, quic_config, server_config};
+use self::certificate::{LoadedCertificate, quic_config, quic_tls_config, server_config};
 use self::handshake::Handshakes;
 use crate::metrics::CertificateMetrics;
 use quinn::crypto::rustls::QuicServerConfig;
@@ -150,6 +151,12 @@ impl Tls {
         }
     }
 
+    /// The configuration of a single connection over QUIC, and the certificate that its handshake may not find; `None`
+    /// if that of [`Self::quic`] is used.
+    pub(in crate::listen) fn quic_on_demand(&self) -> Option<(Arc<QuicServerConfig>, MissingCertificate)> {
+        self.by_name.as_ref()?.quic_on_demand()
+    }
+
     /// Checks the files for changes, for as long as the listener serves.
     pub async fn watch(self: Arc<Self>, metrics: CertificateMetrics) {
         let Some(files) = &self.files else { return std::future::pending().await };
@@ -178,7 +185,7 @@ impl FileCertificate {
         let only = Arc::new(SingleCertAndKey::from(Arc::clone(&certificate.certified)));
         let unusable = |error: rustls::Error| TlsError::Configuration(error.to_string());
         let config = Arc::new(server_config(Arc::clone(&only) as _, files.http2).map_err(unusable)?);
-        let quic = files.http3.then(|| quic_config(only)).transpose().map_err(unusable)?;
+        let quic = files.http3.then(|| quic_tls_config(only).and_then(quic_config)).transpose().map_err(unusable)?;
         Ok(Current { read, certificate, config, quic, failure: None })
     }
 

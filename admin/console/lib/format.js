@@ -82,16 +82,12 @@ export function until(at) {
   const seconds = at - Date.now() / 1000;
   return seconds < 1 ? "now" : `in ${span(seconds)}`;
 }
-// Times have a precision of seconds, and so have their distances.
-export const wholeSeconds = (seconds) => (seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds));
-
 
 // A long identifier (CID, peer ID) with its middle left out.
 export function shortened(text, ends = 6) {
   if (missing(text)) return DASH;
   return text.length <= 2 * ends + 3 ? text : `${text.slice(0, ends)}…${text.slice(-ends)}`;
 }
-
 
 // "1 pin", "2 pins".
 export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;

@@ -33,6 +33,8 @@ const GROUPS = [
   ["Control", [denylists, tokens, audit, settings]],
 ];
 const PAGES = GROUPS.flatMap(([, pages]) => pages);
+// How often the gateway is asked whether it still accepts the token.
+const TOKEN_CHECK_MS = 10_000;
 
 const app = document.getElementById("app");
 let leave = () => {};
@@ -157,6 +159,11 @@ function showFrame(token) {
   }) : () => {};
   state.hidden = !may("read");
 
+  // A stream of events goes on after its token was revoked, and pages read nothing while a dialog is open. An answer that rejects
+  // the token signs out; other errors are told where they matter.
+  const askAgain = () => document.hidden || get("/api/v1/token").catch(() => {});
+  const checks = setInterval(askAgain, TOKEN_CHECK_MS);
+
   let ended = () => {};
   const route = () => {
     const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -178,6 +185,7 @@ function showFrame(token) {
   leave = () => {
     ended();
     unsubscribe();
+    clearInterval(checks);
     window.removeEventListener("hashchange", route);
   };
   route();

@@ -1,6 +1,8 @@
 // Figures as text for people. Missing figures are a dash.
 
 const DASH = "–";
+// With a space at which lines do not break.
+const PERCENT = "\u00a0%";
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
@@ -30,6 +32,7 @@ export const count = (value) => (missing(value) ? DASH : Math.round(value).toLoc
 export function rate(value) {
   if (missing(value)) return DASH;
   if (value >= 10) return count(value);
+  if (value > 0 && value < 0.05) return "<0.1";
   return value === 0 ? "0" : value.toFixed(1);
 }
 
@@ -37,7 +40,9 @@ export function rate(value) {
 export function share(part, whole) {
   if (missing(part) || missing(whole) || whole <= 0) return DASH;
   const percent = (100 * part) / whole;
-  return percent > 99.95 && part < whole ? "99.9 %" : `${percent >= 10 || percent === 0 ? percent.toFixed(0) : percent.toFixed(1)} %`;
+  if (percent > 0 && percent < 0.05) return `<0.1${PERCENT}`;
+  if (percent > 99.95 && part < whole) return `99.9${PERCENT}`;
+  return `${percent >= 10 || percent === 0 ? percent.toFixed(0) : percent.toFixed(1)}${PERCENT}`;
 }
 
 // A duration in seconds.

@@ -36,7 +36,7 @@ const COLUMNS = [
   { title: "Address", hide: "narrow", cell: ({ from }) => from ?? "–" },
   { title: "Change", cell: changeCell },
   { title: "Result", cell: result },
-  { title: "Took", numeric: true, hide: "narrow", cell: ({ seconds }) => duration(seconds) },
+  { title: "Duration", numeric: true, hide: "narrow", cell: ({ seconds }) => duration(seconds) },
 ];
 
 // It may be longer than the screen is wide: it can be scrolled by keys.

@@ -112,7 +112,7 @@ function actionsFor(view, request, context) {
     cid && may("pin") ? button("Pin…", () => pin(cid, context)) : null,
     path ? button("Warm", () => warm(path, context)) : null,
     path ? button("Purge…", () => purge(path, context), { kind: "danger" }) : null,
-    path && may("takedown") ? h("a", { class: "button danger", href: withQuery("#/denylists", { subject: path }) }, "Block…") : null);
+    path && may("takedown") ? h("a", { class: "button danger", href: withQuery("#/denylists", { subject: path }) }, "Take down…") : null);
 }
 
 async function pin(cid, { again, signal }) {

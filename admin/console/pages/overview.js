@@ -336,17 +336,17 @@ function liveFacts(names) {
 }
 
 function nodeCard() {
-  const of = liveFacts(["Version", "Running for", "Since", "Peer ID", "Gateway", "Admin API", "Open files"]);
+  const of = liveFacts(["Version", "Peer ID", "Started", "Uptime", "Public listener", "Admin listener", "Open files"]);
   const showNode = (node, urls) => of.show({
     Version: node.version,
-    Since: time(node.started_at),
+    Started: time(node.started_at),
     "Peer ID": identifier(node.peer_id),
-    Gateway: lines(urls.map(({ address, url }) => (url ? h("a", { href: `${url}/`, target: "_blank", rel: "noopener" }, url) : address))),
-    "Admin API": lines(node.admin_listeners),
+    "Public listener": lines(urls.map(({ address, url }) => (url ? h("a", { href: `${url}/`, target: "_blank", rel: "noopener" }, url) : address))),
+    "Admin listener": lines(node.admin_listeners),
   });
   const showStats = ({ uptime_seconds: seconds, process }) => {
     const files = `${count(process.open_files)} of ${count(process.open_files_max)}`;
-    of.show({ "Running for": wholeDuration(seconds), "Open files": files });
+    of.show({ Uptime: wholeDuration(seconds), "Open files": files });
   };
   return Object.assign(card("Node", of), { showNode, showStats });
 }
@@ -394,7 +394,7 @@ function storageCard() {
 }
 
 function pinsCard({ may }) {
-  const pending = ["pending", "Queued or being fetched", "info", "queued,pinning"];
+  const pending = ["pending", "In progress", "info", "queued,pinning"];
   const states = [["pinned", "Pinned", "ok", "pinned"], pending, ["failed", "Failed", "error", "failed"]];
   const rows = states.map(([id, name, tone, status]) => {
     const number = h("b", { class: "number" }, "–");
@@ -407,7 +407,7 @@ function pinsCard({ may }) {
     for (const { id, number } of rows) setText(number, count(pins[id] ?? 0));
     const sum = (pins.pinned ?? 0) + (pins.pending ?? 0) + (pins.failed ?? 0);
     setText(about, sum === 0 ? "Nothing is pinned yet. Upload files, or pin a CID: pins are kept, and cached content is evicted."
-      : `${plural(pins.active_roots ?? 0, "DAG")} being fetched, ${count(pins.queued_roots ?? 0)} queued.`);
+      : `${plural(pins.active_roots ?? 0, "DAG is", "DAGs are")} being fetched, ${count(pins.queued_roots ?? 0)} queued.`);
   };
   return Object.assign(card("Pins", h("ul", { class: "counts" }, rows.map(({ row }) => h("li", {}, row))), about), { showStats });
 }

@@ -344,7 +344,7 @@ function show(main, context) {
     if (counts) {
       filters.showOwners(counts.owners);
       const { active_roots: active, queued_roots: queued } = counts;
-      setText(queue, active + queued > 0 ? `${plural(active, "DAG is", "DAGs are")} being fetched, ${count(queued)} wait.` : "");
+      setText(queue, active + queued > 0 ? `${plural(active, "DAG is", "DAGs are")} being fetched, ${count(queued)} queued.` : "");
     }
     setText(nothing, status || name || cid || owner ? "No pin matches. Change the filters." : "Nothing is pinned. Pin content by its CID, or upload files.");
     rows.show(pins);

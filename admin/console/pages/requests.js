@@ -6,7 +6,7 @@ import { filters, matches } from "../lib/filters.js";
 import { ago, bytes, count, duration, plural, time } from "../lib/format.js";
 import { poll } from "../lib/poll.js";
 import { requestHref } from "../lib/subject.js";
-import { card, pageHead, statusBadge, table } from "../lib/ui.js";
+import { badge, card, pageHead, statusBadge, table } from "../lib/ui.js";
 
 const REFRESH_SECONDS = 1;
 // Recent errors are read with every fifth refresh.
@@ -45,23 +45,34 @@ function pathCell({ method, host, path }) {
 
 const statusCell = ({ status }) => (status === null ? "–" : statusBadge(status));
 
+// A response that was aborted began with another status than that of an error.
+function failedStatusCell({ status }) {
+  if (status === null) return "–";
+  return status < 400 ? badge(String(status), "warning") : statusBadge(status);
+}
+
+function reasonCell({ reason, trace_id: trace }) {
+  return h("span", { class: "long" }, reason || "–", trace ? h("div", { class: "sub" }, `Trace ${trace}`) : null);
+}
+
 const PATH = { title: "Request", cell: pathCell };
-const CLIENT = { title: "Client", hide: "narrow", cell: ({ client }) => client };
+// Clients are not named if the settings hide their addresses.
+const CLIENT = { title: "Client", hide: "narrow", cell: ({ client }) => client || "–" };
 const STATUS = { title: "Status", cell: statusCell };
 
 const RUNNING = [
   PATH, CLIENT,
-  { id: "time", title: "Time", numeric: true, cell: ({ seconds }) => duration(seconds), sort: ({ seconds }) => seconds },
+  { id: "time", title: "Duration", numeric: true, cell: ({ seconds }) => duration(seconds), sort: ({ seconds }) => seconds },
   STATUS,
   { id: "sent", title: "Sent", numeric: true, cell: ({ sent_bytes }) => bytes(sent_bytes), sort: ({ sent_bytes }) => sent_bytes },
   { title: "What it waits for", cell: ({ waits_for }) => WAITS[waits_for] ?? waits_for },
 ];
 
 const FAILED = [
-  { title: "When", cell: ({ at }) => h("span", { title: time(at), class: "no-wrap" }, ago(at)) },
-  STATUS, PATH, CLIENT,
-  { title: "Reason", cell: ({ reason }) => h("span", { class: "long" }, reason ?? "–") },
-  { title: "Took", numeric: true, cell: ({ seconds }) => duration(seconds) },
+  { title: "Time", cell: ({ at }) => h("span", { title: time(at), class: "no-wrap" }, ago(at)) },
+  { title: "Status", cell: failedStatusCell }, PATH, CLIENT,
+  { title: "Reason", cell: reasonCell },
+  { title: "Duration", numeric: true, cell: ({ seconds }) => duration(seconds) },
 ];
 
 const FILTERS = {

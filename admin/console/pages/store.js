@@ -223,7 +223,7 @@ function compaction({ signal }, refresh) {
     await work.run("Compacting…", async (cancelled) => {
       const { bytes_before, bytes_after } = await call("POST", "/api/v1/store/compact", { signal: cancelled });
       return h("p", { class: "notice ok" }, `${bytes(bytes_before)} before, ${bytes(bytes_after)} now.`);
-    });
+    }, { stop: "Stop waiting", stopped: "The compaction goes on in the gateway." });
     refresh();
   };
   return [button("Compact…", compact), work];
@@ -282,7 +282,7 @@ function importCard({ signal }, refresh) {
       const onProgress = (sent) => report(words(sent), Math.min(1, sent / Math.max(1, car.size)));
       const path = withQuery("/api/v1/store/import", { name: name.value.trim() });
       return imported(await sendFile("POST", path, car, { type: CAR, signal: cancelled, onProgress }));
-    });
+    }, { stopped: "Cancelled. If all of the file was sent already, the gateway imports it nevertheless." });
     refresh();
   }
 

@@ -26,15 +26,18 @@ export default {
     const work = h("div", {});
     const result = h("div", {});
     let running = null;
+    // What is being explained, or else shown, and what is shown.
+    let asked = null;
+    let shownText = null;
 
-    // Explains what is in the field; with `fetch`, missing blocks are fetched first.
-    async function explain(fetch = false) {
-      const text = what.value.trim();
+    // Explains what is in the field, or the same as before; with `fetch`, missing blocks are fetched first.
+    async function explain(fetch = false, text = what.value.trim()) {
       const request = requestOf(text);
       if (request === null) throw new Error("Enter a CID, a path, a URL or a domain.");
       running?.abort();
       const mine = new AbortController();
       running = mine;
+      asked = text;
       if (parameters.get("path") !== text) setParameters({ path: text }, { push: parameters.has("path") });
       const cancel = h("button", { type: "button", class: "small", onclick: () => mine.abort() }, "Cancel");
       const doing = fetch ? "Asking the network: for at most a minute." : "Reading what is stored.";
@@ -45,26 +48,32 @@ export default {
       result.setAttribute("aria-busy", "true");
       try {
         const view = await get("/api/v1/explain", { ...request, fetch: fetch || undefined }, { signal: AbortSignal.any([signal, mine.signal]) });
-        const shown = explained(view, request, await gateway);
+        // After an action on this content, unless other content is explained by then.
+        const again = (fetching) => asked === text && explain(fetching, text).catch((error) => toast(error.message, "error"));
+        const shown = explained(view, request, again, await gateway);
         if (running !== mine || signal.aborted) return;
+        shownText = text;
         fill(result, shown);
         const last = chainOf(view).at(-1);
         setText(spoken, `${headlineOf(last)[0]}. ${summaryOf(last)}`);
         // The button that was pressed is gone, or lost the focus while it was disabled.
         if (document.activeElement === document.body) focusOn(result.querySelector("h2"));
       } catch (error) {
-        if (error.name !== "AbortError" && running === mine) fill(result, errorNotice(error));
+        if (error.name !== "AbortError" && running === mine) {
+          shownText = text;
+          fill(result, errorNotice(error));
+        }
       } finally {
         clearTimeout(showWaiting);
         if (running === mine) {
+          asked = shownText;
           waiting.hidden = true;
           result.removeAttribute("aria-busy");
         }
       }
     }
 
-    function explained(view, request, { node, url }) {
-      const again = (fetch) => explain(fetch).catch((error) => toast(error.message, "error"));
+    function explained(view, request, again, { node, url }) {
       const actions = actionsFor(view, request, { ...context, gateway: { node, url }, work, again });
       const text = h("pre", { tabindex: "0" }, JSON.stringify(view, null, 2));
       const json = h("details", { class: "card" }, h("summary", {}, "The whole explanation as JSON"), text);

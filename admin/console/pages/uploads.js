@@ -387,7 +387,8 @@ function dropZone(context, add) {
 
   async function readDrop(transfer) {
     stop();
-    reading = new AbortController();
+    const mine = new AbortController();
+    reading = mine;
     let found = 0;
     const onFile = () => {
       found += 1;
@@ -395,10 +396,13 @@ function dropZone(context, add) {
     };
     cancel.hidden = false;
     try {
-      return await dropped(transfer, { signal: reading.signal, onFile });
+      return await dropped(transfer, { signal: mine.signal, onFile });
     } finally {
-      cancel.hidden = true;
-      setText(status, "");
+      // Another drop may be read by now.
+      if (reading === mine) {
+        cancel.hidden = true;
+        setText(status, "");
+      }
     }
   }
 

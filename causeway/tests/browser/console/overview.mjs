@@ -2,9 +2,11 @@
 
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
+import { setTimeout as pause } from "node:timers/promises";
 import { FLOWS, eventually, main, nameOf, settled } from "./driver.mjs";
 import { traffic } from "./world.mjs";
 
+const PICTURES_AFTER_MS = 90_000;
 /** Pictures of the documentation, with their themes. */
 const PICTURES = {
   desktop: { "console-overview-dark": "dark", "console-overview": "light" },
@@ -36,6 +38,8 @@ export default function overview({ console_, gateway, content }) {
           const before = await main(page).getByRole("heading", { level: 1 }).evaluate(() => document.body.innerText);
           await eventually(async () => assert.notEqual(await page.evaluate(() => document.body.innerText), before));
           await console_.picture(page, `overview-traffic-${nameOf(variant)}`);
+          // The charts of the documentation's pictures have lines of some length.
+          if (process.env.BROWSER_TESTS_PICTURES) await pause(PICTURES_AFTER_MS);
           for (const [name, colorScheme] of Object.entries(PICTURES[variant.view])) {
             await page.emulateMedia({ colorScheme });
             await console_.picture(page, name, { fullPage: false });

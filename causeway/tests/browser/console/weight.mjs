@@ -107,7 +107,7 @@ export default function weight({ console_, gateway, content }) {
     });
 
     it("does not move while figures run", async () => {
-      const load = traffic(content.paths);
+      const load = traffic(content.pathsOf(0));
       const shifts = async (id, view) => console_.signedIn(async (page) => {
         await settled(page);
         const found = await page.evaluate((wait) => new Promise((resolve) => {
@@ -138,7 +138,7 @@ export default function weight({ console_, gateway, content }) {
 
     it("does not grow while figures run", async () => {
       const fast = IS_SHORT ? await fastForward(console_.origin) : null;
-      const load = traffic(content.paths, { workers: 1 });
+      const load = traffic(content.pathsOf(1), { workers: 1 });
       try {
         await (fast ? console_.at(fast.origin) : console_).signedIn(async (page) => {
           await settled(page);

@@ -32,6 +32,7 @@ export default function overview({ console_, gateway, content }) {
         try {
           await eventually(async () => {
             assert.ok(numberOf(await figure(page, "Requests").innerText()) > 0, "requests run");
+            assert.ok(load.counts[200] > 0 && load.counts[404] > 0, JSON.stringify(load.counts));
             for (const tier of ["RAM", "Network", "No content"]) assert.ok(await answersOf(page, tier) > 0, tier);
           });
           // Figures run by themselves, once a second.
@@ -46,8 +47,7 @@ export default function overview({ console_, gateway, content }) {
           }
           await page.emulateMedia({ colorScheme: variant.dark ? "dark" : "light" });
         } finally {
-          const counts = await load.stop();
-          assert.ok(counts[200] > 0 && counts[404] > 0, JSON.stringify(counts));
+          await load.stop();
         }
         // The page and the API say the same once nothing moves.
         await eventually(async () => {

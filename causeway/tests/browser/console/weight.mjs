@@ -8,6 +8,7 @@ import { once } from "node:events";
 import { createServer, request } from "node:http";
 import { describe, it } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
+import { gzipSync } from "node:zlib";
 import { PAGES, follow, heading, navigation, settled } from "./driver.mjs";
 import { traffic } from "./world.mjs";
 
@@ -72,8 +73,12 @@ function bytesOf(url) {
   const options = { host: hostname, port, path: pathname, headers: { "accept-encoding": "gzip" } };
   return new Promise((resolve, reject) => {
     request(options, (answer) => {
-      let bytes = 0;
-      answer.on("data", (chunk) => (bytes += chunk.length)).on("end", () => resolve(bytes));
+      const chunks = [];
+      answer.on("data", (chunk) => chunks.push(chunk)).on("end", () => {
+        const body = Buffer.concat(chunks);
+        // The server of the sources does not compress.
+        resolve((process.env.CAUSEWAY_CONSOLE_SOURCES ? gzipSync(body) : body).length);
+      });
     }).on("error", reject).end();
   });
 }

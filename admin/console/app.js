@@ -3,10 +3,12 @@
 // The part of the URL after # names the page and its filters: #/pins?status=failed. A token may be there as well
 // (#token=…, as `causeway console` prints it); it is taken out of the URL and of the browser's history at once.
 
-import { get, setToken, whenUnauthorised, withQuery } from "./lib/api.js";
+import { get, setToken, whenUnauthorised } from "./lib/api.js";
 import { append, fill, h } from "./lib/dom.js";
 import * as live from "./lib/live.js";
-import { badge, errorNotice, field, form, icon, input, submit } from "./lib/ui.js";
+import { requestHref } from "./lib/subject.js";
+import { badge, clearToasts, closeDialogs, errorNotice, field, form, icon, input, submit } from "./lib/ui.js";
+import { STAGES } from "./lib/words.js";
 import audit from "./pages/audit.js";
 import content from "./pages/content.js";
 import denylists from "./pages/denylists.js";
@@ -23,14 +25,16 @@ import uploads from "./pages/uploads.js";
 // A page is {id, title, scopes, show(main, context)}: `show` fills the element and returns a function that ends what
 // it started, or nothing. It is listed for tokens with one of its scopes. `context` has `token` (the TokenView), `may(scope)`,
 // `parameters` (URLSearchParams of the page's filters), `setParameters(object, {push})`, which changes them without showing
-// the page again, as a new step of the browser's history if `push` is set, and `signal`, an AbortSignal that fires when the
-// page is left.
+// the page again, as a new step of the browser's history if `push` is set, `signal`, an AbortSignal that fires when the
+// page is left, and `focusHeading()`, for when what had the focus is gone.
 const GROUPS = [
   ["Now", [overview, requests, peers]],
   ["Content", [content, pins, uploads, store, names]],
   ["Control", [denylists, tokens, audit, settings]],
 ];
 const PAGES = GROUPS.flatMap(([, pages]) => pages);
+// How often the gateway is asked whether it still accepts the token.
+const TOKEN_CHECK_MS = 10_000;
 
 const app = document.getElementById("app");
 let leave = () => {};
@@ -58,12 +62,18 @@ async function signIn(token) {
   }
 }
 
-function signOut(message) {
+// Ends all that belongs to the session: nothing of it stays in the page.
+function endSession() {
   isSignedIn = false;
   leave();
   leave = () => {};
   live.reset();
+  clearToasts();
   setToken(null);
+}
+
+function signOut(message) {
+  endSession();
   showSignIn(message);
 }
 
@@ -139,7 +149,6 @@ function showFrame(token) {
       signOutButton),
     h("div", { class: "frame" }, nav, h("div", { class: "page" }, connection, main)));
 
-  const STAGES = { serving: ["Serving", "ok"], draining: ["Draining", "warning"], starting: ["Starting", "info"] };
   const unsubscribe = may("read") ? live.subscribe((stats, connected) => {
     connection.hidden = connected;
     const [text, tone] = connected ? STAGES[stats.stage] ?? [stats.stage, "warning"] : ["No answer", "error"];
@@ -149,6 +158,11 @@ function showFrame(token) {
     }
   }) : () => {};
   state.hidden = !may("read");
+
+  // A stream of events goes on after its token was revoked, and pages read nothing while a dialog is open. An answer that rejects
+  // the token signs out; other errors are told where they matter.
+  const askAgain = () => document.hidden || get("/api/v1/token").catch(() => {});
+  const checks = setInterval(askAgain, TOKEN_CHECK_MS);
 
   let ended = () => {};
   const route = () => {
@@ -171,6 +185,7 @@ function showFrame(token) {
   leave = () => {
     ended();
     unsubscribe();
+    clearInterval(checks);
     window.removeEventListener("hashchange", route);
   };
   route();
@@ -182,8 +197,11 @@ function finder() {
   const find = (event) => {
     event.preventDefault();
     if (what.value.trim() === "") return;
-    location.hash = withQuery("#/content", { path: what.value.trim() });
+    const href = requestHref(what.value.trim());
     what.value = "";
+    // The same again is asked anew.
+    if (location.hash === href) window.dispatchEvent(new HashChangeEvent("hashchange"));
+    else location.hash = href;
   };
   return h("form", { class: "finder", role: "search", onsubmit: find }, icon("search"), what);
 }
@@ -201,17 +219,19 @@ function showPage(page, main, { token, may, query }) {
     if (push) history.pushState(null, "", url);
     else history.replaceState(null, "", url);
   };
+  const focusHeading = () => controller.signal.aborted || main.querySelector("h1")?.focus({ preventScroll: true });
   fill(main);
   window.scrollTo(0, 0);
   let end;
   try {
-    end = page.show(main, { token, may, parameters, setParameters, signal: controller.signal });
+    end = page.show(main, { token, may, parameters, setParameters, focusHeading, signal: controller.signal });
   } catch (error) {
     append(main, errorNotice(error));
   }
-  main.querySelector("h1")?.focus({ preventScroll: true });
+  focusHeading();
   return () => {
     controller.abort();
+    closeDialogs();
     end?.();
   };
 }
@@ -238,10 +258,7 @@ async function start() {
 // A link with a token that is opened in this tab again signs in anew.
 window.addEventListener("hashchange", () => {
   if (location.hash.startsWith("#token=")) {
-    isSignedIn = false;
-    leave();
-    leave = () => {};
-    live.reset();
+    endSession();
     start();
   }
 });

@@ -19,8 +19,6 @@ export function setToken(value) {
   token = value;
 }
 
-export const hasToken = () => token !== null;
-
 // Calls `listener` when the gateway rejects the token: it was revoked, or has expired.
 export function whenUnauthorised(listener) {
   onUnauthorised = listener;
@@ -48,10 +46,16 @@ async function failure(response) {
   return new ApiError(response.status, message, Number(response.headers.get("retry-after")) || null);
 }
 
+// A late answer to a former session says nothing about the token of this one.
+function rejected(used) {
+  if (used !== null && used === token) onUnauthorised();
+}
+
 // Sends a request with the token, and returns the response if its status is a success.
 // `options` are those of fetch; `json` is a body that is sent as JSON.
 export async function send(method, path, { json, headers, ...options } = {}) {
-  const sent = { ...headers, ...(token === null ? {} : { authorization: `Bearer ${token}` }) };
+  const used = token;
+  const sent = { ...headers, ...(used === null ? {} : { authorization: `Bearer ${used}` }) };
   if (json !== undefined) {
     sent["content-type"] = "application/json";
     options.body = JSON.stringify(json);
@@ -63,7 +67,7 @@ export async function send(method, path, { json, headers, ...options } = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The gateway does not answer. It may be restarting.");
   }
-  if (response.status === 401 && token !== null) onUnauthorised();
+  if (response.status === 401) rejected(used);
   if (!response.ok) throw await failure(response);
   return response;
 }
@@ -81,17 +85,18 @@ export const get = (path, parameters, options) => call("GET", withQuery(path, pa
 export function sendFile(method, path, file, { type, signal, onProgress }) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
+    const used = token;
     const isGone = () => reject(new ApiError(0, "The gateway does not answer. It may be restarting, or it rejected the file while it was sent."));
     const abort = () => request.abort();
     request.open(method, path);
-    request.setRequestHeader("authorization", `Bearer ${token}`);
+    request.setRequestHeader("authorization", `Bearer ${used}`);
     request.setRequestHeader("content-type", type);
     request.upload.addEventListener("progress", ({ loaded }) => onProgress(loaded));
     request.addEventListener("error", isGone);
     request.addEventListener("abort", () => reject(new DOMException("The request was cancelled.", "AbortError")));
     request.addEventListener("load", async () => {
       const response = new Response(request.response, { status: request.status, statusText: request.statusText });
-      if (request.status === 401) onUnauthorised();
+      if (request.status === 401) rejected(used);
       if (response.ok) response.json().then(resolve, reject);
       else reject(await failure(response));
     });

@@ -16,7 +16,7 @@ const SPAN_MIN = 300;
 const GAP_MIN = 30;
 
 // The least "round" number (1, 2, 2.5 or 5 times a power of the base) that is not below a value.
-export function ceiling(value, base = 10) {
+function ceiling(value, base = 10) {
   if (!(value > 0)) return 1;
   const power = base ** Math.floor(Math.log(value) / Math.log(base));
   const steps = base === 10 ? [1, 2, 2.5, 5, 10] : [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
@@ -38,13 +38,6 @@ function logarithmic(values, minimum) {
   const least = Math.floor(Math.log10(present.reduce((least, value) => Math.min(least, value), minimum)));
   const most = Math.max(least + 2, Math.ceil(Math.log10(present.reduce((most, value) => Math.max(most, value), minimum))));
   return { share: (value) => (Math.log10(value) - least) / (most - least), value: (share) => 10 ** (least + share * (most - least)) };
-}
-
-// The path of a series at equal distances; missing values interrupt it.
-export function path(values, max, width = WIDTH, whole = HEIGHT) {
-  const step = width / Math.max(1, values.length - 1);
-  const runs = runsOf(values.length, (index) => Number.isFinite(values[index]), () => false);
-  return linePath(runs, (index) => index * step, (index) => at(values[index] / max, whole));
 }
 
 // The indices of samples in runs without a missing value or a gap.

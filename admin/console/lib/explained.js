@@ -4,6 +4,7 @@
 import { append, h, s } from "./dom.js";
 import { bytes, count, duration, plural, sentence, time, wholeDuration } from "./format.js";
 import { badge, card, facts, icon, identifier, meter, table } from "./ui.js";
+import { NAME_SOURCES } from "./words.js";
 
 const code = (text) => h("code", {}, text);
 const note = (text) => h("p", { class: "muted" }, text);
@@ -27,7 +28,7 @@ const isInCid = ({ content, blocks }) => content !== null && content.blocks_here
 const isWithheld = ({ policy }) => Boolean(policy) && policy.verdict !== "allow";
 
 // The tier that the answer would come from: the farthest one that all of it needs. "none" is an answer without blocks.
-export function tierOf(view) {
+function tierOf(view) {
   const { route, missing, content, blocks } = view;
   if (isWithheld(view) || (route && route.kind !== "content")) return "none";
   if (missing || (!content && !view.answer)) return "network";
@@ -119,18 +120,10 @@ function routeStep(route) {
   return step("Route", "error", route.error ?? "No route.");
 }
 
-const SOURCES = {
-  list: "from names.dnslink_map",
-  published: "published by this node",
-  network: "from the network",
-  dns: "from DNS",
-  unknown: "not in the cache",
-};
-
 function nameStep(name) {
   const { value, error, source, age_seconds: age, fresh_for_seconds: fresh, valid_until_at: until } = name;
   const told = [
-    SOURCES[source] ?? source,
+    NAME_SOURCES[source] ?? source,
     age === null ? null : `${wholeDuration(age)} old`,
     fresh === null ? null : fresh > 0 ? `fresh for ${wholeDuration(fresh)}` : "looked up again at the next request",
     until === null ? null : `valid until ${time(until)}`,
@@ -281,7 +274,7 @@ export function pathBlocks(view) {
     { title: "Stored", cell: (block) => places(block) },
     { title: "Form", cell: ({ form }) => form ?? "–", hide: "narrow" },
     { title: "On the disk", cell: ({ stored_bytes: size }) => bytes(size), numeric: true },
-  ], { key: (block, index) => index });
+  ]);
   const lacking = last.missing && !last.blocks.some(({ cid }) => cid === last.missing);
   list.show([...last.blocks, ...(lacking ? [{ cid: last.missing, form: null, stored_bytes: null }] : [])]);
   return card("Blocks on the path", list);
@@ -344,17 +337,16 @@ function searchParts({ seconds_ago: ago, seconds, asked, providers, further }) {
   const whole = Math.max(0.001, ...times, seconds === null ? ago : 0);
   const rows = [
     ...asked.map((one) => ({
-      key: `asked ${one.whom}`,
       who: h("b", {}, routerName(one.whom)),
       what: one.seconds === null ? "No complete answer" : `Answered after ${duration(one.seconds)}`,
       line: timeline({ bar: [0, one.seconds ?? whole], tone: "c4" }, whole),
     })),
-    ...providers.map((one) => ({ key: one.peer_id, who: identifier(one.peer_id), what: storyOf(one), line: providerLine(one, whole) })),
+    ...providers.map((one) => ({ who: identifier(one.peer_id), what: storyOf(one), line: providerLine(one, whole) })),
   ];
   const list = table("The search for providers", [
     { title: "Asked or found", cell: ({ who }) => who },
     { title: "What happened", cell: ({ what, line }) => [what, line] },
-  ], { key: (row) => row.key, empty: "Nobody was asked, and nobody was found." });
+  ], { empty: "No router was asked, and no provider was found." });
   list.show(rows);
   return [
     h("h3", {}, "Search for providers"),

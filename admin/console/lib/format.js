@@ -1,6 +1,8 @@
 // Figures as text for people. Missing figures are a dash.
 
 const DASH = "–";
+// With a space at which lines do not break.
+const PERCENT = "\u00a0%";
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
@@ -30,6 +32,7 @@ export const count = (value) => (missing(value) ? DASH : Math.round(value).toLoc
 export function rate(value) {
   if (missing(value)) return DASH;
   if (value >= 10) return count(value);
+  if (value > 0 && value < 0.05) return "<0.1";
   return value === 0 ? "0" : value.toFixed(1);
 }
 
@@ -37,7 +40,9 @@ export function rate(value) {
 export function share(part, whole) {
   if (missing(part) || missing(whole) || whole <= 0) return DASH;
   const percent = (100 * part) / whole;
-  return percent > 99.95 && part < whole ? "99.9 %" : `${percent >= 10 || percent === 0 ? percent.toFixed(0) : percent.toFixed(1)} %`;
+  if (percent > 0 && percent < 0.05) return `<0.1${PERCENT}`;
+  if (percent > 99.95 && part < whole) return `99.9${PERCENT}`;
+  return `${percent >= 10 || percent === 0 ? percent.toFixed(0) : percent.toFixed(1)}${PERCENT}`;
 }
 
 // A duration in seconds.
@@ -82,16 +87,12 @@ export function until(at) {
   const seconds = at - Date.now() / 1000;
   return seconds < 1 ? "now" : `in ${span(seconds)}`;
 }
-// Times have a precision of seconds, and so have their distances.
-export const wholeSeconds = (seconds) => (seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds));
-
 
 // A long identifier (CID, peer ID) with its middle left out.
 export function shortened(text, ends = 6) {
   if (missing(text)) return DASH;
   return text.length <= 2 * ends + 3 ? text : `${text.slice(0, ends)}…${text.slice(-ends)}`;
 }
-
 
 // "1 pin", "2 pins".
 export const plural = (number, noun, nouns = `${noun}s`) => `${count(number)} ${number === 1 ? noun : nouns}`;

@@ -8,7 +8,7 @@ const RATES = ["requests", "errors", "sent_bytes", "ram_hits", "disk_hits", "net
 
 // An event as a sample of /api/v1/history. Events lack the quantiles of all requests.
 function sampleOf({ taken_at: at, rates, http, network, process }) {
-  const of = { at, peers: network.peers, in_flight: http.in_flight, waiting: http.waiting, resident_bytes: process?.resident_bytes };
+  const of = { at, peers: network.peers, in_flight: http.in_flight, waiting: http.waiting, resident_bytes: process.resident_bytes };
   for (const name of RATES) of[name] = rates[name];
   return of;
 }
@@ -38,10 +38,5 @@ export class Samples {
     this.all.push(sample);
     if (this.all.length > SAMPLES_MAX) this.all.shift();
     return true;
-  }
-
-  // The latest values of a member.
-  latest(name, number) {
-    return this.all.slice(-number).map((sample) => sample[name]);
   }
 }

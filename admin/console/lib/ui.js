@@ -1,7 +1,8 @@
 // The parts that pages are made of. Each returns an element.
 
 import { append, fill, h, plain, s, setText, uniqueId } from "./dom.js";
-import { count, shortened } from "./format.js";
+import { bytes, count, shortened } from "./format.js";
+import { toneOf } from "./words.js";
 
 // ---------------------------------------------------------------- Text
 
@@ -39,6 +40,9 @@ export function icon(name) {
 // A word with a colour: `tone` is ok, info, warning, error or quiet.
 export const badge = (text, tone = "quiet") => h("span", { class: `badge ${tone}` }, text);
 
+// An HTTP status with its colour.
+export const statusBadge = (status) => badge(String(status), toneOf(status));
+
 // A CID, peer ID or the like: shortened, whole as a tooltip, with a button that copies it.
 export function identifier(text, { href, ends = 8 } = {}) {
   if (!text) return h("span", { class: "muted" }, "–");
@@ -70,8 +74,9 @@ export function errorPlace() {
   const element = h("div", {});
   let text = null;
   const show = (error) => {
-    if ((error?.message ?? null) === text) return;
-    text = error?.message ?? null;
+    const message = error?.message ?? null;
+    if (message === text) return;
+    text = message;
     fill(element, error ? errorNotice(error) : null);
   };
   return Object.assign(element, { show });
@@ -97,15 +102,17 @@ export function facts(rows) {
   return h("dl", { class: "facts" }, shown);
 }
 
-// A figure with its name, and a note below it. The result has `show(value, note)`.
-export function tile(name) {
+// A figure with its name, a note, and an element below it. `href` leads to more about it. The result has `show(value, note, tone)`.
+export function tile(name, { href, below } = {}) {
   const value = h("div", { class: "value" }, "–");
-  const note = h("div", { class: "note" });
-  const show = (text, about = "") => {
+  const note = h("div", { class: "note" }, "\u00a0");
+  const element = h("div", { class: "tile" }, h("div", { class: "name" }, href ? h("a", { href }, name) : name), value, note, below);
+  const show = (text, about = "", tone = "") => {
     setText(value, text);
     setText(note, about);
+    element.className = `tile ${tone}`.trim();
   };
-  return Object.assign(h("div", { class: "tile" }, h("div", { class: "name" }, name), value, note), { show });
+  return Object.assign(element, { show });
 }
 
 // A bar of how much of a budget is used; `tone` as for a badge, or c1 to c5. `show(part, whole, tone)` of the result changes it.
@@ -120,6 +127,21 @@ export function meter(part, whole, label, tone = "ok") {
   };
   show(part, whole);
   return Object.assign(bar, { show });
+}
+
+// How much of a budget in bytes is used, in figures and as a bar. `show(used, budget, note, tone)` of the result changes it; without
+// a budget there is no bar.
+export function budgetMeter(name, colour) {
+  const text = h("span", {}, "–");
+  const bar = meter(0, 1, name, colour);
+  const note = h("p", { class: "about" }, "\u00a0");
+  const show = (used, budget, about, tone) => {
+    setText(text, budget > 0 ? `${bytes(used)} of ${bytes(budget)}` : bytes(used));
+    bar.show(used, budget, tone);
+    bar.hidden = !(budget > 0);
+    setText(note, about);
+  };
+  return Object.assign(h("div", { class: "budget" }, h("div", { class: "budget-head" }, h("b", {}, name), text), bar, note), { show });
 }
 
 // Progress of work; without a share it moves to say that the work goes on.
@@ -194,7 +216,7 @@ export const submit = (text, kind = "primary") => h("button", { type: "submit", 
 // ---------------------------------------------------------------- Dialogs and messages
 
 // A modal dialog with a title. `content(close)` returns what is in it; the promise has what `close` was called with,
-// or undefined if it was dismissed, or the page was left.
+// or undefined if it was dismissed, or `closeDialogs` was called.
 export function dialog(title, content) {
   return new Promise((resolve) => {
     const id = uniqueId("dialog");
@@ -204,12 +226,11 @@ export function dialog(title, content) {
       result = value;
       element.close();
     };
-    append(element, h("div", { class: "dialog-head" }, h("h2", { id }, title), h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => close() }, icon("close"))), content(close));
-    // "Back" shows another page, to which the dialog does not belong.
-    const leave = () => element.close();
-    window.addEventListener("hashchange", leave);
+    const cross = h("button", { type: "button", class: "bare", "aria-label": "Close", onclick: () => close() }, icon("close"));
+    append(element, h("div", { class: "dialog-head" }, h("h2", { id }, title), cross), content(close));
     element.addEventListener("close", () => {
-      window.removeEventListener("hashchange", leave);
+      // It may have had a secret.
+      fill(element);
       element.remove();
       resolve(result);
     });
@@ -217,6 +238,14 @@ export function dialog(title, content) {
     element.showModal();
   });
 }
+
+// Closes what is open: another page, or the form for signing in, is shown, to which the dialogs do not belong.
+export function closeDialogs() {
+  for (const element of document.querySelectorAll("dialog[open]")) element.close();
+}
+
+// Takes away the messages of a session that ended.
+export const clearToasts = () => document.getElementById("toasts")?.replaceChildren();
 
 // Asks before something that cannot be undone. The promise is true if the answer was yes.
 export async function confirm(title, text, yes, kind = "danger") {

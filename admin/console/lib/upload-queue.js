@@ -26,7 +26,7 @@ export class Upload {
     this.files = content.entries?.filter(({ file }) => file).length ?? 1;
     this.length = content.entries ? tarLength(content.entries) : content.file.size;
     this.query = query;
-    Object.assign(this, { state: "waiting", path: null, offset: 0, result: null, error: null, retryMs: 0, controller: null, onChange: () => {} });
+    Object.assign(this, { state: "waiting", path: null, offset: 0, result: null, error: null, retryMs: 0, controller: null, ended: null, onChange: () => {} });
   }
 
   // The media type says how the gateway reads it. That of a single file would have it unpack a TAR.
@@ -84,6 +84,8 @@ export class UploadQueue {
     this.#send = send;
     this.uploads = [];
     this.onChange = () => {};
+    this.interrupted = new Set();
+    this.isInterrupted = false;
   }
 
   add(added) {
@@ -110,19 +112,27 @@ export class UploadQueue {
   }
 
   forget(forgotten) {
+    this.interrupted.delete(forgotten);
     this.uploads = this.uploads.filter((one) => one !== forgotten);
     this.onChange();
   }
 
   // Pauses what runs and waits, until `goOn`.
   interrupt() {
-    this.interrupted = this.uploads.filter((one) => one.isRunning || one.state === "waiting");
-    for (const one of this.interrupted) this.pause(one);
+    this.isInterrupted = true;
+    for (const one of this.uploads.filter((each) => each.isRunning || each.state === "waiting")) {
+      this.interrupted.add(one);
+      this.pause(one);
+    }
   }
 
-  goOn() {
-    for (const one of this.interrupted ?? []) if (one.state === "paused") this.resume(one);
-    this.interrupted = [];
+  async goOn() {
+    this.isInterrupted = false;
+    // What was interrupted a moment ago has not ended yet.
+    await Promise.all([...this.interrupted].map(({ ended }) => ended));
+    if (this.isInterrupted) return;
+    for (const one of this.interrupted) if (one.state === "paused") this.resume(one);
+    this.interrupted.clear();
   }
 
   get isActive() {
@@ -134,7 +144,7 @@ export class UploadQueue {
     for (const next of this.uploads.filter((one) => one.state === "waiting" && !one.isRunning)) {
       if (running >= AT_ONCE) break;
       running += 1;
-      next.run(this.#send).then(() => this.#start());
+      next.ended = next.run(this.#send).then(() => this.#start());
     }
     this.onChange();
   }

@@ -5,7 +5,7 @@ import { append, fill, h } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
 import { count, duration, plural, time } from "../lib/format.js";
 import { saveAs } from "../lib/task.js";
-import { badge, button, card, errorNotice, facts, pageHead, table } from "../lib/ui.js";
+import { badge, button, card, errorPlace, facts, pageHead, statusBadge, table } from "../lib/ui.js";
 
 const ROWS = 100;
 const LIMITS = [["100", "the latest 100"], ["1000", "the latest 1,000"], ["10000", "the latest 10,000"]];
@@ -16,7 +16,7 @@ const hasFailed = ({ status }) => status === null || status === undefined || sta
 function result({ status }) {
   if (status === null || status === undefined) return badge("no result", "warning");
   if (status === CLIENT_DISCONNECTED) return badge("499", "warning");
-  return badge(String(status), status >= 500 ? "error" : status >= 400 ? "warning" : "ok");
+  return statusBadge(status);
 }
 
 function explanation({ status }) {
@@ -36,7 +36,7 @@ const COLUMNS = [
   { title: "Address", hide: "narrow", cell: ({ from }) => from ?? "–" },
   { title: "Change", cell: changeCell },
   { title: "Result", cell: result },
-  { title: "Took", numeric: true, hide: "narrow", cell: ({ seconds }) => duration(seconds) },
+  { title: "Duration", numeric: true, hide: "narrow", cell: ({ seconds }) => duration(seconds) },
 ];
 
 // It may be longer than the screen is wide: it can be scrolled by keys.
@@ -69,7 +69,7 @@ const FILTERS = {
 
 function show(main, context) {
   const { signal } = context;
-  const place = h("div", { "aria-live": "polite" });
+  const problem = errorPlace();
   const found = h("p", { class: "muted" });
   const rows = table("Audit log", COLUMNS, { key: (entry, index) => entry.id || index, limit: ROWS, details });
   let entries = [];
@@ -93,12 +93,16 @@ function show(main, context) {
 
   async function load() {
     limit = filter.values.limit;
+    const asked = limit;
     try {
-      ({ entries } = await get("/api/v1/audit", { limit }, { signal }));
-      fill(place);
+      const answer = await get("/api/v1/audit", { limit }, { signal });
+      // Another number was chosen in the meantime.
+      if (asked !== limit) return;
+      entries = answer.entries;
+      problem.show(null);
       list();
     } catch (error) {
-      if (error.name !== "AbortError") fill(place, errorNotice(error));
+      if (error.name !== "AbortError" && asked === limit) problem.show(error);
     }
   }
 
@@ -110,7 +114,7 @@ function show(main, context) {
   append(main,
     pageHead("Audit", "The changes that tokens and commands requested, the newest first.",
       button("Save as JSON lines", save), button("Refresh", load, { kind: "primary" })),
-    place, card("Entries", filter, found, rows));
+    problem, card("Entries", filter, found, rows));
   load();
 }
 

@@ -4,8 +4,8 @@ import { call, get, lines, withQuery } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
 import { chainOf, headlineOf, networkCard, pathBlocks, picture, summaryOf } from "../lib/explained.js";
 import { bytes, count, duration, plural } from "../lib/format.js";
-import { listeners } from "../lib/listeners.js";
-import { requestOf } from "../lib/subject.js";
+import { gatewayOf } from "../lib/listeners.js";
+import { requestHref, requestOf } from "../lib/subject.js";
 import { button, card, confirm, dialog, emptyState, errorNotice, field, form, input, pageHead, progress, submit, toast } from "../lib/ui.js";
 
 // What is read from RAM or the disk is there sooner, in milliseconds: its progress would only flicker.
@@ -17,7 +17,8 @@ export default {
   scopes: ["operate"],
   show(main, context) {
     const { parameters, setParameters, signal } = context;
-    const gateway = readGateway(signal);
+    // Without them, there is no link to the gateway.
+    const gateway = gatewayOf(context).catch(() => ({ node: null, url: null }));
     const placeholder = "bafy…, /ipns/example.org/page, ipfs://… or example.org";
     const what = input({ type: "search", name: "path", value: parameters.get("path") ?? "", placeholder });
     const waiting = h("div", { class: "waiting", hidden: true });
@@ -44,13 +45,15 @@ export default {
       result.setAttribute("aria-busy", "true");
       try {
         const view = await get("/api/v1/explain", { ...request, fetch: fetch || undefined }, { signal: AbortSignal.any([signal, mine.signal]) });
-        fill(result, await explained(view, request));
+        const shown = explained(view, request, await gateway);
+        if (running !== mine || signal.aborted) return;
+        fill(result, shown);
         const last = chainOf(view).at(-1);
         setText(spoken, `${headlineOf(last)[0]}. ${summaryOf(last)}`);
         // The button that was pressed is gone, or lost the focus while it was disabled.
         if (document.activeElement === document.body) focusOn(result.querySelector("h2"));
       } catch (error) {
-        if (error.name !== "AbortError") fill(result, errorNotice(error));
+        if (error.name !== "AbortError" && running === mine) fill(result, errorNotice(error));
       } finally {
         clearTimeout(showWaiting);
         if (running === mine) {
@@ -60,9 +63,9 @@ export default {
       }
     }
 
-    async function explained(view, request) {
+    function explained(view, request, { node, url }) {
       const again = (fetch) => explain(fetch).catch((error) => toast(error.message, "error"));
-      const actions = actionsFor(view, request, { ...context, gateway: await gateway, work, again });
+      const actions = actionsFor(view, request, { ...context, gateway: { node, url }, work, again });
       const text = h("pre", { tabindex: "0" }, JSON.stringify(view, null, 2));
       const json = h("details", { class: "card" }, h("summary", {}, "The whole explanation as JSON"), text);
       return [actions, picture(view), pathBlocks(view), networkCard(view), json];
@@ -73,7 +76,7 @@ export default {
       h("div", { class: "card" }, form(() => explain(), h("div", { class: "fields" }, field("CID, path, URL or domain", what), submit("Explain")))),
       spoken, waiting, work, result);
     if (parameters.has("path")) explain().catch((error) => fill(result, errorNotice(error)));
-    else gateway.then(({ node }) => running === null && fill(result, nothingYet(node)));
+    else gateway.then(({ node }) => running === null && !signal.aborted && fill(result, nothingYet(node)));
   },
 };
 
@@ -82,19 +85,8 @@ function focusOn(heading) {
   heading.focus({ preventScroll: true });
 }
 
-// The node, and the URL of its gateway; without the scope "read", neither is known.
-async function readGateway(signal) {
-  try {
-    const node = await get("/api/v1/node", {}, { signal });
-    const url = (await listeners(node, signal)).find((listener) => listener.url)?.url ?? null;
-    return { node, url };
-  } catch {
-    return { node: null, url: null };
-  }
-}
-
 function nothingYet(node) {
-  const link = node?.welcome ? h("a", { href: withQuery("#/content", { path: `/ipfs/${node.welcome}/` }) }, "the welcome site of this gateway") : null;
+  const link = node?.welcome ? h("a", { href: requestHref(`/ipfs/${node.welcome}/`) }, "the welcome site of this gateway") : null;
   return card("", emptyState("Enter what a client would request.", link ? ["For example ", link, "."] : "For example a CID of the Pins page."));
 }
 
@@ -114,27 +106,19 @@ function actionsFor(view, request, context) {
   const { path, cid } = subjectOf(view);
   const url = request.url ?? (gateway.url ? `${gateway.url}${view.path}` : null);
   const isWeb = url !== null && /^https?:/i.test(url);
-  return h("div", { class: "actions bar", role: "group", "aria-label": "Actions" },
+  return h("div", { class: "actions subject-actions", role: "group", "aria-label": "Actions" },
     isWeb ? h("a", { class: "button", href: url, target: "_blank", rel: "noopener noreferrer" }, "Open at the gateway") : null,
     gateway.node?.offline ? null : button("Fetch and explain", () => again(true)),
     cid && may("pin") ? button("Pin…", () => pin(cid, context)) : null,
     path ? button("Warm", () => warm(path, context)) : null,
     path ? button("Purge…", () => purge(path, context), { kind: "danger" }) : null,
-    path && may("takedown") ? h("a", { class: "button danger", href: withQuery("#/denylists", { subject: path }) }, "Block…") : null);
+    path && may("takedown") ? h("a", { class: "button danger", href: withQuery("#/denylists", { subject: path }) }, "Take down…") : null);
 }
 
 async function pin(cid, { again, signal }) {
   const name = input({ name: "name", maxlength: 255, autofocus: true });
-  const send = async () => {
-    try {
-      await call("POST", "/api/v1/pins", { json: { cid, name: name.value.trim() || undefined }, signal });
-    } catch (error) {
-      if (error.status !== 404 && error.status !== 405) throw error;
-      throw new Error(`This version of the gateway cannot pin from here. Run: causeway pin add ${cid}`);
-    }
-  };
   const isPinned = await dialog("Pin", (close) => form(async () => {
-    await send();
+    await call("POST", "/api/v1/pins", { json: { cid, name: name.value.trim() || undefined }, signal });
     close(true);
   },
   h("p", {}, "Fetches all blocks below ", h("code", {}, cid), ", and keeps them until the pin is removed."),

@@ -4,6 +4,7 @@ import { call, get, withQuery } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
 import { ago, bytes, count, plural, time } from "../lib/format.js";
+import { isName } from "../lib/subject.js";
 import {
   badge, button, card, checkbox, confirm, emptyState, errorNotice, facts, field, form, input, pageHead, select, submit, table, toast,
 } from "../lib/ui.js";
@@ -19,15 +20,13 @@ const REASON_MAX = 1000;
 // ---------------------------------------------------------------- Subjects
 
 // A subject as the member of a request that the API wants: a CID, a path, a name or a URL. A rule is written out.
-export function subjectOf(text) {
+function subjectOf(text) {
   if (/^!?\/\//.test(text) || text.startsWith("!")) return { kind: "rule", request: { rule: text } };
   if (text.includes("://")) return { kind: "URL", request: { url: text } };
   if (/^\/ip[fn]s\//.test(text)) return { kind: "path", request: { path: text } };
   const [root] = text.split("/");
-  // Keys are peer IDs, or CIDs with the codec libp2p-key.
-  const isName = root.includes(".") || /^(k2|k5|12D3Koo|16Uiu2|bafz)/.test(root);
-  if (root !== text) return { kind: "path", request: { path: `/${isName ? "ipns" : "ipfs"}/${text}` } };
-  return isName ? { kind: "name", request: { name: text } } : { kind: "CID", request: { cid: text } };
+  if (root !== text) return { kind: "path", request: { path: `/${isName(root) ? "ipns" : "ipfs"}/${text}` } };
+  return isName(root) ? { kind: "name", request: { name: text } } : { kind: "CID", request: { cid: text } };
 }
 
 function deciding({ list, line, rule }) {
@@ -53,7 +52,7 @@ function showCheck(view) {
   const decision = (one) => h("li", {}, h("code", {}, one.of), effect(one), one.list ? deciding(one) : " because no allowlist has it");
   return [
     h("p", { class: `notice ${tone}` }, sentence),
-    decided.length > 0 ? h("ul", { class: "words" }, decided.map(decision)) : h("p", { class: "muted" }, "No rule of any list matches it."),
+    decided.length > 0 ? h("ul", {}, decided.map(decision)) : h("p", { class: "muted" }, "No rule of any list matches it."),
   ];
 }
 
@@ -85,7 +84,7 @@ function listDetails(list) {
       ["Changed", time(list.changed_at)],
       list.fetched && ["Last fetch", list.fetched === "whole" ? "the whole list" : "what was appended"],
     ]),
-    reported.length > 0 ? [h("h3", {}, `Invalid lines: ${count(list.malformed)}`), h("ul", { class: "words" }, reported)] : null,
+    reported.length > 0 ? [h("h3", {}, `Invalid lines: ${count(list.malformed)}`), h("ul", {}, reported)] : null,
   ];
 }
 
@@ -147,7 +146,7 @@ function added(view) {
     unread_blocks > 0 && warning(`Not stored here: ${plural(unread_blocks, "block")} below it. What is below was not looked for.`),
     unpurged_blocks > 0 && warning(`The front caches are sent no purge requests for ${plural(unpurged_blocks, "block")} below it, because there are too many.`),
     roots.length > 0 &&
-      [h("h3", {}, "Removed pins"), h("p", { class: "muted" }, "Their blocks without another pin are deleted."), h("ul", { class: "words" }, roots)],
+      [h("h3", {}, "Removed pins"), h("p", { class: "muted" }, "Their blocks without another pin are deleted."), h("ul", {}, roots)],
   ];
 }
 

@@ -3,12 +3,14 @@
 import { call, get } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
 import { ago, count, plural, sentence, span, time, until } from "../lib/format.js";
-import { contentHref } from "../lib/gateway.js";
 import { poll } from "../lib/poll.js";
+import { contentHref } from "../lib/subject.js";
+import { saveAs } from "../lib/task.js";
 import {
-  badge, button, card, confirm, copyButton, dialog, emptyState, errorPlace, facts, field, form, identifier, input, pageHead, progress, select, submit, table,
+  badge, button, card, confirm, copyButton, dialog, emptyState, facts, field, form, identifier, input, pageHead, progress, select, submit, table,
   toast,
 } from "../lib/ui.js";
+import { NAME_SOURCES } from "../lib/words.js";
 
 const KEYS = "/api/v1/names/keys";
 const PUBLISHED = "/api/v1/names/publish";
@@ -20,9 +22,6 @@ const FAST_SECONDS = 2;
 const UNITS = [["60", "minutes"], ["3600", "hours"], ["86400", "days"]];
 const KINDS = [["ed25519", "Ed25519"], ["secp256k1", "secp256k1"], ["ecdsa", "ECDSA"]];
 const FORMATS = [["libp2p-protobuf-cleartext", "libp2p's protobuf message, in base64"], ["pem-pkcs8-cleartext", "PEM (PKCS #8), for Ed25519 and RSA"]];
-const SOURCES = {
-  list: "the settings (names.dnslink_map)", published: "published by this node", network: "the network", dns: "DNS", unknown: "not resolved yet",
-};
 
 const keyPath = (name, action) => `${KEYS}/${encodeURIComponent(name)}${action ? `/${action}` : ""}`;
 const pathLink = (path) => (path ? h("a", { class: "mono", href: contentHref(path) }, path) : "–");
@@ -73,12 +72,7 @@ function renameKey({ name }) {
 }
 
 function saveButton(name, format, text) {
-  return button("Save as a file", () => {
-    const url = URL.createObjectURL(new Blob([text]));
-    h("a", { href: url, download: `${name}.${format.startsWith("pem") ? "pem" : "key"}` }).click();
-    // The browser has opened it by then.
-    setTimeout(() => URL.revokeObjectURL(url), 1000);
-  });
+  return button("Save as a file", () => saveAs(`${name}.${format.startsWith("pem") ? "pem" : "key"}`, new Blob([text])));
 }
 
 // Asks first: the private key then is on the screen, and the audit log has the export.
@@ -156,23 +150,28 @@ function putsCell({ status, puts }) {
   const isPublished = takers.some(([, peers]) => peers > 0);
   return [
     badge(isPublished ? "Published" : "Stored locally", isPublished ? "ok" : "warning"),
-    h("div", { class: "sub" }, takers.length > 0 ? takers.map((put) => h("div", { class: "whole" }, putOf(put))) : sentence(status)),
+    h("div", { class: "sub" }, takers.length > 0 ? takers.map((put) => h("div", { class: "no-wrap" }, putOf(put))) : sentence(status)),
   ];
 }
 
 function validityCell({ valid_until_at: at }) {
   const isOver = at * 1000 < Date.now();
-  return h("span", { class: "whole", title: time(at) }, isOver ? [badge("Expired", "error"), ` ${ago(at)}`] : until(at));
+  return h("span", { class: "no-wrap", title: time(at) }, isOver ? [badge("Expired", "error"), ` ${ago(at)}`] : until(at));
 }
 
 // ---------------------------------------------------------------- Resolving
+
+const sourceOf = (source) => {
+  const text = NAME_SOURCES[source] ?? source;
+  return text[0].toUpperCase() + text.slice(1);
+};
 
 function stepOf({ name, source, value, error, age_seconds: age, fresh_for_seconds: fresh, valid_until_at: at, sequence }) {
   return h("li", {},
     h("div", { class: "break" }, h("span", { class: "mono" }, name), " → ", value ? pathLink(value) : h("span", { class: "muted" }, "no value")),
     error ? h("div", { class: "notice error break" }, sentence(error)) : null,
     h("div", { class: "sub" }, [
-      `From ${SOURCES[source] ?? source}`,
+      sourceOf(source),
       age !== null && `${span(age)} old`,
       fresh !== null && `fresh for ${span(fresh)}`,
       at !== null && `valid until ${time(at)}`,
@@ -186,7 +185,7 @@ function resolvedView({ name, old, new: now, error, changed, steps }) {
     facts([["Name", [name, " ", said]], ["Path", pathLink(now)], changed && old ? ["Before", pathLink(old)] : null]),
     error && old ? h("p", { class: "notice warning" }, "The previous value stays in use while it is valid.") : null,
     error && !steps.some((step) => step.error === error) ? h("p", { class: "notice error break" }, sentence(error)) : null,
-    steps.length > 0 ? [h("h3", {}, "Steps"), h("ol", { class: "steps" }, steps.map(stepOf))] : null);
+    steps.length > 0 ? [h("h3", {}, "Steps"), h("ol", {}, steps.map(stepOf))] : null);
 }
 
 function resolveCard(context) {
@@ -217,7 +216,8 @@ function resolveCard(context) {
 
 function show(main, context) {
   const mayChange = context.may("operate");
-  const problem = errorPlace();
+  const isWaiting = ({ puts }) => !Object.values(puts).some((peers) => peers > 0);
+  const updates = poll(load, () => (published.some(isWaiting) ? FAST_SECONDS : POLL_SECONDS), context.signal);
   let keys = [];
   let published = [];
 
@@ -226,7 +226,7 @@ function show(main, context) {
     const done = await work();
     if (!done) return;
     toast(text(done));
-    refresh();
+    updates.now();
   };
   const publish = (given) => then(() => publishForm(keys, given), ({ name, status }) => `${name}: ${status}.`);
 
@@ -239,8 +239,8 @@ function show(main, context) {
     if (!(await confirm("Delete the key?", text.join(""), "Delete"))) return;
     await call("DELETE", keyPath(name));
     toast(`The key "${name}" is deleted.`);
-    main.querySelector("h1").focus();
-    refresh();
+    context.focusHeading();
+    updates.now();
   }
 
   const small = (word, name, action, kind = "small") => button(word, action, { kind, label: `${word} ${name}` });
@@ -268,7 +268,7 @@ function show(main, context) {
     { title: "Path", cell: ({ value }) => pathLink(value) },
     { title: "State", cell: putsCell },
     { title: "Expires", cell: validityCell, sort: (one) => one.valid_until_at },
-    { title: "TTL", cell: ({ ttl_seconds: ttl }) => h("span", { class: "whole" }, span(ttl)), hide: "narrow" },
+    { title: "TTL", cell: ({ ttl_seconds: ttl }) => h("span", { class: "no-wrap" }, span(ttl)), hide: "narrow" },
     { title: "Sequence", cell: ({ sequence }) => count(sequence), numeric: true, hide: "narrow" },
     mayChange && { title: "Actions", cell: ({ key, name, value }) => (key ? small("Publish again", name, publish({ key, path: value })) : "–") },
   ].filter(Boolean), { key: ({ name }) => name, empty: "" });
@@ -282,28 +282,21 @@ function show(main, context) {
   ] : [];
   append(main,
     pageHead("Names", "IPNS names, which lead to content that changes.", actions),
-    problem,
+    updates,
     card("Published names", publishedTable, none),
     card("Keys", keyTable),
     mayChange ? resolveCard(context) : null);
 
-  const isWaiting = ({ puts }) => !Object.values(puts).some((peers) => peers > 0);
   async function load() {
     const options = { signal: context.signal };
-    try {
-      const [keysView, publishedView] = await Promise.all([get(KEYS, {}, options), get(PUBLISHED, {}, options)]);
-      keys = keysView.keys;
-      published = publishedView.published.sort((one, other) => (one.key ?? "").localeCompare(other.key ?? ""));
-      problem.show(null);
-      keyTable.show(keys);
-      publishedTable.show(published);
-      none.hidden = published.length > 0;
-      publishedTable.hidden = published.length === 0;
-    } catch (error) {
-      if (error.name !== "AbortError") problem.show(error);
-    }
+    const [keysView, publishedView] = await Promise.all([get(KEYS, {}, options), get(PUBLISHED, {}, options)]);
+    keys = keysView.keys;
+    published = publishedView.published.sort((one, other) => (one.key ?? "").localeCompare(other.key ?? ""));
+    keyTable.show(keys);
+    publishedTable.show(published);
+    none.hidden = published.length > 0;
+    publishedTable.hidden = published.length === 0;
   }
-  const refresh = poll(context.signal, load, () => (published.some(isWaiting) ? FAST_SECONDS : POLL_SECONDS));
 }
 
 export default { id: "names", title: "Names", scopes: ["read"], show };

@@ -6,8 +6,10 @@ import { append, fill, h, plain, setText, uniqueId } from "../lib/dom.js";
 import { byteRate, bytes, clock, count, duration, plural, rate, sentence, share, time, wholeDuration } from "../lib/format.js";
 import { listeners } from "../lib/listeners.js";
 import * as live from "../lib/live.js";
+import { poll } from "../lib/poll.js";
 import { Samples } from "../lib/samples.js";
-import { badge, card, copyButton, icon, identifier, meter, pageHead } from "../lib/ui.js";
+import { badge, budgetMeter, card, copyButton, icon, identifier, meter, pageHead, tile } from "../lib/ui.js";
+import { TRANSPORTS } from "../lib/words.js";
 
 // The tiers in the order in which they are asked, with the colours that they have in all pictures.
 const TIERS = [["ram", "RAM", 1], ["disk", "Disk", 3], ["network", "Network", 2]];
@@ -36,7 +38,6 @@ export default {
     const appear = () => {
       if (parts.state.isKnown() && known !== "") body.hidden = false;
     };
-    append(main, pageHead("Overview"), body);
     const late = setTimeout(() => {
       body.hidden = false;
     }, APPEARS_AFTER);
@@ -46,14 +47,14 @@ export default {
       parts.charts.showSamples(samples);
     };
     const readHealth = async () => {
-      const health = await readOrNull("/api/v1/health", signal);
+      const health = await get("/api/v1/health", {}, { signal });
       parts.state.showHealth(health);
       cards.reach.showHealth(health);
       appear();
     };
     const readHistory = async () => {
-      const history = await readOrNull("/api/v1/history", signal);
-      if (history) samples.replace(history.samples);
+      const history = await get("/api/v1/history", {}, { signal });
+      samples.replace(history.samples);
       showSamples();
     };
     const readNode = async () => {
@@ -65,9 +66,8 @@ export default {
       for (const part of [parts.welcome, cards.node, cards.peers]) part.showNode(node, urls);
       appear();
     };
-    repeat(HEALTH_EVERY, readHealth, signal);
-    repeat(HISTORY_EVERY, readHistory, signal);
-    repeat(NODE_EVERY, readNode, signal);
+    const readings = [[readHealth, HEALTH_EVERY], [readHistory, HISTORY_EVERY], [readNode, NODE_EVERY]];
+    append(main, pageHead("Overview"), readings.map(([read, seconds]) => poll(() => unlessSilent(read), seconds, signal)), body);
     return live.subscribe((stats, connected) => {
       parts.state.showConnection(connected);
       if (!stats || !connected) return;
@@ -80,30 +80,12 @@ export default {
   },
 };
 
-// Runs `work` now, and again so many seconds after it ended, while the page is shown and visible. A request that fails is
-// sent again then: the frame says if the gateway does not answer.
-function repeat(seconds, work, signal) {
-  let timer;
-  const run = async () => {
-    clearTimeout(timer);
-    if (signal.aborted || document.hidden) return;
-    await work().catch((error) => {
-      if (!(error instanceof ApiError) && error.name !== "AbortError") reportError(error);
-    });
-    if (!signal.aborted) timer = setTimeout(run, 1000 * seconds);
-  };
-  document.addEventListener("visibilitychange", run, { signal });
-  signal.addEventListener("abort", () => clearTimeout(timer));
-  run();
-}
-
-// The answer; null from a gateway that does not have it yet.
-async function readOrNull(path, signal) {
+// Whether the gateway answers at all is said by the frame.
+async function unlessSilent(work) {
   try {
-    return await get(path, {}, { signal });
+    await work();
   } catch (error) {
-    if (error.status === 404) return null;
-    throw error;
+    if (!(error instanceof ApiError && error.status === 0)) throw error;
   }
 }
 
@@ -112,7 +94,7 @@ async function readOrNull(path, signal) {
 const LEVELS = { error: ["Error", "error", "alert"], warning: ["Warning", "warning", "alert"], info: ["Note", "info", "info"] };
 
 // The state as a sentence: its text, and its tone.
-function sentenceOf(stage, findings, isReported) {
+function sentenceOf(stage, findings) {
   const number = (level) => findings.filter((finding) => finding.level === level).length;
   const [errors, warnings] = [number("error"), number("warning")];
   if (stage === "starting") return ["The gateway is starting.", "info"];
@@ -120,33 +102,21 @@ function sentenceOf(stage, findings, isReported) {
   const warned = warnings > 0 ? ` There ${warnings === 1 ? "is" : "are"} ${plural(warnings, "warning")} as well.` : "";
   if (errors > 0) return [`${plural(errors, "problem")} ${errors === 1 ? "needs" : "need"} your attention.${warned}`, "error"];
   if (warnings > 0) return [`The gateway works, with ${plural(warnings, "warning")}.`, "warning"];
-  return [isReported ? "Everything is well." : "The gateway answers requests.", "ok"];
-}
-
-// What the statistics say about the state, for a gateway that does not report findings.
-function findingsOf({ store, pins }) {
-  const findings = [];
-  if (store.degraded) {
-    const advice = "Free space or repair the disk; the log of the gateway has the error.";
-    findings.push({ level: "error", subject: "store", text: `The store accepts no blocks (${store.trouble ?? "unknown reason"}).`, advice });
-  }
-  if (pins.failed > 0) findings.push({ level: "warning", subject: "pins", text: `${plural(pins.failed, "pin")} failed.`, advice: "The Pins page says why." });
-  return findings;
+  return ["Everything is well.", "ok"];
 }
 
 // What was looked at and found to be in order. Without figures: a text of another length would move what is below.
-function checkedText(stats, health, isWell) {
-  const known = { public: "others can reach it", private: "others cannot reach it from outside" };
+function checkedText(stats, health) {
+  const known = { public: "peers can connect to it", private: "peers cannot connect to it from outside" };
   const parts = [
     stats.stage === "serving" ? "it serves requests" : null,
     stats.store.degraded ? null : "the store accepts blocks",
     !stats.pins.failed ? "no pin has failed" : null,
     stats.network.peers > 0 ? "peers are connected" : null,
-    known[health?.reachability?.state] ?? null,
+    known[health.reachability.state],
   ];
-  const all = health ? "Checked: process, store, disk, memory, clock, peers, reachability, pins, denylists and certificates."
-    : "This version of the gateway does not report what is wrong: its log does.";
-  return `${sentence(parts.filter((part) => part).join("; "))}${isWell ? ` ${all}` : ""}`;
+  const all = " Checked: process, store, disk, memory, clock, peers, reachability, pins, denylists and certificates.";
+  return `${sentence(parts.filter((part) => part).join("; "))}${health.findings.length === 0 ? all : ""}`;
 }
 
 function stateCard() {
@@ -157,7 +127,9 @@ function stateCard() {
   const list = h("ul", { class: "findings" });
   const at = h("span", { class: "muted at" });
   const element = h("section", { class: "card state", "aria-labelledby": id }, sign, h("div", {}, sentence, checked, list), at);
-  let [health, stats, shown, isSilent] = [undefined, null, "", false];
+  let [health, stats, shown, isSilent] = [null, null, "", false];
+
+  const isKnown = () => stats !== null && health !== null;
 
   function item({ level, subject, text, advice }) {
     const [word, tone, sort] = LEVELS[level] ?? LEVELS.info;
@@ -166,11 +138,11 @@ function stateCard() {
   }
 
   function show() {
-    if (stats === null || health === undefined) return;
-    const findings = isSilent ? [] : health?.findings ?? findingsOf(stats);
-    const [text, tone] = isSilent ? ["The gateway does not answer.", "error"] : sentenceOf(stats.stage, findings, health !== null);
+    if (!isKnown()) return;
+    const findings = isSilent ? [] : health.findings;
+    const [text, tone] = isSilent ? ["The gateway does not answer.", "error"] : sentenceOf(stats.stage, findings);
     const silence = "It may be restarting, or have stopped. All figures are those of the last answer.";
-    setText(checked, isSilent ? silence : checkedText(stats, health, findings.length === 0));
+    setText(checked, isSilent ? silence : checkedText(stats, health));
     setText(at, `${isSilent ? "Last answer" : "Checked"} at ${clock(stats.taken_at)}`);
     const now = JSON.stringify([text, findings]);
     if (now === shown) return;
@@ -195,11 +167,10 @@ function stateCard() {
     stats = latest;
     if (isFirst) show();
   };
-  const isKnown = () => stats !== null && health !== undefined;
   return Object.assign(element, { showHealth, showStats, showConnection, isKnown });
 }
 
-// What to try first, as long as nobody has asked for anything.
+// What to try first, as long as no client has sent a request.
 function welcomeNotice() {
   const element = h("div", { class: "notice info welcome", hidden: true });
   let [node, urls, isQuiet] = [null, [], false];
@@ -227,38 +198,28 @@ function welcomeNotice() {
 
 // ---------------------------------------------------------------- Figures
 
-// A figure with its name, a note, and a line of the last minutes. `href` leads to more about it.
+// A figure with a line of the last minutes.
 function figure(name, { href, colour, ofSample } = {}) {
-  const value = h("div", { class: "value" }, "–");
-  const note = h("div", { class: "note" }, "\u00a0");
   const spark = ofSample ? sparkline([], colour) : null;
-  const element = h("div", { class: "tile" }, h("div", { class: "name" }, href ? h("a", { href }, name) : name), value, note, spark);
-  const show = (text, about, tone = "") => {
-    setText(value, text);
-    setText(note, about);
-    element.className = `tile ${tone}`;
-  };
   const showSamples = (samples) => spark?.show(samples.all.slice(-SPARK_SAMPLES).map(ofSample));
-  return Object.assign(element, { show, showSamples });
+  return Object.assign(tile(name, { href, below: spark }), { showSamples });
 }
 
-// The answers of the last minute by tier, or since the start if the gateway does not count those of the last minute.
-function answersOf({ recent, http }) {
-  return TIERS.map(([id]) => recent?.[id]?.requests ?? http.tiers[id]?.requests ?? 0);
-}
+// The answers of the last minute by tier.
+const answersOf = ({ recent }) => TIERS.map(([id]) => recent[id]?.requests ?? 0);
 
 function figures() {
   const parts = {
     requests: figure("Requests", { href: "#/requests", colour: 1, ofSample: (sample) => sample.requests }),
     local: figure("Answered locally"),
     sent: figure("Sent to clients", { colour: 1, ofSample: (sample) => sample.sent_bytes }),
-    waiting: figure("Misses under way", { href: "#/requests", colour: 2, ofSample: (sample) => sample.waiting }),
+    waiting: figure("Waiting requests", { href: "#/requests", colour: 2, ofSample: (sample) => sample.waiting }),
     errors: figure("Server errors", { href: "#/requests", colour: 5, ofSample: (sample) => sample.errors }),
     peers: figure("Peers", { href: "#/peers", colour: 3, ofSample: (sample) => sample.peers }),
     traffic: figure("From peers", { href: "#/peers", colour: 3, ofSample: (sample) => sample.p2p_received_bytes }),
     memory: figure("Memory", { colour: 4, ofSample: (sample) => sample.resident_bytes }),
   };
-  const bar = h("div", { class: "shares", "aria-hidden": "true" }, TIERS.map(([, , colour]) => h("span", { class: `c${colour}` })));
+  const bar = h("div", { class: "tier-shares", "aria-hidden": "true" }, TIERS.map(([, , colour]) => h("span", { class: `c${colour}` })));
   append(parts.local, bar);
   let last = null;
 
@@ -275,12 +236,12 @@ function figures() {
   // The share of a processor core that was used since the last event.
   function coresOf({ process, uptime_seconds: now }) {
     const passed = now - (last?.uptime_seconds ?? now);
-    const used = process.cpu_seconds - (last?.process?.cpu_seconds ?? NaN);
+    const used = (process.cpu_seconds ?? NaN) - (last?.process.cpu_seconds ?? NaN);
     return passed > 0 && used >= 0 ? used / passed : null;
   }
 
   function showStats(stats) {
-    const { http, network, rates, store } = stats;
+    const { http, network, process, rates } = stats;
     parts.requests.show(perSecond(rates?.requests), `${count(http.in_flight)} in progress · ${plural(http.connections, "connection")}`);
     showLocal(stats);
     parts.sent.show(byteRate(rates?.sent_bytes), `${bytes(http.sent_bytes)} since the start`);
@@ -289,8 +250,7 @@ function figures() {
     parts.errors.show(perSecond(errors), `${count(http.requests["5xx"] ?? 0)} since the start`, errors > 0 ? "error" : "");
     parts.peers.show(count(network.peers), `${plural(network.searches, "search", "searches")} for providers`);
     parts.traffic.show(byteRate(rates?.p2p_received_bytes), `${byteRate(rates?.p2p_sent_bytes)} to peers`);
-    if (stats.process) parts.memory.show(bytes(stats.process.resident_bytes), `${share(coresOf(stats), 1)} of a processor core`);
-    else parts.memory.show("–", `${bytes(store.ram_bytes)} of blocks`);
+    parts.memory.show(bytes(process.resident_bytes), `${share(coresOf(stats), 1)} of a processor core`);
     last = stats;
   }
 
@@ -305,28 +265,24 @@ function figures() {
 function tiersCard() {
   const quantiles = ["p50", "p95", "p99"].map((title) => [title, "numeric"]);
   const titles = [["Tier"], ["Share", "wide-only"], ["Answers", "numeric"], ...quantiles, ["Sent", "numeric wide-only"]];
-  const rows = [["all", "All", 4], ...TIERS, ["none", "No content", 5]].map(([id, name, colour]) => {
+  const rows = [...TIERS, ["none", "No content", 5]].map(([id, name, colour]) => {
     const cells = ["numeric", "numeric", "numeric", "numeric", "numeric wide-only"].map((kind) => h("td", { class: kind }, "–"));
     const bar = meter(0, 1, `Share of ${name}`, `c${colour}`);
     const title = h("th", { scope: "row" }, h("i", { class: `c${colour}` }), name);
-    const row = h("tr", { hidden: id === "all" }, title, h("td", { class: "wide-only" }, bar), cells);
+    const row = h("tr", {}, title, h("td", { class: "wide-only" }, bar), cells);
     return { id, row, bar, cells };
   });
   const head = h("tr", {}, titles.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)));
-  const about = h("p", { class: "muted" }, "\u00a0");
+  const about = h("p", { class: "muted" }, "Answers of the last minute by the farthest tier that the first byte came from, and the time until then.");
   const grid = plainTable("Time to the first byte by tier", head, h("tbody", {}, rows.map(({ row }) => row)));
 
-  function showStats({ recent, rates, http }) {
-    setText(about, recent ? "Answers of the last minute by the farthest tier that the first byte came from, and the time until then."
-      : "Answers since the start by the farthest tier that the first byte came from, and the time until then.");
-    const of = (id) => recent?.[id] ?? sinceStart(http.tiers[id]);
-    const sum = rows.reduce((all, { id }) => all + (id === "all" ? 0 : of(id)?.requests ?? 0), 0);
-    for (const { id, row, bar, cells } of rows) {
-      const tier = of(id);
-      row.hidden = id === "all" && !tier;
+  function showStats({ recent, rates }) {
+    const sum = rows.reduce((all, { id }) => all + (recent[id]?.requests ?? 0), 0);
+    for (const { id, bar, cells } of rows) {
+      const tier = recent[id];
       bar.show(tier?.requests ?? 0, sum);
       const times = [tier?.p50_seconds, tier?.p95_seconds, tier?.p99_seconds].map(duration);
-      const texts = [count(tier?.requests ?? 0), ...times, byteRate(rates?.bytes_by_tier?.[id])];
+      const texts = [count(tier?.requests ?? 0), ...times, byteRate(rates?.bytes_by_tier[id])];
       cells.forEach((cell, index) => setText(cell, texts[index]));
     }
   }
@@ -337,12 +293,6 @@ function tiersCard() {
 function plainTable(caption, head, body) {
   const grid = h("table", { class: "fixed" }, h("caption", { class: "hidden" }, caption), h("thead", {}, head), body);
   return h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption }, grid);
-}
-
-// The members of `recent`, of the time since the start.
-function sinceStart(tier) {
-  const { requests, first_byte_median_seconds: p50, first_byte_p95_seconds: p95, first_byte_p99_seconds: p99 } = tier ?? {};
-  return tier && { requests, p50_seconds: p50, p95_seconds: p95, p99_seconds: p99 };
 }
 
 // ---------------------------------------------------------------- The last hour
@@ -386,17 +336,17 @@ function liveFacts(names) {
 }
 
 function nodeCard() {
-  const of = liveFacts(["Version", "Running for", "Since", "Peer ID", "Gateway", "Admin API", "Open files"]);
+  const of = liveFacts(["Version", "Peer ID", "Started", "Uptime", "Public listener", "Admin listener", "Open files"]);
   const showNode = (node, urls) => of.show({
     Version: node.version,
-    Since: time(node.started_at),
+    Started: time(node.started_at),
     "Peer ID": identifier(node.peer_id),
-    Gateway: lines(urls.map(({ address, url }) => (url ? h("a", { href: `${url}/`, target: "_blank", rel: "noopener" }, url) : address))),
-    "Admin API": lines(node.admin_listeners),
+    "Public listener": lines(urls.map(({ address, url }) => (url ? h("a", { href: `${url}/`, target: "_blank", rel: "noopener" }, url) : address))),
+    "Admin listener": lines(node.admin_listeners),
   });
   const showStats = ({ uptime_seconds: seconds, process }) => {
-    const files = process?.open_files;
-    of.show({ "Running for": wholeDuration(seconds), "Open files": files ? `${count(files)} of ${count(process.open_files_max)}` : "–" });
+    const files = `${count(process.open_files)} of ${count(process.open_files_max)}`;
+    of.show({ Uptime: wholeDuration(seconds), "Open files": files });
   };
   return Object.assign(card("Node", of), { showNode, showStats });
 }
@@ -414,10 +364,9 @@ function reachCard() {
   const list = h("ul", { class: "addresses" });
   let shown = "";
   const showHealth = (health) => {
-    const now = JSON.stringify(health?.reachability ?? null);
+    const now = JSON.stringify(health.reachability);
     if (now === shown) return;
     shown = now;
-    if (!health?.reachability) return fill(state, h("span", { class: "muted" }, "This version of the gateway does not report it."));
     const [word, tone, text] = REACHES[health.reachability.state] ?? REACHES.unknown;
     fill(state, badge(word, tone), ` ${text}`);
     fill(list, health.reachability.addresses.map((address) => h("li", {}, h("code", {}, address), copyButton(address))));
@@ -425,24 +374,10 @@ function reachCard() {
   return Object.assign(card("Reachability", state, list), { showHealth });
 }
 
-// A meter with its name and figures above it.
-function budget(name, colour) {
-  const text = h("span", {}, "–");
-  const bar = meter(0, 1, name, colour);
-  const note = h("p", { class: "about" }, "\u00a0");
-  const show = (part, whole, about, tone) => {
-    setText(text, whole > 0 ? `${bytes(part)} of ${bytes(whole)}` : bytes(part));
-    bar.show(part, whole, tone);
-    bar.hidden = !(whole > 0);
-    setText(note, about);
-  };
-  return Object.assign(h("div", { class: "budget" }, h("div", { class: "budget-head" }, h("b", {}, name), text), bar, note), { show });
-}
-
 function storageCard() {
-  const ram = budget("RAM", "c1");
-  const disk = budget("Cached blocks on the disk", "c3");
-  const volume = budget("File system", "c4");
+  const ram = budgetMeter("RAM", "c1");
+  const disk = budgetMeter("Cached blocks on the disk", "c3");
+  const volume = budgetMeter("File system", "c4");
   const pinned = liveFacts(["Pinned blocks", "Evicted since the start"]);
   const showStats = ({ store }) => {
     ram.show(store.ram_bytes, store.ram_budget_bytes, plural(store.ram_blocks, "block"));
@@ -459,7 +394,7 @@ function storageCard() {
 }
 
 function pinsCard({ may }) {
-  const pending = ["pending", "Queued or being fetched", "info", "queued,pinning"];
+  const pending = ["pending", "In progress", "info", "queued,pinning"];
   const states = [["pinned", "Pinned", "ok", "pinned"], pending, ["failed", "Failed", "error", "failed"]];
   const rows = states.map(([id, name, tone, status]) => {
     const number = h("b", { class: "number" }, "–");
@@ -472,7 +407,7 @@ function pinsCard({ may }) {
     for (const { id, number } of rows) setText(number, count(pins[id] ?? 0));
     const sum = (pins.pinned ?? 0) + (pins.pending ?? 0) + (pins.failed ?? 0);
     setText(about, sum === 0 ? "Nothing is pinned yet. Upload files, or pin a CID: pins are kept, and cached content is evicted."
-      : `${plural(pins.active_roots ?? 0, "DAG")} being fetched, ${count(pins.queued_roots ?? 0)} queued.`);
+      : `${plural(pins.active_roots ?? 0, "DAG is", "DAGs are")} being fetched, ${count(pins.queued_roots ?? 0)} queued.`);
   };
   return Object.assign(card("Pins", h("ul", { class: "counts" }, rows.map(({ row }) => h("li", {}, row))), about), { showStats });
 }
@@ -490,7 +425,7 @@ function peersCard() {
     if (!rows.has(transport)) {
       const cells = [h("td", { class: "numeric" }), h("td", { class: "numeric" })];
       rows.set(transport, cells);
-      append(body, h("tr", {}, h("th", { scope: "row" }, transport), cells));
+      append(body, h("tr", {}, h("th", { scope: "row" }, TRANSPORTS[transport] ?? transport), cells));
     }
     return rows.get(transport);
   }

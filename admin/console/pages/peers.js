@@ -3,21 +3,21 @@
 import { call, get } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
-import { byteRate, bytes, count, duration, plural, share, shortened, wholeSeconds } from "../lib/format.js";
-import { repeat } from "../lib/repeat.js";
+import { byteRate, bytes, count, duration, plural, sentence, share, shortened, wholeDuration } from "../lib/format.js";
+import { poll } from "../lib/poll.js";
 import {
   badge, button, card, confirm, dialog, facts, field, form, identifier, input, meter, pageHead, progress, select, submit, table, tile, toast,
 } from "../lib/ui.js";
+import { TRANSPORTS } from "../lib/words.js";
 
 const REFRESH_SECONDS = 3;
 const ROWS = 200;
 // The commonest agents that are shown; the others are counted together, so that the height of the list stays.
 const AGENTS = 4;
-const TRANSPORTS = { tcp: "TCP", quic: "QUIC", websocket: "WebSocket", circuit: "Circuit" };
 
 // ---------------------------------------------------------------- What a peer is
 
-export function transportOf(address) {
+function transportOf(address) {
   if (address.includes("/p2p-circuit")) return "Circuit";
   if (address.includes("/webtransport")) return "WebTransport";
   if (address.includes("/webrtc")) return "WebRTC";
@@ -38,13 +38,13 @@ function directionOf(peer) {
 // "kubo/0.40.0/3f0947b/docker" is "kubo/0.40.0".
 const agentOf = ({ agent }) => (agent ? agent.split("/").slice(0, 2).join("/").slice(0, 40) : "Unknown");
 
-const connectedFor = (peer) => wholeSeconds(peer.connected_seconds);
+const connectedFor = (peer) => wholeDuration(peer.connected_seconds);
 
 function flagsOf(peer) {
   const flags = [];
   if (peer.is_trusted) flags.push(badge("trusted", "ok"));
   if (peer.is_throttled) flags.push(badge("throttled", "warning"));
-  if (peer.owes_blocks) flags.push(badge("owes blocks", "info"));
+  if (peer.owes_blocks) flags.push(badge("outstanding blocks", "info"));
   return flags;
 }
 
@@ -53,8 +53,8 @@ function sentences(peer) {
   return [
     peer.is_trusted && "Trusted: a configured peer, which always has a connection slot.",
     peer.is_throttled && "Throttled: it misbehaved, and is served with the lowest priority.",
-    peer.owes_blocks && "Owes blocks: blocks that were requested of it are outstanding.",
-    typeof useful === "number" ? `It last sent a requested block ${wholeSeconds(useful)} ago.` : "It has sent no requested block yet.",
+    peer.owes_blocks && "Outstanding blocks: it was asked for blocks that it has not sent yet.",
+    typeof useful === "number" ? `It last sent a requested block ${wholeDuration(useful)} ago.` : "It has sent no requested block yet.",
   ].filter(Boolean);
 }
 
@@ -76,7 +76,7 @@ const FILTERS = {
   search: { label: "Search", placeholder: "Peer ID, agent, address or protocol" },
   direction: { label: "Direction", options: [["", "All"], ["Inbound", "Inbound"], ["Outbound", "Outbound"]] },
   transport: { label: "Transport", options: [["", "All"], ...Object.values(TRANSPORTS).map((name) => [name, name])] },
-  state: { label: "State", options: [["", "All"], ["is_trusted", "Trusted"], ["is_throttled", "Throttled"], ["owes_blocks", "Owes blocks"]] },
+  state: { label: "State", options: [["", "All"], ["is_trusted", "Trusted"], ["is_throttled", "Throttled"], ["owes_blocks", "Outstanding blocks"]] },
 };
 
 function selected(peers, { search, direction, transport, state }) {
@@ -104,7 +104,7 @@ function show(main, context) {
     order: parameters.get("sort") ?? "-connected",
     onOrder: (sort) => setParameters({ sort }),
   });
-  const updates = repeat(REFRESH_SECONDS, refresh, signal);
+  const updates = poll(refresh, REFRESH_SECONDS, signal);
 
   async function refresh() {
     const [answer, bandwidth] = await Promise.all([get("/api/v1/peers", {}, { signal }), get("/api/v1/bandwidth", {}, { signal })]);
@@ -120,7 +120,7 @@ function show(main, context) {
   async function reason() {
     const node = await get("/api/v1/node", {}, { signal });
     if (node.offline) return "This gateway is offline (p2p.offline): it has no peers, and serves what is stored locally.";
-    return node.advice ? `${node.advice[0].toUpperCase()}${node.advice.slice(1)}.` : "This gateway has no peers yet. Connect one by its address.";
+    return node.advice ? sentence(node.advice) : "This gateway has no peers yet. Connect one by its address.";
   }
 
   function total(number, { received_bytes, sent_bytes }) {
@@ -156,7 +156,7 @@ function show(main, context) {
       h("h3", {}, "State"), h("ul", {}, sentences(peer).map((text) => h("li", {}, text))),
       h("h3", {}, "Connections"), h("ul", {}, connections),
       h("h3", {}, "Protocols"),
-      h("p", { class: "words" }, peer.protocols.length > 0 ? peer.protocols.map((name) => [h("code", {}, name), " "]) : "The peer has not told them."),
+      h("p", {}, peer.protocols.length > 0 ? peer.protocols.map((name) => [h("code", {}, name), " "]) : "The peer has not told them."),
       may("operate") ? button("Disconnect…", () => disconnect(peer), { kind: "danger small", label: `Disconnect ${peer.peer_id}` }) : null,
     ];
   }
@@ -186,7 +186,7 @@ function show(main, context) {
 // ---------------------------------------------------------------- Summaries
 
 // The commonest agents with the number of their peers.
-export function commonest(peers) {
+function commonest(peers) {
   const numbers = new Map();
   for (const peer of peers) numbers.set(agentOf(peer), (numbers.get(agentOf(peer)) ?? 0) + 1);
   const all = [...numbers].map(([name, number]) => ({ name, number, of: peers.length })).sort((a, b) => b.number - a.number || a.name.localeCompare(b.name));

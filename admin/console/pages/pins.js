@@ -3,9 +3,9 @@
 import { call, get } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
 import { ago, byteRate, bytes, count, plural, sentence, shortened, time, until } from "../lib/format.js";
-import { contentHref } from "../lib/gateway.js";
 import { poll } from "../lib/poll.js";
-import { badge, button, card, confirm, dialog, errorPlace, facts, field, form, identifier, input, pageHead, submit, table, toast } from "../lib/ui.js";
+import { cidOf, contentHref } from "../lib/subject.js";
+import { badge, button, card, confirm, dialog, facts, field, form, identifier, input, pageHead, submit, table, toast } from "../lib/ui.js";
 
 const PAGE = 50;
 const OWNERS_MAX = 200;
@@ -119,7 +119,7 @@ function showDetails(pin) {
     meta.length > 0 ? [h("h3", {}, "Metadata"), facts(meta)] : null,
     h("h3", {}, "Origins"),
     pin.origins.length > 0
-      ? h("ul", { class: "plain mono" }, pin.origins.map((origin) => h("li", {}, origin)))
+      ? h("ul", { class: "unmarked mono" }, pin.origins.map((origin) => h("li", {}, origin)))
       : h("p", { class: "muted" }, "None were named: the providers are looked up in the network."),
     h("div", { class: "actions" },
       h("a", { class: "button", href: contentHref(`/ipfs/${pin.cid}`), onclick: () => close() }, "Show the content"),
@@ -129,16 +129,13 @@ function showDetails(pin) {
 
 // ---------------------------------------------------------------- Pinning new content
 
-// A CID from what people paste: also a path or a URL with it.
-const cidOf = (text) => /(?:\/ipfs\/|^ipfs:\/\/)([^/?#]+)/.exec(text)?.[1] ?? text;
-
 function pinForm() {
   return dialog("Pin content", (close) => {
     const cid = input({ name: "cid", required: true, autofocus: true });
     const name = input({ name: "name", maxlength: 255 });
     const origins = h("textarea", { name: "origins", spellcheck: "false" });
     const action = async () => {
-      const pin = { cid: cidOf(cid.value.trim()), name: name.value.trim() || undefined };
+      const pin = { cid: cidOf(cid.value), name: name.value.trim() || undefined };
       const listed = origins.value.split(/\s+/).filter(Boolean);
       if (pin.cid === "") throw new Error("Enter the CID of the content.");
       if (listed.length > 0) pin.origins = listed;
@@ -146,7 +143,7 @@ function pinForm() {
     };
     return form(action,
       h("p", {}, "The gateway fetches the whole DAG and keeps it until the pin is removed. The pin belongs to this token."),
-      field("CID", cid, "Or a path or URL with it, such as /ipfs/bafy…"),
+      field("CID", cid, "Or a path or URL of it, such as /ipfs/bafy…"),
       field("Name", name, "Optional: to find the pin again."),
       field("Origins", origins, "Optional: multiaddrs of peers that have it, one on a line, such as /ip4/192.0.2.1/tcp/4001/p2p/12D3…"),
       h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close() }, "Cancel"), submit("Pin")));
@@ -221,7 +218,6 @@ function show(main, context) {
   let before = new Map();
   let figures = null;
 
-  const problem = errorPlace();
   const queue = h("span", {});
   const nothing = h("span", {});
   const chips = chipsOf((status) => change({ status }));
@@ -233,9 +229,10 @@ function show(main, context) {
     { title: "Content", cell: contentCell },
     { title: "Size", cell: sizeCell, numeric: true },
     source === allPins && { title: "Owner", cell: ownerCell, hide: "narrow" },
-    { title: "Created", cell: (pin) => h("span", { class: "whole", title: time(pin.created_at) }, ago(pin.created_at)), hide: "narrow" },
+    { title: "Created", cell: (pin) => h("span", { class: "no-wrap", title: time(pin.created_at) }, ago(pin.created_at)), hide: "narrow" },
     { title: "Actions", cell: actionsCell },
   ].filter(Boolean), { key: (pin) => pin.requestid, empty: nothing });
+  const updates = poll(load, () => (pins.some(isInProgress) ? FAST_SECONDS : SLOW_SECONDS), context.signal);
   const place = h("span", { role: "status" });
   const newer = h("button", { type: "button", onclick: () => turnTo(trail.pop() ?? "") }, "Newer");
   const older = h("button", { type: "button", onclick: () => {
@@ -252,7 +249,7 @@ function show(main, context) {
   };
   append(main,
     pageHead("Pins", [source.about, " ", queue], retryAll, context.may("pin") ? button("Pin content", add, { kind: "primary" }) : null),
-    problem,
+    updates,
     card(null, chips, filters.element, rows, h("div", { class: "pager" }, newer, place, older)));
 
   function sizeCell(pin) {
@@ -274,7 +271,7 @@ function show(main, context) {
   async function retry(pin) {
     await source.retry(pin, context.signal);
     toast(`${nameOf(pin)} is fetched again.`);
-    refresh();
+    updates.now();
   }
 
   async function retryFailed(element) {
@@ -292,7 +289,7 @@ function show(main, context) {
       }
     }
     setText(element, "Retry all failed on this page");
-    refresh();
+    updates.now();
     if (refused) throw refused;
     toast(`${plural(failed.length, "pin is", "pins are")} fetched again.`);
   }
@@ -302,8 +299,8 @@ function show(main, context) {
     if (!(await confirm("Remove the pin?", text, "Remove"))) return;
     await source.remove(pin);
     toast("The pin is removed.");
-    main.querySelector("h1").focus();
-    refresh();
+    context.focusHeading();
+    updates.now();
   }
 
   // Shows the first page with other filters.
@@ -312,13 +309,13 @@ function show(main, context) {
     figures = null;
     context.setParameters({ ...values, older: "" });
     chips.show(filter().status, null);
-    refresh();
+    updates.now();
   }
 
   function turnTo(cursor) {
     context.setParameters({ older: cursor });
-    refresh();
-    main.querySelector("h1").scrollIntoView({ block: "nearest" });
+    updates.now();
+    window.scrollTo(0, 0);
   }
 
   async function load() {
@@ -326,9 +323,7 @@ function show(main, context) {
     const isStale = () => context.signal.aborted || JSON.stringify(filter()) !== JSON.stringify(wanted);
     try {
       const [page, counts] = await Promise.all([source.list(wanted, context.signal), source.counts(context.signal)]);
-      if (isStale()) return;
-      problem.show(null);
-      showPage(page, counts);
+      if (!isStale()) showPage(page, counts);
     } catch (error) {
       if (isStale()) return;
       if (error.status === 404 && filter().older) {
@@ -336,7 +331,7 @@ function show(main, context) {
         turnTo(trail.pop() ?? "");
         return;
       }
-      problem.show(error);
+      throw error;
     }
   }
 
@@ -349,7 +344,7 @@ function show(main, context) {
     if (counts) {
       filters.showOwners(counts.owners);
       const { active_roots: active, queued_roots: queued } = counts;
-      setText(queue, active + queued > 0 ? `${plural(active, "DAG is", "DAGs are")} being fetched, ${count(queued)} wait.` : "");
+      setText(queue, active + queued > 0 ? `${plural(active, "DAG is", "DAGs are")} being fetched, ${count(queued)} queued.` : "");
     }
     setText(nothing, status || name || cid || owner ? "No pin matches. Change the filters." : "Nothing is pinned. Pin content by its CID, or upload files.");
     rows.show(pins);
@@ -361,8 +356,6 @@ function show(main, context) {
     setText(place, pins.length === 0 ? "" : `${plural(pins.length, "pin")}, ${count(rest)} older`);
     retryAll.disabled = !pins.some((pin) => pin.status === "failed");
   }
-
-  const refresh = poll(context.signal, load, () => (pins.some(isInProgress) ? FAST_SECONDS : SLOW_SECONDS));
 }
 
 export default { id: "pins", title: "Pins", scopes: ["operate", "pin"], show };

@@ -4,8 +4,9 @@ import { get } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
 import { ago, bytes, count, duration, plural, time } from "../lib/format.js";
-import { repeat } from "../lib/repeat.js";
-import { badge, card, pageHead, table } from "../lib/ui.js";
+import { poll } from "../lib/poll.js";
+import { requestHref } from "../lib/subject.js";
+import { badge, card, pageHead, statusBadge, table } from "../lib/ui.js";
 
 const REFRESH_SECONDS = 1;
 // Recent errors are read with every fifth refresh.
@@ -25,7 +26,7 @@ const WAITS = {
 const NONE = "No request is waiting or being sent. Requests that are answered at once from memory are never listed here.";
 
 // The path of the content that a request is for: that of its URL, or of its subdomain. Null if it is not known from these.
-export function contentPath(host, path) {
+function contentPath(host, path) {
   const [plain] = path.split("?");
   if (/^\/ip[fn]s\/./.test(plain)) return plain;
   const [, label, namespace] = /^([^.]+)\.(ip[fn]s)\./.exec(host) ?? [];
@@ -38,30 +39,40 @@ export function contentPath(host, path) {
 function pathCell({ method, host, path }) {
   // The host may have a DNSLink: the page finds out by the URL.
   const target = contentPath(host, path) ?? `http://${host}${path}`;
-  const link = h("a", { href: `#/content?path=${encodeURIComponent(target)}`, title: "Explain this request" }, h("code", {}, path));
+  const link = h("a", { href: requestHref(target), title: "Explain this request" }, h("code", {}, path));
   return h("span", { class: "long" }, h("b", {}, method), " ", link, h("div", { class: "sub" }, host));
 }
 
-const toneOf = (status) => (status >= 500 ? "error" : status >= 400 ? "warning" : "ok");
-const statusCell = ({ status }) => (status === null || status === undefined ? "–" : badge(String(status), toneOf(status)));
+const statusCell = ({ status }) => (status === null ? "–" : statusBadge(status));
+
+// A response that was aborted began with another status than that of an error.
+function failedStatusCell({ status }) {
+  if (status === null) return "–";
+  return status < 400 ? badge(String(status), "warning") : statusBadge(status);
+}
+
+function reasonCell({ reason, trace_id: trace }) {
+  return h("span", { class: "long" }, reason || "–", trace ? h("div", { class: "sub" }, `Trace ${trace}`) : null);
+}
 
 const PATH = { title: "Request", cell: pathCell };
-const CLIENT = { title: "Client", hide: "narrow", cell: ({ client }) => client };
+// Clients are not named if the settings hide their addresses.
+const CLIENT = { title: "Client", hide: "narrow", cell: ({ client }) => client || "–" };
 const STATUS = { title: "Status", cell: statusCell };
 
 const RUNNING = [
   PATH, CLIENT,
-  { id: "time", title: "Time", numeric: true, cell: ({ seconds }) => duration(seconds), sort: ({ seconds }) => seconds },
+  { id: "time", title: "Duration", numeric: true, cell: ({ seconds }) => duration(seconds), sort: ({ seconds }) => seconds },
   STATUS,
   { id: "sent", title: "Sent", numeric: true, cell: ({ sent_bytes }) => bytes(sent_bytes), sort: ({ sent_bytes }) => sent_bytes },
   { title: "What it waits for", cell: ({ waits_for }) => WAITS[waits_for] ?? waits_for },
 ];
 
 const FAILED = [
-  { title: "When", cell: ({ at }) => h("span", { title: time(at), class: "no-wrap" }, ago(at)) },
-  STATUS, PATH, CLIENT,
-  { title: "Reason", cell: ({ reason }) => h("span", { class: "long" }, reason ?? "–") },
-  { title: "Took", numeric: true, cell: ({ seconds }) => duration(seconds) },
+  { title: "Time", cell: ({ at }) => h("span", { title: time(at), class: "no-wrap" }, ago(at)) },
+  { title: "Status", cell: failedStatusCell }, PATH, CLIENT,
+  { title: "Reason", cell: reasonCell },
+  { title: "Duration", numeric: true, cell: ({ seconds }) => duration(seconds) },
 ];
 
 const FILTERS = {
@@ -76,7 +87,6 @@ function show(main, context) {
   const { parameters, setParameters, signal } = context;
   let running = { count: 0, requests: [] };
   let failed = null;
-  let isTold = true;
   const found = h("p", { class: "muted" });
   const numbers = { running: h("b", {}), errors: h("b", {}) };
   const onOrder = (sort) => setParameters({ sort });
@@ -99,10 +109,6 @@ function show(main, context) {
   }
 
   function listErrors() {
-    if (!isTold) {
-      errors.show([], "This version of the gateway does not list recent errors. Its access log has them (log.access).");
-      return;
-    }
     if (failed === null) return;
     setText(numbers.errors, count(failed.length));
     const wanted = failed.filter((one) => matches(filter.values.search, [one.path, one.host, one.client, one.method, one.reason, String(one.status)]));
@@ -121,22 +127,15 @@ function show(main, context) {
     for (const [name, element] of Object.entries(cards)) element.hidden = name !== view;
   }
 
-  const updates = repeat(REFRESH_SECONDS, async () => {
+  const updates = poll(async () => {
     running = await get("/api/v1/requests", { limit: REQUESTS }, { signal });
     listRunning();
-    if (ticks % ERRORS_EVERY === 0 && isTold) await readErrors();
-    ticks += 1;
-  }, signal);
-
-  async function readErrors() {
-    try {
+    if (ticks % ERRORS_EVERY === 0) {
       failed = (await get("/api/v1/requests/errors", {}, { signal })).errors;
-    } catch (error) {
-      if (error.status !== 404) throw error;
-      isTold = false;
+      listErrors();
     }
-    listErrors();
-  }
+    ticks += 1;
+  }, REFRESH_SECONDS, signal);
 
   append(main,
     pageHead("Requests", "What the public listener is answering now, and which requests failed.", updates.pause),

@@ -3,9 +3,10 @@
 import { call, get } from "../lib/api.js";
 import { append, fill, h, setText, uniqueId } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
-import { bytes, duration, plural, time, wholeSeconds } from "../lib/format.js";
-import { repeat } from "../lib/repeat.js";
+import { bytes, duration, plural, time, wholeDuration } from "../lib/format.js";
+import { poll } from "../lib/poll.js";
 import { badge, button, card, confirm, facts, field, form, identifier, input, pageHead, select, submit, table, toast } from "../lib/ui.js";
+import { STAGES } from "../lib/words.js";
 
 const REFRESH_SECONDS = 5;
 const DEFAULT = "the default";
@@ -17,8 +18,6 @@ const SECTIONS = {
 };
 
 // ---------------------------------------------------------------- The node
-
-const STAGES = { serving: ["Serving", "ok"], draining: ["Draining", "warning"], starting: ["Starting", "info"] };
 
 const READINESS = {
   serving: "/readyz answers 200.",
@@ -51,7 +50,7 @@ function nodeFacts(first) {
     ["Network", network],
   ]);
   const show = (node) => {
-    setText(uptime, wholeSeconds(node.uptime_seconds));
+    setText(uptime, wholeDuration(node.uptime_seconds));
     setText(network, node.offline ? "offline" : plural(node.peers, "peer"));
   };
   return Object.assign(element, { show });
@@ -95,7 +94,7 @@ function nodeCards({ may, signal }) {
     shutDown.hidden = node.stopping;
   }
 
-  const updates = repeat(REFRESH_SECONDS, async () => show(await get("/api/v1/node", {}, { signal })), signal);
+  const updates = poll(async () => show(await get("/api/v1/node", {}, { signal })), REFRESH_SECONDS, signal);
   if (may("operate")) append(actions, start, end, shutDown);
   return [
     updates,
@@ -166,16 +165,13 @@ function valueCell({ key, value }) {
     return h("span", { class: "long" }, h("code", {}, scalar(value)), words ? h("span", { class: "muted" }, ` ${words}`) : null);
   }
   if (value.length === 0) return h("span", { class: "muted" }, "none");
-  return h("ul", { class: "plain long" }, value.map((one) => h("li", {}, h("code", {}, scalar(one)))));
+  return h("ul", { class: "unmarked long" }, value.map((one) => h("li", {}, h("code", {}, scalar(one)))));
 }
 
 const variableOf = (key) => `CAUSEWAY_${key.toUpperCase().replaceAll(".", "_")}`;
 const isChanged = ({ origin }) => origin !== DEFAULT;
 
-function nameCell({ key, about }) {
-  const name = h("code", { title: `Environment variable ${variableOf(key)}` }, key);
-  return h("span", { class: "long" }, name, about ? h("div", { class: "muted" }, about) : null);
-}
+const nameCell = ({ key }) => h("span", { class: "long" }, h("code", { title: `Environment variable ${variableOf(key)}` }, key));
 
 function originCell(setting) {
   if (!isChanged(setting)) return h("span", { class: "muted" }, DEFAULT);
@@ -204,7 +200,7 @@ function settingsList(context) {
   function list() {
     const { search, section: only, changed } = filter.values;
     const isIn = ({ section }) => only === "" || only === section;
-    const texts = ({ key, value, origin, about }) => [key, variableOf(key), JSON.stringify(value), origin, about];
+    const texts = ({ key, value, origin }) => [key, variableOf(key), JSON.stringify(value), origin];
     const wanted = all.filter((setting) => isIn(setting) && (changed !== "yes" || isChanged(setting)) && matches(search, texts(setting)));
     const changes = `${plural(all.length, "setting")}, of which ${all.filter(isChanged).length} are changed.`;
     fill(found, wanted.length === all.length ? changes : `${wanted.length} of ${plural(all.length, "setting")}.`);
@@ -217,7 +213,6 @@ function settingsList(context) {
 
   async function load() {
     const { settings } = await get("/api/v1/config", {}, { signal: context.signal });
-    // A gateway that tells the documentation of its settings does so in "about".
     all = Object.entries(settings).map(([key, setting]) => ({ key, section: key.includes(".") ? key.split(".")[0] : GENERAL, ...setting }));
     const order = Object.keys(SECTIONS);
     const rank = (section) => (order.includes(section) ? order.indexOf(section) : order.length);

@@ -4,9 +4,10 @@ import { ApiError, call, chunks, get, lines, send, sendFile, withQuery } from ".
 import { append, fill, h } from "../lib/dom.js";
 import { bytes, count, parseBytes, plural, share } from "../lib/format.js";
 import * as live from "../lib/live.js";
+import { cidOf, contentHref } from "../lib/subject.js";
 import { saveAs, task } from "../lib/task.js";
 import {
-  badge, button, card, confirm, copyButton, emptyState, errorNotice, facts, field, form, identifier, input, meter, pageHead, submit, table, tile,
+  badge, budgetMeter, button, card, confirm, copyButton, emptyState, errorNotice, facts, field, form, identifier, input, meter, pageHead, submit, table, tile,
 } from "../lib/ui.js";
 
 const CAR = "application/vnd.ipld.car";
@@ -28,11 +29,10 @@ const CHECK = "Every block is read, and its hash is verified. Damaged blocks are
   "Intact blocks are left alone. The check ends if you leave this page.";
 const COMPACT = "Segment files are rewritten without the deleted blocks. No block is deleted. It takes disk bandwidth, and runs to its end " +
   "even if you leave this page.";
-const NOT_STORED = "The export ended early, probably because a block of this DAG is not stored locally. Pin or prefetch it first.";
+const NOT_STORED = "The export ended early, probably because a block of this DAG is not stored locally. Pin or warm it first.";
 const TOO_LONG = `This CAR is larger than ${bytes(EXPORT_BYTES_MAX)}, which is too much for the memory of a browser. This command writes it to a file:`;
 
-const contentLink = (cid) => `#/content?path=${encodeURIComponent(`/ipfs/${cid}`)}`;
-const cidFrom = (text) => text.trim().replace(/^ipfs:\/\//, "").replace(/^\/ipfs\//, "").replace(/\/+$/, "");
+const cidHref = (cid) => contentHref(`/ipfs/${cid}`);
 
 function notBelow(text, least, example) {
   const value = parseBytes(text);
@@ -77,49 +77,23 @@ const KINDS = [
   },
 ];
 
-// The budgets, which live figures fill.
-function budgets() {
-  const part = (label) => ({ label, text: h("span", { class: "muted" }, "–"), bar: h("div", {}, meter(0, 1, label)) });
-  const parts = { ram: part("Blocks in memory"), disk: part("Cached blocks on the disk") };
-  const place = Object.values(parts).map(({ label, text, bar }) => h("div", {}, h("div", { class: "budget-head" }, h("b", {}, label), text), bar));
-  let said = "";
-  return Object.assign(h("div", { class: "grid" }, place), {
-    show(used, limits) {
-      const now = JSON.stringify([used, limits]);
-      if (now === said) return;
-      said = now;
-      for (const [name, { label, text, bar }] of Object.entries(parts)) {
-        const limit = limits[name];
-        fill(text, limit ? `${bytes(used[name])} of ${bytes(limit)} (${share(used[name], limit)})` : bytes(used[name]));
-        fill(bar, meter(used[name], limit ?? 0, label));
-      }
-    },
-  });
-}
-
 function overview(context) {
   const { signal } = context;
   const tiles = { disk: tile("On the disk"), pinned: tile("Pinned"), cached: tile("Cached"), free: tile("Free disk space"), evicted: tile("Evicted") };
-  const meters = budgets();
+  const budgets = { ram: budgetMeter("RAM", "c1"), disk: budgetMeter("Cached blocks on the disk", "c3") };
   const trouble = h("div", { role: "status" });
   const place = h("div", { class: "store-figures" }, h("p", { class: "muted" }, "Counting the blocks…"));
-  // Gateways that do not tell their budgets have them in their settings.
-  let settings = {};
   let told = null;
-  get("/api/v1/config", {}, { signal }).then((answer) => (settings = answer.settings), () => {});
 
   function showLive({ store }) {
-    const used = store.disk_used_bytes ?? store.pinned_bytes + store.cached_bytes;
-    tiles.disk.show(bytes(used), plural(store.blocks, "block"));
+    tiles.disk.show(bytes(store.disk_used_bytes), plural(store.blocks, "block"));
     tiles.pinned.show(bytes(store.pinned_bytes), "never evicted");
     tiles.cached.show(bytes(store.cached_bytes), "may be evicted");
     tiles.free.show(bytes(store.disk_free_bytes), store.disk_size_bytes ? `of ${bytes(store.disk_size_bytes)}` : "");
     tiles.evicted.show(count(store.evicted_blocks), "blocks since the start");
-    meters.show({ ram: store.ram_bytes, disk: store.cached_bytes }, {
-      ram: store.ram_budget_bytes ?? settings["cache.ram_bytes_max"]?.value,
-      disk: store.disk_budget_bytes ?? settings["cache.disk_bytes_max"]?.value,
-    });
-    const reason = store.degraded ? store.trouble ?? "full" : null;
+    budgets.ram.show(store.ram_bytes, store.ram_budget_bytes, `${plural(store.ram_blocks, "block")}, ${share(store.ram_bytes, store.ram_budget_bytes)}`);
+    budgets.disk.show(store.cached_bytes, store.disk_budget_bytes, `${share(store.cached_bytes, store.disk_budget_bytes)}; pinned blocks do not count`);
+    const reason = store.degraded ? store.trouble ?? "unknown reason" : null;
     if (reason === told) return;
     told = reason;
     fill(trouble, reason === null ? null : h("p", { class: "notice error" }, TROUBLE[reason] ?? `The store accepts no blocks: ${reason}.`));
@@ -141,7 +115,7 @@ function overview(context) {
     elements: [
       trouble,
       h("div", { class: "tiles" }, Object.values(tiles)),
-      card("Budgets", meters),
+      card("Budgets", h("div", { class: "grid" }, Object.values(budgets))),
       card("Blocks", place),
     ],
   };
@@ -154,7 +128,7 @@ function checkCard({ signal }, refresh) {
   const work = task(signal);
   const faults = table("Faulty blocks", [
     { title: "Fault", cell: ({ fault }) => badge(fault, "error") },
-    { title: "Block", cell: ({ cid }) => identifier(cid, { href: contentLink(cid), ends: 12 }) },
+    { title: "Block", cell: ({ cid }) => identifier(cid, { href: cidHref(cid), ends: 12 }) },
   ], { key: ({ cid }) => cid, limit: ROWS });
 
   async function start() {
@@ -196,7 +170,7 @@ function pinSentence({ name, missing, withheld, blocks }) {
 // The report of a check, in the words of "causeway store check".
 function reportOf(report) {
   const { clean, pins_lacking_blocks: lacking, unclaimed_blocks: unclaimed } = report;
-  const line = (pin) => h("li", {}, identifier(pin.root, { href: contentLink(pin.root) }), " ", pinSentence(pin));
+  const line = (pin) => h("li", {}, identifier(pin.root, { href: cidHref(pin.root) }), " ", pinSentence(pin));
   const further = lacking.length - ROWS;
   return [
     h("p", { class: `notice ${clean ? "ok" : "error"}` }, clean ? "No fault was found. " : "There are faults. ", progressText(report), "."),
@@ -262,7 +236,7 @@ function exportCard({ signal, parameters }) {
   const work = task(signal);
 
   async function start() {
-    const root = cidFrom(cid.value);
+    const root = cidOf(cid.value);
     if (root === "") throw new Error("Enter the CID of a root.");
     await work.run("Exporting…", (cancelled, report) => exportCar(root, cancelled, report));
   }
@@ -318,7 +292,7 @@ function importCard({ signal }, refresh) {
 
 function imported(view) {
   const pins = table("Imported pins", [
-    { title: "Root", cell: ({ root }) => identifier(root, { href: contentLink(root) }) },
+    { title: "Root", cell: ({ root }) => identifier(root, { href: cidHref(root) }) },
     { title: "Blocks", numeric: true, cell: ({ blocks }) => count(blocks) },
     { title: "Size", numeric: true, cell: (pin) => bytes(pin.bytes) },
   ], { key: ({ root }) => root, limit: ROWS, empty: "The archive names no roots." });
@@ -333,19 +307,19 @@ function haveCard({ signal }) {
   const list = h("textarea", { spellcheck: "false", autocapitalize: "off" });
   const result = h("div", { class: "result", role: "status" });
   const rows = table("Blocks", [
-    { title: "Block", cell: ({ cid }) => identifier(cid, { href: contentLink(cid), ends: 12 }) },
-    { title: "Stored", cell: ({ isHeld }) => (isHeld ? badge("stored", "ok") : badge("not stored", "warning")) },
+    { title: "Block", cell: ({ cid }) => identifier(cid, { href: cidHref(cid), ends: 12 }) },
+    { title: "Stored", cell: ({ isStored }) => (isStored ? badge("stored", "ok") : badge("not stored", "warning")) },
   ], { limit: ROWS });
 
   async function ask() {
-    const cids = list.value.split(/[\s,]+/).map(cidFrom).filter((cid) => cid !== "");
+    const cids = list.value.split(/[\s,]+/).filter((text) => text !== "").map(cidOf);
     if (cids.length === 0) throw new Error("Enter one CID or several.");
     if (cids.length > CIDS_MAX) throw new Error(`Enter at most ${count(CIDS_MAX)} CIDs at a time; these are ${count(cids.length)}.`);
     const { held } = await call("POST", "/api/v1/store/have", { json: { cids }, signal });
     const stored = held.filter(Boolean).length;
     fill(result, h("p", {}, `${count(stored)} of ${plural(cids.length, "block")} ${stored === 1 ? "is" : "are"} stored locally.`));
     // What is missing comes first.
-    rows.show(cids.map((cid, index) => ({ cid, isHeld: held[index] })).sort((a, b) => Number(a.isHeld) - Number(b.isHeld)));
+    rows.show(cids.map((cid, index) => ({ cid, isStored: held[index] })).sort((a, b) => Number(a.isStored) - Number(b.isStored)));
   }
 
   const about = `Separated by spaces, commas or lines; at most ${count(CIDS_MAX)}. Only these blocks are looked up, not what is below them.`;
@@ -360,7 +334,7 @@ function show(main, context) {
   const figures = may("read") ? overview(context) : none();
   const { refresh } = figures;
   append(main,
-    pageHead("Store", "The blocks in memory and on the disk.", may("read") ? button("Refresh", refresh) : null),
+    pageHead("Store", "The blocks in RAM and on the disk.", may("read") ? button("Refresh", refresh) : null),
     figures.elements);
   const cards = [
     may("operate") && checkCard(context, refresh),

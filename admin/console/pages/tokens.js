@@ -1,11 +1,11 @@
 // Tokens: who may do what, and how much each owner keeps.
 
 import { call, get } from "../lib/api.js";
-import { append, h } from "../lib/dom.js";
+import { append, h, setText } from "../lib/dom.js";
 import { ago, bytes, count, plural, time, until } from "../lib/format.js";
 import { poll } from "../lib/poll.js";
 import {
-  badge, button, card, checkbox, confirm, copyButton, dialog, errorPlace, facts, field, form, identifier, input, meter, pageHead, select, submit, table, toast,
+  badge, button, card, checkbox, confirm, copyButton, dialog, facts, field, form, identifier, input, meter, pageHead, select, submit, table, toast,
 } from "../lib/ui.js";
 
 const POLL_SECONDS = 15;
@@ -48,7 +48,7 @@ function expiryCell({ expires_at: at, state }) {
   if (at === undefined) return "Never";
   const seconds = at - Date.now() / 1000;
   if (seconds <= 0) return [badge("Expired", "error"), h("div", { class: "sub" }, ago(at))];
-  return h("span", { class: "whole", title: time(at) }, seconds < SOON_SECONDS ? badge(until(at), "warning") : until(at));
+  return h("span", { class: "no-wrap", title: time(at) }, seconds < SOON_SECONDS ? badge(until(at), "warning") : until(at));
 }
 
 function nameCell({ id, name, state }) {
@@ -57,7 +57,7 @@ function nameCell({ id, name, state }) {
   return [h("b", { class: "break" }, name), h("div", {}, identifier(id, { ends: 6 }))];
 }
 
-const createdCell = ({ created_at: at }) => (at ? h("span", { class: "whole", title: time(at) }, ago(at)) : "–");
+const createdCell = ({ created_at: at }) => (at ? h("span", { class: "no-wrap", title: time(at) }, ago(at)) : "–");
 
 // The issued tokens, the operator, and owners whose tokens were revoked.
 function rowsOf(tokens, owners) {
@@ -146,19 +146,19 @@ function ownCard(token) {
       ["Created", token.created_at ? time(token.created_at) : null],
       ["Expires", token.expires_at ? `${time(token.expires_at)} (${until(token.expires_at)})` : "Never"],
     ].filter(([, value]) => value !== null)),
-    h("ul", { class: "plain scopes" }, token.scopes.map((scope) => h("li", {}, h("b", {}, scope), ` – ${SCOPES[scope] ?? ""}`))));
+    h("ul", { class: "unmarked" }, token.scopes.map((scope) => h("li", {}, h("b", {}, scope), ` – ${SCOPES[scope] ?? ""}`))));
 }
 
 function show(main, context) {
   const isOperator = context.may("operator");
   const mayList = context.may("operate");
-  const problem = errorPlace();
+  const updates = mayList ? poll(load, POLL_SECONDS, context.signal) : null;
   const summary = h("span", {});
 
   async function create() {
     const created = await createToken();
     if (!created) return;
-    refresh();
+    updates.now();
     await showCreated(created);
   }
 
@@ -168,8 +168,8 @@ function show(main, context) {
     if (!(await confirm("Revoke the token?", text, "Revoke"))) return;
     await call("DELETE", `/api/v1/tokens/${encodeURIComponent(id)}`);
     toast(`The token "${name}" is revoked.`);
-    main.querySelector("h1").focus();
-    refresh();
+    context.focusHeading();
+    updates.now();
   }
 
   const actionsCell = (row) => (row.state === "issued" ? button("Revoke", () => revoke(row), { kind: "small danger", label: `Revoke ${row.name}` }) : null);
@@ -184,25 +184,17 @@ function show(main, context) {
 
   append(main,
     pageHead("Tokens", ["Who may use the admin API, and for what. ", summary], isOperator ? button("Create a token", create, { kind: "primary" }) : null),
-    problem,
+    updates,
     isOperator ? null : h("p", { class: "notice info" },
       "Only the operator's own token creates and revokes tokens: the one in the settings (admin.token), or in DATA_DIR/admin.token."),
     mayList ? card(null, rows) : null,
     isOperator ? null : ownCard(context.token));
-  if (!mayList) return;
-
   async function load() {
     const options = { signal: context.signal };
-    try {
-      const [{ tokens }, { owners }] = await Promise.all([get("/api/v1/tokens", {}, options), get("/api/v1/pins/owners", {}, options)]);
-      problem.show(null);
-      rows.show(rowsOf(tokens, owners));
-      summary.textContent = tokens.length === 0 ? "None was created yet besides the operator's." : `${count(tokens.length)} besides the operator's.`;
-    } catch (error) {
-      if (error.name !== "AbortError") problem.show(error);
-    }
+    const [{ tokens }, { owners }] = await Promise.all([get("/api/v1/tokens", {}, options), get("/api/v1/pins/owners", {}, options)]);
+    rows.show(rowsOf(tokens, owners));
+    setText(summary, tokens.length === 0 ? "None was created yet besides the operator's." : `${count(tokens.length)} besides the operator's.`);
   }
-  const refresh = poll(context.signal, load, () => POLL_SECONDS);
 }
 
 export default { id: "tokens", title: "Tokens", scopes: ["read", "pin", "operate", "takedown"], show };

@@ -4,11 +4,12 @@ import { send } from "../lib/api.js";
 import { append, fill, h, setText } from "../lib/dom.js";
 import { chosen, dropped, withoutHidden } from "../lib/files.js";
 import { byteRate, bytes, count, plural, sentence, share, span, time, until } from "../lib/format.js";
-import { contentHref, encoded, gatewayOrigin } from "../lib/gateway.js";
+import { gatewayOf } from "../lib/listeners.js";
 import { poll } from "../lib/poll.js";
+import { contentHref, pathInUrl } from "../lib/subject.js";
 import * as tus from "../lib/tus.js";
 import {
-  badge, button, card, checkbox, confirm, dialog, emptyState, errorNotice, errorPlace, field, identifier, input, pageHead, select, table, toast,
+  badge, button, card, checkbox, confirm, dialog, emptyState, errorNotice, field, identifier, input, pageHead, select, table, toast,
 } from "../lib/ui.js";
 import { Upload, UploadQueue } from "../lib/upload-queue.js";
 
@@ -79,14 +80,14 @@ function queryOf(content, options, asCar) {
 
 function rootOf({ name, cid, path, bytes: size }, origin) {
   return h("li", {},
-    origin ? h("a", { href: origin + encoded(path), target: "_blank", rel: "noopener noreferrer" }, name ?? "Open at the gateway") : name,
+    origin ? h("a", { href: origin + pathInUrl(path), target: "_blank", rel: "noopener noreferrer" }, name ?? "Open at the gateway") : name,
     " ", identifier(cid, { href: contentHref(path) }), " ", h("span", { class: "muted" }, bytes(size)));
 }
 
 function rootsOf(result, origin) {
   const { roots } = result;
   const more = roots.length > ROOTS_SHOWN ? h("li", { class: "muted" }, `and ${count(roots.length - ROOTS_SHOWN)} more`) : null;
-  return h("ul", { class: "plain" }, roots.slice(0, ROOTS_SHOWN).map((root) => rootOf(root, origin)), more);
+  return h("ul", { class: "unmarked" }, roots.slice(0, ROOTS_SHOWN).map((root) => rootOf(root, origin)), more);
 }
 
 // ---------------------------------------------------------------- One upload
@@ -222,7 +223,7 @@ function recordTable(origin, remove) {
     { title: "State", cell: ({ state }) => badge(...(RECORD_STATES[state] ?? [state])), sort: ({ state }) => state },
     { title: "Received", cell: receivedCell, sort: ({ offset }) => offset, numeric: true },
     { title: "Result", cell: resultCell },
-    { title: "Expires", cell: ({ expires_at: at }) => h("span", { class: "whole", title: time(at) }, until(at)), hide: "narrow" },
+    { title: "Expires", cell: ({ expires_at: at }) => h("span", { class: "no-wrap", title: time(at) }, until(at)), hide: "narrow" },
     { title: "Actions", cell: actionsCell },
   ], { key: ({ id }) => id, empty: "The gateway has no other uploads of this token." });
 }
@@ -232,16 +233,16 @@ function recordTable(origin, remove) {
 function show(main, context) {
   const uploads = queueOf(context.token);
   const options = optionsOf(context);
-  const problem = errorPlace();
   const milestones = h("p", { class: "hidden", role: "status" });
-  const list = h("ul", { class: "plain uploads" });
+  const list = h("ul", { class: "unmarked uploads" });
   const none = emptyState("No uploads are running.", "Drop files above, or choose them. Two uploads run at once; others wait.");
   const shown = new Map();
+  const updates = poll(load, POLL_SECONDS, context.signal);
   let origin = null;
   let records = [];
 
   const announce = (text) => fill(milestones, text);
-  const row = (upload) => uploadRow(upload, { origin: () => origin, announce, cancel, onEnd: () => refresh() });
+  const row = (upload) => uploadRow(upload, { origin: () => origin, announce, cancel, onEnd: () => updates.now() });
   function showQueue() {
     for (const upload of uploads.uploads) {
       if (shown.has(upload)) continue;
@@ -262,7 +263,7 @@ function show(main, context) {
     const text = `What was sent of "${upload.name}" is removed from the gateway, and nothing of it is pinned.`;
     if (upload.path !== null && !(await confirm("Cancel the upload?", text, "Cancel the upload"))) return;
     await uploads.cancel(upload);
-    main.querySelector("h1").focus();
+    context.focusHeading();
   }
 
   const clear = button("Dismiss all that are done", () => {
@@ -277,21 +278,16 @@ function show(main, context) {
       : "What was received is removed from the gateway, and the upload cannot be resumed.";
     if (!(await confirm("Remove the upload?", text, "Remove", isDone ? "" : "danger"))) return;
     await tus.remove(send, record.path);
-    main.querySelector("h1").focus();
-    refresh();
+    context.focusHeading();
+    updates.now();
   });
   const showRecords = () => {
     const own = new Set(uploads.uploads.map(({ path }) => path));
     earlier.show(records.filter(({ path }) => !own.has(path)).reverse());
   };
   async function load() {
-    try {
-      records = await tus.list(send, context.signal);
-      problem.show(null);
-      showRecords();
-    } catch (error) {
-      if (error.name !== "AbortError") problem.show(error);
-    }
+    records = await tus.list(send, context.signal);
+    showRecords();
   }
 
   async function addOne(content, chosenOptions) {
@@ -316,7 +312,7 @@ function show(main, context) {
     if (uploads.uploads.length + contents.length > QUEUE_MAX) {
       throw new Error(`At most ${QUEUE_MAX} uploads are listed at once. Put the files into a folder and choose that, which is one upload.`);
     }
-    await load();
+    await updates.now();
     const chosenOptions = options.read();
     for (const content of contents) {
       context.signal.throwIfAborted();
@@ -327,7 +323,7 @@ function show(main, context) {
   const { element: drop, stop } = dropZone(context, add);
   append(main,
     pageHead("Uploads", "Files and folders, which the gateway pins for this token. An upload that breaks off goes on where it stopped."),
-    problem,
+    updates,
     card(null, drop, options.element),
     card("Queue",
       h("p", { class: "muted" }, "Uploads run while this page is shown, and pause while another one is."),
@@ -339,16 +335,18 @@ function show(main, context) {
   }, { signal: context.signal });
 
   uploads.onChange = showQueue;
-  const refresh = poll(context.signal, load, () => POLL_SECONDS);
   showQueue();
   uploads.goOn();
-  gatewayOrigin(context).then((found) => {
-    origin = found;
+  gatewayOf(context).then(({ url }) => {
+    if (url === null) return;
+    origin = url;
     // Results that are shown already get their links.
     shown.clear();
     fill(list);
     showQueue();
-  }).catch(() => {});
+  }).catch(() => {
+    // Results are without links to the gateway.
+  });
 
   return () => {
     stop();

@@ -60,6 +60,9 @@ export function duration(seconds) {
 // A duration of which fractions of a second say nothing, such as an age.
 export const wholeDuration = (seconds) => (missing(seconds) || seconds >= 60 ? duration(seconds) : `${Math.max(0, Math.floor(seconds))} s`);
 
+// Words with a capital letter first.
+export const capitalised = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
+
 // Words of the gateway as a sentence. One that begins with an identifier stays as it is.
 export const sentence = (text) => `${text.replace(/^[a-z]{1,12}(?= )/, (word) => word[0].toUpperCase() + word.slice(1))}${/[.!?]$/.test(text) ? "" : "."}`;
 

@@ -251,7 +251,9 @@ export const clearToasts = () => document.getElementById("toasts")?.replaceChild
 export async function confirm(title, text, yes, kind = "danger") {
   const answer = await dialog(title, (close) => [
     h("p", {}, text),
-    h("div", { class: "actions" }, h("button", { type: "button", autofocus: true, onclick: () => close(false) }, "Cancel"), h("button", { type: "button", class: kind, onclick: () => close(true) }, yes)),
+    h("div", { class: "actions" },
+      h("button", { type: "button", autofocus: true, onclick: () => close(false) }, "Cancel"),
+      h("button", { type: "button", class: kind, onclick: () => close(true) }, yes)),
   ]);
   return answer === true;
 }

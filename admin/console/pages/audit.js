@@ -14,7 +14,7 @@ const CLIENT_DISCONNECTED = 499;
 const hasFailed = ({ status }) => status === null || status === undefined || status >= 400;
 
 function result({ status }) {
-  if (status === null || status === undefined) return badge("no result", "warning");
+  if (status === null || status === undefined) return badge("No result", "warning");
   if (status === CLIENT_DISCONNECTED) return badge("499", "warning");
   return statusBadge(status);
 }

@@ -4,11 +4,14 @@ import { call, get, withQuery } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
 import { filters, matches } from "../lib/filters.js";
 import { ago, bytes, count, plural, time } from "../lib/format.js";
+import { poll } from "../lib/poll.js";
 import { isName } from "../lib/subject.js";
 import {
-  badge, button, card, checkbox, confirm, emptyState, errorNotice, facts, field, form, input, pageHead, select, submit, table, toast,
+  badge, button, card, checkbox, confirm, emptyState, facts, field, form, input, pageHead, select, submit, table, toast,
 } from "../lib/ui.js";
 
+// The lists change by their sources, and are shown with how long ago they were checked.
+const POLL_SECONDS = 15;
 const PAGE = 100;
 const SEARCH_PAGE = 1000;
 // A search ends when it has found so many rules.
@@ -59,11 +62,11 @@ function showCheck(view) {
 // ---------------------------------------------------------------- The lists
 
 function stateOf({ error, failures, fetching_bytes, cut_off, malformed }) {
-  if (error) return badge(`${plural(failures, "failure")}`, "error");
-  if (typeof fetching_bytes === "number") return badge(`fetching, ${bytes(fetching_bytes)}`, "info");
-  if (cut_off) return badge("cut off", "error");
+  if (error) return badge(plural(failures, "failure"), "error");
+  if (typeof fetching_bytes === "number") return badge(`Fetching, ${bytes(fetching_bytes)}`, "info");
+  if (cut_off) return badge("Cut off", "error");
   if (malformed > 0) return badge(plural(malformed, "invalid line"), "warning");
-  return badge("good", "ok");
+  return badge("In force", "ok");
 }
 
 const KINDS = { file: "File", subscription: "Subscription", local: "Local list" };
@@ -114,17 +117,10 @@ function listsCard({ may, signal }) {
     rows.show([...lists].reverse());
   }
 
-  const load = async () => {
-    try {
-      showLists(await get("/api/v1/denylists", {}, { signal }));
-    } catch (error) {
-      if (error.name !== "AbortError") fill(notes, errorNotice(error));
-    }
-  };
-  load();
-  const element = card("Lists", h("p", { class: "muted" }, "In order of precedence: the first list with a matching rule decides."), notes, rows,
+  const updates = poll(async () => showLists(await get("/api/v1/denylists", {}, { signal })), POLL_SECONDS, signal);
+  const element = card("Lists", h("p", { class: "muted" }, "In order of precedence: the first list with a matching rule decides."), updates, notes, rows,
     may("takedown") ? h("div", { class: "pager" }, h("span", {}), button("Reload all", () => reload())) : null);
-  return Object.assign(element, { load });
+  return Object.assign(element, { load: updates.now });
 }
 
 // ---------------------------------------------------------------- Checks and take-downs
@@ -249,7 +245,7 @@ function localCard(context, changed) {
   let searches = 0;
   const columns = [
     { title: "Rule", cell: ({ rule }) => h("code", { class: "long" }, rule.split(" ")[0]) },
-    { title: "Effect", cell: ({ allows, status }) => (allows ? badge("allows", "ok") : badge(String(status ?? 410), "error")) },
+    { title: "Effect", cell: ({ allows, status }) => (allows ? badge("Allows", "ok") : badge(String(status ?? 410), "error")) },
     { title: "Reason", hide: "narrow", cell: ({ reason }) => h("span", { class: "long" }, reason ?? "–") },
     { title: "Added", hide: "narrow", cell: ({ added_at }) => time(added_at) },
   ];

@@ -2,7 +2,7 @@
 
 import { call, get } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
-import { ago, count, plural, sentence, span, time, until } from "../lib/format.js";
+import { ago, capitalised, count, plural, sentence, span, time, until } from "../lib/format.js";
 import { poll } from "../lib/poll.js";
 import { contentHref } from "../lib/subject.js";
 import { saveAs } from "../lib/task.js";
@@ -161,17 +161,12 @@ function validityCell({ valid_until_at: at }) {
 
 // ---------------------------------------------------------------- Resolving
 
-const sourceOf = (source) => {
-  const text = NAME_SOURCES[source] ?? source;
-  return text[0].toUpperCase() + text.slice(1);
-};
-
 function stepOf({ name, source, value, error, age_seconds: age, fresh_for_seconds: fresh, valid_until_at: at, sequence }) {
   return h("li", {},
     h("div", { class: "break" }, h("span", { class: "mono" }, name), " → ", value ? pathLink(value) : h("span", { class: "muted" }, "no value")),
     error ? h("div", { class: "notice error break" }, sentence(error)) : null,
     h("div", { class: "sub" }, [
-      sourceOf(source),
+      capitalised(NAME_SOURCES[source] ?? source),
       age !== null && `${span(age)} old`,
       fresh !== null && `fresh for ${span(fresh)}`,
       at !== null && `valid until ${time(at)}`,

@@ -318,7 +318,7 @@ function charts() {
     chart("Requests", [member("requests", "Answered", 1), member("errors", "Server errors", 5)], perSecond, { group }),
     chart("Block look-ups by tier", TIERS.map(([id, name, colour]) => member(`${id}_hits`, name, colour)), perSecond, { group, stacked: true }),
     chart("Traffic", traffic, byteRate, { group, base: 1024, minimum: 1024 }),
-    chart("Requests under way", [member("in_flight", "In progress", 1), member("waiting", "Waiting", 2)], count, { group, minimum: 2 }),
+    chart("Requests in progress", [member("in_flight", "All", 1), member("waiting", "Waiting", 2)], count, { group, minimum: 2 }),
     chart("Peers", [member("peers", "Connected", 3)], count, { group, minimum: 2 }),
   ];
   const element = h("div", { class: "grid" }, [others[0], others[1], firstByte, ...others.slice(2)].map((one) => h("div", { class: "card" }, one)));

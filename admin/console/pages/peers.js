@@ -42,9 +42,9 @@ const connectedFor = (peer) => wholeDuration(peer.connected_seconds);
 
 function flagsOf(peer) {
   const flags = [];
-  if (peer.is_trusted) flags.push(badge("trusted", "ok"));
-  if (peer.is_throttled) flags.push(badge("throttled", "warning"));
-  if (peer.owes_blocks) flags.push(badge("outstanding blocks", "info"));
+  if (peer.is_trusted) flags.push(badge("Trusted", "ok"));
+  if (peer.is_throttled) flags.push(badge("Throttled", "warning"));
+  if (peer.owes_blocks) flags.push(badge("Outstanding blocks", "info"));
   return flags;
 }
 

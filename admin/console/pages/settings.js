@@ -175,7 +175,7 @@ const nameCell = ({ key }) => h("span", { class: "long" }, h("code", { title: `E
 
 function originCell(setting) {
   if (!isChanged(setting)) return h("span", { class: "muted" }, DEFAULT);
-  return h("span", { class: "long" }, badge("changed", "info"), " ", setting.origin);
+  return h("span", { class: "long" }, badge("Changed", "info"), " ", setting.origin);
 }
 
 const COLUMNS = [

@@ -2,7 +2,7 @@
 
 import { ApiError, call, chunks, get, lines, send, sendFile, withQuery } from "../lib/api.js";
 import { append, fill, h } from "../lib/dom.js";
-import { bytes, count, parseBytes, plural, share } from "../lib/format.js";
+import { bytes, capitalised, count, parseBytes, plural, share } from "../lib/format.js";
 import * as live from "../lib/live.js";
 import { cidOf, contentHref } from "../lib/subject.js";
 import { saveAs, task } from "../lib/task.js";
@@ -127,9 +127,9 @@ function checkCard({ signal }, refresh) {
   const rate = input({ placeholder: "unlimited" });
   const work = task(signal);
   const faults = table("Faulty blocks", [
-    { title: "Fault", cell: ({ fault }) => badge(fault, "error") },
+    { title: "Fault", cell: ({ fault }) => badge(capitalised(fault), "error") },
     { title: "Block", cell: ({ cid }) => identifier(cid, { href: cidHref(cid), ends: 12 }) },
-  ], { key: ({ cid }) => cid, limit: ROWS });
+  ], { limit: ROWS });
 
   async function start() {
     const perSecond = rate.value.trim() === "" ? undefined : notBelow(rate.value, 1, "20 MiB");
@@ -223,7 +223,7 @@ function compaction({ signal }, refresh) {
     await work.run("Compacting…", async (cancelled) => {
       const { bytes_before, bytes_after } = await call("POST", "/api/v1/store/compact", { signal: cancelled });
       return h("p", { class: "notice ok" }, `${bytes(bytes_before)} before, ${bytes(bytes_after)} now.`);
-    });
+    }, { stop: "Stop waiting", stopped: "The compaction goes on in the gateway." });
     refresh();
   };
   return [button("Compact…", compact), work];
@@ -282,7 +282,7 @@ function importCard({ signal }, refresh) {
       const onProgress = (sent) => report(words(sent), Math.min(1, sent / Math.max(1, car.size)));
       const path = withQuery("/api/v1/store/import", { name: name.value.trim() });
       return imported(await sendFile("POST", path, car, { type: CAR, signal: cancelled, onProgress }));
-    });
+    }, { stopped: "Cancelled. If all of the file was sent already, the gateway imports it nevertheless." });
     refresh();
   }
 
@@ -308,7 +308,7 @@ function haveCard({ signal }) {
   const result = h("div", { class: "result", role: "status" });
   const rows = table("Blocks", [
     { title: "Block", cell: ({ cid }) => identifier(cid, { href: cidHref(cid), ends: 12 }) },
-    { title: "Stored", cell: ({ isStored }) => (isStored ? badge("stored", "ok") : badge("not stored", "warning")) },
+    { title: "Stored", cell: ({ isStored }) => (isStored ? badge("Stored", "ok") : badge("Not stored", "warning")) },
   ], { limit: ROWS });
 
   async function ask() {

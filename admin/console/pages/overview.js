@@ -208,6 +208,18 @@ function figure(name, { href, colour, ofSample } = {}) {
 // The answers of the last minute by tier.
 const answersOf = ({ recent }) => TIERS.map(([id]) => recent[id]?.requests ?? 0);
 
+// A bar with the colours of the tiers, as a background: parts with widths would move each other.
+function sharesOf(answers, sum) {
+  if (sum === 0) return "";
+  let end = 0;
+  const parts = TIERS.map(([, , colour], index) => {
+    const begin = end;
+    end += (100 * answers[index]) / sum;
+    return `var(--c${colour}) ${begin.toFixed(2)}% ${end.toFixed(2)}%`;
+  });
+  return `linear-gradient(to right, ${parts.join(", ")})`;
+}
+
 function figures() {
   const parts = {
     requests: figure("Requests", { href: "#/requests", colour: 1, ofSample: (sample) => sample.requests }),
@@ -219,7 +231,7 @@ function figures() {
     traffic: figure("From peers", { href: "#/peers", colour: 3, ofSample: (sample) => sample.p2p_received_bytes }),
     memory: figure("Memory", { colour: 4, ofSample: (sample) => sample.resident_bytes }),
   };
-  const bar = h("div", { class: "tier-shares", "aria-hidden": "true" }, TIERS.map(([, , colour]) => h("span", { class: `c${colour}` })));
+  const bar = h("div", { class: "tier-shares", "aria-hidden": "true" });
   append(parts.local, bar);
   let last = null;
 
@@ -228,9 +240,7 @@ function figures() {
     const sum = answers.reduce((all, one) => all + one, 0);
     const about = sum === 0 ? "No content in the last minute" : `RAM ${share(answers[0], sum)} · disk ${share(answers[1], sum)}`;
     parts.local.show(share(answers[0] + answers[1], sum), about);
-    [...bar.children].forEach((one, index) => {
-      one.style.width = `${sum === 0 ? 0 : (100 * answers[index]) / sum}%`;
-    });
+    bar.style.background = sharesOf(answers, sum);
   }
 
   // The share of a processor core that was used since the last event.

@@ -104,7 +104,9 @@ export default function pins({ console_, gateway, other, many, content, maker })
         const row = rowOf(page, "withheld");
         await row.waitFor();
         const { pins: [{ details }] } = await gateway.api("GET", `/api/v1/pins?cid=${cid}`);
-        assert.ok(details.length > 0 && (await row.innerText()).includes(details), `${details}: ${await row.innerText()}`);
+        assert.match(details, new RegExp(`^${cid} `));
+        // The CID is shortened.
+        assert.ok((await row.innerText()).includes(details.slice(cid.length)), `${details}: ${await row.innerText()}`);
         await console_.picture(page, "pins-failed");
         await gateway.api("DELETE", `/api/v1/denylists/local/rules?rule=${encodeURIComponent(rule)}`);
         await row.getByRole("button", { name: "Retry withheld" }).click();

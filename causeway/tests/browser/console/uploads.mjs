@@ -130,7 +130,7 @@ export default function uploads({ console_, gateway, folder }) {
           const before = proxy.sent;
           await behind.signIn(page);
           await behind.show(page, "uploads");
-          await main(page).getByRole("table", { name: "Earlier uploads" }).getByText("resumed.bin").waitFor();
+          await main(page).getByRole("table", { name: "Uploads that the gateway knows" }).getByText("resumed.bin").waitFor();
           await choose(page, "Choose files", [join(place, "resumed.bin")]);
           await dialogOf(page).getByRole("heading", { name: "Resume the upload?" }).waitFor();
           await assertAccessible(page, "the question whether to resume");

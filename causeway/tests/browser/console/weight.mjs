@@ -8,6 +8,7 @@ import { once } from "node:events";
 import { createServer, request } from "node:http";
 import { describe, it } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
+import { gzipSync } from "node:zlib";
 import { PAGES, follow, heading, navigation, settled } from "./driver.mjs";
 import { traffic } from "./world.mjs";
 
@@ -72,8 +73,12 @@ function bytesOf(url) {
   const options = { host: hostname, port, path: pathname, headers: { "accept-encoding": "gzip" } };
   return new Promise((resolve, reject) => {
     request(options, (answer) => {
-      let bytes = 0;
-      answer.on("data", (chunk) => (bytes += chunk.length)).on("end", () => resolve(bytes));
+      const chunks = [];
+      answer.on("data", (chunk) => chunks.push(chunk)).on("end", () => {
+        const body = Buffer.concat(chunks);
+        // The server of the sources does not compress.
+        resolve((process.env.CAUSEWAY_CONSOLE_SOURCES ? gzipSync(body) : body).length);
+      });
     }).on("error", reject).end();
   });
 }
@@ -107,7 +112,7 @@ export default function weight({ console_, gateway, content }) {
     });
 
     it("does not move while figures run", async () => {
-      const load = traffic(content.paths);
+      const load = traffic(content.pathsOf(0));
       const shifts = async (id, view) => console_.signedIn(async (page) => {
         await settled(page);
         const found = await page.evaluate((wait) => new Promise((resolve) => {
@@ -138,7 +143,7 @@ export default function weight({ console_, gateway, content }) {
 
     it("does not grow while figures run", async () => {
       const fast = IS_SHORT ? await fastForward(console_.origin) : null;
-      const load = traffic(content.paths, { workers: 1 });
+      const load = traffic(content.pathsOf(1), { workers: 1 });
       try {
         await (fast ? console_.at(fast.origin) : console_).signedIn(async (page) => {
           await settled(page);

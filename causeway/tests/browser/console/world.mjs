@@ -215,11 +215,12 @@ export async function makeWorld({ gateway, other, many, maker, modules }) {
   }
   await gateway.api("POST", "/api/v1/tokens", { json: { name: MARKUP.slice(0, 64), scopes: ["read"] } });
   const path = (cid, rest = "") => `${gateway.origin}/ipfs/${cid}${rest}`;
-  const paths = [
+  // What is fetched once is no miss any more: each run of traffic has misses of its own.
+  const pathsOf = (index) => [
     ...[...Array(6).keys()].map(() => path(site, "/big.bin")),
     path(site, "/index.html"),
-    ...remote.cids.slice(0, 100).map((cid) => path(cid)),
+    ...remote.cids.slice(50 * index, 50 * index + 50).map((cid) => path(cid)),
     path(site, `/nothing/${encodeURIComponent(MARKUP)}`),
   ];
-  return { content: { site, attacker: `${site}/attacker.html`, remote: remote.cids, batches, paths }, peer };
+  return { content: { site, attacker: `${site}/attacker.html`, remote: remote.cids, batches, pathsOf }, peer };
 }

@@ -70,7 +70,9 @@ export class Causeway {
       sent["content-type"] = "application/json";
       options.body = JSON.stringify(json);
     }
-    return fetch(`${this.adminOrigin}${path}`, { method, headers: sent, ...options });
+    const request = () => fetch(`${this.adminOrigin}${path}`, { method, headers: sent, ...options });
+    // On a busy machine, an idle connection is closed while the request is sent on it.
+    return request().catch((error) => (error.cause?.code === "UND_ERR_SOCKET" ? request() : Promise.reject(error)));
   }
 
   /** The JSON answer of the admin API to a request that must succeed; null if it has no body. */

@@ -3,7 +3,7 @@
 //! `events` sends Server-Sent Events (<https://html.spec.whatwg.org/multipage/server-sent-events.html>), one a second,
 //! each with all statistics, so that a page needs only the latest one. One task takes the snapshots for all
 //! subscribers, and it runs only while there are any. A slow subscriber skips events, and always receives the latest
-//! one.
+//! one. The events end when the token is revoked or expires.
 
 use crate::http::answer::{Answer, ApiError, json};
 use crate::http::error_responses::BadRequest;
@@ -11,6 +11,7 @@ use crate::http::extract::Authenticated;
 use crate::http::long_running;
 use crate::http::parameters::Parameters;
 use crate::operations::Operations;
+use api::access::Scope;
 use api::peers::CarriedView;
 use api::stats::{
     HttpView, NetworkView, ProcessView, RatesView, ResponseTierView, StatsView, StoreView, TierView, TiersView,
@@ -85,8 +86,9 @@ pub async fn events(State(operations): State<Operations>, Authenticated(bearer):
     let subscriber = operations.watch(&bearer)?;
     let first = stream::once(async { Ok::<Bytes, Infallible>(Bytes::from_static(b"retry: 2000\n\n")) });
     let events = stream::unfold(subscriber, |mut subscriber| async move {
-        // The stream ends with the process.
+        // The stream ends with the process, and with the token.
         subscriber.events.changed().await.ok()?;
+        subscriber.operations.may_read(&subscriber.id).then_some(())?;
         let event = subscriber.events.borrow_and_update().clone();
         Some((Ok(event), subscriber))
     });
@@ -96,7 +98,6 @@ pub async fn events(State(operations): State<Operations>, Authenticated(bearer):
 }
 
 /// The snapshots that all subscribers share.
-#[derive(Clone)]
 pub(super) struct Live {
     limiter: Arc<Limiter>,
     current: Arc<Mutex<Option<SharedEvents>>>,
@@ -117,13 +118,16 @@ struct SharedEvents {
 /// A subscriber. Dropping the last one stops the task that takes snapshots.
 struct Subscriber {
     events: watch::Receiver<Bytes>,
-    live: Live,
+    operations: Operations,
+    /// The ID of the token.
+    id: Arc<str>,
     _permit: Permit,
 }
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        let mut current = self.live.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = &self.operations.inner.live;
+        let mut current = live.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = current.as_mut() {
             shared.subscribers -= 1;
             if shared.subscribers == 0 {
@@ -160,7 +164,12 @@ impl Operations {
         if !events.borrow().is_empty() {
             events.mark_changed();
         }
-        Ok(Subscriber { events, live: live.clone(), _permit: permit })
+        Ok(Subscriber { events, operations: self.clone(), id: Arc::clone(&bearer.id), _permit: permit })
+    }
+
+    /// Whether a token is still valid, and has the scope of the statistics.
+    fn may_read(&self, token_id: &str) -> bool {
+        (self.parts().principals)(token_id).is_some_and(|principal| principal.may(Scope::Read))
     }
 
     async fn publish_statistics(self, events: watch::Sender<Bytes>) {

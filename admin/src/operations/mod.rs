@@ -55,6 +55,7 @@ use gateway::resolve::source::Sources;
 use libp2p::{Multiaddr, PeerId};
 use p2p_bridge::{Bridge, Names};
 use services::access::Principal;
+use services::access::authenticator::PrincipalLookup;
 use services::front_caches::Caches;
 use services::health::Health;
 use services::limiter::{Limiter, Permit};
@@ -125,6 +126,8 @@ pub struct Dependencies {
     pub decide: Option<RuleLookup>,
     /// Caches in front of the gateway.
     pub caches: Caches,
+    /// Finds the current principals of tokens, for answers that last.
+    pub principals: PrincipalLookup,
     /// The components that only the health of the node reads.
     pub health_sources: health::HealthSources,
 }

@@ -14,10 +14,12 @@ use gateway::resolve::source::{PermitSource, Sources};
 use libp2p::PeerId;
 use p2p_bridge::names::NamesOptions;
 use prometheus_client::registry::Registry;
+use services::access::Principal;
 use services::health::{Health, Stage};
 use services::limiter::Limiter;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio_util::sync::CancellationToken;
 
 /// The welcome site, as a source of blocks.
@@ -33,6 +35,8 @@ pub(crate) struct World {
     pub stop: CancellationToken,
     /// The blocks that the simulated network provides.
     pub network: Arc<MemoryBlocks>,
+    /// Whether the token of the clients is revoked.
+    pub is_revoked: Arc<AtomicBool>,
 }
 
 /// The root of the welcome site, and its blocks.
@@ -113,6 +117,7 @@ pub(crate) fn world_over(
         welcome: Some(root),
     };
     let stop = CancellationToken::new();
+    let is_revoked = Arc::new(AtomicBool::new(false));
     let operations = Operations::new(Dependencies {
         gateway: Arc::clone(&gateway),
         tiers: tiers.clone(),
@@ -128,7 +133,11 @@ pub(crate) fn world_over(
         decide: None,
         caches: services::front_caches::Caches::default(),
         health_sources: Default::default(),
+        principals: {
+            let is_revoked = Arc::clone(&is_revoked);
+            Arc::new(move |_| (!is_revoked.load(Ordering::Relaxed)).then(Principal::operator))
+        },
     });
     health.enter(Stage::Serving);
-    World { operations, gateway, tiers, store, health, stop, network }
+    World { operations, gateway, tiers, store, health, stop, network, is_revoked }
 }

@@ -599,6 +599,16 @@ async fn statistics_are_sent_once_or_every_second() {
     assert!(fresh["rates"].is_null(), "no snapshots are taken without subscribers: {fresh}");
 }
 
+#[tokio::test]
+async fn statistics_end_when_the_token_is_revoked() {
+    let (world, ..) = with_site(plain()).await;
+    let response = send(&world, "GET", "/api/v1/events", Body::empty()).await;
+    let mut events = response.into_body().into_data_stream();
+    next_event(&mut events).await;
+    world.is_revoked.store(true, Ordering::Relaxed);
+    assert!(tokio::time::timeout(EVENT_TIMEOUT, events.next()).await.expect("in time").is_none());
+}
+
 /// The path of a block that is no valid dag-pb node, which is stored.
 async fn with_invalid_block(world: &World) -> String {
     let block = content::Block::of(codec::DAG_PB, hashes::SHA2_256, 32, Bytes::from_static(b"\xff\xff\xff"));

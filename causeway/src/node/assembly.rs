@@ -290,6 +290,7 @@ impl<'a> Assembly<'a> {
             decide: Some(decider(storage.lists.running())),
             caches: services.caches.clone(),
             health_sources,
+            principals: authenticator::principal_lookup(&self.loaded.config.data_dir),
         })
     }
 

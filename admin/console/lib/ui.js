@@ -277,9 +277,10 @@ export function toast(text, tone = "ok") {
 
 // A table that scrolls sideways on narrow screens.
 //
-// `columns` are {title, cell(row), sort(row)?, id?, numeric?, hide?: "narrow"}; a column with `sort` can be sorted by. `caption` names
-// the table for screen readers. The result has `show(rows, empty)`, which keeps the rows that are there by `key(row)`, so that
-// the focus and the selection stay while figures run.
+// `columns` are {title, cell(row), sort(row)?, id?, numeric?, hide?: "narrow", width?}; a column with `sort` can be sorted by. With
+// widths, columns keep their places on wide screens whatever is in them. `caption` names the table for screen readers. The result
+// has `show(rows, empty)`, which keeps the rows that are there by `key(row)`, so that the focus and the selection stay while
+// figures run.
 //
 // `order` is the order at first as text for the URL: the `id` of a column, after "-" if descending; `onOrder(text)` is called
 // when it changes. At most `limit` rows are in the page, until more are asked for. With `details(row)`, each row has a button
@@ -296,7 +297,7 @@ export function table(caption, columns, options = {}) {
   const none = h("p", { class: "empty muted", hidden: true }, empty);
   // It can be scrolled by keys.
   const wrap = h("div", { class: "table-wrap", tabindex: "0", role: "group", "aria-label": caption },
-    h("table", {}, h("caption", { class: "hidden" }, caption),
+    h("table", { class: columns.some(({ width }) => width) ? "steady" : undefined }, h("caption", { class: "hidden" }, caption),
       h("thead", {}, h("tr", {}, details ? h("th", { scope: "col", class: "toggle" }, h("span", { class: "hidden" }, "Details")) : null, heads)), body));
   const amount = h("span", { class: "muted" });
   const more = h("button", { type: "button", class: "small", onclick: showMore }, "Show more");
@@ -309,14 +310,15 @@ export function table(caption, columns, options = {}) {
   }
 
   function head(column, index) {
-    const attributes = { scope: "col", class: classes(column) };
-    if (!column.sort) return h("th", attributes, column.title);
+    const cell = h("th", { scope: "col", class: classes(column) });
+    if (column.width) cell.style.width = column.width;
+    if (!column.sort) return append(cell, column.title);
     const sortBy = () => {
       order = { column: index, descending: order.column === index ? !order.descending : Boolean(column.numeric) };
       onOrder?.(`${order.descending ? "-" : ""}${column.id}`);
       show(rows);
     };
-    return h("th", attributes, h("button", { type: "button", class: "sort", onclick: sortBy }, column.title));
+    return append(cell, h("button", { type: "button", class: "sort", onclick: sortBy }, column.title));
   }
 
   function classes(column) {

@@ -60,16 +60,18 @@ function sentences(peer) {
 
 // ---------------------------------------------------------------- The page
 
+const receivedOf = (peer) => peer.bitswap_received_bytes;
+
 const COLUMNS = [
-  { id: "peer", title: "Peer", cell: (peer) => identifier(peer.peer_id, { ends: 6 }), sort: (peer) => peer.peer_id },
-  { id: "agent", title: "Agent", hide: "narrow", cell: (peer) => shortened(peer.agent, 14), sort: (peer) => peer.agent },
-  { id: "latency", title: "Latency", numeric: true, cell: (peer) => duration(peer.rtt_seconds), sort: (peer) => peer.rtt_seconds },
-  { id: "received", title: "Received", numeric: true, cell: (peer) => bytes(peer.bitswap_received_bytes), sort: (peer) => peer.bitswap_received_bytes },
-  { id: "sent", title: "Sent", numeric: true, cell: (peer) => bytes(peer.bitswap_sent_bytes), sort: (peer) => peer.bitswap_sent_bytes },
-  { id: "direction", title: "Direction", hide: "narrow", cell: directionOf, sort: directionOf },
-  { id: "transport", title: "Transport", hide: "narrow", cell: transportsOf, sort: transportsOf },
-  { id: "connected", title: "Connected", numeric: true, hide: "narrow", cell: connectedFor, sort: (peer) => peer.connected_seconds },
-  { title: "State", hide: "narrow", cell: (peer) => h("span", { class: "badges" }, flagsOf(peer)) },
+  { id: "peer", title: "Peer", width: "10rem", cell: (peer) => identifier(peer.peer_id, { ends: 6 }), sort: (peer) => peer.peer_id },
+  { id: "agent", title: "Agent", width: "9.5rem", hide: "narrow", cell: (peer) => shortened(peer.agent, 14), sort: (peer) => peer.agent },
+  { id: "latency", title: "Latency", width: "5.5rem", numeric: true, cell: (peer) => duration(peer.rtt_seconds), sort: (peer) => peer.rtt_seconds },
+  { id: "received", title: "Received", width: "6rem", numeric: true, cell: (peer) => bytes(receivedOf(peer)), sort: receivedOf },
+  { id: "sent", title: "Sent", width: "6rem", numeric: true, cell: (peer) => bytes(peer.bitswap_sent_bytes), sort: (peer) => peer.bitswap_sent_bytes },
+  { id: "direction", title: "Direction", width: "5.5rem", hide: "narrow", cell: directionOf, sort: directionOf },
+  { id: "transport", title: "Transport", width: "6rem", hide: "narrow", cell: transportsOf, sort: transportsOf },
+  { id: "connected", title: "Connected", width: "6.5rem", numeric: true, hide: "narrow", cell: connectedFor, sort: (peer) => peer.connected_seconds },
+  { title: "State", width: "5rem", hide: "narrow", cell: (peer) => h("span", { class: "badges" }, flagsOf(peer)) },
 ];
 
 const FILTERS = {
@@ -202,13 +204,13 @@ function agentCell({ name, isRest }) {
 }
 
 const agentsTable = () => table("Agents of the peers", [
-  { title: "Agent", cell: agentCell },
-  { title: "Peers", numeric: true, cell: ({ number }) => count(number) },
+  { title: "Agent", width: "45%", cell: agentCell },
+  { title: "Peers", width: "15%", numeric: true, cell: ({ number }) => count(number) },
   { title: "Share", cell: ({ name, number, of }) => h("div", { class: "share" }, meter(number, of, `Share of ${name}`), h("span", {}, share(number, of))) },
 ], { key: ({ name }) => name, empty: "No peers." });
 
 const transportsTable = () => table("Traffic by transport", [
-  { title: "Transport", cell: ({ transport }) => TRANSPORTS[transport] ?? transport },
+  { title: "Transport", width: "34%", cell: ({ transport }) => TRANSPORTS[transport] ?? transport },
   { title: "Received", numeric: true, cell: ({ received_bytes }) => bytes(received_bytes) },
   { title: "Sent", numeric: true, cell: ({ sent_bytes }) => bytes(sent_bytes) },
 ], { key: ({ transport }) => transport });

@@ -4,6 +4,7 @@ use crate::http2::{pass_back, request};
 use crate::support::certificate::trusting;
 use bytes::{Buf as _, Bytes};
 use h3::client::SendRequest;
+use h3::error::{Code, StreamError};
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, Endpoint};
 use std::net::SocketAddr;
@@ -51,7 +52,11 @@ async fn pass_on(mut stream: TcpStream, mut requests: Requests) -> Result<(), St
     let request = request(&mut stream).await?;
     let headless = request.method() == http::Method::HEAD;
     let mut exchange = requests.send_request(request).await.map_err(|error| error.to_string())?;
-    exchange.finish().await.map_err(|error| error.to_string())?;
+    match exchange.finish().await {
+        // A server that has answered already needs no end of the request (RFC 9114, section 4.1).
+        Err(StreamError::RemoteTerminate { code: Code::H3_NO_ERROR, .. }) | Ok(()) => (),
+        Err(error) => return Err(error.to_string()),
+    }
     let (parts, ()) = exchange.recv_response().await.map_err(|error| error.to_string())?.into_parts();
     let body = futures::stream::unfold(exchange, |mut exchange| async {
         let data = exchange.recv_data().await.map_err(std::io::Error::other).transpose()?;

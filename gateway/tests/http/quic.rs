@@ -59,8 +59,11 @@ impl Http3 {
     /// Sends a request.
     pub async fn begin(&mut self, request: Request<()>) -> Result<Stream, StreamError> {
         let mut stream = self.requests.send_request(request).await?;
-        stream.finish().await?;
-        Ok(stream)
+        match stream.finish().await {
+            // A server that has answered already needs no end of the request (RFC 9114, section 4.1).
+            Err(StreamError::RemoteTerminate { code: Code::H3_NO_ERROR, .. }) | Ok(()) => Ok(stream),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sends a request, and waits for the head of its response.

@@ -39,7 +39,7 @@ import { Causeway } from "./support/causeway.mjs";
 
 const repository = join(dirname(fileURLToPath(import.meta.url)), "../../..");
 /** The screenshots that the documentation shows, and the maximum size of each. */
-const PICTURES = ["overview", "overview-dark", "overview-phone", "content", "pins"].map((name) => `console-${name}.png`);
+const PICTURES = ["overview", "content"].map((name) => `console-${name}.png`);
 const PICTURE_BYTES_MAX = 150 * 1024;
 
 function setting(name) {

@@ -4,11 +4,11 @@
 // each event of the gateway.
 
 import assert from "node:assert/strict";
-import { once } from "node:events";
 import { createServer, request } from "node:http";
 import { describe, it } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { gzipSync } from "node:zlib";
+import { listen } from "../support/proxy.mjs";
 import { PAGES, follow, heading, navigation, settled } from "./driver.mjs";
 import { traffic } from "./world.mjs";
 
@@ -58,13 +58,7 @@ async function fastForward(origin) {
     answer.on("close", () => onward.destroy());
     asked.pipe(onward);
   });
-  server.listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const close = () => {
-    server.closeAllConnections();
-    return new Promise((resolve) => server.close(resolve));
-  };
-  return { origin: `http://127.0.0.1:${server.address().port}`, close };
+  return listen(server);
 }
 
 /** The number of bytes of a body as it is sent. */

@@ -29,7 +29,7 @@ export async function archives(modules) {
   const RAW = 0x55;
   const block = async (bytes) => ({ cid: CID.createV1(RAW, await sha256.digest(bytes)), bytes });
   return {
-    /** The CID of a block that nobody has. */
+    /** The CID of a block that is stored nowhere. */
     unknown: async () => (await block(randomBytes(32))).cid.toString(),
     /** An archive with all blocks as roots. */
     async of(texts) {

@@ -4,7 +4,8 @@
 import { once } from "node:events";
 import { createServer, request } from "node:http";
 
-async function listen(server) {
+/** Has a server listen on a free port of this machine; returns its origin and how to end it. */
+export async function listen(server) {
   server.listen(0, "127.0.0.1");
   await once(server, "listening");
   const close = () => {

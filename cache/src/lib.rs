@@ -18,7 +18,6 @@
 //! | `space` | free space of a file system |
 //! | `database` | a RocksDB that serves reads when there is no space to open it for writing |
 //! | `lock` | exclusive lock on a store's directory |
-//! | [`stored`] | how a block is stored, compressed where that saves space, and how it is sent to a browser |
 //! | [`pins`] | recursive pins |
 //! | [`metadata_store`] | metadata records beside the store |
 //! | [`add`] | stores blocks whose roots become known last, and pins the roots |
@@ -52,7 +51,6 @@ pub mod singleflight;
 mod space;
 pub mod store;
 mod store_pins;
-pub mod stored;
 pub mod tiers;
 
 pub use crate::add::{AddError, Addition};

@@ -11,7 +11,7 @@
 use crate::disk::IncompletePin;
 use crate::pins::{PinId, PinRecord, PinState, PinSummary};
 use crate::reports::MissingBlocks;
-use crate::stored::Shape;
+use content::stored::Shape;
 use content::{BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;

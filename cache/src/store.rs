@@ -14,8 +14,8 @@
 use crate::error::StoreError;
 use crate::pins::{PinAttempt, PinChanges, PinError, PinSummary};
 use crate::reports::{Figures, Finding, MissingBlocks, Recompressed, ScrubProgress, ScrubReport, raw_cid};
-use crate::stored::{Shape, Stored};
 use bytes::Bytes;
+use content::stored::{Shape, Stored};
 use content::{Block, BlockKey, BlockSource, Cid, Policy, Verdict};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use prometheus_client::metrics::counter::Counter;

@@ -27,6 +27,7 @@
 //! | [`frontier`] | the links that a traversal has yet to follow, in bounded memory |
 //! | [`fingerprints`] | the visited set of a traversal: a fixed-size hash for each item |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
+//! | [`stored`] | the stored form of a block: compressed where that saves space, and sent to a browser as it is |
 //! | [`scope`] | which blocks a CAR response has, and in which order (`dag-scope`, `entity-bytes`) |
 //! | [`tar`] | a file or a directory tree as a TAR archive |
 //! | [`denylist`] | denylists in the compact format, and matching blocks, paths and names against them |
@@ -59,6 +60,7 @@ pub mod redirects;
 pub mod scope;
 pub mod source;
 pub mod source_error;
+pub mod stored;
 pub mod subdomain;
 pub mod tar;
 pub mod unixfs;

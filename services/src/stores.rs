@@ -201,8 +201,8 @@ fn memory_options(settings: &Cache) -> MemoryOptions {
     }
 }
 
-fn zstd(settings: &Cache) -> cache::stored::CompressionOptions {
-    cache::stored::CompressionOptions { level: i32::from(settings.zstd_level) }
+fn zstd(settings: &Cache) -> content::stored::CompressionOptions {
+    content::stored::CompressionOptions { level: i32::from(settings.zstd_level) }
 }
 
 /// A store opened read-only, while no gateway uses it.

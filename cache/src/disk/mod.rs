@@ -81,7 +81,7 @@ use tokio::sync::Semaphore;
 use crate::pins::{PinChanges, PinState, PinSummary};
 use crate::reports::MissingBlocks;
 use crate::store::{Evicted, Held, Stats, StoreStats, Withheld};
-use crate::stored::{self, Shape, Stored};
+use content::stored::{self, Shape, Stored};
 
 /// Options of a store. The defaults suit a small server.
 #[derive(Debug, Clone)]

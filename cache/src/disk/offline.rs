@@ -18,7 +18,7 @@ use super::{Disk, DiskOptions, StoreError, open_store, parse_pin};
 use crate::dag;
 use crate::pins::{PinState, PinSummary};
 pub use crate::reports::{Amount, Figures, SegmentsAmount};
-use crate::stored::Shape;
+use content::stored::Shape;
 use content::{BlockKey, Cid};
 use rocksdb::WriteBatch;
 use std::collections::BTreeMap;

@@ -14,8 +14,8 @@ use super::StoreError;
 use super::record::record_bytes;
 use super::schema::IndexRecord;
 use super::store::{Store, unreadable};
-use crate::stored::Stored;
 use bytes::Bytes;
+use content::stored::Stored;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot::{self, Receiver, Sender};
@@ -264,7 +264,7 @@ fn runs(mut found: Run) -> VecDeque<Run> {
 mod tests {
     use super::super::schema::{Kind, Place};
     use super::*;
-    use crate::stored::Shape;
+    use content::stored::Shape;
 
     fn lookup(block: u8) -> LookUp {
         LookUp { block: vec![block], reply: Reply::Block(oneshot::channel().0) }

@@ -16,8 +16,8 @@ use super::writer::Change;
 use super::{Disk, StoreError};
 pub use crate::reports::Recompressed;
 use crate::reports::raw_cid;
-use crate::stored::{CompressionOptions, Encoder, Stored};
 use content::BlockKey;
+use content::stored::{CompressionOptions, Encoder, Stored};
 use std::collections::VecDeque;
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! The format of a block's record in a segment file: a head with its key, then its value ([`crate::stored`]).
+//! The format of a block's record in a segment file: a head with its key, then its value ([`content::stored`]).
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! Goals: reading through a stale or damaged index, and corruption, are detected; a segment can be read without an
 //! index.
 
-use crate::stored::SHAPE_HEAD_BYTES;
 use bytes::Bytes;
+use content::stored::SHAPE_HEAD_BYTES;
 use content::{BlockKey, MAX_BLOCK_BYTES};
 
 const FORMAT: u8 = 1;

@@ -14,9 +14,9 @@ use super::files::Files;
 use super::record::{self, ParsedRecord, RECORD_BYTES_MAX};
 use super::schema::Place;
 use super::store::check_hash;
-use crate::stored::Stored;
 use bytes::Bytes;
 use content::BlockKey;
+use content::stored::Stored;
 use tracing::warn;
 
 /// The size of a read: several records of the maximum size.

@@ -18,7 +18,7 @@
 pub(crate) use crate::pins::{PinId, PinRecord};
 
 use super::record::record_bytes;
-use crate::stored::Shape;
+use content::stored::Shape;
 
 /// The schema version that this release reads and writes. It is incremented for changes that older releases would
 /// misread.

@@ -21,7 +21,7 @@ use super::{Disk, StoreError};
 use crate::pins::PinSummary;
 use crate::reports::MissingBlocks;
 pub use crate::reports::{Fault, Finding, IncompletePin, ScrubProgress, ScrubReport};
-use crate::stored::Stored;
+use content::stored::Stored;
 use content::{BlockKey, Cid};
 use std::collections::BTreeMap;
 use std::sync::Arc;

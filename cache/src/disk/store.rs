@@ -22,10 +22,10 @@ use crate::pin_journal::{self, JournalState, PinJournal};
 use crate::pins::{PinId, PinState, PinSummary};
 use crate::space::Space;
 use crate::store::Stats;
-use crate::stored::{Stored, ValueError};
 use crate::{dag, folder};
 use bytes::Bytes;
 use content::block::BlockError;
+use content::stored::{Stored, ValueError};
 use content::{Block, BlockKey, Cid, codec};
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBPinnableSlice,

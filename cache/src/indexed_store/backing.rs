@@ -4,9 +4,9 @@ use crate::disk::StoreError;
 use crate::memory_index::Key;
 use crate::pins::{PinId, PinRecord};
 use crate::space::Space;
-use crate::stored::{Shape, Stored};
 use bytes::Bytes;
 use content::Cid;
+use content::stored::{Shape, Stored};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use std::fmt;
 

@@ -14,7 +14,7 @@ use crate::memory_index::{Key, ValueInfo};
 use crate::pins::{BegunPin, MemberFailure, PinAttempt, PinError, PinId, PinLosses, PinRecord, PinState, PinSummary};
 use crate::queue::{COMMAND_BYTES, PROBE_EVERY, Reply, Room, Wait, next_command};
 use crate::store::{DegradedReason, Evict, Evicted};
-use crate::stored::Encoder;
+use content::stored::Encoder;
 use content::{Block, BlockKey, Cid};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

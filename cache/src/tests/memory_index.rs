@@ -1,7 +1,7 @@
 use crate::memory_index::{Key, MemoryIndex, ValueInfo};
 use crate::pins::{PinId, PinRecord};
-use crate::stored::Shape;
 use content::Cid;
+use content::stored::Shape;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

@@ -20,8 +20,8 @@
 use brotli::enc::BrotliEncoderParams;
 use bytes::Bytes;
 use cache::Tiers;
-use cache::stored::{Shape, body};
 use content::budget::Share;
+use content::stored::{Shape, body};
 use content::unixfs::Node;
 use content::{BlockSource as _, Cid, SourceError};
 use flate2::Compression;

@@ -3,8 +3,8 @@
 
 use crate::operations::Operations;
 use api::explain::{ContentView, EncodedView, ExplainView, HeldView, RememberedView};
-use cache::stored::Shape;
 use content::frontier::{Frontier, Step};
+use content::stored::Shape;
 use content::unixfs::Node;
 use content::walk::{Resolved, WalkError};
 use content::{Block, BlockKey, BlockSource as _, Cid, SourceError, ipld};

@@ -11,8 +11,8 @@ use super::super::schema::{
 use super::{CHUNK_ROWS, Writer};
 use crate::pins::{MemberFailure, PinAttempt};
 use crate::queue::{Reply, Room};
-use crate::stored::Shape;
 use bytes::Bytes;
+use content::stored::Shape;
 use content::{BlockKey, Cid};
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

@@ -41,7 +41,7 @@ use super::{DiskOptions, StoreError, rebuild};
 use crate::pins::{PinChanges, PinLosses};
 use crate::queue::{PROBE_EVERY, Reply, Wait, next_command};
 use crate::store::{DegradedReason, Stats};
-use crate::stored::Encoder;
+use content::stored::Encoder;
 use content::{Block, BlockKey};
 use rocksdb::WriteBatch;
 use std::cell::RefCell;

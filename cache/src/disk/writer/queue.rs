@@ -7,7 +7,7 @@ use super::read_only::WriterState;
 use crate::pins::{BegunPin, PinAttempt, PinChanges, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
 use crate::store::{Evict, Evicted, Stats};
-use crate::stored::Stored;
+use content::stored::Stored;
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
 

@@ -6,9 +6,9 @@ use super::super::schema::{IndexRecord, Kind, PLACES, Place, SegmentRecord};
 use super::group::Group;
 use super::{CHUNK_ROWS, Writer};
 use crate::store::{Evict, Evicted};
-use crate::stored::Stored;
 use bytes::Bytes;
 use content::BlockKey;
+use content::stored::Stored;
 use tracing::{error, warn};
 
 /// A segment that is still being filled is not collected below this size, unless it has no live values.

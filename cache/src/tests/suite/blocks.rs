@@ -1,8 +1,8 @@
 use super::super::{Random, block_of, key, noise, noisy, raw, supply};
 use super::{Home, Kind, Opened, Setup, on_every_store};
-use crate::stored::Shape;
 use crate::{Held, PinError, StoreError};
 use bytes::Bytes;
+use content::stored::Shape;
 use content::{Block, Cid, SourceError, codec};
 use futures::FutureExt as _;
 use std::sync::Arc;

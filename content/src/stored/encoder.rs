@@ -27,9 +27,9 @@
 
 use super::estimate::{Estimate, context};
 use super::{Layout, RAW_HEAD_BYTES, Shape, Stored, TAG_ENVELOPE, TAG_FRAME, ValueError, at_end, raw_head};
+use crate::unixfs::Node;
+use crate::{Block, Cid};
 use bytes::Bytes;
-use content::unixfs::Node;
-use content::{Block, Cid};
 use std::io;
 use std::ops::Range;
 use zstd::zstd_safe::CCtx;

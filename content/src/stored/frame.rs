@@ -8,8 +8,8 @@
 //! a raw frame, a checksum would also need reading all of the bytes, which is most of the work that is saved.
 
 use super::ValueError;
+use crate::MAX_BLOCK_BYTES;
 use bytes::{BufMut as _, Bytes, BytesMut};
-use content::MAX_BLOCK_BYTES;
 use zstd::zstd_safe::find_frame_compressed_size;
 
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];

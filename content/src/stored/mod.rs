@@ -22,12 +22,11 @@
 //! | 3 | an *envelope*: length of the prefix (1 byte), length of the suffix (1 byte), prefix, suffix, one zstd frame |
 //!
 //! The envelope is for dag-pb leaves, which CIDv0 implies: file data inside of two protobuf messages. The frame has
-//! only the file data, and the block is prefix, payload, suffix. The payload is found by [`content::unixfs::Node`], so
+//! only the file data, and the block is prefix, payload, suffix. The payload is found by [`crate::unixfs::Node`], so
 //! readers and stored values always agree on it.
 //!
-//! Values have no checksum. The store adds one ([`crate::disk`] does), and a block's hash can always be verified. For a
-//! damaged value there is no panic, no more memory than a block takes, and, except for tag 0 or a damaged tag, no wrong
-//! length.
+//! Values have no checksum. A store may add one, and a block's hash can always be verified. For a damaged value there is
+//! no panic, no more memory than a block takes, and, except for tag 0 or a damaged tag, no wrong length.
 //!
 //! Non-goals: storing values; HTTP; dictionaries, which browsers do not have.
 
@@ -41,8 +40,8 @@ mod tests;
 
 pub use self::encoder::{CompressionOptions, Encoder};
 
+use crate::MAX_BLOCK_BYTES;
 use bytes::Bytes;
-use content::MAX_BLOCK_BYTES;
 use std::cell::RefCell;
 use std::io::Cursor;
 use std::ops::Range;
@@ -62,7 +61,7 @@ const ENVELOPE_HEAD_BYTES: usize = 3;
 
 /// The part of a value that determines its form, in bytes: the longest envelope, and the longest head of a frame (RFC
 /// 8878, section 3.1.1).
-pub(crate) const SHAPE_HEAD_BYTES: usize = ENVELOPE_HEAD_BYTES + 2 * 255 + 18;
+pub const SHAPE_HEAD_BYTES: usize = ENVELOPE_HEAD_BYTES + 2 * 255 + 18;
 
 /// Why a stored value cannot be decoded. Except for [`ValueError::Memory`], the block must be fetched again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -118,7 +117,7 @@ pub enum Shape {
 
 impl Shape {
     /// The form of a value from its first [`SHAPE_HEAD_BYTES`] and its length. Does not verify the rest.
-    pub(crate) fn from_head(head: &[u8], value_bytes: usize) -> Option<Self> {
+    pub fn from_head(head: &[u8], value_bytes: usize) -> Option<Self> {
         let (tag, rest) = head.split_first()?;
         let shape = match *tag {
             TAG_RAW_UNSIZED => Self::Raw { block_bytes: value_bytes.checked_sub(1)? },
@@ -196,7 +195,7 @@ impl Stored {
 
     /// The value in pieces, like [`Encoder::encode_in_pieces`]. A value of an earlier release is converted to the
     /// current form.
-    pub(crate) fn into_pieces(self) -> (Shape, [Bytes; 2]) {
+    pub fn into_pieces(self) -> (Shape, [Bytes; 2]) {
         let shape = self.shape();
         match shape {
             Shape::Raw { block_bytes } => (shape, [Bytes::copy_from_slice(&raw_head(block_bytes)), self.body()]),

@@ -22,9 +22,9 @@
 
 use super::frame::{raw, raw_bytes};
 use super::{Shape, Stored, ValueError};
+use crate::unixfs::{Node, NodeError};
+use crate::{Block, Cid, codec};
 use bytes::Bytes;
-use content::unixfs::{Node, NodeError};
-use content::{Block, Cid, codec};
 
 #[cfg(doc)]
 use super::frame;

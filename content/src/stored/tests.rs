@@ -5,7 +5,7 @@ pub(super) mod samples;
 
 use super::body::{BodyError, encoded_bytes, parts};
 use super::*;
-use content::{Block, Cid, codec, hashes};
+use crate::{Block, Cid, codec, hashes};
 use proptest::prelude::*;
 use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};

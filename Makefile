@@ -103,6 +103,7 @@ test-long: export PROPTEST_CASES ?= 20000
 test-long: export CAUSEWAY_CRASH_ROUNDS ?= 200
 test-long: export CAUSEWAY_SOAK_SECONDS ?= 1200
 test-long: export CAUSEWAY_CONSOLE_SECONDS ?= 3600
+test-long: export CAUSEWAY_CONSOLE_FLOWS ?= all
 test-long: FUZZ_SECONDS ?= 600
 test-long: lint kubo pebble otelcol ## Run all tests with more crash rounds and inputs, a soak test, and fuzzing; takes three to four hours
 	cargo test $(PROFILE) --no-fail-fast $(FILTER) -- --include-ignored

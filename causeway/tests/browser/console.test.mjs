@@ -9,6 +9,7 @@
 //   BROWSER_TESTS_SCREENSHOTS  the folder for screenshots of the pages
 //   BROWSER_TESTS_PICTURES     the folder for the pictures of the documentation; empty: they are not renewed
 //   CAUSEWAY_CONSOLE_SECONDS   how long figures run while memory is observed
+//   CAUSEWAY_CONSOLE_FLOWS     "all": flows run at both widths in both themes, instead of in two of these variants
 //   CAUSEWAY_CONSOLE_SOURCES   if set, the console of the source tree is tested instead of that in the binary
 
 import assert from "node:assert/strict";

@@ -15,7 +15,7 @@ export default function contents({ console_, gateway, content }) {
   describe("a piece of content", () => {
     for (const [index, variant] of FLOWS.entries()) {
       it(`is explained, warmed, purged and pinned: ${nameOf(variant)}`, () => console_.signedIn(async (page) => {
-        const cid = content.remote[120 + index];
+        const cid = content.remote[220 + index];
         const says = (text) => main(page).locator(".headline").getByText(text).waitFor();
         assert.equal(await isHere(cid), false);
         await page.getByLabel("CID, path, URL or domain", { exact: true }).fill(`ipfs://${cid}`);

@@ -21,8 +21,10 @@ export const PAGES = {
 };
 /** Each width in each theme. */
 export const VARIANTS = VIEW_NAMES.flatMap((view) => [false, true].map((dark) => ({ view, dark })));
-/** The variants of flows, which change something: one of each width and theme. */
-export const FLOWS = [{ view: "desktop", dark: false }, { view: "phone", dark: true }];
+/** The variants of flows, which change something: all of them if asked for, else one of each width and theme. */
+export const FLOWS = process.env.CAUSEWAY_CONSOLE_FLOWS === "all"
+  ? VARIANTS
+  : [{ view: "desktop", dark: false }, { view: "phone", dark: true }];
 export const nameOf = ({ view, dark }) => `${view}${dark ? "-dark" : ""}`;
 
 /** How long a condition may take on a busy machine. */

@@ -28,7 +28,7 @@ export default function operating({ console_, gateway, other, maker, content }) 
     }, { at: "store" }));
 
     it("says what garbage collection would delete, and deletes it only if told so", () => console_.signedIn(async (page) => {
-      await (await fetch(`${gateway.origin}/ipfs/${content.remote[130]}`)).text();
+      await (await fetch(`${gateway.origin}/ipfs/${content.remote[230]}`)).text();
       const plan = () => gateway.api("POST", "/api/v1/store/gc", { json: { cached_bytes_max: 0, dry_run: true } });
       const before = await plan();
       assert.ok(before.bytes > 0, "there are cached blocks");
@@ -46,7 +46,7 @@ export default function operating({ console_, gateway, other, maker, content }) 
 
   describe("a take-down", () => {
     for (const [index, variant] of FLOWS.entries()) {
-      const status = [410, 451][index];
+      const status = [410, 451][index % 2];
       it(`is in force until it is undone: ${nameOf(variant)}`, async () => {
         const { bytes, cids: [cid] } = await maker.of([`content to take down ${index}`]);
         await storeBlocks(other, bytes);

@@ -65,7 +65,7 @@ export default function pins({ console_, gateway, other, many, content, maker })
   describe("a pin", () => {
     for (const [index, variant] of FLOWS.entries()) {
       it(`is created, shown and removed: ${nameOf(variant)}`, () => console_.signedIn(async (page) => {
-        const cid = content.remote[150 + index];
+        const cid = content.remote[250 + index];
         const name = `made in the console ${index}`;
         await main(page).getByRole("button", { name: "Pin content" }).click();
         await dialogOf(page).getByLabel("CID", { exact: true }).fill(`ipfs://${cid}`);
@@ -124,7 +124,7 @@ export default function pins({ console_, gateway, other, many, content, maker })
 
     it("of others is neither seen nor removed with a token that may only pin", async () => {
       const { id, token } = await gateway.api("POST", "/api/v1/tokens", { json: { name: "pinner", scopes: ["pin"] } });
-      await gateway.api("POST", "/psa/pins", { token, json: { cid: content.remote[160], name: "of the pinner" } });
+      await gateway.api("POST", "/psa/pins", { token, json: { cid: content.remote[260], name: "of the pinner" } });
       await console_.open(async (page) => {
         await console_.signIn(page, token);
         await rowOf(page, "of the pinner").waitFor();

@@ -202,7 +202,7 @@ export async function makeWorld({ gateway, other, many, maker, modules }) {
     [`${MARKUP.replaceAll("/", "")}.txt`]: "markup",
   });
   // What only the other gateway has is a miss, which the network answers.
-  const remote = await maker.of([...Array(200).keys()].map((number) => `only elsewhere ${number}`));
+  const remote = await maker.of([...Array(300).keys()].map((number) => `only elsewhere ${number}`));
   await storeBlocks(other, remote.bytes);
   await gateway.api("POST", "/api/v1/peers/connect", { json: { address: other.p2p } });
   const peer = await strangePeer(modules, gateway);

@@ -11,7 +11,7 @@ export CARGO_TARGET_DIR ?= target
 PROFILE := --release --locked --workspace
 # Variables of the tools and tests, which a node would reject as unknown settings.
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS -u CAUSEWAY_CONSOLE_SECONDS \
-    -u CAUSEWAY_CONSOLE_SOURCES
+    -u CAUSEWAY_CONSOLE_SOURCES -u CAUSEWAY_CONSOLE_FLOWS
 
 .PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-trace bench-policies kubo pebble otelcol deny

@@ -22,7 +22,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut source = String::from("const FILES: &[(&str, &[u8])] = &[\n");
     for file in &files {
         let name = name_of(file.strip_prefix(&folder)?)?;
-        source.push_str(&format!("    ({name:?}, include_bytes!({:?})),\n", file.to_str().ok_or("not UTF-8")?));
+        // The path is found when the crate is compiled: several checkouts can share a target folder, and with it the
+        // output of this script.
+        let path = format!("/{FOLDER}/{name}");
+        source.push_str(&format!("    ({name:?}, include_bytes!(concat!(env!(\"CARGO_MANIFEST_DIR\"), {path:?}))),\n"));
     }
     source.push_str("];\n");
     fs::write(PathBuf::from(env::var("OUT_DIR")?).join("console.rs"), source)?;

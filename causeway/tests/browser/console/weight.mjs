@@ -15,6 +15,7 @@ import { traffic } from "./world.mjs";
 const ASSETS_BYTES_MAX = 300 * 1024;
 const FIRST_PAINT_MS_MAX = 1000;
 const STEADY_MS = 10_000;
+const STEADY_TIMES_MAX = 5;
 /** How far the heap may grow while figures run: samples of the charts, up to their bound, and compiled code. */
 const GROWTH_BYTES_MAX = 1024 * 1024;
 const RUN_SECONDS = Number(process.env.CAUSEWAY_CONSOLE_SECONDS ?? 20);
@@ -77,6 +78,30 @@ function bytesOf(url) {
   });
 }
 
+/** The layout shifts of some time, and how often the findings about the gateway changed in it. */
+function observeShifts(wait) {
+  return new Promise((resolve) => {
+    const found = [];
+    let others = 0;
+    const observer = new PerformanceObserver((list) => {
+      for (const entry of list.getEntries()) {
+        if (entry.hadRecentInput) continue;
+        const where = entry.sources.map(({ node }) => (node?.nodeType === 1 ? node : node?.parentElement)?.outerHTML.slice(0, 120));
+        found.push(`${entry.value.toFixed(5)}: ${where.join(" | ")}`);
+      }
+    });
+    const findings = new MutationObserver(() => { others += 1; });
+    // Its class is set whenever its sentence or its findings change.
+    for (const state of document.querySelectorAll(".card.state")) findings.observe(state, { attributeFilter: ["class"] });
+    observer.observe({ type: "layout-shift" });
+    setTimeout(() => {
+      observer.disconnect();
+      findings.disconnect();
+      resolve({ found, others });
+    }, wait);
+  });
+}
+
 export default function weight({ console_, gateway, content }) {
   describe("the console", () => {
     it("is light", () => console_.signedIn(async (page) => {
@@ -109,22 +134,12 @@ export default function weight({ console_, gateway, content }) {
       const load = traffic(content.pathsOf(0));
       const shifts = async (id, view) => console_.signedIn(async (page) => {
         await settled(page);
-        const found = await page.evaluate((wait) => new Promise((resolve) => {
-          const seen = [];
-          const observer = new PerformanceObserver((list) => {
-            for (const entry of list.getEntries()) {
-              if (entry.hadRecentInput) continue;
-              const where = entry.sources.map(({ node }) => (node?.nodeType === 1 ? node : node?.parentElement)?.outerHTML.slice(0, 120));
-              seen.push(`${entry.value.toFixed(5)}: ${where.join(" | ")}`);
-            }
-          });
-          observer.observe({ type: "layout-shift" });
-          setTimeout(() => {
-            observer.disconnect();
-            resolve(seen);
-          }, wait);
-        }), STEADY_MS);
-        assert.deepEqual(found, [], `${id} on a ${view} does not shift`);
+        // What is wrong with the gateway may move the rest of the page when it appears or ends: that is not a figure.
+        for (let times = 1; ; times += 1) {
+          const { found, others } = await page.evaluate(observeShifts, STEADY_MS);
+          if (others > 0 && times < STEADY_TIMES_MAX) continue;
+          return assert.deepEqual(found, [], `${id} on a ${view} does not shift`);
+        }
       }, { at: id, view });
       try {
         // The pages whose figures run, at the same time.

@@ -17,8 +17,8 @@
 //! The contents of stored frames are not verified here. They were made from verified blocks and are protected by the
 //! store's checksums, like raw values. Clients that verify use the trustless formats.
 //!
-//! A block of any codec is sent like a file by its raw CID: [`block_bytes`], [`block_parts`]. In an archive, the head of
-//! its section comes before it ([`section_parts`]).
+//! A whole block is sent as by a raw CID, whatever its codec is ([`block_bytes`], [`block_parts`]). In an archive, the
+//! head of its section comes before it ([`section_parts`]).
 //!
 //! Non-goals: the file data of inner nodes, which hardly ever exists ([`frame::raw`]); ranges, which use the identity
 //! coding; content negotiation.

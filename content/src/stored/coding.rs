@@ -1,5 +1,5 @@
 //! The content coding `zstd` of HTTP messages (<https://www.rfc-editor.org/rfc/rfc8878>, section 3, and
-//! <https://www.rfc-editor.org/rfc/rfc9659>): bodies that are decoded as they are received, and encoded as they are sent.
+//! <https://www.rfc-editor.org/rfc/rfc9659>): bodies are decoded as they are received, and encoded as they are sent.
 //!
 //! Goals: decoding untrusted bodies takes the memory of one window ([`DECODER_BYTES_MAX`]), and the caller decides how
 //! much it decodes at a time, so that a small body that decodes to gigabytes costs no more than those that are read; a
@@ -51,8 +51,8 @@ pub enum CodingError {
     NotZstd,
     /// The window of a frame is too large.
     #[error(
-        "a zstd frame has a window of more than {} MiB, the limit of the content coding (RFC 9659): compress it without \
-         --long and --ultra",
+        "a zstd frame has a window of more than {} MiB, the limit of the content coding (RFC 9659): compress it \
+         without --long and --ultra",
         WINDOW_BYTES_MAX >> 20
     )]
     Window,
@@ -479,7 +479,8 @@ mod tests {
         assert_eq!(decoded(&empty, 4096, 4096), Err(CodingError::Wasteful));
         assert_eq!(decoded(&skippable(2 << 20), 4096, 4096), Err(CodingError::Wasteful));
         // The heads and the short blocks of an archive are longer as frames, and allowed.
-        let short: Vec<u8> = (0..100_000).flat_map(|_| joined(&raw(&Bytes::from_static(b"ten bytes."))).to_vec()).collect();
+        let short: Vec<u8> =
+            (0..100_000).flat_map(|_| joined(&raw(&Bytes::from_static(b"ten bytes."))).to_vec()).collect();
         assert_eq!(decoded(&short, 1 << 16, 1 << 16).map(|all| all.len()), Ok(1_000_000));
     }
 
@@ -533,7 +534,8 @@ mod tests {
 
         #[test]
         fn any_bytes_are_decoded_or_an_error(
-            body in proptest::collection::vec(any::<u8>(), 0..300), flips in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..4)
+            body in proptest::collection::vec(any::<u8>(), 0..300),
+            flips in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..4)
         ) {
             _ = decoded(&body, 17, 64);
             let mut frame = encoded(&[body]);

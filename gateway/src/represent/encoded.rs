@@ -19,9 +19,9 @@
 //!
 //! Raw blocks and CARs are for other nodes and verifying clients, which request each block once, so nothing of them is
 //! cached. A raw block is sent as zstd if it is stored so ([`Encoded::block`]), without reading it first. A CAR is
-//! always sent as zstd to clients that accept it: what is in it is known only when it has been sent, so a decision would
-//! differ between GET, HEAD and conditional requests. Its compressed blocks are sent as they are stored, and its other
-//! bytes as raw frames, which are some bytes longer ([`Encoded::section`]).
+//! always sent as zstd to clients that accept it: what is in it is known only when it has been sent, so a decision
+//! would differ between GET, HEAD and conditional requests. Its compressed blocks are sent as they are stored, and its
+//! other bytes as raw frames, which are some bytes longer ([`Encoded::section`]).
 
 use brotli::enc::BrotliEncoderParams;
 use bytes::Bytes;

@@ -239,8 +239,8 @@ fn not_modified_if(matches: bool, about: &About<'_>, etag: &HeaderValue, generat
     matches.then(|| head(StatusCode::NOT_MODIFIED, about.common(etag, generated)))
 }
 
-/// Whether the request may be answered with an encoded representation: it is another one, without ranges, which refer to
-/// the unencoded bytes, and its weak entity tag never meets `If-Match`.
+/// Whether the request may be answered with an encoded representation: that has no ranges, which refer to the unencoded
+/// bytes, and its weak entity tag never meets `If-Match`.
 pub fn may_be_encoded(ask: &Ask<'_>) -> bool {
     !ask.headers.contains_key(RANGE) && !has_precondition(ask.headers)
 }

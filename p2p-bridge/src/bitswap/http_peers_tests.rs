@@ -89,7 +89,8 @@ async fn blocks_are_delivered_and_reported() {
     }
     let first = &server.asked()[0];
     assert_eq!((first.method.as_str(), &first.path), ("GET", &format!("/ipfs/{}?format=raw", blocks[0].cid())));
-    for header in ["accept: application/vnd.ipld.raw", "accept-encoding: zstd", &format!("user-agent: causeway/{}", env!("CARGO_PKG_VERSION"))] {
+    let agent = format!("user-agent: causeway/{}", env!("CARGO_PKG_VERSION"));
+    for header in ["accept: application/vnd.ipld.raw", "accept-encoding: zstd", &agent] {
         assert!(first.headers.contains(header), "{header} is not in {}", first.headers);
     }
     for header in ["cookie", "referer", "cache-control"] {

@@ -40,8 +40,8 @@ use tokio::time::timeout;
 /// The content type of a block.
 const RAW: &str = "application/vnd.ipld.raw";
 /// The memory budget for blocks being received, in bytes, for all gateways of one trust level: untrusted ones cannot
-/// use up the budget of configured ones. A response without a length reserves the maximum size of a body, and an encoded
-/// one the maximum size of a block besides, so slow untrusted gateways delay each other by at most [`Timeouts::body`].
+/// use up the budget of configured ones. A response without a length reserves the maximum size of a body, and an
+/// encoded one also that of a block, so slow untrusted gateways delay each other by at most [`Timeouts::body`].
 const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// The content coding that is accepted.
@@ -337,6 +337,7 @@ mod tests {
         let _held_by_strangers = gateway_client.untrusted_bodies.acquire_many(all).await.expect("is open");
         let asking = gateway_client.ask(&base, Trust::Configured, held.cid(), RequestKind::Block);
         let answer = timeout(Duration::from_secs(20), asking).await.expect("does not wait for untrusted gateways");
-        assert_eq!(answer.outcome, Outcome::Block { key: held.key().expect("a key"), bytes: 100_000, body_bytes: 100_000 });
+        let key = held.key().expect("a key");
+        assert_eq!(answer.outcome, Outcome::Block { key, bytes: 100_000, body_bytes: 100_000 });
     }
 }

@@ -27,7 +27,7 @@ use brotli::enc::BrotliEncoderParams;
 use bytes::Bytes;
 use cache::Tiers;
 use content::budget::Share;
-use content::stored::{RAW_UP_TO_BYTES, Shape, body};
+use content::stored::{RAW_UP_TO_BYTES, Shape, Stored, body};
 use content::unixfs::Node;
 use content::{Block, BlockSource as _, Cid, SourceError, car};
 use flate2::Compression;
@@ -177,15 +177,24 @@ impl Encoded {
     /// [`SourceError::Refused`] if the policy rejects the block by now.
     pub async fn section(&self, block: &Block) -> Result<Vec<Bytes>, SourceError> {
         let (head, data) = car::section(block);
-        let stored = match block.data().len() {
-            0..=RAW_UP_TO_BYTES => None,
-            _ => match self.tiers.stored(block.cid()).await {
-                Err(error @ (SourceError::Refused { .. } | SourceError::RefusedPath { .. })) => return Err(error),
-                // The block itself is at hand.
-                stored => stored.ok().flatten(),
-            },
+        let stored = match self.compressed(block).await {
+            Err(error @ (SourceError::Refused { .. } | SourceError::RefusedPath { .. })) => return Err(error),
+            // The block itself is at hand.
+            stored => stored.ok().flatten(),
         };
         Ok(body::section_parts(&head, &data, stored.as_ref()))
+    }
+
+    /// The stored form of a block, if it is compressed. Others are not read.
+    async fn compressed(&self, block: &Block) -> Result<Option<Stored>, SourceError> {
+        if block.data().len() <= RAW_UP_TO_BYTES {
+            return Ok(None);
+        }
+        let shape = self.tiers.shapes(&[*block.cid()]).await?.pop().flatten();
+        match shape.and_then(body::block_bytes) {
+            Some(_) => self.tiers.stored(block.cid()).await,
+            None => Ok(None),
+        }
     }
 
     /// A small file in a coding other than zstd, if it was transcoded before; otherwise starts the transcoding.

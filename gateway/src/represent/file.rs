@@ -502,8 +502,7 @@ pub fn in_memory(about: &About<'_>, it: InMemory<'_>) -> Result<Draft, Problem> 
     let it = Representation {
         etag: &it.etag,
         modified: None,
-        // It may have been stored in another form meanwhile.
-        size: if ask.head_only { size } else { content.length()? },
+        size,
         content_type: Some(it.content_type),
         disposition: it.disposition,
         multipart: multipart.as_ref(),
@@ -602,7 +601,8 @@ async fn encoded_block(cx: &Context<'_>, roots: &HeaderValue, cid: &Cid) -> Opti
     let it = Representation {
         etag: &etag,
         modified: None,
-        size,
+        // It may have been stored in another form meanwhile.
+        size: if ask.head_only { size } else { content.length()? },
         content_type: Some(HeaderValue::from_static(Format::Raw.media_type())),
         disposition: Some(raw_disposition(cx, cid)),
         multipart: None,

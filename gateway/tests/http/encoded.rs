@@ -300,7 +300,7 @@ async fn raw_blocks_are_sent_as_they_are_stored() {
             assert_eq!(body.len(), length, "{name}");
             if *compressed {
                 assert!(length < block.data().len() / 2, "{name}: {length} of {}", block.data().len());
-                assert_eq!(zstd::decode_all(&body[..]).expect("decodes"), block.data(), "{name}");
+                assert!(zstd::decode_all(&body[..]).expect("decodes") == *block.data(), "{name}");
             } else {
                 assert_eq!(body, block.data(), "{name}");
             }
@@ -335,7 +335,8 @@ async fn raw_blocks_are_sent_as_they_are_stored() {
         let response = site.send("GET", &path, &[ZSTD]).await;
         assert_eq!(header(&response, "x-ipfs-roots"), format!("{},{}", folder.cid(), block.cid()));
         assert_eq!(header(&response, "content-encoding"), "zstd");
-        assert_eq!(zstd::decode_all(&response.bytes().await.expect("a body")[..]).expect("decodes"), block.data());
+        let body = response.bytes().await.expect("a body");
+        assert!(zstd::decode_all(&body[..]).expect("decodes") == *block.data());
         let etag = format!("W/\"{}.raw.zstd\"", block.cid());
         let known = site.send("GET", &path, &[ZSTD, ("if-none-match", &etag)]).await;
         assert_eq!((known.status().as_u16(), header(&known, "etag")), (304, &*etag));

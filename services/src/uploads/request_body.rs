@@ -321,7 +321,7 @@ mod tests {
 
     /// An encoded body in pieces of so many bytes.
     fn encoded(body: &Bytes, piece_bytes: usize) -> RequestBody {
-        let pieces: Vec<_> = body.chunks(piece_bytes.max(1)).map(|piece| Ok(body.slice_ref(piece))).collect();
+        let pieces: Vec<io::Result<Bytes>> = body.chunks(piece_bytes).map(|piece| Ok(body.slice_ref(piece))).collect();
         RequestBody::new(StreamBody::new(stream::iter(pieces).map(|piece| piece.map(Frame::data))), BodyCoding::Zstd)
     }
 

@@ -360,7 +360,7 @@ mod tests {
             assert!(error.to_string().contains(words), "{name}: {error}");
         }
         // Its error does not go away, and the rest is what the client sent.
-        let mut body = encoded(&Bytes::from_static(b"garbage, and more of it"), 8);
+        let mut body = encoded(&Bytes::from_static(b"garbage and more of it"), 8);
         for _ in 0..2 {
             assert!(body.frame().await.expect("a frame").is_err());
         }

@@ -175,7 +175,7 @@ impl File {
 
     /// Its bytes, as a stream of chunks.
     pub fn into_pieces(self) -> BoxStream<'static, io::Result<Bytes>> {
-        self.0.map(|piece| piece.map_err(io::Error::other)).boxed()
+        self.0.map(|piece| piece.map_err(cause)).boxed()
     }
 }
 
@@ -255,13 +255,20 @@ impl Stream for FormChunks {
 }
 
 fn unreadable(error: multer::Error) -> RpcError {
-    if let multer::Error::StreamReadFailed(error) = error {
-        return match error.downcast::<io::Error>() {
-            Ok(error) => unread(&error),
-            Err(error) => RpcError::bad_request(format!("the body cannot be read: {error}")),
-        };
+    match error {
+        multer::Error::StreamReadFailed(_) => unread(&cause(error)),
+        error => RpcError::bad_request(format!("the form cannot be read: {error}")),
     }
-    RpcError::bad_request(format!("the form cannot be read: {error}"))
+}
+
+/// The error of the body, if that is why the form cannot be read.
+fn cause(error: multer::Error) -> io::Error {
+    match error {
+        multer::Error::StreamReadFailed(error) => {
+            error.downcast::<io::Error>().map_or_else(io::Error::other, |error| *error)
+        }
+        error => io::Error::other(error),
+    }
 }
 
 /// The error of a body that could not be read to its end.

@@ -101,7 +101,8 @@ impl Files {
         let rest = UnreadFormBody(Arc::new(Mutex::new(Some(body))));
         let stall_timer = Box::pin(tokio::time::sleep(stall_timeout));
         let (body, left) = (rest.clone(), Arc::clone(&allowance));
-        let pieces = FormChunks { body, allowance: left, stall_timeout, stall_timer, waiting: false, yielded: false };
+        let pieces =
+            FormChunks { body, allowance: left, stall_timeout, stall_timer, waiting_since: None, yielded: false };
         Self { form: Multipart::new(pieces, boundary), allowance, rest, memory_bytes }
     }
 
@@ -199,19 +200,20 @@ struct FormChunks {
     allowance: Arc<AtomicUsize>,
     stall_timeout: Duration,
     stall_timer: Pin<Box<Sleep>>,
-    waiting: bool,
+    /// The number of pieces of the body that were received when the timer was set.
+    waiting_since: Option<u64>,
     yielded: bool,
 }
 
 impl FormChunks {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        loop {
-            let next = match &mut *self.body.0.lock().unwrap_or_else(PoisonError::into_inner) {
-                Some(body) => Pin::new(body).poll_frame(cx),
-                None => Poll::Ready(None),
+        let received = loop {
+            let (next, received) = match &mut *self.body.0.lock().unwrap_or_else(PoisonError::into_inner) {
+                Some(body) => (Pin::new(&mut *body).poll_frame(cx), body.received()),
+                None => (Poll::Ready(None), 0),
             };
-            let Poll::Ready(next) = next else { break };
-            self.waiting = false;
+            let Poll::Ready(next) = next else { break Some(received) };
+            self.waiting_since = None;
             // Trailers are ignored.
             match next.map(|frame| frame.map(Frame::into_data)) {
                 None => return Poll::Ready(None),
@@ -219,8 +221,8 @@ impl FormChunks {
                 Some(Ok(Err(_))) => {}
                 Some(Err(error)) => return Poll::Ready(Some(Err(broken(error)))),
             }
-        }
-        if !std::mem::replace(&mut self.waiting, true) {
+        };
+        if std::mem::replace(&mut self.waiting_since, received) != received {
             let until = Instant::now() + self.stall_timeout;
             self.stall_timer.as_mut().reset(until);
         }

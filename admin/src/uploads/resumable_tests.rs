@@ -117,15 +117,31 @@ async fn encoded_pieces_are_appended_by_the_offset_of_their_content() {
     assert_eq!(send(&at, 100_000, "zstd", Body::from_stream(broken)).await.status, 400);
     let reached = offset(&site.does(&me, Method::HEAD, &at).await);
     assert!((100_000..length).contains(&reached), "{reached}");
+    let left = &content[reached as usize..];
+    let (rest, half) = (zstd(left), left.len() / 2);
+    let damaged = [&zstd(&left[..half])[..], b"damage", &zstd(&left[half..])].concat();
     let table = [
         ("gzip", Body::from("x"), 415),
         ("zstd", Body::from("garbage"), 400),
+        ("zstd", Body::from(rest[..rest.len() - 1].to_vec()), 400),
+        ("zstd", Body::from([&rest[..], b"x"].concat()), 400),
+        (
+            "zstd",
+            Body::from_stream(stream::iter(
+                rest.chunks(99)
+                    .map(|piece| Ok::<_, io::Error>(Bytes::copy_from_slice(piece)))
+                    .chain([Ok(Bytes::from_static(b"x"))])
+                    .collect::<Vec<_>>(),
+            )),
+            400,
+        ),
+        ("zstd", Body::from(damaged), 400),
         ("zstd", Body::from(zstd(&vec![7; content.len()])), 413),
         ("zstd", Body::from(zstd(&vec![7; 64 << 20])), 413),
     ];
     for (coding, body, status) in table {
         let answer = send(&at, reached, coding, body).await;
-        assert_eq!(answer.status, status, "{}", answer.error());
+        assert_eq!(answer.status, status, "{coding}: {}", answer.error());
         assert_eq!(answer.headers.contains_key("accept-encoding"), status == 415);
         assert_eq!(offset(&site.does(&me, Method::HEAD, &at).await), reached, "nothing of it is kept");
     }

@@ -192,7 +192,7 @@ async fn what_zstd_compressed_is_uploaded() {
             "--header",
             &token,
         ]);
-        command.args(["--header", &coding, "--header", kind, "--data-binary", &body, &url]);
+        command.args(["--header", &coding, "--header", kind, "--header", "Expect:", "--data-binary", &body, &url]);
         String::from_utf8(run(&mut command)).expect("text")
     };
     let compress = |arguments: &[&str], output: &str| {

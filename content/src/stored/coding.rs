@@ -22,7 +22,7 @@
 
 use super::estimate::{Estimate, context};
 use super::frame::{FrameStart, START_BYTES_MAX, StartError, WINDOW_BYTES_MAX, raw, read_start};
-use super::inflate_onto;
+use super::{ValueError, inflate_onto};
 use bytes::{Buf as _, Bytes};
 use std::io;
 use zstd::zstd_safe::zstd_sys::ZSTD_EndDirective;
@@ -257,9 +257,10 @@ pub fn decode_body(body: &[u8], bytes_max: usize) -> Result<Vec<u8>, CodingError
         None => bytes_max,
     };
     let mut out = Vec::with_capacity(capacity);
-    inflate_onto(&mut out, body).map_err(|_| match announced {
-        Some(_) => CodingError::Malformed("its content is damaged"),
-        None => CodingError::Malformed("its content is damaged or too long"),
+    inflate_onto(&mut out, body).map_err(|error| match (error, announced) {
+        (ValueError::Memory, _) => CodingError::Memory,
+        (_, Some(_)) => CodingError::Malformed("its content is damaged"),
+        (_, None) => CodingError::Malformed("its content is damaged or too long"),
     })?;
     // Without an announced size there was space for the longest body.
     out.shrink_to_fit();

@@ -28,7 +28,7 @@ use crate::errors::innermost;
 use crate::observers::BlockTransport;
 use crate::retry_after::retry_after;
 use crate::wants::Wants;
-use content::stored::coding;
+use content::stored::coding::{self, CodingError};
 use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Version};
@@ -193,6 +193,8 @@ impl GatewayClient {
             Ok(Err(outcome)) => outcome,
             Ok(Ok(body)) if is_encoded => match coding::decode_body(&body, MAX_BLOCK_BYTES) {
                 Ok(block) => self.deliver(cid, block, body.len()),
+                // The body may be valid.
+                Err(error @ CodingError::Memory) => Outcome::Failed(error.to_string()),
                 Err(error) => Outcome::Useless(error.to_string()),
             },
             Ok(Ok(body)) => {

@@ -68,6 +68,8 @@ impl BodyCoding {
 pub struct RequestBody {
     body: UnsyncBoxBody<Bytes, BodyError>,
     state: BodyState,
+    /// The number of pieces that were received. Several of them may be decoded to one.
+    received: u64,
 }
 
 enum BodyState {
@@ -106,7 +108,12 @@ impl RequestBody {
             BodyCoding::Identity => BodyState::Plain,
             BodyCoding::Zstd => BodyState::Encoded(None),
         };
-        Self { body: body.map_err(Into::into).boxed_unsync(), state }
+        Self { body: body.map_err(Into::into).boxed_unsync(), state, received: 0 }
+    }
+
+    /// The number of pieces that were received so far, by which a reader knows that the client has not stalled.
+    pub fn received(&self) -> u64 {
+        self.received
     }
 
     /// The unread rest, as the client sends it, to be discarded.
@@ -152,7 +159,10 @@ impl RequestBody {
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 None => decoding.is_received = true,
                 // Trailers are ignored.
-                Some(frame) => decoding.input = frame?.into_data().unwrap_or_default(),
+                Some(frame) => {
+                    self.received += 1;
+                    decoding.input = frame?.into_data().unwrap_or_default();
+                }
             }
         }
     }
@@ -189,7 +199,8 @@ pub struct Upload {
     piece: Bytes,
     timeout: Duration,
     stall: Pin<Box<Sleep>>,
-    waiting: bool,
+    /// The number of pieces that were received when the timer was set.
+    waiting_since: Option<u64>,
 }
 
 impl Upload {
@@ -200,7 +211,7 @@ impl Upload {
 
     fn with_timeout(body: RequestBody, timeout: Duration) -> Self {
         let stall = Box::pin(tokio::time::sleep(timeout));
-        Self { body, piece: Bytes::new(), timeout, stall, waiting: false }
+        Self { body, piece: Bytes::new(), timeout, stall, waiting_since: None }
     }
 
     /// The unread rest of the body, as the client sends it.
@@ -210,14 +221,15 @@ impl Upload {
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         while let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) {
-            self.waiting = false;
+            self.waiting_since = None;
             let Some(frame) = next.transpose().map_err(broken)? else { return Poll::Ready(Ok(None)) };
             // Trailers are ignored.
             if let Ok(piece) = frame.into_data() {
                 return Poll::Ready(Ok(Some(piece)));
             }
         }
-        if !std::mem::replace(&mut self.waiting, true) {
+        let received = Some(self.body.received());
+        if std::mem::replace(&mut self.waiting_since, received) != received {
             let until = Instant::now() + self.timeout;
             self.stall.as_mut().reset(until);
         }
@@ -225,6 +237,11 @@ impl Upload {
         let words = format!("the client sent nothing for {} s", self.timeout.as_secs());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, words)))
     }
+}
+
+/// Whether reading a body failed because its content coding is invalid, and not because it was interrupted.
+pub fn is_coding_error(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<CodingError>())
 }
 
 /// Converts the error of a body: [`io::ErrorKind::TimedOut`] if the client is too slow, which its connection reports
@@ -383,6 +400,17 @@ mod tests {
         let mut read = Vec::new();
         let error = upload.read_to_end(&mut read).await.expect_err("it never ends");
         assert_eq!((error.kind(), &read[..]), (io::ErrorKind::TimedOut, &b"onetwo"[..]));
+        // A client that sends slowly has not stalled, though nothing can be decoded yet.
+        let whole = zstd(&(0..100_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect::<Vec<_>>());
+        let slow: Vec<Bytes> = whole.chunks(whole.len() / 20).map(Bytes::copy_from_slice).collect();
+        let slow = stream::iter(slow).then(|piece| async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            Ok::<_, io::Error>(Frame::data(piece))
+        });
+        let body = RequestBody::new(StreamBody::new(slow), BodyCoding::Zstd);
+        let mut upload = Upload::with_timeout(body, Duration::from_secs(1));
+        let mut content = Vec::new();
+        assert_eq!(upload.read_to_end(&mut content).await.expect("it does not stall"), 100_000);
         for (kind, expected) in [
             (io::ErrorKind::Other, io::ErrorKind::ConnectionAborted),
             (io::ErrorKind::TimedOut, io::ErrorKind::TimedOut),

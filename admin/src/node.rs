@@ -8,6 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use services::health::Health;
+use services::uploads::request_body::ZSTD;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -60,7 +61,8 @@ async fn metrics(State(shared): State<Arc<ListenerState>>) -> Response {
 #[utoipa::path(get, path = "/api/v1/version", tag = "operations", security(("bearer" = [])),
     responses((status = 200, description = "The version", body = VersionView)))]
 async fn version() -> Answer {
-    Ok(json(StatusCode::OK, &VersionView { version: env!("CARGO_PKG_VERSION").to_owned() }))
+    let view = VersionView { version: env!("CARGO_PKG_VERSION").to_owned(), upload_codings: vec![ZSTD.to_owned()] };
+    Ok(json(StatusCode::OK, &view))
 }
 
 /// This OpenAPI document. Any token may ask.

@@ -23,7 +23,7 @@
 //! [`content::car::roots_block`]). An archive may refer to blocks without containing them if the gateway has reported
 //! that it stores them ([`content::car::reference`], [`crate::have`]).
 
-use crate::http::answer::{Answer, ApiError, json, status_of, stopping};
+use crate::http::answer::{Answer, ApiError, ErrorFormat, decoded, json, status_of, stopping};
 use crate::http::error_responses::{BadParameters, DiskFailed, Withheld, WithheldByLaw};
 use crate::http::extract::Authenticated;
 use crate::http::long_running::{self, PROGRESS_EVERY, run_to_completion};
@@ -37,7 +37,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use cache::import::{IMPORT_MEMORY_BYTES_MAX, ImportError};
+use cache::import::ImportError;
 use cache::{
     BlockStore, Finding, ImportSummary, PinError, PinSummary, ReadCar, RootsIn, ScrubPass, ScrubProgress, StoreError,
 };
@@ -46,19 +46,19 @@ use content::car::{self, CarError};
 use content::dag::DagError;
 use content::policy::admit;
 use content::scope::{self, ScopeLimits, ScopeOptions};
-use content::{Block, BlockKey, BlockSource, Cid, MAX_BLOCK_BYTES, Permitted, Policy, SourceError};
+use content::{Block, BlockKey, BlockSource, Cid, Permitted, Policy, SourceError};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{self, Stream, StreamExt as _};
 use gateway::listen::connection::Connection;
-use http_body::Body as _;
 use services::access::Principal;
 use services::audit::ResponseDetail;
 use services::limiter::{Limiter, Permit};
 use services::pinning::adopt::{AdoptError, Adopted, Adoption};
 use services::pinning::{Meta, Owner, Pins, PinsError};
-use services::uploads::request_body::{Upload, boxed};
-use services::uploads::{Uploads, memory_for};
+use services::uploads::Uploads;
+use services::uploads::limits::import_memory_bytes;
+use services::uploads::request_body::{RequestBody, Upload};
 use services::views::store as store_views;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -113,10 +113,9 @@ impl StoreApi {
         Self { store, pins, policy, uploads: uploads.clone(), operations }
     }
 
-    /// A permit and reserved memory for an import whose body has at most `body_bytes_max` bytes.
-    fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), ApiError> {
-        let bytes = memory_for(IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
-        Ok((self.begin(bearer)?, self.uploads.reserve(bytes)?))
+    /// A permit and reserved memory for an import.
+    fn begin_import(&self, bearer: &Principal, body: &RequestBody) -> Result<(Permit, Share), ApiError> {
+        Ok((self.begin(bearer)?, self.uploads.reserve(import_memory_bytes(body))?))
     }
 
     /// A permit for a long-running operation.
@@ -349,7 +348,7 @@ impl ImportOptions {
     }
 }
 
-/// Imports a CAR and pins its roots. Answers once they are on the disk.
+/// Imports a CAR, which may have `Content-Encoding: zstd`, and pins its roots. Answers once they are on the disk.
 #[utoipa::path(post, path = "/api/v1/store/import", tag = "store", security(("bearer" = ["operate"])),
     params(("roots" = Option<String>, Query, description = "Where the archive names its roots: in its \"header\", or \
         in its \"last\" block"),
@@ -357,20 +356,25 @@ impl ImportOptions {
     request_body(content = inline(Binary), content_type = "application/vnd.ipld.car"),
     responses((status = 200, description = "The pinned roots", body = ImportedView),
         (status = 400, description = "The archive or a parameter is invalid", body = ErrorView),
+        (status = 415, description = "The Content-Type or the Content-Encoding is not supported", body = ErrorView),
         Withheld, WithheldByLaw,
         (status = 409, description = "Another request removed the pin meanwhile, or the token's quota is used up",
             body = ErrorView),
         DiskFailed,
         (status = 507, description = "The disk is full", body = ErrorView)))]
 async fn import(State(api): State<StoreApi>, Authenticated(bearer): Authenticated, request: Request) -> Response {
-    let terms = ImportOptions::of(request.uri(), request.headers());
-    let body_bytes_max = request.body().size_hint().upper();
-    let begun = terms.and_then(|terms| Ok((terms, api.begin_import(&bearer, body_bytes_max)?)));
+    let (head, body) = request.into_parts();
+    let body = match decoded(&head.headers, body, ErrorFormat::Admin) {
+        Ok(body) => body,
+        Err(response) => return response,
+    };
+    let terms = ImportOptions::of(&head.uri, &head.headers);
+    let begun = terms.and_then(|terms| Ok((terms, api.begin_import(&bearer, &body)?)));
     let (ImportOptions { roots_in, name }, (permit, memory)) = match begun {
         Ok(begun) => begun,
-        Err(import_error) => return import_error.with_lingering_read(request.into_body()),
+        Err(import_error) => return import_error.with_lingering_read(body),
     };
-    let mut upload = Upload::new(boxed(request.into_body()));
+    let mut upload = Upload::new(body);
     // A fully received archive is pinned even if the client disconnects.
     let imported = run_to_completion(permit, async move {
         let _memory = memory;

@@ -611,6 +611,28 @@ async fn an_archive_is_imported_and_exported_again() {
         assert!(status == expected && text.contains(message), "{query} {kind}: {status} {text}");
     }
 
+    // The same as zstd.
+    let coded = |coding: &'static str, body: Vec<u8>| {
+        let request =
+            Request::builder().method("POST").uri("/api/v1/store/import").header(CONTENT_TYPE, api::store::CAR);
+        send(&router, request.header("content-encoding", coding), Body::from(body))
+    };
+    let encoded = crate::uploads::tests::zstd(&archive(&[one], &[one]));
+    let table = [
+        ("gzip", encoded.clone(), 415, "zstd"),
+        ("zstd", archive(&[one], &[one]), 400, "not zstd"),
+        ("zstd", encoded[..encoded.len() - 1].to_vec(), 400, "truncated"),
+        ("zstd", [&encoded[..], b"garbage"].concat(), 400, "something else follows"),
+        ("zstd", encoded, 200, "\"blocks\":1,\"bytes\":3}"),
+    ];
+    for (coding, body, expected, message) in table {
+        let (status, answer) = coded(coding, body).await;
+        let text = String::from_utf8_lossy(answer.body()).into_owned();
+        assert!(status == expected && text.contains(message), "{coding}: {status} {text}");
+        let named = answer.headers().get("accept-encoding").and_then(|value| value.to_str().ok());
+        assert_eq!(named, (status == 415).then_some("zstd"), "{coding}");
+    }
+
     let get = |method: &'static str, path: String| {
         send(&router, Request::builder().method(method).uri(format!("/api/v1/store/{path}")), Body::empty())
     };

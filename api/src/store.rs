@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 pub struct VersionView {
     /// The version, such as "0.1.0".
     pub version: String,
+    /// The content codings of uploads that it accepts, such as "zstd". Earlier versions have none.
+    #[serde(default)]
+    pub upload_codings: Vec<String>,
 }
 
 /// The number and size of blocks.

@@ -13,6 +13,7 @@ use crate::audited_change::AuditedChange;
 use crate::options::{GATEWAY_OPTIONAL, NodeOptions, RequestOptions};
 use crate::output::{count, print, print_view};
 use crate::progress;
+use crate::remote::compression::TransferOptions;
 use crate::remote::{self, Backend, open_or_connect};
 use crate::{local_policy, values};
 use anyhow::{Context as _, ensure};
@@ -138,6 +139,9 @@ pub struct ImportArgs {
     /// Print JSON: pins, blocks, bytes
     #[arg(long)]
     json: bool,
+    /// How it is sent.
+    #[command(flatten)]
+    transfer: TransferOptions,
     #[command(flatten)]
     node: NodeOptions,
 }
@@ -187,7 +191,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, command: StoreCommand) -> anyhow:
 /// # Errors
 /// When the file cannot be read, or a DAG is incomplete, or the store is in use or fails.
 pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::Result<()> {
-    let ImportArgs { file, json, node } = args;
+    let ImportArgs { file, json, transfer, node } = args;
     let name = if is_standard(file) { "standard input".to_owned() } else { file.display().to_string() };
     let opened = if is_standard(file) { stream_as_file(std::io::stdin().as_fd()) } else { std::fs::File::open(file) };
     let opened = opened.with_context(|| format!("{name} cannot be read"))?;
@@ -197,7 +201,7 @@ pub fn import(loaded: &Loaded, runtime: &Runtime, args: &ImportArgs) -> anyhow::
     let unimported = || format!("{name} was not imported");
     let imported = runtime.block_on(async {
         match open(loaded, node).await? {
-            Backend::Remote(remote) => remote.import(archive).await.with_context(unimported),
+            Backend::Remote(remote) => remote.sending(*transfer).import(archive).await.with_context(unimported),
             Backend::Local(store) => {
                 let mut record = None;
                 let importing = async |store: &dyn BlockStore| {

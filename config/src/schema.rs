@@ -220,7 +220,7 @@ pub struct Http {
     pub url_bytes_max: u64,
     /// The maximum length of the head of a request, in bytes.
     pub head_bytes_max: u64,
-    /// Send files that are stored compressed without decompressing them, to clients that accept zstd. Small files are
+    /// Send files, raw blocks and CARs as they are stored, compressed, to clients that accept zstd. Small files are
     /// sent as brotli or gzip to other clients.
     pub zstd: bool,
     /// The number of bytes of a file that are read ahead of the client, for each response.

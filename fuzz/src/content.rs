@@ -10,6 +10,7 @@ use content::names::{Key, Name};
 use content::path::{self, ContentPath, Namespace, Root};
 use content::redirects::{self, Match, Rules, Target};
 use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
+use content::stored::coding::{self, BodyDecoder};
 use content::tar::{self, TarLimits};
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::unixfs::{Node, dir};
@@ -27,7 +28,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 pub type Function = fn(&[u8]);
 
 /// All targets, by the name of their fuzzer and corpus.
-pub const TARGETS: [(&str, Function); 11] = [
+pub const TARGETS: [(&str, Function); 12] = [
     ("url_path", url_path),
     ("redirects", redirects),
     ("denylist", denylist),
@@ -39,12 +40,49 @@ pub const TARGETS: [(&str, Function); 11] = [
     ("dag_json", dag_json),
     ("ipns_record", ipns_record),
     ("dnslink", dnslink),
+    ("zstd_body", zstd_body),
 ];
 
 /// The maximum number of segments in a path.
 const DEPTH_MAX: usize = 8;
 /// The root of paths.
 const ROOT: &str = "bafkqaddjnzzxazldoqwxizltoq";
+
+/// The maximum number of bytes to which a body is decoded.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// A body in the content coding zstd. What is decoded in pieces is what is decoded at once, and no more than asked for.
+pub fn zstd_body(data: &[u8]) {
+    let whole = coding::decode_body(data, BODY_BYTES_MAX);
+    if let Ok(whole) = &whole {
+        assert!(whole.len() <= BODY_BYTES_MAX);
+    }
+    let Ok(mut decoder) = BodyDecoder::new() else { return };
+    let mut pieces = Vec::new();
+    for piece in data.chunks(100) {
+        let mut input = Bytes::copy_from_slice(piece);
+        loop {
+            let mut out = Vec::with_capacity(1000);
+            if decoder.decode(&mut input, &mut out).is_err() {
+                return;
+            }
+            assert!(out.capacity() == 1000 && out.len() <= 1000, "the space for it does not grow");
+            pieces.extend_from_slice(&out);
+            if out.len() < 1000 {
+                break;
+            }
+            if pieces.len() > BODY_BYTES_MAX {
+                assert!(whole.is_err(), "it is too long");
+                return;
+            }
+        }
+        assert!(input.is_empty());
+    }
+    assert_eq!(decoder.bytes(), (data.len() as u64, pieces.len() as u64));
+    if let (Ok(()), Ok(whole)) = (decoder.finish(), whole) {
+        assert!(whole == pieces);
+    }
+}
 
 /// The path of a URL. Paths never leave their root, and survive encoding and parsing.
 pub fn url_path(data: &[u8]) {

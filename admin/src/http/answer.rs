@@ -10,8 +10,8 @@ use api::error::KuboError;
 use api::error::PinningError;
 use api::error::PinningErrorWords;
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::header::{ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cache::StoreError;
@@ -23,7 +23,7 @@ use serde::Serialize;
 use services::audit::AuditError;
 use services::uploads::UploadError;
 use services::uploads::error::STOPPING;
-use services::uploads::request_body::RequestBody;
+use services::uploads::request_body::{BodyCoding, RequestBody, ZSTD};
 use services::uploads::resumable::parts::ResumableError;
 use std::time::Duration;
 use utoipa::openapi::{RefOr, Schema};
@@ -119,7 +119,7 @@ impl ApiError {
 }
 
 /// The unread rest of a request body.
-pub struct UnreadBody(Body);
+pub struct UnreadBody(pub(crate) Body);
 
 impl From<Body> for UnreadBody {
     fn from(body: Body) -> Self {
@@ -129,8 +129,22 @@ impl From<Body> for UnreadBody {
 
 impl From<RequestBody> for UnreadBody {
     fn from(body: RequestBody) -> Self {
-        Self(Body::new(body))
+        Self(Body::new(body.into_rest()))
     }
+}
+
+/// The body of a request, which is decoded while it is read.
+///
+/// # Errors
+/// 415 in this format, with the content coding that is supported (RFC 9110, section 15.5.16).
+pub fn decoded(headers: &HeaderMap, body: Body, error_format: ErrorFormat) -> Result<RequestBody, Response> {
+    let error = match BodyCoding::of(headers) {
+        Ok(coding) => return Ok(RequestBody::new(body, coding)),
+        Err(error) => ApiError(StatusCode::UNSUPPORTED_MEDIA_TYPE, error.to_string()),
+    };
+    let mut response = error_format.response(error);
+    response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static(ZSTD));
+    Err(with_lingering_read(response, body))
 }
 
 /// An answer to a client that may still be sending `body`, which is read and discarded for a while.

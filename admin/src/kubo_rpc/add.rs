@@ -4,7 +4,7 @@
 //! and for each folder at the end; with the option `progress`, lines in between have the number of bytes that were
 //! read.
 
-use crate::http::answer::with_lingering_read;
+use crate::http::answer::{ErrorFormat, decoded, with_lingering_read};
 use crate::http::extract::Authenticated;
 use crate::kubo_rpc::answer::{self, Output};
 use crate::kubo_rpc::call::Call;
@@ -21,7 +21,6 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use futures::stream::{self, Stream, StreamExt as _};
 use serde::Serialize;
-use services::uploads::request_body::boxed;
 use services::uploads::{
     Destination, Event, Failed, FileFormat, FileOptions, PinDetails, ProgressReceivers, UploadOptions, UploadRequest,
     UploadResult,
@@ -122,6 +121,10 @@ impl Output for AddView {
     (status = 413, description = "The upload exceeds uploads.bytes_max.", body = api::error::KuboError)))]
 pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
     let (head, body) = request.into_parts();
+    let body = match decoded(&head.headers, body, ErrorFormat::Kubo) {
+        Ok(body) => body,
+        Err(response) => return response,
+    };
     let read = Call::of(&ADD, &head).and_then(|call| {
         let message = "file argument 'path' is required: send files as multipart/form-data";
         let boundary = files::boundary(&head.headers).ok_or_else(|| RpcError::bad_request(message))?;
@@ -135,7 +138,7 @@ pub async fn add(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, r
     let (sender, events) = mpsc::channel(EVENTS_MAX);
     let watchers = ProgressReceivers { events: Some(sender), ..ProgressReceivers::default() };
     let upload = UploadRequest { owner: bearer, options: UploadOptions::Files(options), watchers };
-    let taking = async move { rpc.uploads.take(upload, boxed(body)).await }.boxed();
+    let taking = async move { rpc.uploads.take(upload, body).await }.boxed();
     let progress = call.flag("progress") == Some(true);
     let left = Arc::clone(&rest);
     let adding = AddStream { taking: Some(taking), events, rest: left, added: false, progress, cids: call.cids };

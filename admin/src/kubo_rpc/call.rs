@@ -17,6 +17,7 @@ use axum::http::header::TE;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use gateway::listen::connection::Connection;
+use services::uploads::request_body::BodyCoding;
 use services::url;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -226,6 +227,10 @@ impl Call {
     }
 
     async fn read_arguments(&mut self, head: &Parts, body: Body) -> Result<(), RpcError> {
+        if BodyCoding::of(&head.headers) != Ok(BodyCoding::Identity) {
+            let message = "the arguments of a command must be sent without Content-Encoding";
+            return Err(RpcError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, message: message.to_owned() });
+        }
         if let Some(boundary) = files::boundary(&head.headers) {
             let room = ARGUMENTS_MAX + 1 - self.arguments.len().min(ARGUMENTS_MAX);
             let lines = files::first_as_text(body, boundary).await?;
@@ -464,6 +469,10 @@ mod tests {
         assert_eq!(call.arguments, ["one", "two"]);
         let call = Call::receive(&COMMAND, request("arg=three")).await.expect("reads");
         assert_eq!(call.arguments, ["three"]);
+        let mut encoded = request("");
+        encoded.headers_mut().insert("content-encoding", "zstd".parse().expect("a value"));
+        let error = Call::receive(&COMMAND, encoded).await.expect_err("arguments are not encoded");
+        assert_eq!(error.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{error}");
     }
 
     proptest! {

@@ -164,14 +164,14 @@ fn rewritten(data: Bytes, input: u64, output: u64) -> Result<Bytes, RpcError> {
 #[utoipa::path(post, path = "/api/v0/dag/import", tag = "kubo", security(("bearer" = ["pin"])), responses(
     (status = 200, description = "The result of each root, and the statistics.", body = DagImportView)))]
 pub async fn dag_import(State(rpc): State<Rpc>, Authenticated(bearer): Authenticated, request: Request) -> Response {
-    let body_bytes_max = http_body::Body::size_hint(request.body()).upper();
     let (call, files) = match files::receive(&DAG_IMPORT, request) {
         Ok(received) => received,
         Err(response) => return response,
     };
     let rest = files.rest();
     let done = call.within(async {
-        let (permit, pins) = (rpc.begin_import(&bearer, body_bytes_max)?, call.flag("pin-roots") != Some(false));
+        let (permit, pins) =
+            (rpc.begin_import(&bearer, files.import_memory_bytes())?, call.flag("pin-roots") != Some(false));
         // Fully received archives are pinned even if the client disconnects.
         let importing = tokio::spawn(async move {
             let imported = import(&rpc, &bearer, files, pins).await;

@@ -5,20 +5,23 @@
 //!
 //! Non-goals: folders and paths, which only `add` supports and [`services::uploads`] parses.
 
-use crate::http::answer;
+use crate::http::answer::{self, ErrorFormat, decoded};
 use crate::kubo_rpc::call::Call;
 use crate::kubo_rpc::command::Command;
 use crate::kubo_rpc::problem::RpcError;
-use axum::body::{Body, BodyDataStream};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use bytes::{Bytes, BytesMut};
+use futures::future::poll_fn;
 use futures::stream::{BoxStream, Stream, StreamExt as _};
+use http_body::{Body as _, Frame};
 use multer::{Field, Multipart};
-use services::uploads::request_body::broken;
+use services::uploads::limits::import_memory_bytes;
+use services::uploads::request_body::{RequestBody, boxed, broken};
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +32,7 @@ use tokio::time::{Instant, Sleep};
 
 /// How long a client may stall while it sends the body.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// The maximum length of the head of a part, in bytes.
+/// The maximum length of the head of a part, and of what follows the form, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// The maximum length of arguments in a body, in bytes.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
@@ -45,16 +48,18 @@ pub struct Files {
     form: Multipart<'static>,
     allowance: Arc<AtomicUsize>,
     rest: UnreadFormBody,
+    /// The maximum memory of importing the files as CARs, and of decoding the body alone, in bytes.
+    memory_bytes: (usize, usize),
 }
 
 /// The unread rest of the body of a form.
 #[derive(Clone)]
-pub struct UnreadFormBody(Arc<Mutex<Option<BodyDataStream>>>);
+pub struct UnreadFormBody(Arc<Mutex<Option<RequestBody>>>);
 
 impl UnreadFormBody {
     fn take(&self) -> Body {
         let body = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        body.map_or_else(Body::empty, Body::from_stream)
+        body.map_or_else(Body::empty, |body| Body::new(body.into_rest()))
     }
 
     /// The response to the client. After an error, the rest of the body is read and discarded for a while.
@@ -72,6 +77,7 @@ impl UnreadFormBody {
 /// The error response.
 pub fn receive(command: &Command, request: Request) -> Result<(Call, Files), Response> {
     let (head, body) = request.into_parts();
+    let body = decoded(&head.headers, body, ErrorFormat::Kubo)?;
     let read = |head: &Parts| {
         let call = Call::of(command, head)?;
         let message = "the command needs files: send them as multipart/form-data";
@@ -85,17 +91,29 @@ pub fn receive(command: &Command, request: Request) -> Result<(Call, Files), Res
 
 impl Files {
     /// The files of a body.
-    pub fn new(body: Body, boundary: String) -> Self {
+    pub fn new(body: RequestBody, boundary: String) -> Self {
         Self::with_stall_timeout(body, boundary, STALL_TIMEOUT)
     }
 
-    fn with_stall_timeout(body: Body, boundary: String, stall_timeout: Duration) -> Self {
+    fn with_stall_timeout(body: RequestBody, boundary: String, stall_timeout: Duration) -> Self {
         let allowance = Arc::<AtomicUsize>::default();
-        let rest = UnreadFormBody(Arc::new(Mutex::new(Some(body.into_data_stream()))));
+        let memory_bytes = (import_memory_bytes(&body), body.decoder_bytes_max());
+        let rest = UnreadFormBody(Arc::new(Mutex::new(Some(body))));
         let stall_timer = Box::pin(tokio::time::sleep(stall_timeout));
         let (body, left) = (rest.clone(), Arc::clone(&allowance));
-        let pieces = FormChunks { body, allowance: left, stall_timeout, stall_timer, waiting: false, yielded: false };
-        Self { form: Multipart::new(pieces, boundary), allowance, rest }
+        let pieces =
+            FormChunks { body, allowance: left, stall_timeout, stall_timer, waiting_since: None, yielded: false };
+        Self { form: Multipart::new(pieces, boundary), allowance, rest, memory_bytes }
+    }
+
+    /// The maximum memory of importing the files as CARs, in bytes.
+    pub fn import_memory_bytes(&self) -> usize {
+        self.memory_bytes.0
+    }
+
+    /// The maximum memory of decoding the body, in bytes.
+    pub fn decoder_bytes_max(&self) -> usize {
+        self.memory_bytes.1
     }
 
     /// A handle of the unread rest of the body, to answer the client with.
@@ -111,7 +129,28 @@ impl Files {
         self.allowance.store(HEAD_BYTES_MAX, Ordering::Relaxed);
         let field = self.form.next_field().await.map_err(unreadable)?;
         self.allowance.store(usize::MAX, Ordering::Relaxed);
+        if field.is_none() {
+            self.read_epilogue().await?;
+        }
         Ok(field.map(File))
+    }
+
+    /// Reads what follows the form to the end of the body, so that an encoded body with an invalid end is an error.
+    async fn read_epilogue(&mut self) -> Result<(), RpcError> {
+        let mut left = HEAD_BYTES_MAX;
+        loop {
+            let next = poll_fn(|cx| match &mut *self.rest.0.lock().unwrap_or_else(PoisonError::into_inner) {
+                Some(body) => Pin::new(body).poll_frame(cx),
+                None => Poll::Ready(None),
+            });
+            let stalled = |_| unread(&io::Error::new(io::ErrorKind::TimedOut, "the client sent no end of it"));
+            let next = tokio::time::timeout(STALL_TIMEOUT, next).await.map_err(stalled)?;
+            let Some(frame) = next.transpose().map_err(|error| unread(&broken(error)))? else { return Ok(()) };
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            left = left.checked_sub(bytes).ok_or_else(|| {
+                RpcError::bad_request(format!("the form is followed by more than {HEAD_BYTES_MAX} bytes"))
+            })?;
+        }
     }
 }
 
@@ -137,7 +176,7 @@ impl File {
 
     /// Its bytes, as a stream of chunks.
     pub fn into_pieces(self) -> BoxStream<'static, io::Result<Bytes>> {
-        self.0.map(|piece| piece.map_err(io::Error::other)).boxed()
+        self.0.map(|piece| piece.map_err(cause)).boxed()
     }
 }
 
@@ -146,7 +185,7 @@ impl File {
 /// # Errors
 /// The file is not UTF-8, is too long, or cannot be read.
 pub async fn first_as_text(body: Body, boundary: String) -> Result<String, RpcError> {
-    let mut files = Files::new(body, boundary);
+    let mut files = Files::new(boxed(body), boundary);
     let Some(mut file) = files.next().await? else { return Ok(String::new()) };
     let text = file.read(TEXT_BYTES_MAX).await?;
     String::from_utf8(text.into()).map_err(|_| RpcError::bad_request("the arguments in the body are not UTF-8"))
@@ -161,21 +200,29 @@ struct FormChunks {
     allowance: Arc<AtomicUsize>,
     stall_timeout: Duration,
     stall_timer: Pin<Box<Sleep>>,
-    waiting: bool,
+    /// The number of pieces of the body that were received when the timer was set.
+    waiting_since: Option<u64>,
     yielded: bool,
 }
 
 impl FormChunks {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        let next = match &mut *self.body.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(body) => body.poll_next_unpin(cx),
-            None => Poll::Ready(None),
+        let received = loop {
+            let (next, received) = match &mut *self.body.0.lock().unwrap_or_else(PoisonError::into_inner) {
+                Some(body) => (Pin::new(&mut *body).poll_frame(cx), body.received()),
+                None => (Poll::Ready(None), 0),
+            };
+            let Poll::Ready(next) = next else { break Some(received) };
+            self.waiting_since = None;
+            // Trailers are ignored.
+            match next.map(|frame| frame.map(Frame::into_data)) {
+                None => return Poll::Ready(None),
+                Some(Ok(Ok(piece))) => return Poll::Ready(Some(Ok(piece))),
+                Some(Ok(Err(_))) => {}
+                Some(Err(error)) => return Poll::Ready(Some(Err(broken(error)))),
+            }
         };
-        if let Poll::Ready(next) = next {
-            self.waiting = false;
-            return Poll::Ready(next.map(|piece| piece.map_err(|error| broken(error.into()))));
-        }
-        if !std::mem::replace(&mut self.waiting, true) {
+        if std::mem::replace(&mut self.waiting_since, received) != received {
             let until = Instant::now() + self.stall_timeout;
             self.stall_timer.as_mut().reset(until);
         }
@@ -210,13 +257,20 @@ impl Stream for FormChunks {
 }
 
 fn unreadable(error: multer::Error) -> RpcError {
-    if let multer::Error::StreamReadFailed(error) = error {
-        return match error.downcast::<io::Error>() {
-            Ok(error) => unread(&error),
-            Err(error) => RpcError::bad_request(format!("the body cannot be read: {error}")),
-        };
+    match error {
+        multer::Error::StreamReadFailed(_) => unread(&cause(error)),
+        error => RpcError::bad_request(format!("the form cannot be read: {error}")),
     }
-    RpcError::bad_request(format!("the form cannot be read: {error}"))
+}
+
+/// The error of the body, if that is why the form cannot be read.
+fn cause(error: multer::Error) -> io::Error {
+    match error {
+        multer::Error::StreamReadFailed(error) => {
+            error.downcast::<io::Error>().map_or_else(io::Error::other, |error| *error)
+        }
+        error => io::Error::other(error),
+    }
 }
 
 /// The error of a body that could not be read to its end.
@@ -250,7 +304,7 @@ mod tests {
     fn files(body: Vec<u8>, piece_bytes: usize) -> Files {
         let pieces = body.chunks(piece_bytes).map(|piece| io::Result::Ok(Bytes::copy_from_slice(piece)));
         let pieces: Vec<_> = pieces.collect();
-        Files::new(Body::from_stream(stream::iter(pieces)), "xyz".to_owned())
+        Files::new(boxed(Body::from_stream(stream::iter(pieces))), "xyz".to_owned())
     }
 
     async fn read_all(mut files: Files) -> Result<Vec<Bytes>, RpcError> {
@@ -290,7 +344,8 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_stalls_is_timed_out() {
         let silent = stream::iter([io::Result::Ok(Bytes::from_static(b"--xyz\r\n"))]).chain(stream::pending());
-        let files = Files::with_stall_timeout(Body::from_stream(silent), "xyz".to_owned(), Duration::from_millis(20));
+        let body = boxed(Body::from_stream(silent));
+        let files = Files::with_stall_timeout(body, "xyz".to_owned(), Duration::from_millis(20));
         let error = read_all(files).await.expect_err("it never ends");
         assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT, "{error}");
     }

@@ -63,9 +63,8 @@ mod tests;
 use self::command::Command;
 use self::problem::RpcError;
 use cache::BlockStore;
-use cache::import::IMPORT_MEMORY_BYTES_MAX;
 use content::budget::Share;
-use content::{MAX_BLOCK_BYTES, NameResolver, Policy};
+use content::{NameResolver, Policy};
 use gateway::limits::RequestLimits;
 use gateway::resolve::source::Sources;
 use libp2p::PeerId;
@@ -74,7 +73,7 @@ use p2p_bridge::names::publish::Publisher;
 use services::access::Principal;
 use services::limiter::{Limiter, Permit};
 use services::pinning::Pins;
-use services::uploads::{Uploads, memory_for};
+use services::uploads::Uploads;
 use std::ops::Deref;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
@@ -134,11 +133,10 @@ impl Rpc {
         Self(Arc::new(Inner { parts, imports, puts }))
     }
 
-    /// A permit and reserved memory for an import whose body has at most `body_bytes_max` bytes.
-    fn begin_import(&self, bearer: &Principal, body_bytes_max: Option<u64>) -> Result<(Permit, Share), RpcError> {
+    /// A permit and reserved memory for an import.
+    fn begin_import(&self, bearer: &Principal, memory_bytes: usize) -> Result<(Permit, Share), RpcError> {
         let message = || format!("{IMPORTS_MAX} imports are running: try again when one has ended");
-        let bytes = memory_for(IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max);
-        Ok((acquire(&self.0.imports, bearer, message)?, self.uploads.reserve(bytes)?))
+        Ok((acquire(&self.0.imports, bearer, message)?, self.uploads.reserve(memory_bytes)?))
     }
 
     /// A permit for a request that puts blocks or documents.

@@ -4,9 +4,8 @@
 //! the node is the cause. Clients take the message from the body for any status except 404, which they take for an
 //! unknown command. So 404 has only this meaning, and a path that does not exist is 422.
 
-use crate::http::answer;
+use crate::http::answer::{self, UnreadBody};
 use api::error::KuboError;
-use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -78,7 +77,8 @@ impl RpcError {
     }
 
     /// The error as a response to a client that may still be sending `body`.
-    pub fn with_lingering_read(self, body: Body) -> Response {
+    pub fn with_lingering_read(self, body: impl Into<UnreadBody>) -> Response {
+        let UnreadBody(body) = body.into();
         answer::with_lingering_read(self.into_response(), body)
     }
 }

@@ -50,6 +50,7 @@ impl<M, V> Put<M, V> {
         let rest = files.rest();
         let done = call.within(async {
             let (_permit, make) = (rpc.begin_put(bearer)?, makes(&call)?);
+            let _memory = rpc.uploads.reserve(files.decoder_bytes_max())?;
             let mut writer = BlockWriter::begin(rpc, bearer, call.flag("pin") == Some(true)).await?;
             let mut views = Vec::new();
             while let Some(data) = next(&mut files).await? {

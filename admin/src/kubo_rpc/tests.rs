@@ -1,7 +1,7 @@
 //! All commands over a real store and a real pin service, sent by the operator and by other tokens.
 
 use crate::kubo_rpc::*;
-use crate::uploads::tests::noise;
+use crate::uploads::tests::{noise, zstd};
 use api::access::Quota;
 use api::error::KuboError;
 use axum::Router;
@@ -158,6 +158,60 @@ impl World {
         let request = request.header(CONTENT_TYPE, "multipart/form-data; boundary=between");
         self.ask_as(bearer, request, Body::from(form(files))).await
     }
+}
+
+impl World {
+    /// Sends a command with a body in a content coding.
+    async fn send_coded(&self, command: &str, coding: &str, body: Vec<u8>) -> Reply {
+        let request = Request::builder().uri(format!("/api/v0/{command}")).header("content-encoding", coding);
+        let request = request.header(CONTENT_TYPE, "multipart/form-data; boundary=between");
+        self.ask_as(Principal::operator(), request, Body::from(body)).await
+    }
+}
+
+#[tokio::test]
+async fn encoded_files_are_what_they_decode_to() {
+    let text = b"a line of text\n".repeat(50_000);
+    let (blocks, root) = folder();
+    let whole = archive(&[root], &blocks);
+    let files: [(&str, &[u8]); 4] =
+        [("add", &text), ("dag/import?stats=true", &whole), ("block/put", &text[..10_000]), ("dag/put", b"{\"a\":1}")];
+    for (command, file) in files {
+        let (world, other) = (World::new().await, World::new().await);
+        let plain = other.send(command, &[file]).await;
+        assert_eq!(plain.status, 200, "{command}: {plain:?}");
+        let body = zstd(&form(&[file]));
+        for (name, body, words) in [
+            ("cut", body[..body.len() - 1].to_vec(), "truncated"),
+            ("half", body[..body.len() / 2].to_vec(), "truncated"),
+            ("garbage behind it", [&body[..], b"garbage"].concat(), "something else follows"),
+            ("not zstd", form(&[file]), "not zstd"),
+        ] {
+            // The lines of "add" begin with the first complete file, and are cut short by a later error.
+            if command == "add" && matches!(name, "cut" | "garbage behind it") {
+                continue;
+            }
+            let message = world.send_coded(command, "zstd", body).await.refused(400);
+            assert!(message.contains(words), "{command} {name}: {message}");
+            assert!(world.store.pins().await.expect("lists").is_empty(), "{command} {name}");
+        }
+        for coding in ["gzip", "zstd, zstd"] {
+            assert!(world.send_coded(command, coding, body.clone()).await.refused(415).contains("zstd"), "{command}");
+        }
+        assert_eq!(world.send_coded(command, "ZSTD", body).await.body, plain.body, "{command}");
+    }
+}
+
+#[tokio::test]
+async fn limits_count_the_decoded_bytes_of_an_import() {
+    let uploads = config::Uploads { bytes_max: 100_000, ..config::Uploads::default() };
+    let world = World::taking_in([], &MemoryOptions::default(), uploads).await;
+    let block = raw(vec![7; 100_001]);
+    let body = zstd(&form(&[&archive(&[*block.cid()], std::slice::from_ref(&block))]));
+    assert!(body.len() < 1000);
+    world.send_coded("dag/import", "zstd", body).await.refused(413);
+    world.send_coded("add", "zstd", zstd(&form(&[&vec![7; 100_001]]))).await.refused(413);
+    assert!(world.store.pins().await.expect("lists").is_empty());
 }
 
 fn form(files: &[&[u8]]) -> Vec<u8> {

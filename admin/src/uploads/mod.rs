@@ -14,7 +14,7 @@ mod resumable_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::http::answer::{ApiError, json, linger};
+use crate::http::answer::{ApiError, ErrorFormat, decoded, json, linger};
 use crate::http::extract::Authenticated;
 use crate::http::openapi::{Binary, Files};
 use api::error::ErrorView;
@@ -28,7 +28,7 @@ use bytes::Bytes;
 use futures::stream::{self, Stream};
 use services::audit::ResponseDetail;
 use services::uploads::query::{self, UploadParams};
-use services::uploads::request_body::boxed;
+use services::uploads::request_body::RequestBody;
 use services::uploads::views as upload_views;
 use services::uploads::{ProgressReceivers, UploadRequest, UploadResult, Uploads};
 use std::convert::Infallible;
@@ -68,8 +68,9 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
 /// Upload and pin content
 ///
 /// By its Content-Type, the body is a file; a form whose parts are files (`multipart/form-data`); an uncompressed TAR;
-/// or a CAR. When the upload is answered, its roots are pinned and on the disk. With `Accept: application/x-ndjson` the
-/// answer is JSON lines: `progress` at intervals, and `done` or `error` at the end.
+/// or a CAR. With `Content-Encoding: zstd` it is any of these, compressed; all limits count the decoded bytes. When the
+/// upload is answered, its roots are pinned and on the disk. With `Accept: application/x-ndjson` the answer is JSON
+/// lines: `progress` at intervals, and `done` or `error` at the end.
 #[utoipa::path(
     post, path = "/api/v1/upload", tag = "upload", security(("bearer" = ["pin"])), params(UploadParams),
     request_body(content(
@@ -86,23 +87,29 @@ fn at_root<S>((schemas, paths, router): UtoipaMethodRouter<S>) -> UtoipaMethodRo
         (status = 400, description = "The body or a parameter is invalid", body = ErrorView),
         (status = 409, description = "Another request removed the pin during the upload", body = ErrorView),
         (status = 410, description = "The policy withholds a block of the upload", body = ErrorView),
+        (status = 415, description = "The Content-Encoding is not zstd, or an archive is compressed", body = ErrorView),
         (status = 451, description = "The policy withholds a block of the upload for legal reasons", body = ErrorView),
         (status = 507, description = "The disk is full, or the upload exceeds the token's quota", body = ErrorView),
     ),
 )]
 async fn upload(State(uploads): State<Uploads>, Authenticated(bearer): Authenticated, request: Request) -> Response {
-    match query::options(request.uri(), request.headers()) {
+    let (head, body) = request.into_parts();
+    let body = match decoded(&head.headers, body, ErrorFormat::Admin) {
+        Ok(body) => body,
+        Err(response) => return response,
+    };
+    match query::options(&head.uri, &head.headers) {
         Ok(options) => {
             let upload = UploadRequest { owner: bearer, options, watchers: ProgressReceivers::default() };
-            if wants_lines(request.headers()) {
-                return respond_in_lines(uploads, upload, request.into_body());
+            if wants_lines(&head.headers) {
+                return respond_in_lines(uploads, upload, body);
             }
-            match uploads.take(upload, boxed(request.into_body())).await {
+            match uploads.take(upload, body).await {
                 Ok(taken) => done(taken),
                 Err(failed) => ApiError::from(failed.error).with_lingering_read(failed.rest),
             }
         }
-        Err(error) => ApiError::from(error).with_lingering_read(request.into_body()),
+        Err(error) => ApiError::from(error).with_lingering_read(body),
     }
 }
 
@@ -125,9 +132,9 @@ fn wants_lines(headers: &HeaderMap) -> bool {
 }
 
 /// Answers with JSON lines while the upload runs.
-fn respond_in_lines(uploads: Uploads, upload: UploadRequest, body: Body) -> Response {
+fn respond_in_lines(uploads: Uploads, upload: UploadRequest, body: RequestBody) -> Response {
     let progress = Arc::clone(&upload.watchers.progress);
-    let taking = tokio::spawn(async move { uploads.take(upload, boxed(body)).await });
+    let taking = tokio::spawn(async move { uploads.take(upload, body).await });
     let progress_line = move || UploadLine::Progress(upload_views::progress(progress.now()));
     let lines = Body::from_stream(lines(taking, progress_line));
     ([(CONTENT_TYPE, LINES), (CACHE_CONTROL, "no-store")], lines).into_response()

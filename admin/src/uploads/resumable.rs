@@ -1,10 +1,12 @@
 //! Resumable uploads: tus 1.0 (<https://tus.io/protocols/resumable-upload>) at `/api/v1/uploads`.
 //!
 //! Departures: a request without the header `Tus-Resumable` is accepted, so that curl can be used. The answer to the
-//! last `PATCH` is sent once the content is imported, and has its paths (`X-Ipfs-Path`) or the error of the import.
+//! last `PATCH` is sent once the content is imported, and has its paths (`X-Ipfs-Path`) or the error of the import. The
+//! body of a `PATCH` may have `Content-Encoding: zstd`; lengths and offsets are those of the content, so that a client
+//! can continue with another body, encoded or not.
 //! `GET` shows the state and the result of an upload as JSON, which tus does not specify.
 
-use crate::http::answer::{ApiError, json};
+use crate::http::answer::{ApiError, ErrorFormat, UnreadBody, decoded, json};
 use crate::http::extract::{Audited, Authenticated};
 use crate::http::method_override::overridden_method;
 use crate::http::openapi::Binary;
@@ -18,7 +20,6 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use services::uploads::error::UploadError;
 use services::uploads::query::UploadParams;
-use services::uploads::request_body::boxed;
 use services::uploads::resumable::file::{Record, UploadOutcome};
 use services::uploads::resumable::headers::{self, EXTENSIONS, PIECE, VERSION};
 use services::uploads::resumable::parts::{Piece, ResumableError, ResumableUploads, Wanted};
@@ -304,7 +305,8 @@ async fn look(
 
 /// Append to a resumable upload (tus 1.0)
 ///
-/// The last PATCH imports and pins the content, and is answered once that is done.
+/// The last PATCH imports and pins the content, and is answered once that is done. With `Content-Encoding: zstd` the
+/// body is compressed, and the offset is that of the content.
 #[utoipa::path(
     patch, path = "/api/v1/uploads/{id}", tag = "upload", security(("bearer" = ["pin"])),
     params(
@@ -337,9 +339,16 @@ async fn append(
         Ok(offset) => offset,
         Err(error) => return tus(error.with_lingering_read(request.into_body())),
     };
-    match parts.append(&bearer, &id, Piece::new(offset, boxed(request.into_body()))).await {
+    let (head, body) = request.into_parts();
+    let body = match decoded(&head.headers, body, ErrorFormat::Admin) {
+        Ok(body) => body,
+        Err(response) => return tus(response),
+    };
+    match parts.append(&bearer, &id, Piece::new(offset, body)).await {
         (Ok(record), _) => with_progress(tus(StatusCode::NO_CONTENT), &parts, &record),
-        (Err(error), rest) => tus(api_error(error).with_lingering_read(rest.map_or_else(Body::empty, Body::new))),
+        (Err(error), rest) => {
+            tus(api_error(error).with_lingering_read(rest.map_or_else(|| Body::empty().into(), UnreadBody::from)))
+        }
     }
 }
 

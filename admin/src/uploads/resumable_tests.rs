@@ -1,6 +1,6 @@
 //! Resumable uploads, through the routes.
 
-use crate::uploads::tests::{Answer, Setup, Site, bearer, site, site_at};
+use crate::uploads::tests::{Answer, Setup, Site, bearer, site, site_at, zstd};
 use axum::body::Body;
 use axum::http::{Method, Request};
 use bytes::Bytes;
@@ -95,6 +95,61 @@ async fn an_upload_resumes_at_its_offset() {
     for method in [Method::HEAD, Method::GET, Method::DELETE] {
         assert_eq!(site.does(&me, method.clone(), &at).await.status, 404, "{method}");
     }
+}
+
+#[tokio::test]
+async fn encoded_pieces_are_appended_by_the_offset_of_their_content() {
+    let site = site(Setup::default());
+    let me = Principal::operator();
+    let send = async |at: &str, offset: u64, coding: &str, body: Body| {
+        let request = Request::builder().method(Method::PATCH).uri(at).header("tus-resumable", "1.0.0");
+        let request = request.header("upload-offset", offset).header("content-type", PIECE);
+        site.ask(&me, request.header("content-encoding", coding), body).await
+    };
+    let content = b"what is to be sent, ".repeat(20_000);
+    let length = content.len() as u64;
+    let at = location(&site.create(&me, "", length, "").await);
+    let first = send(&at, 0, "zstd", Body::from(zstd(&content[..100_000]))).await;
+    assert_eq!((first.status, offset(&first)), (204, 100_000), "{}", first.error());
+    // What was decoded before the connection broke is kept.
+    let rest = zstd(&content[100_000..]);
+    let broken = stream::iter([Ok(Bytes::copy_from_slice(&rest[..rest.len() / 2])), Err(io::Error::other("gone"))]);
+    assert_eq!(send(&at, 100_000, "zstd", Body::from_stream(broken)).await.status, 400);
+    let reached = offset(&site.does(&me, Method::HEAD, &at).await);
+    assert!((100_000..length).contains(&reached), "{reached}");
+    let left = &content[reached as usize..];
+    let (rest, half) = (zstd(left), left.len() / 2);
+    let damaged = [&zstd(&left[..half])[..], b"damage", &zstd(&left[half..])].concat();
+    let table = [
+        ("gzip", Body::from("x"), 415),
+        ("zstd", Body::from("garbage"), 400),
+        ("zstd", Body::from(rest[..rest.len() - 1].to_vec()), 400),
+        ("zstd", Body::from([&rest[..], b"x"].concat()), 400),
+        (
+            "zstd",
+            Body::from_stream(stream::iter(
+                rest.chunks(99)
+                    .map(|piece| Ok::<_, io::Error>(Bytes::copy_from_slice(piece)))
+                    .chain([Ok(Bytes::from_static(b"x"))])
+                    .collect::<Vec<_>>(),
+            )),
+            400,
+        ),
+        ("zstd", Body::from(damaged), 400),
+        ("zstd", Body::from(zstd(&vec![7; content.len()])), 413),
+        ("zstd", Body::from(zstd(&vec![7; 64 << 20])), 413),
+    ];
+    for (coding, body, status) in table {
+        let answer = send(&at, reached, coding, body).await;
+        assert_eq!(answer.status, status, "{coding}: {}", answer.error());
+        assert_eq!(answer.headers.contains_key("accept-encoding"), status == 415);
+        assert_eq!(offset(&site.does(&me, Method::HEAD, &at).await), reached, "nothing of it is kept");
+    }
+    let last = send(&at, reached, "zstd", Body::from(zstd(&content[reached as usize..]))).await;
+    assert_eq!((last.status, offset(&last)), (204, length), "{}", last.error());
+    let plain = site.create(&me, "", length, "").await;
+    let plain = site.send(&me, &location(&plain), 0, content).await;
+    assert_eq!(last.headers["x-ipfs-path"], plain.headers["x-ipfs-path"]);
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use content::Cid;
 use content::importer::Profile;
 use content::importer::{Attributes, Importer};
 use content::policy::Policy;
+use content::stored::coding::BodyEncoder;
 use content::{AllowAll, Block, BlockKey, DenyList, Verdict, car, codec, hashes};
 use futures::stream::{self, StreamExt as _};
 use http_body_util::BodyExt as _;
@@ -486,8 +487,8 @@ async fn invalid_archives_are_rejected_with_a_message() {
     assert!(site.pins().await.is_empty(), "nothing of them is pinned");
 }
 
-fn block(data: &'static [u8]) -> Block {
-    Block::of(codec::RAW, hashes::SHA2_256, 32, data.into()).expect("a block")
+fn block(data: &[u8]) -> Block {
+    Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::copy_from_slice(data)).expect("a block")
 }
 
 pub fn archive(roots: &[&Block], blocks: &[&Block]) -> Vec<u8> {
@@ -631,6 +632,152 @@ impl http_body::Body for Announced {
     fn size_hint(&self) -> http_body::SizeHint {
         http_body::SizeHint::with_exact(self.bytes)
     }
+}
+
+/// A body as zstd.
+pub fn zstd(content: &[u8]) -> Vec<u8> {
+    let mut encoder = BodyEncoder::new().expect("memory");
+    let chunks = content.chunks(1 << 20).map(Bytes::copy_from_slice);
+    let mut parts: Vec<Bytes> = chunks.flat_map(|chunk| encoder.encode(&chunk).expect("memory")).collect();
+    parts.extend(encoder.finish().expect("memory"));
+    parts.concat()
+}
+
+impl Site {
+    async fn upload_coded(&self, query: &str, headers: &[(&str, &str)], body: Body) -> Answer {
+        let mut request = Request::builder().method(Method::POST).uri(format!("/upload?{query}"));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.ask(&Principal::operator(), request, body).await
+    }
+}
+
+const ZSTD: (&str, &str) = ("content-encoding", "zstd");
+
+#[tokio::test]
+async fn an_encoded_upload_is_what_it_decodes_to() {
+    let site = site(Setup::default());
+    let text = b"a line of text that is repeated\n".repeat(40_000);
+    let (large, one) = ([&noise(600_000, 8)[..], &text].concat(), block(&text[..100_000]));
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, content) in [("d/large", &large), ("d/text", &text)] {
+        let mut header = tar::Header::new_gnu();
+        header.set_path(name).expect("short");
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        header.set_cksum();
+        tar.append(&header, &content[..]).expect("appends");
+    }
+    let bodies: [(&str, &str, Vec<u8>); 4] = [
+        ("", "text/plain", text.clone()),
+        ("wrap=true&name=f", "application/octet-stream", large.clone()),
+        ("", BOUNDARY, form(&[("filename=\"site/a\"", &text), ("filename=\"site/b\"", &large)])),
+        ("", "application/x-tar", tar.into_inner().expect("is whole")),
+    ];
+    let bodies = bodies.into_iter().chain([("", "application/vnd.ipld.car", archive(&[&one], &[&one]))]);
+    for (query, media_type, body) in bodies {
+        let plain = site.upload(query, media_type, body.clone()).await;
+        assert_eq!(plain.status, 200, "{media_type}: {}", plain.error());
+        let sent = zstd(&body);
+        assert!(sent.len() < body.len() - body.len() / 8, "{media_type}");
+        for piece in [1 << 20, 1_000] {
+            let headers = [ZSTD, ("content-type", media_type)];
+            let coded = site.upload_coded(query, &headers, in_pieces(sent.clone(), piece)).await;
+            assert_eq!(
+                (coded.status, coded.json()["roots"][0]["cid"].clone()),
+                (200, plain.json()["roots"][0]["cid"].clone()),
+                "{media_type}: {}",
+                coded.error()
+            );
+            assert_eq!(coded.json()["bytes"], plain.json()["bytes"], "{media_type}: decoded bytes count");
+        }
+    }
+    let lines = [ZSTD, ("accept", "application/x-ndjson")];
+    let answer = site.upload_coded("", &lines, Body::from(zstd(&text))).await;
+    let last = String::from_utf8(answer.body.to_vec()).expect("text");
+    assert!(last.lines().last().expect("a line").contains(&file_cid(&Profile::default(), &text)), "{last}");
+    let budget = site.uploads.limits().memory_bytes_max;
+    assert_eq!(site.uploads.memory().left(), budget, "all memory is released");
+}
+
+#[tokio::test]
+async fn invalid_encoded_uploads_leave_nothing() {
+    let settings = config::Uploads { bytes_max: 3_000_000, ..config::Uploads::default() };
+    let site = site(Setup { settings, ..Setup::default() });
+    let text = b"a line of text that is repeated\n".repeat(10_000);
+    let (whole, one) = (zstd(&text), block(&text[..100_000]));
+    let car = zstd(&archive(&[&one], &[&one]));
+    let (file, form_of, car_of) = ("text/plain", BOUNDARY, "application/vnd.ipld.car");
+    let form = zstd(&form(&[("filename=a", &text)]));
+    let tar = "application/x-tar";
+    // A frame without content whose window has 16 MiB.
+    let window = [&[0x28, 0xb5, 0x2f, 0xfd, 0, 14 << 3][..], &[1, 0, 0]].concat();
+    let behind = |body: &[u8]| [body, b"garbage"].concat();
+    let cut = |body: &[u8]| body[..body.len() - 1].to_vec();
+    let table: [(&str, &str, Vec<u8>, u16, &str); 18] = [
+        ("a file, cut", file, cut(&whole), 400, "truncated"),
+        ("a form, cut", form_of, cut(&form), 400, "truncated"),
+        ("a CAR, cut", car_of, cut(&car), 400, "truncated"),
+        ("half a CAR", car_of, car[..car.len() / 2].to_vec(), 400, "truncated"),
+        ("a file and garbage", file, behind(&whole), 400, "something else follows"),
+        ("a form and garbage", form_of, behind(&form), 400, "something else follows"),
+        ("a CAR and garbage", car_of, behind(&car), 400, "something else follows"),
+        ("not zstd", file, text.clone(), 400, "not zstd"),
+        ("a TAR that is not zstd", tar, vec![0; 10_240], 400, "not zstd"),
+        ("gzip", file, b"\x1f\x8b\x08\x00\x00\x00\x00\x00".to_vec(), 400, "not zstd"),
+        ("nothing", file, Vec::new(), 400, "truncated"),
+        ("nothing as a CAR", car_of, Vec::new(), 400, "truncated"),
+        ("a large window", file, window.clone(), 400, "8 MiB"),
+        ("a large window in a second frame", file, [whole.clone(), window].concat(), 400, "8 MiB"),
+        ("frames without end", file, zstd(b"").repeat(200_000), 400, "twice as long"),
+        ("one byte more than may be", file, zstd(&vec![0; 3_000_001]), 413, "uploads.bytes_max"),
+        ("a bomb", file, zstd(&vec![0; 64 << 20]), 413, "uploads.bytes_max"),
+        ("a bomb in a CAR", car_of, zstd(&archive(&[&one], &[&one; 40])), 413, "uploads.bytes_max"),
+    ];
+    for (name, media_type, body, status, words) in table {
+        for piece in [100, 1 << 20] {
+            let headers = [ZSTD, ("content-type", media_type)];
+            let answer = site.upload_coded("", &headers, in_pieces(body.clone(), piece)).await;
+            assert_eq!(answer.status, status, "{name}: {}", answer.error());
+            assert!(answer.error().contains(words), "{name}: {}", answer.error());
+            assert_eq!(site.pins().await, [""; 0], "{name}");
+        }
+    }
+    let exactly = site.upload_coded("", &[ZSTD], Body::from(zstd(&vec![0; 3_000_000]))).await;
+    assert_eq!(exactly.status, 200, "{}", exactly.error());
+    // A quota counts decoded bytes, too.
+    let poor = bearer("poor", Some(100_000));
+    let request = Request::builder().method(Method::POST).uri("/upload").header(ZSTD.0, ZSTD.1);
+    let answer = site.ask(&poor, request, Body::from(zstd(&vec![7; 100_001]))).await;
+    assert!(answer.status == 507 && answer.error().contains("quota"), "{} {}", answer.status, answer.error());
+    assert_eq!(site.pins.used(&poor.id).pins, 0);
+    assert_eq!(site.uploads.memory().left(), site.uploads.limits().memory_bytes_max, "all memory is released");
+}
+
+#[tokio::test]
+async fn other_codings_are_rejected_and_zstd_is_named() {
+    let site = site(Setup::default());
+    for coding in ["gzip", "br", "deflate", "zstd, gzip", "gzip, zstd", "x-zstd"] {
+        let answer = site.upload_coded("", &[("content-encoding", coding)], Body::from("content")).await;
+        assert_eq!((answer.status, answer.headers["accept-encoding"].to_str().ok()), (415, Some("zstd")), "{coding}");
+        assert!(answer.error().contains(coding) && answer.error().contains("zstd"), "{}", answer.error());
+    }
+    let identity = site.upload_coded("", &[("content-encoding", "identity")], Body::from("content")).await;
+    assert_eq!(identity.status, 200);
+    // A media type that is not supported is another reason.
+    let archive = site.upload("", "application/x-tgz", "content").await;
+    assert!(archive.status == 415 && !archive.headers.contains_key("accept-encoding"));
+}
+
+#[tokio::test]
+async fn decoding_counts_against_the_memory_of_uploads() {
+    let settings = config::Uploads { memory_bytes_max: 4 << 20, ..config::Uploads::default() };
+    let site = site(Setup { settings, ..Setup::default() });
+    let plain = site.upload("", "", "content").await;
+    assert_eq!(plain.status, 200, "{}", plain.error());
+    let coded = site.upload_coded("", &[ZSTD], Body::from(zstd(b"content"))).await;
+    assert!(coded.status == 503 && coded.error().contains("uploads.memory_bytes_max"), "{}", coded.error());
 }
 
 #[tokio::test]

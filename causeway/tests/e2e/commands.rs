@@ -199,6 +199,57 @@ async fn stored_blocks_are_deduplicated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_shrinks_is_compressed_on_its_way_to_another_machine() {
+    let (home, elsewhere) = (folder(), folder());
+    let dir = elsewhere.path();
+    let client = Launch::new(dir);
+    let node = Launch::new(home.path()).start().await;
+    let (near, up) = counted(&node).await;
+    // This host as well, but no loopback address: to a command it is another machine.
+    let far = near.replace("127.0.0.1", "0.0.0.0");
+    let line = |file: u8, line: u32| format!("line {line} of {file}: {} bottles\n", line % 99).into_bytes();
+    let text = |file: u8| (0..200_000).flat_map(|number| line(file, number)).collect::<Vec<u8>>();
+    let sent = async |least: u64| {
+        crate::support::eventually("the connections are counted", std::time::Duration::from_secs(30), async || {
+            let sent = up.load(Ordering::SeqCst);
+            if sent >= least { Ok(up.swap(0, Ordering::SeqCst)) } else { Err(sent) }
+        })
+        .await
+    };
+    let table: [(&str, Vec<u8>, &str, &[&str], bool); 4] = [
+        ("text to this machine", text(1), &near, &[], false),
+        ("text", text(2), &far, &[], true),
+        ("text, uncompressed", text(3), &far, &["--uncompressed"], false),
+        ("noise", Noise::bytes(50, 5_000_000), &far, &[], false),
+    ];
+    for (name, content, url, flags, shrinks) in table {
+        fs::write(dir.join("content"), &content).expect("the folder is ours");
+        let expected = run(&client, &["add", "-n", "-Q", "--cid-version=1", "content"]);
+        let add = [&["add", "-Q", "--cid-version=1", "--admin", url], flags, &["content"]].concat();
+        assert_eq!(run(&client, &add), expected, "{name}");
+        let length = content.len() as u64;
+        let bytes = sent(if shrinks { length / 200 } else { length }).await;
+        let bounds = if shrinks { length / 200..length / 3 } else { length..length + length / 50 };
+        assert!(bounds.contains(&bytes), "{name}: {bytes} of {length} bytes");
+        node.expect(&format!("/ipfs/{expected}"), &content).await;
+    }
+    // An archive, too; its blocks are stored already.
+    let car = dir.join("text.car");
+    fs::write(dir.join("content"), text(2)).expect("the folder is ours");
+    let root = run(&client, &["add", "-n", "-Q", "--cid-version=1", "content"]);
+    run(&client, &["store", "export", "--admin", &near, &root, car.to_str().expect("text")]);
+    up.store(0, Ordering::SeqCst);
+    for (flags, shrinks) in [(&[][..], true), (&["--uncompressed"][..], false)] {
+        let import = [&["import", "--admin", &far], flags, &[car.to_str().expect("text")]].concat();
+        assert!(run(&client, &import).contains(&root));
+        let length = fs::metadata(&car).expect("is there").len();
+        let bytes = sent(if shrinks { length / 200 } else { length }).await;
+        assert_eq!(bytes < length / 3, shrinks, "{flags:?}: {bytes} of {length} bytes");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn progress_is_drawn_on_terminals_only() {
     let home = folder();
     let launch = Launch::new(home.path());

@@ -33,6 +33,29 @@ async fn causeway_reads_from_causeway_over_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn text_travels_between_causeways_as_it_is_stored() {
+    let (first, second) = (folder(), folder());
+    let launch = Launch::new(first.path());
+    let text: Vec<u8> = (0..100_000).flat_map(|line| format!("line {line} of a file\n").into_bytes()).collect();
+    std::fs::write(first.path().join("text"), &text).expect("the folder is ours");
+    let add = |flags: &[&str]| launch.run(&[&["add", "-Q"], flags, &["text"]].concat()).expect("is added");
+    let roots = [add(&["--cid-version=1"]), add(&["--cid-version=0"])];
+    let holder = launch.start().await;
+    let reader = Launch::new(second.path()).set(GATEWAYS, holder.url("")).start().await;
+    for root in &roots {
+        reader.expect(&format!("/ipfs/{root}"), &text).await;
+    }
+    let metrics = reader.metrics().await;
+    let blocks = metrics.sample("causeway_http_source_block_bytes_total");
+    let bodies = metrics.sample("causeway_http_source_body_bytes_total");
+    assert!(blocks > 2 * text.len() as u64, "{blocks} bytes of blocks");
+    assert!(bodies < blocks / 3, "{bodies} of {blocks} bytes were received");
+    assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"useless\"}"), 0);
+    reader.stop().await;
+    holder.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn causeway_reads_from_kubo_over_http() {
     let kubo = Kubo::start().await;
     let items = items(&kubo);

@@ -56,7 +56,8 @@ impl RemoteAddition {
         let (chunks, mut queue) = mpsc::channel(CHUNKS_MAX);
         let body = stream::poll_fn(move |cx| queue.poll_recv(cx));
         let (client, path) = (remote.client.clone(), crate::remote::import_path(RootsIn::LastBlock, name));
-        let answer = tokio::spawn(async move { client.upload(&path, CAR, body).await });
+        let compressed = remote.compresses;
+        let answer = tokio::spawn(async move { client.upload(&path, CAR, compressed, body).await });
         let buffer = BytesMut::from(&car::header(&[])[..]);
         let (remote, pending) = (remote.clone(), Vec::new());
         Self { remote, chunks, pending, pending_bytes: 0, buffer, deduplicates, last_sent: Instant::now(), answer }

@@ -7,12 +7,13 @@
 
 use crate::remote::access::Access;
 use crate::remote::address::Address;
+use crate::remote::compression;
 use crate::remote::tls;
 use anyhow::{Context as _, anyhow, bail};
 use api::error::{ErrorView, KuboError, PinningError};
 use bytes::Bytes;
 use futures::stream::{Stream, StreamExt as _};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -23,6 +24,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use services::logging::chain;
+use services::uploads::request_body::ZSTD;
 use std::convert::Infallible;
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -214,7 +216,13 @@ impl Client {
         Ok(Lines { body: answer.response.into_body(), rest: Vec::new(), url: self.url() })
     }
 
-    /// POSTs a stream until its end or until the answer is received. An error of the stream closes the connection.
+    /// Whether the gateway is on this machine.
+    pub fn is_loopback(&self) -> bool {
+        self.address.is_loopback()
+    }
+
+    /// POSTs a stream until its end or until the answer is received; `compressed`: as zstd. An error of the stream
+    /// closes the connection.
     ///
     /// # Errors
     /// When the gateway cannot be reached or rejects the request.
@@ -222,12 +230,17 @@ impl Client {
         &self,
         path: &str,
         media_type: &str,
+        compressed: bool,
         chunks: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     ) -> anyhow::Result<T> {
         // Dropped when the answer is received, which ends the stream.
         let (sending, answered) = oneshot::channel::<Infallible>();
-        let chunks = chunks.take_until(answered).map(|chunk| chunk.map(Frame::data));
         let request = self.request(&Method::POST, path).header(CONTENT_TYPE, media_type);
+        let (request, chunks) = match compressed {
+            true => (request.header(CONTENT_ENCODING, ZSTD), compression::compressed(chunks)?.boxed()),
+            false => (request, chunks.boxed()),
+        };
+        let chunks = chunks.take_until(answered).map(|chunk| chunk.map(Frame::data));
         let request = request.body(StreamBody::new(chunks).boxed_unsync())?;
         let mut sender = self.connect().await?;
         let response = sender.send_request(request).await.map_err(|error| self.connection_error(&error));

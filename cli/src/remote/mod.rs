@@ -11,6 +11,7 @@
 //! | [`tls`] | certificate verification |
 //! | [`blocks`] | the gateway's blocks as a [`content::BlockSource`] |
 //! | [`addition`] | sending blocks, with deduplication |
+//! | [`compression`] | compression of what is sent to another machine |
 //!
 //! Trust: the token is sent to the address in the data folder or on the command line. Without TLS to another machine,
 //! the command warns that it is unencrypted.
@@ -20,12 +21,14 @@ pub mod addition;
 pub mod address;
 pub mod blocks;
 pub mod client;
+pub mod compression;
 pub mod tls;
 
 use self::access::Access;
 use self::addition::RemoteAddition;
 use self::blocks::RemoteBlocks;
 use self::client::{Client, Lines, RequestError, Wait};
+use self::compression::TransferOptions;
 use crate::options::NodeOptions;
 use anyhow::{Context as _, bail};
 use api::store::{CAR, CheckLine, CheckView, CompactedView, FiguresView, ImportedView, VersionView};
@@ -41,6 +44,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use services::access::authenticator::NO_ADMIN;
 use services::p2p;
+use services::uploads::request_body::ZSTD;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -162,6 +166,8 @@ async fn admin_url(data_dir: &Path) -> anyhow::Result<Option<String>> {
 #[derive(Clone)]
 pub struct Remote {
     client: Arc<Client>,
+    /// Whether uploads are compressed.
+    compresses: bool,
 }
 
 impl Remote {
@@ -172,12 +178,20 @@ impl Remote {
         }
         let version: anyhow::Result<VersionView> =
             client.call(Method::GET, "/api/v1/version", NO_BODY, Wait::Short).await;
-        match version {
+        let codings = match version {
             // The token is valid, but lacks the scope `read`.
-            Err(error) if RequestError::status(&error) == Some(StatusCode::FORBIDDEN) => {}
-            version => _ = version?,
-        }
-        Ok(Self { client: Arc::new(client) })
+            Err(error) if RequestError::status(&error) == Some(StatusCode::FORBIDDEN) => Vec::new(),
+            version => version?.upload_codings,
+        };
+        let compresses = !client.is_loopback() && codings.iter().any(|coding| coding == ZSTD);
+        Ok(Self { client: Arc::new(client), compresses })
+    }
+
+    /// The gateway, to which content is sent as the options say.
+    #[must_use]
+    pub fn sending(self, options: TransferOptions) -> Self {
+        let compresses = self.compresses && !options.uncompressed;
+        Self { compresses, ..self }
     }
 
     /// The client, for requests that have no function here.
@@ -272,7 +286,7 @@ impl Remote {
         let failure = Arc::new(OnceLock::new());
         let first_failure = Arc::clone(&failure);
         let chunks = chunks(archive).inspect_err(move |error| _ = first_failure.set(error.to_string()));
-        let sent = self.client.upload(&import_path(RootsIn::Header, None), CAR, chunks).await;
+        let sent = self.client.upload(&import_path(RootsIn::Header, None), CAR, self.compresses, chunks).await;
         match failure.get() {
             Some(error) => bail!("the archive cannot be read: {error}"),
             None => sent,

@@ -17,6 +17,9 @@
 //! The contents of stored frames are not verified here. They were made from verified blocks and are protected by the
 //! store's checksums, like raw values. Clients that verify use the trustless formats.
 //!
+//! A whole block is sent as by a raw CID, whatever its codec is ([`block_bytes`], [`block_parts`]). In an archive, the
+//! head of its section comes before it ([`section_parts`]).
+//!
 //! Non-goals: the file data of inner nodes, which hardly ever exists ([`frame::raw`]); ranges, which use the identity
 //! coding; content negotiation.
 
@@ -109,4 +112,49 @@ pub fn parts(stored: &Stored, cid: &Cid, file_bytes: u64) -> Result<Vec<Bytes>, 
             _ => Err(not_a_leaf()),
         },
     }
+}
+
+/// The length of the result of [`block_parts`], in bytes; `None` if the block is not stored compressed.
+pub fn block_bytes(shape: Shape) -> Option<u64> {
+    match shape {
+        Shape::Raw { .. } => None,
+        _ => encoded_bytes(shape, codec::RAW, shape.block_bytes() as u64),
+    }
+}
+
+/// A whole block as one or more complete frames, in order; `None` if it is not stored compressed.
+pub fn block_parts(stored: &Stored) -> Option<Vec<Bytes>> {
+    match stored.shape() {
+        Shape::Raw { .. } => None,
+        Shape::Frame { .. } => Some(vec![stored.body()]),
+        Shape::Envelope { .. } => Some([raw(&stored.prefix()), vec![stored.body()], raw(&stored.suffix())].concat()),
+    }
+}
+
+/// Blocks up to this size share a frame with the head of their section, which copies them, in bytes.
+const SHARED_FRAME_BYTES_MAX: usize = 4096;
+
+/// A section of an archive as one or more complete frames, in order: its head, and the block as it is stored, if it is
+/// known to be stored compressed.
+pub fn section_parts(head: &Bytes, block: &Bytes, stored: Option<&Stored>) -> Vec<Bytes> {
+    // What is stored for another block would make the archive useless.
+    let stored = stored.filter(|stored| stored.shape().block_bytes() == block.len());
+    let compressed = stored.filter(|stored| !matches!(stored.shape(), Shape::Raw { .. }));
+    let Some(stored) = compressed else {
+        return match block.len() {
+            0..=SHARED_FRAME_BYTES_MAX => vec![short(&[head, block])],
+            _ => [vec![short(&[head])], raw(block)].concat(),
+        };
+    };
+    let (prefix, suffix) = (stored.prefix(), stored.suffix());
+    let mut parts = vec![short(&[head, &prefix]), stored.body()];
+    if !suffix.is_empty() {
+        parts.push(short(&[&suffix]));
+    }
+    parts
+}
+
+/// A few bytes as one raw frame in one piece: many small pieces cost more than their copies.
+fn short(bytes: &[&[u8]]) -> Bytes {
+    raw(&bytes.concat().into()).concat().into()
 }

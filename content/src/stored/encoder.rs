@@ -35,7 +35,7 @@ use std::ops::Range;
 use zstd::zstd_safe::CCtx;
 
 /// Payloads up to this size are stored raw, since compression saves little.
-const RAW_UP_TO_BYTES: usize = 512;
+pub const RAW_UP_TO_BYTES: usize = 512;
 
 /// A compressed value must be smaller than the raw one by one part in this many, to be worth decompressing.
 pub(super) const SAVING_MIN: usize = 16;

@@ -13,11 +13,15 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use zstd::zstd_safe::find_frame_compressed_size;
 
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The magic numbers of skippable frames, without the lowest four bits.
+const SKIPPABLE_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
+/// The maximum length of a header without a dictionary, in bytes.
+pub(super) const START_BYTES_MAX: usize = 14;
 /// The maximum size of a zstd block, in bytes.
 const BLOCK_BYTES_MAX: usize = 128 * 1024;
 const BLOCK_HEAD_BYTES: usize = 3;
 /// The maximum window size, in bytes.
-const WINDOW_BYTES_MAX: u64 = 8 * 1024 * 1024;
+pub const WINDOW_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
 /// Bit of the frame header descriptor: the window is the content itself.
 const SINGLE_SEGMENT: u8 = 1 << 5;
@@ -43,20 +47,77 @@ pub(super) fn announced_bytes(beginning: &[u8]) -> Option<usize> {
 
 /// The content size in the header. `None` if it is missing, or the window is too large.
 fn head(frame: &[u8]) -> Option<u64> {
-    let (descriptor, rest) = frame.strip_prefix(&MAGIC)?.split_first()?;
+    let (FrameStart::Frame { content_bytes, window_bytes }, _) = read_start(frame).ok()?? else { return None };
+    content_bytes.filter(|_| window_bytes <= WINDOW_BYTES_MAX)
+}
+
+/// What a frame begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FrameStart {
+    /// The header of a zstd frame.
+    Frame {
+        /// The size of the content, in bytes, if the header has it.
+        content_bytes: Option<u64>,
+        /// The size of the window, in bytes.
+        window_bytes: u64,
+    },
+    /// The header of a skippable frame, which has no content.
+    Skippable {
+        /// The number of bytes that follow the header.
+        bytes: u32,
+    },
+}
+
+/// Why bytes do not begin with a frame that can be decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StartError {
+    /// They are no frame of the current format. The library reads formats of before RFC 8878 as well, without bounds.
+    NotAFrame,
+    /// The frame needs a dictionary, or sets a reserved bit.
+    Unsupported,
+}
+
+/// Reads the header of a frame: what it says and its length, or `None` if it is longer than `bytes`, which
+/// [`START_BYTES_MAX`] never are.
+pub(super) fn read_start(bytes: &[u8]) -> Result<Option<(FrameStart, usize)>, StartError> {
+    let Some((magic, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
+    if magic[0] & 0xf0 == SKIPPABLE_MAGIC[0] && magic[1..] == SKIPPABLE_MAGIC[1..] {
+        let start = |length: &[u8; 4]| (FrameStart::Skippable { bytes: u32::from_le_bytes(*length) }, 8);
+        return Ok(rest.first_chunk().map(start));
+    }
+    if *magic != MAGIC {
+        return Err(StartError::NotAFrame);
+    }
+    let Some((descriptor, fields)) = rest.split_first() else { return Ok(None) };
     if descriptor & UNSUPPORTED != 0 {
-        return None;
+        return Err(StartError::Unsupported);
     }
     let single = descriptor & SINGLE_SEGMENT != 0;
-    let (window, rest) = if single { (None, rest) } else { rest.split_first().map(|(at, rest)| (Some(*at), rest))? };
-    let content = match descriptor >> 6 {
-        0 if single => u64::from(*rest.first()?),
-        0 => return None,
-        1 => u64::from(u16::from_le_bytes(*rest.first_chunk()?)) + 256,
-        2 => u64::from(u32::from_le_bytes(*rest.first_chunk()?)),
-        _ => u64::from_le_bytes(*rest.first_chunk()?),
+    let size_bytes = match descriptor >> 6 {
+        0 => usize::from(single),
+        code => 1 << code,
     };
-    (window.map_or(content, window_bytes) <= WINDOW_BYTES_MAX).then_some(content)
+    let (window_field, size_field) = fields.split_at(usize::from(!single).min(fields.len()));
+    let (Some(size_field), true) = (size_field.get(..size_bytes), single || !window_field.is_empty()) else {
+        return Ok(None);
+    };
+    let content_bytes = content_field(size_field);
+    let window_bytes = match window_field {
+        [at, ..] => window_bytes(*at),
+        [] => content_bytes.unwrap_or_default(),
+    };
+    let start_bytes = MAGIC.len() + 1 + window_field.len() + size_bytes;
+    Ok(Some((FrameStart::Frame { content_bytes, window_bytes }, start_bytes)))
+}
+
+/// The value of the content size field, by its width.
+fn content_field(field: &[u8]) -> Option<u64> {
+    Some(match *field {
+        [size] => u64::from(size),
+        [a, b] => u64::from(u16::from_le_bytes([a, b])) + 256,
+        [a, b, c, d] => u64::from(u32::from_le_bytes([a, b, c, d])),
+        _ => u64::from_le_bytes(*field.first_chunk()?),
+    })
 }
 
 fn window_bytes(descriptor: u8) -> u64 {

@@ -10,6 +10,7 @@
 //! | [`mod@encoder`] | [`Encoder`]: encodes a block into its stored form, and recompresses it later |
 //! | `estimate`, `formats` | estimate whether compression is worthwhile |
 //! | [`mod@body`] | the leaves of a file as one `Content-Encoding: zstd` body |
+//! | [`mod@coding`] | bodies in the content coding `zstd`, decoded and encoded as they are transferred |
 //! | [`mod@frame`] | the zstd frame format (RFC 8878) |
 //!
 //! A stored value begins with a tag, which is also its version:
@@ -31,6 +32,7 @@
 //! Non-goals: storing values; HTTP; dictionaries, which browsers do not have.
 
 pub mod body;
+pub mod coding;
 pub mod encoder;
 mod estimate;
 mod formats;
@@ -38,7 +40,7 @@ pub mod frame;
 #[cfg(test)]
 mod tests;
 
-pub use self::encoder::{CompressionOptions, Encoder};
+pub use self::encoder::{CompressionOptions, Encoder, RAW_UP_TO_BYTES};
 
 use crate::MAX_BLOCK_BYTES;
 use bytes::Bytes;

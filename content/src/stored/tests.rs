@@ -3,7 +3,7 @@
 mod figures;
 pub(super) mod samples;
 
-use super::body::{BodyError, encoded_bytes, parts};
+use super::body::{BodyError, block_bytes, block_parts, encoded_bytes, parts, section_parts};
 use super::*;
 use crate::{Block, Cid, codec, hashes};
 use proptest::prelude::*;
@@ -369,6 +369,26 @@ proptest! {
         }
         prop_assert_eq!(body.len() as u64, announced);
         prop_assert!(decompressed(&body) == file);
+    }
+
+    #[test]
+    fn a_block_and_its_section_decode_to_themselves_whatever_is_stored(
+        head in proptest::collection::vec(any::<u8>(), 0..60), way in 0_u8..6, length in 0_usize..150_000,
+        seed in any::<u64>(), other in 0_u8..3
+    ) {
+        let stored = kept(&samples::mixed(seed, length), way).stored;
+        let block = stored.block().expect("decodes");
+        let sent = block_parts(&stored).map(|parts| joined(&parts));
+        prop_assert_eq!(block_bytes(stored.shape()), sent.as_ref().map(|sent| sent.len() as u64));
+        prop_assert_eq!(sent.is_none(), kind(&stored) == "raw");
+        if let Some(sent) = sent {
+            prop_assert!(decompressed(&sent) == block);
+        }
+        // Stored like this, not at all, and a block of another length.
+        let longer = encode(&self::block(codec::RAW, vec![b' '; length + 1_000]));
+        let known = [Some(&stored), None, Some(&longer)][usize::from(other)];
+        let section = joined(&section_parts(&head.clone().into(), &block, known));
+        prop_assert!(decompressed(&section) == [&head[..], &block].concat());
     }
 
     #[test]

@@ -1,24 +1,28 @@
 //! CAR (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#car-responses-application-vnd-ipld-car>) and TAR.
 //!
 //! The length of an archive is not known in advance, so archives have no ranges. Errors before the first bytes get a
-//! status of their own; later errors abort the response.
+//! status of their own; later errors abort the response. Clients that accept zstd get CARs in this coding
+//! ([`crate::represent::encoded`]).
 
 use crate::body::Content;
 use crate::errors::{CarOptionsError, Problem};
 use crate::headers::header;
+use crate::represent::encoded::Encoded;
 use crate::represent::whole::{LocalBlocks, Whole};
 use crate::represent::{Context, plan};
 use crate::request::Ask;
+use crate::request::negotiate::{self, Coding};
 use crate::resolve;
 use crate::respond::Draft;
 use bytes::Bytes;
 use content::budget::Share;
 use content::policy::check_inlined;
 use content::scope::{self, DagScope, EntityBytes, ScopeError, ScopeLimits, ScopeOptions};
+use content::stored::frame;
 use content::tar::{self, TarLimits};
 use content::walk::{Resolved, WalkError};
-use content::{BlockSource, Cid, Policy, SourceError, Verdict, car};
-use futures::stream::{self, BoxStream, StreamExt as _};
+use content::{Block, BlockSource, Cid, Policy, SourceError, Verdict, car};
+use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use http::HeaderValue;
 use http::header::CONTENT_DISPOSITION;
 use services::limiter::Permit;
@@ -104,16 +108,23 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
     let options = CarOptions::of(cx.ask)?;
     let resolved = cx.walk().await?;
     let roots = resolve::roots_header(&resolved);
-    let (about, etag) = (cx.about(&roots), options.etag(&resolved));
+    let (about, plain_etag) = (cx.about(&roots), options.etag(&resolved));
+    let encoded = encoded(cx);
+    let encoded_etag = encoded.map(|_| plan::encoded_etag(&plain_etag, Coding::Zstd));
     let CarOptions { scope, entity_bytes, duplicates } = options;
     let permit = cx.resources.begin_archive(cx.source.client())?;
     let check = check_in_advance(cx, &resolved, ScopeOptions { scope, entity_bytes, duplicates: false }).await?;
+    let mut tags = [Some(&plain_etag), encoded_etag.as_ref()].into_iter().flatten();
     if check == PolicyCheck::Served
-        && let Some(head) = plan::not_modified(&about, &etag, false)
+        && let Some(head) = tags.find_map(|etag| plan::not_modified(&about, etag, false))
     {
         return Ok(head.map(|()| Content::Empty));
     }
-    let mut head = plan::stream(&about, &etag, options.media_type(), false);
+    let etag = encoded_etag.as_ref().unwrap_or(&plain_etag);
+    let mut head = plan::stream(&about, etag, options.media_type(), false);
+    if encoded.is_some() {
+        plan::set_coding(&mut head, Coding::Zstd);
+    }
     head.headers_mut().insert(CONTENT_DISPOSITION, plan::disposition(cx.ask, true, Some(name_of(cx, "car"))));
     if cx.ask.head_only {
         return Ok(head.map(|()| Content::Empty));
@@ -135,15 +146,30 @@ pub async fn car(cx: &Context<'_>) -> Result<Draft, Problem> {
         check_inlined(&*policy, &block)?;
         Ok(block)
     });
-    let sections = blocks.flat_map(|block| {
-        let parts = match block {
-            Ok(block) => <[_; 2]>::from(car::section(&block)).map(Ok).to_vec(),
+    let (first, sections) = match encoded.cloned() {
+        None => (header, blocks.map_ok(|block| <[_; 2]>::from(car::section(&block)).to_vec()).boxed()),
+        Some(encoded) => {
+            let section = move |block: Block| {
+                let encoded = encoded.clone();
+                async move { Ok::<_, ScopeError>(encoded.section(&block).await?) }
+            };
+            (frame::raw(&header).concat().into(), blocks.and_then(section).boxed())
+        }
+    };
+    let chunks = sections.flat_map(|parts: Result<Vec<Bytes>, ScopeError>| {
+        stream::iter(match parts {
+            Ok(parts) => parts.into_iter().map(Ok).collect(),
             Err(error) => vec![Err(Problem::Scope(error))],
-        };
-        stream::iter(parts)
+        })
     });
-    let first = stream::once(async move { Ok(header) });
-    begin(cx, head, first.chain(sections).boxed(), CAR_CHUNKS_FIRST, (ahead, permit)).await
+    let first = stream::once(async move { Ok(first) });
+    begin(cx, head, first.chain(chunks).boxed(), CAR_CHUNKS_FIRST, (ahead, permit)).await
+}
+
+/// What encodes a CAR as zstd, if the client accepts that.
+fn encoded<'a>(cx: &Context<'a>) -> Option<&'a Encoded> {
+    let accepted = negotiate::accepts_zstd(cx.ask.headers) && plan::may_be_encoded(cx.ask);
+    cx.resources.encoded.as_ref().filter(|_| accepted)
 }
 
 /// Chunks of a CAR that are produced before the head is sent: the header and the first block, whose absence gets a

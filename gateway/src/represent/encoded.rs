@@ -16,14 +16,20 @@
 //! Entries are valid for one generation of the policy, which was checked for every block. Leaves of a longer file may
 //! since have been evicted or stored in another form, so their lengths are checked each time. A file that is not
 //! completely on the disk, or cannot be read, is analysed again after a while.
+//!
+//! Raw blocks and CARs are for other nodes and verifying clients, which request each block once, so nothing of them is
+//! cached. A raw block is sent as zstd if it is stored so ([`Encoded::block`]), without reading it first. A CAR is
+//! always sent as zstd to clients that accept it: what is in it is known only when it has been sent, so a decision
+//! would differ between GET, HEAD and conditional requests. Its compressed blocks are sent as they are stored, and its
+//! other bytes as raw frames, which are some bytes longer ([`Encoded::section`]).
 
 use brotli::enc::BrotliEncoderParams;
 use bytes::Bytes;
 use cache::Tiers;
 use content::budget::Share;
-use content::stored::{Shape, body};
+use content::stored::{RAW_UP_TO_BYTES, Shape, Stored, body};
 use content::unixfs::Node;
-use content::{BlockSource as _, Cid, SourceError};
+use content::{Block, BlockSource as _, Cid, SourceError, car};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures::future::ready;
@@ -146,6 +152,48 @@ impl Encoded {
                 }
                 Some((leaves.bytes, content?))
             }
+        }
+    }
+
+    /// The length of a raw block as zstd, if it is stored compressed.
+    pub async fn block_bytes(&self, cid: &Cid) -> Option<u64> {
+        // An error will appear where the block is sent unencoded.
+        let shape = self.tiers.shapes(&[*cid]).await.ok()?.pop()??;
+        body::block_bytes(shape)
+    }
+
+    /// A raw block as zstd, if it is stored compressed.
+    pub async fn block(&self, cid: &Cid) -> Option<Bytes> {
+        let parts = body::block_parts(&self.tiers.stored(cid).await.ok()??)?;
+        match &parts[..] {
+            [frame] => Some(frame.clone()),
+            parts => Some(parts.concat().into()),
+        }
+    }
+
+    /// The section of a block in a CAR as zstd, in pieces: the block as it is stored, if it is stored compressed.
+    ///
+    /// # Errors
+    /// [`SourceError::Refused`] if the policy rejects the block by now.
+    pub async fn section(&self, block: &Block) -> Result<Vec<Bytes>, SourceError> {
+        let (head, data) = car::section(block);
+        let stored = match self.compressed(block).await {
+            Err(error @ (SourceError::Refused { .. } | SourceError::RefusedPath { .. })) => return Err(error),
+            // The block itself is at hand.
+            stored => stored.ok().flatten(),
+        };
+        Ok(body::section_parts(&head, &data, stored.as_ref()))
+    }
+
+    /// The stored form of a block, if it is compressed. Others are not read.
+    async fn compressed(&self, block: &Block) -> Result<Option<Stored>, SourceError> {
+        if block.data().len() <= RAW_UP_TO_BYTES {
+            return Ok(None);
+        }
+        let shape = self.tiers.shapes(&[*block.cid()]).await?.pop().flatten();
+        match shape.and_then(body::block_bytes) {
+            Some(_) => self.tiers.stored(block.cid()).await,
+            None => Ok(None),
         }
     }
 

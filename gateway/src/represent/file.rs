@@ -8,10 +8,10 @@ use crate::represent::Context;
 use crate::represent::encoded::Encoded;
 use crate::represent::plan::{self, About, Decision, Representation};
 use crate::request::Ask;
-use crate::request::conditional::{has_precondition, none_match};
+use crate::request::conditional::none_match;
 use crate::request::negotiate::{self, Coding, Format};
 use crate::request::range::Multipart;
-use crate::resolve::source::RootSource;
+use crate::resolve::source::{RootSource, Tier};
 use crate::resolve::{self, Entity, content_type, etag_of};
 use crate::respond::Draft;
 use bytes::Bytes;
@@ -20,11 +20,10 @@ use content::policy::check_inlined;
 use content::unixfs::Node;
 use content::unixfs::file::FileReader;
 use content::walk::WalkError;
-use content::{Block, BlockSource as _, Cid, codec};
+use content::{Block, BlockSource as _, Cid, Verdict, codec};
 use futures::future::try_join;
 use futures::stream::{self, StreamExt as _};
 use http::HeaderValue;
-use http::header::{ACCEPT_RANGES, CONTENT_ENCODING, RANGE};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,19 +96,18 @@ async fn encoded(
 ) -> Option<Draft> {
     let ask = about.ask;
     let encoded = file.encoded.filter(|_| is_native(ask) && negotiate::codings(ask.headers).next().is_some())?;
-    // A client with a cached unencoded file keeps it; and weak entity tags never meet `If-Match`.
-    let asks_as_is = ask.headers.contains_key(RANGE) || has_precondition(ask.headers);
-    if asks_as_is || none_match(ask.headers, entity.etag.as_bytes(), true) {
+    // A client with a cached unencoded file keeps it.
+    if !plan::may_be_encoded(ask) || none_match(ask.headers, entity.etag.as_bytes(), true) {
         return None;
     }
-    let mut tags = negotiate::codings(ask.headers).map(|coding| encoded_etag(&entity.etag, coding));
+    let mut tags = negotiate::codings(ask.headers).map(|coding| plan::encoded_etag(&entity.etag, coding));
     if let Some(etag) = tags.find(|etag| none_match(ask.headers, etag.as_bytes(), true)) {
         // The decoded content never changes: no block is needed for a 304.
         let it = Representation { etag: &etag, ..file_representation(ask, entity) };
         return Some(plan::sized(about, &it, &Decision::NotModified).map(|()| Content::Empty));
     }
     let (coding, size, content) = encoded_content(ask, encoded, entity, file).await?;
-    let etag = encoded_etag(&entity.etag, coding);
+    let etag = plan::encoded_etag(&entity.etag, coding);
     if size > response_bytes_max {
         return None;
     }
@@ -125,8 +123,7 @@ async fn encoded(
     if !decision.has_body() {
         return Some(head.map(|()| Content::Empty));
     }
-    head.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
-    head.headers_mut().insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
+    plan::set_coding(&mut head, coding);
     Some(head.map(|()| content))
 }
 
@@ -150,12 +147,6 @@ async fn encoded_content(
         }
     }
     None
-}
-
-/// The entity tag of an encoded file: weak, because its bytes depend on how and when its blocks were stored.
-fn encoded_etag(etag: &HeaderValue, coding: Coding) -> HeaderValue {
-    let tag = String::from_utf8_lossy(etag.as_bytes());
-    header(&format!("W/{}.{}\"", tag.trim_end_matches('"'), coding.name()))
 }
 
 /// The head of a file, if it needs no block (which the decision about the content encoding does), and the length is
@@ -548,11 +539,20 @@ pub fn symlink(about: &About<'_>, entity: &Entity, target: Bytes, memory: Client
     )
 }
 
-/// The block at the end of a path, unchanged.
+/// The block at the end of a path, unchanged; as zstd, if the client accepts it and the block is stored so.
 ///
 /// # Errors
 /// [`Problem`] when the path cannot be resolved or a block cannot be fetched.
 pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
+    let root = &cx.target.root;
+    // A leaf has nothing to check but its CID, so it need not be read.
+    if cx.target.segments.is_empty()
+        && root.codec() == codec::RAW
+        && cx.source.policy().check_path(root, "") == Verdict::Allow
+        && let Some(draft) = encoded_block(cx, &header(&root.to_string()), root).await
+    {
+        return Ok(draft);
+    }
     let resolved = cx.walk().await?;
     if !resolved.remainder.is_empty() {
         return Err(Problem::InsideDocument { cid: *resolved.block.cid() });
@@ -560,14 +560,61 @@ pub async fn raw(cx: &Context<'_>) -> Result<Draft, Problem> {
     check_inlined(cx.source.policy(), &resolved.block).map_err(WalkError::Source)?;
     let roots = resolve::roots_header(&resolved);
     let block = resolved.block;
+    if let Some(draft) = encoded_block(cx, &roots, block.cid()).await {
+        return Ok(draft);
+    }
     let it = InMemory {
         bytes: block.data().clone(),
         origin: Origin::Block { source: cx.source, block: &block, limits: &cx.resources.limits },
         etag: raw_etag(block.cid()),
         content_type: HeaderValue::from_static(Format::Raw.media_type()),
-        disposition: Some(plan::disposition(cx.ask, true, Some(format!("{}.bin", block.cid())))),
+        disposition: Some(raw_disposition(cx, block.cid())),
     };
     in_memory(&cx.about(&roots), it)
+}
+
+/// A raw block as zstd, if the client accepts it and the block is stored so. Its length is known from the index.
+async fn encoded_block(cx: &Context<'_>, roots: &HeaderValue, cid: &Cid) -> Option<Draft> {
+    let ask = cx.ask;
+    let encoded = cx.resources.encoded.as_ref()?;
+    let plain = raw_etag(cid);
+    if !negotiate::accepts_zstd(ask.headers)
+        || !plan::may_be_encoded(ask)
+        || none_match(ask.headers, plain.as_bytes(), true)
+    {
+        return None;
+    }
+    let about = About { tier: cx.source.tier().max(Tier::Disk), ..cx.about(roots) };
+    let etag = plan::encoded_etag(&plain, Coding::Zstd);
+    let size = encoded.block_bytes(cid).await?;
+    if let Some(head) = plan::not_modified(&about, &etag, false) {
+        return Some(head.map(|()| Content::Empty));
+    }
+    let content = match ask.head_only {
+        true => Content::Empty,
+        false => {
+            let bytes = encoded.block(cid).await?;
+            let kept = bytes.len();
+            Content::Bytes(counted(bytes, kept, cx.memory())?)
+        }
+    };
+    let it = Representation {
+        etag: &etag,
+        modified: None,
+        // It may have been stored in another form meanwhile.
+        size: if ask.head_only { size } else { content.length()? },
+        content_type: Some(HeaderValue::from_static(Format::Raw.media_type())),
+        disposition: Some(raw_disposition(cx, cid)),
+        multipart: None,
+        further_key: None,
+    };
+    let mut head = plan::sized(&about, &it, &Decision::Whole);
+    plan::set_coding(&mut head, Coding::Zstd);
+    Some(head.map(|()| content))
+}
+
+fn raw_disposition(cx: &Context<'_>, cid: &Cid) -> HeaderValue {
+    plan::disposition(cx.ask, true, Some(format!("{cid}.bin")))
 }
 
 /// The entity tag of a raw block.

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | [`plan`] | status and headers, decided from the conditions and ranges of the request |
 //! | [`listings`] | the cache of listings: each page is generated once |
-//! | [`encoded`] | files as zstd, gzip or brotli, made from their blocks as they are stored |
+//! | [`encoded`] | files, raw blocks and CARs as zstd, made from blocks as they are stored; files as gzip or brotli |
 
 pub mod archive;
 pub mod directory;
@@ -35,7 +35,7 @@ use crate::represent::encoded::Encoded;
 use crate::represent::listings::Listings;
 use crate::represent::plan::About;
 use crate::request::Ask;
-use crate::request::negotiate::Format;
+use crate::request::negotiate::{Coding, Format, accepts_zstd};
 use crate::request::route::Place;
 use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::redirects::SiteRedirects;
@@ -136,7 +136,12 @@ pub fn not_modified_by_cid(ask: &Ask<'_>, target: &Target) -> Option<Draft> {
             Some(native) => vec![(document::etag(cid, native), false)],
             None => vec![(etag_of(cid, ""), false), (directory::etag(cid), true)],
         },
-        Format::Raw => vec![(file::raw_etag(cid), false)],
+        Format::Raw => {
+            let plain = file::raw_etag(cid);
+            let encoded = plan::encoded_etag(&plain, Coding::Zstd);
+            let accepted = accepts_zstd(ask.headers) && plan::may_be_encoded(ask);
+            [Some((plain, false)), accepted.then_some((encoded, false))].into_iter().flatten().collect()
+        }
         _ => return None,
     };
     let roots = header(&cid.to_string());

@@ -2,16 +2,16 @@
 
 use crate::headers::header;
 use crate::request::Ask;
-use crate::request::conditional::{http_date, none_match, range_counts, unmodified_since};
-use crate::request::negotiate::Format;
+use crate::request::conditional::{has_precondition, http_date, none_match, range_counts, unmodified_since};
+use crate::request::negotiate::{Coding, Format};
 use crate::request::range::{Multipart, Selection, select};
 use crate::request::route::with_query;
 use crate::resolve::source::{SERVER_TIMING, Tier};
 use crate::resolve::{Entity, Freshness};
 use crate::respond::SURROGATE_KEY;
 use http::header::{
-    ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE,
-    CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, RANGE, VARY,
+    ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_LOCATION,
+    CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED, LOCATION, RANGE, VARY,
     X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Response, StatusCode};
@@ -125,8 +125,8 @@ impl About<'_> {
     }
 
     fn common_ipfs_headers(&self, headers: &mut HeaderMap) {
-        let encoded = self.ask.wanted.format == Format::Native;
-        headers.insert(VARY, HeaderValue::from_static(if encoded { "Accept, Accept-Encoding" } else { "Accept" }));
+        let is_encoded = self.ask.wanted.format.is_encoded();
+        headers.insert(VARY, HeaderValue::from_static(if is_encoded { "Accept, Accept-Encoding" } else { "Accept" }));
         headers.insert(X_IPFS_PATH, header(&self.ask.path));
         headers.insert(X_IPFS_ROOTS, self.roots.clone());
         headers.insert(SERVER_TIMING, self.tier.server_timing());
@@ -239,6 +239,25 @@ fn not_modified_if(matches: bool, about: &About<'_>, etag: &HeaderValue, generat
     matches.then(|| head(StatusCode::NOT_MODIFIED, about.common(etag, generated)))
 }
 
+/// Whether the request may be answered with an encoded representation: that has no ranges, which refer to the unencoded
+/// bytes, and its weak entity tag never meets `If-Match`.
+pub fn may_be_encoded(ask: &Ask<'_>) -> bool {
+    !ask.headers.contains_key(RANGE) && !has_precondition(ask.headers)
+}
+
+/// The entity tag of an encoded representation: weak, because its bytes depend on how and when its blocks were stored.
+pub fn encoded_etag(etag: &HeaderValue, coding: Coding) -> HeaderValue {
+    let tag = String::from_utf8_lossy(etag.as_bytes());
+    let tag = tag.strip_prefix("W/").unwrap_or(&tag);
+    header(&format!("W/{}.{}\"", tag.trim_end_matches('"'), coding.name()))
+}
+
+/// Makes a head that of an encoded representation, which has no ranges.
+pub fn set_coding(head: &mut Head, coding: Coding) {
+    head.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
+    head.headers_mut().insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
+}
+
 /// A redirect to the same path with a trailing slash and the same query
 /// (<https://specs.ipfs.tech/http-gateways/path-gateway/#301-moved-permanently>).
 pub fn add_slash(about: &About<'_>) -> Head {
@@ -341,6 +360,13 @@ mod tests {
         for (headers, expected) in table {
             let head = request("/ipfs/x", headers);
             assert_eq!(Decision::of(&Ask::read(&head).expect("reads"), &etag, None, 10), expected, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn encoded_representations_have_weak_entity_tags_of_their_own() {
+        for (etag, expected) in [("\"a\"", "W/\"a.zstd\""), ("W/\"a.car.all\"", "W/\"a.car.all.zstd\"")] {
+            assert_eq!(encoded_etag(&HeaderValue::from_static(etag), Coding::Zstd), expected);
         }
     }
 

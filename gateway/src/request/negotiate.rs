@@ -56,6 +56,11 @@ impl Format {
         FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(.., media_type)| media_type)
     }
 
+    /// Whether the format has content codings, so that its responses vary by `Accept-Encoding`.
+    pub fn is_encoded(self) -> bool {
+        matches!(self, Self::Native | Self::Raw | Self::Car)
+    }
+
     /// Whether a client can verify the response against the CID or the name.
     pub fn is_trustless(self) -> bool {
         matches!(self, Self::Raw | Self::Car | Self::IpnsRecord)
@@ -131,6 +136,11 @@ impl Coding {
 /// The codings that a client accepts, in the order of preference.
 pub fn codings(headers: &HeaderMap) -> impl Iterator<Item = Coding> {
     Coding::ALL.into_iter().filter(|coding| accepts_coding(headers, coding.name()))
+}
+
+/// Whether a client accepts zstd, the only coding of raw blocks and CARs.
+pub fn accepts_zstd(headers: &HeaderMap) -> bool {
+    accepts_coding(headers, Coding::Zstd.name())
 }
 
 /// Whether `Accept-Encoding` names a coding (RFC 9110, section 12.5.3), and does not prefer `identity`. A wildcard does

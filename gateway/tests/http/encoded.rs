@@ -1,8 +1,10 @@
-//! Files as `Content-Encoding: zstd`.
+//! Files, raw blocks and CARs as `Content-Encoding: zstd`.
 
-use crate::dag::{chained_file, directory, doubled_file, file, noise, raw};
+use crate::dag::{cbor_of, chained_file, directory, doubled_file, file, file_in_one_block, noise, raw};
 use crate::site::{Setup, Site, header};
-use content::{Block, Cid, DenyList};
+use content::{Block, Cid, DenyList, MemoryBlocks};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 use std::io::Read as _;
 use std::sync::Arc;
 
@@ -263,19 +265,246 @@ async fn a_file_with_too_many_inner_nodes_is_not_analysed() {
     }
 }
 
+/// Raw blocks, by how they are stored: as a frame, as an envelope, and raw.
+fn raw_blocks() -> [(&'static str, Block, bool); 5] {
+    let cbor = [&[0x79, 0x40, 0][..], &[b'a'; 0x4000]].concat();
+    [
+        ("a leaf of text", raw(text(1)), true),
+        ("a dag-pb leaf of text", file_in_one_block(&text(1)), true),
+        ("a document", cbor_of(cbor), true),
+        ("noise", raw(noise(1, 100_000)), false),
+        ("a short block", raw("short"), false),
+    ]
+}
+
 #[tokio::test]
-async fn trustless_formats_are_never_encoded_and_encoding_can_be_disabled() {
-    let tree = tree();
-    let enabled = site(&tree).await;
-    for format in ["raw", "car"] {
-        let response = enabled.send("GET", &format!("/ipfs/{}?format={format}", tree.files[4].1.cid()), &[ZSTD]).await;
-        assert_eq!((response.status().as_u16(), header(&response, "content-encoding")), (200, ""), "{format}");
+async fn raw_blocks_are_sent_as_they_are_stored() {
+    let blocks = raw_blocks();
+    let folder = directory(&[("a", &blocks[0].1), ("b", &blocks[1].1)]);
+    let site = Setup::new(&blocks.iter().map(|(_, block, _)| block).chain([&folder]).collect::<Vec<_>>()).start().await;
+    for (name, block, compressed) in &blocks {
+        let path = format!("/ipfs/{}?format=raw", block.cid());
+        let (plain, encoded) = (format!("\"{}.raw\"", block.cid()), format!("W/\"{}.raw.zstd\"", block.cid()));
+        for _ in 0..2 {
+            let response = site.send("GET", &path, &[ZSTD]).await;
+            assert_eq!((response.status().as_u16(), header(&response, "vary")), (200, "Accept, Accept-Encoding"));
+            assert_eq!(header(&response, "content-type"), "application/vnd.ipld.raw", "{name}");
+            let head = site.send("HEAD", &path, &[ZSTD]).await;
+            for of_both in HEADERS {
+                assert_eq!(header(&head, of_both), header(&response, of_both), "{name} {of_both}");
+            }
+            let (coding, etag) = if *compressed { ("zstd", &encoded) } else { ("", &plain) };
+            assert_eq!((header(&response, "content-encoding"), header(&response, "etag")), (coding, &**etag), "{name}");
+            let length: usize = header(&response, "content-length").parse().expect("a length");
+            let body = response.bytes().await.expect("a body");
+            assert_eq!(body.len(), length, "{name}");
+            if *compressed {
+                assert!(length < block.data().len() / 2, "{name}: {length} of {}", block.data().len());
+                assert!(zstd::decode_all(&body[..]).expect("decodes") == *block.data(), "{name}");
+            } else {
+                assert_eq!(body, block.data(), "{name}");
+            }
+        }
+        let as_is = site.get(&path).await;
+        assert_eq!((header(&as_is, "content-encoding"), header(&as_is, "etag")), ("", &*plain), "{name}");
+        assert_eq!(header(&as_is, "vary"), "Accept, Accept-Encoding");
+        assert_eq!(as_is.bytes().await.expect("a body"), block.data());
+        let part = site.send("GET", &path, &[ZSTD, ("range", "bytes=1-3")]).await;
+        assert_eq!((part.status().as_u16(), header(&part, "content-encoding")), (206, ""), "{name}");
+        assert_eq!(part.bytes().await.expect("a body"), block.data().slice(1..4), "{name}");
+        let table = [
+            (&plain, vec![ZSTD], 304, Some(&plain)),
+            (&plain, vec![], 304, Some(&plain)),
+            (&encoded, vec![ZSTD], 304, Some(&encoded)),
+            (&encoded, vec![], 200, Some(&plain)),
+            (&encoded, vec![("accept-encoding", "zstd;q=0, br")], 200, Some(&plain)),
+        ];
+        for (tag, mut headers, status, etag) in table {
+            headers.push(("if-none-match", tag));
+            let response = site.send("GET", &path, &headers).await;
+            assert_eq!(response.status().as_u16(), status, "{name} {headers:?}");
+            assert_eq!(Some(header(&response, "etag")), etag.map(String::as_str), "{name} {headers:?}");
+            assert_eq!(header(&response, "vary"), "Accept, Accept-Encoding");
+        }
+        let matched = site.send("GET", &path, &[ZSTD, ("if-match", &plain)]).await;
+        assert_eq!((matched.status().as_u16(), header(&matched, "content-encoding")), (200, ""), "{name}");
     }
+    // By a path.
+    for (name, (_, block, _)) in ["a", "b"].iter().zip(&blocks) {
+        let path = format!("/ipfs/{}/{name}?format=raw", folder.cid());
+        let response = site.send("GET", &path, &[ZSTD]).await;
+        assert_eq!(header(&response, "x-ipfs-roots"), format!("{},{}", folder.cid(), block.cid()));
+        assert_eq!(header(&response, "content-encoding"), "zstd");
+        let body = response.bytes().await.expect("a body");
+        assert!(zstd::decode_all(&body[..]).expect("decodes") == *block.data());
+        let etag = format!("W/\"{}.raw.zstd\"", block.cid());
+        let known = site.send("GET", &path, &[ZSTD, ("if-none-match", &etag)]).await;
+        assert_eq!((known.status().as_u16(), header(&known, "etag")), (304, &*etag));
+    }
+}
+
+/// Headers that GET and HEAD have in common.
+const HEADERS: [&str; 8] = [
+    "content-length",
+    "content-encoding",
+    "content-type",
+    "content-disposition",
+    "etag",
+    "vary",
+    "accept-ranges",
+    "x-ipfs-roots",
+];
+
+#[tokio::test]
+async fn a_compressed_leaf_is_sent_raw_without_reading_it() {
+    let leaf = raw(text(1));
+    let site = Setup::new(&[&leaf]).start().await;
+    let path = format!("/ipfs/{}?format=raw", leaf.cid());
+    for method in ["HEAD", "GET"] {
+        let response = site.send(method, &path, &[ZSTD]).await;
+        assert_eq!((header(&response, "content-encoding"), site.look_ups(&leaf)), ("zstd", 0), "{method}");
+    }
+    let missing = format!("/ipfs/{}?format=raw", raw(text(2)).cid());
+    let headers = [ZSTD, ("cache-control", "only-if-cached")];
+    assert_eq!(site.send("GET", &missing, &headers).await.status(), 412);
+}
+
+#[tokio::test]
+async fn cars_are_sent_as_zstd_to_clients_that_accept_it() {
+    let tree = tree();
+    let site = site(&tree).await;
+    let queries = [
+        "",
+        "&dag-scope=all",
+        "&dag-scope=entity",
+        "&dag-scope=block",
+        "&car-dups=y",
+        "&entity-bytes=1000:200000",
+        "&entity-bytes=-5:*",
+    ];
+    for (name, root, bytes) in &tree.files {
+        for query in queries {
+            let path = format!("/ipfs/{}/{name}?format=car{query}", tree.root);
+            let plain = site.get(&path).await;
+            let etag = header(&plain, "etag").to_owned();
+            assert_eq!((header(&plain, "content-encoding"), header(&plain, "vary")), ("", "Accept, Accept-Encoding"));
+            let plain = plain.bytes().await.expect("a body");
+            let response = site.send("GET", &path, &[ZSTD]).await;
+            let encoded = format!("{}.zstd\"", etag.trim_end_matches('"'));
+            assert!(etag.starts_with(&format!("W/\"{}.car", root.cid())), "{etag}");
+            assert_eq!((header(&response, "content-encoding"), header(&response, "etag")), ("zstd", &*encoded));
+            let head = site.send("HEAD", &path, &[ZSTD]).await;
+            for of_both in HEADERS {
+                assert_eq!(header(&head, of_both), header(&response, of_both), "{path} {of_both}");
+            }
+            let body = response.bytes().await.expect("a body");
+            assert!(zstd::decode_all(&body[..]).expect("decodes") == plain, "{path}");
+            let bound = match *name {
+                "image.png" => plain.len() + plain.len() / 1000 + 200,
+                _ if plain.len() < 4_000 => plain.len() + 200,
+                _ => plain.len() * 7 / 10,
+            };
+            assert!(body.len() < bound, "{path}: {} of {} bytes, {}", body.len(), plain.len(), bytes.len());
+            for (tag, accepts, status) in
+                [(&encoded, true, 304), (&etag, true, 304), (&etag, false, 304), (&encoded, false, 200)]
+            {
+                let mut headers = vec![("if-none-match", tag.as_str())];
+                headers.extend(accepts.then_some(ZSTD));
+                let response = site.send("GET", &path, &headers).await;
+                assert_eq!(response.status().as_u16(), status, "{path} {headers:?}");
+                if status == 304 {
+                    assert_eq!(header(&response, "etag"), tag.as_str(), "{path}");
+                }
+            }
+        }
+        let path = format!("/ipfs/{}?format=car", root.cid());
+        let ranged = site.send("GET", &path, &[ZSTD, ("range", "bytes=0-9")]).await;
+        assert_eq!((ranged.status().as_u16(), header(&ranged, "content-encoding")), (200, ""), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn encoding_can_be_disabled() {
+    let tree = tree();
     let blocks: Vec<_> = tree.blocks.iter().collect();
     let http = config::Http { zstd: false, ..config::Http::default() };
     let disabled = Setup { http, ..Setup::new(&blocks) }.start().await;
-    let response = disabled.send("GET", &format!("/ipfs/{}/text.txt", tree.root), &[ZSTD]).await;
-    assert_eq!(header(&response, "content-encoding"), "");
+    for query in ["", "?format=raw", "?format=car"] {
+        let response = disabled.send("GET", &format!("/ipfs/{}/text.txt{query}", tree.root), &[ZSTD]).await;
+        assert_eq!((response.status().as_u16(), header(&response, "content-encoding")), (200, ""), "{query}");
+    }
+}
+
+/// Blocks that are only with another source, and so not on the disk when a response begins.
+#[tokio::test]
+async fn a_car_of_blocks_that_are_being_fetched_is_complete() {
+    let tree = tree();
+    let upstream: Arc<dyn content::BlockSource> = Arc::new(tree.blocks.iter().cloned().collect::<MemoryBlocks>());
+    let site = Setup { upstream: Some(upstream), ..Setup::new(&[]) }.start().await;
+    let path = format!("/ipfs/{}?format=car", tree.root);
+    let cold = site.send("GET", &path, &[ZSTD]).await;
+    assert_eq!(header(&cold, "content-encoding"), "zstd");
+    let cold = zstd::decode_all(&cold.bytes().await.expect("a body")[..]).expect("decodes");
+    assert!(cold == site.get(&path).await.bytes().await.expect("a body"));
+}
+
+/// A leaf: its kind, its length, and its seed.
+type Leaf = (u8, usize, u8);
+
+fn any_leaf((kind, length, seed): Leaf) -> Block {
+    let content = match kind {
+        0 => noise(seed, length),
+        1 => text(usize::from(seed)).into_iter().cycle().take(length).collect(),
+        2 => [noise(seed, length / 2), vec![b' '; length - length / 2]].concat(),
+        3 => return file_in_one_block(&text(usize::from(seed))[..length.min(50_000)]),
+        _ => return cbor_of([&[0x59, (length >> 8) as u8, length as u8][..], &vec![seed; length & 0xffff]].concat()),
+    };
+    raw(content)
+}
+
+#[test]
+fn any_dag_is_the_same_as_zstd_and_without() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let leaf = (0_u8..5, 0_usize..60_000, any::<u8>());
+    let folders = proptest::collection::vec(proptest::collection::vec(leaf, 0..5), 1..5);
+    let mut runner = TestRunner::new(Config { cases: 24, ..Config::default() });
+    let same = |folders: Vec<Vec<Leaf>>| {
+        let mut blocks = Vec::new();
+        let mut below = Vec::new();
+        for leaves in folders {
+            let leaves: Vec<Block> = leaves.into_iter().map(any_leaf).collect();
+            let names: Vec<String> = (0..leaves.len()).map(|number| number.to_string()).collect();
+            let entries: Vec<_> = names.iter().map(String::as_str).zip(&leaves).collect();
+            below.push(directory(&entries));
+            blocks.extend(leaves);
+        }
+        let names: Vec<String> = (0..below.len()).map(|number| number.to_string()).collect();
+        let root = directory(&names.iter().map(String::as_str).zip(&below).collect::<Vec<_>>());
+        blocks.extend(below);
+        blocks.push(root.clone());
+        runtime.block_on(async {
+            let site = Setup::new(&blocks.iter().collect::<Vec<_>>()).start().await;
+            let mut paths: Vec<String> =
+                blocks.iter().map(|block| format!("/ipfs/{}?format=raw", block.cid())).collect();
+            paths.extend(
+                ["", "&car-dups=y", "&dag-scope=entity"].map(|q| format!("/ipfs/{}?format=car{q}", root.cid())),
+            );
+            for path in paths {
+                let plain = site.get(&path).await.bytes().await.expect("a body");
+                let response = site.send("GET", &path, &[ZSTD]).await;
+                let is_encoded = header(&response, "content-encoding") == "zstd";
+                let length = response.content_length();
+                let body = response.bytes().await.expect("a body");
+                assert!(length.is_none_or(|length| length == body.len() as u64), "{path}");
+                let decoded = if is_encoded { zstd::decode_all(&body[..]).expect("decodes") } else { body.to_vec() };
+                assert!(decoded == plain, "{path}");
+                assert!(is_encoded || path.contains("raw"), "{path}");
+            }
+        });
+        Ok(())
+    };
+    runner.run(&folders, same).unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[tokio::test]
@@ -289,5 +518,14 @@ async fn a_withheld_leaf_is_not_sent_encoded_either() {
         let response = site.send("GET", &format!("/ipfs/{}/text.txt", tree.root), &[ZSTD]).await;
         assert_eq!(header(&response, "content-encoding"), "");
         assert!(response.bytes().await.is_err(), "it breaks off at that leaf");
+    }
+    for method in ["GET", "HEAD"] {
+        for path in [format!("{denied}?format=raw"), format!("{}/text.txt?format=car", tree.root)] {
+            let response = site.send(method, &format!("/ipfs/{path}"), &[ZSTD]).await;
+            assert_eq!(response.status(), 410, "{method} {path}");
+        }
+        let tag = format!("W/\"{denied}.raw.zstd\"");
+        let headers = [ZSTD, ("if-none-match", &*tag)];
+        assert_eq!(site.send(method, &format!("/ipfs/{denied}?format=raw"), &headers).await.status(), 410);
     }
 }

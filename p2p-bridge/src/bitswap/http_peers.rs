@@ -401,9 +401,11 @@ impl HttpPeers {
         let mut deny = |asked: &Option<Want>| received.presences.extend(asked.as_ref().map(|want| (want.cid, false)));
         let mut opened = false;
         match outcome {
-            Outcome::Block { key, bytes } => {
+            Outcome::Block { key, bytes, body_bytes } => {
                 self.metrics.block_bytes.inc_by(bytes as u64);
+                self.metrics.body_bytes.inc_by(body_bytes as u64);
                 self.breakers.change(origin, |breaker| breaker.answered());
+                // The client's windows count the bytes of blocks.
                 received.blocks.push((key, bytes));
             }
             Outcome::Has => {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::http_source::source::{ORIGIN_CONNECTIONS_MAX, ORIGIN_STREAMS_MAX, UNPROVEN_REQUESTS_MAX};
-use crate::http_source::test_server::{ServerMode, TestServer, block};
+use crate::http_source::test_server::{ServerMode, TestServer, block, zstd};
 use crate::wants::SessionId;
 use content::{Block, SourceError};
 use libp2p::multiaddr::Protocol;
@@ -89,14 +89,86 @@ async fn blocks_are_delivered_and_reported() {
     }
     let first = &server.asked()[0];
     assert_eq!((first.method.as_str(), &first.path), ("GET", &format!("/ipfs/{}?format=raw", blocks[0].cid())));
-    for header in ["accept: application/vnd.ipld.raw", &format!("user-agent: causeway/{}", env!("CARGO_PKG_VERSION"))] {
+    let agent = format!("user-agent: causeway/{}", env!("CARGO_PKG_VERSION"));
+    for header in ["accept: application/vnd.ipld.raw", "accept-encoding: zstd", &agent] {
         assert!(first.headers.contains(header), "{header} is not in {}", first.headers);
     }
-    for header in ["cookie", "referer", "cache-control", "accept-encoding"] {
+    for header in ["cookie", "referer", "cache-control"] {
         assert!(!first.headers.contains(header), "{header} is in {}", first.headers);
     }
     assert_eq!(world.peers.metrics.count(OutcomeKind::Block), 3);
     assert_eq!(world.peers.metrics.block_bytes.get(), 3 << 20);
+    assert_eq!(world.peers.metrics.body_bytes.get(), 3 << 20);
+}
+
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+#[tokio::test]
+async fn encoded_blocks_are_decoded_delivered_and_counted_by_their_own_size() {
+    let (noise, short) = (block(noise(content::MAX_BLOCK_BYTES)), block("short"));
+    let blocks = [sized(1, 1 << 20), sized(2, 0), sized(3, content::MAX_BLOCK_BYTES), noise, short];
+    let server = TestServer::start(ServerMode::Zstd, &blocks).await;
+    let (mut world, peer) = World::with(&server).await;
+    for block in &blocks {
+        let waiter = world.wait_for(block);
+        world.ask(peer, block, Ask::Block);
+        assert_eq!(world.answer().await.blocks, vec![(block.key().expect("key"), block.data().len())]);
+        assert_eq!(waiter.await.expect("delivered").as_ref(), Ok(block));
+    }
+    let bodies: usize = blocks.iter().map(|block| zstd(block.data()).len()).sum();
+    assert_eq!(world.peers.metrics.block_bytes.get(), (5 << 20) + 5);
+    assert_eq!(world.peers.metrics.body_bytes.get(), bodies as u64);
+    assert!(bodies < (2 << 20) + 10_000, "only noise does not shrink");
+}
+
+#[tokio::test]
+async fn encoded_bodies_that_are_not_the_block_are_rejected() {
+    let held = block("a block of text. ".repeat(10_000));
+    let whole = zstd(held.data());
+    let mut other = held.data().to_vec();
+    other[9] ^= 1;
+    // A frame without content whose window has 16 MiB, and one that needs a dictionary.
+    let window = [&[0x28, 0xb5, 0x2f, 0xfd, 0, 14 << 3][..], &[1, 0, 0]].concat();
+    let dictionary = [&[0x28, 0xb5, 0x2f, 0xfd, 0x21, 5, 0][..], &[1, 0, 0]].concat();
+    let table = [
+        ("other bytes", "zstd", zstd(&other), OutcomeKind::InvalidBlock),
+        ("the block twice", "zstd", whole.repeat(2), OutcomeKind::InvalidBlock),
+        ("the plain block", "zstd", held.data().to_vec(), OutcomeKind::Useless),
+        ("nothing", "zstd", Vec::new(), OutcomeKind::Useless),
+        ("half of it", "zstd", whole[..whole.len() / 2].to_vec(), OutcomeKind::Useless),
+        ("something behind it", "zstd", [&whole[..], b"more"].concat(), OutcomeKind::Useless),
+        ("a bomb", "zstd", zstd(&vec![0; 64 << 20]), OutcomeKind::Useless),
+        ("frames without end", "zstd", zstd(b"").repeat(1 << 18), OutcomeKind::Useless),
+        ("a large window", "zstd", window, OutcomeKind::Useless),
+        ("a dictionary", "zstd", dictionary, OutcomeKind::Useless),
+        ("another coding", "gzip", whole.clone(), OutcomeKind::Useless),
+        ("two codings", "zstd, zstd", zstd(&whole), OutcomeKind::Useless),
+    ];
+    for (name, coding, body, kind) in table {
+        let server = TestServer::start(ServerMode::Coded(coding, body), std::slice::from_ref(&held)).await;
+        let (mut world, peer) = World::with(&server).await;
+        let mut waiter = world.wait_for(&held);
+        world.ask(peer, &held, Ask::Block);
+        world.answer().await;
+        assert_eq!(world.peers.metrics.count(kind), 1, "{name}");
+        assert!(waiter.try_recv().is_err(), "{name}: it was not delivered");
+        assert_eq!(server.asked().len(), 1, "{name}: it is not repeated");
+    }
+    // One frame or more, identity or none, and any case.
+    let halves = [zstd(&held.data()[..999]), zstd(&held.data()[999..])].concat();
+    for (coding, body) in [("ZSTD", halves), ("identity", held.data().to_vec())] {
+        let server = TestServer::start(ServerMode::Coded(coding, body), std::slice::from_ref(&held)).await;
+        let (mut world, peer) = World::with(&server).await;
+        world.ask(peer, &held, Ask::Block);
+        assert_eq!(world.answer().await.blocks, vec![(held.key().expect("key"), held.data().len())], "{coding}");
+    }
 }
 
 #[tokio::test]
@@ -149,6 +221,7 @@ async fn presence_requests_transfer_no_block_and_cause_no_search_at_untrusted_ga
         }
         for asked in server.asked() {
             assert_eq!(asked.method, "HEAD");
+            assert!(!asked.headers.contains("accept-encoding"), "{}", asked.headers);
             assert_eq!(asked.headers.contains("cache-control: only-if-cached"), careful, "{}", asked.headers);
         }
     }

@@ -7,12 +7,16 @@
 //!
 //! | response | meaning |
 //! |---|---|
-//! | 200 with the block | the gateway has it |
+//! | 200 with the block, plain or as zstd | the gateway has it |
 //! | 200 with other bytes | invalid block |
 //! | 404, 410, 412, 451, 504 | the gateway does not have it, or does not serve it |
 //! | 429, 503 | the gateway is overloaded: back off |
 //! | another 5xx, no connection, a timeout, an incomplete response | failure, to be retried |
-//! | others: redirects, other content types, other 4xx, more bytes than a block may have | unusable, not retried |
+//! | others: redirects, other types or codings, other 4xx, more bytes than a block may have | unusable, not retried |
+//!
+//! Blocks are requested with `Accept-Encoding: zstd`: a gateway that stores them compressed, as this one does, sends
+//! fewer bytes. The encoded body is received whole, within the bounds of a plain one, and decoded into at most the
+//! maximum size of a block, so that a bomb costs no more than a block.
 //!
 //! Presence is requested by HEAD, which costs a round trip and no block. Untrusted gateways are asked for cached
 //! content only (`Cache-Control: only-if-cached`), so that they do not fetch content for a presence check; a configured
@@ -24,8 +28,9 @@ use crate::errors::innermost;
 use crate::observers::BlockTransport;
 use crate::retry_after::retry_after;
 use crate::wants::Wants;
+use content::stored::coding::{self, CodingError};
 use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
-use reqwest::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Version};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -35,9 +40,14 @@ use tokio::time::timeout;
 /// The content type of a block.
 const RAW: &str = "application/vnd.ipld.raw";
 /// The memory budget for blocks being received, in bytes, for all gateways of one trust level: untrusted ones cannot
-/// use up the budget of configured ones. A response without a length reserves the maximum block size, so slow untrusted
-/// gateways delay each other by at most [`Timeouts::body`].
+/// use up the budget of configured ones. A response without a length reserves the maximum size of a body, and an
+/// encoded one also that of a block, so slow untrusted gateways delay each other by at most [`Timeouts::body`].
 const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// The content coding that is accepted.
+const ZSTD: &str = "zstd";
+/// The maximum size of the body with an encoded block, in bytes: incompressible blocks become some bytes longer.
+const ENCODED_BYTES_MAX: usize = MAX_BLOCK_BYTES + 64 * 1024;
 
 /// Timeouts of a gateway, excluding local waits.
 #[derive(Debug, Clone, Copy)]
@@ -77,6 +87,8 @@ pub enum Outcome {
         key: BlockKey,
         /// The size in bytes.
         bytes: usize,
+        /// The size of the body in bytes: that of the block, unless it was encoded.
+        body_bytes: usize,
     },
     /// The gateway has the block.
     Has,
@@ -148,10 +160,11 @@ impl GatewayClient {
             RequestKind::Presence => Method::HEAD,
         };
         let request = self.clients.of(trust).request(method, base.block_url(cid)).header(ACCEPT, RAW);
-        if kind == RequestKind::Presence && trust == Trust::Untrusted {
-            return request.header(CACHE_CONTROL, "only-if-cached");
+        match (kind, trust) {
+            (RequestKind::Block, _) => request.header(ACCEPT_ENCODING, ZSTD),
+            (RequestKind::Presence, Trust::Untrusted) => request.header(CACHE_CONTROL, "only-if-cached"),
+            (RequestKind::Presence, Trust::Configured) => request,
         }
-        request
     }
 
     async fn read(&self, response: Response, bodies: &Semaphore, cid: &Cid, kind: RequestKind) -> Outcome {
@@ -161,24 +174,39 @@ impl GatewayClient {
         if kind == RequestKind::Presence {
             return Outcome::Has;
         }
+        let is_encoded = match content_coding(&response) {
+            Ok(is_encoded) => is_encoded,
+            Err(outcome) => return outcome,
+        };
+        let bytes_max = if is_encoded { ENCODED_BYTES_MAX } else { MAX_BLOCK_BYTES };
         let announced = response.content_length().map(|length| usize::try_from(length).unwrap_or(usize::MAX));
-        let reserved = announced.unwrap_or(MAX_BLOCK_BYTES);
-        if reserved > MAX_BLOCK_BYTES {
+        let body_bytes_max = announced.unwrap_or(bytes_max);
+        if body_bytes_max > bytes_max {
             return too_long();
         }
+        let reserved = body_bytes_max + if is_encoded { MAX_BLOCK_BYTES } else { 0 };
         // Waiting for local memory must not count for the gateway's timeout, which starts afterwards. Each reservation
         // is held for a bounded time. The semaphore is never closed, and a block is a small part of it.
         let _reserved = bodies.acquire_many(u32::try_from(reserved).unwrap_or(u32::MAX)).await.ok();
-        match timeout(self.timeouts.body, read_body(response, announced, self.timeouts.stall)).await {
+        match timeout(self.timeouts.body, read_body(response, announced, body_bytes_max, self.timeouts.stall)).await {
             Err(_) => Outcome::Failed("the block was not received in time".to_owned()),
             Ok(Err(outcome)) => outcome,
-            Ok(Ok(body)) => self.deliver(cid, body),
+            Ok(Ok(body)) if is_encoded => match coding::decode_body(&body, MAX_BLOCK_BYTES) {
+                Ok(block) => self.deliver(cid, block, body.len()),
+                // The body may be valid.
+                Err(error @ CodingError::Memory) => Outcome::Failed(error.to_string()),
+                Err(error) => Outcome::Useless(error.to_string()),
+            },
+            Ok(Ok(body)) => {
+                let body_bytes = body.len();
+                self.deliver(cid, body, body_bytes)
+            }
         }
     }
 
     /// Verifies a block and delivers it to its waiters.
-    fn deliver(&self, cid: &Cid, body: Vec<u8>) -> Outcome {
-        let data = bytes::Bytes::from(body);
+    fn deliver(&self, cid: &Cid, block: Vec<u8>, body_bytes: usize) -> Outcome {
+        let data = bytes::Bytes::from(block);
         let bytes = data.len();
         let block = match Block::verify(*cid, data.clone()) {
             Ok(block) => block,
@@ -193,7 +221,7 @@ impl GatewayClient {
         };
         self.wants.deliver(&block, BlockTransport::Http);
         match block.key() {
-            Some(key) if block.cid() == cid => Outcome::Block { key, bytes },
+            Some(key) if block.cid() == cid => Outcome::Block { key, bytes, body_bytes },
             Some(key) => Outcome::InvalidBlock { key, bytes },
             None => Outcome::Useless("its bytes are in its CID".to_owned()),
         }
@@ -204,8 +232,13 @@ fn too_long() -> Outcome {
     Outcome::Useless(format!("more than {MAX_BLOCK_BYTES} bytes"))
 }
 
-/// Reads a body of the announced length, or of at most the maximum block size.
-async fn read_body(mut response: Response, announced: Option<usize>, stall: Duration) -> Result<Vec<u8>, Outcome> {
+/// Reads a body of the announced length, or of at most `bytes_max`.
+async fn read_body(
+    mut response: Response,
+    announced: Option<usize>,
+    bytes_max: usize,
+    stall: Duration,
+) -> Result<Vec<u8>, Outcome> {
     let mut body = Vec::with_capacity(announced.unwrap_or_default());
     loop {
         match timeout(stall, response.chunk()).await {
@@ -216,11 +249,21 @@ async fn read_body(mut response: Response, announced: Option<usize>, stall: Dura
                 body.shrink_to_fit();
                 return Ok(body);
             }
-            Ok(Ok(Some(chunk))) if body.len() + chunk.len() > announced.unwrap_or(MAX_BLOCK_BYTES) => {
-                return Err(too_long());
-            }
+            Ok(Ok(Some(chunk))) if body.len() + chunk.len() > bytes_max => return Err(too_long()),
             Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk),
         }
+    }
+}
+
+/// Whether the body is zstd.
+fn content_coding(response: &Response) -> Result<bool, Outcome> {
+    let mut codings = response.headers().get_all(CONTENT_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Ok(false) };
+    let is = |name: &str| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(name.as_bytes());
+    match codings.next() {
+        None if is(ZSTD) => Ok(true),
+        None if is("identity") || is("") => Ok(false),
+        _ => Err(Outcome::Useless(format!("the content coding is {coding:?}"))),
     }
 }
 
@@ -257,7 +300,7 @@ mod tests {
         let chunks = (0..3).map(|_| Ok::<_, std::io::Error>(vec![7; 100_000]));
         let body = reqwest::Body::wrap_stream(futures::stream::iter(chunks));
         let response = Response::from(http::Response::new(body));
-        let body = read_body(response, None, Duration::from_secs(20)).await.expect("a body");
+        let body = read_body(response, None, MAX_BLOCK_BYTES, Duration::from_secs(20)).await.expect("a body");
         assert_eq!((body.len(), body.capacity()), (300_000, 300_000));
     }
 
@@ -281,7 +324,7 @@ mod tests {
         };
         let asking = gateway_client.ask(&base, Trust::Configured, held.cid(), RequestKind::Block);
         let (answer, ()) = futures::join!(asking, others_take_their_time);
-        let expected = Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 };
+        let expected = Outcome::Block { key: held.key().expect("a key"), bytes: 100_000, body_bytes: 100_000 };
         assert_eq!(answer.outcome, expected);
         assert_eq!(gateway_client.configured_bodies.available_permits(), BODIES_BYTES_MAX, "all permits are released");
     }
@@ -296,6 +339,7 @@ mod tests {
         let _held_by_strangers = gateway_client.untrusted_bodies.acquire_many(all).await.expect("is open");
         let asking = gateway_client.ask(&base, Trust::Configured, held.cid(), RequestKind::Block);
         let answer = timeout(Duration::from_secs(20), asking).await.expect("does not wait for untrusted gateways");
-        assert_eq!(answer.outcome, Outcome::Block { key: held.key().expect("a key"), bytes: 100_000 });
+        let key = held.key().expect("a key");
+        assert_eq!(answer.outcome, Outcome::Block { key, bytes: 100_000, body_bytes: 100_000 });
     }
 }

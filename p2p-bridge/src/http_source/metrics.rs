@@ -56,6 +56,8 @@ crate::metrics! {
             "Requests to trustless gateways, by outcome";
         pub block_bytes: Counter = "causeway_http_source_block_bytes",
             "Bytes of verified blocks from trustless gateways";
+        pub body_bytes: Counter = "causeway_http_source_body_bytes",
+            "Bytes of the bodies with these blocks as they were received: fewer where gateways send them as zstd";
         pub gateways: Gauge = "causeway_http_source_gateways", "Trustless gateways in use";
         pub breakers_open: Gauge = "causeway_http_source_breakers_open",
             "Origins of trustless gateways with an open circuit breaker";

@@ -2,6 +2,7 @@
 //! sends incomplete bodies. Over TLS it is correct, and may use HTTP/2.
 
 use crate::tls;
+use content::stored::coding::BodyEncoder;
 use content::{Block, Cid, codec, hashes};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use reqwest::Certificate;
@@ -21,6 +22,10 @@ use tokio_rustls::TlsAcceptor;
 pub enum ServerMode {
     /// As specified.
     Honest,
+    /// With the block as zstd.
+    Zstd,
+    /// With this body in this content coding.
+    Coded(&'static str, Vec<u8>),
     /// With the head of the right block and other bytes.
     InvalidBlock,
     /// With five MiB, with or without `Content-Length`.
@@ -63,6 +68,14 @@ pub struct TestServer {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes as zstd.
+pub fn zstd(data: &[u8]) -> Vec<u8> {
+    let mut encoder = BodyEncoder::new().expect("memory");
+    let mut parts = encoder.encode(&bytes::Bytes::copy_from_slice(data)).expect("memory");
+    parts.extend(encoder.finish().expect("memory"));
+    parts.concat()
 }
 
 /// A raw block with these bytes.
@@ -225,6 +238,8 @@ async fn answer(
     }
     match mode {
         ServerMode::Honest => send(stream, ok(data.len()).as_bytes(), data).await,
+        ServerMode::Zstd => send_coded(stream, "zstd", &zstd(data)).await,
+        ServerMode::Coded(coding, body) => send_coded(stream, coding, &body).await,
         ServerMode::InvalidBlock => {
             let mut other = data.to_vec();
             other.iter_mut().take(1).for_each(|byte| *byte ^= 1);
@@ -250,6 +265,15 @@ async fn answer(
         }
         ServerMode::Hanging => None,
     }
+}
+
+async fn send_coded(stream: &mut (impl AsyncWrite + Unpin), coding: &str, body: &[u8]) -> Option<()> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.raw\r\nContent-Encoding: {coding}\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    send(stream, head.as_bytes(), body).await
 }
 
 async fn send(stream: &mut (impl AsyncWrite + Unpin), head: &[u8], body: &[u8]) -> Option<()> {

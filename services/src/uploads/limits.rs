@@ -11,8 +11,10 @@
 //! | names, paths, targets, heads, descriptions and roots | [`UploadError::Invalid`] |
 //! | [`ResumableLimits`]: what open resumable uploads take on the disk | `ResumableError::Full` |
 //!
-//! The memory that one upload takes at most is [`UploadLimits::memory_bytes`].
+//! The memory that one upload takes at most is [`UploadLimits::memory_bytes`], and that of a decoder if its body is
+//! encoded. All limits count decoded bytes.
 
+use crate::uploads::request_body::RequestBody;
 use crate::uploads::{Destination, UploadError, UploadOptions, pipeline, tree};
 use cache::import::IMPORT_MEMORY_BYTES_MAX;
 use content::MAX_BLOCK_BYTES;
@@ -107,6 +109,12 @@ impl UploadLimits {
 pub fn memory_for(most: usize, least: usize, body_bytes_max: Option<u64>) -> usize {
     let body = body_bytes_max.map_or(usize::MAX, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     most.min(body.saturating_mul(MEMORY_PER_BYTE).saturating_add(MEMORY_BYTES_MIN + least))
+}
+
+/// The memory for importing the CARs in a body.
+pub fn import_memory_bytes(body: &RequestBody) -> usize {
+    let body_bytes_max = http_body::Body::size_hint(body).upper();
+    memory_for(IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max) + body.decoder_bytes_max()
 }
 
 /// How many bytes one upload may have.

@@ -18,13 +18,13 @@
 //! | [`keeping`] | where blocks are stored: pinned, cached, or nowhere |
 //! | [`claims`] | quotas, and recording pins for their owner |
 //! | [`resumable`] | resumable uploads |
-//! | [`request_body`] | the body of a request, whose rest can be read or dropped after a rejection |
+//! | [`request_body`] | the body of a request, decoded; after a rejection, its rest can be read or dropped |
 //! | [`views`] | API views |
 //! | [`error`] | errors and their statuses |
 //!
 //! `POST /upload` and Kubo's `/api/v0/add` are two ways to [`Uploads::take`].
 //!
-//! Non-goals: fetching content; mutable files; decompression.
+//! Non-goals: fetching content; mutable files; decompressing archives.
 
 pub mod body;
 pub mod claims;
@@ -309,11 +309,12 @@ impl Uploads {
         let expected = http_body::Body::size_hint(&body).lower();
         let allowance = match self.allowance(&request.owner, &request.options.destination(), expected) {
             Ok(allowance) => allowance,
-            Err(error) => return Err(Failed { error, rest: body }),
+            Err(error) => return Err(Failed { error, rest: body.into_rest() }),
         };
         let body_bytes_max = http_body::Body::size_hint(&body).upper();
+        let decoder_bytes_max = body.decoder_bytes_max();
         let meter = Meter::of_body(body, allowance);
-        let taken = match self.try_acquire(&request, body_bytes_max) {
+        let taken = match self.try_acquire(&request, body_bytes_max, decoder_bytes_max) {
             Ok(resources) => self.run(resources, request, meter.clone()).await,
             Err(error) => Err(error),
         };
@@ -368,13 +369,18 @@ impl Uploads {
         self.run((permit, share), request, meter).await
     }
 
-    fn try_acquire(&self, request: &UploadRequest, body_bytes_max: Option<u64>) -> Result<Resources, UploadError> {
+    fn try_acquire(
+        &self,
+        request: &UploadRequest,
+        body_bytes_max: Option<u64>,
+        decoder_bytes_max: usize,
+    ) -> Result<Resources, UploadError> {
         let permit = self.uploads.try_acquire(&request.owner).map_err(|full| match full {
             Full::Client => UploadError::TokenLimit,
             Full::All => UploadError::Busy(self.limits.at_once_max),
         })?;
         let bytes = self.limits.memory_bytes(&request.options, body_bytes_max)?;
-        Ok((permit, self.reserve(bytes)?))
+        Ok((permit, self.reserve(bytes + decoder_bytes_max)?))
     }
 
     async fn run(

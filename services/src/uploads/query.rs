@@ -8,7 +8,7 @@ use crate::url::{pairs, parameter};
 use api::store::CAR;
 use cache::RootsIn;
 use content::importer::{Chunking, Profile, Version};
-use http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_TYPE};
+use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use http::{HeaderMap, Uri};
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -62,14 +62,9 @@ static KNOWN: LazyLock<Vec<String>> = LazyLock::new(|| {
 /// Parses the options and the format of an upload.
 ///
 /// # Errors
-/// [`UploadError::Invalid`] that names the parameter, and [`UploadError::Unsupported`] for compressed bodies.
+/// [`UploadError::Invalid`] that names the parameter, and [`UploadError::Unsupported`] for compressed archives.
 pub fn options(uri: &Uri, headers: &HeaderMap) -> Result<UploadOptions, UploadError> {
     let text = |name| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes())).unwrap_or_default();
-    let encoding = text(CONTENT_ENCODING);
-    if !matches!(encoding.trim(), "" | "identity") {
-        let words = "a body with Content-Encoding is not supported: send it uncompressed";
-        return Err(UploadError::Unsupported(words.to_owned()));
-    }
     let disposition = headers.get(CONTENT_DISPOSITION).and_then(|value| filename(value.as_bytes(), false));
     let name = disposition.map(|name| String::from_utf8_lossy(&name).into_owned());
     parse_stored(uri.query().unwrap_or_default(), &text(CONTENT_TYPE), name.as_deref())
@@ -217,7 +212,8 @@ fn file_format(content_type: &str, name: Option<String>) -> Result<Option<FileFo
         CAR => return Ok(None),
         media_type if TAR.contains(&media_type) => FileFormat::Tar,
         media_type if COMPRESSED_TAR.contains(&media_type) => {
-            let words = "compressed archives are not supported: send the uncompressed TAR (application/x-tar)";
+            let words = "compressed archives are not supported: send the uncompressed TAR (application/x-tar), with \
+                         \"Content-Encoding: zstd\" if it is compressed with zstd";
             return Err(UploadError::Unsupported(words.to_owned()));
         }
         media_type if media_type.starts_with("multipart/") => {
@@ -314,10 +310,7 @@ mod tests {
             let error = of(query, &[]).expect_err(query);
             assert_eq!(error.status(), 400, "{query}");
         }
-        let unsupported = [("content-encoding", "gzip"), ("content-type", "application/x-tgz")];
-        for header in unsupported {
-            assert_eq!(of("", &[header]).expect_err("rejected").status(), 415, "{header:?}");
-        }
+        assert_eq!(of("", &[("content-type", "application/x-tgz")]).expect_err("rejected").status(), 415);
         assert_eq!(of("", &[("content-type", "multipart/form-data")]).expect_err("refused").status(), 400);
         for query in ["roots=first", "only-hash"] {
             assert_eq!(of(query, &[("content-type", CAR)]).expect_err(query).status(), 400);

@@ -36,6 +36,7 @@ use axum::http::{StatusCode, Uri};
 use content::path::Root;
 use content::{Cid, ContentPath, NameError, Resolution, Verdict};
 use gateway::errors::Problem;
+use gateway::request::negotiate::Format;
 use gateway::request::route::Route;
 use gateway::resolve::Target;
 use services::denylists::Refused;
@@ -129,6 +130,7 @@ impl Operations {
         // The native format has no name in URLs.
         let format = ask.wanted.format.name();
         view.format = Some(if format.is_empty() { "native" } else { format }.to_owned());
+        let wanted = ask.wanted.format;
         let route = looking.lead(&client, &mut ask).await;
         view.route = Some(request::route_view(&route, &ask));
         if let Ok(Route::Content(_)) = route {
@@ -138,6 +140,28 @@ impl Operations {
             }
         }
         self.answer_here(request, view).await;
+        self.explain_coding(wanted, view).await;
+    }
+
+    /// Adds what a client that accepts zstd gets instead. For files, the content has it.
+    async fn explain_coding(&self, format: Format, view: &mut ExplainView) {
+        let Some(encoded) = self.parts().gateway.encoded() else { return };
+        if view.answer.as_ref().is_none_or(|answer| answer.status != StatusCode::OK.as_u16()) {
+            return;
+        }
+        let note = match format {
+            Format::Car => Some("as zstd, with its blocks as they are stored".to_owned()),
+            Format::Raw => {
+                let cid = view.blocks.last().and_then(|block| content::cid::parse(&block.cid).ok());
+                let bytes = match cid.filter(|_| view.missing.is_none()) {
+                    Some(cid) => encoded.block_bytes(&cid).await,
+                    None => None,
+                };
+                bytes.map(|bytes| format!("as it is stored, as {bytes} bytes of zstd"))
+            }
+            _ => None,
+        };
+        view.notes.extend(note.map(|note| format!("a client that accepts zstd gets it {note}")));
     }
 
     /// Adds the answer from locally stored blocks, unless the request was fetched; and whether its body is complete.

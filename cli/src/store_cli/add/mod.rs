@@ -25,6 +25,7 @@ use crate::audited_change::AuditedChange;
 use crate::local_policy;
 use crate::options::{GATEWAY_OPTIONAL, NodeOptions};
 use crate::remote::client::RequestError;
+use crate::remote::compression::TransferOptions;
 use crate::remote::{Backend, Remote};
 use crate::store_cli::{finish_and_close, store_to_write};
 use anyhow::Context as _;
@@ -96,6 +97,9 @@ pub struct AddArgs {
     /// Accepted for compatibility with Kubo: folders are always added recursively.
     #[arg(long = "recursive", short = 'r', hide = true)]
     _recursive: bool,
+    /// How it is sent.
+    #[command(flatten)]
+    transfer: TransferOptions,
     /// The node.
     #[command(flatten)]
     node: NodeOptions,
@@ -167,7 +171,9 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
                 |roots| json!({ "roots": roots.iter().map(Cid::to_string).collect::<Vec<_>>(), "name": name }),
             )?;
         }
-        Some(Backend::Remote(remote)) => add_remotely(runtime, &remote, job, name, &mut report)?,
+        Some(Backend::Remote(remote)) => {
+            add_remotely(runtime, &remote.sending(args.transfer), job, name, &mut report)?;
+        }
     }
     report.end()
 }

@@ -5,7 +5,7 @@ use crate::access::authenticator::PrincipalLookup;
 use crate::supervision::Supervisor;
 use crate::uploads::body::Meter;
 use crate::uploads::limits::{COMPLETED_MAX, ResumableLimits, UploadAllowance};
-use crate::uploads::request_body::{RequestBody, Upload, boxed};
+use crate::uploads::request_body::{RequestBody, Upload, boxed, is_coding_error};
 use crate::uploads::resumable::file::{Folder, Record, UploadOutcome};
 use crate::uploads::views as upload_views;
 use crate::uploads::{ProgressReceivers, UploadError, UploadRequest, Uploads, query};
@@ -114,14 +114,16 @@ pub struct Piece {
     offset: u64,
     /// The minimum number of bytes that follow.
     bytes: u64,
+    /// The maximum memory that decoding takes, in bytes.
+    decoder_bytes_max: usize,
     reader: Upload,
 }
 
 impl Piece {
     /// The body of a request, which begins at an offset.
     pub fn new(offset: u64, body: RequestBody) -> Self {
-        let bytes = http_body::Body::size_hint(&body).lower();
-        Self { offset, bytes, reader: Upload::new(body) }
+        let (bytes, decoder_bytes_max) = (http_body::Body::size_hint(&body).lower(), body.decoder_bytes_max());
+        Self { offset, bytes, decoder_bytes_max, reader: Upload::new(body) }
     }
 }
 
@@ -373,7 +375,8 @@ impl ResumableUploads {
     }
 
     /// Appends a piece to an upload, and imports it when it is complete. Received bytes are kept even if the body is
-    /// interrupted or the caller is cancelled. Also returns the unread rest of the body.
+    /// interrupted or the caller is cancelled; an invalid encoded body is discarded. The offset counts decoded bytes:
+    /// after an interruption, the client encodes what follows it anew. Also returns the unread rest of the body.
     ///
     /// # Errors
     /// [`ResumableError`].
@@ -416,7 +419,9 @@ impl ResumableUploads {
         if piece.bytes > record.length - record.offset {
             return Err(ResumableError::TooLong { length: record.length });
         }
+        let memory = self.service.reserve(piece.decoder_bytes_max)?;
         let written = self.write(&upload, &mut piece.reader).await;
+        drop(memory);
         if upload.record().offset < record.length {
             written?;
         } else {
@@ -444,8 +449,14 @@ impl ResumableUploads {
         file.seek(io::SeekFrom::Start(synced)).await.map_err(UploadError::TemporaryFile)?;
         let mut offset = synced;
         let copied = self.copy(upload, reader, &mut file, length, &mut offset).await;
-        if matches!(copied, Err(ResumableError::TooLong { .. })) {
-            // The client probably means another upload: the piece is discarded.
+        let is_discarded = match &copied {
+            // The client probably means another upload.
+            Err(ResumableError::TooLong { .. }) => true,
+            // Nothing says that what was decoded before is right. An interrupted body is another matter.
+            Err(ResumableError::BrokenOff(error)) => is_coding_error(error),
+            _ => false,
+        };
+        if is_discarded {
             offset = synced;
         }
         if offset != upload.record().offset {

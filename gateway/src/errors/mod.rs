@@ -17,6 +17,7 @@ pub use self::car_options::CarOptionsError;
 pub use self::routing::RoutingProblem;
 use content::ipld::IpldError;
 use content::names::NameError;
+use content::packed::PackedError;
 use content::path::{PathError, Root};
 use content::redirects::RedirectsError;
 use content::scope::ScopeError;
@@ -103,6 +104,15 @@ pub enum Problem {
         cid: Cid,
         /// Its multicodec.
         codec: u64,
+    },
+    /// The zstd file of a packed CID cannot be read as a packed file.
+    #[error(transparent)]
+    Packed(#[from] PackedError),
+    /// The CID is that of a packed file that is not pinned here.
+    #[error("the packed file {cid} is not pinned on this gateway")]
+    NotPacked {
+        /// The packed CID.
+        cid: Cid,
     },
     /// The path cannot be resolved.
     #[error(transparent)]
@@ -243,6 +253,17 @@ impl Problem {
                 busy(*retry_after)
             }
             Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
+            Self::Packed(PackedError::Read(error)) => read_page(error),
+            Self::Packed(_) => Page::new(
+                StatusCode::BAD_GATEWAY,
+                "Not a packed file",
+                "Request the zstd file by its own CID, which has the same hash, and decompress it with zstd -d.",
+            ),
+            Self::NotPacked { .. } => Page::new(
+                StatusCode::NOT_FOUND,
+                "Packed file not found",
+                "Request the zstd file by its own CID, which has the same hash, and decompress it with zstd -d.",
+            ),
             Self::Document(error) => document_page(error),
             Self::InsideDocument { .. } => Page::new(
                 StatusCode::NOT_IMPLEMENTED,
@@ -298,6 +319,7 @@ impl Problem {
         match self {
             Self::Walk(WalkError::Source(error))
             | Self::Read(ReadError::Source(error))
+            | Self::Packed(PackedError::Read(ReadError::Source(error)))
             | Self::Dir(DirError::Source(error))
             | Self::Scope(ScopeError::Source(error))
             | Self::Tar(TarError::Source(error)) => Some(error),
@@ -722,6 +744,7 @@ mod tests {
     use super::*;
     use content::Stall;
     use content::cid::parse;
+    use content::packed::SeekTableError;
     use http::header::ACCEPT;
 
     fn cid() -> Cid {
@@ -760,6 +783,9 @@ mod tests {
             (Problem::Request(RequestError::Method), 405, "no-store"),
             (Problem::Request(RequestError::NoSuchPage), 404, "public, max-age=60"),
             (Problem::NoRendering { cid, codec: 0x71 }, 406, "no-store"),
+            (Problem::Packed(PackedError::Table(SeekTableError::Missing)), 502, "no-store"),
+            (Problem::Packed(PackedError::Read(SourceError::NotFound { cid }.into())), 404, "no-store"),
+            (Problem::NotPacked { cid }, 404, "no-store"),
             (Problem::Walk(WalkError::NoLink { parent: cid, name: "x".to_owned() }), 404, "public, max-age=60"),
             (Problem::Walk(WalkError::Malformed { cid, reason: "x".to_owned() }), 502, "no-store"),
             (Problem::Walk(WalkError::Unsupported { cid, codec: 0x71 }), 501, "no-store"),

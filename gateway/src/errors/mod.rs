@@ -108,12 +108,6 @@ pub enum Problem {
     /// The zstd file of a packed CID cannot be read as a packed file.
     #[error(transparent)]
     Packed(#[from] PackedError),
-    /// The CID is that of a packed file that is not pinned here.
-    #[error("the packed file {cid} is not pinned on this gateway")]
-    NotPacked {
-        /// The packed CID.
-        cid: Cid,
-    },
     /// The path cannot be resolved.
     #[error(transparent)]
     Walk(#[from] WalkError),
@@ -257,11 +251,6 @@ impl Problem {
             Self::Packed(_) => Page::new(
                 StatusCode::BAD_GATEWAY,
                 "Not a packed file",
-                "Request the zstd file by its own CID, which has the same hash, and decompress it with zstd -d.",
-            ),
-            Self::NotPacked { .. } => Page::new(
-                StatusCode::NOT_FOUND,
-                "Packed file not found",
                 "Request the zstd file by its own CID, which has the same hash, and decompress it with zstd -d.",
             ),
             Self::Document(error) => document_page(error),
@@ -785,7 +774,6 @@ mod tests {
             (Problem::NoRendering { cid, codec: 0x71 }, 406, "no-store"),
             (Problem::Packed(PackedError::Table(SeekTableError::Missing)), 502, "no-store"),
             (Problem::Packed(PackedError::Read(SourceError::NotFound { cid }.into())), 404, "no-store"),
-            (Problem::NotPacked { cid }, 404, "no-store"),
             (Problem::Walk(WalkError::NoLink { parent: cid, name: "x".to_owned() }), 404, "public, max-age=60"),
             (Problem::Walk(WalkError::Malformed { cid, reason: "x".to_owned() }), 502, "no-store"),
             (Problem::Walk(WalkError::Unsupported { cid, codec: 0x71 }), 501, "no-store"),

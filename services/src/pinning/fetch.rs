@@ -117,14 +117,16 @@ impl Fetch {
         Ok(Some(Step { progress: self.progress, fetched_bytes: fetched.then_some(bytes) }))
     }
 
-    async fn next_block(&mut self) -> Result<Option<VisitedBlock>, DagError> {
+    async fn next_block(&mut self) -> Result<Option<VisitedBlock>, FetchError> {
         if let Some(next) = self.traversal.next().await? {
             return Ok(Some(next));
         }
         let Some(root) = self.next_root.take() else { return Ok(None) };
+        // A leaf of the plain file is missing until its frame is written.
+        self.store.written().await?;
         let withheld = self.traversal.withheld();
         self.traversal = PinTraversal::new(self.sources.clone(), root, BLOCKS_IN_FLIGHT).after(withheld);
-        self.traversal.next().await
+        Ok(self.traversal.next().await?)
     }
 
     /// Completes the pin, which is on the disk when this returns.

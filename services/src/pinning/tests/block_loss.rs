@@ -404,7 +404,7 @@ async fn a_packed_file_is_restored_from_its_zstd_file() {
     world.upstream.has(&items.blocks);
 
     let pins = world.start().await;
-    let request = pins.list(OPERATOR, &Filter::default()).await.requests.remove(0);
+    let request = pins.list(OPERATOR, &Filter { limit: 10, ..Filter::default() }).await.requests.remove(0);
     assert_eq!(pins.zstd_file(&root), Some(packed.zstd_file.cid));
     let (_, leaf, slice) = items.slices[2].clone();
     let evicted = world.store.evict(vec![slice.base], Evict::Everything).await.expect("evicts");

@@ -34,6 +34,9 @@ pub struct ExplainView {
     pub missing: Option<String>,
     /// The target of the path, and how much of it is stored locally.
     pub content: Option<ContentView>,
+    /// The packed file of which the root is the plain file, the zstd file or the packed CID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<PackedFileView>,
     /// The network's state for the root; `null` if the node is offline.
     pub network: Option<NetworkView>,
     /// The response; `null` if it cannot be determined without fetching blocks.
@@ -97,6 +100,17 @@ pub struct RememberedView {
     pub generation: u64,
     /// Whether the entry is valid under the current generation.
     pub is_current: bool,
+}
+
+/// A packed file that is pinned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PackedFileView {
+    /// The CID of the plain file.
+    pub plain: String,
+    /// The CID of the zstd file.
+    pub zstd: String,
+    /// The CID of the plain content by the zstd file.
+    pub packed: String,
 }
 
 /// Where a block is stored.

@@ -60,7 +60,8 @@ pub struct PinStatusView {
     /// Multiaddrs of this node, for providers of the DAG.
     #[schema(min_items = 1, max_items = 20)]
     pub delegates: Vec<String>,
-    /// `blocks` and `bytes` so far, `dag_size` when complete, the number of failed `attempts`, and `status_details`.
+    /// `blocks` and `bytes` so far, `dag_size` when complete, the number of failed `attempts`, and `status_details`; of
+    /// a packed file also the CIDs of its `zstd` file and of its plain content by that file (`packed`).
     #[serde(default)]
     pub info: BTreeMap<String, String>,
 }

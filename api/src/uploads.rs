@@ -28,6 +28,23 @@ pub struct RootView {
     pub bytes: u64,
     /// The ID of the pin; `null` if nothing was pinned.
     pub pin: Option<String>,
+    /// The zstd file of a packed file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<PackedView>,
+    /// Why a file that was to be packed is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// The zstd file of a packed file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PackedView {
+    /// The CID of the zstd file, which any node can read and `zstd -d` decompresses.
+    pub zstd: String,
+    /// The CID of the plain content by the zstd file: its multihash with a codec of multicodec's private range.
+    pub cid: String,
+    /// The size of the zstd file, in bytes.
+    pub bytes: u64,
 }
 
 /// The progress of an upload.

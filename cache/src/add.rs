@@ -15,8 +15,10 @@ use crate::pins::{PinAttempt, PinError, PinSummary};
 use crate::store::BlockStore;
 use content::budget::Budget;
 use content::dag::DagError;
+use content::stored::Slice;
 use content::{Block, Cid, SourceError, dag};
-use std::collections::HashSet;
+use futures::stream::{self, StreamExt as _};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Blocks that a traversal reads concurrently.
@@ -30,6 +32,8 @@ pub struct Addition {
     temporary_pin: Arc<PinAttempt>,
     /// The memory budget of traversals, if there is one.
     memory: Option<Arc<Budget>>,
+    /// The zstd files of roots of packed files.
+    packed: HashMap<Cid, Cid>,
 }
 
 /// Why added blocks could not be pinned. Pins of earlier roots stay.
@@ -60,7 +64,26 @@ impl Addition {
     /// # Errors
     /// [`StoreError`].
     pub async fn begin(store: &dyn BlockStore) -> Result<Self, StoreError> {
-        Ok(Self { store: store.handle(), temporary_pin: store.begin_temporary_pin().await?, memory: None })
+        let temporary_pin = store.begin_temporary_pin().await?;
+        Ok(Self { store: store.handle(), temporary_pin, memory: None, packed: HashMap::new() })
+    }
+
+    /// Whether the store takes slices.
+    pub fn takes_slices(&self) -> bool {
+        self.store.takes_slices()
+    }
+
+    /// Adds a leaf as a slice of a block that was added before.
+    ///
+    /// # Errors
+    /// [`AddError`], for this leaf or an earlier block; also if the store takes no slices.
+    pub async fn put_slice(&self, leaf: &Cid, slice: Slice) -> Result<(), AddError> {
+        self.store.put_slice(leaf, slice, &self.temporary_pin).await.map_err(failure)
+    }
+
+    /// Makes the pin of a root also that of the zstd file of the same packed file.
+    pub fn set_packed(&mut self, root: Cid, zstd_file: Cid) {
+        self.packed.insert(root, zstd_file);
     }
 
     /// Makes traversals take their memory from a budget, and fail when it is exhausted.
@@ -110,8 +133,11 @@ impl Addition {
         let mut seen = HashSet::new();
         let mut pins = Vec::new();
         for root in roots.iter().filter(|root| seen.insert(**root)) {
-            let visited = dag::walk_links(Arc::clone(&self.store) as _, *root, WALK_CONCURRENCY, self.memory.clone());
-            let pin = self.store.pin_visited(*root, name.map(str::to_owned), visited).await;
+            let walk =
+                |root| dag::walk_links(Arc::clone(&self.store) as _, root, WALK_CONCURRENCY, self.memory.clone());
+            let packed = self.packed.get(root).copied();
+            let visited = stream::iter(packed.into_iter().chain([*root])).flat_map(walk);
+            let pin = self.store.pin_visited(*root, packed, name.map(str::to_owned), visited).await;
             pins.push(pin.map_err(|error| AddError::Pin { root: *root, error: Box::new(error) })?);
         }
         Ok(pins)

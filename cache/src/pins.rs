@@ -45,6 +45,8 @@ pub struct PinSummary {
     pub blocks: u64,
     /// Their size as blocks, not as stored, in bytes.
     pub bytes: u64,
+    /// The root of the zstd file, which is pinned too, if the root is that of a packed file ([`content::packed`]).
+    pub packed: Option<Cid>,
 }
 
 /// Why a pin was not completed.
@@ -112,6 +114,8 @@ pub struct PinAttempt {
     losses: u64,
     /// `None` for a temporary pin.
     pub(crate) root: Option<Cid>,
+    /// The root of the zstd file, once the pin is known to be that of a packed file.
+    packed: OnceLock<Cid>,
     failure: OnceLock<MemberFailure>,
 }
 
@@ -132,7 +136,16 @@ impl From<StoreError> for MemberFailure {
 impl PinAttempt {
     pub(crate) fn new(begun: BegunPin, root: Option<Cid>) -> Arc<Self> {
         let BegunPin { pin, losses } = begun;
-        Arc::new(Self { pin, losses, root, failure: OnceLock::new() })
+        Arc::new(Self { pin, losses, root, packed: OnceLock::new(), failure: OnceLock::new() })
+    }
+
+    /// Makes the pin that of a packed file with this zstd file, whose blocks are members too, when it is finished.
+    pub fn set_packed(&self, zstd_file: Cid) {
+        _ = self.packed.set(zstd_file);
+    }
+
+    pub(crate) fn packed(&self) -> Option<Cid> {
+        self.packed.get().copied()
     }
 
     pub(crate) fn fail(&self, failure: MemberFailure) {
@@ -253,16 +266,27 @@ pub(crate) struct PinRecord {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
     pub(crate) name: Option<String>,
+    /// The root of the zstd file of a packed file.
+    pub(crate) packed: Option<Cid>,
 }
+
+/// The bits of a record's flags.
+const NAMED: u8 = 1;
+const PACKED: u8 = 2;
 
 impl PinRecord {
     pub(crate) fn new(id: PinId, name: Option<String>) -> Self {
-        Self { id, created: SystemTime::now(), state: PinState::Partial, blocks: 0, bytes: 0, name }
+        Self { id, created: SystemTime::now(), state: PinState::Partial, blocks: 0, bytes: 0, name, packed: None }
     }
 
     pub(crate) fn summary(&self, root: Cid) -> PinSummary {
-        let Self { id, created, state, blocks, bytes, name } = self.clone();
-        PinSummary { root, id: id.0, name, created, state, blocks, bytes }
+        let Self { id, created, state, blocks, bytes, name, packed } = self.clone();
+        PinSummary { root, id: id.0, name, created, state, blocks, bytes, packed }
+    }
+
+    /// The roots of everything that the pin has, if its own root is `root`.
+    pub(crate) fn roots(&self, root: Cid) -> impl Iterator<Item = Cid> + use<> {
+        [root].into_iter().chain(self.packed)
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
@@ -272,7 +296,13 @@ impl PinRecord {
             out.extend_from_slice(&number.to_be_bytes());
         }
         out.push(u8::from(self.state == PinState::Complete));
-        out.push(u8::from(self.name.is_some()));
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        out.push(flag(self.name.is_some(), NAMED) | flag(self.packed.is_some(), PACKED));
+        if let Some(packed) = &self.packed {
+            let packed = packed.to_bytes();
+            out.push(u8::try_from(packed.len()).unwrap_or(u8::MAX));
+            out.extend_from_slice(&packed);
+        }
         out.extend_from_slice(self.name.as_deref().unwrap_or_default().as_bytes());
         out
     }
@@ -281,9 +311,17 @@ impl PinRecord {
         let mut rest = bytes;
         let (id, created_ms) = (take(&mut rest)?, take(&mut rest)?);
         let (blocks, bytes) = (take(&mut rest)?, take(&mut rest)?);
-        let (complete, named, name) = match rest {
-            [complete @ 0..=1, named @ 0..=1, name @ ..] => (*complete == 1, *named == 1, name),
+        let (complete, flags, name) = match rest {
+            [complete @ 0..=1, flags @ 0..=3, name @ ..] => (*complete == 1, *flags, name),
             _ => return None,
+        };
+        let (packed, name) = match flags & PACKED {
+            0 => (None, name),
+            _ => {
+                let (length, rest) = name.split_first()?;
+                let (packed, name) = rest.split_at_checked(usize::from(*length))?;
+                (Some(Cid::try_from(packed).ok()?), name)
+            }
         };
         let name = std::str::from_utf8(name).ok()?.to_owned();
         Some(Self {
@@ -292,7 +330,8 @@ impl PinRecord {
             state: if complete { PinState::Complete } else { PinState::Partial },
             blocks,
             bytes,
-            name: named.then_some(name),
+            name: (flags & NAMED != 0).then_some(name),
+            packed,
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::error::StoreError;
 use crate::pins::{PinAttempt, PinChanges, PinError, PinSummary};
 use crate::reports::{Figures, Finding, MissingBlocks, Recompressed, ScrubProgress, ScrubReport, raw_cid};
 use bytes::Bytes;
-use content::stored::{Shape, Stored};
+use content::stored::{Shape, Slice, Stored};
 use content::{Block, BlockKey, BlockSource, Cid, Policy, Verdict};
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use prometheus_client::metrics::counter::Counter;
@@ -58,6 +58,10 @@ impl fmt::Debug for Withheld {
 
 /// A scrub's callback: called after each step with the progress and the step's findings.
 pub type OnProgress<'a> = &'a mut (dyn FnMut(&ScrubProgress, &[Finding]) + Send);
+
+/// Why a store refuses packed files.
+pub const NO_SLICES: &str =
+    "this kind of store cannot have packed files: set cache.store = \"rocksdb\", or add the file without packing it";
 
 /// Where a scrub starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,6 +180,39 @@ pub trait BlockStore: BlockSource + fmt::Debug {
             self.put_member(&block, attempt).await
         }
         .boxed()
+    }
+
+    /// Whether the store takes slices, so that it can have packed files ([`content::packed`]).
+    fn takes_slices(&self) -> bool {
+        false
+    }
+
+    /// Queues a leaf as a slice of a block that was put before, and as a member of a pin. A leaf that is pinned already
+    /// stays as it is stored. From then on, a pin that has the leaf has that block too.
+    ///
+    /// # Errors
+    /// Those of [`Self::put_member`]; by this call or a later one, that the block is missing. By default, that the
+    /// store takes no slices.
+    fn put_slice<'a>(
+        &'a self,
+        leaf: &'a Cid,
+        slice: Slice,
+        attempt: &'a Arc<PinAttempt>,
+    ) -> BoxFuture<'a, Result<(), PinError>> {
+        let _ = (leaf, slice, attempt);
+        ready(Err(StoreError::io(NO_SLICES).into())).boxed()
+    }
+
+    /// The plain file of a packed file that is pinned, by the root of its zstd file.
+    fn plain_file(&self, zstd_file: &BlockKey) -> Option<Cid> {
+        let _ = zstd_file;
+        None
+    }
+
+    /// The root of the zstd file of a pinned root, if it is that of a packed file.
+    fn zstd_file(&self, root: &Cid) -> Option<Cid> {
+        let _ = root;
+        None
     }
 
     /// Marks a pin complete if all of its members were written. It is durable when this completes.

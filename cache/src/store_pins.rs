@@ -25,16 +25,18 @@ impl dyn BlockStore {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        self.pin_visited(root, name, blocks.map(|block| block.map(Visited::Block))).await
+        self.pin_visited(root, None, name, blocks.map(|block| block.map(Visited::Block))).await
     }
 
-    /// The same for a DAG whose blocks are stored: leaves become members without being read.
+    /// The same for a DAG whose blocks are stored: leaves become members without being read. The blocks of a packed
+    /// file are followed by those of its plain file.
     ///
     /// # Errors
     /// The same, also if a leaf is missing.
     pub(crate) async fn pin_visited<E>(
         &self,
         root: Cid,
+        packed: Option<Cid>,
         name: Option<String>,
         visited: impl Stream<Item = Result<Visited, E>> + Send,
     ) -> Result<PinSummary, PinError>
@@ -43,6 +45,9 @@ impl dyn BlockStore {
     {
         check_name(name.as_deref())?;
         let attempt = self.begin_pin(root, name).await?;
+        if let Some(zstd_file) = packed {
+            attempt.set_packed(zstd_file);
+        }
         let mut visited = pin!(visited);
         while let Some(visited) = visited.next().await {
             match visited.map_err(|error| PinError::Blocks(Box::new(error)))? {

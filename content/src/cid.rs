@@ -33,6 +33,9 @@ pub mod codec {
     pub const JSON: u64 = 0x0200;
     /// A public key, the codec of an IPNS name.
     pub const LIBP2P_KEY: u64 = 0x72;
+    /// A packed file ([`crate::packed`]): the multihash is that of the root of its seekable zstd file, and the content
+    /// is what that file decompresses to. Of multicodec's range for private use (0x300000 to 0x3fffff).
+    pub const PACKED_FILE: u64 = 0x30_5a53;
 }
 
 /// Why a string is not a CID that can be served.

@@ -28,6 +28,7 @@
 //! | [`fingerprints`] | the visited set of a traversal: a fixed-size hash for each item |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
 //! | [`stored`] | the stored form of a block: compressed where that saves space, and sent to a browser as it is |
+//! | [`packed`] | files as seekable zstd, whose leaves are also the leaves of the plain file |
 //! | [`scope`] | which blocks a CAR response has, and in which order (`dag-scope`, `entity-bytes`) |
 //! | [`tar`] | a file or a directory tree as a TAR archive |
 //! | [`denylist`] | denylists in the compact format, and matching blocks, paths and names against them |
@@ -54,6 +55,7 @@ pub mod ipns;
 pub mod key;
 pub mod links;
 pub mod names;
+pub mod packed;
 pub mod path;
 pub mod policy;
 pub mod redirects;

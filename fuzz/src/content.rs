@@ -7,10 +7,12 @@ use content::denylist::{List, ListBuilder, Matcher, Rule, Source};
 use content::ipld::{self, Ipld, OutlineLimits};
 use content::ipns::{Draft, Record};
 use content::names::{Key, Name};
+use content::packed::SeekTable;
 use content::path::{self, ContentPath, Namespace, Root};
 use content::redirects::{self, Match, Rules, Target};
 use content::scope::{self, DagScope, EntityBytes, ScopeLimits, ScopeOptions};
 use content::stored::coding::{self, BodyDecoder};
+use content::stored::Slice;
 use content::tar::{self, TarLimits};
 use content::unixfs::file::{FileReader, ReadLimits};
 use content::unixfs::{Node, dir};
@@ -28,7 +30,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 pub type Function = fn(&[u8]);
 
 /// All targets, by the name of their fuzzer and corpus.
-pub const TARGETS: [(&str, Function); 12] = [
+pub const TARGETS: [(&str, Function); 13] = [
     ("url_path", url_path),
     ("redirects", redirects),
     ("denylist", denylist),
@@ -41,6 +43,7 @@ pub const TARGETS: [(&str, Function); 12] = [
     ("ipns_record", ipns_record),
     ("dnslink", dnslink),
     ("zstd_body", zstd_body),
+    ("packed", packed),
 ];
 
 /// The maximum number of segments in a path.
@@ -608,5 +611,31 @@ impl Message {
         encode_varint(value.len() as u64, &mut self.0);
         self.0.extend_from_slice(value);
         self
+    }
+}
+
+/// The end of a seekable zstd file, and the value of a slice with its base.
+pub fn packed(data: &[u8]) {
+    if let Ok((table, table_bytes)) = SeekTable::read_tail(data) {
+        assert!(table_bytes <= data.len());
+        let (mut frame_bytes, mut plain_bytes) = (0, 0);
+        for place in table.places() {
+            assert_eq!((place.frame_start, place.plain_start), (frame_bytes, plain_bytes));
+            frame_bytes += u64::from(place.lengths.frame_bytes);
+            plain_bytes += u64::from(place.lengths.plain_bytes);
+        }
+        assert_eq!((table.frame_bytes(), table.plain_bytes()), (frame_bytes, plain_bytes));
+        let written = table.to_frame().expect("without checksums it is not larger");
+        assert_eq!(SeekTable::read_tail(&written), Ok((table, written.len())));
+    }
+    let value = Bytes::copy_from_slice(data);
+    if let Ok(Some(slice)) = Slice::read(&value) {
+        assert_eq!(slice.to_value().as_ref(), Ok(&value));
+        if let Ok(stored) = slice.resolve(data) {
+            assert_eq!(stored.shape(), slice.shape());
+            if let Ok(block) = stored.block() {
+                assert_eq!(block.len(), slice.shape().block_bytes());
+            }
+        }
     }
 }

@@ -235,6 +235,7 @@ fn options(call: &Call, format: FileFormat) -> Result<FileOptions, RpcError> {
         },
         modes: set("preserve-mode"),
         times: set("preserve-mtime"),
+        packed: false,
     })
 }
 

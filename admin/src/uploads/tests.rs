@@ -981,7 +981,7 @@ async fn take(
 /// The options of a file.
 fn file_options(destination: Destination) -> FileOptions {
     let (format, profile) = (FileFormat::File { name: None }, Profile::default());
-    FileOptions { format, profile, wrap: false, destination, modes: false, times: false }
+    FileOptions { format, profile, wrap: false, destination, modes: false, times: false, packed: false }
 }
 
 fn pinned() -> Destination {

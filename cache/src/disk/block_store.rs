@@ -6,7 +6,7 @@ use crate::pins::{PinAttempt, PinChanges, PinError, PinSummary};
 use crate::reports::MissingBlocks;
 use crate::store::{BlockStore, Evict, Evicted, Held, IsHot, IsWithheld, OnProgress, ScrubPass, Stats};
 use bytes::Bytes;
-use content::stored::{Shape, Stored};
+use content::stored::{Shape, Slice, Stored};
 use content::{Block, BlockKey, Cid};
 use futures::future::{BoxFuture, FutureExt as _};
 use std::sync::Arc;
@@ -96,6 +96,34 @@ impl BlockStore for Disk {
             Ok(self.queue().send(Change::StoredMember { cid, attempt: Arc::clone(attempt), room })?)
         }
         .boxed()
+    }
+
+    fn takes_slices(&self) -> bool {
+        true
+    }
+
+    fn put_slice<'a>(
+        &'a self,
+        leaf: &'a Cid,
+        slice: Slice,
+        attempt: &'a Arc<PinAttempt>,
+    ) -> BoxFuture<'a, Result<(), PinError>> {
+        async move {
+            attempt.check()?;
+            let Some(key) = BlockKey::of(leaf) else { return Ok(()) };
+            let room = self.queue().room(slice.value_bytes()).await?;
+            let slice = Box::new((key, slice));
+            Ok(self.queue().send(Change::Slice { slice, attempt: Arc::clone(attempt), room })?)
+        }
+        .boxed()
+    }
+
+    fn plain_file(&self, zstd_file: &BlockKey) -> Option<Cid> {
+        self.plain_file(zstd_file)
+    }
+
+    fn zstd_file(&self, root: &Cid) -> Option<Cid> {
+        self.inner.store.zstd_file(root)
     }
 
     fn finish_pin(&self, attempt: Arc<PinAttempt>) -> BoxFuture<'_, Result<PinSummary, PinError>> {

@@ -29,6 +29,7 @@
 //! | `reads` | batched look-ups that wait for the disk |
 //! | `writer` | the thread that makes all changes |
 //! | `reference_bits` | which blocks were read since they were written |
+//! | `packed` | the packed files among the pins |
 //! | [`scrub`] | verifies every value in the background |
 //! | `recompress` | recompresses pinned values in the background |
 //! | `reserve` | disk space reserved for operations on a full disk |
@@ -45,6 +46,7 @@ pub(crate) mod faults;
 pub(crate) mod files;
 mod index_files;
 pub mod offline;
+mod packed;
 mod reads;
 pub mod rebuild;
 mod recompress;
@@ -205,7 +207,7 @@ impl Disk {
         if !self.inner.store.may_hold(&block) {
             return Ok(None);
         }
-        Ok(self.read(move |store| store.index(&block)).await?.map(|record| record.shape.block_bytes() as u64))
+        Ok(self.read(move |store| store.held(&block)).await?.map(|record| record.shape.block_bytes() as u64))
     }
 
     /// Whether a pin, complete or partial, has the block.
@@ -255,14 +257,17 @@ impl Disk {
         if which == Held::Roots {
             for row in store.rows_from(PINS, &[])? {
                 let pin = summary(&row?)?;
-                let key = BlockKey::of(&pin.root).filter(|_| pin.state == PinState::Complete);
-                key.into_iter().for_each(|key| visit(&key.to_bytes()));
+                let roots = [Some(pin.root), pin.packed].into_iter().flatten();
+                let keys = roots.filter(|_| pin.state == PinState::Complete).filter_map(|root| BlockKey::of(&root));
+                keys.for_each(|key| visit(&key.to_bytes()));
             }
             return Ok(());
         }
         for row in store.rows_from(INDEX, &[])? {
             let (key, record) = row?;
-            if which == Held::All || IndexRecord::from_bytes(&record).is_some_and(IndexRecord::pinned) {
+            let record = IndexRecord::from_bytes(&record);
+            let is_selected = which == Held::All || record.is_some_and(IndexRecord::pinned);
+            if is_selected && record.map_or(Ok(true), |record| store.has_base(record))? {
                 visit(&key);
             }
         }
@@ -323,8 +328,13 @@ impl Disk {
     /// # Errors
     /// [`StoreError`].
     pub async fn shapes(&self, keys: Vec<BlockKey>) -> Result<Vec<Option<Shape>>, StoreError> {
-        let shape = |store: &Store, key: &BlockKey| Ok(store.index(&key.to_bytes())?.map(|record| record.shape));
+        let shape = |store: &Store, key: &BlockKey| Ok(store.held(&key.to_bytes())?.map(|record| record.shape));
         self.read(move |store| keys.iter().map(|key| shape(store, key)).collect()).await
+    }
+
+    /// The plain file of a packed file that is pinned, by the root of its zstd file.
+    pub fn plain_file(&self, zstd_file: &BlockKey) -> Option<Cid> {
+        self.inner.store.plain_file(zstd_file)
     }
 
     /// What evicting the unpinned ones of these distinct blocks would remove.

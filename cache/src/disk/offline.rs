@@ -54,17 +54,21 @@ pub struct Repaired {
 
 impl Figures {
     fn add(&mut self, record: IndexRecord) {
-        self.add_block(record.shape, record.pinned());
+        self.add_value(record.shape, record.value_bytes(), record.pinned());
     }
 
     pub(crate) fn add_block(&mut self, shape: Shape, pinned: bool) {
+        self.add_value(shape, shape.value_bytes(), pinned);
+    }
+
+    fn add_value(&mut self, shape: Shape, value_bytes: usize, pinned: bool) {
         let of_kind = if pinned { &mut self.pinned } else { &mut self.cached };
-        of_kind.add(shape);
-        match shape {
-            Shape::Raw { .. } => self.raw.add(shape),
-            Shape::Frame { .. } => self.framed.add(shape),
-            Shape::Envelope { .. } => self.enveloped.add(shape),
-        }
+        let of_form = match shape {
+            Shape::Raw { .. } => &mut self.raw,
+            Shape::Frame { .. } => &mut self.framed,
+            Shape::Envelope { .. } => &mut self.enveloped,
+        };
+        [of_kind, of_form].into_iter().for_each(|amount| amount.add(shape, value_bytes));
     }
 
     pub(crate) fn count_pin(&mut self, state: PinState) {
@@ -91,10 +95,10 @@ impl Figures {
 }
 
 impl Amount {
-    fn add(&mut self, shape: Shape) {
+    fn add(&mut self, shape: Shape, value_bytes: usize) {
         self.blocks += 1;
         self.block_bytes += shape.block_bytes() as u64;
-        self.stored_bytes += shape.value_bytes() as u64;
+        self.stored_bytes += value_bytes as u64;
     }
 }
 

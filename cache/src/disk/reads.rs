@@ -192,7 +192,7 @@ impl Reads {
         let mut values = read.and_then(Result::ok).unwrap_or_default().into_iter();
         for (record, lookup) in run {
             let value = values.next().and_then(|found| self.store.decode_record(record.place, found, &lookup.block));
-            // If the value was moved or deleted concurrently, or is corrupt, it is looked up once more, alone.
+            // If the value was moved or deleted concurrently, is corrupt or a slice, it is looked up once more, alone.
             let found = value.map_or_else(|| self.store.stored(&lookup.block), |stored| Ok(Some(stored)));
             lookup.reply.send(found);
         }
@@ -229,7 +229,7 @@ impl Drop for Worker {
 }
 
 fn length(record: IndexRecord, lookup: &LookUp) -> usize {
-    record_bytes(&lookup.block, record.shape.value_bytes())
+    record_bytes(&lookup.block, record.value_bytes())
 }
 
 /// Whether a value directly follows one of that length.
@@ -271,7 +271,12 @@ mod tests {
     }
 
     fn record(segment: u32, offset: u32, block_bytes: usize) -> IndexRecord {
-        IndexRecord { shape: Shape::Raw { block_bytes }, kind: Kind::Cached, place: Place { segment, offset } }
+        IndexRecord {
+            shape: Shape::Raw { block_bytes },
+            kind: Kind::Cached,
+            place: Place { segment, offset },
+            base: None,
+        }
     }
 
     #[test]

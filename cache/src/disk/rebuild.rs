@@ -5,9 +5,9 @@
 //! segments and pins, and with one DAG at a time.
 //!
 //! How: the damaged index is moved aside. Each segment is scanned ([`super::scan`]); of several values of a block the
-//! latest counts. Then each pin of the journal is traversed from its root, which finds its members, including missing
-//! ones. Blocks without a pin in a segment with members of pins were unpinned before, and are deleted; segments without
-//! members are cached.
+//! latest counts. Slices are verified when all segments are read, since their bases may follow them. Then each pin of
+//! the journal is traversed from its root, which finds its members, including missing ones. Blocks without a pin in a
+//! segment with members of pins were unpinned before, and are deleted; segments without members are cached.
 //!
 //! If the journal was damaged too, the pins may be incomplete: every block is kept, as a member of [`UNCLAIMED`], until
 //! the operator releases that.
@@ -19,10 +19,11 @@
 
 use super::index_files::{self, Stage};
 use super::repair;
-use super::scan::{self, FoundValue};
+use super::scan::{self, FoundForm, FoundValue};
 use super::schema::{
     BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SYNCED, Kind, META, PINS, PINS_BY_BLOCK,
-    PLACES, PinId, PinRecord, Place, SCHEMA, SEGMENTS, SegmentRecord, block_of_pin, pin_of_block, release_key,
+    PLACES, PinId, PinRecord, Place, SCHEMA, SCHEMA_UNPACKED, SEGMENTS, SegmentRecord, UNVERIFIED, block_of_pin,
+    pin_of_block, release_key,
 };
 use super::scrub::{self, IncompletePin};
 use super::store::{Lock, SEGMENTS_DIR, Store};
@@ -30,7 +31,7 @@ use super::{DiskOptions, StoreError};
 use crate::dag;
 use crate::pin_journal::{self, JournalState, PinJournal, Watermark};
 use crate::pins::PinState;
-use content::Cid;
+use content::{BlockKey, Cid};
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -179,7 +180,8 @@ fn known_pins(dir: &Path, options: &DiskOptions, lock: &Lock) -> Result<KnownPin
     }
     if is_read {
         // Saved, since an interrupted rebuild has no index to read when it starts again.
-        let save = || PinJournal::open(dir)?.0.rewrite(SCHEMA, Watermark::default(), pins.values().cloned());
+        let schema = found.schema.unwrap_or(SCHEMA);
+        let save = || PinJournal::open(dir)?.0.rewrite(schema, Watermark::default(), pins.values().cloned());
         save().map_err(|error| StoreError::io(format!("{}: {error}", path.display())))?;
     }
     Ok(KnownPins { pins, are_all })
@@ -217,6 +219,8 @@ fn rebuild(
     let mut rebuild = Rebuild { store: &store, batch: WriteBatch::default(), staged: HashMap::new(), on_progress };
     let mut progress = RebuildProgress { pins_total: known.pins.len(), ..RebuildProgress::default() };
     let segments = rebuild.read_segments(&mut progress)?;
+    let has_slices = rebuild.add_slices()?;
+    let is_packed = has_slices || known.pins.values().any(|(_, record)| record.packed.is_some());
     for (root, record) in latest(&known.pins) {
         rebuild.restore_pin(*root, record)?;
         progress.pins += 1;
@@ -225,7 +229,7 @@ fn rebuild(
     let unclaimed = rebuild.classify_blocks(known.are_all)?;
     rebuild.count_segments(&segments, known)?;
     rebuild.write()?;
-    store.write_schema()?;
+    store.write_schema(if is_packed { SCHEMA } else { SCHEMA_UNPACKED })?;
     FAMILIES.iter().try_for_each(|family| store.flush_family(family))?;
     if unclaimed > 0 {
         index_files::mark_unclaimed(dir)?;
@@ -276,7 +280,56 @@ impl Rebuild<'_> {
 
     fn add_value(&mut self, found: FoundValue) -> Result<(), StoreError> {
         let FoundValue { key, place, value } = found;
-        let block = key.to_bytes();
+        match value {
+            FoundForm::Block(shape) => {
+                self.add_record(&key.to_bytes(), IndexRecord { shape, kind: Kind::Cached, place, base: None })
+            }
+            FoundForm::Slice(slice) => {
+                let record = IndexRecord { shape: slice.shape(), kind: Kind::Cached, place, base: Some(slice.base) };
+                let block = key.to_bytes();
+                let row = [&[u8::try_from(block.len()).unwrap_or(u8::MAX)], &*block, &record.to_bytes()].concat();
+                self.batch.put_cf(self.store.family(META)?, [UNVERIFIED, &place.to_key()].concat(), row);
+                self.write_some()
+            }
+        }
+    }
+
+    /// Adds the slices that match their hashes, and returns whether there are any. Of several values of a block the
+    /// latest counts here too.
+    fn add_slices(&mut self) -> Result<bool, StoreError> {
+        let (store, mut any) = (self.store, false);
+        for row in store.rows_from(META, UNVERIFIED)? {
+            let (row, value) = row?;
+            if !row.starts_with(UNVERIFIED) {
+                break;
+            }
+            self.batch.delete_cf(store.family(META)?, &row);
+            let found = value.split_first().and_then(|(length, rest)| rest.split_at_checked(usize::from(*length)));
+            let found = found
+                .and_then(|(block, record)| Some((BlockKey::from_bytes(block)?, IndexRecord::from_bytes(record)?)));
+            let Some((key, record)) = found else { continue };
+            let block = key.to_bytes();
+            let former = match self.staged.get(&block) {
+                Some(place) => Some(*place),
+                None => store.index(&block)?.map(|record| record.place),
+            };
+            match store.verified(&key, record) {
+                Ok(_) if former.is_none_or(|former| former < record.place) => {
+                    any = true;
+                    self.add_record(&block, record)?;
+                }
+                // A block that replaced it, or a slice of a block that is missing.
+                Ok(_) | Err(StoreError::Corrupt(_)) => self.write_some()?,
+                Err(error) => return Err(error),
+            }
+        }
+        self.write()?;
+        Ok(any)
+    }
+
+    fn add_record(&mut self, block: &[u8], record: IndexRecord) -> Result<(), StoreError> {
+        let block = block.to_vec();
+        let place = record.place;
         let former = match self.staged.get(&block) {
             Some(place) => Some(*place),
             None => self.store.index(&block)?.map(|record| record.place),
@@ -285,7 +338,6 @@ impl Rebuild<'_> {
         if let Some(former) = former {
             self.batch.delete_cf(places, former.to_key());
         }
-        let record = IndexRecord { shape: value.shape(), kind: Kind::Cached, place };
         self.batch.put_cf(self.store.family(INDEX)?, &block, record.to_bytes());
         self.batch.put_cf(places, place.to_key(), &block);
         self.staged.insert(block, place);
@@ -297,8 +349,7 @@ impl Rebuild<'_> {
         let (id, store) = (record.id, self.store);
         let (by_block, by_pin) = (store.family(PINS_BY_BLOCK)?, store.family(BLOCKS_BY_PIN)?);
         let (mut blocks, mut bytes, mut missing) = (0, 0, 0);
-        let complete = dag::walk(store, root, &mut |visited| {
-            let block = visited.key.to_bytes();
+        let mut add = |block: Vec<u8>, block_bytes: Option<usize>| {
             // A block that is linked under two codecs is one member.
             let row = pin_of_block(&block, id);
             if store.holds(PINS_BY_BLOCK, &row)? {
@@ -308,10 +359,23 @@ impl Rebuild<'_> {
             batch.put_cf(by_block, row, []);
             batch.put_cf(by_pin, block_of_pin(id, &block), []);
             blocks += 1;
-            bytes += visited.block_bytes.unwrap_or_default() as u64;
-            missing += u64::from(visited.block_bytes.is_none());
+            bytes += block_bytes.unwrap_or_default() as u64;
+            missing += u64::from(block_bytes.is_none());
             store.write_unlogged(batch)
-        })?;
+        };
+        let mut complete = true;
+        for root in record.roots(root) {
+            complete &= dag::walk(store, root, &mut |visited| {
+                let block = visited.key.to_bytes();
+                let base = store.held(&block).unwrap_or_default().and_then(|record| record.base);
+                add(block, visited.block_bytes)?;
+                // A pin that has a slice has its base.
+                base.map_or(Ok(()), |base| {
+                    let bytes = store.index(&base.to_bytes())?.map(|record| record.shape.block_bytes());
+                    add(base.to_bytes(), bytes)
+                })
+            })?;
+        }
         let is_complete = complete && missing == 0;
         let state = if is_complete { record.state } else { PinState::Partial };
         let record = PinRecord { blocks, bytes, state, ..record.clone() };
@@ -423,25 +487,39 @@ pub(super) fn release_unclaimed(store: &Store) -> Result<(), StoreError> {
 /// # Errors
 /// [`StoreError`].
 pub(super) fn adopt(store: &Store, segment: u32) -> Result<bool, StoreError> {
-    let (mut found, mut has_members) = (BTreeMap::new(), false);
+    let (mut found, mut slices, mut has_members) = (BTreeMap::new(), Vec::new(), false);
     let scanned = scan::segment(&store.files, segment, &mut |value| {
-        let block = value.key.to_bytes();
-        if store.index(&block)?.is_none() {
-            has_members |= store.has_pin(&block)?;
-            found.insert(block, (value.place, value.value.shape()));
+        let FoundValue { key, place, value } = value;
+        let block = key.to_bytes();
+        match value {
+            _ if store.index(&block)?.is_some() => {}
+            FoundForm::Block(shape) => {
+                has_members |= store.has_pin(&block)?;
+                found.insert(block, IndexRecord { shape, kind: Kind::Cached, place, base: None });
+            }
+            FoundForm::Slice(slice) => slices.push((key, place, slice)),
         }
         Ok(())
     })?;
+    for (key, place, slice) in slices {
+        let (block, base) = (key.to_bytes(), slice.base.to_bytes());
+        let base = found.get(&base).copied().map_or_else(|| store.index(&base), |record| Ok(Some(record)))?;
+        if base.is_some_and(|record| store.is_slice_of(&key, &slice, record)) {
+            has_members |= store.has_pin(&block)?;
+            let record = IndexRecord { shape: slice.shape(), kind: Kind::Cached, place, base: Some(slice.base) };
+            found.insert(block, record);
+        }
+    }
     let kind = if has_members { Kind::Pinned } else { Kind::Cached };
     let mut record = SegmentRecord::new(kind);
     let mut batch = WriteBatch::default();
-    for (block, (place, shape)) in found {
+    for (block, index) in found {
         if has_members && !store.has_pin(&block)? {
             continue;
         }
-        let index = IndexRecord { shape, kind, place };
+        let index = IndexRecord { kind, ..index };
         batch.put_cf(store.family(INDEX)?, &block, index.to_bytes());
-        batch.put_cf(store.family(PLACES)?, place.to_key(), &block);
+        batch.put_cf(store.family(PLACES)?, index.place.to_key(), &block);
         repair::count_block(&mut record, &block, index);
     }
     if record.blocks == 0 {

@@ -131,8 +131,11 @@ impl Work {
         let PlaceCheck::Found { bytes, value } = check_place(store, &key, place)? else { return Ok(()) };
         self.read_bytes += bytes;
         self.blocks += 1;
-        // Corrupt values are handled by the scrub.
+        // Corrupt values are handled by the scrub. The frame of a slice is that of its base.
         let Ok(stored) = value else { return Ok(()) };
+        if store.index(&key.to_bytes())?.is_some_and(|record| record.base.is_some()) {
+            return Ok(());
+        }
         if let Ok(Some(value)) = self.encoder.recompress(&raw_cid(&key), &stored) {
             let saved_bytes = stored.value().len().saturating_sub(value.value().len()) as u64;
             self.smaller.push(Smaller { key, place, value, saved_bytes });

@@ -223,7 +223,7 @@ pub(super) fn count_all(store: &Store) -> Result<BTreeMap<u32, SegmentRecord>, S
 
 /// Adds a block to the record of its segment.
 pub(super) fn count_block(segment: &mut SegmentRecord, block: &[u8], record: IndexRecord) {
-    let bytes = u32::try_from(record::record_bytes(block, record.shape.value_bytes())).unwrap_or(u32::MAX);
+    let bytes = u32::try_from(record::record_bytes(block, record.value_bytes())).unwrap_or(u32::MAX);
     segment.blocks += 1;
     segment.live = segment.live.saturating_add(bytes);
     segment.written = segment.written.max(record.place.offset.saturating_add(bytes));

@@ -5,7 +5,7 @@
 //!
 //! After an invalid record, the next one is searched byte by byte, since the length in a damaged head is not reliable.
 //! A record found this way may be the content of a block that was crafted to look like records, so the hash of every
-//! block is verified.
+//! block is verified; that of a slice by the caller, when it has the slice's base.
 //!
 //! All functions here block.
 
@@ -16,7 +16,7 @@ use super::schema::Place;
 use super::store::check_hash;
 use bytes::Bytes;
 use content::BlockKey;
-use content::stored::Stored;
+use content::stored::{Shape, Slice, Stored};
 use tracing::warn;
 
 /// The size of a read: several records of the maximum size.
@@ -32,7 +32,16 @@ const UNREADABLE_PART_MAX: u64 = 4;
 pub(super) struct FoundValue {
     pub(super) key: BlockKey,
     pub(super) place: Place,
-    pub(super) value: Stored,
+    pub(super) value: FoundForm,
+}
+
+/// The form of a value that was found.
+#[derive(Debug)]
+pub(super) enum FoundForm {
+    /// A block that matches its hash.
+    Block(Shape),
+    /// A slice, which cannot be verified before its base is found.
+    Slice(Slice),
 }
 
 /// The result of a scan.
@@ -100,11 +109,14 @@ fn too_much_unreadable(files: &Files, segment: u32) -> StoreError {
     ))
 }
 
-/// The value, if it matches its key.
-fn verify(key: &BlockKey, value: Bytes) -> Option<Stored> {
+/// The form of a value, if the value matches its key or is a slice.
+fn verify(key: &BlockKey, value: Bytes) -> Option<FoundForm> {
+    if let Some(slice) = Slice::read(&value).ok()? {
+        return Some(FoundForm::Slice(slice));
+    }
     let stored = Stored::read(value).ok()?;
     check_hash(key, &stored).ok()?;
-    Some(stored)
+    Some(FoundForm::Block(stored.shape()))
 }
 
 /// Calls `found` with each record of a window, which returns whether it is valid. Returns how many bytes of the window

@@ -5,6 +5,7 @@
 //! | `meta` | a name | schema version; [`Counters`]; [`ScrubRecord`]; [`RecompressRecord`]; synced place; `members` |
 //! | `meta` | `release/`, pin ID | empty: a pin to unpin |
 //! | `meta` | `damaged/`, multihash | empty: a corrupt block to delete |
+//! | `meta` | `unverified/`, [`Place`] | during a rebuild: a slice that was found there |
 //! | `index` | multihash | [`IndexRecord`]: the place of the value; answers `has` and sizes without reading it |
 //! | `places` | [`Place`] | multihash of the block whose value is there; sorted by place |
 //! | `segments` | segment | [`SegmentRecord`] |
@@ -12,17 +13,26 @@
 //! | `pins_by_block` | multihash, pin ID | empty |
 //! | `blocks_by_pin` | pin ID, multihash | empty |
 //!
+//! The index row of a slice ([`content::stored::Slice`]) names the block whose frame it is, its *base*, so that the
+//! slice counts as missing while its base is missing, and is there again when the base is. A pin that has a slice has
+//! its base too. The first slice, or the first pin of a packed file, raises the schema version from
+//! [`SCHEMA_UNPACKED`].
+//!
 //! Numbers are big-endian, so that keys sort by them. A binary multihash contains its length, so none is a prefix of
 //! another, and what follows one in a key is unambiguous.
 
 pub(crate) use crate::pins::{PinId, PinRecord};
 
 use super::record::record_bytes;
-use content::stored::Shape;
+use content::BlockKey;
+use content::stored::{Shape, slice};
 
 /// The schema version that this release reads and writes. It is incremented for changes that older releases would
 /// misread.
-pub(crate) const SCHEMA: u32 = 2;
+pub(crate) const SCHEMA: u32 = 3;
+
+/// The schema version of a store without slices and packed pins, which older releases read.
+pub(crate) const SCHEMA_UNPACKED: u32 = 2;
 
 pub(crate) const META: &str = "meta";
 pub(crate) const INDEX: &str = "index";
@@ -46,6 +56,9 @@ pub(crate) const KEY_TRIED: &[u8] = b"recompressed";
 pub(crate) const KEY_MEMBERS: &[u8] = b"members";
 /// The prefix, before the multihash, of the keys of blocks that an offline check found corrupt.
 pub(crate) const DAMAGED: &[u8] = b"damaged/";
+/// The prefix, before a place, of the keys of slices that a rebuild has not verified yet; their rows are the length of
+/// the multihash (1 byte), the multihash and an [`IndexRecord`].
+pub(crate) const UNVERIFIED: &[u8] = b"unverified/";
 const RELEASE: &[u8] = b"release/";
 
 /// The overhead of a block on the disk, in bytes: its rows in `index` and `places`, and RocksDB's framing and filters.
@@ -87,12 +100,14 @@ impl Place {
 /// The index row of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexRecord {
-    /// The form and the lengths of its value.
+    /// The form in which a reader gets the block, and its lengths: those of its value, unless it is a slice.
     pub(crate) shape: Shape,
     /// The kind of its value's segment.
     pub(crate) kind: Kind,
     /// The place of its value.
     pub(crate) place: Place,
+    /// The block that has its frame, if the value is a slice.
+    pub(crate) base: Option<BlockKey>,
 }
 
 impl IndexRecord {
@@ -100,12 +115,17 @@ impl IndexRecord {
         self.kind == Kind::Pinned
     }
 
-    /// The size of a block in the store, in bytes.
-    pub(crate) fn cost(self, block: &[u8]) -> u64 {
-        record_bytes(block, self.shape.value_bytes()) as u64 + ROW_OVERHEAD_BYTES
+    /// The length of the value, in bytes.
+    pub(crate) fn value_bytes(self) -> usize {
+        self.base.map_or(self.shape.value_bytes(), |base| slice::value_bytes(self.shape, &base))
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; INDEX_BYTES] {
+    /// The size of a block in the store, in bytes.
+    pub(crate) fn cost(self, block: &[u8]) -> u64 {
+        record_bytes(block, self.value_bytes()) as u64 + ROW_OVERHEAD_BYTES
+    }
+
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
         let (form, [first, second, third, fourth]) = match self.shape {
             Shape::Raw { block_bytes } => (0, [block_bytes, 0, 0, 0]),
             Shape::Frame { block_bytes, frame_bytes } => (1, [block_bytes, frame_bytes, 0, 0]),
@@ -115,22 +135,28 @@ impl IndexRecord {
         };
         let number = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes();
         let byte = |bytes: usize| u8::try_from(bytes).unwrap_or(u8::MAX);
-        let mut out = [0; INDEX_BYTES];
-        out[..4].copy_from_slice(&[u8::from(self.pinned()), form, byte(third), byte(fourth)]);
-        out[4..8].copy_from_slice(&number(first));
-        out[8..12].copy_from_slice(&number(second));
-        out[12..].copy_from_slice(&self.place.to_key());
+        let form = if self.base.is_some() { form | SLICE } else { form };
+        let mut out = Vec::with_capacity(INDEX_BYTES);
+        out.extend_from_slice(&[u8::from(self.pinned()), form, byte(third), byte(fourth)]);
+        out.extend_from_slice(&number(first));
+        out.extend_from_slice(&number(second));
+        out.extend_from_slice(&self.place.to_key());
+        self.base.iter().for_each(|base| out.extend_from_slice(&base.to_bytes()));
         out
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; INDEX_BYTES] = bytes.try_into().ok()?;
+        let (bytes, base) = bytes.split_first_chunk::<INDEX_BYTES>()?;
         let [pinned @ 0..=1, form, third, fourth, rest @ ..] = bytes else { return None };
+        let base = match form & SLICE {
+            0 => base.is_empty().then_some(None)?,
+            _ => Some(BlockKey::from_bytes(base)?),
+        };
         let mut rest = rest.as_slice();
         let first = usize::try_from(take_u32(&mut rest)?).ok()?;
         let second = usize::try_from(take_u32(&mut rest)?).ok()?;
-        let shape = match form {
-            0 => Shape::Raw { block_bytes: first },
+        let shape = match form & !SLICE {
+            0 if base.is_none() => Shape::Raw { block_bytes: first },
             1 => Shape::Frame { block_bytes: first, frame_bytes: second },
             2 => Shape::Envelope {
                 prefix_bytes: usize::from(*third),
@@ -141,11 +167,14 @@ impl IndexRecord {
             _ => return None,
         };
         let kind = if *pinned == 1 { Kind::Pinned } else { Kind::Cached };
-        Some(Self { shape, kind, place: Place::from_key(rest)? })
+        Some(Self { shape, kind, place: Place::from_key(rest)?, base })
     }
 }
 
-/// The size of an [`IndexRecord`]; it was 16 in schema 1.
+/// The bit of an index row's form for slices, whose rows end with the key of the base.
+const SLICE: u8 = 1 << 7;
+
+/// The size of an [`IndexRecord`] without a base; it was 16 in schema 1.
 pub(crate) const INDEX_BYTES: usize = 20;
 
 /// The row of a segment.
@@ -334,12 +363,19 @@ mod tests {
         #[test]
         fn records_round_trip(
             shape in shape(), place in (any::<u32>(), any::<u32>()), numbers: [u32; 4], large: [u64; 3],
-            pinned: bool, name: Option<String>, created_ms in 0..u64::from(u32::MAX) * 1_000
+            pinned: bool, name: Option<String>, created_ms in 0..u64::from(u32::MAX) * 1_000,
+            base in proptest::option::of(any::<[u8; 32]>())
         ) {
+            let base = base.map(|digest| {
+                let hash = content::Multihash::wrap(content::hashes::SHA2_256, &digest).expect("32 bytes fit");
+                content::Cid::new_v1(content::codec::DAG_PB, hash)
+            });
             let kind = if pinned { Kind::Pinned } else { Kind::Cached };
             let (place, [written, live, blocks, segment]) = (Place { segment: place.0, offset: place.1 }, numbers);
             prop_assert_eq!(Place::from_key(&place.to_key()), Some(place));
-            let index = IndexRecord { shape, kind, place };
+            let is_compressed = !matches!(shape, Shape::Raw { .. });
+            let base_key = base.as_ref().and_then(BlockKey::of).filter(|_| is_compressed);
+            let index = IndexRecord { shape, kind, place, base: base_key };
             prop_assert_eq!(IndexRecord::from_bytes(&index.to_bytes()), Some(index));
             let record = SegmentRecord { kind, written, live, blocks };
             prop_assert_eq!(SegmentRecord::from_bytes(&record.to_bytes()), Some(record));
@@ -356,6 +392,7 @@ mod tests {
                 blocks: large[1],
                 bytes: large[2],
                 name,
+                packed: base,
             };
             prop_assert_eq!(PinRecord::from_bytes(&pin.to_bytes()), Some(pin.clone()));
             prop_assert_eq!(released_pin(&release_key(pin.id)), Some(pin.id));

@@ -14,7 +14,7 @@
 //! values in the page cache that are not yet on the disk, which the next pass checks.
 
 use super::record;
-use super::schema::{BLOCKS_BY_PIN, INDEX, KEY_SCRUB, PLACES, PinRecord, Place, ScrubRecord, take_u64};
+use super::schema::{BLOCKS_BY_PIN, KEY_SCRUB, PLACES, PinRecord, Place, ScrubRecord, take_u64};
 use super::store::Store;
 use super::writer::{Barrier, Change};
 use super::{Disk, StoreError};
@@ -205,7 +205,11 @@ pub(super) fn check_place(store: &Store, key: &BlockKey, place: Place) -> Result
         Err(StoreError::Corrupt(_)) => return Ok(PlaceCheck::Found { bytes: 0, value: Err(Fault::Damaged) }),
         other => return other.map(|_| PlaceCheck::Gone),
     };
-    let bytes = record::record_bytes(&block, record.shape.value_bytes()) as u64;
+    // A slice is checked when its base is stored again.
+    if !store.has_base(record)? {
+        return Ok(PlaceCheck::Gone);
+    }
+    let bytes = record::record_bytes(&block, record.value_bytes()) as u64;
     let found = |value| Ok(PlaceCheck::Found { bytes, value });
     match store.verified(key, record) {
         Ok(stored) => found(Ok(stored)),
@@ -235,7 +239,7 @@ pub(super) fn lacking(
         let mut block = &*row;
         let pin = take_u64(&mut block).ok_or_else(|| StoreError::corrupt("a pin's member is malformed"))?;
         *members.entry(pin).or_default() += 1;
-        if !store.holds(INDEX, block)? {
+        if !store.counts(block)? {
             *missing.entry(pin).or_default() += 1;
             *withheld.entry(pin).or_default() +=
                 u64::from(BlockKey::from_bytes(block).as_ref().is_some_and(is_withheld));
@@ -261,7 +265,7 @@ pub(super) fn missing(
     for row in store.keys_with_prefix(BLOCKS_BY_PIN, &prefix)? {
         let row = row?;
         let block = row.get(prefix.len()..).unwrap_or_default();
-        match store.index(block)? {
+        match store.held(block)? {
             Some(record) => {
                 missing.blocks = missing.blocks.saturating_sub(1);
                 missing.bytes = missing.bytes.saturating_sub(record.shape.block_bytes() as u64);

@@ -6,12 +6,13 @@
 use super::faults::{Call, Fault};
 use super::files::Files;
 use super::index_files::{self, Stage};
+use super::packed::PackedPins;
 use super::reference_bits::ReferenceBits;
 use super::reserve::Reserve;
 use super::schema::{
     BLOCKS_BY_PIN, Counters, FAMILIES, INDEX, IndexRecord, KEY_COUNTERS, KEY_SCHEMA, KEY_SCRUB, KEY_SYNCED, KEY_TRIED,
-    Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinRecord, Place, RecompressRecord, SCHEMA, SEGMENTS, ScrubRecord,
-    SegmentRecord, release_key, take_u32,
+    Kind, META, PINS, PINS_BY_BLOCK, PLACES, PinRecord, Place, RecompressRecord, SCHEMA, SCHEMA_UNPACKED, SEGMENTS,
+    ScrubRecord, SegmentRecord, release_key, take_u32,
 };
 use super::watermarks::Watermarks;
 use super::{DiskOptions, parse_pin, record, summary};
@@ -25,7 +26,7 @@ use crate::store::Stats;
 use crate::{dag, folder};
 use bytes::Bytes;
 use content::block::BlockError;
-use content::stored::{Stored, ValueError};
+use content::stored::{Slice, Stored, ValueError};
 use content::{Block, BlockKey, Cid, codec};
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBPinnableSlice,
@@ -36,8 +37,8 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use tracing::{error, info, warn};
 
 const MIB: usize = 1024 * 1024;
@@ -64,6 +65,9 @@ pub(crate) struct Store {
     pub(crate) reference_bits: ReferenceBits,
     dir: PathBuf,
     watermarks: Mutex<Watermarks>,
+    /// The schema version of the index.
+    schema: AtomicU32,
+    packed: RwLock<PackedPins>,
     /// Whether the index is known to have all acknowledged writes.
     is_complete: bool,
     /// Whether the index matches_journal with the journal. Otherwise it must not update the journal.
@@ -103,7 +107,27 @@ impl Store {
             }
         })?;
         store.matches_journal = true;
+        store.load_packed()?;
         Ok(store)
+    }
+
+    /// Reads which pins are packed files.
+    fn load_packed(&self) -> Result<(), StoreError> {
+        for row in self.rows_from(PINS, &[])? {
+            let (root, record) = parse_pin(&row?)?;
+            self.set_packed(root, record.packed.as_ref());
+        }
+        Ok(())
+    }
+
+    /// Sets the zstd file of a pinned root, after its record was written.
+    pub(crate) fn set_packed(&self, root: Cid, zstd_file: Option<&Cid>) {
+        self.packed.write().unwrap_or_else(PoisonError::into_inner).set(root, zstd_file);
+    }
+
+    /// The plain file of a packed file that is pinned, by the root of its zstd file.
+    pub(crate) fn plain_file(&self, zstd_file: &BlockKey) -> Option<Cid> {
+        self.packed.read().unwrap_or_else(PoisonError::into_inner).plain_file(zstd_file)
     }
 
     /// Opens the store in `dir` without comparing it with its journal.
@@ -122,6 +146,8 @@ impl Store {
             reference_bits: ReferenceBits::default(),
             dir: dir.to_owned(),
             watermarks: Watermarks::new(journal, found).into(),
+            schema: AtomicU32::new(SCHEMA_UNPACKED),
+            packed: RwLock::default(),
             is_complete: false,
             matches_journal: false,
             damaged: AtomicBool::new(false),
@@ -159,7 +185,7 @@ impl Store {
     /// RocksDB opened it.
     fn compare_with_journal(&mut self, manifest: Option<(u64, u64)>) -> Result<(), StoreError> {
         let Some(found) = self.watermarks().take_journal_contents() else { return Ok(()) };
-        let rewrites = found.is_worth_rewriting();
+        let rewrites = found.is_worth_rewriting() || found.schema.is_some_and(|schema| schema != self.schema());
         let known = found.watermark.unwrap_or_default();
         if self.database.now().latest_sequence_number() < known.sequence {
             return Err(StoreError::index_damaged("its log lost writes that were acknowledged"));
@@ -177,7 +203,10 @@ impl Store {
                 Some((_, entered)) if entered.state == PinState::Complete && entered.blocks > record.blocks => {
                     return Err(StoreError::index_damaged(format!("it lost members of the pin of {root}")));
                 }
-                Some((_, entered)) if entered.name == record.name && entered.state == record.state => {}
+                Some((_, entered))
+                    if entered.name == record.name
+                        && entered.state == record.state
+                        && entered.packed == record.packed => {}
                 _ => missing.push((root, record)),
             }
         }
@@ -218,7 +247,7 @@ impl Store {
         self.sync_log()?;
         let mut watermarks = self.watermarks();
         let watermark = watermarks.current();
-        let rewritten = watermarks.journal.rewrite(SCHEMA, watermark, pins.into_iter());
+        let rewritten = watermarks.journal.rewrite(self.schema(), watermark, pins.into_iter());
         rewritten.map_err(|error| journal_error(&self.dir, &error))
     }
 
@@ -272,21 +301,44 @@ impl Store {
         db.get_pinned_cf(family, key).map_err(|error| self.db_error(error))
     }
 
+    /// The zstd file of a pinned root, if it is that of a packed file.
+    pub(crate) fn zstd_file(&self, root: &Cid) -> Option<Cid> {
+        self.packed.read().unwrap_or_else(PoisonError::into_inner).zstd_file(root)
+    }
+
     /// Writes the schema version of a new store, and rejects one that this release does not know.
     fn check_schema(&self, dir: &Path) -> Result<(), StoreError> {
         match self.pinned(META, KEY_SCHEMA)? {
             None => {
                 let (db, meta) = self.database.family(META)?;
                 db.put_cf(meta, KEY_SYNCED, Place::default().to_key())?;
-                self.write_schema()
+                self.write_schema(SCHEMA_UNPACKED)
             }
-            Some(found) => known_schema(dir, &found),
+            Some(found) => {
+                self.schema.store(known_schema(dir, &found)?, Ordering::Relaxed);
+                Ok(())
+            }
         }
     }
 
-    pub(crate) fn write_schema(&self) -> Result<(), StoreError> {
+    pub(crate) fn write_schema(&self, schema: u32) -> Result<(), StoreError> {
         let (db, meta) = self.database.family(META)?;
-        db.put_cf(meta, KEY_SCHEMA, SCHEMA.to_be_bytes()).map_err(|error| self.db_error(error))
+        db.put_cf(meta, KEY_SCHEMA, schema.to_be_bytes()).map_err(|error| self.db_error(error))?;
+        self.schema.store(schema, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The schema version of the index.
+    pub(crate) fn schema(&self) -> u32 {
+        self.schema.load(Ordering::Relaxed)
+    }
+
+    /// Records that a batch raised the schema version, also in the journal.
+    pub(crate) fn raised_schema(&self) {
+        self.schema.store(SCHEMA, Ordering::Relaxed);
+        if let Err(error) = self.rewrite_journal() {
+            warn!(%error, "the pin journal could not be updated; the next start tries again");
+        }
     }
 
     /// A column family, for a batch.
@@ -316,20 +368,45 @@ impl Store {
     /// A block in its stored form. [`StoreError::Corrupt`] is permanent.
     pub(crate) fn stored(&self, block: &[u8]) -> Result<Option<Stored>, StoreError> {
         let Some((record, value)) = self.find(block)? else { return Ok(None) };
-        let stored = Stored::read(value).map_err(unreadable)?;
+        let stored = match Slice::read(&value).map_err(unreadable)? {
+            None => Some(Stored::read(value).map_err(unreadable)?),
+            Some(slice) => self.resolve(&slice)?,
+        };
         self.reference_bits.touch(record.place.segment, record.place.offset);
-        Ok(Some(stored))
+        Ok(stored)
+    }
+
+    /// The block of a slice in the form in which it would be stored alone; `None` if its base is missing.
+    fn resolve(&self, slice: &Slice) -> Result<Option<Stored>, StoreError> {
+        let Some((record, value)) = self.find(&slice.base.to_bytes())? else { return Ok(None) };
+        let base = Stored::read(value).and_then(|base| base.block()).map_err(unreadable)?;
+        self.reference_bits.touch(record.place.segment, record.place.offset);
+        slice.resolve(&base).map(Some).map_err(unreadable)
     }
 
     /// A block in its stored form, if its index row and its value are in memory. `None` may also mean that they are not
     /// in memory.
     pub(crate) fn stored_now(&self, block: &[u8]) -> Option<Stored> {
         let record = self.index_now(block)?;
-        let len = record::record_bytes(block, record.shape.value_bytes());
-        self.decode_record(record.place, self.files.read_now(record.place.segment, record.place.offset, len)?, block)
+        let found = self.record_now(block, record)?;
+        if record.base.is_none() {
+            return self.decode_record(record.place, found, block);
+        }
+        let slice = Slice::read(&record::value(found, block)?).ok()??;
+        let base = slice.base.to_bytes();
+        let record = self.index_now(&base)?;
+        let stored = self.decode_record(record.place, self.record_now(&base, record)?, &base)?;
+        slice.resolve(&stored.block().ok()?).ok()
     }
 
-    /// The value of a block in the bytes read from its place, if they are its record. Counts as use.
+    /// The bytes at the place of a record, if they are in memory.
+    fn record_now(&self, block: &[u8], record: IndexRecord) -> Option<Bytes> {
+        let len = record::record_bytes(block, record.value_bytes());
+        self.files.read_now(record.place.segment, record.place.offset, len)
+    }
+
+    /// The value of a block in the bytes read from its place, if they are its record and it is not a slice. Counts as
+    /// use.
     pub(crate) fn decode_record(&self, place: Place, found: Bytes, block: &[u8]) -> Option<Stored> {
         let stored = Stored::read(record::value(found, block)?).ok()?;
         self.reference_bits.touch(place.segment, place.offset);
@@ -355,7 +432,7 @@ impl Store {
 
     /// The value of an index record.
     pub(crate) fn value(&self, block: &[u8], record: IndexRecord) -> Result<Bytes, StoreError> {
-        let len = record::record_bytes(block, record.shape.value_bytes());
+        let len = record::record_bytes(block, record.value_bytes());
         let found = self.files.read(record.place.segment, record.place.offset, len)?;
         record::value(found, block).ok_or_else(|| StoreError::corrupt("a value differs from what was written"))
     }
@@ -363,7 +440,18 @@ impl Store {
     /// The value of an index record, fully verified: its checksum, its form, and the hash of its block. The checksum
     /// detects corruption on the disk, the hash also earlier corruption. Does not count as use.
     pub(crate) fn verified(&self, key: &BlockKey, record: IndexRecord) -> Result<Stored, StoreError> {
-        let stored = Stored::read(self.value(&key.to_bytes(), record)?).map_err(unreadable)?;
+        let value = self.value(&key.to_bytes(), record)?;
+        let slice = Slice::read(&value).map_err(unreadable)?;
+        if slice.as_ref().map(|slice| slice.base) != record.base {
+            return Err(StoreError::corrupt("a value's base differs from that in the index"));
+        }
+        let stored = match slice {
+            None => Stored::read(value).map_err(unreadable)?,
+            Some(slice) => {
+                let stored = self.resolve(&slice)?;
+                stored.ok_or_else(|| StoreError::corrupt("the block that has a slice's frame is missing"))?
+            }
+        };
         if stored.shape() != record.shape {
             return Err(StoreError::corrupt("a value's form differs from that in the index"));
         }
@@ -371,14 +459,24 @@ impl Store {
         Ok(stored)
     }
 
+    /// Whether a slice of the value of this base gives the block with this key.
+    pub(crate) fn is_slice_of(&self, key: &BlockKey, slice: &Slice, base: IndexRecord) -> bool {
+        let resolve = || {
+            let base = Stored::read(self.value(&slice.base.to_bytes(), base)?).and_then(|base| base.block());
+            let stored = base.and_then(|base| slice.resolve(&base)).map_err(unreadable)?;
+            check_hash(key, &stored)
+        };
+        resolve().is_ok()
+    }
+
     /// The bytes of a block, fully verified. Retries if the value is moved or deleted concurrently.
     pub(crate) fn look(&self, key: &BlockKey) -> Result<Option<Bytes>, StoreError> {
         let block = key.to_bytes();
-        let mut indexed = self.index(&block)?;
+        let mut indexed = self.held(&block)?;
         while let Some(record) = indexed {
             match self.verified(key, record) {
                 Ok(stored) => return stored.block().map(Some).map_err(unreadable),
-                Err(error) => match self.index(&block)? {
+                Err(error) => match self.held(&block)? {
                     now if now == indexed => return Err(error),
                     now => indexed = now,
                 },
@@ -391,7 +489,27 @@ impl Store {
         self.record(INDEX, block, IndexRecord::from_bytes)
     }
 
-    /// The same from memory only: `None` may also mean that the row is not in memory.
+    /// The index record of a block, unless the block cannot be read because it is a slice whose base is missing.
+    pub(crate) fn held(&self, block: &[u8]) -> Result<Option<IndexRecord>, StoreError> {
+        match self.index(block)? {
+            Some(record) if !self.has_base(record)? => Ok(None),
+            found => Ok(found),
+        }
+    }
+
+    /// Whether the base of a slice is stored; true for other blocks.
+    pub(crate) fn has_base(&self, record: IndexRecord) -> Result<bool, StoreError> {
+        record.base.map_or(Ok(true), |base| self.holds(INDEX, &base.to_bytes()))
+    }
+
+    /// Whether a block counts as stored: it has an index row, and its base has one if it is a slice. A malformed row
+    /// counts, until a read or a repair removes it.
+    pub(crate) fn counts(&self, block: &[u8]) -> Result<bool, StoreError> {
+        let Some(row) = self.pinned(INDEX, block)? else { return Ok(false) };
+        IndexRecord::from_bytes(&row).map_or(Ok(true), |record| self.has_base(record))
+    }
+
+    /// [`Self::index`] from memory only: `None` may also mean that the row is not in memory.
     fn index_now(&self, block: &[u8]) -> Option<IndexRecord> {
         let (db, index) = self.database.family(INDEX).ok()?;
         let bytes = db.get_pinned_cf_opt(index, block, &from_memory()).ok()??;
@@ -597,7 +715,7 @@ impl Store {
             }
             let Some(record) = self.index(&block)?.filter(|record| record.place == place) else { return Ok(None) };
             dead.extend(whole_blocks(end..place.offset));
-            let bytes = record::record_bytes(&block, record.shape.value_bytes());
+            let bytes = record::record_bytes(&block, record.value_bytes());
             live += bytes as u64;
             end = place.offset.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         }
@@ -656,7 +774,7 @@ impl Store {
 
 impl dag::Stored for Store {
     fn block_bytes(&self, key: &BlockKey) -> Result<Option<usize>, StoreError> {
-        match self.index(&key.to_bytes()) {
+        match self.held(&key.to_bytes()) {
             Err(StoreError::Corrupt(_)) => Ok(None),
             record => Ok(record?.map(|record| record.shape.block_bytes())),
         }
@@ -736,8 +854,8 @@ pub(crate) fn lock(dir: &Path) -> Result<Lock, StoreError> {
     }
 }
 
-/// Rejects a store with column families that this schema does not have. A newer schema may have families that RocksDB would not
-/// open; to name the schema in the error, it is read from the known families, read-only.
+/// Rejects a store with column families that this schema does not have. A newer schema may have families that RocksDB
+/// would not open; to name the schema in the error, it is read from the known families, read-only.
 fn reject_unknown_families(dir: &Path) -> Result<(), StoreError> {
     if index_files::manifest(dir).is_none() {
         return Ok(());
@@ -749,20 +867,20 @@ fn reject_unknown_families(dir: &Path) -> Result<(), StoreError> {
     }
     let db = DB::open_cf_for_read_only(&Options::default(), dir, ["default", META], false)?;
     let schema = db.cf_handle(META).and_then(|meta| db.get_cf(meta, KEY_SCHEMA).transpose()).transpose()?;
-    known_schema(dir, &schema.unwrap_or_default())?;
+    _ = known_schema(dir, &schema.unwrap_or_default())?;
     Err(StoreError::corrupt(format!("column families {found:?} are not those of schema {SCHEMA}")))
 }
 
-fn known_schema(dir: &Path, found: &[u8]) -> Result<(), StoreError> {
+fn known_schema(dir: &Path, found: &[u8]) -> Result<u32, StoreError> {
     let found = take_u32(&mut &*found).ok_or_else(|| StoreError::corrupt("the schema version is malformed"))?;
     if found > SCHEMA {
         return Err(StoreError::NewerSchema { dir: dir.to_owned(), found, known: SCHEMA });
     }
-    if found < SCHEMA {
+    if found < SCHEMA_UNPACKED {
         // No release wrote one.
         return Err(StoreError::index_damaged(format!("its schema version is {found}")));
     }
-    Ok(())
+    Ok(found)
 }
 
 /// The reserve of a store. It is released if there is too little space to open the index.

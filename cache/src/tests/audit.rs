@@ -52,6 +52,13 @@ pub(super) fn audit_lacking(disk: &Disk, lacking: usize) {
         assert!(has_pin, "a block is pinned by something: {record:?}");
     }
 
+    for (block, base) in index.iter().filter_map(|(block, record)| Some((block, record.base?.to_bytes()))) {
+        for row in by_block.range(block.clone()..).take_while(|row| row.starts_with(block)) {
+            let pin = [&base, &row[block.len()..]].concat();
+            assert!(by_block.contains(&*pin), "a pin that has a slice has its base");
+        }
+    }
+
     let pins = rows(store, PINS).into_iter().map(|(_, value)| PinRecord::from_bytes(&value).expect("a pin"));
     let pins: BTreeMap<u64, PinRecord> = pins.map(|pin| (pin.id.0, pin)).collect();
     for pin in pins.values() {
@@ -80,7 +87,7 @@ fn audit_segments(disk: &Disk, index: &BTreeMap<Bytes, IndexRecord>) {
     let mut counted: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
     for (block, record) in index {
         let value = store.value(block, *record).expect("a value is at its place in the index");
-        assert_eq!(value.len(), record.shape.value_bytes());
+        assert_eq!(value.len(), record.value_bytes());
         let bytes = u32::try_from(10 + block.len() + value.len()).expect("small");
         let segment = segments.get(&record.place.segment).expect("its segment has a record");
         assert_eq!(segment.kind, record.kind);

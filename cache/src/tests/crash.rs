@@ -8,6 +8,7 @@
 //! in [`super::device`] with a real file system, and in [`super::power`] and [`super::power_flat`] with a model.
 
 use super::import::{car, node};
+use super::packed::{self, PackedFile};
 use super::suite::{Home, Kind, Opened, Setup, open};
 use super::{Random, noisy, raw, supply};
 use crate::{PinState, import_car};
@@ -51,8 +52,11 @@ fn text(seed: u64, len: usize) -> Block {
 }
 
 /// The DAG of a number: 1 to 30 blocks, some of them shared with other DAGs; the root is first. Every seventh is one
-/// that an archive can have.
+/// that an archive can have, and every fifth a packed file.
 fn dag(number: u64) -> Vec<Block> {
+    if let Some(file) = packed_file(number) {
+        return file.blocks();
+    }
     let mut random = Random(number);
     let own = 1 + random.below(30);
     let mut blocks: Vec<_> = (0..own)
@@ -69,6 +73,13 @@ fn dag(number: u64) -> Vec<Block> {
     blocks
 }
 
+/// The packed file of a number, if it has one.
+fn packed_file(number: u64) -> Option<PackedFile> {
+    // The first are those of tasks that know only blocks.
+    (number > 7 && number.is_multiple_of(5))
+        .then(|| packed::file(number, 20_000 + 5_000 * usize::from(number.is_multiple_of(2))))
+}
+
 /// Works until it is killed.
 async fn work(store: &Opened, seed: u64) {
     let mut random = Random(seed);
@@ -79,7 +90,9 @@ async fn work(store: &Opened, seed: u64) {
         let blocks = dag(number);
         let root = *blocks[0].cid();
         say("pinning", number);
-        if number.is_multiple_of(7) {
+        if let Some(file) = packed_file(number).filter(|_| store.takes_slices()) {
+            assert_eq!(file.add(&**store).await.expect("adds").state, PinState::Complete);
+        } else if number.is_multiple_of(7) && packed_file(number).is_none() {
             let archive = car(&[root], &blocks.iter().rev().cloned().collect::<Vec<_>>());
             let pins = import_car(&**store, &archive[..], None).await.expect("imports").pins;
             assert_eq!((pins.len(), pins[0].state), (1, PinState::Complete));
@@ -219,6 +232,9 @@ impl Expectations {
             }
             for block in blocks {
                 assert_eq!(store.get(block.cid()).await.as_ref(), Ok(&block), "a block of {number}");
+            }
+            if let Some(file) = packed_file(*number).filter(|_| store.takes_slices()) {
+                assert_eq!(store.plain_file(&file.zstd_key()), Some(file.root), "the packed file {number}");
             }
         }
     }

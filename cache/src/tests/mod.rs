@@ -17,6 +17,7 @@ mod memory_index;
 mod metadata_store;
 mod million;
 mod offline;
+mod packed;
 mod power;
 mod power_flat;
 mod ram;
@@ -126,7 +127,7 @@ fn overwrite(disk: &Disk, place: Place, at: usize, bytes: &[u8]) {
 /// Flips a bit in the middle of a block's record.
 fn flip(disk: &Disk, block: &Block) {
     let record = disk.store().index(&key(block).to_bytes()).expect("reads").expect("it is held");
-    let (place, at) = (record.place, 10 + 34 + record.shape.value_bytes() / 2);
+    let (place, at) = (record.place, 10 + 34 + record.value_bytes() / 2);
     let byte = disk.store().files.read(place.segment, place.offset + u32::try_from(at).expect("small"), 1);
     overwrite(disk, place, at, &[byte.expect("reads")[0] ^ 1]);
 }

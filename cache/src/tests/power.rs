@@ -20,6 +20,7 @@
 
 use super::audit::audit;
 use super::crash::rounds;
+use super::packed::{self, PackedFile};
 use super::{Random, noisy, open_with, supply, until};
 use crate::disk::faults::{Call, INHERITED};
 use crate::disk::files::Volatile;
@@ -106,6 +107,8 @@ pub(super) struct Expected {
     pub(super) again: Vec<Block>,
     /// Flushed blocks, in a store that evicts nothing.
     flushed: Vec<Block>,
+    /// The packed files among the pins, by number.
+    files: BTreeMap<u64, PackedFile>,
 }
 
 impl Expected {
@@ -120,6 +123,9 @@ impl Expected {
             let found = pins.iter().find(|(root, _)| root == dag[0].cid()).map(|(_, state)| *state);
             assert_eq!(found, pinned.then_some(PinState::Complete), "{what}: {number}");
             blocks.extend(dag.iter().filter(|_| *pinned));
+            if let Some(file) = self.files.get(number) {
+                assert_eq!(disk.plain_file(&file.zstd_key()), pinned.then_some(file.root), "{what}: {number}");
+            }
         }
         for block in blocks {
             assert_eq!(disk.get(block.cid()).await.as_ref(), Ok(block), "{what}: {}", block.cid());
@@ -226,6 +232,40 @@ async fn acknowledged_pins_survive_power_loss() {
             }
         }
         disk.flush().await.expect("flushes");
+        disk.store().files.faults.clear();
+        audit(&disk);
+        check_all(&cuts, &options()).await;
+    }
+}
+
+/// Packed files, beside other pins and cached blocks.
+#[tokio::test]
+async fn packed_files_survive_power_loss() {
+    for round in 0..rounds(2) {
+        let (dir, mut random) = (tempfile::tempdir().expect("a directory"), Random(round));
+        let disk = open_with(dir.path(), options()).expect("opens");
+        let expected = Arc::<Mutex<Expected>>::default();
+        let cuts = cut_before_calls(&disk, dir.path(), &expected, 12);
+        for number in 0..16 {
+            let file = packed::file(100 * round + number, 12_000 + 2_000 * usize::from(number.is_multiple_of(3)));
+            if random.below(3) == 0 {
+                // Some of its blocks are cached already.
+                for block in file.blocks().iter().step_by(2) {
+                    disk.put_cached(block.clone()).await;
+                }
+            }
+            expected.lock().expect("not poisoned").again = file.blocks();
+            file.add(&disk).await.expect("adds");
+            let mut expected_now = expected.lock().expect("not poisoned");
+            expected_now.pinned(number, file.blocks());
+            expected_now.files.insert(number, file);
+            drop(expected_now);
+            if random.below(2) == 0 {
+                unpin(&disk, &expected, random.below(number + 1)).await;
+            }
+            disk.put_cached(noisy(random.next(), 3_000)).await;
+        }
+        disk.compact().await.expect("compacts");
         disk.store().files.faults.clear();
         audit(&disk);
         check_all(&cuts, &options()).await;

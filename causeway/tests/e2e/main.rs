@@ -69,6 +69,7 @@ mod names;
 mod no_peers;
 mod operations;
 mod operator;
+mod packed;
 mod pinning;
 mod private;
 mod publish;

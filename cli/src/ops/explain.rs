@@ -7,7 +7,7 @@ use crate::remote::address::query;
 use crate::remote::client::Wait;
 use crate::remote::connect;
 use crate::store_cli::printable;
-use api::explain::{AnswerView, ContentView, ExplainView, HeldView, NetworkView, SearchView};
+use api::explain::{AnswerView, ContentView, ExplainView, HeldView, NetworkView, PackedFileView, SearchView};
 use api::text::size;
 use clap::Args;
 use config::Loaded;
@@ -96,6 +96,9 @@ fn own_text(view: &ExplainView) -> String {
         say("policy", &format!("{}{what}{by}", policy.verdict));
     }
     view.blocks.iter().for_each(|block| say("block", &block_text(block)));
+    if let Some(PackedFileView { plain, zstd, packed }) = &view.packed {
+        say("packed", &format!("plain file {plain}, zstd file {zstd}, plain content by the zstd file {packed}"));
+    }
     view.missing.iter().for_each(|cid| say("missing", cid));
     view.content.iter().for_each(|content| say("content", &content_text(content)));
     if let Some(cached) = &view.remembered {

@@ -33,6 +33,7 @@ use api::pins::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
 use cache::{Addition, BlockStore, MissingBlocks, PinState, PinSummary};
 use config::Loaded;
 use content::Cid;
+use content::packed::packed_cid;
 use futures::stream::{self, Stream, TryStreamExt as _};
 use serde_json::json;
 use services::stores;
@@ -352,6 +353,10 @@ fn of_store(pin: &PinSummary, missing: MissingBlocks) -> PinStatusView {
             (StatusView::Queued, Some("blocks are missing in the store: a running gateway fetches them"))
         }
     };
+    if let Some(zstd_file) = &pin.packed {
+        info.insert("zstd".to_owned(), zstd_file.to_string());
+        info.insert("packed".to_owned(), packed_cid(zstd_file).to_string());
+    }
     info.extend(details.map(|details| ("status_details".to_owned(), details.to_owned())));
     PinStatusView {
         requestid: String::new(),

@@ -54,6 +54,7 @@ pub fn describe(pin: &PinStatusView) -> String {
     lines.extend(of.name.clone().map(|name| ("name", name)));
     lines.push(("created", created.clone()));
     lines.extend(amount(pin).map(|amount| ("stored", amount)));
+    lines.extend(["zstd", "packed"].into_iter().filter_map(|key| Some((key, info.get(key)?.clone()))));
     lines.extend(info.get("attempts").map(|attempts| ("failed", times(attempts))));
     lines.extend(info.get("status_details").map(|details| ("details", details.clone())));
     lines.extend(of.origins.iter().flatten().map(|origin| ("origin", origin.clone())));
@@ -70,7 +71,8 @@ fn times(number: &str) -> String {
 pub fn rows(pins: &[PinStatusView]) -> String {
     let row = |pin: &PinStatusView| {
         let name = pin.pin.name.as_deref().map(printable).unwrap_or_default();
-        let amount = amount(pin).unwrap_or_else(|| "-".to_owned());
+        let packed = if pin.info.contains_key("zstd") { ", packed" } else { "" };
+        let amount = amount(pin).map_or_else(|| "-".to_owned(), |amount| format!("{amount}{packed}"));
         // Cut to seconds, as in other tables.
         let created = format!("{}Z", pin.created.split(['.', 'Z']).next().unwrap_or_default());
         [

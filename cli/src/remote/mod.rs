@@ -1,8 +1,8 @@
 //! A running gateway, for commands that work with and without one.
 //!
 //! A gateway holds the locks of its store and its keys. A command that finds them locked reads the address of the admin
-//! listener from the data folder ([`Keystore::publish_admin_address`]), and uses the admin API; `--admin URL` gives the address
-//! without a data folder. The output and the effects of a command are the same either way.
+//! listener from the data folder ([`Keystore::publish_admin_address`]), and uses the admin API; `--admin URL` gives the
+//! address without a data folder. The output and the effects of a command are the same either way.
 //!
 //! | module | concern |
 //! |---|---|
@@ -32,6 +32,7 @@ use self::compression::TransferOptions;
 use crate::options::NodeOptions;
 use anyhow::{Context as _, bail};
 use api::store::{CAR, CheckLine, CheckView, CompactedView, FiguresView, ImportedView, VersionView};
+use api::uploads::UploadView;
 use bytes::{Bytes, BytesMut};
 use cache::{RootsIn, StoreError};
 use config::{Loaded, StoreKind};
@@ -289,6 +290,31 @@ impl Remote {
         let sent = self.client.upload(&import_path(RootsIn::Header, None), CAR, self.compresses, chunks).await;
         match failure.get() {
             Some(error) => bail!("the archive cannot be read: {error}"),
+            None => sent,
+        }
+    }
+
+    /// Uploads a file, which is streamed, with the parameters of an upload. `count` is called with the length of each
+    /// chunk.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or the gateway rejects it.
+    pub async fn upload_file(
+        &self,
+        parameters: &[(&str, String)],
+        file: impl AsyncRead + Unpin + Send + 'static,
+        count: impl Fn(usize) + Send + 'static,
+    ) -> anyhow::Result<UploadView> {
+        // As for an archive.
+        let failure = Arc::new(OnceLock::new());
+        let first_failure = Arc::clone(&failure);
+        let chunks = chunks(file)
+            .inspect_ok(move |chunk| count(chunk.len()))
+            .inspect_err(move |error| _ = first_failure.set(error.to_string()));
+        let path = format!("/api/v1/upload{}", address::query(parameters));
+        let sent = self.client.upload(&path, "application/octet-stream", chunks).await;
+        match failure.get() {
+            Some(error) => bail!("the file cannot be read: {error}"),
             None => sent,
         }
     }

@@ -12,6 +12,7 @@
 //! | [`layout`] | the inner nodes of a file |
 //! | [`file`](mod@file) | the three above, for one file |
 //! | [`dir`] | a directory, plain or sharded |
+//! | [`packer`] | a file as seekable zstd as well |
 //! | [`tree`] | nested directories, from the paths of their entries |
 //!
 //! Non-goals: reading files and walking folders; filtering them; storing blocks, and backpressure of a store. Blocks go
@@ -26,6 +27,7 @@ pub mod file;
 mod hamt;
 pub mod layout;
 pub mod leaf;
+pub mod packer;
 mod pb;
 pub mod profile;
 #[cfg(test)]
@@ -38,6 +40,7 @@ pub use self::file::File;
 pub use self::hamt::Sharded;
 pub use self::layout::FileLayout;
 pub use self::leaf::Leaves;
+pub use self::packer::{Packed, PackedLeaf, Packer, Packing};
 pub use self::profile::{Estimate, Layout, Profile, ProfileError, Sharding};
 pub use self::tree::Tree;
 pub use ::cid::Version;
@@ -46,6 +49,8 @@ use self::pb::Message;
 use crate::block::{Block, BlockError};
 use crate::cid::{Cid, codec};
 use crate::hashes;
+use crate::packed::PackError;
+use crate::stored::Slice;
 use crate::unixfs::Data;
 use bytes::Bytes;
 use std::time::SystemTime;
@@ -61,6 +66,15 @@ pub trait BlockSink {
     /// # Errors
     /// An error ends the import, as [`ImportError::Sink`].
     fn put(&mut self, block: Block) -> Result<(), SinkError>;
+
+    /// Stores a leaf as a slice of a block that was put before. Called for packed files only.
+    ///
+    /// # Errors
+    /// As [`BlockSink::put`]. By default, packed files are refused.
+    fn put_slice(&mut self, leaf: &Cid, slice: Slice) -> Result<(), SinkError> {
+        let _ = (leaf, slice);
+        Err("packed files cannot be stored here".into())
+    }
 }
 
 impl<F: FnMut(Block) -> Result<(), SinkError>> BlockSink for F {
@@ -95,6 +109,9 @@ pub enum ImportError {
         /// One of the names.
         name: String,
     },
+    /// The file cannot be packed.
+    #[error(transparent)]
+    Pack(#[from] PackError),
     /// The sink rejected a block.
     #[error("a block could not be stored: {0}")]
     Sink(SinkError),

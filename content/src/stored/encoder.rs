@@ -25,7 +25,8 @@
 //! So an incompressible block costs little more than the copy that stores it. Of 259 blocks of these files, 71 saved up
 //! to 6 %, 3 from 6 to 12 %, and 185 more: the threshold, one part in 16, is where it matters least.
 
-use super::estimate::{Estimate, context};
+use super::estimate::Estimate;
+pub(crate) use super::estimate::context;
 use super::{Layout, RAW_HEAD_BYTES, Shape, Stored, TAG_ENVELOPE, TAG_FRAME, ValueError, at_end, raw_head};
 use crate::unixfs::Node;
 use crate::{Block, Cid};
@@ -140,7 +141,7 @@ impl Encoder {
 }
 
 /// Writes everything before the frame. `None` if the prefix or the suffix is too long, which [`payload`] prevents.
-fn put_head(value: &mut Vec<u8>, prefix: &[u8], suffix: &[u8]) -> Option<()> {
+pub(super) fn put_head(value: &mut Vec<u8>, prefix: &[u8], suffix: &[u8]) -> Option<()> {
     if prefix.is_empty() && suffix.is_empty() {
         value.push(TAG_FRAME);
         return Some(());
@@ -153,7 +154,7 @@ fn put_head(value: &mut Vec<u8>, prefix: &[u8], suffix: &[u8]) -> Option<()> {
 
 /// The range of the file data in a leaf; the whole range for other blocks, and for leaves with an unusually long
 /// envelope.
-fn payload(block: &Block) -> Range<usize> {
+pub(crate) fn payload(block: &Block) -> Range<usize> {
     let whole = 0..block.data().len();
     match Node::decode(block) {
         Ok(Node::File(file)) if file.child_count() == 0 => {

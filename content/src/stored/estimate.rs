@@ -54,7 +54,7 @@ impl Estimate {
 }
 
 /// A context for stored frames: with the content size, without a checksum.
-pub(super) fn context(level: i32) -> io::Result<CCtx<'static>> {
+pub(crate) fn context(level: i32) -> io::Result<CCtx<'static>> {
     let mut zstd = CCtx::try_create().ok_or(io::ErrorKind::OutOfMemory)?;
     for parameter in
         [CParameter::CompressionLevel(level), CParameter::ContentSizeFlag(true), CParameter::ChecksumFlag(false)]

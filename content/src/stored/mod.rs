@@ -11,6 +11,7 @@
 //! | `estimate`, `formats` | estimate whether compression is worthwhile |
 //! | [`mod@body`] | the leaves of a file as one `Content-Encoding: zstd` body |
 //! | [`mod@coding`] | bodies in the content coding `zstd`, decoded and encoded as they are transferred |
+//! | [`mod@slice`] | [`Slice`]: a block whose frame is part of another block |
 //! | [`mod@frame`] | the zstd frame format (RFC 8878) |
 //!
 //! A stored value begins with a tag, which is also its version:
@@ -21,13 +22,14 @@
 //! | 1 | one zstd frame of the block |
 //! | 2 | the block's length in bytes (4 bytes, big-endian), the block |
 //! | 3 | an *envelope*: length of the prefix (1 byte), length of the suffix (1 byte), prefix, suffix, one zstd frame |
+//! | 4 | a [`Slice`]: the place of a zstd frame in another block, and the bytes around its content |
 //!
 //! The envelope is for dag-pb leaves, which CIDv0 implies: file data inside of two protobuf messages. The frame has
 //! only the file data, and the block is prefix, payload, suffix. The payload is found by [`crate::unixfs::Node`], so
 //! readers and stored values always agree on it.
 //!
-//! Values have no checksum. A store may add one, and a block's hash can always be verified. For a damaged value there is
-//! no panic, no more memory than a block takes, and, except for tag 0 or a damaged tag, no wrong length.
+//! Values have no checksum. A store may add one, and a block's hash can always be verified. For a damaged value there
+//! is no panic, no more memory than a block takes, and, except for tag 0 or a damaged tag, no wrong length.
 //!
 //! Non-goals: storing values; HTTP; dictionaries, which browsers do not have.
 
@@ -37,10 +39,12 @@ pub mod encoder;
 mod estimate;
 mod formats;
 pub mod frame;
+pub mod slice;
 #[cfg(test)]
 mod tests;
 
 pub use self::encoder::{CompressionOptions, Encoder, RAW_UP_TO_BYTES};
+pub use self::slice::Slice;
 
 use crate::MAX_BLOCK_BYTES;
 use bytes::Bytes;
@@ -53,6 +57,7 @@ const TAG_RAW_UNSIZED: u8 = 0;
 const TAG_FRAME: u8 = 1;
 const TAG_RAW: u8 = 2;
 const TAG_ENVELOPE: u8 = 3;
+const TAG_SLICE: u8 = 4;
 
 /// Tag and length before a block that is stored raw.
 const RAW_HEAD_BYTES: usize = 5;
@@ -83,6 +88,9 @@ pub enum ValueError {
     /// The frame is damaged, or not one that an encoder writes.
     #[error("the zstd frame is malformed")]
     Frame,
+    /// A slice refers to bytes that its block does not have, or to a frame of another length.
+    #[error("a slice does not match the block that it is part of")]
+    Slice,
     /// Memory for decompression could not be allocated. The value may be intact.
     #[error("there is not enough memory for decompression")]
     Memory,
@@ -188,6 +196,14 @@ impl Stored {
         let block_bytes = block.len();
         let value = [&raw_head(block_bytes), block].concat().into();
         Self { value, layout: Layout { shape: Shape::Raw { block_bytes }, body_start: RAW_HEAD_BYTES } }
+    }
+
+    /// A frame, and the bytes of the block before and after its content.
+    fn around_frame(prefix: &[u8], frame: &[u8], suffix: &[u8]) -> Result<Self, ValueError> {
+        let mut value = Vec::with_capacity(ENVELOPE_HEAD_BYTES + prefix.len() + suffix.len() + frame.len());
+        encoder::put_head(&mut value, prefix, suffix).ok_or(ValueError::Length)?;
+        value.extend_from_slice(frame);
+        Self::read(value.into())
     }
 
     /// The bytes to store.
@@ -329,6 +345,17 @@ fn inflate_onto(out: &mut Vec<u8>, frame: &[u8]) -> Result<(), ValueError> {
         context.decompress(&mut out, frame).map_err(|_| ValueError::Frame)?;
         Ok(())
     })
+}
+
+/// The content of a zstd frame, which announces its length; at most the maximum size of a block.
+///
+/// # Errors
+/// [`ValueError`].
+pub fn inflate(frame: &[u8]) -> Result<Bytes, ValueError> {
+    let bytes = frame::content_bytes(frame)?;
+    let mut content = Vec::with_capacity(bytes);
+    inflate_onto(&mut content, frame)?;
+    if content.len() == bytes { Ok(content.into()) } else { Err(ValueError::Frame) }
 }
 
 /// A cursor at the end of `out`, for zstd to write into its spare capacity.

@@ -17,6 +17,7 @@ pub use self::car_options::CarOptionsError;
 pub use self::routing::RoutingProblem;
 use content::ipld::IpldError;
 use content::names::NameError;
+use content::packed::PackedError;
 use content::path::{PathError, Root};
 use content::redirects::RedirectsError;
 use content::scope::ScopeError;
@@ -104,6 +105,9 @@ pub enum Problem {
         /// Its multicodec.
         codec: u64,
     },
+    /// The zstd file of a packed CID cannot be read as a packed file.
+    #[error(transparent)]
+    Packed(#[from] PackedError),
     /// The path cannot be resolved.
     #[error(transparent)]
     Walk(#[from] WalkError),
@@ -243,6 +247,12 @@ impl Problem {
                 busy(*retry_after)
             }
             Self::NoRendering { .. } | Self::NotConverted { .. } => NO_RENDERING,
+            Self::Packed(PackedError::Read(error)) => read_page(error),
+            Self::Packed(_) => Page::new(
+                StatusCode::BAD_GATEWAY,
+                "Not a packed file",
+                "Request the zstd file by its own CID, which has the same hash, and decompress it with zstd -d.",
+            ),
             Self::Document(error) => document_page(error),
             Self::InsideDocument { .. } => Page::new(
                 StatusCode::NOT_IMPLEMENTED,
@@ -298,6 +308,7 @@ impl Problem {
         match self {
             Self::Walk(WalkError::Source(error))
             | Self::Read(ReadError::Source(error))
+            | Self::Packed(PackedError::Read(ReadError::Source(error)))
             | Self::Dir(DirError::Source(error))
             | Self::Scope(ScopeError::Source(error))
             | Self::Tar(TarError::Source(error)) => Some(error),
@@ -722,6 +733,7 @@ mod tests {
     use super::*;
     use content::Stall;
     use content::cid::parse;
+    use content::packed::SeekTableError;
     use http::header::ACCEPT;
 
     fn cid() -> Cid {
@@ -760,6 +772,8 @@ mod tests {
             (Problem::Request(RequestError::Method), 405, "no-store"),
             (Problem::Request(RequestError::NoSuchPage), 404, "public, max-age=60"),
             (Problem::NoRendering { cid, codec: 0x71 }, 406, "no-store"),
+            (Problem::Packed(PackedError::Table(SeekTableError::Missing)), 502, "no-store"),
+            (Problem::Packed(PackedError::Read(SourceError::NotFound { cid }.into())), 404, "no-store"),
             (Problem::Walk(WalkError::NoLink { parent: cid, name: "x".to_owned() }), 404, "public, max-age=60"),
             (Problem::Walk(WalkError::Malformed { cid, reason: "x".to_owned() }), 502, "no-store"),
             (Problem::Walk(WalkError::Unsupported { cid, codec: 0x71 }), 501, "no-store"),

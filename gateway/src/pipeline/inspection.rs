@@ -58,7 +58,8 @@ impl Gateway {
         };
         let view = Self::new(wiring, http, self.limits().clone());
         let resources = Resources { workers: self.resources.workers.clone(), ..view.resources };
-        Self { paths: self.paths.reader(), resources, ..view }
+        let plain_files = Arc::clone(&self.plain_files);
+        Self { paths: self.paths.reader(), resources, plain_files, ..view }
     }
 
     /// The route of a request.

@@ -39,17 +39,19 @@ use crate::resolve::path_resolver::PathResolver;
 use crate::resolve::paths::Paths;
 use crate::resolve::redirects::SiteRedirects;
 use crate::resolve::source::{LimitedClient, RootSource, Sources, Tier};
-use crate::resolve::{Entity, Freshness, PathTarget, Target};
+use crate::resolve::{Entity, Freshness, PathTarget, Target, etag_of};
 use crate::respond::{self, Draft, Finish};
 use crate::routing_v1::Routing;
 use crate::running::{Phase, Running, RunningRequest, Step, StepClock, WaitReason};
 use crate::trace::{RequestOrigin, RequestTrace, resolver_for};
 use crate::workers::Workers;
 use config::TrustedProxy;
+use content::packed::PackedFile;
 use content::path::Root;
 use content::walk::WalkError;
 use content::{
-    BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work, redirects,
+    BlockKey, BlockSource as _, Cid, ContentPath, NameError, NameResolver, Policy, SourceError, Verdict, Work, codec,
+    packed, redirects,
 };
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
@@ -72,9 +74,13 @@ pub use inspection::InvalidatedEntries;
 /// The share of the path cache that is used for sites' `_redirects`.
 const SITES_SHARE: u64 = 16;
 
+/// The plain file of a packed file that is pinned, by the root of its zstd file.
+pub type PlainFiles = dyn Fn(&BlockKey) -> Option<Cid> + Send + Sync;
+
 /// The public gateway.
 pub struct Gateway {
     sources: Arc<Sources>,
+    plain_files: Arc<PlainFiles>,
     names: Arc<dyn NameResolver>,
     policy: Arc<dyn Policy>,
     paths: Paths,
@@ -177,6 +183,7 @@ impl Gateway {
         let requests_max = limits.requests_max.saturating_add(admission::WAITING_MAX);
         Self {
             sources,
+            plain_files: Arc::new(|_| None),
             policy,
             paths: Paths::new(limits.paths_bytes_max - sites_bytes_max),
             resources: Resources {
@@ -323,7 +330,8 @@ impl Gateway {
         respond::finish(draft, finish)
     }
 
-    /// The head of a request, its client and its body. A request for a tunnel takes over the connection, and has no body.
+    /// The head of a request, its client and its body. A request for a tunnel takes over the connection, and has no
+    /// body.
     fn identify<B>(&self, request: Request<B>, connection: &Arc<Connection>) -> (Parts, Client, Option<B>) {
         let (head, body) = request.into_parts();
         let mut client = match connection.tunnel_client() {
@@ -416,6 +424,69 @@ impl Gateway {
         let mut draft = self.answer(head, client, &Phase::default()).await?;
         self.add_cache_headers(draft.status(), draft.headers_mut());
         Ok(draft)
+    }
+
+    /// The gateway, with a way to find the plain files of packed files that are pinned, by the roots of their zstd
+    /// files.
+    #[must_use]
+    pub fn with_plain_files(self, plain_files: Arc<PlainFiles>) -> Self {
+        Self { plain_files, ..self }
+    }
+
+    /// The plain file that a packed CID names, if it is pinned.
+    ///
+    /// # Errors
+    /// [`Problem::Refused`] when the policy withholds the zstd file.
+    pub fn plain_file(&self, cid: &Cid) -> Result<Option<Cid>, Problem> {
+        let Some(zstd_file) = packed::zstd_file_of(cid) else { return Ok(None) };
+        match self.policy.check(cid) {
+            Verdict::Allow => Ok((self.plain_files)(&zstd_file)),
+            verdict => Err(Problem::Refused { cid: *cid, verdict }),
+        }
+    }
+
+    /// Answers a request for a packed file that is not pinned, from its zstd file.
+    async fn packed_file(
+        &self,
+        ask: &Ask<'_>,
+        client: &Client,
+        target: &Target,
+        generation: u64,
+    ) -> Result<Draft, Problem> {
+        let cid = target.root;
+        if !file::is_native(ask) {
+            return Err(Problem::NoRendering { cid, codec: cid.codec() });
+        }
+        if let Some(name) = target.segments.first() {
+            return Err(WalkError::NotADirectory { cid, name: name.clone() }.into());
+        }
+        // Under the codec that its providers know.
+        let zstd_file = Cid::new_v1(codec::DAG_PB, *cid.hash());
+        let source = self.source(zstd_file, client, ask);
+        let root = source.fetch(&zstd_file).await.map_err(|error| Problem::Walk(WalkError::Source(error)))?;
+        let packed = PackedFile::open(source.paced(), &root).await?;
+        let entity = Entity {
+            root: zstd_file,
+            cid,
+            size: packed.size(),
+            content_type: None,
+            etag: etag_of(&cid, ""),
+            roots: header(&cid.to_string()),
+            index_key: None,
+            modified: None,
+            generation,
+        };
+        let open = OpenFile {
+            source: &source,
+            block: &root,
+            size: entity.size,
+            encoded: None,
+            packed: Some(packed),
+            limits: self.limits(),
+        };
+        let roots = entity.roots.clone();
+        let about = About { ask, freshness: target.freshness, roots: &roots, tier: source.tier() };
+        file::file(&about, Arc::new(entity), open, self.limits().response_bytes_max, |_| ()).await
     }
 
     /// Adds the headers for shared caches.
@@ -539,6 +610,18 @@ impl Gateway {
         let mut target = self.with_lookup_permit(client, Target::of(path, &**names, &*self.policy)).await?;
         phase.enter(WaitReason::Content);
         phase.ended(Step::Name);
+        // Formats that clients verify have the block that the hash names.
+        let mut is_requested_path = true;
+        if !ask.wanted.format.is_trustless() && target.root.codec() == codec::PACKED_FILE {
+            match self.plain_file(&target.root)? {
+                // A path that is cached would outlive the pin.
+                Some(plain_file) => (target.root, is_requested_path) = (plain_file, false),
+                None => {
+                    let answer = Box::pin(self.packed_file(ask, client, &target, generation)).await;
+                    return answer.map_err(|problem| only_if_cached_error(ask, problem));
+                }
+            }
+        }
         if !place.certain {
             target.freshness = Freshness::For(Duration::ZERO);
         }
@@ -558,7 +641,7 @@ impl Gateway {
             ask,
             place,
             target: &target,
-            is_requested_path: true,
+            is_requested_path,
             source: &source,
             generation,
             phase,
@@ -672,6 +755,7 @@ impl Gateway {
                     block: &block,
                     size: entity.size,
                     encoded: cx.resources.encoded.as_ref(),
+                    packed: None,
                     limits: self.limits(),
                 };
                 // A file is sent as it is, whatever media type is preferred: clients that prefer JSON accept others
@@ -721,6 +805,7 @@ impl Gateway {
             block: &block,
             size: entity.size,
             encoded: self.resources.encoded.as_ref(),
+            packed: None,
             limits: self.limits(),
         };
         let cache_entity = |entity: &Arc<Entity>| self.paths.insert(key, entity);

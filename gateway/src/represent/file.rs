@@ -14,8 +14,9 @@ use crate::request::range::Multipart;
 use crate::resolve::source::{RootSource, Tier};
 use crate::resolve::{self, Entity, content_type, etag_of};
 use crate::respond::Draft;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use content::budget::Share;
+use content::packed::{PackedFile, reader};
 use content::policy::check_inlined;
 use content::unixfs::Node;
 use content::unixfs::file::FileReader;
@@ -38,6 +39,8 @@ pub struct OpenFile<'a> {
     pub size: u64,
     /// The cache of encoded files, if files are sent encoded.
     pub encoded: Option<&'a Encoded>,
+    /// The frames of which it is read, if the root block is that of a zstd file.
+    pub packed: Option<PackedFile>,
     /// The limits of a request.
     pub limits: &'a RequestLimits,
 }
@@ -66,7 +69,7 @@ pub async fn file(
     let sniffs = decision.has_body() && entity.content_type.is_none();
     let wanted = (decision.has_body() && !ask.head_only).then(|| first_range(&decision, entity.size));
     let shown = wanted.as_ref().is_some_and(|range| includes_sniffed_bytes(range, entity.size));
-    let sniffs_first = sniffs && !shown;
+    let sniffs_first = sniffs && (!shown || file.packed.is_some());
     let (mut content, sniffed) = match file.in_memory(wanted.as_ref()).filter(|_| !sniffs_first) {
         Some(content) => (content, None),
         None => Box::pin(file.open_and_sniff(wanted, sniffs_first)).await?,
@@ -213,7 +216,7 @@ impl OpenFile<'_> {
     fn in_memory(&self, wanted: Option<&Range<u64>>) -> Option<Content> {
         match wanted {
             None => Some(Content::Empty),
-            Some(range) if self.block.cid().codec() == codec::RAW => {
+            Some(range) if self.packed.is_none() && self.block.cid().codec() == codec::RAW => {
                 Some(block_content(self.source, self.block, range, self.limits))
             }
             Some(_) => None,
@@ -244,7 +247,10 @@ impl OpenFile<'_> {
 
     /// The bytes of a range. Waits for the first of them.
     async fn open(&self, range: Range<u64>) -> Result<Content, Problem> {
-        open(self.source, self.block, self.size, range, self.limits).await
+        match &self.packed {
+            Some(packed) => open_packed(self.source, packed, range, self.limits).await,
+            None => open(self.source, self.block, self.size, range, self.limits).await,
+        }
     }
 
     /// Sniffs the media type from the file's first bytes.
@@ -369,17 +375,49 @@ async fn open(
     }
 }
 
+/// The bytes of a range of a packed file. Waits for the first of them.
+async fn open_packed(
+    source: &Arc<RootSource>,
+    packed: &PackedFile,
+    range: Range<u64>,
+    limits: &RequestLimits,
+) -> Result<Content, Problem> {
+    let remaining = range.end - range.start;
+    let mut share = source.memory(limits).share();
+    if !share.grow(reader::MEMORY_BYTES_MAX) {
+        return Err(Problem::MemoryFull);
+    }
+    let chunks = packed.read(source.paced(), range, source.memory(limits).read_limits())?;
+    let mut chunks = chunks.map(|chunk| chunk.map_err(Problem::from)).boxed();
+    if remaining <= COUNTED_BYTES_MIN as u64 {
+        let mut bytes = BytesMut::new();
+        while let Some(chunk) = chunks.next().await.transpose()? {
+            bytes.extend_from_slice(&chunk);
+        }
+        return match bytes.len() as u64 == remaining {
+            true => Ok(Content::Bytes(bytes.freeze())),
+            false => Err(Problem::Length),
+        };
+    }
+    let first = chunks.next().await.transpose()?.ok_or(Problem::Length)?;
+    let chunks = stream::once(async move { Ok(first) }).chain(chunks).inspect(move |_| _ = &share);
+    Ok(Content::Stream { stream: chunks.boxed(), remaining: Some(remaining) })
+}
+
 /// Several parts as one body. Each part is opened after the one before it was sent; the first is open already.
 fn multipart_content(file: &OpenFile<'_>, multipart: Multipart, first: Content) -> Content {
     let (source, block, size, limits) = (Arc::clone(file.source), file.block.clone(), file.size, file.limits.clone());
+    let packed = file.packed.clone();
     let remaining = multipart.content_length;
     let end = stream::once(async move { Ok(multipart.end) });
     let parts = stream::iter(multipart.frames).scan(Some(first), move |first, frame| {
         let (source, block, limits, open_first) = (Arc::clone(&source), block.clone(), limits.clone(), first.take());
+        let packed = packed.clone();
         async move {
-            let content = match open_first {
-                Some(content) => Ok(content),
-                None => open(&source, &block, size, frame.range, &limits).await,
+            let content = match (open_first, &packed) {
+                (Some(content), _) => Ok(content),
+                (None, Some(packed)) => open_packed(&source, packed, frame.range, &limits).await,
+                (None, None) => open(&source, &block, size, frame.range, &limits).await,
             };
             let head = stream::once(async move { Ok(frame.head) });
             Some(match content {

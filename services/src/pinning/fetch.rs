@@ -66,7 +66,10 @@ fn withheld_words(blocks: &u64, first: &Cid) -> String {
 pub struct Fetch {
     store: Arc<dyn BlockStore>,
     attempt: Arc<PinAttempt>,
+    sources: BlockSources,
     traversal: PinTraversal,
+    /// The root, if the zstd file of a packed file is traversed first: the leaves of the plain file are parts of it.
+    next_root: Option<Cid>,
     progress: Progress,
 }
 
@@ -87,8 +90,10 @@ impl Fetch {
     pub async fn begin(sources: BlockSources, root: Cid) -> Result<Self, FetchError> {
         let store = Arc::clone(&sources.store);
         let attempt = store.begin_pin(root, None).await?;
-        let traversal = PinTraversal::new(sources, root, BLOCKS_IN_FLIGHT);
-        Ok(Self { store, attempt, traversal, progress: Progress::default() })
+        let packed = store.pin(&root).await?.and_then(|pin| pin.packed);
+        let (first, next_root) = packed.map_or((root, None), |zstd_file| (zstd_file, Some(root)));
+        let traversal = PinTraversal::new(sources.clone(), first, BLOCKS_IN_FLIGHT);
+        Ok(Self { store, attempt, sources, traversal, next_root, progress: Progress::default() })
     }
 
     /// Adds the next block to the pin; `None` when the DAG is complete.
@@ -97,7 +102,7 @@ impl Fetch {
     /// [`FetchError`]; the received blocks stay as a partial pin. [`FetchError::Withheld`] at the end of a traversal
     /// that skips withheld blocks.
     pub async fn step(&mut self) -> Result<Option<Step>, FetchError> {
-        let Some(VisitedBlock { visited, bytes, fetched }) = self.traversal.next().await? else {
+        let Some(VisitedBlock { visited, bytes, fetched }) = self.next_block().await? else {
             return self
                 .traversal
                 .withheld()
@@ -110,6 +115,18 @@ impl Fetch {
         self.progress.blocks += 1;
         self.progress.bytes += bytes;
         Ok(Some(Step { progress: self.progress, fetched_bytes: fetched.then_some(bytes) }))
+    }
+
+    async fn next_block(&mut self) -> Result<Option<VisitedBlock>, FetchError> {
+        if let Some(next) = self.traversal.next().await? {
+            return Ok(Some(next));
+        }
+        let Some(root) = self.next_root.take() else { return Ok(None) };
+        // A leaf of the plain file is missing until its frame is written.
+        self.store.written().await?;
+        let withheld = self.traversal.withheld();
+        self.traversal = PinTraversal::new(self.sources.clone(), root, BLOCKS_IN_FLIGHT).after(withheld);
+        Ok(self.traversal.next().await?)
     }
 
     /// Completes the pin, which is on the disk when this returns.

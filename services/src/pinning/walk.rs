@@ -79,6 +79,13 @@ impl PinTraversal {
         Self { sources, concurrency, frontier, reads, withheld: None }
     }
 
+    /// The same after another traversal with so many missing withheld blocks, and one of them.
+    #[must_use]
+    pub fn after(mut self, withheld: Option<(u64, Cid)>) -> Self {
+        self.withheld = withheld;
+        self
+    }
+
     /// The next block; `None` at the end.
     ///
     /// # Errors

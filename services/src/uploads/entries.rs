@@ -2,10 +2,12 @@
 //! complete.
 
 use crate::uploads::names::Path;
-use crate::uploads::pipeline::{Added, BareEntry, Pipeline, Watch};
+use crate::uploads::pipeline::{Added, BareEntry, PackingResult, Pipeline, Watch};
 use crate::uploads::tree::Catalogue;
 use crate::uploads::{Event, Events, Progress, UploadError};
+use content::Cid;
 use content::importer::{Attributes, Part};
+use std::collections::HashMap;
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,6 +74,8 @@ pub struct CatalogueWatch {
     pub catalogue: Catalogue,
     /// The progress events.
     pub progress: ProgressSender,
+    /// The files that were to be packed, by their roots.
+    pub packing: HashMap<Cid, PackingResult>,
 }
 
 /// Sends progress events.
@@ -123,6 +127,9 @@ impl Watch for CatalogueWatch {
 
     fn added(&mut self, added: Added<'_>) -> Result<(), UploadError> {
         self.catalogue.complete(&Path::of(&added.path)?, added.part)?;
+        if added.packing != PackingResult::NotRequested {
+            self.packing.insert(added.part.cid, added.packing);
+        }
         self.progress.progress.added();
         self.progress.added(&added.path, added.part)
     }

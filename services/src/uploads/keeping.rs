@@ -9,7 +9,8 @@ use crate::pinning::Meta;
 use crate::uploads::limits::UploadLimits;
 use crate::uploads::{UploadError, Uploads};
 use cache::{Addition, BlockStore, StoreError};
-use content::{Block, BlockKey};
+use content::stored::Slice;
+use content::{Block, BlockKey, Cid};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +66,27 @@ impl DestinationWriter {
             Self::Pinned(addition, _) => Ok(addition.put(block).await?),
             Self::Cached(cached) => cached.put(block).await,
             Self::Nothing => Ok(()),
+        }
+    }
+
+    /// Stores a leaf as a slice of a block that was stored before.
+    ///
+    /// # Errors
+    /// As [`Self::put`]; also if the destination has no packed files.
+    pub async fn put_slice(&mut self, leaf: &Cid, slice: Slice) -> Result<(), UploadError> {
+        match self {
+            Self::Pinned(addition, _) => Ok(addition.put_slice(leaf, slice).await?),
+            Self::Cached(_) => Err(UploadError::Invalid("a packed file must be pinned".to_owned())),
+            Self::Nothing => Ok(()),
+        }
+    }
+
+    /// Whether packed files can be stored.
+    pub fn takes_slices(&self) -> bool {
+        match self {
+            Self::Pinned(addition, _) => addition.takes_slices(),
+            Self::Cached(_) => false,
+            Self::Nothing => true,
         }
     }
 

@@ -99,7 +99,7 @@ impl UploadLimits {
             return Ok(memory_for(IMPORT_MEMORY_BYTES_MAX, MAX_BLOCK_BYTES, body_bytes_max));
         };
         let importer = Importer::new(files.profile.clone())?;
-        let pipeline = pipeline::memory_bytes_max(&importer, body_bytes_max.unwrap_or(self.bytes_max));
+        let pipeline = pipeline::memory_bytes_max(&importer, body_bytes_max.unwrap_or(self.bytes_max), files.packed);
         let least = 2 * files.profile.chunking.bytes_max();
         Ok(memory_for(tree::MEMORY_BYTES_MAX + pipeline, least, body_bytes_max))
     }

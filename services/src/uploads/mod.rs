@@ -47,6 +47,7 @@ pub mod views;
 pub use self::error::UploadError;
 pub use self::keeping::{Destination, DestinationWriter, PinDetails};
 pub use self::limits::{UploadLimits, memory_for};
+pub use self::pipeline::PackingResult;
 
 use self::body::Meter;
 use self::limits::UploadAllowance;
@@ -130,6 +131,8 @@ pub struct FileOptions {
     pub modes: bool,
     /// Preserve the modification times of files.
     pub times: bool,
+    /// Pack the file, if it shrinks ([`content::packed`]).
+    pub packed: bool,
 }
 
 /// The format of a body with files.
@@ -250,6 +253,8 @@ pub struct Root {
     pub bytes: u64,
     /// The ID of the pin request, if it was pinned.
     pub pin: Option<String>,
+    /// Whether it is a packed file.
+    pub packing: PackingResult,
 }
 
 /// A failed upload.

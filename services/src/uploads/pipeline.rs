@@ -7,13 +7,16 @@
 
 use crate::uploads::UploadError;
 use crate::uploads::names::Path;
+use content::Block;
 use content::importer::{
-    Attributes, BlockSink, Chunk, Directory, File, FileLayout, ImportError, Importer, Leaves, Part,
+    Attributes, BlockSink, Chunk, Directory, File, FileLayout, ImportError, Importer, Leaves, Packed, PackedLeaf,
+    Packer, Packing, Part, packer,
 };
-use content::{Block, BlockError};
 use std::collections::VecDeque;
 use std::io::Read;
 use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -33,11 +36,20 @@ fn hashing_max(chunk_bytes_max: usize) -> usize {
     (2 * processors).min((HASHING_BYTES_MAX / chunk_bytes_max.max(1)).max(2))
 }
 
+/// The working memory of zstd for a chunk that is being compressed, in bytes.
+const ZSTD_BYTES: usize = 3 << 19;
+
 /// The maximum memory of a pipeline, in bytes, for files of at most so many bytes: the read buffer, the current chunk,
-/// those that are being hashed, small ones that wait to be linked, and the inner nodes of the file.
-pub fn memory_bytes_max(importer: &Importer, file_bytes_max: u64) -> usize {
+/// those that are being hashed, small ones that wait to be linked, and the inner nodes of the file. A packed file has
+/// frames beside its chunks, and inner nodes of its zstd file.
+pub fn memory_bytes_max(importer: &Importer, file_bytes_max: u64, is_packed: bool) -> usize {
     let profile = importer.profile();
     let chunk = profile.chunking.bytes_max();
+    if is_packed {
+        let frames = hashing_max(chunk) * (chunk + ZSTD_BYTES) + packer::memory_bytes_max(chunk);
+        let layout = packer::ZSTD_FILE_PROFILE.layout_bytes_max(file_bytes_max);
+        return memory_bytes_max(importer, file_bytes_max, false) + frames + layout;
+    }
     let waiting = STEPS_MAX * (chunk.min(OFFLOAD_BYTES_MIN) + size_of::<Step>() + size_of::<Hashed>());
     READ_BYTES + (hashing_max(chunk) + 2) * chunk + waiting + profile.layout_bytes_max(file_bytes_max)
 }
@@ -91,6 +103,21 @@ pub struct Added<'a> {
     pub part: &'a Part,
     /// Whether it is outside any folder that was entered.
     pub is_root: bool,
+    /// Whether it is a packed file.
+    pub packing: PackingResult,
+}
+
+/// Whether a file was packed.
+#[allow(clippy::large_enum_variant, reason = "there is one for each file, and it is copied a few times")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PackingResult {
+    /// It was not to be.
+    #[default]
+    NotRequested,
+    /// Its first leaves do not shrink, so it is stored plain.
+    Plain,
+    /// It was.
+    Packed(Packed),
 }
 
 /// Imports files and folders, those in a folder between [`Pipeline::enter`] and [`Pipeline::leave`]. Blocks, so it must
@@ -103,11 +130,12 @@ pub struct Pipeline<'a> {
     hashing_max: usize,
     builder: Builder<'a>,
     buffer: Vec<u8>,
+    packing: Option<Packing>,
 }
 
 /// A queued step of linking.
 enum Step {
-    File(Box<FileLayout>),
+    File(Box<(FileLayout, Option<Packer>)>),
     Leaf(Leaf),
     FileEnd { name: Option<Vec<u8>> },
     Symlink { name: Vec<u8>, target: Vec<u8>, attributes: Attributes },
@@ -115,7 +143,34 @@ enum Step {
     Leave,
 }
 
-type Hashed = Result<(Part, Block), BlockError>;
+/// A leaf, and its frame if the file is being packed.
+enum HashedLeaf {
+    Plain(Block),
+    Packed(Box<PackedLeaf>),
+}
+
+type Hashed = Result<(Part, HashedLeaf), ImportError>;
+
+/// Makes the leaves of a file, on any thread.
+#[derive(Clone)]
+struct LeafMaker {
+    leaves: Leaves,
+    packing: Option<Packing>,
+    /// Set once the file turned out not to be worth packing.
+    is_plain: Arc<AtomicBool>,
+}
+
+impl LeafMaker {
+    fn leaf(&self, chunk: Chunk) -> Hashed {
+        let (part, leaf) = self.leaves.leaf(chunk)?;
+        let packing = self.packing.as_ref().filter(|_| !self.is_plain.load(Ordering::Relaxed));
+        let leaf = match packing {
+            None => HashedLeaf::Plain(leaf),
+            Some(packing) => HashedLeaf::Packed(Box::new(packing.pack(leaf, part.file_bytes)?)),
+        };
+        Ok((part, leaf))
+    }
+}
 
 enum Leaf {
     Ready(Box<Hashed>),
@@ -126,9 +181,17 @@ impl<'a> Pipeline<'a> {
     /// A pipeline that sends blocks to `sink`, and results to `watch`. Blocking threads of the runtime hash.
     pub fn new(importer: Importer, runtime: Handle, sink: &'a mut dyn BlockSink, watch: &'a mut dyn Watch) -> Self {
         let hashing_max = hashing_max(importer.profile().chunking.bytes_max());
-        let builder = Builder { importer, sink, watch, layout: None, open: Vec::new() };
+        let builder = Builder { importer, sink, watch, layout: None, packer: None, open: Vec::new() };
         let steps = VecDeque::with_capacity(STEPS_MAX + 1);
-        Self { runtime, steps, hashing: 0, hashing_max, builder, buffer: vec![0; READ_BYTES] }
+        Self { runtime, steps, hashing: 0, hashing_max, builder, buffer: vec![0; READ_BYTES], packing: None }
+    }
+
+    /// Makes all files packed ones, if they shrink. They cannot be in folders then, since a pin has the zstd file of
+    /// its root.
+    #[must_use]
+    pub fn packed(mut self, packing: Option<Packing>) -> Self {
+        self.packing = packing;
+        self
     }
 
     /// Imports a file to the end of its reader. Without a name, its CID is the name.
@@ -142,7 +205,11 @@ impl<'a> Pipeline<'a> {
         mut content: impl Read,
     ) -> Result<(), UploadError> {
         let File { mut chunker, leaves, layout } = self.builder.importer.file(attributes);
-        self.push(Step::File(Box::new(layout)))?;
+        let packing = self.packing.clone();
+        let packer = packing.is_some().then(Packer::new).transpose().map_err(ImportError::from)?;
+        let is_plain = packer.as_ref().map(Packer::is_plain).unwrap_or_default();
+        let leaves = LeafMaker { leaves, packing, is_plain };
+        self.push(Step::File(Box::new((layout, packer))))?;
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut so_far = 0;
         loop {
@@ -171,6 +238,7 @@ impl<'a> Pipeline<'a> {
     /// # Errors
     /// Errors of storing blocks.
     pub fn symlink(&mut self, name: Vec<u8>, target: Vec<u8>, attributes: Attributes) -> Result<(), UploadError> {
+        self.check_unpacked()?;
         self.push(Step::Symlink { name, target, attributes })
     }
 
@@ -187,6 +255,7 @@ impl<'a> Pipeline<'a> {
     /// # Errors
     /// Errors of storing blocks.
     pub fn enter(&mut self, name: Vec<u8>) -> Result<(), UploadError> {
+        self.check_unpacked()?;
         self.push(Step::Enter { name })
     }
 
@@ -207,7 +276,14 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
-    fn hash(&mut self, leaves: &Leaves, chunk: Chunk) -> Result<(), UploadError> {
+    fn check_unpacked(&self) -> Result<(), UploadError> {
+        match self.packing {
+            None => Ok(()),
+            Some(_) => Err(UploadError::Invalid("only files can be packed, not folders or symlinks".to_owned())),
+        }
+    }
+
+    fn hash(&mut self, leaves: &LeafMaker, chunk: Chunk) -> Result<(), UploadError> {
         let leaf = if chunk.data().len() < OFFLOAD_BYTES_MIN {
             Leaf::Ready(Box::new(leaves.leaf(chunk)))
         } else {
@@ -231,7 +307,10 @@ impl<'a> Pipeline<'a> {
         let builder = &mut self.builder;
         match self.steps.pop_front() {
             None => return Ok(false),
-            Some(Step::File(layout)) => builder.layout = Some(*layout),
+            Some(Step::File(file)) => {
+                let (layout, packer) = *file;
+                (builder.layout, builder.packer) = (Some(layout), packer);
+            }
             Some(Step::Leaf(leaf)) => {
                 let hashed = match leaf {
                     Leaf::Ready(hashed) => *hashed,
@@ -240,7 +319,7 @@ impl<'a> Pipeline<'a> {
                         self.runtime.block_on(task).map_err(|error| UploadError::Read(error.into()))?
                     }
                 };
-                builder.leaf(hashed.map_err(ImportError::from)?)?;
+                builder.leaf(hashed?)?;
             }
             Some(Step::FileEnd { name }) => builder.end_file(name)?,
             Some(Step::Symlink { name, target, attributes }) => builder.symlink(name, &target, attributes)?,
@@ -258,15 +337,22 @@ struct Builder<'a> {
     watch: &'a mut dyn Watch,
     /// The current file.
     layout: Option<FileLayout>,
+    /// Its zstd file, if it is being packed.
+    packer: Option<Packer>,
     /// The open folders with their names, the innermost last.
     open: Vec<(Vec<u8>, Directory)>,
 }
 
 impl Builder<'_> {
-    fn leaf(&mut self, (part, block): (Part, Block)) -> Result<(), ImportError> {
-        // A block whose CID has an identity hash is not stored.
-        if block.key().is_some() {
-            self.sink.put(block).map_err(ImportError::Sink)?;
+    fn leaf(&mut self, (part, leaf): (Part, HashedLeaf)) -> Result<(), ImportError> {
+        match (leaf, &mut self.packer) {
+            (HashedLeaf::Packed(leaf), Some(packer)) => packer.push(*leaf, self.sink)?,
+            (HashedLeaf::Plain(block), Some(packer)) => packer.push_plain(block, self.sink)?,
+            // A block whose CID has an identity hash is not stored.
+            (HashedLeaf::Plain(block), None) if block.key().is_none() => {}
+            (HashedLeaf::Plain(block), None) => self.sink.put(block).map_err(ImportError::Sink)?,
+            // There are no frames without a packer.
+            (HashedLeaf::Packed(_), None) => {}
         }
         match &mut self.layout {
             Some(layout) => layout.push(part, self.sink),
@@ -276,13 +362,17 @@ impl Builder<'_> {
 
     fn end_file(&mut self, name: Option<Vec<u8>>) -> Result<(), UploadError> {
         let Some(layout) = self.layout.take() else { return Ok(()) };
+        let packing = match self.packer.take() {
+            None => PackingResult::NotRequested,
+            Some(packer) => packer.finish(self.sink)?.map_or(PackingResult::Plain, PackingResult::Packed),
+        };
         let part = layout.finish(self.sink)?;
-        self.place(name.unwrap_or_else(|| part.cid.to_string().into_bytes()), &part)
+        self.place(name.unwrap_or_else(|| part.cid.to_string().into_bytes()), &part, packing)
     }
 
     fn symlink(&mut self, name: Vec<u8>, target: &[u8], attributes: Attributes) -> Result<(), UploadError> {
         let part = self.importer.symlink(target, attributes, self.sink)?;
-        self.place(name, &part)
+        self.place(name, &part, PackingResult::NotRequested)
     }
 
     fn enter(&mut self, name: Vec<u8>) {
@@ -292,18 +382,18 @@ impl Builder<'_> {
     fn leave(&mut self) -> Result<(), UploadError> {
         let Some((name, directory)) = self.open.pop() else { return Ok(()) };
         let part = directory.finish(self.sink)?;
-        self.place(name, &part)
+        self.place(name, &part, PackingResult::NotRequested)
     }
 
     /// Adds a complete entry to the current folder.
-    fn place(&mut self, name: Vec<u8>, part: &Part) -> Result<(), UploadError> {
+    fn place(&mut self, name: Vec<u8>, part: &Part, packing: PackingResult) -> Result<(), UploadError> {
         match self.open.last_mut() {
             Some((_, directory)) => directory.add(&name, part)?,
-            None => return self.watch.added(Added { path: name, part, is_root: true }),
+            None => return self.watch.added(Added { path: name, part, is_root: true, packing }),
         }
         // A wrapping folder has no name.
         let above = self.open.iter().map(|(name, _)| name.as_slice()).filter(|name| !name.is_empty());
         let path = above.chain([name.as_slice()]).collect::<Vec<_>>().join(&b'/');
-        self.watch.added(Added { path, part, is_root: false })
+        self.watch.added(Added { path, part, is_root: false, packing })
     }
 }

@@ -41,6 +41,9 @@ pub struct UploadParams {
     pub chunker: Option<String>,
     /// Compute the CIDs without storing anything.
     pub only_hash: Option<bool>,
+    /// Store a single file as seekable zstd, if it shrinks: the answer has the CIDs of the plain file, of the zstd
+    /// file, and of the plain content by the zstd file.
+    pub packed: Option<bool>,
     /// Preserve the modes of files and folders in a form of Kubo's client or a TAR.
     pub preserve_mode: Option<bool>,
     /// Preserve the modification times of files and folders in a form of Kubo's client or a TAR.
@@ -86,6 +89,10 @@ pub fn parse_stored(query: &str, content_type: &str, name: Option<&str>) -> Resu
     cache::pins::check_name(pin_name.as_deref()).map_err(invalid)?;
     let pin = PinDetails { name: pin_name, meta: params.meta.as_deref().map(meta).transpose()?.unwrap_or_default() };
     let only_hash = params.only_hash == Some(true);
+    let packed = params.packed == Some(true);
+    if packed && (params.wrap == Some(true) || !matches!(format, Some(FileFormat::File { .. }))) {
+        return Err(invalid("packed is for a single file, without a folder around it"));
+    }
     match format {
         None if only_hash => Err(invalid("the blocks of a CAR have their CIDs, and its roots must be pinned")),
         None => Ok(UploadOptions::Car { roots_in, pin }),
@@ -96,6 +103,7 @@ pub fn parse_stored(query: &str, content_type: &str, name: Option<&str>) -> Resu
             destination: if only_hash { Destination::Nothing } else { Destination::Pinned(pin) },
             modes: params.preserve_mode == Some(true),
             times: params.preserve_mtime == Some(true),
+            packed,
         })),
     }
 }
@@ -111,6 +119,7 @@ impl UploadParams {
             raw_leaves: query.flag("raw-leaves")?,
             chunker: query.text("chunker"),
             only_hash: query.flag("only-hash")?,
+            packed: query.flag("packed")?,
             preserve_mode: query.flag("preserve-mode")?,
             preserve_mtime: query.flag("preserve-mtime")?,
             roots: query.text("roots"),

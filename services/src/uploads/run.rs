@@ -11,11 +11,12 @@ use crate::uploads::entries::{CatalogueWatch, EntryWriter, ProgressSender};
 use crate::uploads::pipeline::Pipeline;
 use crate::uploads::tree::{Catalogue, Repeats, Shape, Top};
 use crate::uploads::{
-    DestinationWriter, FileFormat, FileOptions, PinDetails, ProgressReceivers, Root, UploadError, UploadOptions,
-    UploadRequest, UploadResult, Uploads, multipart, names, tarball,
+    DestinationWriter, FileFormat, FileOptions, PackingResult, PinDetails, ProgressReceivers, Root, UploadError,
+    UploadOptions, UploadRequest, UploadResult, Uploads, multipart, names, tarball,
 };
 use cache::{Addition, ReadCar, RootsIn};
-use content::importer::{Attributes, Importer, Part, SinkError};
+use content::importer::{Attributes, BlockSink, ImportError, Importer, Packing, Part, SinkError};
+use content::stored::{CompressionOptions, Slice};
 use content::{Block, Cid, Policy, Verdict};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,8 +26,31 @@ use tokio_util::io::SyncIoBridge;
 /// The result of an import.
 struct Imported {
     tops: Vec<Top>,
+    packing: ByRoot<PackingResult>,
     blocks: u64,
     writer: DestinationWriter,
+}
+
+/// Stores blocks that the policy allows, and counts them.
+struct PolicySink<'a> {
+    policy: &'a dyn Policy,
+    runtime: &'a Handle,
+    writer: DestinationWriter,
+    blocks: u64,
+}
+
+impl BlockSink for PolicySink<'_> {
+    fn put(&mut self, block: Block) -> Result<(), SinkError> {
+        check(self.policy, block.cid())?;
+        self.blocks += 1;
+        Ok(self.runtime.block_on(self.writer.put(&block))?)
+    }
+
+    fn put_slice(&mut self, leaf: &Cid, slice: Slice) -> Result<(), SinkError> {
+        check(self.policy, leaf)?;
+        self.blocks += 1;
+        Ok(self.runtime.block_on(self.writer.put_slice(leaf, slice))?)
+    }
 }
 
 /// A map by root.
@@ -53,14 +77,24 @@ impl Uploads {
         meter: Meter,
     ) -> Result<UploadResult, UploadError> {
         let writer = self.begin(options.destination.clone()).await?;
+        if options.packed && !writer.takes_slices() {
+            return Err(UploadError::Invalid(cache::store::NO_SLICES.to_owned()));
+        }
         let (uploads, runtime, progress) = (self.clone(), Handle::current(), Arc::clone(&watchers.progress));
         let import = move || uploads.import_blocking(&options, watchers, &meter, writer, &runtime);
         let imported = tokio::task::spawn_blocking(import).await;
-        let Imported { tops, blocks, mut writer } = imported.map_err(|_| UploadError::Stopping)??;
+        let Imported { tops, packing, blocks, mut writer } = imported.map_err(|_| UploadError::Stopping)??;
         let cids: Vec<Cid> = tops.iter().map(|(_, part)| part.cid).collect();
         writer.settle().await?;
         let pins = match writer {
-            DestinationWriter::Pinned(addition, pin) => self.pin(owner, &pin, addition, &cids).await?.1,
+            DestinationWriter::Pinned(mut addition, pin) => {
+                for (root, packing) in &packing {
+                    if let PackingResult::Packed(packed) = packing {
+                        addition.set_packed(*root, packed.zstd_file.cid);
+                    }
+                }
+                self.pin(owner, &pin, addition, &cids).await?.1
+            }
             DestinationWriter::Cached(_) | DestinationWriter::Nothing => HashMap::new(),
         };
         let root = |(name, part): Top| Root {
@@ -68,6 +102,7 @@ impl Uploads {
             cid: part.cid,
             bytes: part.file_bytes,
             pin: pins.get(&part.cid).cloned(),
+            packing: packing.get(&part.cid).copied().unwrap_or_default(),
         };
         Ok(UploadResult { roots: tops.into_iter().map(root).collect(), bytes: progress.now().bytes, blocks })
     }
@@ -89,6 +124,7 @@ impl Uploads {
             cid: *cid,
             bytes: sizes.get(cid).copied().unwrap_or(0),
             pin: pins.get(cid).cloned(),
+            packing: PackingResult::NotRequested,
         };
         let mut seen = std::collections::HashSet::new();
         let distinct = roots.iter().filter(|cid| seen.insert(**cid));
@@ -118,32 +154,32 @@ impl Uploads {
         options: &FileOptions,
         watchers: ProgressReceivers,
         meter: &Meter,
-        mut writer: DestinationWriter,
+        writer: DestinationWriter,
         runtime: &Handle,
     ) -> Result<Imported, UploadError> {
         let importer = Importer::new(options.profile.clone())?;
-        let mut blocks = 0;
-        let mut sink = |block: Block| -> Result<(), SinkError> {
-            check(&*self.policy, block.cid())?;
-            blocks += 1;
-            Ok(runtime.block_on(writer.put(&block))?)
+        let packing = match options.packed {
+            true => Some(Packing::new(&options.profile, CompressionOptions::default()).map_err(ImportError::from)?),
+            false => None,
         };
+        let mut sink = PolicySink { policy: &*self.policy, runtime, writer, blocks: 0 };
         let catalogue = Catalogue::new(self.folder.clone(), self.limits.entries_max);
         let ProgressReceivers { progress, events } = watchers;
         let progress = ProgressSender { progress, events, runtime: runtime.clone() };
-        let mut watch = CatalogueWatch { catalogue, progress };
-        let mut pipeline = Pipeline::new(importer.clone(), runtime.clone(), &mut sink, &mut watch);
+        let mut watch = CatalogueWatch { catalogue, progress, packing: HashMap::new() };
+        let mut pipeline = Pipeline::new(importer.clone(), runtime.clone(), &mut sink, &mut watch).packed(packing);
         let mut entries = EntryWriter { pipeline: &mut pipeline, modes: options.modes, times: options.times };
         read(&options.format, meter, runtime, &mut entries)?;
         pipeline.finish()?;
-        let CatalogueWatch { catalogue, progress } = watch;
+        let CatalogueWatch { catalogue, progress, packing } = watch;
         let shape = Shape { wrap: options.wrap, repeats: repeats(&options.format) };
         let mut on_folder = |path: Vec<u8>, part: &Part| progress.added(&path, part);
         let tops = catalogue.build(&importer, shape, &mut sink, &mut on_folder)?;
         if tops.is_empty() {
             return Err(UploadError::Invalid("the upload is empty".to_owned()));
         }
-        Ok(Imported { tops, blocks, writer })
+        let PolicySink { writer, blocks, .. } = sink;
+        Ok(Imported { tops, packing, blocks, writer })
     }
 }
 

@@ -29,12 +29,13 @@ use crate::http::extract::Authenticated;
 use crate::http::parameters::{Parameters, bad_request};
 use crate::operations::Operations;
 use crate::operations::names::{path_of, step_view};
-use api::explain::{ExplainView, FetchedView, PolicyView};
+use api::explain::{ExplainView, FetchedView, PackedFileView, PolicyView};
 use api::text::seconds;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
+use content::packed::{packed_cid, zstd_file_of};
 use content::path::Root;
-use content::{Cid, ContentPath, NameError, Resolution, Verdict};
+use content::{BlockKey, Cid, ContentPath, NameError, Resolution, Verdict};
 use gateway::errors::Problem;
 use gateway::request::negotiate::Format;
 use gateway::request::route::Route;
@@ -214,7 +215,7 @@ impl Operations {
             view.names = names.explain(name).iter().map(step_view).collect();
         }
         let known = names.cache_only();
-        let target = match Target::of(path, &*known, &**self.parts().gateway.policy()).await {
+        let mut target = match Target::of(path, &*known, &**self.parts().gateway.policy()).await {
             Ok(target) => target,
             // The note on the answer says so.
             Err(Problem::Name(NameError::Offline { .. })) if self.parts().bridge.is_some() => return,
@@ -229,8 +230,27 @@ impl Operations {
         };
         view.resolved = Some(path_of(&resolution));
         view.root = Some(target.root.to_string());
+        view.packed = self.packed_file(&target.root);
+        match self.parts().gateway.plain_file(&target.root) {
+            Ok(Some(plain_file)) => target.root = plain_file,
+            Ok(None) if zstd_file_of(&target.root).is_some() => {
+                let note = "the packed file is not pinned here: its plain content is read from its zstd file";
+                return view.notes.push(note.to_owned());
+            }
+            Ok(None) => {}
+            Err(problem) => return view.notes.push(problem.to_string()),
+        }
         self.explain_local_content(key, &target, view).await;
         view.network = self.explain_network(&target.root).await;
+    }
+
+    /// The packed file of which a CID is the plain file, the zstd file or the packed CID.
+    fn packed_file(&self, cid: &Cid) -> Option<PackedFileView> {
+        let store = self.store();
+        let plain = BlockKey::of(cid).and_then(|key| store.plain_file(&key)).unwrap_or(*cid);
+        let zstd_file = store.zstd_file(&plain)?;
+        let (plain, zstd, packed) = (plain.to_string(), zstd_file.to_string(), packed_cid(&zstd_file).to_string());
+        Some(PackedFileView { plain, zstd, packed })
     }
 
     /// The decision of the policy about a path and the blocks along it.

@@ -90,7 +90,7 @@ async fn list(State(pins): State<Arc<Pins>>, Authenticated(bearer): Authenticate
     let filter = filter(uri.query().unwrap_or_default())?;
     let delegates = views::delegates(&pins).await;
     let page = pins.list(&bearer.id, &filter).await;
-    Ok(json(StatusCode::OK, &views::results(&page, &delegates)))
+    Ok(json(StatusCode::OK, &views::results(&page, &pins, &delegates)))
 }
 
 /// Creates a pin.
@@ -113,7 +113,7 @@ async fn add(
     responses((status = 200, description = "The pin", body = PinStatusView), NoSuchPin))]
 async fn get(State(pins): State<Arc<Pins>>, Authenticated(bearer): Authenticated, id: Id) -> Answer {
     let request = pins.get(&bearer.id, &request_id(id)?).ok_or(PinsError::NotFound)?;
-    Ok(json(StatusCode::OK, &views::pin_status(&request, &views::delegates(&pins).await)))
+    Ok(json(StatusCode::OK, &views::pin_status(&request, &pins, &views::delegates(&pins).await)))
 }
 
 /// Replaces a pin. Blocks that both pins have stay pinned throughout.
@@ -149,7 +149,7 @@ pub(in crate::pins) fn record_request(audit_context: &AuditContext, wanted: &Pin
 }
 
 async fn accepted(pins: &Pins, request: PinRequest) -> Answer {
-    let view = views::pin_status(&request, &views::delegates(pins).await);
+    let view = views::pin_status(&request, pins, &views::delegates(pins).await);
     let detail = ResponseDetail(serde_json::json!({ "requestid": view.requestid, "cid": view.pin.cid }));
     Ok(detail.with(json(StatusCode::ACCEPTED, &view)))
 }

@@ -2,25 +2,27 @@
 
 use crate::pins::psa::failure::PsaFailure;
 use api::pins::{PinResultsView, PinStatusView, PinView, StatusView, rfc3339};
+use content::Cid;
+use content::packed::packed_cid;
 use libp2p::Multiaddr;
 use services::pinning::{Page, PinParameters, PinRequest, Pins, Status};
 use std::collections::BTreeMap;
 
 /// A page of pins.
-pub fn results(page: &Page, delegates: &[String]) -> PinResultsView {
-    let results = page.requests.iter().map(|request| pin_status(request, delegates)).collect();
+pub fn results(page: &Page, pins: &Pins, delegates: &[String]) -> PinResultsView {
+    let results = page.requests.iter().map(|request| pin_status(request, pins, delegates)).collect();
     PinResultsView { count: i32::try_from(page.count).unwrap_or(i32::MAX), results }
 }
 
 /// A pin and its status.
-pub fn pin_status(request: &PinRequest, delegates: &[String]) -> PinStatusView {
+pub fn pin_status(request: &PinRequest, pins: &Pins, delegates: &[String]) -> PinStatusView {
     PinStatusView {
         requestid: request.id.to_string(),
         status: status(request.status),
         created: rfc3339(request.created),
         pin: pin(request),
         delegates: delegates.to_vec(),
-        info: info(request),
+        info: info(request, pins.zstd_file(&request.root)),
     }
 }
 
@@ -44,7 +46,7 @@ pub fn status(status: Status) -> StatusView {
     }
 }
 
-fn info(request: &PinRequest) -> BTreeMap<String, String> {
+fn info(request: &PinRequest, zstd_file: Option<Cid>) -> BTreeMap<String, String> {
     let mut info = BTreeMap::new();
     let mut say = |key: &str, value: String| _ = info.insert(key.to_owned(), value);
     // A failed pin has no blocks here, except where the policy withholds a part of the DAG.
@@ -54,6 +56,10 @@ fn info(request: &PinRequest) -> BTreeMap<String, String> {
     }
     if request.status == Status::Pinned {
         say("dag_size", request.progress.bytes.to_string());
+    }
+    if let Some(zstd_file) = zstd_file {
+        say("zstd", zstd_file.to_string());
+        say("packed", packed_cid(&zstd_file).to_string());
     }
     if request.attempts > 0 {
         say("attempts", request.attempts.to_string());

@@ -58,6 +58,15 @@ impl Tails {
     }
 }
 
+/// A value to store.
+pub(super) struct NewValue {
+    pub(super) kind: Kind,
+    pub(super) shape: Shape,
+    /// The base, if it is a slice.
+    pub(super) base: Option<BlockKey>,
+    pub(super) value: [Bytes; 2],
+}
+
 /// A record to append.
 struct Append {
     place: Place,
@@ -81,6 +90,8 @@ pub(crate) struct Group {
     pub(crate) sync: bool,
     /// Whether values are synced before rows are written, because they replace the only copy of pinned blocks.
     pub(crate) values_first: bool,
+    /// Whether the batch raises the schema version.
+    pub(super) raises_schema: bool,
     /// Whether the group may use space that must stay free, because it reclaims more than it takes.
     pub(crate) into_reserve: bool,
     pub(super) cached: u64,
@@ -145,6 +156,7 @@ impl Writer {
             counters: self.counters,
             sync: false,
             values_first: false,
+            raises_schema: false,
             into_reserve: false,
             cached: 0,
             attempts: Vec::new(),
@@ -200,12 +212,19 @@ impl Writer {
         shape: Shape,
         value: [Bytes; 2],
     ) -> Result<(), StoreError> {
+        self.stage_record(group, key, NewValue { kind, shape, base: None, value })
+    }
+
+    /// Stages a value, which may be a slice, like [`Self::stage_value`].
+    pub(super) fn stage_record(&self, group: &mut Group, key: BlockKey, value: NewValue) -> Result<(), StoreError> {
+        let NewValue { kind, shape, base, value } = value;
         let (index, places) = (self.store.family(INDEX)?, self.store.family(PLACES)?);
         let indexed = self.index(group, &key)?;
         let block = key.to_bytes();
         let too_large = || StoreError::io("a block is too large for a record");
         let head = record::head(&block, &value).ok_or_else(too_large)?;
-        let bytes = record_bytes(&block, shape).ok_or_else(too_large)?;
+        let value_bytes = value.iter().map(Bytes::len).sum();
+        let bytes = u32::try_from(record::record_bytes(&block, value_bytes)).map_err(|_| too_large())?;
         let place = self.place(group, kind, bytes)?;
         if let Some(indexed) = indexed {
             // The write-ahead log may be synced first, and must not refer to the new place before the value is synced:
@@ -213,7 +232,7 @@ impl Writer {
             group.values_first |= indexed.pinned() && kind == Kind::Pinned;
             self.stage_dead_value(group, &block, indexed)?;
         }
-        let record = IndexRecord { shape, kind, place };
+        let record = IndexRecord { shape, kind, place, base };
         group.batch.put_cf(index, &block, record.to_bytes());
         group.batch.put_cf(places, place.to_key(), &block);
         group.index.insert(key, Some(record));
@@ -245,7 +264,7 @@ impl Writer {
         group.batch.delete_cf(self.store.family(PLACES)?, indexed.place.to_key());
         if let Some(mut segment) = self.segment(group, indexed.place.segment) {
             // Saturating: an inconsistency after a disk failure must not stop the store.
-            segment.live = segment.live.saturating_sub(record_bytes(block, indexed.shape).unwrap_or_default());
+            segment.live = segment.live.saturating_sub(record_bytes(block, indexed).unwrap_or_default());
             segment.blocks = segment.blocks.saturating_sub(1);
             group.segments.insert(indexed.place.segment, segment);
         }
@@ -409,6 +428,14 @@ impl Writer {
     /// Applies a written group to the writer's state.
     fn apply(&mut self, group: &mut Group) {
         (self.counters, self.tails) = (group.counters, group.tails);
+        if group.raises_schema {
+            self.store.raised_schema();
+        }
+        for (root, record) in &group.pins {
+            if let Some(PinRecord { packed: Some(packed), .. }) = record {
+                self.store.set_packed(*root, Some(packed));
+            }
+        }
         group.lost.drain(..).for_each(|(pin, root)| self.losses.lost(pin, root));
         group.returned.drain(..).for_each(|root| self.losses.returned(root));
         for (segment, record) in std::mem::take(&mut group.segments) {
@@ -470,8 +497,8 @@ impl Writer {
     }
 }
 
-fn record_bytes(block: &[u8], shape: Shape) -> Option<u32> {
-    u32::try_from(record::record_bytes(block, shape.value_bytes())).ok()
+fn record_bytes(block: &[u8], record: IndexRecord) -> Option<u32> {
+    u32::try_from(record::record_bytes(block, record.value_bytes())).ok()
 }
 
 /// Buffers small adjacent pieces, so that they are written together.

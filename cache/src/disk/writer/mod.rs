@@ -19,6 +19,7 @@
 //! | [`queue`] | the commands and their bounded queue |
 //! | [`group`] | stages and writes the values and rows of one batch |
 //! | [`pinning`] | pins, their members and temporary pins |
+//! | [`slices`] | blocks whose frames are parts of other blocks |
 //! | [`loss`] | pins that lose blocks |
 //! | [`reclaim`] | eviction, garbage collection of segments, corrupt blocks |
 //! | [`shortage`] | handling of a full disk |
@@ -31,6 +32,7 @@ mod queue;
 mod read_only;
 mod reclaim;
 mod shortage;
+mod slices;
 
 pub(crate) use self::queue::{Barrier, Change, Command, Queue, start};
 
@@ -380,6 +382,11 @@ impl Writer {
                 let staged = self.stage_member(group, &block, &attempt);
                 group.add_member_result(attempt, staged, room);
             }
+            Change::Slice { slice, attempt, room } => {
+                let (key, slice) = *slice;
+                let staged = self.stage_slice(group, key, &slice, &attempt);
+                group.add_member_result(attempt, staged, room);
+            }
             Change::StoredMember { cid, attempt, room } => {
                 let staged = self.stage_stored_member(group, &cid, &attempt);
                 group.add_member_result(attempt, staged, room);
@@ -409,7 +416,7 @@ impl Writer {
 
     fn stage_cached(&mut self, group: &mut Group, block: &Block) -> Result<(), StoreError> {
         let Some(key) = block.key() else { return Ok(()) };
-        if self.index(group, &key)?.is_some() {
+        if self.held(group, &key)?.is_some() {
             return Ok(());
         }
         // A member of a pin that was deleted as corrupt becomes a member again.

@@ -42,10 +42,11 @@ impl Writer {
     ) -> Result<(), MemberFailure> {
         let Some(key) = block.key() else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
-        if self.index(group, &key)?.is_none_or(|indexed| !indexed.pinned()) {
+        if self.held(group, &key)?.is_none_or(|indexed| !indexed.pinned()) {
             self.stage_block(group, key, block, Kind::Pinned)?;
         }
-        Ok(self.stage_membership(group, key, block.data().len(), attempt, record)?)
+        self.stage_membership(group, key, block.data().len(), attempt, record)?;
+        self.stage_base_membership(group, &key, attempt)
     }
 
     /// Stages a block that is already stored as a member, without reading it unless it must be moved to a pinned
@@ -58,17 +59,18 @@ impl Writer {
     ) -> Result<(), MemberFailure> {
         let Some(key) = BlockKey::of(cid) else { return Ok(()) };
         let record = self.record_of(group, attempt)?;
-        let indexed = self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
+        let indexed = self.held(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
         if !indexed.pinned() {
             self.stage_move(group, key, indexed, Kind::Pinned)?;
             // The move may have found it corrupt.
             self.index(group, &key)?.ok_or(MemberFailure::Missing(*cid))?;
         }
-        Ok(self.stage_membership(group, key, indexed.shape.block_bytes(), attempt, record)?)
+        self.stage_membership(group, key, indexed.shape.block_bytes(), attempt, record)?;
+        self.stage_base_membership(group, &key, attempt)
     }
 
     /// Stages the rows that make a block a member, unless it is one.
-    fn stage_membership(
+    pub(super) fn stage_membership(
         &self,
         group: &mut Group,
         key: BlockKey,
@@ -93,7 +95,7 @@ impl Writer {
     }
 
     /// The record of an attempt's pin; `None` for a temporary pin.
-    fn record_of(&self, group: &Group, attempt: &PinAttempt) -> Result<Option<PinRecord>, MemberFailure> {
+    pub(super) fn record_of(&self, group: &Group, attempt: &PinAttempt) -> Result<Option<PinRecord>, MemberFailure> {
         let Some(root) = attempt.root else { return Ok(None) };
         match self.pin(group, root)? {
             Some(record) if record.id == attempt.pin => Ok(Some(record)),
@@ -129,11 +131,17 @@ impl Writer {
         let Some(root) = attempt.root else { return Err(PinError::Store(StoreError::Closed)) };
         let record = self.pin(group, root)?.filter(|record| record.id == attempt.pin);
         let record = record.ok_or(PinError::Removed { root })?;
-        if let Some(key) = BlockKey::of(&root)
-            && !group.members.contains(&(key, attempt.pin))
-            && !self.store.holds(PINS_BY_BLOCK, &pin_of_block(&key.to_bytes(), attempt.pin))?
-        {
-            return Err(PinError::RootMissing { root });
+        let record = PinRecord { packed: attempt.packed().or(record.packed), ..record };
+        for root in record.roots(root) {
+            if let Some(key) = BlockKey::of(&root)
+                && !group.members.contains(&(key, attempt.pin))
+                && !self.store.holds(PINS_BY_BLOCK, &pin_of_block(&key.to_bytes(), attempt.pin))?
+            {
+                return Err(PinError::RootMissing { root });
+            }
+        }
+        if record.packed.is_some() {
+            self.stage_schema(group)?;
         }
         let record = PinRecord { state: PinState::Complete, ..record };
         let summary = record.summary(root);
@@ -160,6 +168,7 @@ impl Writer {
         group.sync = true;
         self.store.mark_pin_removed(record.id)?;
         self.write(&mut group).inspect_err(|_| self.store.restore_pin(record.id))?;
+        self.store.set_packed(root, None);
         Ok(Some(record.id))
     }
 
@@ -227,6 +236,7 @@ impl Writer {
             // A block that cannot be moved is removed.
             Some(indexed)
                 if spare_hot
+                    && indexed.base.is_none()
                     && self.store.reference_bits.is_hot(&key)
                     && self.stage_move(group, key, indexed, Kind::Cached).is_ok() =>
             {

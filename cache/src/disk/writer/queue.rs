@@ -7,7 +7,7 @@ use super::read_only::WriterState;
 use crate::pins::{BegunPin, PinAttempt, PinChanges, PinError, PinSummary};
 use crate::queue::{self, Reply, Room};
 use crate::store::{Evict, Evicted, Stats};
-use content::stored::Stored;
+use content::stored::{Slice, Stored};
 use content::{Block, BlockKey, Cid};
 use std::sync::Arc;
 
@@ -53,6 +53,8 @@ pub(crate) enum Change {
     BeginTemporary { reply: Reply<Result<BegunPin, StoreError>> },
     /// Stores a block as a member of a pin.
     Member { block: Block, attempt: Arc<PinAttempt>, room: Room },
+    /// Stores a block as a slice of a stored block, as a member of a pin.
+    Slice { slice: Box<(BlockKey, Slice)>, attempt: Arc<PinAttempt>, room: Room },
     /// Adds a stored block as a member of a pin, without its bytes.
     StoredMember { cid: Cid, attempt: Arc<PinAttempt>, room: Room },
     /// Marks a pin complete, if all of its members were written.

@@ -169,7 +169,7 @@ impl ReadOnlyWriter {
         let error = self.full_error.clone();
         match change {
             Change::Cache { .. } => _ = self.stats.dropped_writes.inc(),
-            Change::Member { attempt, .. } | Change::StoredMember { attempt, .. } => {
+            Change::Member { attempt, .. } | Change::Slice { attempt, .. } | Change::StoredMember { attempt, .. } => {
                 attempt.fail(MemberFailure::Store(error))
             }
             Change::Begin { reply, .. } | Change::BeginTemporary { reply } => _ = reply.send(Err(error)),

@@ -3,7 +3,7 @@
 
 use super::super::StoreError;
 use super::super::schema::{IndexRecord, Kind, PLACES, Place, SegmentRecord};
-use super::group::Group;
+use super::group::{Group, NewValue};
 use super::{CHUNK_ROWS, Writer};
 use crate::store::{Evict, Evicted};
 use bytes::Bytes;
@@ -165,7 +165,10 @@ impl Writer {
         kind: Kind,
     ) -> Result<(), StoreError> {
         match self.store.value(&key.to_bytes(), indexed) {
-            Ok(value) => self.stage_value(group, key, kind, indexed.shape, [value, Bytes::new()]),
+            Ok(value) => {
+                let IndexRecord { shape, base, .. } = indexed;
+                self.stage_record(group, key, NewValue { kind, shape, base, value: [value, Bytes::new()] })
+            }
             Err(StoreError::Corrupt(reason)) => {
                 self.report_corruption(&key, indexed, &reason);
                 self.stage_loss(group, &key, indexed)
@@ -255,7 +258,8 @@ impl Writer {
         place: Place,
         value: Stored,
     ) -> Result<(), StoreError> {
-        let Some(indexed) = self.index(group, &key)?.filter(|indexed| indexed.place == place) else { return Ok(()) };
+        let is_current = |indexed: &IndexRecord| indexed.place == place && indexed.base.is_none();
+        let Some(indexed) = self.index(group, &key)?.filter(is_current) else { return Ok(()) };
         let (shape, value) = value.into_pieces();
         self.stage_value(group, key, indexed.kind, shape, value)
     }
@@ -267,7 +271,20 @@ impl Writer {
         }
     }
 
+    /// Deletes a block if its value is corrupt. A slice stays if its base is the corrupt one, and can be read when the
+    /// base is stored again.
     pub(super) fn delete_if_corrupt(&mut self, key: &BlockKey) -> Result<(), StoreError> {
+        let Some(indexed) = self.store.index(&key.to_bytes())? else { return Ok(()) };
+        if let Some(base) = &indexed.base {
+            self.delete_value_if_corrupt(base)?;
+            if !self.store.has_base(indexed)? {
+                return Ok(());
+            }
+        }
+        self.delete_value_if_corrupt(key)
+    }
+
+    fn delete_value_if_corrupt(&mut self, key: &BlockKey) -> Result<(), StoreError> {
         let Some(indexed) = self.store.index(&key.to_bytes())? else { return Ok(()) };
         let Err(StoreError::Corrupt(reason)) = self.store.verified(key, indexed) else { return Ok(()) };
         let mut group = self.begin();

@@ -59,6 +59,21 @@ pub fn check_names(inputs: &[Input]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks that all inputs are files.
+///
+/// # Errors
+/// When an input is a folder or a symlink.
+pub fn check_files(inputs: &[Input]) -> anyhow::Result<()> {
+    for input in inputs {
+        if let Input::Path { path, .. } = input
+            && !matches!(Kind::of(path)?, Kind::File)
+        {
+            bail!("{} is not a file: --packed is for files, each of which is pinned alone", path.display());
+        }
+    }
+    Ok(())
+}
+
 /// Counts the bytes to read on a thread of its own, and sets them as the total of a progress line. With standard input,
 /// the total stays unknown.
 pub fn measure(inputs: &[Input], hidden: bool, line: WeakProgressBar) {

@@ -20,7 +20,7 @@ pub mod files;
 pub mod report;
 
 use self::files::Input;
-use self::report::{Lines, Report};
+use self::report::{Lines, PackedLine, Report};
 use crate::audited_change::AuditedChange;
 use crate::local_policy;
 use crate::options::{GATEWAY_OPTIONAL, NodeOptions};
@@ -28,18 +28,21 @@ use crate::remote::client::RequestError;
 use crate::remote::compression::TransferOptions;
 use crate::remote::{Backend, Remote};
 use crate::store_cli::{finish_and_close, store_to_write};
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use api::uploads::PackedView;
 use cache::{Addition, BlockStore};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use config::{Flags, Loaded};
-use content::importer::{BlockSink, Chunking, Importer, Part, Profile, SinkError, Version};
+use content::importer::{BlockSink, Chunking, Importer, Packing, Part, Profile, SinkError, Version};
 use content::policy::admit;
+use content::stored::{CompressionOptions, Slice};
 use content::{Block, Cid, Policy};
 use http::StatusCode;
 use serde_json::json;
 use services::uploads::pipeline::Pipeline;
 use services::uploads::query::chosen;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use tokio::runtime::Runtime;
 
@@ -52,6 +55,7 @@ Add a site and open it:\n\
 and open http://127.0.0.1:8080/ipfs/CID/\n\n\
 Keep the name of a file:      causeway add -w photo.jpg\n\
 Only the CID, for a script:   cid=$(causeway add -Q site/)\n\
+Small on disk and on the way: causeway add --packed data.csv\n\
 From a pipe:                  tar c site/ | causeway add -\n\
 What would the CID be?        causeway add -n photo.jpg\n\n\
 The roots are pinned: their blocks stay in the store until they are unpinned. Blocks that are already stored take no \
@@ -85,6 +89,10 @@ pub struct AddArgs {
     /// The chunker: size-BYTES, rabin, rabin-AVERAGE, rabin-MIN-AVERAGE-MAX or buzhash
     #[arg(long, short = 's', value_name = "CHUNKER")]
     chunker: Option<Chunking>,
+    /// Store each file as seekable zstd, if it shrinks, and print three CIDs: of the file, of its zstd file for any
+    /// node ("zstd"), and of the file by its zstd file ("packed"); not for folders
+    #[arg(long, conflicts_with = "wrap_with_directory")]
+    packed: bool,
     /// The name of the pins
     #[arg(long, alias = "pin-name", value_name = "NAME", conflicts_with = "only_hash")]
     name: Option<String>,
@@ -145,8 +153,12 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
         files::check_names(&inputs)?;
     }
     let profile = effective_profile(args.profile.clone(), args.cid_version, args.raw_leaves, args.chunker);
-    let job =
-        ImportJob { importer: Importer::new(profile)?, inputs, hidden: args.hidden, wrap: args.wrap_with_directory };
+    let packing = if args.packed { Some(Packing::new(&profile, CompressionOptions::default())?) } else { None };
+    if args.packed {
+        files::check_files(&inputs)?;
+    }
+    let (hidden, wrap) = (args.hidden, args.wrap_with_directory);
+    let job = ImportJob { importer: Importer::new(profile)?, inputs, hidden, wrap, packing };
     let store = if args.only_hash { None } else { Some(store_to_write(loaded, runtime, &args.node)?) };
     let mut report = Report::new(args.lines());
     if !report.progress.is_hidden() {
@@ -154,7 +166,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
     }
     let name = args.name.as_deref();
     match store {
-        None => _ = job.import(runtime, &mut |_| Ok(()), &mut report)?,
+        None => _ = job.import(runtime, &mut Discard, &mut report)?,
         Some(Backend::Local(store)) => {
             let policy = runtime.block_on(local_policy::load(loaded));
             let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
@@ -170,6 +182,12 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
                 added,
                 |roots| json!({ "roots": roots.iter().map(Cid::to_string).collect::<Vec<_>>(), "name": name }),
             )?;
+        }
+        Some(Backend::Remote(remote)) if args.packed => {
+            let query = packed_query(args);
+            for input in job.inputs {
+                runtime.block_on(upload_packed(&remote, input, &query, name, &mut report))?;
+            }
         }
         Some(Backend::Remote(remote)) => {
             add_remotely(runtime, &remote.sending(args.transfer), job, name, &mut report)?;
@@ -187,11 +205,15 @@ fn add_to_store(
     report: &mut Report,
 ) -> anyhow::Result<Vec<Cid>> {
     let addition = runtime.block_on(Addition::begin(store))?;
-    let mut sink = |block: Block| -> Result<(), SinkError> {
-        admit(policy, block.cid())?;
-        Ok(runtime.block_on(addition.put(&block))?)
-    };
+    if job.packing.is_some() && !addition.takes_slices() {
+        bail!(cache::store::NO_SLICES);
+    }
+    let mut sink = PolicySink { runtime, policy, addition };
     let roots = job.import(runtime, &mut sink, report)?;
+    let PolicySink { mut addition, .. } = sink;
+    for (root, zstd_file) in std::mem::take(&mut report.zstd_files) {
+        addition.set_packed(root, zstd_file);
+    }
     report.pinning();
     let roots: Vec<_> = roots.into_iter().map(|root| root.cid).collect();
     runtime.block_on(addition.pin(&roots, name))?;
@@ -228,18 +250,100 @@ fn add_remotely(
     })
 }
 
+/// Stores blocks that the policy allows.
+struct PolicySink<'a> {
+    runtime: &'a Runtime,
+    policy: &'a dyn Policy,
+    addition: Addition,
+}
+
+impl BlockSink for PolicySink<'_> {
+    fn put(&mut self, block: Block) -> Result<(), SinkError> {
+        admit(self.policy, block.cid())?;
+        Ok(self.runtime.block_on(self.addition.put(&block))?)
+    }
+
+    fn put_slice(&mut self, leaf: &Cid, slice: Slice) -> Result<(), SinkError> {
+        admit(self.policy, leaf)?;
+        Ok(self.runtime.block_on(self.addition.put_slice(leaf, slice))?)
+    }
+}
+
+/// Stores nothing.
+struct Discard;
+
+impl BlockSink for Discard {
+    fn put(&mut self, _block: Block) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn put_slice(&mut self, _leaf: &Cid, _slice: Slice) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+/// The parameters of an upload that packs a file with these options.
+fn packed_query(args: &AddArgs) -> Vec<(&'static str, String)> {
+    let name = Profile::NAMES.into_iter().find(|name| Profile::named(name) == args.profile && args.profile.is_some());
+    let options = [
+        ("profile", name.map(str::to_owned)),
+        ("cid-version", args.cid_version.map(|version| version.to_string())),
+        ("raw-leaves", args.raw_leaves.map(|raw| raw.to_string())),
+        ("chunker", args.chunker.map(|chunker| chunker.to_string())),
+    ];
+    let options = options.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    [("packed", "true".to_owned())].into_iter().chain(options).collect()
+}
+
+/// Sends a file to the gateway, which packs it: slices are made where the blocks are stored.
+async fn upload_packed(
+    remote: &Remote,
+    input: Input,
+    query: &[(&'static str, String)],
+    pin_name: Option<&str>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let mut query = query.to_vec();
+    query.extend(pin_name.map(|name| ("pin-name", name.to_owned())));
+    let progress = report.progress.clone();
+    let count = move |bytes: usize| progress.inc(bytes as u64);
+    let (name, file) = match input {
+        Input::Stdin => {
+            let stdin = std::io::stdin().as_fd().try_clone_to_owned().context("standard input cannot be read")?;
+            (None, tokio::fs::File::from_std(stdin.into()))
+        }
+        Input::Path { path, name } => {
+            let file =
+                tokio::fs::File::open(&path).await.with_context(|| format!("{} cannot be read", path.display()))?;
+            (Some(name.to_string_lossy().into_owned()), file)
+        }
+    };
+    let uploaded = remote.upload_file(&query, file, count).await?;
+    for root in uploaded.roots {
+        let packed = match (root.packed, root.note) {
+            (Some(PackedView { zstd, cid, bytes }), _) => Some(PackedLine::Packed { zstd, packed: cid, bytes }),
+            (None, note) => note.map(PackedLine::Plain),
+        };
+        report.print_entry(&root.cid, root.bytes, name.as_deref().unwrap_or(&root.cid), packed.as_ref());
+    }
+    Ok(())
+}
+
 /// The inputs and how to import them.
 struct ImportJob {
     importer: Importer,
     inputs: Vec<Input>,
     hidden: bool,
     wrap: bool,
+    /// How files are packed, if they are.
+    packing: Option<Packing>,
 }
 
 impl ImportJob {
     /// Imports all inputs, and returns the roots.
     fn import(self, runtime: &Runtime, sink: &mut dyn BlockSink, report: &mut Report) -> anyhow::Result<Vec<Part>> {
-        let mut pipeline = Pipeline::new(self.importer, runtime.handle().clone(), sink, report);
+        let pipeline = Pipeline::new(self.importer, runtime.handle().clone(), sink, report);
+        let mut pipeline = pipeline.packed(self.packing);
         if self.wrap {
             pipeline.enter(Vec::new())?;
         }
@@ -294,8 +398,32 @@ mod tests {
     }
 
     #[test]
+    fn a_packed_upload_has_the_same_options() {
+        let table: [(&str, &[(&str, &str)]); 3] = [
+            ("--packed f", &[("packed", "true")]),
+            ("--packed --profile unixfs-v1-2025 f", &[("packed", "true"), ("profile", "unixfs-v1-2025")]),
+            (
+                "--packed --cid-version=1 --raw-leaves=false -s rabin-300000 f",
+                &[
+                    ("packed", "true"),
+                    ("cid-version", "1"),
+                    ("raw-leaves", "false"),
+                    ("chunker", "rabin-100000-300000-450000"),
+                ],
+            ),
+        ];
+        for (words, expected) in table {
+            let query = packed_query(&parse(words).unwrap_or_else(|error| panic!("{words}: {error}")));
+            let query: Vec<_> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            assert_eq!(query, expected, "{words}");
+        }
+    }
+
+    #[test]
     fn invalid_options_are_rejected() {
-        for words in ["", "--cid-version=2 f", "--profile best f", "--chunker=size-0 f", "-n --name x f"] {
+        for words in
+            ["", "--cid-version=2 f", "--profile best f", "--chunker=size-0 f", "-n --name x f", "--packed -w f"]
+        {
             assert!(parse(words).is_err(), "{words}");
         }
     }

@@ -2,10 +2,13 @@
 
 use crate::progress;
 use crate::store_cli::{print_line, printable};
+use api::text::size;
+use content::Cid;
 use content::importer::Part;
+use content::importer::packer::PLAIN_NOTE;
 use indicatif::ProgressBar;
 use services::uploads::UploadError;
-use services::uploads::pipeline::{Added, Watch};
+use services::uploads::pipeline::{Added, PackingResult, Watch};
 use std::io;
 use std::time::Duration;
 
@@ -34,22 +37,60 @@ pub struct Report {
     failure: Option<io::Error>,
     /// The roots in the order of the inputs: all files and folders outside of any folder.
     pub roots: Vec<Part>,
+    /// The zstd files of roots of packed files.
+    pub zstd_files: Vec<(Cid, Cid)>,
+}
+
+/// A file that was to be packed, as it is printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PackedLine {
+    /// It is stored plain, for this reason.
+    Plain(String),
+    /// It is packed.
+    Packed {
+        /// The CID of the zstd file.
+        zstd: String,
+        /// The CID of the plain content by the zstd file.
+        packed: String,
+        /// The size of the zstd file, in bytes.
+        bytes: u64,
+    },
+}
+
+impl PackedLine {
+    fn of(packing: PackingResult) -> Option<Self> {
+        match packing {
+            PackingResult::NotRequested => None,
+            PackingResult::Plain => Some(Self::Plain(PLAIN_NOTE.to_owned())),
+            PackingResult::Packed(packed) => Some(Self::Packed {
+                zstd: packed.zstd_file.cid.to_string(),
+                packed: packed.cid.to_string(),
+                bytes: packed.zstd_file.file_bytes,
+            }),
+        }
+    }
 }
 
 impl Report {
     /// A report whose clock starts now.
     pub fn new(lines: Lines) -> Self {
-        Self { lines, last: None, progress: progress::bytes(None), failure: None, roots: Vec::new() }
+        let (progress, zstd_files) = (progress::bytes(None), Vec::new());
+        Self { lines, last: None, progress, failure: None, roots: Vec::new(), zstd_files }
     }
 
-    fn print_part(&mut self, part: &Part, name: &str) {
+    /// Prints an added file, folder or symlink.
+    pub fn print_entry(&mut self, cid: &str, bytes: u64, name: &str, packed: Option<&PackedLine>) {
         match self.lines {
-            Lines::All { json } => {
-                let line = if json { json_line(part, name) } else { line(part, name) };
-                self.print(&line);
+            Lines::All { json: true } => self.print(&json_line(cid, bytes, name, packed)),
+            Lines::All { json: false } => {
+                self.print(&line(cid, name));
+                packed_lines(name, packed).iter().for_each(|line| self.print(line));
             }
-            Lines::Last { json: true } => self.last = Some(json_line(part, name)),
-            Lines::Last { json: false } => self.last = Some(part.cid.to_string()),
+            Lines::Last { json: true } => self.last = Some(json_line(cid, bytes, name, packed)),
+            Lines::Last { json: false } => self.last = Some(cid.to_owned()),
+        }
+        if let Some(PackedLine::Plain(note)) = packed {
+            self.progress.suspend(|| eprintln!("{}: {note}", printable(name)));
         }
     }
 
@@ -93,17 +134,41 @@ impl Watch for Report {
         if added.is_root {
             self.roots.push(*added.part);
         }
-        self.print_part(added.part, &String::from_utf8_lossy(&added.path));
+        if let PackingResult::Packed(packed) = added.packing {
+            self.zstd_files.push((added.part.cid, packed.zstd_file.cid));
+        }
+        let (cid, name) = (added.part.cid.to_string(), String::from_utf8_lossy(&added.path));
+        self.print_entry(&cid, added.part.file_bytes, &name, PackedLine::of(added.packing).as_ref());
         Ok(())
     }
 }
 
-fn line(part: &Part, name: &str) -> String {
-    format!("added {} {}", part.cid, printable(name))
+fn line(cid: &str, name: &str) -> String {
+    format!("added {cid} {}", printable(name))
 }
 
-fn json_line(part: &Part, name: &str) -> String {
-    serde_json::json!({ "cid": part.cid.to_string(), "name": name, "size": part.file_bytes }).to_string()
+/// The lines of the other two CIDs of a packed file.
+fn packed_lines(name: &str, packed: Option<&PackedLine>) -> Vec<String> {
+    let Some(PackedLine::Packed { zstd, packed, bytes }) = packed else { return Vec::new() };
+    let name = printable(name);
+    vec![format!("zstd {zstd} {name}.zst ({})", size(*bytes)), format!("packed {packed} {name}")]
+}
+
+fn json_line(cid: &str, bytes: u64, name: &str, packed: Option<&PackedLine>) -> String {
+    let mut line = serde_json::json!({ "cid": cid, "name": name, "size": bytes });
+    match packed {
+        None => {}
+        Some(PackedLine::Plain(note)) => {
+            line["packed"] = serde_json::Value::Null;
+            line["note"] = note.clone().into();
+        }
+        Some(PackedLine::Packed { zstd, packed, bytes }) => {
+            line["packed"] = packed.clone().into();
+            line["zstd"] = zstd.clone().into();
+            line["zstd_size"] = (*bytes).into();
+        }
+    }
+    line.to_string()
 }
 
 #[cfg(test)]
@@ -113,8 +178,26 @@ mod tests {
     #[test]
     fn lines_have_kubos_format_and_escaped_names() {
         let cid = content::cid::parse("bafkqac3imvwgy3zao5xxe3de").expect("a CID");
-        let part = Part { cid, file_bytes: 7, dag_bytes: 9 };
-        assert_eq!(line(&part, "a/b\nc"), "added bafkqac3imvwgy3zao5xxe3de a/b\\nc");
-        assert_eq!(json_line(&part, "a/b\nc"), r#"{"cid":"bafkqac3imvwgy3zao5xxe3de","name":"a/b\nc","size":7}"#);
+        let cid = cid.to_string();
+        assert_eq!(line(&cid, "a/b\nc"), "added bafkqac3imvwgy3zao5xxe3de a/b\\nc");
+        let json = json_line(&cid, 7, "a/b\nc", None);
+        assert_eq!(json, r#"{"cid":"bafkqac3imvwgy3zao5xxe3de","name":"a/b\nc","size":7}"#);
+    }
+
+    #[test]
+    fn a_packed_file_has_three_cids() {
+        let packed = PackedLine::Packed { zstd: "bafyz".to_owned(), packed: "bpacked".to_owned(), bytes: 2048 };
+        let lines = packed_lines("a.csv", Some(&packed));
+        assert_eq!(lines, ["zstd bafyz a.csv.zst (2.0 KiB)", "packed bpacked a.csv"]);
+        assert_eq!(
+            json_line("bafy", 9000, "a.csv", Some(&packed)),
+            r#"{"cid":"bafy","name":"a.csv","packed":"bpacked","size":9000,"zstd":"bafyz","zstd_size":2048}"#
+        );
+        let plain = PackedLine::Plain("it does not shrink".to_owned());
+        assert_eq!(packed_lines("a.jpg", Some(&plain)), [""; 0]);
+        assert_eq!(
+            json_line("bafy", 9, "a.jpg", Some(&plain)),
+            r#"{"cid":"bafy","name":"a.jpg","note":"it does not shrink","packed":null,"size":9}"#
+        );
     }
 }

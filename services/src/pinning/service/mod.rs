@@ -374,6 +374,11 @@ impl Pins {
         }
     }
 
+    /// The zstd file of a pinned root, if it is that of a packed file.
+    pub fn zstd_file(&self, root: &Cid) -> Option<Cid> {
+        self.store.zstd_file(root)
+    }
+
     /// The addresses to which pinning clients may connect to provide content; between 1 and 20.
     pub async fn delegates(&self) -> Vec<Multiaddr> {
         self.reach.delegates().await

@@ -1,6 +1,7 @@
 //! Unpinning: who may remove which request, and the removal of pins that are then no longer needed.
 //!
-//! An owner removes its own requests, the operator those of all owners. That a client has the scope for it, `admin` has checked.
+//! An owner removes its own requests, the operator those of all owners. That a client has the scope for it, `admin` has
+//! checked.
 
 use crate::pinning::index::{PinOutcome, StoredRequest};
 use crate::pinning::record;
@@ -103,28 +104,38 @@ impl Pins {
     pub(in crate::pinning) async fn follow_up(&self, follow_up: FollowUp) {
         match follow_up {
             FollowUp::Remove(root) => match self.remove_pin(&root).await {
-                Ok(()) => self.withdraw_unneeded(&root).await,
+                Ok(zstd_file) => {
+                    self.withdraw_unneeded(&root).await;
+                    if let Some(zstd_file) = zstd_file {
+                        self.withdraw_unneeded(&zstd_file).await;
+                    }
+                }
                 Err(error) => tracing::warn!(
                     %root, %error, "removing a pin that is no longer needed failed; the next start tries again"
                 ),
             },
             FollowUp::Announce(root) => {
                 self.reach.announce(&root).await;
+                if let Some(zstd_file) = self.store.zstd_file(&root) {
+                    self.reach.announce(&zstd_file).await;
+                }
                 // It may have been unpinned meanwhile.
                 self.withdraw_unneeded(&root).await;
             }
         }
     }
 
-    async fn remove_pin(&self, root: &Cid) -> Result<(), StoreError> {
+    /// Removes the store's pin of a root, and returns the zstd file if it was that of a packed file.
+    async fn remove_pin(&self, root: &Cid) -> Result<Option<Cid>, StoreError> {
         let mut removal = Removal { pins: self, root: Some(root) };
+        let zstd_file = self.store.zstd_file(root);
         self.store.remove_pin(root).await?;
         self.register.write(vec![record::delete_orphan(root)]).await?;
         if removal.end() {
             // A further removal, decided meanwhile, has written that row again.
             self.register.write(vec![record::delete_orphan(root)]).await?;
         }
-        Ok(())
+        Ok(zstd_file)
     }
 
     /// Withdraws the announcement of a root, unless it has been pinned again.

@@ -3,8 +3,10 @@
 use crate::pinning::index::Counts;
 use crate::pinning::tests::*;
 use crate::pinning::{Filter, OPERATOR, Progress};
-use cache::{BlockStore, Evict, PinState};
+use cache::{Addition, BlockStore, Evict, PinState};
 use content::Verdict;
+use content::importer::{Attributes, BlockSink, Chunking, File, Importer, Packer, Packing, Profile, SinkError};
+use content::stored::{CompressionOptions, Slice};
 use futures::StreamExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, mpsc};
@@ -349,5 +351,71 @@ async fn an_import_that_completes_a_pin_settles_its_requests() {
     world.store.pin_recursive(root, None, supply()).await.expect("pins");
     let recorded = pins.record_once(&Owner::operator(), root, None).await.expect("records");
     assert_eq!((&recorded.id, recorded.status), (&request.id, Status::Pinned));
+    pins.stop().await;
+}
+
+/// What a store is given of a packed file, in order.
+#[derive(Default)]
+struct PackedItems {
+    blocks: Vec<Block>,
+    /// Each slice with the number of blocks before it.
+    slices: Vec<(usize, Cid, Slice)>,
+}
+
+impl BlockSink for PackedItems {
+    fn put(&mut self, block: Block) -> Result<(), SinkError> {
+        self.blocks.push(block);
+        Ok(())
+    }
+
+    fn put_slice(&mut self, leaf: &Cid, slice: Slice) -> Result<(), SinkError> {
+        self.slices.push((self.blocks.len(), *leaf, slice));
+        Ok(())
+    }
+}
+
+/// The plain leaves of a packed file exist at no other node, but their frames do.
+#[tokio::test]
+async fn a_packed_file_is_restored_from_its_zstd_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let world = World::on_disk(dir.path());
+    let profile = Profile { chunking: Chunking::size(4_000).expect("a size"), ..Profile::UNIXFS_V1_2025 };
+    let packing = Packing::new(&profile, CompressionOptions::default()).expect("small chunks");
+    let importer = Importer::new(profile).expect("a profile");
+    let File { mut chunker, leaves, mut layout } = importer.file(Attributes::default());
+    let text: Vec<u8> = (0..4_000_u32).flat_map(|line| format!("line {line}\n").into_bytes()).collect();
+    let (mut items, mut packer, mut rest) = (PackedItems::default(), Packer::new().expect("a packer"), &text[..]);
+    while let Some(chunk) = chunker.push(&mut rest) {
+        let (part, leaf) = leaves.leaf(chunk).expect("small");
+        packer.push(packing.pack(leaf, part.file_bytes).expect("compresses"), &mut items).expect("is taken");
+        layout.push(part, &mut items).expect("is taken");
+    }
+    let packed = packer.finish(&mut items).expect("is taken").expect("text shrinks");
+    let root = layout.finish(&mut items).expect("is taken").cid;
+    let mut addition = Addition::begin(&*world.store).await.expect("begins");
+    for (number, block) in items.blocks.iter().enumerate() {
+        addition.put(block).await.expect("is taken");
+        for (_, leaf, slice) in items.slices.iter().filter(|(before, ..)| *before == number + 1) {
+            addition.put_slice(leaf, slice.clone()).await.expect("is taken");
+        }
+    }
+    addition.set_packed(root, packed.zstd_file.cid);
+    addition.pin(&[root], None).await.expect("pins");
+    world.upstream.has(&items.blocks);
+
+    let pins = world.start().await;
+    let request = pins.list(OPERATOR, &Filter { limit: 10, ..Filter::default() }).await.requests.remove(0);
+    assert_eq!(pins.zstd_file(&root), Some(packed.zstd_file.cid));
+    let (_, leaf, slice) = items.slices[2].clone();
+    let evicted = world.store.evict(vec![slice.base], Evict::Everything).await.expect("evicts");
+    assert_eq!(evicted.blocks, 1);
+    until("it is complete again", async || {
+        let pin = world.store.pin(&root).await.expect("reads").expect("there is a pin");
+        Some(()).filter(|()| pin.state == PinState::Complete && pin.packed == Some(packed.zstd_file.cid))
+    })
+    .await;
+    becomes(&pins, &request, Status::Pinned).await;
+    assert_eq!(world.upstream.asked(), 1, "only the frame is fetched");
+    assert!(world.store.get(&leaf).await.is_ok());
     pins.stop().await;
 }

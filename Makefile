@@ -14,7 +14,7 @@ NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECO
     -u CAUSEWAY_CONSOLE_SOURCES -u CAUSEWAY_CONSOLE_FLOWS
 
 .PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
-    bench-network bench-trace bench-policies kubo pebble otelcol deny
+    bench-network bench-transfer bench-trace bench-policies kubo pebble otelcol deny
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -154,6 +154,14 @@ bench-network: ## Measure misses over a high-latency link, compared with Kubo an
 	cargo build $(PROFILE) --bins
 	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" network \
 	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" \
+	    --chromium "$$(command -v chromium)" --browser-modules "$$(scripts/browser-packages)" $(ARGS)
+
+bench-transfer: ## Measure transfers between Causeways, as blocks are stored; ARGS="--quick" shows that the rows work; writes load-tests/results
+	@scripts/install-missing bench
+	@scripts/install-missing browser
+	cargo build $(PROFILE) --bins
+	"$(CARGO_TARGET_DIR)/release/causeway-load-tests" transfer \
+	    --causeway "$(CARGO_TARGET_DIR)/release/causeway" --kubo "$$(scripts/kubo)" --data "$$(scripts/benchmark-data)" \
 	    --chromium "$$(command -v chromium)" --browser-modules "$$(scripts/browser-packages)" $(ARGS)
 
 bench-trace: build-all ## Replay a synthetic trace of a public gateway's day; writes load-tests/results

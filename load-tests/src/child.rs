@@ -10,6 +10,11 @@ use std::time::{Duration, Instant};
 
 /// For a server to be ready.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// A process is idle if it uses so little CPU time in such an interval.
+const IDLE_INTERVAL: Duration = Duration::from_millis(500);
+const IDLE_CPU: Duration = Duration::from_millis(20);
+/// For a process to be idle.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// From SIGTERM to SIGKILL.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -56,6 +61,26 @@ impl Process {
     /// Datagrams that were dropped because its sockets' buffers were full.
     pub fn datagrams_dropped(&self) -> Result<u64> {
         datagrams_dropped(self.child.id())
+    }
+
+    /// Bytes that it has read from files so far, whether from disk or from the page cache: `rchar` in /proc/PID/io,
+    /// which does not count what is received from sockets.
+    pub fn file_bytes_read(&self) -> Result<u64> {
+        Ok(Proc::new(self.child.id().try_into()?)?.io()?.rchar)
+    }
+
+    /// CPU time used so far, once the process has nothing more to do: what it writes after an answer belongs to it.
+    pub async fn settled_cpu(&self) -> Result<Duration> {
+        let (begun, mut before) = (Instant::now(), self.cpu());
+        loop {
+            tokio::time::sleep(IDLE_INTERVAL).await;
+            let now = self.cpu();
+            if now.saturating_sub(before) <= IDLE_CPU {
+                return Ok(now);
+            }
+            ensure!(begun.elapsed() < SETTLE_TIMEOUT, "{} does not come to rest", self.name);
+            before = now;
+        }
     }
 
     /// CPU time used so far, in user and kernel mode, by the process and its living children: nginx works in children.
@@ -115,6 +140,8 @@ async fn usage_of_a_process_is_measured_with_its_children() {
     let mut process = Process::spawn("busy", &mut busy, dir.path()).expect("there is a shell");
     process.wait_for("ready").await.expect("it is printed");
     assert!(process.cpu() > Duration::ZERO);
+    assert!(process.settled_cpu().await.is_ok_and(|cpu| cpu >= process.cpu().saturating_sub(IDLE_CPU)));
+    assert!(process.file_bytes_read().is_ok_and(|bytes| bytes > 0), "its libraries");
     assert!(process.resident_peak().is_ok_and(|bytes| bytes > 100_000));
     assert!(process.datagrams_dropped().is_ok_and(|count| count == 0));
 }

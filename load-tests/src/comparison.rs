@@ -64,9 +64,19 @@ named! {
         BySubdomain = "Causeway, by subdomain",
         /// Causeway with one source, where it otherwise has several.
         OneSource = "Causeway, one source",
+        /// An earlier build of Causeway.
+        Earlier = "Causeway, earlier build",
+        /// Causeway that receives plain blocks by Bitswap, and compresses them itself.
+        Plain = "Causeway, plain",
+        /// Causeway's command, where its HTTP interface is measured as well.
+        Command = "causeway add",
+        /// Causeway with leaves of 1 MiB.
+        Wide = "Causeway, 1 MiB leaves",
         /// Causeway while other clients flood it with misses.
         Flooded = "Causeway, flooded with misses",
         Kubo = "Kubo",
+        /// Kubo with files that are compressed as a whole before they are added: the method of the paper "IPFSz".
+        KuboZstd = "Kubo, whole files as zstd",
         Rainbow = "Rainbow",
         /// nginx with `proxy_cache` in front of Kubo.
         NginxCache = "nginx proxy_cache",
@@ -74,12 +84,16 @@ named! {
         NginxStatic = "nginx static",
         /// Plain HTTP from the source, over the same link: the limit of any fetch.
         Http = "HTTP",
+        /// The same over a connection that has carried something before.
+        HttpUsed = "HTTP, used connection",
         /// The source's limit: every block requested at once.
         Ceiling = "ceiling",
         /// The disk's limit: a copy that is synced.
         Copy = "synced copy",
         /// The processor's limit: every block hashed, and nothing else.
         Hashing = "hashing alone",
+        /// A file that is compressed as a whole.
+        WholeFile = "whole file as zstd",
     }
 }
 
@@ -241,6 +255,16 @@ impl Measure {
         Self { aim: Some(self.goal(text, limit)), ..self }
     }
 
+    /// The value beside its bar and its aim.
+    fn verdict(&self) -> String {
+        let Self { value, unit, bar, aim, .. } = self;
+        let mut text = format!("{} {unit}", number(*value));
+        for (what, goal) in [("bar", bar), ("aim", aim)] {
+            text += &goal.as_ref().map_or_else(String::new, |goal| format!("; {what} {}", goal.verdict()));
+        }
+        text
+    }
+
     fn goal(&self, text: impl Into<String>, limit: f64) -> Goal {
         let met = if self.below { self.value < limit } else { self.value >= limit };
         Goal { text: text.into(), limit, met }
@@ -252,6 +276,30 @@ impl Goal {
         format!("{}: {}", self.text, if self.met { "met" } else { "**missed**" })
     }
 }
+
+/// A row cannot be measured, because the binary lacks a feature: no failure.
+#[derive(Debug, Clone, Serialize)]
+pub struct Unsupported {
+    /// What the binary lacks.
+    pub feature: String,
+    /// What would be required of it, in words.
+    pub bar: String,
+}
+
+impl Unsupported {
+    /// The error of a row that is not measured.
+    pub fn error(feature: impl Into<String>, bar: impl Into<String>) -> anyhow::Error {
+        Self { feature: feature.into(), bar: bar.into() }.into()
+    }
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not supported by this binary", self.feature)
+    }
+}
+
+impl std::error::Error for Unsupported {}
 
 /// What was measured of one workload.
 #[derive(Debug, Clone, Serialize)]
@@ -293,10 +341,15 @@ impl Case {
         Measure::higher(self.value(System::Causeway) / self.value(rival), format!("× {rival}"))
     }
 
+    /// The median of a system's CPU times; not a number if it was not measured.
+    pub fn cpu_microseconds(&self, system: System) -> f64 {
+        self.of(system).map_or(f64::NAN, Series::cpu_microseconds)
+    }
+
     /// Causeway's CPU time over another system's.
     pub fn cpu_against(&self, rival: System) -> Measure {
-        let cpu = |system| self.of(system).map_or(f64::NAN, Series::cpu_microseconds);
-        Measure::lower(cpu(System::Causeway) / cpu(rival), format!("× the CPU time of {rival}"))
+        let of = |system| self.cpu_microseconds(system);
+        Measure::lower(of(System::Causeway) / of(rival), format!("× the CPU time of {rival}"))
     }
 }
 
@@ -317,7 +370,34 @@ pub struct Row {
 #[serde(rename_all = "lowercase")]
 enum Outcome {
     Cases(Vec<Case>),
+    Unsupported(Unsupported),
     Error(String),
+}
+
+impl Outcome {
+    fn of(measured: Result<Vec<Case>>) -> Self {
+        match measured {
+            Ok(cases) => Self::Cases(cases),
+            Err(error) => match error.downcast_ref::<Unsupported>() {
+                Some(unsupported) => Self::Unsupported(unsupported.clone()),
+                None => Self::Error(format!("{error:#}")),
+            },
+        }
+    }
+
+    /// What is shown while the other rows are measured.
+    fn print(&self, row: &str) {
+        match self {
+            Self::Cases(cases) => {
+                for (case, measure) in cases.iter().flat_map(|case| case.measures.iter().map(move |one| (case, one))) {
+                    eprintln!("  {}: {}", case.case, measure.verdict());
+                }
+                eprintln!("{row} done");
+            }
+            Self::Unsupported(unsupported) => eprintln!("{row}: {unsupported}; bar {}", unsupported.bar),
+            Self::Error(error) => eprintln!("{row} failed: {error}"),
+        }
+    }
 }
 
 /// Measures the rows that were chosen, or all of them, one after the other. A failure does not keep the others from
@@ -331,13 +411,9 @@ pub async fn measure<R: ValueEnum + Copy>(
     let mut rows = Vec::new();
     for name in chosen {
         let outcome = timeout(row_timeout, row(*name)).await;
-        let outcome = outcome.with_context(|| format!("not done within {row_timeout:?}")).flatten();
-        let outcome = outcome.map_or_else(|error| Outcome::Error(format!("{error:#}")), Outcome::Cases);
+        let outcome = Outcome::of(outcome.with_context(|| format!("not done within {row_timeout:?}")).flatten());
         let row = name.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-        match &outcome {
-            Outcome::Cases(_) => eprintln!("{row} done"),
-            Outcome::Error(error) => eprintln!("{row} failed: {error}"),
-        }
+        outcome.print(&row);
         rows.push(Row { row, outcome });
     }
     Results { rows }
@@ -347,7 +423,7 @@ impl Results {
     pub fn cases(&self) -> impl Iterator<Item = &Case> {
         self.rows.iter().flat_map(|row| match &row.outcome {
             Outcome::Cases(cases) => cases.as_slice(),
-            Outcome::Error(_) => &[],
+            Outcome::Unsupported(_) | Outcome::Error(_) => &[],
         })
     }
 
@@ -372,6 +448,7 @@ impl Results {
                 Outcome::Cases(cases) => {
                     cases.iter().flat_map(|case| &case.notes).for_each(|note| report.item(format!("`{row}`: {note}")));
                 }
+                Outcome::Unsupported(unsupported) => report.item(format!("`{row}` is not measured: {unsupported}")),
                 Outcome::Error(error) => report.item(format!("`{row}` failed: {error}")),
             }
         }
@@ -391,6 +468,9 @@ impl Results {
                             [bar, aim].map(|goal| goal.as_ref().map_or_else(|| "–".to_owned(), Goal::verdict));
                         table.row([case.case.clone(), format!("{} {unit}", number(*value)), bar, aim]);
                     }
+                }
+                Outcome::Unsupported(Unsupported { bar, .. }) => {
+                    table.row([row.as_str(), "not supported by this binary", bar, ""]);
                 }
                 Outcome::Error(_) => table.row([row.as_str(), "failed", "", ""]),
             }
@@ -429,7 +509,12 @@ mod tests {
         let against = case.against(System::Kubo).bar("1.5 ×", 1.5).aim("2 ×", 2.0);
         let case = case.measure(against).measure(Measure::lower(0.5, "× bytes").bar("fewer", 1.0)).note("a remark");
         let row = |row: &str, outcome| Row { row: row.to_owned(), outcome };
-        let rows = vec![row("hot-4k", Outcome::Cases(vec![case])), row("load", Outcome::Error("no\nway".to_owned()))];
+        let unsupported = Err(Unsupported::error("`add --packed`", "2 MiB")).context("Causeway");
+        let rows = vec![
+            row("hot-4k", Outcome::Cases(vec![case])),
+            row("load", Outcome::of(Err(anyhow::anyhow!("no\nway")))),
+            row("packed", Outcome::of(unsupported)),
+        ];
         Results { rows }
     }
 
@@ -478,11 +563,18 @@ mod tests {
             "| load | failed |  |  |\n",
             "| a case | Causeway | requests/s | 3.00 | 12.5 | 1.00 ms | 9.00 ms | 4.00, 3.00, 2.00 |\n",
             "| a case | Kubo | requests/s | 2.00 | – |  |  | 2.00 |\n",
+            "| packed | not supported by this binary | 2 MiB |  |\n",
             "- `hot-4k`: a remark\n- `load` failed: no way\n",
+            "- `packed` is not measured: `add --packed` is not supported by this binary\n",
         ] {
             assert!(report.markdown().contains(part), "{part:?} in {}", report.markdown());
         }
-        assert!(results().check().is_err());
+        assert!(results().check().is_err_and(|error| error.to_string().starts_with("1 rows")));
+        let verdict = results().rows.first().and_then(|row| match &row.outcome {
+            Outcome::Cases(cases) => Some(cases[0].measures[0].verdict()),
+            _ => None,
+        });
+        assert_eq!(verdict.as_deref(), Some("1.50 × Kubo; bar 1.5 ×: met; aim 2 ×: **missed**"));
     }
 
     #[test]
@@ -497,5 +589,6 @@ mod tests {
         assert_eq!((&case["series"][0]["who"], &case["series"][0]["median"]), (&json!("Causeway"), &json!(3.0)));
         assert_eq!(case["series"][0]["p99_seconds"], json!(0.009));
         assert_eq!(json["rows"][1]["error"], "no\nway");
+        assert_eq!(json["rows"][2]["unsupported"]["feature"], "`add --packed`");
     }
 }

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`mod@tiers`] | content that is stored locally, beside nginx and Kubo |
 //! | [`mod@network`] | cache misses over a long link, beside Kubo |
+//! | [`mod@transfer`] | transfers between Causeways, as blocks are stored, beside HTTP and Kubo |
 //! | [`mod@stores`] | what it takes to add to datastores and to read from them, beside Kubo's |
 //! | [`mod@compression`] | what compression saves on disk and in transfer, by blocks and by whole files |
 //! | [`mod@trace`] | a public gateway's day, replayed: the paper's table of tiers beside ours |
@@ -50,6 +51,7 @@ mod stores;
 mod tiers;
 mod timed;
 mod trace;
+mod transfer;
 mod wrk;
 mod zipf;
 
@@ -66,6 +68,8 @@ enum Command {
     Compression(compression::Options),
     /// Measure cache misses over a long link, beside Kubo, plain HTTP and the limit of the source
     Network(network::Options),
+    /// Measure transfers between Causeways, as blocks are stored, beside HTTP, plain blocks and Kubo
+    Transfer(Box<transfer::Options>),
     /// Replay a trace that is shaped like a public gateway's day, and show which tiers answer
     Trace(Box<trace::Options>),
     /// Simulate the hit rates of the memory tier's policies on a public gateway's day, with and without a scan
@@ -84,6 +88,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Stores(options) => stores::run(&options).await,
         Command::Compression(options) => compression::run(&options).await,
         Command::Network(options) => network::run(&options).await,
+        Command::Transfer(options) => transfer::run(&options).await,
         Command::Trace(options) => trace::run(&options).await,
         Command::Policies(options) => policies::run(&options),
         Command::Relay(options) => relay::run(&options).await,

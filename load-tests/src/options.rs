@@ -44,6 +44,17 @@ impl Run {
     }
 }
 
+/// A browser, for the rows that need one.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Browser {
+    /// Directory with the browser tests' packages ("scripts/browser-packages" prints where they are)
+    #[arg(long, value_name = "DIR")]
+    pub browser_modules: Option<PathBuf>,
+    /// Chromium's binary
+    #[arg(long, value_name = "FILE", default_value = "/usr/bin/chromium")]
+    pub chromium: PathBuf,
+}
+
 /// More flags for the nodes.
 #[derive(clap::Args, Debug, Clone, Default)]
 pub struct CausewayFlags {

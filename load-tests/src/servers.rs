@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -65,6 +65,7 @@ pub struct KuboRepo {
 /// A Causeway node.
 pub struct Causeway {
     pub server: Server,
+    binary: PathBuf,
     pub admin: String,
     pub peer_id: String,
     /// Its addresses for peers, without its peer id.
@@ -162,6 +163,20 @@ impl Kubo {
         let output = child.wait_with_output()?;
         ensure!(output.status.success(), "ipfs add: {}", output.status);
         Ok(format!("/ipfs/{}", String::from_utf8(output.stdout)?.trim()))
+    }
+
+    /// The address of its RPC API.
+    pub fn api_address(&self) -> Result<SocketAddr> {
+        let address = self.api.trim_start_matches("http://");
+        address.parse().with_context(|| format!("{} is no address", self.api))
+    }
+
+    /// Adds a file as a client of its RPC API at another address, a link for instance. The last line of the output is
+    /// the CID.
+    pub fn add_through(&self, api: SocketAddr, file: &Path) -> Result<timed::Ran> {
+        let mut add = self.command();
+        add.arg(format!("--api=/ip4/{}/tcp/{}", api.ip(), api.port())).args(ADD).arg(file);
+        timed::run(&mut add)
     }
 
     /// Its address for other nodes.
@@ -276,7 +291,7 @@ impl Causeway {
         let dir = temp_dir("causeway")?;
         let data = setup.data.map_or_else(|| dir.path().join("data"), Path::to_owned);
         if let Some(archive) = setup.archive {
-            timed::run(&mut causeway_import(binary, &data, archive))?;
+            timed::run(causeway_import(binary, &data, archive).envs(setup.settings.iter().copied()))?;
         }
         let mut command = without_settings(binary);
         command.arg("serve").arg("--data-dir").arg(&data).envs(setup.settings.iter().copied());
@@ -299,7 +314,8 @@ impl Causeway {
         let bare = |address: &str| address.trim().split("/p2p/").next().unwrap_or_default().to_owned();
         let listening = addresses.map(bare).collect();
         let server = Server { url, process, dir };
-        let causeway = Self { server, admin, peer_id, listening, encrypted, ready };
+        let binary = binary.to_owned();
+        let causeway = Self { server, binary, admin, peer_id, listening, encrypted, ready };
         causeway.wait_for_peers(setup.peers.len() + usize::from(setup.bootstrap.is_some())).await?;
         Ok(causeway)
     }
@@ -316,6 +332,24 @@ impl Causeway {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         Ok(())
+    }
+
+    /// The address of its admin listener.
+    pub fn admin_address(&self) -> Result<SocketAddr> {
+        let address = self.admin.trim_start_matches("http://").trim_end_matches('/');
+        address.parse().with_context(|| format!("{} is no address", self.admin))
+    }
+
+    /// Adds a file or a directory with the CIDs of [`Kubo::add`], and returns its path on a gateway.
+    pub fn add(&self, path: &Path) -> Result<String> {
+        Ok(format!("/ipfs/{}", self.add_through(&self.admin, path)?.stdout.trim()))
+    }
+
+    /// The same at another URL of its admin listener, a link for instance. The output is the CID.
+    pub fn add_through(&self, admin: &str, path: &Path) -> Result<timed::Ran> {
+        let mut add = without_settings(&self.binary);
+        add.args(["add", "-Q", "--cid-version=1", "--admin", admin]).env(TOKEN_VARIABLE, token());
+        timed::run(add.arg(path))
     }
 
     /// Its address over TCP for other nodes, with its peer id.
@@ -336,7 +370,8 @@ impl Causeway {
 /// The variable with the token of admin listeners; a node of our own gets it from there too.
 const TOKEN_VARIABLE: &str = "CAUSEWAY_ADMIN_TOKEN";
 
-fn token() -> String {
+/// The token of the admin listeners of nodes that this program starts.
+pub fn token() -> String {
     std::env::var(TOKEN_VARIABLE).unwrap_or_else(|_| "load-tests".to_owned())
 }
 

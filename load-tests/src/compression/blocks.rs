@@ -52,7 +52,7 @@ impl Took {
 }
 
 /// Of all blocks, including directories and inner nodes, which are few and small.
-fn stored_bytes(binary: &Path, data: &Path) -> Result<u64> {
+pub fn stored_bytes(binary: &Path, data: &Path) -> Result<u64> {
     let mut command = without_settings(binary);
     let ran = timed::run(command.args(["store", "stats", "--json", "--data-dir"]).arg(data))?;
     let stats: Value = serde_json::from_str(&ran.stdout)?;

@@ -36,7 +36,7 @@ pub mod world;
 
 use crate::comparison::{self, Case};
 use crate::machine;
-use crate::options::{Binaries, CausewayFlags, Run};
+use crate::options::{Binaries, Browser, CausewayFlags, Run};
 use crate::relay::Link;
 use crate::report::Report;
 use crate::servers::Transport;
@@ -60,16 +60,15 @@ pub struct Options {
     /// Name of the results' files, after the date
     #[arg(long, value_name = "NAME", default_value = "network")]
     pub name: String,
-    /// Directory with the browser tests' packages ("scripts/browser-packages" prints where they are)
-    #[arg(long, value_name = "DIR")]
-    pub browser_modules: Option<PathBuf>,
+    #[command(flatten)]
+    pub browser: Browser,
+    /// The binary of an earlier build of Causeway, which small files on a used connection are measured with as well
+    #[arg(long, value_name = "FILE")]
+    pub earlier: Option<PathBuf>,
     /// The binary of Rainbow, for the rows of names and of unresponsive providers, which leave it out otherwise (`go
     /// install github.com/ipfs/rainbow@v1.24.0` builds it)
     #[arg(long, value_name = "FILE")]
     pub rainbow: Option<PathBuf>,
-    /// Chromium's binary
-    #[arg(long, value_name = "FILE", default_value = "/usr/bin/chromium")]
-    pub chromium: PathBuf,
     /// Half of the round trip that the link adds, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 25)]
     pub delay_ms: u64,
@@ -160,8 +159,8 @@ comparison::rows! {
 /// Measures the rows that were chosen, and writes the report.
 pub async fn run(options: &Options) -> Result<()> {
     options.binaries.check()?;
-    if let Some(rainbow) = &options.rainbow {
-        ensure!(rainbow.exists(), "{} is missing", rainbow.display());
+    for binary in [&options.rainbow, &options.earlier].into_iter().flatten() {
+        ensure!(binary.exists(), "{} is missing", binary.display());
     }
     let measure = async |row: RowName| Ok(vec![row.measure(options).await?]);
     let results = comparison::measure(&options.rows, ROW_TIMEOUT, measure).await;

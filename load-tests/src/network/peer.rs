@@ -8,12 +8,14 @@ use libp2p::identity::Keypair;
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::swarm::{NetworkBehaviour, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Swarm, SwarmBuilder, identify, noise, ping, tcp, tls, yamux};
+use libp2p::{Multiaddr, PeerId, StreamProtocol, Swarm, SwarmBuilder, identify, noise, ping, tcp, tls, yamux};
 use std::time::Duration;
 use tokio::time::timeout;
 
 /// For a connection to be made and its protocols to be identified.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Identification itself is a stream: the connection is closed soon after it.
+const PROTOCOLS_IDLE: Duration = Duration::from_secs(10);
 
 /// A new identity over TCP and QUIC. Connections without streams are closed after `idle`.
 pub fn swarm<B: NetworkBehaviour>(idle: Duration, behaviour: impl FnOnce(&Keypair) -> B) -> Result<Swarm<B>> {
@@ -74,13 +76,23 @@ impl Behaviour {
 
 /// Connects, and returns when the peer's protocols are known: a Go peer does not respond before.
 pub async fn connect(swarm: &mut Swarm<Behaviour>, address: Multiaddr) -> Result<PeerId> {
+    Ok(identified(swarm, address).await?.0)
+}
+
+/// The protocols that a peer speaks, as it tells every peer that connects.
+pub async fn protocols(address: &str) -> Result<Vec<StreamProtocol>> {
+    let mut swarm = swarm(PROTOCOLS_IDLE, |key| Behaviour::new(key, None))?;
+    Ok(identified(&mut swarm, address.parse()?).await?.1.protocols)
+}
+
+async fn identified(swarm: &mut Swarm<Behaviour>, address: Multiaddr) -> Result<(PeerId, identify::Info)> {
     swarm.dial(address)?;
     let identified = async {
         loop {
             match swarm.select_next_some().await {
-                SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received { peer_id, .. })) => {
-                    return Ok(peer_id);
-                }
+                SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
+                    peer_id, info, ..
+                })) => return Ok((peer_id, info)),
                 SwarmEvent::OutgoingConnectionError { error, .. } => bail!("{error}"),
                 SwarmEvent::ConnectionClosed { cause, .. } => bail!("closed: {cause:?}"),
                 _ => {}

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+/// The setting without which a node exchanges blocks by Bitswap alone, all of them plain.
+pub const PLAIN: (&str, &str) = ("CAUSEWAY_P2P_DAG_PROTOCOL", "false");
+
 /// The links to a source, one for each protocol.
 pub struct Relays {
     tcp: Relay,
@@ -83,7 +86,10 @@ impl<Node> Remote<Node> {
 
     /// Bytes that passed the link for a system on this transport.
     pub fn passed(&self, system: System, transport: Transport) -> Passed {
-        if system == System::Http { self.relays.http.passed() } else { self.relays.of(transport).passed() }
+        match system {
+            System::Http | System::HttpUsed => self.relays.http.passed(),
+            _ => self.relays.of(transport).passed(),
+        }
     }
 
     /// Bytes sent by the source over either transport: a peer that is found twice may be reached by both.
@@ -125,13 +131,16 @@ impl Remote<Kubo> {
 impl Remote<Causeway> {
     /// A Causeway that has the blocks of the archive.
     pub async fn start(options: &Options, link: Link, archive: &Path) -> Result<Self> {
+        Self::start_with(options, link, Setup { archive: Some(archive), ..Setup::default() }).await
+    }
+
+    /// A Causeway that is set up otherwise.
+    pub async fn start_with(options: &Options, link: Link, setup: Setup<'_>) -> Result<Self> {
         let relays = Relays::bind(link).await?;
         let announced = relays.announced();
-        let mut flags = options.flags.get();
-        flags.extend(announced.iter().flat_map(|address| ["--announce", address.as_str()]));
-        let node =
-            Causeway::start(&options.binaries.causeway, Setup { archive: Some(archive), flags, ..Setup::default() })
-                .await?;
+        let announce = announced.iter().flat_map(|address| ["--announce", address.as_str()]);
+        let flags = setup.flags.iter().copied().chain(options.flags.get()).chain(announce).collect();
+        let node = Causeway::start(&options.binaries.causeway, Setup { flags, ..setup }).await?;
         // It names what it announces among the addresses that it can be reached at.
         let listening: Vec<String> =
             node.listening.iter().filter(|address| !announced.contains(address)).cloned().collect();
@@ -150,9 +159,11 @@ pub async fn client(system: System, options: &Options, peers: &[String]) -> Resu
             }
             Ok(kubo.server)
         }
-        System::Causeway => {
-            let setup = Setup { peers, flags: options.flags.get(), ..Setup::default() };
-            Ok(Causeway::start(&options.binaries.causeway, setup).await?.server)
+        System::Causeway | System::Plain | System::Earlier => {
+            let settings: &[(&str, &str)] = if system == System::Plain { &[PLAIN] } else { &[] };
+            let earlier = options.earlier.as_ref().filter(|_| system == System::Earlier);
+            let setup = Setup { peers, flags: options.flags.get(), settings, ..Setup::default() };
+            Ok(Causeway::start(earlier.unwrap_or(&options.binaries.causeway), setup).await?.server)
         }
         _ => bail!("{system} is no client"),
     }

@@ -6,14 +6,17 @@
 //! Goals: no clock of its own, so that its arithmetic is tested exactly. Non-goals: queueing (`line`).
 
 use super::Link;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 /// The burst of an idle line.
 const BURST: Duration = Duration::from_millis(2);
 /// The queue of a limited line before it applies backpressure or drops, beyond bytes in flight: a router's buffer.
 const QUEUE: Duration = Duration::from_millis(100);
-/// The queue of an unlimited line for one connection, in bytes: 670 MB/s at 25 ms.
-const UNLIMITED_BYTES: usize = 16 << 20;
+/// The queue of an unlimited line for one connection carries 670 MB/s: 16 MiB at 25 ms.
+const UNLIMITED_BYTES_PER_SECOND: u64 = 640 << 20;
+/// The bounds of that queue, however short or long the line is.
+const UNLIMITED_BYTES: RangeInclusive<usize> = 16 << 20..=128 << 20;
 /// Space for a piece of the largest size, whatever the rate.
 const LEAST_BYTES: usize = 256 << 10;
 
@@ -50,9 +53,16 @@ fn time_on_line(bytes: usize, bits_per_second: u64) -> Duration {
 
 /// How many bytes one connection may have in one direction of a link.
 pub fn capacity_bytes(link: Link) -> usize {
-    let Some(rate) = link.bits_per_second else { return UNLIMITED_BYTES };
-    let bits = u128::from(rate) * (QUEUE + link.delay).as_micros() / 1_000_000;
-    usize::try_from(bits / 8).unwrap_or(usize::MAX).clamp(LEAST_BYTES, UNLIMITED_BYTES)
+    let bytes = |bits_per_second: u64, time: Duration| {
+        let bits = u128::from(bits_per_second) * time.as_micros() / 1_000_000;
+        usize::try_from(bits / 8).unwrap_or(usize::MAX)
+    };
+    match link.bits_per_second {
+        None => {
+            bytes(UNLIMITED_BYTES_PER_SECOND * 8, link.delay).clamp(*UNLIMITED_BYTES.start(), *UNLIMITED_BYTES.end())
+        }
+        Some(rate) => bytes(rate, QUEUE + link.delay).clamp(LEAST_BYTES, *UNLIMITED_BYTES.start()),
+    }
 }
 
 #[cfg(test)]
@@ -94,15 +104,13 @@ mod tests {
 
     #[test]
     fn a_limited_line_queues_bytes_in_flight_and_a_router_s_buffer() {
-        let table = [
-            (None, UNLIMITED_BYTES),
-            (Some(50_000_000), 781_250),
-            (Some(1_000), LEAST_BYTES),
-            (Some(u64::MAX), UNLIMITED_BYTES),
-        ];
+        let table =
+            [(None, 16 << 20), (Some(50_000_000), 781_250), (Some(1_000), LEAST_BYTES), (Some(u64::MAX), 16 << 20)];
         for (rate, bytes) in table {
             assert_eq!(capacity_bytes(link(rate)), bytes, "{rate:?}");
         }
+        let unlimited = |millis| capacity_bytes(Link::delay(Duration::from_millis(millis)));
+        assert_eq!([0, 100, 10_000].map(unlimited), [16 << 20, 64 << 20, 128 << 20]);
     }
 
     proptest! {

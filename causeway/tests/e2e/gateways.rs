@@ -3,12 +3,14 @@
 use super::tiers::fetch_all;
 use crate::support::causeway::Launch;
 use crate::support::corpus::{self, Item};
+use crate::support::eventually;
 use crate::support::kubo::Kubo;
 use crate::support::noise::Noise;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 
 const GATEWAYS: &str = "CAUSEWAY_P2P_GATEWAYS";
@@ -45,10 +47,15 @@ async fn text_travels_between_causeways_as_it_is_stored() {
     for root in &roots {
         reader.expect(&format!("/ipfs/{root}"), &text).await;
     }
+    // A block is counted after it was delivered.
+    eventually("all blocks are counted", Duration::from_secs(30), async || {
+        let blocks = reader.metrics().await.sample("causeway_http_source_block_bytes_total");
+        if blocks > 2 * text.len() as u64 { Ok(()) } else { Err(format!("{blocks} bytes of blocks")) }
+    })
+    .await;
     let metrics = reader.metrics().await;
     let blocks = metrics.sample("causeway_http_source_block_bytes_total");
     let bodies = metrics.sample("causeway_http_source_body_bytes_total");
-    assert!(blocks > 2 * text.len() as u64, "{blocks} bytes of blocks");
     assert!(bodies < blocks / 3, "{bodies} of {blocks} bytes were received");
     assert_eq!(metrics.sample("causeway_http_source_requests_total{outcome=\"useless\"}"), 0);
     reader.stop().await;

@@ -312,7 +312,7 @@ impl Remote {
             .inspect_ok(move |chunk| count(chunk.len()))
             .inspect_err(move |error| _ = first_failure.set(error.to_string()));
         let path = format!("/api/v1/upload{}", address::query(parameters));
-        let sent = self.client.upload(&path, "application/octet-stream", chunks).await;
+        let sent = self.client.upload(&path, "application/octet-stream", self.compresses, chunks).await;
         match failure.get() {
             Some(error) => bail!("the file cannot be read: {error}"),
             None => sent,

@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn every_documented_parameter_is_parsed() {
-        assert_eq!(KNOWN.len(), 12);
+        assert_eq!(KNOWN.len(), 13);
         for name in KNOWN.iter() {
             let read = UploadParams::read(&format!("{name}=1")).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_ne!(read, UploadParams::default(), "{name}");

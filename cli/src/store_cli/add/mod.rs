@@ -184,7 +184,7 @@ pub fn run(loaded: &Loaded, runtime: &Runtime, args: &AddArgs) -> anyhow::Result
             )?;
         }
         Some(Backend::Remote(remote)) if args.packed => {
-            let query = packed_query(args);
+            let (query, remote) = (packed_query(args), remote.sending(args.transfer));
             for input in job.inputs {
                 runtime.block_on(upload_packed(&remote, input, &query, name, &mut report))?;
             }

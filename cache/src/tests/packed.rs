@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a store is given of a packed file, in order.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant, reason = "a few of them, in tests")]
 enum Item {
     Block(Block),
     Leaf(Block, Slice),
@@ -345,7 +346,7 @@ async fn a_leaf_whose_frame_is_lost_is_missing_until_the_frame_is_back() {
         assert_eq!(offline(dir.path()), 2, "{how}");
         let disk = open(dir.path());
         // A cached frame is a member again, and the leaf can be read.
-        cache(&disk, &[base.clone()]).await;
+        cache(&disk, std::slice::from_ref(&base)).await;
         assert_reads(&disk, &leaf).await;
         audit(&disk);
         let visited = file.blocks();
@@ -366,7 +367,7 @@ async fn a_leaf_that_arrives_without_its_frame_is_stored_plain() {
     let refused = disk.begin_pin(file.root, None).await.expect("begins");
     disk.put_held_member(*leaf.cid(), &refused).await.expect("is queued");
     assert!(disk.finish_pin(refused).await.is_err(), "it is missing");
-    cache(&disk, &[leaf.clone()]).await;
+    cache(&disk, std::slice::from_ref(&leaf)).await;
     assert_reads(&disk, &leaf).await;
     assert!(is_missing(&disk, &base).await);
     audit_lacking(&disk, 1);
@@ -585,8 +586,8 @@ async fn a_forged_slice_is_not_rebuilt() {
     let head = crate::disk::record::head(&key(&victim).to_bytes(), &value).expect("small");
     let outer = block_of(codec::RAW, [&head[..], &value[0], noisy(6, 3_000).data()].concat());
     file.add(&disk).await.expect("adds");
-    disk.pin_recursive(*victim.cid(), None, supply(&[victim.clone()])).await.expect("pins");
-    disk.pin_recursive(*outer.cid(), None, supply(&[outer.clone()])).await.expect("pins");
+    disk.pin_recursive(*victim.cid(), None, supply(std::slice::from_ref(&victim))).await.expect("pins");
+    disk.pin_recursive(*outer.cid(), None, supply(std::slice::from_ref(&outer))).await.expect("pins");
     super::overwrite(&disk, super::place_of(&disk, &outer), 0, &[0]);
     disk.close().await.expect("closes");
     drop(disk);

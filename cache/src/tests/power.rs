@@ -256,10 +256,11 @@ async fn packed_files_survive_power_loss() {
             }
             expected.lock().expect("not poisoned").again = file.blocks();
             file.add(&disk).await.expect("adds");
-            let mut expected_now = expected.lock().expect("not poisoned");
-            expected_now.pinned(number, file.blocks());
-            expected_now.files.insert(number, file);
-            drop(expected_now);
+            {
+                let mut expected = expected.lock().expect("not poisoned");
+                expected.pinned(number, file.blocks());
+                expected.files.insert(number, file);
+            }
             if random.below(2) == 0 {
                 unpin(&disk, &expected, random.below(number + 1)).await;
             }

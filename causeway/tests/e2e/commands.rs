@@ -216,7 +216,8 @@ async fn what_shrinks_is_compressed_on_its_way_to_another_machine() {
         })
         .await
     };
-    let table: [(&str, Vec<u8>, &str, &[&str], bool); 4] = [
+    type Case<'a> = (&'a str, Vec<u8>, &'a str, &'a [&'a str], bool);
+    let table: [Case<'_>; 4] = [
         ("text to this machine", text(1), &near, &[], false),
         ("text", text(2), &far, &[], true),
         ("text, uncompressed", text(3), &far, &["--uncompressed"], false),

@@ -376,7 +376,7 @@ impl ResumableUploads {
 
     /// Appends a piece to an upload, and imports it when it is complete. Received bytes are kept even if the body is
     /// interrupted or the caller is cancelled; an invalid encoded body is discarded. The offset counts decoded bytes:
-    /// after an interruption, the client encodes what follows it anew. Also returns the unread rest of the body.
+    /// after an interruption, the client encodes the rest as a new body. Also returns the unread rest of the body.
     ///
     /// # Errors
     /// [`ResumableError`].

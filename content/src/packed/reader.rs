@@ -9,9 +9,10 @@
 use super::seek_table::{FramePlace, SeekTable, SeekTableError};
 use crate::block::MAX_BLOCK_BYTES;
 use crate::cid::{Cid, codec};
+use crate::stored::frame::MAGIC;
 use crate::stored::{ValueError, inflate};
 use crate::unixfs::file::{FileReader, ReadError, ReadLimits, file_size};
-use crate::{Block, BlockSource};
+use crate::{Block, BlockSource, Work};
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, Stream, StreamExt as _};
 use std::collections::VecDeque;
@@ -117,8 +118,9 @@ impl PackedFile {
         if let Some(place) = places.iter().find(large) {
             return Err(PackedError::TooLarge { index: place.index });
         }
+        let work = source.work();
         let reader = FileReader::new(source, self.zstd_file.clone(), frames, limits)?;
-        let frames = Frames { reader, ahead: BytesMut::new(), places, range };
+        let frames = Frames { reader, work, ahead: BytesMut::new(), places, range };
         Ok(stream::try_unfold(
             frames,
             |mut frames| async move { Ok(frames.next().await?.map(|bytes| (bytes, frames))) },
@@ -129,6 +131,7 @@ impl PackedFile {
 /// Frames that are being read.
 struct Frames {
     reader: FileReader,
+    work: Work,
     /// Bytes of the next frame.
     ahead: BytesMut,
     places: VecDeque<FramePlace>,
@@ -138,6 +141,9 @@ struct Frames {
 impl Frames {
     async fn next(&mut self) -> Result<Option<Bytes>, PackedError> {
         while let Some(place) = self.places.pop_front() {
+            // Many empty frames can be in one leaf.
+            self.work.charge(1);
+            self.work.turn().await.map_err(ReadError::Source)?;
             let content = self.content(&place).await?;
             let at = |position: u64| {
                 let within = position.saturating_sub(place.plain_start);
@@ -172,7 +178,6 @@ impl Frames {
 /// The root of a zstd file under the codec of its bytes: one frame is a raw leaf, and more are below a dag-pb node,
 /// which does not begin like a frame.
 fn as_file(root: &Block) -> Block {
-    const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
     let codec = if root.data().starts_with(&MAGIC) { codec::RAW } else { codec::DAG_PB };
     root.under(&Cid::new_v1(codec, *root.cid().hash())).unwrap_or_else(|| root.clone())
 }

@@ -12,7 +12,8 @@ use crate::MAX_BLOCK_BYTES;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use zstd::zstd_safe::find_frame_compressed_size;
 
-const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The beginning of a zstd frame.
+pub(crate) const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The magic numbers of skippable frames, without the lowest four bits.
 const SKIPPABLE_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
 /// The maximum length of a header without a dictionary, in bytes.

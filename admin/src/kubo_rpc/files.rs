@@ -21,14 +21,13 @@ use futures::stream::{BoxStream, Stream, StreamExt as _};
 use http_body::{Body as _, Frame};
 use multer::{Field, Multipart};
 use services::uploads::limits::import_memory_bytes;
-use services::uploads::request_body::{RequestBody, boxed, broken};
+use services::uploads::request_body::{RequestBody, StallTimer, boxed, broken};
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::time::{Instant, Sleep};
 
 /// How long a client may stall while it sends the body.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -99,10 +98,9 @@ impl Files {
         let allowance = Arc::<AtomicUsize>::default();
         let memory_bytes = (import_memory_bytes(&body), body.decoder_bytes_max());
         let rest = UnreadFormBody(Arc::new(Mutex::new(Some(body))));
-        let stall_timer = Box::pin(tokio::time::sleep(stall_timeout));
         let (body, left) = (rest.clone(), Arc::clone(&allowance));
-        let pieces =
-            FormChunks { body, allowance: left, stall_timeout, stall_timer, waiting_since: None, yielded: false };
+        let stall = StallTimer::new(stall_timeout);
+        let pieces = FormChunks { body, allowance: left, stall, yielded: false };
         Self { form: Multipart::new(pieces, boundary), allowance, rest, memory_bytes }
     }
 
@@ -198,10 +196,7 @@ pub async fn first_as_text(body: Body, boundary: String) -> Result<String, RpcEr
 struct FormChunks {
     body: UnreadFormBody,
     allowance: Arc<AtomicUsize>,
-    stall_timeout: Duration,
-    stall_timer: Pin<Box<Sleep>>,
-    /// The number of pieces of the body that were received when the timer was set.
-    waiting_since: Option<u64>,
+    stall: StallTimer,
     yielded: bool,
 }
 
@@ -212,8 +207,8 @@ impl FormChunks {
                 Some(body) => (Pin::new(&mut *body).poll_frame(cx), body.received()),
                 None => (Poll::Ready(None), 0),
             };
-            let Poll::Ready(next) = next else { break Some(received) };
-            self.waiting_since = None;
+            let Poll::Ready(next) = next else { break received };
+            self.stall.stop();
             // Trailers are ignored.
             match next.map(|frame| frame.map(Frame::into_data)) {
                 None => return Poll::Ready(None),
@@ -222,13 +217,7 @@ impl FormChunks {
                 Some(Err(error)) => return Poll::Ready(Some(Err(broken(error)))),
             }
         };
-        if std::mem::replace(&mut self.waiting_since, received) != received {
-            let until = Instant::now() + self.stall_timeout;
-            self.stall_timer.as_mut().reset(until);
-        }
-        std::task::ready!(self.stall_timer.as_mut().poll(cx));
-        let message = format!("the client sent nothing for {} s", self.stall_timeout.as_secs());
-        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, message))))
+        self.stall.poll_stalled(received, cx).map(|stalled| Some(Err(stalled)))
     }
 }
 

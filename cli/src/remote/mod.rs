@@ -37,6 +37,7 @@ use bytes::{Bytes, BytesMut};
 use cache::{RootsIn, StoreError};
 use config::{Loaded, StoreKind};
 use content::Cid;
+use content::stored::coding::ZSTD;
 use futures::stream::{self, Stream, TryStreamExt as _};
 use http::{Method, StatusCode};
 use p2p_bridge::names::keystore::{Keystore, LockHolder};
@@ -45,7 +46,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use services::access::authenticator::NO_ADMIN;
 use services::p2p;
-use services::uploads::request_body::ZSTD;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -283,15 +283,7 @@ impl Remote {
     /// # Errors
     /// When the CAR cannot be read, or the gateway rejects it.
     pub async fn import(&self, archive: impl AsyncRead + Unpin + Send + 'static) -> anyhow::Result<ImportedView> {
-        // A read error closes the connection, and only this side knows the reason.
-        let failure = Arc::new(OnceLock::new());
-        let first_failure = Arc::clone(&failure);
-        let chunks = chunks(archive).inspect_err(move |error| _ = first_failure.set(error.to_string()));
-        let sent = self.client.upload(&import_path(RootsIn::Header, None), CAR, self.compresses, chunks).await;
-        match failure.get() {
-            Some(error) => bail!("the archive cannot be read: {error}"),
-            None => sent,
-        }
+        self.send(&import_path(RootsIn::Header, None), CAR, "archive", chunks(archive)).await
     }
 
     /// Uploads a file, which is streamed, with the parameters of an upload. `count` is called with the length of each
@@ -305,16 +297,26 @@ impl Remote {
         file: impl AsyncRead + Unpin + Send + 'static,
         count: impl Fn(usize) + Send + 'static,
     ) -> anyhow::Result<UploadView> {
-        // As for an archive.
+        let chunks = chunks(file).inspect_ok(move |chunk| count(chunk.len()));
+        let path = format!("/api/v1/upload{}", address::query(parameters));
+        self.send(&path, "application/octet-stream", "file", chunks).await
+    }
+
+    /// POSTs what is read from a file or an archive: `what` names it in an error.
+    async fn send<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        media_type: &str,
+        what: &str,
+        chunks: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        // A read error closes the connection, and only this side knows the reason.
         let failure = Arc::new(OnceLock::new());
         let first_failure = Arc::clone(&failure);
-        let chunks = chunks(file)
-            .inspect_ok(move |chunk| count(chunk.len()))
-            .inspect_err(move |error| _ = first_failure.set(error.to_string()));
-        let path = format!("/api/v1/upload{}", address::query(parameters));
-        let sent = self.client.upload(&path, "application/octet-stream", self.compresses, chunks).await;
+        let chunks = chunks.inspect_err(move |error| _ = first_failure.set(error.to_string()));
+        let sent = self.client.upload(path, media_type, self.compresses, chunks).await;
         match failure.get() {
-            Some(error) => bail!("the file cannot be read: {error}"),
+            Some(error) => bail!("the {what} cannot be read: {error}"),
             None => sent,
         }
     }

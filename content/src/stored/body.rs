@@ -104,7 +104,7 @@ pub fn parts(stored: &Stored, cid: &Cid, file_bytes: u64) -> Result<Vec<Bytes>, 
     let not_a_leaf = || BodyError::Leaf { cid: *cid, file_bytes };
     match Plan::of(stored.shape(), cid.codec(), file_bytes).ok_or_else(not_a_leaf)? {
         Plan::Frame { .. } => Ok(vec![stored.body()]),
-        Plan::Around { .. } => Ok([raw(&stored.prefix()), vec![stored.body()], raw(&stored.suffix())].concat()),
+        Plan::Around { .. } => Ok(around(stored)),
         Plan::Raw => match Node::decode(&Block::from_verified(*cid, stored.block()?))? {
             Node::File(file) if file.child_count() == 0 && file.data().len() as u64 == file_bytes => {
                 Ok(raw(file.data()))
@@ -127,8 +127,13 @@ pub fn block_parts(stored: &Stored) -> Option<Vec<Bytes>> {
     match stored.shape() {
         Shape::Raw { .. } => None,
         Shape::Frame { .. } => Some(vec![stored.body()]),
-        Shape::Envelope { .. } => Some([raw(&stored.prefix()), vec![stored.body()], raw(&stored.suffix())].concat()),
+        Shape::Envelope { .. } => Some(around(stored)),
     }
+}
+
+/// The frame of an envelope, between raw frames of its prefix and its suffix.
+fn around(stored: &Stored) -> Vec<Bytes> {
+    [raw(&stored.prefix()), vec![stored.body()], raw(&stored.suffix())].concat()
 }
 
 /// Blocks up to this size share a frame with the head of their section, which copies them, in bytes.

@@ -28,6 +28,8 @@ use std::io;
 use zstd::zstd_safe::zstd_sys::ZSTD_EndDirective;
 use zstd::zstd_safe::{CCtx, DCtx, DParameter, InBuffer, OutBuffer, find_frame_compressed_size, get_error_name};
 
+/// The name of the coding in HTTP headers.
+pub const ZSTD: &str = "zstd";
 /// The maximum memory of a [`BodyDecoder`], in bytes: a window, the block that is being decoded, and tables.
 pub const DECODER_BYTES_MAX: usize = WINDOW_BYTES_MAX as usize + 512 * 1024;
 /// The maximum window of a frame as a power of two.

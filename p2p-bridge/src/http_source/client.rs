@@ -28,7 +28,7 @@ use crate::errors::innermost;
 use crate::observers::BlockTransport;
 use crate::retry_after::retry_after;
 use crate::wants::Wants;
-use content::stored::coding::{self, CodingError};
+use content::stored::coding::{self, CodingError, ZSTD};
 use content::{Block, BlockError, BlockKey, Cid, MAX_BLOCK_BYTES};
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Version};
@@ -44,8 +44,6 @@ const RAW: &str = "application/vnd.ipld.raw";
 /// encoded one also that of a block, so slow untrusted gateways delay each other by at most [`Timeouts::body`].
 const BODIES_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// The content coding that is accepted.
-const ZSTD: &str = "zstd";
 /// The maximum size of the body with an encoded block, in bytes: incompressible blocks become some bytes longer.
 const ENCODED_BYTES_MAX: usize = MAX_BLOCK_BYTES + 64 * 1024;
 

@@ -8,7 +8,7 @@
 //! Non-goals: other codings, which are rejected with 415 and `Accept-Encoding: zstd` (RFC 9110, section 15.5.16).
 
 use bytes::Bytes;
-use content::stored::coding::{BodyDecoder, CodingError, DECODER_BYTES_MAX};
+use content::stored::coding::{BodyDecoder, CodingError, DECODER_BYTES_MAX, ZSTD};
 use http::HeaderMap;
 use http::header::CONTENT_ENCODING;
 use http_body::{Body as _, Frame, SizeHint};
@@ -27,8 +27,6 @@ use tokio::time::{Instant, Sleep};
 const STALL: Duration = Duration::from_secs(60);
 /// The maximum number of bytes that are decoded at a time.
 const PIECE_BYTES: usize = 128 * 1024;
-/// The content coding that is decoded.
-pub const ZSTD: &str = "zstd";
 
 /// Why reading a body failed.
 pub type BodyError = Box<dyn Error + Send + Sync>;
@@ -193,14 +191,44 @@ impl http_body::Body for RequestBody {
     }
 }
 
+/// The timer of a reader of a body, which ends if the client sends nothing. Time in which the gateway does not read does
+/// not count.
+pub struct StallTimer {
+    timeout: Duration,
+    sleep: Pin<Box<Sleep>>,
+    /// The number of pieces that were received when the timer was set.
+    waiting_since: Option<u64>,
+}
+
+impl StallTimer {
+    /// A timer that is not running.
+    pub fn new(timeout: Duration) -> Self {
+        Self { timeout, sleep: Box::pin(tokio::time::sleep(timeout)), waiting_since: None }
+    }
+
+    /// Stops the timer: there was something to read.
+    pub fn stop(&mut self) {
+        self.waiting_since = None;
+    }
+
+    /// Waits for the client, from which so many pieces were [received](RequestBody::received): the time begins with
+    /// each of them. Completes with the error when the client has stalled.
+    pub fn poll_stalled(&mut self, received: u64, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if self.waiting_since.replace(received) != Some(received) {
+            let until = Instant::now() + self.timeout;
+            self.sleep.as_mut().reset(until);
+        }
+        ready!(self.sleep.as_mut().poll(cx));
+        let words = format!("the client sent nothing for {} s", self.timeout.as_secs());
+        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, words))
+    }
+}
+
 /// A body that is read in a streaming fashion: only the last piece is buffered.
 pub struct Upload {
     body: RequestBody,
     piece: Bytes,
-    timeout: Duration,
-    stall: Pin<Box<Sleep>>,
-    /// The number of pieces that were received when the timer was set.
-    waiting_since: Option<u64>,
+    stall: StallTimer,
 }
 
 impl Upload {
@@ -210,8 +238,7 @@ impl Upload {
     }
 
     fn with_timeout(body: RequestBody, timeout: Duration) -> Self {
-        let stall = Box::pin(tokio::time::sleep(timeout));
-        Self { body, piece: Bytes::new(), timeout, stall, waiting_since: None }
+        Self { body, piece: Bytes::new(), stall: StallTimer::new(timeout) }
     }
 
     /// The unread rest of the body, as the client sends it.
@@ -221,21 +248,14 @@ impl Upload {
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         while let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(cx) {
-            self.waiting_since = None;
+            self.stall.stop();
             let Some(frame) = next.transpose().map_err(broken)? else { return Poll::Ready(Ok(None)) };
             // Trailers are ignored.
             if let Ok(piece) = frame.into_data() {
                 return Poll::Ready(Ok(Some(piece)));
             }
         }
-        let received = Some(self.body.received());
-        if std::mem::replace(&mut self.waiting_since, received) != received {
-            let until = Instant::now() + self.timeout;
-            self.stall.as_mut().reset(until);
-        }
-        ready!(self.stall.as_mut().poll(cx));
-        let words = format!("the client sent nothing for {} s", self.timeout.as_secs());
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, words)))
+        self.stall.poll_stalled(self.body.received(), cx).map(Err)
     }
 }
 

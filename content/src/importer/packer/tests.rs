@@ -4,9 +4,11 @@ use super::*;
 use crate::importer::{Chunking, SinkError};
 use crate::packed::{PackedError, PackedFile, SeekTableError, zstd_file_of};
 use crate::unixfs::file::{FileReader, ReadLimits};
-use crate::{BlockSource, MemoryBlocks};
+use crate::work::STEPS_PER_YIELD;
+use crate::{BlockSource, MemoryBlocks, SourceError, Work};
 use futures::StreamExt as _;
 use futures::executor::block_on;
+use futures::future::BoxFuture;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -196,6 +198,47 @@ fn a_table_that_disagrees_with_its_frames_is_an_error() {
     let plain = zstd_file(&blocks, &frames);
     let opened = block_on(PackedFile::open(Arc::clone(&blocks) as Arc<dyn BlockSource>, &plain));
     assert!(matches!(opened, Err(PackedError::Table(SeekTableError::Missing))), "{opened:?}");
+}
+
+/// Blocks, and the work of reading them.
+struct CountedBlocks(Arc<MemoryBlocks>, Work);
+
+impl BlockSource for CountedBlocks {
+    fn peek(&self, cid: &Cid) -> Option<Block> {
+        self.0.peek(cid)
+    }
+
+    fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
+        self.0.get(cid)
+    }
+
+    fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
+        self.0.has(cid)
+    }
+
+    fn work(&self) -> Work {
+        self.1.clone()
+    }
+}
+
+#[test]
+fn a_reader_yields_among_empty_frames() {
+    let blocks = Arc::new(MemoryBlocks::new());
+    let frame = |content: &[u8]| zstd::bulk::compress(content, 3).expect("zstd");
+    let (first, empty) = (frame(b"first"), frame(b""));
+    let count = 5 * usize::try_from(STEPS_PER_YIELD).expect("small");
+    let frames = [first.clone(), empty.repeat(count), first.clone()].concat();
+    let ends = [(first.len(), 5)];
+    let lengths = [&ends[..], &vec![(empty.len(), 0); count], &ends].concat();
+    let root = zstd_file(&blocks, &[&frames[..], &table_of(&lengths)].concat());
+    let source = Arc::new(CountedBlocks(blocks, Work::unlimited()));
+    let opened = PackedFile::open(Arc::clone(&source) as Arc<dyn BlockSource>, &root);
+    let file = block_on(opened).expect("has a table");
+    let chunks = file.read(Arc::clone(&source) as _, 0..10, ReadLimits::default()).expect("frames are small");
+    let read: Vec<_> = block_on(chunks.collect());
+    assert_eq!(read, [Ok(Bytes::from("first")), Ok(Bytes::from("first"))]);
+    assert!(source.1.spent() > count as u64, "each frame is counted");
+    assert!(source.1.longest_run() <= 2 * STEPS_PER_YIELD, "{}", source.1.longest_run());
 }
 
 fn chunks_of(bytes: usize, profile: Profile) -> Profile {

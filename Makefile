@@ -13,7 +13,7 @@ PROFILE := --release --locked --workspace
 NOT_SETTINGS := -u CAUSEWAY_TOOLS -u CAUSEWAY_CRASH_ROUNDS -u CAUSEWAY_SOAK_SECONDS -u CAUSEWAY_CONSOLE_SECONDS \
     -u CAUSEWAY_CONSOLE_SOURCES -u CAUSEWAY_CONSOLE_FLOWS
 
-.PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
+.PHONY: help run build build-all install image deb sbom test test-api test-browser test-console test-compliance test-conformance test-http2 test-tls test-rpc test-monitoring test-helm test-deb test-long lint docs bench bench-tiers bench-stores bench-compression \
     bench-network bench-transfer bench-trace bench-policies kubo pebble otelcol deny
 
 help: ## List the targets
@@ -86,6 +86,10 @@ test-http2: build ## Test HTTP/2 with h2spec; ARGS selects sections, such as htt
 
 test-tls: build ## Test what TLS negotiates and refuses, with openssl and curl; FILTER selects checks
 	scripts/tls-tests "$(CARGO_TARGET_DIR)/release/causeway" "$(FILTER)"
+
+test-conformance: kubo ## Run the official gateway conformance suite over HTTP/1.1, TLS, HTTP/2, and through nginx
+	@scripts/install-missing test
+	cargo test $(PROFILE) --test conformance -- --ignored --nocapture official
 
 test-compliance: build ## Run the official compliance tests of the Pinning Service API
 	scripts/compliance-tests "$(CARGO_TARGET_DIR)/release/causeway"

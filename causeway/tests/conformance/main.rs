@@ -17,6 +17,7 @@
 //! | [`cors`], [`errors`] | CORS, and error responses |
 //! | [`nginx`] | answers in a cache that uses HTTP/1.0, and what nginx decides in the place of the gateway |
 //! | [`restart`] | the same answers without any network |
+//! | [`official`] | the official suite itself |
 //!
 //! Each table is sent over HTTP/1.1, over TLS with HTTP/1.1 ([`https`]) and HTTP/2 ([`http2`]), over HTTP/3
 //! ([`http3`]), and over TLS and HTTP/2 to an nginx with the shipped configuration (`deploy/nginx`) in front of the
@@ -42,6 +43,7 @@ mod http3;
 mod https;
 mod ipns;
 mod nginx;
+mod official;
 mod proxy;
 mod raw;
 mod redirects;

@@ -5,7 +5,7 @@
 use crate::case::{get, judge};
 use crate::fixtures::{FILES, HELLO, HELLO_TEXT, LISTING, MISSING, read_car};
 use crate::socket::{Reply, exchange};
-use crate::support::nginx::{Nginx, free_address};
+use crate::support::nginx::{Nginx, free_address, shipped};
 use crate::world::{gateway, through_nginx};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -59,6 +59,29 @@ async fn clients_of_nginx_do_not_choose_the_host() {
         get(format!("{host} is forged"), path).at(other).with("X-Forwarded-Host", host).status(200).bytes(HELLO_TEXT)
     };
     judge(front, "forged hosts", vec![forged("example.com"), forged(&format!("{HELLO}.ipfs.example.com"))]).await;
+}
+
+/// nginx decides it when it has seen a URL before, and may cache the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_ranges_that_the_gateway_offers_are_offered() {
+    let dir = TempDir::with_prefix("causeway-nginx-").expect("the temporary folder is writable");
+    let (address, refresh, upstream) = (free_address(), free_address(), gateway().await.to_string());
+    let configuration = shipped(&upstream, (address, false), refresh, dir.path());
+    let nginx = World { address, _nginx: Nginx::start(dir.path(), &configuration, address).await };
+    for (target, offered) in [
+        (format!("/ipfs/{FILES}?format=car"), "none"),
+        (format!("/ipfs/{FILES}?format=tar"), "none"),
+        (format!("/ipfs/{FILES}/multiblock.txt"), "bytes"),
+    ] {
+        for turn in 1..=3 {
+            let reply = nginx.whole(&target).await;
+            assert_eq!(reply.header("accept-ranges").as_deref(), Some(offered), "{target}, request {turn}");
+        }
+        let head = format!("GET {target} HTTP/1.1\r\nHost: a\r\nRange: bytes=1-2\r\nConnection: close\r\n\r\n");
+        let reply = exchange(address, &head).await.expect("is answered");
+        let expected = if offered == "bytes" { (206, 2) } else { (200, nginx.whole(&target).await.body.len()) };
+        assert_eq!((reply.status, reply.body.len()), expected, "{target}");
+    }
 }
 
 struct World {

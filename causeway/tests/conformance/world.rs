@@ -131,6 +131,12 @@ pub async fn through_nginx() -> Option<SocketAddr> {
     Some(http2::front(*nginx, certificate).await)
 }
 
+/// The shared gateway over TLS, and its certificate; `None` with `CONFORMANCE_URL`.
+pub async fn encrypted() -> Option<(SocketAddr, &'static Path)> {
+    let Encrypted { gateway, certificate, .. } = shared().await.encrypted.as_ref()?;
+    Some((*gateway, certificate))
+}
+
 /// Sends a table to the shared gateway, over each version of HTTP, and through nginx.
 pub async fn check(table: &str, cases: Vec<Case>) {
     let Shared { gateway, encrypted, .. } = shared().await;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Writes a new certificate and its key into a folder, and returns their paths. Each is replaced as a whole.
 pub fn write(dir: &Path) -> (PathBuf, PathBuf) {
-    let names = ["localhost", "*.ipfs.localhost"].map(str::to_owned);
+    let names = ["localhost", "*.ipfs.localhost", "127.0.0.1"].map(str::to_owned);
     let rcgen::CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(names).expect("is created");
     let (certificate, key) = (dir.join("certificate.pem"), dir.join("key.pem"));
     for (path, pem) in [(&key, signing_key.serialize_pem()), (&certificate, cert.pem())] {

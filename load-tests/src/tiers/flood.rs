@@ -48,8 +48,10 @@ const PAUSE: Duration = Duration::from_millis(250);
 const SEARCH_SECONDS: &str = "2";
 /// The first requests of a client are spread over this time.
 const SPREAD: Duration = Duration::from_secs(2);
-/// Between the begin of the flood and the first measured hit.
+/// Between the begin of the flood and the first measured hit, at least.
 const RISE: Duration = Duration::from_secs(3);
+/// The flood has few of the processors beside other load, so that its first search may end later.
+const RISE_MAX: Duration = Duration::from_secs(60);
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// What is added to the nice value of the flood's threads.
 const NICE: i32 = 10;
@@ -77,10 +79,9 @@ pub async fn misses(options: &Options) -> Result<Vec<Case>> {
         }
         let cpu = causeway.server.process.cpu();
         let flood = Flood::start(others.handle(), &causeway.server.url, options.seed << 8 | round as u64)?;
-        tokio::time::sleep(RISE).await;
+        flood.rise().await?;
         let latency = hits(options, &causeway, &content).await?;
         let [answered, refused] = flood.end();
-        ensure!(answered > 0, "no miss was searched for");
         flooded_cpu += causeway.server.process.cpu().saturating_sub(cpu);
         (searched, rejected) = (searched + answered, rejected + refused);
         flooded.push(latency);
@@ -196,6 +197,17 @@ impl Flood {
             }
         }
         Ok(Self { counts, tasks })
+    }
+
+    /// Waits until misses are searched for.
+    async fn rise(&self) -> Result<()> {
+        tokio::time::sleep(RISE).await;
+        let searched = async {
+            while self.counts[0].load(Ordering::Relaxed) == 0 {
+                tokio::time::sleep(RISE / 60).await;
+            }
+        };
+        tokio::time::timeout(RISE_MAX, searched).await.context("no miss was searched for")
     }
 
     fn end(mut self) -> [u64; 2] {

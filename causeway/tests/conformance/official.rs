@@ -27,9 +27,10 @@ enum Way {
     Nginx,
 }
 
-/// Cases that are left out, as patterns of `go test -skip`. With an `https` URL, the suite's client of HTTP proxies opens
-/// a tunnel to port 443 of the host, and the other one speaks HTTP without TLS to the port for TLS. nginx says itself
-/// which host was asked for and by which scheme, so that clients cannot choose others.
+/// Cases that are left out, as patterns of `go test -skip`. With an `https` URL, the suite's client of an HTTP proxy opens
+/// a tunnel and speaks TLS in it, where the gateway expects HTTP, and its client of a tunnel sends `CONNECT` without TLS
+/// to the port for TLS. nginx says itself which host was asked for and by which scheme, so that clients cannot choose
+/// others.
 const PROXIES: &str = "^TestProxy(Tunnel)?GatewaySubdomains$";
 const FORWARDED: &str = "/with_X-Forwarded-(Host|Proto):";
 
@@ -53,7 +54,7 @@ impl Way {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes minutes"]
+#[ignore = "needs the official suite; make test-conformance and make test-long run it"]
 async fn the_official_suite_passes() {
     let suite = installed();
     let clear = gateway().await;

@@ -107,6 +107,13 @@ impl Server {
         Self { address, ask, records }
     }
 
+    fn peer_id(&self) -> PeerId {
+        self.address
+            .iter()
+            .find_map(|part| if let Protocol::P2p(peer) = part { Some(peer) } else { None })
+            .expect("one")
+    }
+
     async fn providers(&self, key: &[u8]) -> HashSet<PeerId> {
         let (reply, found) = oneshot::channel();
         self.ask.send(Ask::Providers(RecordKey::new(&key), reply)).await.expect("runs");
@@ -219,8 +226,19 @@ async fn network(size: usize, keeps: bool, delay: Option<Duration>) -> Vec<Serve
         let bootstrap = servers[0].address.clone();
         servers.push(Server::start(Some(bootstrap), keeps, delay).await);
     }
-    until("the first server knows the others", async || servers[0].known().await + 1 >= size.min(100)).await;
+    let known_max = known_max(&servers);
+    until("the first server knows the others", async || servers[0].known().await >= known_max).await;
     servers
+}
+
+/// How many of the others the routing table of the first server has room for: a bucket holds twenty of them.
+fn known_max(servers: &[Server]) -> usize {
+    let keys: Vec<_> = servers.iter().map(|server| kad::KBucketKey::from(server.peer_id())).collect();
+    let mut buckets = HashMap::<_, usize>::new();
+    for key in &keys[1..] {
+        *buckets.entry(keys[0].distance(key).ilog2()).or_default() += 1;
+    }
+    buckets.into_values().map(|count| count.min(kad::K_VALUE.get())).sum()
 }
 
 async fn until(what: &str, done: impl AsyncFn() -> bool) {

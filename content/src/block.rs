@@ -5,7 +5,9 @@
 
 use crate::cid::{BlockKey, Cid, is_identity};
 use crate::hashes::{self, HashError};
+use crate::stored::{Stored, ValueError};
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// The maximum size of an accepted block, in bytes: the limit of Bitswap
 /// (<https://specs.ipfs.tech/bitswap-protocol/#block-sizes>).
@@ -31,12 +33,34 @@ pub enum BlockError {
     },
 }
 
+/// Why a stored form is not the block that a CID names.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnpackError {
+    /// It cannot be unpacked.
+    #[error(transparent)]
+    Value(#[from] ValueError),
+    /// What was unpacked is not the block.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+}
+
 /// Immutable bytes and the CID that they were checked against. Cloning shares the bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Block {
     cid: Cid,
     data: Bytes,
+    /// The compressed form in which the block was received, which unpacks to `data`.
+    stored: Option<Arc<Stored>>,
 }
+
+/// The form in which blocks were received does not distinguish them.
+impl PartialEq for Block {
+    fn eq(&self, other: &Self) -> bool {
+        self.cid == other.cid && self.data == other.data
+    }
+}
+
+impl Eq for Block {}
 
 impl Block {
     /// Hashes `data` and compares it with `cid`.
@@ -52,7 +76,21 @@ impl Block {
             return Err(BlockError::Mismatch { cid });
         }
         let actual = hashes::digest(hash.code(), hash.digest().len(), &data)?;
-        if actual == *hash { Ok(Self { cid, data }) } else { Err(BlockError::Mismatch { cid }) }
+        if actual == *hash { Ok(Self::new(cid, data)) } else { Err(BlockError::Mismatch { cid }) }
+    }
+
+    /// Unpacks a stored form, and hashes what it contains. The block keeps the stored form, so that a store can write
+    /// it as it is.
+    ///
+    /// # Errors
+    /// [`UnpackError`] when it cannot be unpacked, or does not match `cid`.
+    pub fn verify_stored(cid: Cid, stored: Stored) -> Result<Self, UnpackError> {
+        let block = Self::verify(cid, stored.block()?)?;
+        Ok(Self { stored: Some(Arc::new(stored)), ..block })
+    }
+
+    fn new(cid: Cid, data: Bytes) -> Self {
+        Self { cid, data, stored: None }
     }
 
     /// Hashes `data` and returns it with its CID: a CIDv1 of the given codec, hash function and digest length. Bitswap
@@ -65,12 +103,12 @@ impl Block {
             return Err(BlockError::TooLarge { bytes: data.len() });
         }
         let hash = hashes::digest(hash_code, digest_bytes, &data)?;
-        Ok(Self { cid: Cid::new_v1(codec, hash), data })
+        Ok(Self::new(Cid::new_v1(codec, hash), data))
     }
 
     /// The block that an identity CID carries inline; `None` for every other CID.
     pub fn inline(cid: &Cid) -> Option<Self> {
-        is_identity(cid).then(|| Self { cid: *cid, data: Bytes::copy_from_slice(cid.hash().digest()) })
+        is_identity(cid).then(|| Self::new(*cid, Bytes::copy_from_slice(cid.hash().digest())))
     }
 
     /// The empty block, if `cid` is the CID of an empty block. Kubo never sends an empty block: its Bitswap server
@@ -82,12 +120,12 @@ impl Block {
     /// Wraps bytes that were verified when they were stored, and have been protected by checksums since. Only a store
     /// may call this; other callers use [`Block::verify`].
     pub fn from_verified(cid: Cid, data: Bytes) -> Self {
-        Self { cid, data }
+        Self::new(cid, data)
     }
 
     /// The same bytes under another CID of the same multihash (another codec or version); `None` if the hashes differ.
     pub fn under(&self, cid: &Cid) -> Option<Self> {
-        (cid.hash() == self.cid.hash()).then(|| Self { cid: *cid, data: self.data.clone() })
+        (cid.hash() == self.cid.hash()).then(|| Self { cid: *cid, ..self.clone() })
     }
 
     /// The CID under which the block was requested.
@@ -98,6 +136,21 @@ impl Block {
     /// The key under which the tiers store this block; `None` for an inline block.
     pub fn key(&self) -> Option<BlockKey> {
         BlockKey::of(&self.cid)
+    }
+
+    /// The stored form in which the block was received, if it was compressed.
+    pub fn stored(&self) -> Option<&Arc<Stored>> {
+        self.stored.as_ref()
+    }
+
+    /// The same block without the form in which it was received, for readers, which need the bytes only.
+    pub fn without_stored(self) -> Self {
+        Self { stored: None, ..self }
+    }
+
+    /// The memory that the block keeps alive, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.data.len() + self.stored.as_ref().map_or(0, |stored| stored.value().len())
     }
 
     /// The bytes, shared with every clone.
@@ -120,6 +173,23 @@ mod tests {
         assert_eq!(Block::verify(cid, Bytes::from_static(b"hell0")), Err(BlockError::Mismatch { cid }));
         let large = Bytes::from(vec![0; MAX_BLOCK_BYTES + 1]);
         assert_eq!(Block::verify(cid, large), Err(BlockError::TooLarge { bytes: MAX_BLOCK_BYTES + 1 }));
+    }
+
+    #[test]
+    fn a_block_keeps_the_form_in_which_it_was_received() {
+        let data = Bytes::from(b"some text. ".repeat(1_000));
+        let block = Block::of(codec::RAW, hashes::SHA2_256, 32, data.clone()).expect("a block");
+        let stored = crate::stored::Encoder::new(Default::default()).expect("an encoder").encode(&block);
+        let received = Block::verify_stored(*block.cid(), stored.clone()).expect("matches");
+        assert_eq!((received.data(), received.stored().map(|stored| &**stored)), (&data, Some(&stored)));
+        assert_eq!(received, block);
+        assert!(received.memory_bytes() > block.memory_bytes());
+        assert_eq!(received.clone().without_stored().memory_bytes(), block.memory_bytes());
+        let pb = Cid::new_v1(codec::DAG_PB, *block.cid().hash());
+        assert!(received.under(&pb).expect("has the same hash").stored().is_some());
+        let other = Block::of(codec::RAW, hashes::SHA2_256, 32, Bytes::from_static(b"x")).expect("a block");
+        let error = Block::verify_stored(*other.cid(), stored);
+        assert_eq!(error, Err(UnpackError::Block(BlockError::Mismatch { cid: *other.cid() })));
     }
 
     #[test]

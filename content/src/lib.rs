@@ -28,10 +28,12 @@
 //! | [`fingerprints`] | the visited set of a traversal: a fixed-size hash for each item |
 //! | [`car`] | CARv1 archives, verified block by block when read, not copied when written |
 //! | [`stored`] | the stored form of a block: compressed where that saves space, and sent to a browser as it is |
+//! | [`dag_scope`] | the parameters that name a part of a DAG |
 //! | [`packed`] | files as seekable zstd, whose leaves are also the leaves of the plain file |
 //! | [`scope`] | which blocks a CAR response has, and in which order (`dag-scope`, `entity-bytes`) |
 //! | [`tar`] | a file or a directory tree as a TAR archive |
 //! | [`denylist`] | denylists in the compact format, and matching blocks, paths and names against them |
+//! | [`read_ahead`] | [`ReadAhead`]: what a reader will request after a block |
 //! | [`policy`] | [`Policy`]: whether content may be served |
 //! | [`work`] | [`Work`]: the CPU budget of one request |
 
@@ -43,6 +45,7 @@ pub mod car;
 pub mod cid;
 pub mod cid_list;
 pub mod dag;
+pub mod dag_scope;
 pub mod dagpb;
 pub mod denylist;
 pub mod dnslink;
@@ -58,6 +61,7 @@ pub mod names;
 pub mod packed;
 pub mod path;
 pub mod policy;
+pub mod read_ahead;
 pub mod redirects;
 pub mod scope;
 pub mod source;
@@ -70,10 +74,13 @@ pub mod verdict;
 pub mod walk;
 pub mod work;
 
-pub use crate::block::{Block, BlockError, MAX_BLOCK_BYTES};
+pub use crate::block::{Block, BlockError, MAX_BLOCK_BYTES, UnpackError};
 pub use crate::cid::{BlockKey, Cid, CidError, Multihash, codec};
 pub use crate::names::{Name, NameError, NameObserver, NameResolver, Resolution};
 pub use crate::path::ContentPath;
 pub use crate::policy::{AllowAll, DenyList, Permitted, Policy, Verdict};
+pub use crate::read_ahead::ReadAhead;
 pub use crate::source::{BlockSource, MemoryBlocks, SourceError, Stall};
 pub use crate::work::Work;
+
+pub(crate) use crate::unixfs::{Node, NodeError};

@@ -10,7 +10,9 @@ use crate::dagpb::{PbLink, PbNode};
 use crate::ipld;
 use crate::names::Name;
 use crate::path::Root;
+use crate::read_ahead::ReadAhead;
 use crate::source::{BlockSource, SourceError};
+use crate::stored::Stored;
 pub use crate::verdict::Verdict;
 use crate::work::Work;
 use futures::FutureExt as _;
@@ -145,6 +147,20 @@ impl BlockSource for Permitted {
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>> {
         match self.check(cid) {
             Ok(()) => self.source.get(cid),
+            Err(error) => ready(Err(error)).boxed(),
+        }
+    }
+
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        match self.check(cid) {
+            Ok(()) => self.source.get_ahead(cid, ahead),
+            Err(error) => ready(Err(error)).boxed(),
+        }
+    }
+
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        match self.check(cid) {
+            Ok(()) => self.source.get_stored(cid),
             Err(error) => ready(Err(error)).boxed(),
         }
     }

@@ -8,9 +8,12 @@
 
 use crate::block::Block;
 use crate::cid::{BlockKey, Cid, is_identity};
+use crate::read_ahead::ReadAhead;
 pub use crate::source_error::{SourceError, Stall};
+use crate::stored::Stored;
 use crate::work::Work;
 use bytes::Bytes;
+use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -45,6 +48,24 @@ pub trait BlockSource: Send + Sync {
     /// Fetches a block. Dropping the future cancels the fetch, unless other callers wait for it.
     fn get(&self, cid: &Cid) -> BoxFuture<'static, Result<Block, SourceError>>;
 
+    /// Fetches a block like [`BlockSource::get`], and tells the source what will be requested after it. Callers use it
+    /// for blocks that are not available at once. By default this is ignored.
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        let _ = ahead;
+        self.get(cid)
+    }
+
+    /// The block as it is stored locally, to be sent as it is to a peer that unpacks it. Never asks the network. `None` if
+    /// it is not stored, or if the source does not know stored forms, which is the default: then [`BlockSource::get`]
+    /// has the block.
+    ///
+    /// # Errors
+    /// Those of [`BlockSource::get`].
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        let _ = cid;
+        ready(Ok(None)).boxed()
+    }
+
     /// Whether the block is stored locally. Reads no data, and never asks the network.
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>>;
 }
@@ -70,6 +91,14 @@ impl<S: BlockSource + ?Sized> BlockSource for Arc<S> {
         (**self).get(cid)
     }
 
+    fn get_ahead(&self, cid: &Cid, ahead: &ReadAhead) -> BoxFuture<'static, Result<Block, SourceError>> {
+        (**self).get_ahead(cid, ahead)
+    }
+
+    fn get_stored(&self, cid: &Cid) -> BoxFuture<'static, Result<Option<Stored>, SourceError>> {
+        (**self).get_stored(cid)
+    }
+
     fn has(&self, cid: &Cid) -> BoxFuture<'static, Result<bool, SourceError>> {
         (**self).has(cid)
     }
@@ -85,6 +114,18 @@ pub(crate) async fn fetch(source: &dyn BlockSource, cid: &Cid) -> Result<Block, 
     match peek_or_inline(source, cid) {
         Some(block) => Ok(block),
         None => source.get(cid).await,
+    }
+}
+
+/// The block, from [`BlockSource::get_ahead`] only if it is not available at once.
+pub(crate) async fn fetch_ahead(
+    source: &dyn BlockSource,
+    cid: &Cid,
+    ahead: impl FnOnce() -> ReadAhead,
+) -> Result<Block, SourceError> {
+    match peek_or_inline(source, cid) {
+        Some(block) => Ok(block),
+        None => source.get_ahead(cid, &ahead()).await,
     }
 }
 

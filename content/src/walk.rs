@@ -10,10 +10,12 @@
 
 use crate::block::Block;
 use crate::cid::Cid;
+use crate::dag_scope::{DagScope, ScopeOptions};
 use crate::ipld::{self, Ipld, IpldError};
 use crate::policy::{AllowAll, Policy, Verdict};
-use crate::source::{BlockSource, SourceError, fetch};
-use crate::unixfs::dir::{self, DirError};
+use crate::read_ahead::ReadAhead;
+use crate::source::{BlockSource, SourceError, fetch_ahead};
+use crate::unixfs::dir::{self, DirError, LookupStep};
 use crate::unixfs::{Node, NodeError};
 
 /// The result of path resolution.
@@ -96,6 +98,30 @@ impl From<IpldError> for WalkError {
     }
 }
 
+/// What the caller of a path resolution will read after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Purpose {
+    /// The part of the DAG at the end of the path.
+    pub scope: ScopeOptions,
+    /// A name that is looked up if the path ends at a directory.
+    pub further: Option<&'static str>,
+}
+
+impl Default for Purpose {
+    /// Nothing but the last block.
+    fn default() -> Self {
+        Self { scope: ScopeOptions { scope: DagScope::Block, ..ScopeOptions::default() }, further: None }
+    }
+}
+
+impl Purpose {
+    /// What is requested from a block on, of which the rest of the path is left.
+    fn ahead(&self, root: &Cid, rest: &[String]) -> ReadAhead {
+        let further = self.further.map(str::to_owned);
+        ReadAhead { path: rest.iter().cloned().chain(further).collect(), ..ReadAhead::below(*root, self.scope) }
+    }
+}
+
 /// How a block resolves the next segments.
 struct Step {
     /// The number of segments that it resolves, at least one.
@@ -126,9 +152,23 @@ pub async fn resolve_under(
     root: Cid,
     segments: &[String],
 ) -> Result<Resolved, WalkError> {
+    resolve_for(source, policy, root, segments, &Purpose::default()).await
+}
+
+/// The same, and tells the source what will be read after the path.
+///
+/// # Errors
+/// The same.
+pub async fn resolve_for(
+    source: &dyn BlockSource,
+    policy: &dyn Policy,
+    root: Cid,
+    segments: &[String],
+    purpose: &Purpose,
+) -> Result<Resolved, WalkError> {
     let work = source.work();
     check_path(policy, &root, segments, None)?;
-    let mut block = fetch(source, &root).await?;
+    let mut block = fetch_ahead(source, &root, || purpose.ahead(&root, segments)).await?;
     let (mut roots, mut passed) = (Vec::with_capacity(segments.len() + 1), Vec::new());
     roots.push(root);
     let mut rest = segments;
@@ -138,13 +178,13 @@ pub async fn resolve_under(
         work.turn().await?;
         let step = match ipld::is_document(current.codec()) {
             true => resolve_in_document(&block, rest)?,
-            false => resolve_in_node(source, &block, name).await?,
+            false => resolve_in_node(source, &block, name, &|| purpose.ahead(&current, rest)).await?,
         };
         roots.extend(std::iter::repeat_n(current, step.resolved_count - usize::from(step.next.is_some())));
         let Some(next) = step.next else { break };
         rest = rest.get(step.resolved_count..).unwrap_or_default();
         check_path(policy, &next, rest, None)?;
-        block = fetch(source, &next).await?;
+        block = fetch_ahead(source, &next, || purpose.ahead(&next, rest)).await?;
         roots.push(next);
         passed.push(current);
         passed.extend(step.shards);
@@ -212,6 +252,64 @@ impl Resolved {
     }
 }
 
+/// What one block says of the rest of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PathStep {
+    /// The first `resolved_count` segments lead to another block.
+    Link {
+        /// The number of segments, at least one.
+        resolved_count: usize,
+        /// The block.
+        cid: Cid,
+    },
+    /// The look-up of the first segment continues in a child shard.
+    Shard {
+        /// The child shard.
+        cid: Cid,
+        /// The number of hash bits that the shards above it use.
+        bits: u32,
+    },
+    /// All segments lead to a value inside this document.
+    Value,
+    /// The path does not continue here.
+    Missing,
+}
+
+/// The step from one block along the rest of a path, which is not empty, without reading any other block. `bits_above`
+/// is from the last [`PathStep::Shard`], else zero.
+///
+/// # Errors
+/// [`NodeError`] if the block is malformed, or too complex a document.
+pub(crate) fn step(block: &Block, segments: &[String], bits_above: u32) -> Result<PathStep, NodeError> {
+    if ipld::is_document(block.cid().codec()) {
+        return match resolve_in_document(block, segments) {
+            Ok(Step { resolved_count, next: Some(cid), .. }) => Ok(PathStep::Link { resolved_count, cid }),
+            Ok(Step { next: None, .. }) => Ok(PathStep::Value),
+            Err(error @ (WalkError::Malformed { .. } | WalkError::TooComplex { .. })) => {
+                Err(NodeError::malformed(block.cid(), error))
+            }
+            Err(_) => Ok(PathStep::Missing),
+        };
+    }
+    let Some(name) = segments.first() else { return Ok(PathStep::Value) };
+    match dir::lookup_step(block, name, bits_above) {
+        Ok(LookupStep::Found(cid)) => Ok(PathStep::Link { resolved_count: 1, cid }),
+        Ok(LookupStep::Shard { cid, bits }) => Ok(PathStep::Shard { cid, bits }),
+        Ok(LookupStep::Missing) | Err(DirError::Node(NodeError::Unsupported { .. }) | DirError::Source(_)) => {
+            Ok(PathStep::Missing)
+        }
+        Err(DirError::NotADirectory { .. }) => match Node::decode(block)? {
+            Node::Plain(node) => match dir::lookup_link(block.cid(), &node, name) {
+                Ok(Some(cid)) => Ok(PathStep::Link { resolved_count: 1, cid }),
+                Err(DirError::Node(error)) => Err(error),
+                Ok(None) | Err(_) => Ok(PathStep::Missing),
+            },
+            _ => Ok(PathStep::Missing),
+        },
+        Err(DirError::Node(error)) => Err(error),
+    }
+}
+
 /// Resolves segments inside a document, up to the first link or the end of the path.
 fn resolve_in_document(block: &Block, segments: &[String]) -> Result<Step, WalkError> {
     let document = ipld::decode(block)?;
@@ -226,12 +324,17 @@ fn resolve_in_document(block: &Block, segments: &[String]) -> Result<Step, WalkE
 }
 
 /// Resolves one segment in a UnixFS directory or a plain dag-pb node.
-async fn resolve_in_node(source: &dyn BlockSource, block: &Block, name: &str) -> Result<Step, WalkError> {
+async fn resolve_in_node(
+    source: &dyn BlockSource,
+    block: &Block,
+    name: &str,
+    ahead: &(dyn Fn() -> ReadAhead + Sync),
+) -> Result<Step, WalkError> {
     let cid = *block.cid();
     let mut shards = Vec::new();
     let found = match Node::decode(block)? {
         Node::Plain(node) => dir::lookup_link(&cid, &node, name),
-        _ => dir::lookup_through(source, block, name, &mut shards).await,
+        _ => dir::lookup_ahead(source, block, name, &mut shards, ahead).await,
     };
     match found {
         Ok(Some(next)) => Ok(Step { resolved_count: 1, next: Some(next), shards }),

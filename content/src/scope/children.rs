@@ -1,4 +1,9 @@
-//! [`ChildIter`]: iterates over the children of a block within a scope.
+//! [`expand`]: the blocks below a block that belong to a response. Pure: what is read, and in which order, is up to the
+//! caller.
+//!
+//! A response begins with a [`Child`] that is its root. Each child has a [`Role`], which says what of the response is
+//! below it: the rest of a path, a range of a file, everything. So the two sides of a transfer agree on which blocks
+//! belong to it.
 
 use super::{DagScope, EntityBytes, ScopeOptions};
 use crate::block::{Block, MAX_BLOCK_BYTES};
@@ -8,7 +13,9 @@ use crate::dagpb::PbNode;
 use crate::ipld::{self, IpldError};
 use crate::unixfs::dir::{decode_child_shard, next_child_shard};
 use crate::unixfs::{FileNode, Node, NodeError, ShardNode};
+use crate::walk::{self, PathStep};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The minimum that a fetch counts against the window, in bytes, so that tiny blocks do not cause thousands of
 /// concurrent fetches.
@@ -16,18 +23,23 @@ const EXPECTED_BYTES_MIN: usize = 64 * 1024;
 /// What a fetch of a block of unknown size counts, in bytes: the common chunk size of files.
 const EXPECTED_BYTES_UNKNOWN: usize = 256 * 1024;
 
-/// A block that is to be emitted.
+/// A block that belongs to a response.
 #[derive(Debug, Clone)]
-pub(super) struct Child {
-    pub(super) cid: Cid,
-    pub(super) role: Role,
-    /// The expected size, in bytes.
-    pub(super) expected_bytes: usize,
+pub struct Child {
+    /// The block, as its parent names it.
+    pub cid: Cid,
+    /// What is below it.
+    pub role: Role,
+    /// The size that its parent declares, in bytes: of a part of a file, or of a whole DAG. Not trustworthy.
+    pub declared_bytes: Option<u64>,
 }
 
 /// The role of a block, which determines the blocks below it that belong to the response.
-#[derive(Debug, Clone)]
-pub(super) enum Role {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Role(pub(super) RoleKind);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RoleKind {
     /// No blocks below it.
     BlockOnly,
     /// All blocks below it.
@@ -38,10 +50,24 @@ pub(super) enum Role {
     Shard { bits_above: u32 },
     /// A range of a file: all of it, or the overlap with `wanted`.
     Part { range: Range<u64>, wanted: Option<Range<u64>> },
+    /// The rest of a path, and what is at its end.
+    Path(Box<PathRole>),
 }
 
-/// An iterator over the children of a block.
-pub(super) struct ChildIter {
+/// The way that is left of a path. There is a name for the block that has this role.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PathRole {
+    names: Arc<[String]>,
+    /// The index of the name that is looked up in the block.
+    next: usize,
+    /// The number of hash bits of that name that shards above the block use.
+    bits_above: u32,
+    options: ScopeOptions,
+}
+
+/// The children of a block, in the order of its links.
+#[derive(Debug)]
+pub struct ChildIter {
     cid: Cid,
     next: usize,
     children: Children,
@@ -49,59 +75,120 @@ pub(super) struct ChildIter {
     pub(super) bytes: usize,
 }
 
+#[derive(Debug)]
 enum Children {
     Path(Vec<Cid>),
+    One(Option<Box<Child>>),
     Pb(PbNode),
     Links(CidList),
     Shards { shard: ShardNode, bits: u32 },
     Parts { file: FileNode, offset: u64, wanted: Option<Range<u64>> },
 }
 
+/// The blocks below a block that belong to the response, by its role; `None` if there are none. The block is decoded,
+/// and no other is read.
+///
+/// A path that does not continue has no blocks below its last one.
+///
+/// # Errors
+/// [`NodeError`] if the block cannot be decoded.
+pub fn expand(block: &Block, role: &Role) -> Result<Option<ChildIter>, NodeError> {
+    match &role.0 {
+        RoleKind::BlockOnly => Ok(None),
+        RoleKind::All => children_of_dag(block),
+        RoleKind::Entity(bytes) => children_of_entity(block, *bytes),
+        RoleKind::Shard { bits_above } => {
+            let (shard, bits) = decode_child_shard(block, *bits_above)?;
+            Ok(ChildIter::new(block, Children::Shards { shard, bits }))
+        }
+        RoleKind::Part { range, wanted } => children_of_part(block, range, wanted.clone()),
+        RoleKind::Path(path) => child_on_path(block, path),
+    }
+}
+
 impl Child {
-    pub(super) fn new(cid: Cid, role: Role, size: Option<u64>) -> Self {
-        Self { cid, role, expected_bytes: expected_bytes(size) }
+    pub(super) fn new(cid: Cid, role: Role, declared_bytes: Option<u64>) -> Self {
+        Self { cid, role, declared_bytes }
+    }
+
+    /// The first block of a response: that of a path, then of `options` at the end of the path.
+    pub fn root(root: Cid, path: Vec<String>, options: ScopeOptions) -> Self {
+        Self::new(root, Role::on_path(path.into(), 0, options), None)
+    }
+
+    /// What a fetch of the block counts against a window, in bytes.
+    pub fn expected_bytes(&self) -> usize {
+        match self.role.0 {
+            RoleKind::Shard { .. } => EXPECTED_BYTES_MIN,
+            _ => expected_bytes(self.declared_bytes),
+        }
     }
 
     /// Whether every occurrence of the block has the same blocks below it. Not so for a file node that is partly
-    /// wanted.
-    pub(super) fn has_same_children(&self) -> bool {
-        match &self.role {
-            Role::All | Role::Shard { .. } => true,
-            Role::Part { range, wanted } => {
+    /// wanted, or a block on the way to another.
+    pub fn has_same_children(&self) -> bool {
+        match &self.role.0 {
+            RoleKind::All | RoleKind::Shard { .. } => true,
+            RoleKind::Part { range, wanted } => {
                 wanted.as_ref().is_none_or(|wanted| wanted.start <= range.start && range.end <= wanted.end)
             }
-            Role::BlockOnly | Role::Entity(_) => false,
+            RoleKind::BlockOnly | RoleKind::Entity(_) | RoleKind::Path(_) => false,
         }
     }
 
     /// Whether the block has no children, by its CID and role.
-    pub(super) fn is_leaf(&self) -> bool {
-        self.cid.codec() == codec::RAW || matches!(self.role, Role::BlockOnly)
+    pub fn is_leaf(&self) -> bool {
+        self.cid.codec() == codec::RAW || matches!(self.role.0, RoleKind::BlockOnly)
     }
 
-    /// The children of the block; `None` if it has none.
-    pub(super) fn children(&self, block: &Block) -> Result<Option<ChildIter>, NodeError> {
-        match &self.role {
-            Role::BlockOnly => Ok(None),
-            Role::All => children_of_dag(block),
-            Role::Entity(bytes) => children_of_entity(block, *bytes),
-            Role::Shard { bits_above } => {
-                let (shard, bits) = decode_child_shard(block, *bits_above)?;
-                Ok(ChildIter::new(block, Children::Shards { shard, bits }))
-            }
-            Role::Part { range, wanted } => children_of_part(block, range, wanted.clone()),
-        }
+    /// Whether the block has children, unless its parent is wrong about it: it is on the way of a path, a shard, or its
+    /// declared size is more than that of a block.
+    pub fn is_inner(&self) -> bool {
+        let is_large = || self.declared_bytes.is_some_and(|bytes| bytes > MAX_BLOCK_BYTES as u64);
+        !self.is_leaf() && (matches!(self.role.0, RoleKind::Shard { .. } | RoleKind::Path(_)) || is_large())
     }
 }
 
 impl Role {
+    /// No blocks below it.
+    pub(super) const BLOCK_ONLY: Self = Self(RoleKind::BlockOnly);
+
     /// The role of the block at the end of the path of a request.
     pub(super) fn of_terminal(options: &ScopeOptions) -> Self {
-        match options.scope {
-            DagScope::Block => Self::BlockOnly,
-            DagScope::Entity => Self::Entity(options.entity_bytes),
-            DagScope::All => Self::All,
+        Self(match options.scope {
+            DagScope::Block => RoleKind::BlockOnly,
+            DagScope::Entity => RoleKind::Entity(options.entity_bytes),
+            DagScope::All => RoleKind::All,
+        })
+    }
+
+    /// The bytes of the file that the block and those below it have, if the block is a part of a file.
+    pub fn range(&self) -> Option<&Range<u64>> {
+        match &self.0 {
+            RoleKind::Part { range, .. } => Some(range),
+            _ => None,
         }
+    }
+
+    /// The number of names that are left of the path; zero at its end and below.
+    pub fn names_left(&self) -> usize {
+        match &self.0 {
+            RoleKind::Path(path) => path.names.len().saturating_sub(path.next),
+            _ => 0,
+        }
+    }
+
+    /// Whether the block is the root of the file or the directory that is requested.
+    pub fn is_entity(&self) -> bool {
+        matches!(self.0, RoleKind::Entity(_))
+    }
+
+    /// The role of a block from which the names from `next` on are left.
+    fn on_path(names: Arc<[String]>, next: usize, options: ScopeOptions) -> Self {
+        if next >= names.len() {
+            return Self::of_terminal(&options);
+        }
+        Self(RoleKind::Path(Box::new(PathRole { names, next, bits_above: 0, options })))
     }
 }
 
@@ -112,6 +199,23 @@ pub(crate) fn expected_bytes(size: Option<u64>) -> usize {
         Some(Ok(size)) if size <= MAX_BLOCK_BYTES => size.max(EXPECTED_BYTES_MIN),
         Some(_) => EXPECTED_BYTES_MIN,
     }
+}
+
+/// The next block of a path.
+fn child_on_path(block: &Block, path: &PathRole) -> Result<Option<ChildIter>, NodeError> {
+    let rest = path.names.get(path.next..).unwrap_or_default();
+    let (cid, role) = match walk::step(block, rest, path.bits_above)? {
+        PathStep::Link { resolved_count, cid } => {
+            (cid, Role::on_path(Arc::clone(&path.names), path.next + resolved_count, path.options))
+        }
+        PathStep::Shard { cid, bits } => {
+            (cid, Role(RoleKind::Path(Box::new(PathRole { bits_above: bits, ..path.clone() }))))
+        }
+        // The path ends inside of the document.
+        PathStep::Value => return expand(block, &Role::of_terminal(&path.options)),
+        PathStep::Missing => return Ok(None),
+    };
+    Ok(ChildIter::new(block, Children::One(Some(Box::new(Child::new(cid, role, None))))))
 }
 
 fn children_of_dag(block: &Block) -> Result<Option<ChildIter>, NodeError> {
@@ -192,6 +296,7 @@ impl ChildIter {
     fn new(block: &Block, children: Children) -> Option<Self> {
         let count = match &children {
             Children::Path(path) => path.len(),
+            Children::One(child) => usize::from(child.is_some()),
             Children::Pb(node) => node.link_count(),
             Children::Links(links) => links.ends.len(),
             Children::Shards { .. } => 1,
@@ -200,26 +305,34 @@ impl ChildIter {
         (count > 0).then(|| Self { cid: *block.cid(), next: 0, bytes: block.data().len(), children })
     }
 
-    /// The next child; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<Child>, NodeError> {
+    /// The memory that the iterator keeps alive, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The next child; `None` at the end. Nothing follows an error.
+    ///
+    /// # Errors
+    /// [`NodeError`] if a link is malformed.
+    pub fn next_child(&mut self) -> Result<Option<Child>, NodeError> {
         let index = self.next;
         self.next += 1;
         let child = match &mut self.children {
-            Children::Path(path) => path.get(index).map(|cid| Child::new(*cid, Role::BlockOnly, None)),
+            Children::Path(path) => path.get(index).map(|cid| Child::new(*cid, Role::BLOCK_ONLY, None)),
+            Children::One(child) => child.take().map(|child| *child),
             Children::Pb(node) => {
                 match node.link(index).map(|link| link.and_then(|link| Ok((link.cid()?, link.tsize)))) {
                     None => None,
-                    Some(Ok((cid, tsize))) => Some(Child::new(cid, Role::All, tsize)),
+                    Some(Ok((cid, tsize))) => Some(Child::new(cid, Role(RoleKind::All), tsize)),
                     Some(Err(reason)) => return Err(NodeError::malformed(&self.cid, reason)),
                 }
             }
-            Children::Links(links) => links.get(index).map(|cid| Child::new(cid, Role::All, None)),
+            Children::Links(links) => links.get(index).map(|cid| Child::new(cid, Role(RoleKind::All), None)),
             Children::Shards { shard, bits } => match next_child_shard(&self.cid, shard, index)? {
                 None => None,
                 Some((after, cid)) => {
                     self.next = after;
-                    let size = Some(EXPECTED_BYTES_MIN as u64);
-                    Some(Child::new(cid, Role::Shard { bits_above: *bits }, size))
+                    Some(Child::new(cid, Role(RoleKind::Shard { bits_above: *bits }), None))
                 }
             },
             Children::Parts { file, offset, wanted } => {
@@ -230,7 +343,7 @@ impl ChildIter {
                     None => return Err(NodeError::malformed(&self.cid, "a link is missing")),
                 };
                 let size = range.end - range.start;
-                Some(Child::new(cid, Role::Part { range, wanted: wanted.clone() }, Some(size)))
+                Some(Child::new(cid, Role(RoleKind::Part { range, wanted: wanted.clone() }), Some(size)))
             }
         };
         Ok(child)
@@ -260,6 +373,7 @@ fn next_part(
 }
 
 /// Concatenated CIDs: a tenth of the memory of single ones, and no more than the block that has them.
+#[derive(Debug)]
 struct CidList {
     bytes: Vec<u8>,
     ends: Vec<u32>,

@@ -23,17 +23,18 @@
 //! Inline blocks (identity CIDs) are traversed and never emitted, because the links to them have their bytes.
 
 mod children;
-mod entity_bytes;
 mod seen;
 
-pub use self::entity_bytes::{EntityBytes, EntityBytesError};
+pub use self::children::{Child, ChildIter, Role, expand};
+pub use self::seen::{Full, Seen};
+pub use crate::dag_scope::{DagScope, EntityBytes, EntityBytesError, ScopeOptions};
 
 pub(crate) use self::children::expected_bytes;
 
-use self::children::{Child, ChildIter, Role};
-use self::seen::{Full, Seen};
+use self::children::RoleKind;
 use crate::block::Block;
 use crate::cid::{Cid, codec, is_identity};
+use crate::read_ahead::{ReadAhead, has_links};
 use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::unixfs::NodeError;
 use crate::work::Work;
@@ -54,42 +55,6 @@ const INNER_BYTES_MAX: usize = 64 * 1024 * 1024;
 const ENTRIES_PER_STEP: u64 = 64;
 /// The overhead of a section in an archive besides the bytes of its block, in bytes, approximately.
 const SECTION_OVERHEAD_BYTES: u64 = 40;
-
-/// The `dag-scope` parameter: which part of the DAG below the end of the path is requested.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DagScope {
-    /// The block only.
-    Block,
-    /// The blocks needed to read the file or to list the directory; for other blocks, the block only.
-    Entity,
-    /// The whole DAG.
-    #[default]
-    All,
-}
-
-impl DagScope {
-    /// Parses the value of the `dag-scope` parameter.
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "block" => Some(Self::Block),
-            "entity" => Some(Self::Entity),
-            "all" => Some(Self::All),
-            _ => None,
-        }
-    }
-}
-
-/// The parameters of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ScopeOptions {
-    /// The part of the DAG.
-    pub scope: DagScope,
-    /// The range of bytes, if the entity is a file; only used with [`DagScope::Entity`]. If the range is outside the
-    /// file, only the first block is emitted.
-    pub entity_bytes: Option<EntityBytes>,
-    /// Whether duplicate blocks are emitted.
-    pub duplicates: bool,
-}
 
 /// Limits for the work and the memory of one response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,6 +165,8 @@ struct ScopeTraversal {
     fetch_next: u64,
     seen: Seen,
     repeated_bytes: u64,
+    /// The file or directory of the response, unless the whole DAG is requested.
+    entity: Option<ReadAhead>,
     /// The bytes that count against the window.
     used_bytes: usize,
     window_bytes: usize,
@@ -261,6 +228,7 @@ impl ScopeTraversal {
             fetch_next: 0,
             seen: Seen::new(limits.seen_max),
             repeated_bytes: 0,
+            entity: (options.scope == DagScope::Entity).then(|| ReadAhead::below(*terminal.cid(), options)),
             used_bytes: 0,
             window_bytes: WINDOW_BYTES_START.min(limits.look_ahead_bytes_max),
             child_iter_bytes: 0,
@@ -304,9 +272,7 @@ impl ScopeTraversal {
 
     /// Whether the block and everything below it were emitted before.
     fn is_repeat(&self, child: &Child) -> bool {
-        !self.duplicates
-            && self.seen.is_emitted(&child.cid)
-            && (child.is_leaf() || child.has_same_children() && self.seen.is_walked(&child.cid))
+        !self.duplicates && self.seen.is_repeat(child)
     }
 
     /// Requests the next child of the `ChildIter` at `index`, and inserts it before the `ChildIter`, which is removed
@@ -314,7 +280,7 @@ impl ScopeTraversal {
     fn request_next_child(&mut self, index: usize) {
         let Some(QueueEntry { depth, item: Item::ChildIter(children) }) = self.queue.get_mut(index) else { return };
         let depth = *depth;
-        let child = match children.next() {
+        let child = match children.next_child() {
             Ok(Some(child)) => child,
             Ok(None) => {
                 self.remove(index);
@@ -344,10 +310,13 @@ impl ScopeTraversal {
     }
 
     fn fetch(&mut self, child: &Child) -> State {
-        let (number, cost_bytes) = (self.fetch_next, child.expected_bytes);
+        let (number, cost_bytes) = (self.fetch_next, child.expected_bytes());
         self.fetch_next += 1;
         self.used_bytes += cost_bytes;
-        let fetch = self.source.get(&child.cid);
+        let fetch = match ahead_of(child, self.entity.as_ref()) {
+            Some(ahead) => self.source.get_ahead(&child.cid, &ahead),
+            None => self.source.get(&child.cid),
+        };
         self.fetches.push(fetch.map(move |result| CompletedFetch { number, cost_bytes, result }).boxed());
         State::Fetching(number)
     }
@@ -393,7 +362,7 @@ impl ScopeTraversal {
         if !child.is_leaf() {
             self.work.charge_decoding(block);
         }
-        let children = child.children(block)?;
+        let children = expand(block, &child.role)?;
         let fits = |children: &ChildIter| {
             depth < self.limits.depth_max && self.child_iter_bytes.saturating_add(children.bytes) <= INNER_BYTES_MAX
         };
@@ -429,10 +398,8 @@ impl ScopeTraversal {
             return Ok(false);
         }
         let full = |Full| ScopeError::TooManyBlocks { max: self.limits.seen_max };
-        let first = self.seen.emit(&child.cid).map_err(full)?;
-        if !self.duplicates && !child.is_leaf() && child.has_same_children() {
-            self.seen.walk(&child.cid).map_err(full)?;
-        }
+        let first = if self.duplicates { self.seen.emit(&child.cid) } else { self.seen.visit(child) };
+        let first = first.map_err(full)?;
         if !first && self.duplicates {
             let section_bytes = block.data().len() as u64 + SECTION_OVERHEAD_BYTES;
             self.repeated_bytes = self.repeated_bytes.saturating_add(section_bytes);
@@ -501,6 +468,19 @@ impl ScopeTraversal {
         self.used_bytes -= entry.item.used_bytes();
         self.child_iter_bytes -= entry.item.child_iter_bytes();
         Some(entry)
+    }
+}
+
+/// What is requested after the block of a child: the rest of the entity, or everything below the block.
+fn ahead_of(child: &Child, entity: Option<&ReadAhead>) -> Option<ReadAhead> {
+    match &child.role.0 {
+        RoleKind::All => has_links(&child.cid).then(|| ReadAhead::all(child.cid)),
+        RoleKind::Part { range, wanted } => {
+            let end = wanted.as_ref().map_or(u64::MAX, |wanted| wanted.end);
+            entity.map(|entity| ReadAhead::of_file(entity.root, range.start, end))
+        }
+        RoleKind::Entity(_) | RoleKind::Shard { .. } => entity.cloned(),
+        RoleKind::BlockOnly | RoleKind::Path(_) => None,
     }
 }
 

@@ -1,30 +1,56 @@
 //! [`Seen`]: the deduplication state of a traversal.
 
+use super::Child;
 use crate::cid::{Cid, Multihash};
 use crate::fingerprints::Fingerprints;
 
 /// The blocks that a traversal has emitted or traversed.
-pub(super) struct Seen {
+#[derive(Debug)]
+pub struct Seen {
     recorded: Fingerprints,
     max: usize,
 }
 
 /// The maximum number of blocks is recorded.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Full;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
 
 impl Seen {
-    pub(super) fn new(max: usize) -> Self {
+    /// An empty record of at most `max` blocks. Blocks that can have links count twice.
+    pub fn new(max: usize) -> Self {
         Self { recorded: Fingerprints::default(), max }
     }
 
+    /// The memory of the record, in bytes. While it grows, it takes three times as much.
+    pub fn bytes(&self) -> usize {
+        self.recorded.bytes()
+    }
+
+    /// Whether the block of a child, and everything below it, was emitted before, and need not be again.
+    pub fn is_repeat(&self, child: &Child) -> bool {
+        self.is_emitted(&child.cid) && (child.is_leaf() || child.has_same_children() && self.is_walked(&child.cid))
+    }
+
+    /// Records that the block of a child is emitted, and what is below it after it; returns whether the block is emitted
+    /// for the first time.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn visit(&mut self, child: &Child) -> Result<bool, Full> {
+        let first = self.emit(&child.cid)?;
+        if !child.is_leaf() && child.has_same_children() {
+            self.walk(&child.cid)?;
+        }
+        Ok(first)
+    }
+
     /// Whether the block was emitted, under any codec.
-    pub(super) fn is_emitted(&self, cid: &Cid) -> bool {
+    fn is_emitted(&self, cid: &Cid) -> bool {
         self.recorded.contains(dedup_key(None, cid.hash()))
     }
 
     /// Whether everything below the block was or is being emitted. The codec counts, because it determines the links.
-    pub(super) fn is_walked(&self, cid: &Cid) -> bool {
+    fn is_walked(&self, cid: &Cid) -> bool {
         self.recorded.contains(dedup_key(Some(cid.codec()), cid.hash()))
     }
 

@@ -25,8 +25,7 @@
 
 use super::frame::{raw, raw_bytes};
 use super::{Shape, Stored, ValueError};
-use crate::unixfs::{Node, NodeError};
-use crate::{Block, Cid, codec};
+use crate::{Block, Cid, Node, NodeError, codec};
 use bytes::Bytes;
 
 #[cfg(doc)]

@@ -28,8 +28,7 @@
 use super::estimate::Estimate;
 pub(crate) use super::estimate::context;
 use super::{Layout, RAW_HEAD_BYTES, Shape, Stored, TAG_ENVELOPE, TAG_FRAME, ValueError, at_end, raw_head};
-use crate::unixfs::Node;
-use crate::{Block, Cid};
+use crate::{Block, Cid, Node};
 use bytes::Bytes;
 use std::io;
 use std::ops::Range;
@@ -84,8 +83,14 @@ impl Encoder {
         self.compressed(block.data(), payload(block)).unwrap_or_else(|| Stored::raw(block.data()))
     }
 
-    /// The same in two pieces, so that raw blocks are not copied.
+    /// The same in two pieces, so that raw blocks are not copied. A block that was received compressed is not
+    /// compressed again, if the form in which it was received saves enough, and is one that an encoder writes.
     pub fn encode_in_pieces(&mut self, block: &Block) -> (Shape, [Bytes; 2]) {
+        if let Some(received) =
+            block.stored().filter(|received| saves_enough(received) && is_cut_as_here(received, block))
+        {
+            return (**received).clone().into_pieces();
+        }
         match self.compressed(block.data(), payload(block)) {
             Some(stored) => (stored.shape(), [Bytes::new(), stored.value().clone()]),
             None => {
@@ -137,6 +142,25 @@ impl Encoder {
             Shape::Envelope { prefix_bytes, payload_bytes, suffix_bytes, frame_bytes }
         };
         Some(Stored { value: value.into(), layout: Layout { shape, body_start } })
+    }
+}
+
+/// Whether a stored form is small enough to be worth decompressing.
+fn saves_enough(stored: &Stored) -> bool {
+    let block_bytes = stored.shape().block_bytes();
+    let is_compressed = !matches!(stored.shape(), Shape::Raw { .. });
+    is_compressed && stored.value().len() <= RAW_HEAD_BYTES + block_bytes - block_bytes / SAVING_MIN
+}
+
+/// Whether a form that was received has the file data of the block in its frame, which is sent to browsers unchanged. The
+/// hash of the block says nothing about where a peer has cut it.
+fn is_cut_as_here(received: &Stored, block: &Block) -> bool {
+    match received.shape() {
+        Shape::Envelope { prefix_bytes, payload_bytes, .. } => {
+            payload(block) == (prefix_bytes..prefix_bytes + payload_bytes)
+        }
+        Shape::Frame { .. } => true,
+        Shape::Raw { .. } => false,
     }
 }
 

@@ -191,6 +191,35 @@ impl Stored {
         Ok(Self { value, layout })
     }
 
+    /// The stored form of its [parts](Stored::packed_parts), from an untrusted source. It takes less memory than the
+    /// parts and a few bytes, and decompresses nothing: [`Shape::block_bytes`] is what decompression may take.
+    ///
+    /// # Errors
+    /// [`ValueError`] if the frame is not exactly one zstd frame with its content size, without a dictionary and with a
+    /// window of at most 8 MiB; if the parts do not fit a value; or if they are more than a block.
+    pub fn from_packed_parts([prefix, frame, suffix]: [&[u8]; 3]) -> Result<Self, ValueError> {
+        let mut value = Vec::with_capacity(ENVELOPE_HEAD_BYTES + prefix.len() + suffix.len() + frame.len());
+        if prefix.is_empty() && suffix.is_empty() {
+            value.push(TAG_FRAME);
+        } else {
+            let length = |part: &[u8]| u8::try_from(part.len()).map_err(|_| ValueError::Length);
+            value.extend_from_slice(&[TAG_ENVELOPE, length(prefix)?, length(suffix)?]);
+            value.extend_from_slice(prefix);
+            value.extend_from_slice(suffix);
+        }
+        value.extend_from_slice(frame);
+        Self::read(value.into())
+    }
+
+    /// The prefix, the zstd frame and the suffix, to be sent as they are: the block is the prefix, the content of the
+    /// frame, and the suffix. `None` if the block is stored uncompressed.
+    pub fn packed_parts(&self) -> Option<[Bytes; 3]> {
+        match self.shape() {
+            Shape::Raw { .. } => None,
+            Shape::Frame { .. } | Shape::Envelope { .. } => Some([self.prefix(), self.body(), self.suffix()]),
+        }
+    }
+
     /// The block, uncompressed.
     fn raw(block: &[u8]) -> Self {
         let block_bytes = block.len();

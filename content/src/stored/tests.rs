@@ -207,6 +207,102 @@ fn a_failed_decompression_does_not_affect_the_next_value() {
 }
 
 #[test]
+fn parts_that_are_sent_are_the_same_value_again() {
+    let (text, noise) = (samples::text(1, 100_000), samples::noise(1, 100_000));
+    let table = [
+        ("a frame", encode(&block(codec::RAW, text.clone()))),
+        ("an envelope", encode(&leaf(&[], &text, &[0x18, 1]))),
+        ("an old frame", old_value(&block(codec::RAW, text), true)),
+    ];
+    for (name, stored) in table {
+        let parts = stored.packed_parts().expect(name);
+        assert_eq!(Stored::from_packed_parts(parts.each_ref().map(|part| &part[..])), Ok(stored), "{name}");
+    }
+    assert_eq!(encode(&block(codec::RAW, noise)).packed_parts(), None);
+}
+
+#[test]
+fn a_block_that_was_received_compressed_is_stored_as_it_was_received() {
+    let text = samples::text(1, 100_000);
+    let plain = block(codec::RAW, text.clone());
+    let mut encoder = Encoder::new(CompressionOptions { level: 19 }).expect("an encoder");
+    let received = encoder.encode(&plain);
+    let block = Block::verify_stored(*plain.cid(), received.clone()).expect("matches");
+    let (shape, pieces) = self::encoder().encode_in_pieces(&block);
+    assert_eq!((shape, Bytes::from(pieces.concat())), (received.shape(), received.value().clone()));
+    // A form that saves less than a sixteenth is not kept.
+    let noise = samples::noise(1, 100_000);
+    let frame = zstd::bulk::compress(&noise, 1).expect("zstd");
+    let wasteful = Stored::from_packed_parts([&[], &frame, &[]]).expect("a frame");
+    let block = Block::verify_stored(*self::block(codec::RAW, noise).cid(), wasteful).expect("matches");
+    assert_eq!(kind(&self::encoder().encode(&block)), "raw");
+    assert!(matches!(self::encoder().encode_in_pieces(&block).0, Shape::Raw { .. }));
+}
+
+#[test]
+fn a_form_that_was_cut_elsewhere_is_not_kept() {
+    let text = samples::text(1, 100_000);
+    let file = leaf(b"", &text, b"");
+    let ours = encode(&file);
+    let Shape::Envelope { prefix_bytes, suffix_bytes, .. } = ours.shape() else { panic!("is an envelope") };
+    let cut = |block: &Block, prefix: usize, suffix: usize| {
+        let data = block.data();
+        let end = data.len() - suffix;
+        let frame = zstd::bulk::compress(&data[prefix..end], 1).expect("zstd");
+        let stored = Stored::from_packed_parts([&data[..prefix], &frame, &data[end..]]).expect("fits");
+        Block::verify_stored(*block.cid(), stored).expect("has the same hash")
+    };
+    let kept = |received: &Block| encoder().encode_in_pieces(received).0 == received.stored().expect("a form").shape();
+    assert!(kept(&cut(&file, prefix_bytes, suffix_bytes)));
+    assert!(kept(&cut(&file, 0, 0)), "a frame of the block is never sent as file data");
+    for (prefix, suffix) in [
+        (prefix_bytes - 1, suffix_bytes),
+        (prefix_bytes + 1, suffix_bytes),
+        (prefix_bytes - 1, suffix_bytes + 1),
+        (prefix_bytes, suffix_bytes + 1),
+    ] {
+        let received = cut(&file, prefix, suffix);
+        let (shape, pieces) = encoder().encode_in_pieces(&received);
+        assert_eq!((shape, Bytes::from(pieces.concat())), (ours.shape(), ours.value().clone()), "{prefix} {suffix}");
+    }
+    // An envelope around a block that is not a leaf: it may be read as one under another codec.
+    let plain = block(codec::RAW, file.data().clone());
+    assert!(matches!(encoder().encode_in_pieces(&cut(&plain, prefix_bytes, suffix_bytes)).0, Shape::Frame { .. }));
+}
+
+#[test]
+fn parts_that_are_no_block_are_errors() {
+    let zeros = |bytes: usize| zstd::bulk::compress(&vec![0; bytes], 3).expect("zstd");
+    let frame = zeros(1_000);
+    let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 7], &*frame].concat();
+    let mut dictionary = zeros(300);
+    dictionary[4] |= 1;
+    dictionary.insert(5, 7);
+    let mut streamed = zstd::stream::Encoder::new(Vec::new(), 3).expect("zstd");
+    std::io::Write::write_all(&mut streamed, &[0; 1_000]).expect("writes");
+    let unsized_frame = streamed.finish().expect("zstd");
+    // A window of 16 MiB, with a content of 1,000 bytes.
+    let wide = [&frame[..4], &[0x40, 14 << 3], &frame[5..]].concat();
+    let long = [7; 256];
+    let table: [(&str, [&[u8]; 3], ValueError); 11] = [
+        ("no frame", [&[], &[], &[]], ValueError::Frame),
+        ("no content size", [&[], &unsized_frame, &[]], ValueError::Frame),
+        ("two frames", [&[], &[&frame[..], &frame].concat(), &[]], ValueError::Frame),
+        ("a skippable frame first", [&[], &skippable, &[]], ValueError::Frame),
+        ("a truncated frame", [&[], &frame[..frame.len() - 1], &[]], ValueError::Frame),
+        ("a dictionary", [&[], &dictionary, &[]], ValueError::Frame),
+        ("a wide window", [&[], &wide, &[]], ValueError::Frame),
+        ("a long prefix", [&long, &frame, &[]], ValueError::Length),
+        ("a long suffix", [&[], &frame, &long], ValueError::Length),
+        ("a bomb", [&[], &zeros(MAX_BLOCK_BYTES + 1), &[]], ValueError::TooLarge),
+        ("a bomb with a prefix", [&[7], &zeros(MAX_BLOCK_BYTES), &[]], ValueError::TooLarge),
+    ];
+    for (name, parts, error) in table {
+        assert_eq!(Stored::from_packed_parts(parts), Err(error), "{name}");
+    }
+}
+
+#[test]
 fn recompression_returns_a_value_only_if_it_is_smaller() {
     let text = samples::text(1, 256 * 1024);
     let fast = |block: &Block| Encoder::new(CompressionOptions { level: 1 }).expect("zstd").encode(block);

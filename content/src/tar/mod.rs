@@ -23,6 +23,7 @@ use crate::block::Block;
 use crate::cid::Cid;
 use crate::dagpb::PbNode;
 use crate::fingerprints::{FingerprintHasher, Fingerprints};
+use crate::read_ahead::ReadAhead;
 use crate::scope::expected_bytes;
 use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::unixfs::dir::{self, DirEntry, DirError};
@@ -465,7 +466,8 @@ impl Level {
                 true
             }
             None => {
-                self.push(entry.name, expected_bytes(entry.tsize), source.get(&entry.cid).map_err(TarError::from));
+                let fetch = source.get_ahead(&entry.cid, &ReadAhead::all(entry.cid)).map_err(TarError::from);
+                self.push(entry.name, expected_bytes(entry.tsize), fetch);
                 false
             }
         }

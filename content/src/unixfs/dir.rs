@@ -10,8 +10,10 @@ use super::{Node, NodeError, ShardNode};
 use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::budget::{Budget, Share};
 use crate::cid::Cid;
+use crate::dag_scope::{DagScope, ScopeOptions};
 use crate::dagpb::{PbLink, PbNode};
-use crate::source::{BlockSource, SourceError, fetch, peek_or_inline};
+use crate::read_ahead::ReadAhead;
+use crate::source::{BlockSource, SourceError, fetch, fetch_ahead, peek_or_inline};
 use crate::work::Work;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, ready};
@@ -81,13 +83,69 @@ pub(crate) async fn lookup_through(
     name: &str,
     passed: &mut Vec<Cid>,
 ) -> Result<Option<Cid>, DirError> {
+    lookup_ahead(source, dir, name, passed, &|| ReadAhead {
+        path: vec![name.to_owned()],
+        ..ReadAhead::below(*dir.cid(), ScopeOptions { scope: DagScope::Block, ..ScopeOptions::default() })
+    })
+    .await
+}
+
+/// The same as [`lookup_through`]. `ahead` says what is requested from the directory on, if a shard has to be fetched.
+pub(crate) async fn lookup_ahead(
+    source: &dyn BlockSource,
+    dir: &Block,
+    name: &str,
+    passed: &mut Vec<Cid>,
+    ahead: &(dyn Fn() -> ReadAhead + Sync),
+) -> Result<Option<Cid>, DirError> {
     let work = source.work();
-    work.charge_decoding(dir);
-    work.turn().await?;
-    match Node::decode(dir)? {
-        Node::Directory(node) => lookup_link(dir.cid(), &node, name),
-        Node::HamtShard(shard) => lookup_hamt(source, &work, *dir.cid(), shard, name, passed).await,
-        _ => Err(DirError::NotADirectory { cid: *dir.cid() }),
+    let (mut block, mut bits_above) = (dir.clone(), 0);
+    loop {
+        work.charge_decoding(&block);
+        work.turn().await?;
+        match lookup_step(&block, name, bits_above)? {
+            LookupStep::Found(cid) => return Ok(Some(cid)),
+            LookupStep::Missing => return Ok(None),
+            LookupStep::Shard { cid, bits } => {
+                block = fetch_ahead(source, &cid, ahead).await?;
+                passed.push(cid);
+                bits_above = bits;
+            }
+        }
+    }
+}
+
+/// What one block says of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LookupStep {
+    /// The CID of the entry.
+    Found(Cid),
+    /// The look-up continues in a child shard, where the shards above it have used so many bits of the hash.
+    Shard {
+        /// The child shard.
+        cid: Cid,
+        /// The number of bits, at least one.
+        bits: u32,
+    },
+    /// There is no such entry.
+    Missing,
+}
+
+/// Looks up a name in one block: a directory or the root of a HAMT, or a shard below others that have used `bits_above`
+/// bits of the hash.
+///
+/// # Errors
+/// [`DirError`], except for blocks that were not received.
+pub(crate) fn lookup_step(block: &Block, name: &str, bits_above: u32) -> Result<LookupStep, DirError> {
+    if bits_above > 0 {
+        return lookup_in_shard(block.cid(), &decode_shard(block)?, name, bits_above);
+    }
+    match Node::decode(block)? {
+        Node::Directory(node) => {
+            Ok(lookup_link(block.cid(), &node, name)?.map_or(LookupStep::Missing, LookupStep::Found))
+        }
+        Node::HamtShard(shard) => lookup_in_shard(block.cid(), &shard, name, bits_above),
+        _ => Err(DirError::NotADirectory { cid: *block.cid() }),
     }
 }
 
@@ -102,33 +160,16 @@ pub(crate) fn lookup_link(cid: &Cid, node: &PbNode, name: &str) -> Result<Option
     Ok(None)
 }
 
-async fn lookup_hamt(
-    source: &dyn BlockSource,
-    work: &Work,
-    mut cid: Cid,
-    mut shard: ShardNode,
-    name: &str,
-    passed: &mut Vec<Cid>,
-) -> Result<Option<Cid>, DirError> {
-    let mut hash = NameHash::of(name.as_bytes());
-    loop {
-        let slot = hash.take(shard.slot_bits()).ok_or_else(|| too_deep(&cid))?;
-        let Some(index) = shard.link_index(slot) else { return Ok(None) };
-        match shard_link(&cid, &shard, index, Some(slot))? {
-            ShardLink::Entry(link) if link.name != name.as_bytes() => return Ok(None),
-            ShardLink::Entry(link) => {
-                return Ok(Some(link.cid().map_err(|reason| NodeError::malformed(&cid, reason))?));
-            }
-            ShardLink::Shard(child) => {
-                let block = fetch(source, &child).await?;
-                work.charge_decoding(&block);
-                work.turn().await?;
-                shard = decode_shard(&block)?;
-                passed.push(child);
-                cid = child;
-            }
-        }
-    }
+fn lookup_in_shard(cid: &Cid, shard: &ShardNode, name: &str, bits_above: u32) -> Result<LookupStep, DirError> {
+    let mut hash = NameHash::below(name.as_bytes(), bits_above);
+    let bits = bits_above + shard.slot_bits();
+    let slot = hash.take(shard.slot_bits()).ok_or_else(|| too_deep(cid))?;
+    let Some(index) = shard.link_index(slot) else { return Ok(LookupStep::Missing) };
+    Ok(match shard_link(cid, shard, index, Some(slot))? {
+        ShardLink::Entry(link) if link.name != name.as_bytes() => LookupStep::Missing,
+        ShardLink::Entry(link) => LookupStep::Found(link.cid().map_err(|reason| NodeError::malformed(cid, reason))?),
+        ShardLink::Shard(cid) => LookupStep::Shard { cid, bits },
+    })
 }
 
 fn too_deep(cid: &Cid) -> NodeError {
@@ -149,7 +190,12 @@ pub(crate) fn name_hash(mut name: &[u8]) -> u64 {
 
 impl NameHash {
     fn of(name: &[u8]) -> Self {
-        Self { bits: name_hash(name), left: HASH_BITS }
+        Self::below(name, 0)
+    }
+
+    /// The hash of a name, of which so many bits are consumed already.
+    fn below(name: &[u8], bits: u32) -> Self {
+        Self { bits: name_hash(name), left: HASH_BITS.saturating_sub(bits) }
     }
 
     /// The next `count` bits (at most 10), or `None` when fewer are left.
@@ -511,11 +557,12 @@ impl Listing {
     /// Enters the next child shard, and prefetches those after it.
     async fn descend(&mut self, child: Cid) -> Result<(), DirError> {
         while self.levels.last().is_some_and(|level| level.fetches.is_empty()) || self.may_prefetch() {
+            let root = self.levels.first().map(|level| level.cid);
             let Some(level) = self.levels.last_mut() else { return Ok(()) };
             let Some(cid) = level.next_to_request()? else { break };
             level.fetches.push_back(match peek_or_inline(&*self.source, &cid) {
                 Some(block) => ready(Ok(block)).boxed(),
-                None => self.source.get(&cid),
+                None => self.source.get_ahead(&cid, &ReadAhead::of_directory(root.unwrap_or(cid))),
             });
             self.prefetched += 1;
             self.update_share();

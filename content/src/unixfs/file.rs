@@ -26,6 +26,7 @@ use super::{FileNode, Node, NodeError};
 use crate::block::{Block, MAX_BLOCK_BYTES};
 use crate::budget::{Budget, Share};
 use crate::cid::Cid;
+use crate::read_ahead::ReadAhead;
 use crate::source::{BlockSource, SourceError, peek_or_inline};
 use crate::work::Work;
 use bytes::Bytes;
@@ -391,7 +392,10 @@ impl FileReader {
     fn fetch(&mut self, offset: u64, child: Child) {
         self.used_bytes += child.cost_bytes();
         self.parts.insert(offset, Part::Fetching(child));
-        self.fetches.push(self.source.get(&child.cid).map(move |result| (offset, result)).boxed());
+        // Its siblings up to the end of the range are requested next.
+        let ahead = ReadAhead::of_file(self.root, offset.max(self.range.start), self.range.end);
+        let fetch = self.source.get_ahead(&child.cid, &ahead);
+        self.fetches.push(fetch.map(move |result| (offset, result)).boxed());
     }
 
     /// Records a completed fetch.

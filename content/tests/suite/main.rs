@@ -8,6 +8,7 @@ mod directories;
 mod documents;
 mod files;
 mod fixtures;
+mod read_ahead;
 mod robustness;
 mod scopes;
 mod support;

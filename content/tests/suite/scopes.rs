@@ -4,7 +4,7 @@ use crate::dags::{directory, walk};
 use crate::support::*;
 use bytes::Bytes;
 use content::car::{CarReader, header, section};
-use content::scope::{DagScope, EntityBytes, ScopeError, ScopeLimits, ScopeOptions, blocks};
+use content::scope::{self, Child, DagScope, EntityBytes, ScopeError, ScopeLimits, ScopeOptions, Seen, blocks};
 use content::unixfs::NodeError;
 use content::unixfs::file::{FileReader, ReadLimits, file_size};
 use content::{Block, BlockSource, Cid, MemoryBlocks, SourceError, cid, codec};
@@ -144,6 +144,66 @@ fn scopes_of_the_conformance_suite_have_the_expected_blocks() {
     // The links of a document are followed with the scope "all".
     assert!(of_fixture(cbor, "document", options(all, false)).len() > 2);
     assert!(of_fixture("dag-json-traversal", "", options(all, false)).len() > 1);
+}
+
+/// The blocks of a request by following [`scope::expand`] from its root, depth first.
+fn expanded(blocks: &MemoryBlocks, root: Cid, path: &[String], options: ScopeOptions) -> Vec<Cid> {
+    let (mut seen, mut out) = (Seen::new(100_000), Vec::new());
+    let mut stack = vec![Child::root(root, path.to_vec(), options)];
+    while let Some(child) = stack.pop() {
+        if seen.is_repeat(&child) {
+            continue;
+        }
+        let Some(block) = Block::inline(&child.cid).or_else(|| blocks.peek(&child.cid)) else { continue };
+        if content::BlockKey::of(&child.cid).is_some() && seen.visit(&child).expect("has room") {
+            out.push(child.cid);
+        }
+        let mut children = Vec::new();
+        if let Some(mut iter) = scope::expand(&block, &child.role).expect("decodes") {
+            while let Some(child) = iter.next_child().expect("decodes") {
+                children.push(child);
+            }
+        }
+        stack.extend(children.into_iter().rev());
+    }
+    out
+}
+
+#[test]
+fn the_pure_expansion_from_a_root_finds_the_path_and_the_scope() {
+    let paths = [
+        ("conformance/subdir-with-mixed-block-files", "subdir/multiblock.txt"),
+        ("conformance/subdir-with-mixed-block-files", "subdir"),
+        ("conformance/subdir-with-mixed-block-files", ""),
+        ("conformance/dir-with-files", ""),
+        ("conformance/dir-with-dag-cbor-with-links", "document"),
+        ("conformance/dag-json-traversal", ""),
+        ("kubo/hamt-8", ""),
+    ];
+    let ranges = ["", "0:*", "512:1023", "-5:*", "1026:*", "255:256"];
+    let scopes = [DagScope::Block, DagScope::All].map(|scope| options(scope, false));
+    for (name, path) in paths {
+        let (root, stored) = fixture_car(&format!("{name}.car"));
+        let segments: Vec<String> = path.split('/').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let resolved = block_on(content::walk::resolve(&*stored, root, &segments)).expect(path);
+        for options in scopes.into_iter().chain(ranges.map(entity)) {
+            let (expected, error) = emit(stored.clone(), &resolved.passed, &resolved.block, options, LIMITS);
+            assert_eq!(error, None, "{name}/{path}");
+            assert_eq!(expanded(&stored, root, &segments, options), cids(&expected), "{name}/{path} {options:?}");
+        }
+        let missing = [&segments[..], &["missing".to_owned()]].concat();
+        let way = expanded(&stored, root, &missing, options(DagScope::All, false));
+        assert!(way.starts_with(&resolved.passed) && way.len() > resolved.passed.len(), "{name}/{path}");
+    }
+    // Every name of a deep HAMT, whose shards prove it.
+    let (root, stored) = fixture_car("kubo/hamt-8.car");
+    let terminal = stored.peek(&root).expect("there");
+    for entry in crate::directories::list_all(stored.clone(), &terminal).expect("lists").into_iter().take(50) {
+        let segments = [entry.name];
+        let resolved = block_on(content::walk::resolve(&*stored, root, &segments)).expect("resolves");
+        let (expected, _) = emit(stored.clone(), &resolved.passed, &resolved.block, entity(""), LIMITS);
+        assert_eq!(expanded(&stored, root, &segments, entity("")), cids(&expected), "{segments:?}");
+    }
 }
 
 #[test]

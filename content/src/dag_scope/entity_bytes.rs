@@ -42,6 +42,11 @@ impl EntityBytes {
         }
     }
 
+    /// The two numbers of the range: the first byte and the last, which is the end of the file if there is none.
+    pub fn bounds(&self) -> (i64, Option<i64>) {
+        (self.from, self.to)
+    }
+
     /// The range of offsets in a file of `size` bytes, with an exclusive end; `None` if it is empty. The range is
     /// clipped to the file.
     pub fn resolve(&self, size: u64) -> Option<Range<u64>> {

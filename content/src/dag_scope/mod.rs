@@ -1,0 +1,44 @@
+//! [`DagScope`] and [`ScopeOptions`]: the parameters that name a part of a DAG
+//! (<https://specs.ipfs.tech/http-gateways/trustless-gateway/#dag-scope-request-query-parameter>).
+//!
+//! Non-goals: which blocks those are, which [`mod@crate::scope`] knows.
+
+mod entity_bytes;
+
+pub use self::entity_bytes::{EntityBytes, EntityBytesError};
+
+/// The `dag-scope` parameter: which part of the DAG below the end of the path is requested.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DagScope {
+    /// The block only.
+    Block,
+    /// The blocks needed to read the file or to list the directory; for other blocks, the block only.
+    Entity,
+    /// The whole DAG.
+    #[default]
+    All,
+}
+
+impl DagScope {
+    /// Parses the value of the `dag-scope` parameter.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "block" => Some(Self::Block),
+            "entity" => Some(Self::Entity),
+            "all" => Some(Self::All),
+            _ => None,
+        }
+    }
+}
+
+/// The parameters of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ScopeOptions {
+    /// The part of the DAG.
+    pub scope: DagScope,
+    /// The range of bytes, if the entity is a file; only used with [`DagScope::Entity`]. If the range is outside the
+    /// file, only the first block is emitted.
+    pub entity_bytes: Option<EntityBytes>,
+    /// Whether duplicate blocks are emitted.
+    pub duplicates: bool,
+}
